@@ -28,20 +28,20 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from bench.harness import Bench, no_options, quick_from_environment
-from coordinator.learner.embedded import Shape, make_model, make_tokenizer
-from coordinator.learner.policy import Policy
+from coordinator.learner.embedded import EmbeddedShape, make_model, make_tokenizer
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from protocol import chunks, delta
-from protocol.learning import Publication, TrainingGroup, TrainingSample, Upload
+from protocol.learning import Publication, TrainingGroup, TrainingSample, UploadedFile
 from protocol.limits import CHUNK_MAX_BYTES
 from protocol.manifest import PolicyManifest, Sampler
 from protocol.rollout import pack_tokens, unpack_tokens
 from protocol.tasks import stand_in
 from swarm_node import assemble
 from swarm_node.blobs import BlobStore
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 
 LEARNING_RATE = 1e-6
@@ -49,8 +49,8 @@ LORA_LEARNING_RATE, LORA_RANK = 1e-5, 16
 """Adapters begin at zero and take larger steps."""
 KAPPA = 3
 GROUPS, SAMPLES, TOKENS = 4, 8, 12
-SHAPE = Shape(hidden=512, layers=8, heads=8, intermediate=1536)
-SMALL = Shape(hidden=256, layers=4, heads=4, intermediate=768)
+SHAPE = EmbeddedShape(hidden=512, layers=8, heads=8, intermediate=1536)
+SMALL = EmbeddedShape(hidden=256, layers=4, heads=4, intermediate=768)
 LINK_BYTES_S = 100e6 / 8
 """The papers' volunteer: 100 Mbit/s."""
 
@@ -106,7 +106,7 @@ def measure_codec(bench: Bench, size_bytes: int, rounds: int) -> None:
         bench.goal(f"{case} at 1 GB/s of model size", bench.median(case), at_least=1.0)
 
 
-def make_start(folder: Path, shape: Shape) -> Path:
+def make_start(folder: Path, shape: EmbeddedShape) -> Path:
     """A random Qwen3 in bf16 and the demo's tokenizer."""
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed=0, shape=shape)
@@ -134,7 +134,7 @@ class Run:
         self._folder, self._adapters = folder, lora_rank > 0 and not merged
         self._tokenizer: Any = AutoTokenizer.from_pretrained(start)
         self._digits = {self._tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"}
-        self.policy = Policy(start, TrainSettings(learning_rate, warmup_updates=1, lora_rank=lora_rank))
+        self.policy = TrainedPolicy(start, TrainSettings(learning_rate, warmup_updates=1, lora_rank=lora_rank))
         self._engine = TorchEngine()
         self._publisher = Publisher(
             folder=folder,
@@ -168,7 +168,7 @@ class Run:
         else:
             self.policy.save_hub(folder)
         files = tuple(
-            Upload(path=path.name, digest=chunks.digest(path.read_bytes())) for path in sorted(folder.iterdir())
+            UploadedFile(path=path.name, digest=chunks.digest(path.read_bytes())) for path in sorted(folder.iterdir())
         )
         publication = Publication(version=self.version, update=self.policy.update, files=files)
         started = time.perf_counter()
@@ -189,9 +189,9 @@ class Run:
         assemble.prune(self._policies, [folder])
         return sum(manifest.chunk_sizes_for(bases).values()), seconds, same
 
-    def _request(self, number: int) -> Request:
+    def _request(self, number: int) -> SampleRequest:
         prompt = self._tokenizer.encode(stand_in("arithmetic", number), add_special_tokens=False)
-        return Request(
+        return SampleRequest(
             request_id=str(number),
             version=self.version,
             prompt=pack_tokens(prompt),
@@ -201,7 +201,7 @@ class Run:
             temperature=1.0,
         )
 
-    def _reward(self, group: GroupDone, request: Request) -> TrainingGroup:
+    def _reward(self, group: GroupDone, request: SampleRequest) -> TrainingGroup:
         samples = tuple(
             TrainingSample(tokens=sample.tokens, logprobs=sample.logprobs, reward=self._share_of_digits(sample.tokens))
             for sample in group.samples

@@ -26,30 +26,30 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from bench.harness import Bench, Input, no_options, quick_from_environment
-from coordinator.learner.embedded import DEFAULT_SHAPE, Shape, make_model, make_policy, make_tokenizer
-from coordinator.learner.policy import Policy
+from coordinator.learner.embedded import DEFAULT_SHAPE, EmbeddedShape, make_model, make_policy, make_tokenizer
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine import sampler
-from swarm_node.engine.choose import ENGINES, Options
+from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.client import open_engine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.policy_files import read_config
 from swarm_node.engine.qwen3 import Qwen3
 from swarm_node.engine.torch_engine import TorchEngine
 
-LARGE = Shape(hidden=512, layers=6, heads=8, intermediate=1536)
+LARGE = EmbeddedShape(hidden=512, layers=6, heads=8, intermediate=1536)
 SHAPES = {"demo's 1.1 M": DEFAULT_SHAPE, "21 M": LARGE}
-LARGER = Shape(hidden=1024, layers=6, heads=16, intermediate=3072)
+LARGER = EmbeddedShape(hidden=1024, layers=6, heads=16, intermediate=3072)
 LENGTHS = (16, 32, 48, 64, 80, 96, 112, 128)
 PROMPTS = 64
 LARGE_VOCABULARY = 151_936
 
 
-def requests(version: int) -> list[Request]:
+def requests(version: int) -> list[SampleRequest]:
     """One sample for each prompt, lengths mixed."""
     return [
-        Request(
+        SampleRequest(
             request_id=str(number),
             version=version,
             prompt=pack_tokens([20 + number, *range(5, 17)]),
@@ -62,11 +62,11 @@ def requests(version: int) -> list[Request]:
     ]
 
 
-def make_version(folder: Path, seed: int, shape: Shape) -> Path:
+def make_version(folder: Path, seed: int, shape: EmbeddedShape) -> Path:
     """A policy with random weights and its canary, whose end token is never drawn."""
     start = folder.with_name(f"{folder.name}-start")  # a policy's own folder has numbers and text alone
     make_policy(start, seed=seed, shape=shape)
-    Policy(start, TrainSettings(learning_rate=1e-3)).save_hub(folder)
+    TrainedPolicy(start, TrainSettings(learning_rate=1e-3)).save_hub(folder)
     for name in ("config.json", "generation_config.json"):
         file = folder / name
         file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 10**9}))
@@ -136,7 +136,7 @@ def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> N
         started = time.process_time()
         TorchEngine().load(folders[0], 1)
         bench.measure(f"{name}: built anew", 1000 * (time.process_time() - started), unit="CPU ms")
-        seconds = cold_load_s(ENGINES["torch"].command(Options()), folders[0])
+        seconds = cold_load_s(ENGINES["torch"].command(EngineOptions()), folders[0])
         bench.measure(f"{name}: cold load", 1000 * seconds, unit="CPU ms")
     ratio = bench.ratio(f"{name}: swap / cold load", f"{name}: swap", f"{name}: cold load")
     bench.goal(f"{name}: a swap takes at most a fifth of a cold load", ratio, at_most=0.2)

@@ -2,7 +2,7 @@
 
 - TRL's step is its own `compute_loss` on a batch of token ids, with its defaults and DAPO's token mean, `backward`, the
   clipping of the gradient and AdamW: what `trainer.train` does when the rollouts are there already. Ours is
-  `Policy.train_step`, which also decodes the batch and judges each claim.
+  `TrainedPolicy.train_step`, which also decodes the batch and judges each claim.
 - Each side runs in a process of its own, on one thread, and takes turns with the other. It tells the highest memory of
   the whole process, and by how much its steps raised that above what it took to load and import everything.
 - The two must agree on the length of the gradient, or the run counts for nothing.
@@ -111,11 +111,11 @@ def make_model(case: Case, folder: Path) -> None:
 
 
 class Ours:
-    """`Policy.train_step`."""
+    """`TrainedPolicy.train_step`."""
 
     def __init__(self, folder: Path, way: Way) -> None:
         from coordinator.learner.algorithm import Algorithm, Correction
-        from coordinator.learner.policy import Policy
+        from coordinator.learner.policy import TrainedPolicy
         from coordinator.learner.ranks import Ranks
         from coordinator.learner.settings import TrainSettings
 
@@ -130,7 +130,7 @@ class Ours:
             algorithm=fresh,
         )
         self._ranks = Ranks()
-        self._policy = Policy(folder, settings, self._ranks)
+        self._policy = TrainedPolicy(folder, settings, self._ranks)
 
     @property
     def first(self) -> bool:

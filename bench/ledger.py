@@ -26,7 +26,7 @@ from bench.harness import Bench, no_options, quick_from_environment
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.store.state import Database
 from ledger import store, tiles, tree
-from ledger.book import Outcome
+from ledger.book import EntryOutcome
 from ledger.checkpoint import Checkpoint, ledger_key, sign
 from ledger.entry import Deposit, Entry, Pending, Post, amount
 from ledger.tiles import TILE_HASHES, Tile
@@ -73,7 +73,7 @@ class Appending:
         started, cpu = time.perf_counter(), time.process_time()
         for batch in waiting:
             outcomes = self._database.run_now(store.append_all, batch, 0)
-            assert set(outcomes) == {Outcome.APPLIED}
+            assert set(outcomes) == {EntryOutcome.APPLIED}
         total = sum(map(len, waiting))
         return total / (time.perf_counter() - started), total / (time.process_time() - cpu)
 

@@ -34,7 +34,7 @@ from bench.engines import (
 from bench.harness import Bench, Input, no_options, quick_from_environment
 from protocol.rollout import unpack_tokens
 from swarm_node.engine import llama_weights
-from swarm_node.engine.choose import ENGINES, Options
+from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama_context import LlamaContext
 from swarm_node.engine.llama_engine import LlamaEngine
@@ -118,7 +118,7 @@ def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> N
         if engine.load(folders[1 - number % 2], 1).rebuilt:
             raise RuntimeError("the swap built a new model")
         bench.measure(f"{name}: swap", 1000 * (time.process_time() - started), unit="CPU ms")
-        seconds = cold_load_s(ENGINES["llama"].command(Options()), folders[0])
+        seconds = cold_load_s(ENGINES["llama"].command(EngineOptions()), folders[0])
         bench.measure(f"{name}: cold load", 1000 * seconds, unit="CPU ms")
     ratio = bench.ratio(f"{name}: swap / cold load", f"{name}: swap", f"{name}: cold load")
     bench.goal(f"{name}: a swap takes at most a fifth of a cold load", ratio, at_most=0.2)

@@ -16,9 +16,9 @@ from transformers import AutoTokenizer
 
 from bench.harness import Bench, quick_from_environment
 from coordinator.audit.replay import Prefill
-from coordinator.audit.scorer import Scorer
+from coordinator.audit.scorer import VersionScorer
 from protocol.rollout import pack_tokens, unpack_logprobs, unpack_tokens
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 
 FOLDER = Path(".venv-real") / "smollm2"
@@ -37,7 +37,7 @@ QUESTIONS = (
 )
 
 
-def requests(folder: Path, groups: int, tokens: int, seed: int = 0) -> list[Request]:
+def requests(folder: Path, groups: int, tokens: int, seed: int = 0) -> list[SampleRequest]:
     """Ask for some groups, in the model's own chat format."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     asked = []
@@ -46,7 +46,7 @@ def requests(folder: Path, groups: int, tokens: int, seed: int = 0) -> list[Requ
             [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
         )
         asked.append(
-            Request(
+            SampleRequest(
                 request_id=str(number),
                 version=1,
                 prompt=pack_tokens(tokenizer(text)["input_ids"]),
@@ -59,7 +59,7 @@ def requests(folder: Path, groups: int, tokens: int, seed: int = 0) -> list[Requ
     return asked
 
 
-def sample(engine: TorchEngine, asked: Sequence[Request]) -> tuple[list[GroupDone], float]:
+def sample(engine: TorchEngine, asked: Sequence[SampleRequest]) -> tuple[list[GroupDone], float]:
     """Answer the requests; return the groups in their order, and the seconds."""
     done = list[GroupDone]()
     began = time.perf_counter()
@@ -67,7 +67,7 @@ def sample(engine: TorchEngine, asked: Sequence[Request]) -> tuple[list[GroupDon
     return sorted(done, key=lambda group: int(group.request_id)), time.perf_counter() - began
 
 
-def replay(scorer: Scorer, asked: Sequence[Request], done: Sequence[GroupDone]) -> tuple[float, float]:
+def replay(scorer: VersionScorer, asked: Sequence[SampleRequest], done: Sequence[GroupDone]) -> tuple[float, float]:
     """Replay the groups; return the seconds, and the largest error of a log-probability."""
     claims = [
         Prefill(
@@ -99,7 +99,7 @@ def main() -> int:
     bench = Bench("replay", inputs=inputs, quick=quick)
     asked = requests(options.folder, options.groups, options.tokens)
     torch.set_num_threads(1)
-    engine, scorer = TorchEngine(dtype="float32"), Scorer(options.folder)
+    engine, scorer = TorchEngine(dtype="float32"), VersionScorer(options.folder)
     engine.load(options.folder, 1)
     worst = 0.0
     for _ in range(options.rounds):

@@ -10,10 +10,10 @@ import time
 from dataclasses import replace
 
 from bench.harness import Bench, quick_from_environment
-from coordinator.fleet.choice import Rules
-from coordinator.sim.outcome import Outcome
+from coordinator.fleet.choice import FleetRules
+from coordinator.sim.outcome import SimulationOutcome
 from coordinator.sim.report import figures
-from coordinator.sim.scenario import Links, Pool, Scenario
+from coordinator.sim.scenario import Links, Scenario, SimulatedPool
 from coordinator.sim.world import Simulation
 
 LIMIT_S = 60.0
@@ -35,8 +35,8 @@ def swarm(nodes: int, updates: int) -> Scenario:
         continues=True,
         lookahead=16,
         gamma=1.1,
-        rules=Rules(window_s=300.0, dwell_s=900.0),
-        pool=Pool(
+        rules=FleetRules(window_s=300.0, dwell_s=900.0),
+        pool=SimulatedPool(
             nodes=nodes,
             group_s=train_s * nodes / groups / 1.25,
             speed_spread=0.4,
@@ -51,7 +51,7 @@ def swarm(nodes: int, updates: int) -> Scenario:
     )
 
 
-def timed(bench: Bench, scenario: Scenario) -> Outcome:
+def timed(bench: Bench, scenario: Scenario) -> SimulationOutcome:
     """Play it; its processor time is recorded."""
     began_s = time.process_time()
     outcome = Simulation(scenario).run()

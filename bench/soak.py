@@ -33,7 +33,7 @@ from protocol.errors import PeerFault
 from protocol.frames import Bye, Cancel, Chunk, Reject, Want
 from protocol.ids import ChunkId, NodeId
 from protocol.limits import HOST_RECEIVE_MAX_BYTES, KIB, MIB
-from protocol.messages import Peer, Plan
+from protocol.messages import FetchPlan, Peer
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.download import fetch_chunks
@@ -71,7 +71,7 @@ async def be_the_node(folder: Path) -> None:
     async with open_host(bytes(32), "127.0.0.1", 0) as host:
         host.serve(ChunkServer(blobs, arrivals).handle)
         _say({"peer_id": host.node_id, "address": host.addresses[0], "kind": "peer"})
-        plan = Plan.model_validate_json(sys.stdin.readline())
+        plan = FetchPlan.model_validate_json(sys.stdin.readline())
         while order := await trio.to_thread.run_sync(sys.stdin.readline):
             if version := order.strip():
                 sizes = dict.fromkeys(chunks_of(int(version)), CHUNK_BYTES)
@@ -112,11 +112,11 @@ class Neighbours:
         for host in hosts[:UPSTREAMS]:
             host.serve(partial(self._serve, ChunkServer(blobs)))
 
-    def plan(self) -> Plan:
+    def plan(self) -> FetchPlan:
         """The upstreams, with a stripe for each."""
         upstreams = enumerate(self._hosts[:UPSTREAMS])
         peers = [Peer(peer_id=h.node_id, address=h.addresses[0], kind="peer", stripes=(n,)) for n, h in upstreams]
-        return Plan(stripes=UPSTREAMS, peers=tuple(peers), rate=1e9, hops=1, help_rate=1e9)
+        return FetchPlan(stripes=UPSTREAMS, peers=tuple(peers), rate=1e9, hops=1, help_rate=1e9)
 
     async def ask(self, version: int) -> None:
         """Come as those who are fed by the node, all at once."""

@@ -46,7 +46,7 @@ from coordinator.data.kinds import reward_spec
 from coordinator.figures import programs
 from coordinator.fleet import activation
 from coordinator.people import registry
-from coordinator.rewards.scorer import Scorer
+from coordinator.rewards.scorer import RewardScorer
 from coordinator.round import Round, join_string
 from coordinator.spreading import links
 from coordinator.work import evaluations, leases
@@ -164,7 +164,7 @@ async def run(
             if round_.mirror:
                 tasks.append(group.create_task(round_.mirror.run()))
             if not isinstance(round_.task, Judging):
-                scorer = Scorer(round_, reward_spec(config), partial(problem_of, round_.task), now_ms)
+                scorer = RewardScorer(round_, reward_spec(config), partial(problem_of, round_.task), now_ms)
                 tasks.append(group.create_task(scorer.run()))
             if with_learner:
                 tasks.append(group.create_task(_learner(round_)))

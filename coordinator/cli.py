@@ -241,7 +241,7 @@ def demo(
     """Train a model on a whole swarm of real processes on this machine, then print what happened."""
     from coordinator import demo as demonstration
 
-    options = demonstration.Options(
+    options = demonstration.DemoOptions(
         config_file=config_file,
         seed=seed,
         nodes=tuple(_words(options) for options in node or ()) or ((),) * nodes,

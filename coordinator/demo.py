@@ -39,7 +39,7 @@ FOUND = {"pass": "passed", "pardon": "pardoned, as nobody could check them in ti
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     """What the command line says."""
 
     config_file: Path
@@ -55,7 +55,7 @@ class Options:
 class Demo:
     """The processes of one demo."""
 
-    def __init__(self, options: Options, folder: Path) -> None:
+    def __init__(self, options: DemoOptions, folder: Path) -> None:
         self._options = options
         self._folder = folder
         self._processes: list[Process] = []
@@ -121,7 +121,7 @@ class Demo:
         return self._folder / "logs" / f"{name}.log"
 
 
-async def run(options: Options) -> int:
+async def run(options: DemoOptions) -> int:
     """Run the demo to its end; the exit code."""
     console = Console()
     folder = (options.directory or Path(tempfile.mkdtemp(prefix="echo-swarm-demo-"))).absolute()
@@ -156,7 +156,7 @@ async def run(options: Options) -> int:
             console.print(f"Logs are in {folder / 'logs'}.")
 
 
-async def _play(demo: Demo, options: Options, console: Console, started: float) -> None:
+async def _play(demo: Demo, options: DemoOptions, console: Console, started: float) -> None:
     join_string = await demo.start_coordinator()
     console.print(f"Coordinator at {demo.url}; starting {counted(len(options.nodes), 'node')}.")
     for number, own in enumerate(options.nodes):

@@ -113,7 +113,7 @@ def write_durably(path: Path, data: bytes | memoryview, *, public: bool = False)
         sync(path.parent)
 
 
-class Batch:
+class DurableFiles:
     """Public files that become durable together; `together` makes one."""
 
     def __init__(self, aside: Path) -> None:
@@ -143,14 +143,14 @@ class Batch:
 
 
 @contextmanager
-def together(aside: Path) -> Iterator[Batch]:
+def together(aside: Path) -> Iterator[DurableFiles]:
     """A batch that is durable, all of it, when the body has ended well; `aside` is for files without a name yet."""
     shutil.rmtree(aside, ignore_errors=True)  # what a crash left
     with full_disk_named(aside.parent):
         make_folder(aside.parent, public=True)
         aside.mkdir()
         try:
-            batch = Batch(aside)
+            batch = DurableFiles(aside)
             yield batch
             batch.commit()
         finally:

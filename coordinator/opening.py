@@ -20,7 +20,7 @@ from typing import IO
 import sqlalchemy as sa
 
 from coordinator.audit.lottery import AuditTerms
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.config import Config
 from coordinator.data.child import prepare
 from coordinator.data.importing import FOLDER, copy_digest, needs_data
@@ -186,9 +186,9 @@ def open_token(folder: Path) -> str:
     return path.read_text()
 
 
-def audit_rules(config: Config) -> Rules:
+def audit_rules(config: Config) -> TrustRules:
     """How closely owners are looked at, as the operator set it."""
-    return Rules(
+    return TrustRules(
         first_groups=config.audit.first_groups,
         floor=config.audit.floor,
         trusted_groups=config.audit.trusted_groups,

@@ -44,7 +44,7 @@ from coordinator.work.evaluations import EvaluationTerms
 from coordinator.work.leases import latest_batch
 from protocol import chunks, limits
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
-from protocol.learning import Publication, Upload
+from protocol.learning import Publication, UploadedFile
 from protocol.manifest import PolicyManifest, target_path
 
 log = logging.getLogger(__name__)
@@ -270,8 +270,8 @@ def _where_it_stands(connection: sa.Connection) -> tuple[int, int]:
     return newest, max(update, latest_batch(connection))
 
 
-def _described(stage: Path) -> tuple[Upload, ...]:
-    return tuple(Upload(path=path.name, digest=_digest(path)) for path in sorted(stage.iterdir()))
+def _described(stage: Path) -> tuple[UploadedFile, ...]:
+    return tuple(UploadedFile(path=path.name, digest=_digest(path)) for path in sorted(stage.iterdir()))
 
 
 def _digest(path: Path) -> str:

@@ -27,7 +27,7 @@ from coordinator.clock import now_ms
 from coordinator.config import Config
 from coordinator.data.chat import Chat
 from coordinator.data.kinds import shown
-from coordinator.data.policy_text import PolicyText
+from coordinator.data.policy_text import TaskText
 from coordinator.data.task import open_task
 from coordinator.figures import summary
 from coordinator.publication import VersionPublication
@@ -42,10 +42,10 @@ from coordinator.work import tally
 from coordinator.work.evaluations import EvaluationTerms
 from coordinator.work.intake import Judge
 from coordinator.work.leases import terms_of
-from coordinator.work.offers import Draw
+from coordinator.work.offers import PromptDraw
 from ledger import store
 from ledger.checkpoint import ledger_key
-from ledger.note import Key
+from ledger.note import NoteKey
 from protocol import trust
 from protocol.errors import ConfigInvalid, NotFound
 from protocol.ids import NodeId
@@ -135,8 +135,8 @@ class Round:
             refresh=self.look,
         )
         self._changed = asyncio.Event()
-        self._text: PolicyText | None = None
-        self._evidence: tuple[int, blames.Evidence] | None = None
+        self._text: TaskText | None = None
+        self._evidence: tuple[int, blames.BlameEvidence] | None = None
         self.evaluation_terms = EvaluationTerms.of(config)
         self.terms = replace(terms_of(config), probes=probes)
 
@@ -197,7 +197,7 @@ class Round:
         return summary.told(self.config, self.round_id)
 
     @cached_property
-    def ledger_key(self) -> Key:
+    def ledger_key(self) -> NoteKey:
         """The one that the newest root names."""
         return ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
 
@@ -208,14 +208,14 @@ class Round:
             return {}
         return {split: len(self.task.problems(split)) for split in self.config.eval.splits}
 
-    async def text(self) -> PolicyText:
+    async def text(self) -> TaskText:
         """The policy's tokenizer and bounds; there is none before the first version."""
         if self._text is None:
             version = self.news.version
             if not version:
                 raise NotFound("No policy version is published yet.", hint="Wait for the first one.")
             self._text = await asyncio.to_thread(
-                PolicyText,
+                TaskText,
                 lambda name: self.publisher.read_file(version, name),
                 self.task,
                 self.config.sampling.max_new_tokens,
@@ -223,9 +223,9 @@ class Round:
             )
         return self._text
 
-    async def draw(self) -> Draw:
+    async def draw(self) -> PromptDraw:
         text = await self.text()
-        return Draw(
+        return PromptDraw(
             prompt=text.prompt,
             lease_id=lambda: secrets.token_hex(16),
             seed=lambda: secrets.randbits(63),
@@ -253,12 +253,12 @@ class Round:
                     await self._changed.wait()
         return self.news.version
 
-    async def blame_evidence(self) -> blames.Evidence:
+    async def blame_evidence(self) -> blames.BlameEvidence:
         """Return the chunks of the versions that nodes still fetch, read once for each newest version."""
         version = self.news.version
         if self._evidence is None or self._evidence[0] != version:
             chunks_kept = await asyncio.to_thread(self.publisher.chunks_in_use, version)
-            self._evidence = (version, blames.Evidence(chunks_kept, self.plans.is_planned))
+            self._evidence = (version, blames.BlameEvidence(chunks_kept, self.plans.is_planned))
         return self._evidence[1]
 
     def tolerances(self) -> Calibration:

@@ -30,13 +30,13 @@ from ledger.entry import (
     Post,
     Reinstate,
     Reveal,
-    Ruling,
+    RulingEntry,
     Void,
 )
 from protocol.ids import Digest, NodeId
 
 
-class Outcome(StrEnum):
+class EntryOutcome(StrEnum):
     """What became of an entry."""
 
     APPLIED = "applied"
@@ -72,29 +72,29 @@ class ClaimState(StrEnum):
     __hash__ = str.__hash__  # an enum's own costs more than a step through the table
 
 
-TRANSITIONS: dict[tuple[ClaimState, str], ClaimState | Outcome] = {
+TRANSITIONS: dict[tuple[ClaimState, str], ClaimState | EntryOutcome] = {
     (ClaimState.ABSENT, "pending"): ClaimState.PENDING,
-    (ClaimState.ABSENT, "post"): Outcome.UNKNOWN_CLAIM,
-    (ClaimState.ABSENT, "void"): Outcome.UNKNOWN_CLAIM,
-    (ClaimState.ABSENT, "reinstate"): Outcome.UNKNOWN_CLAIM,
-    (ClaimState.PENDING, "pending"): Outcome.ALREADY_APPLIED,
+    (ClaimState.ABSENT, "post"): EntryOutcome.UNKNOWN_CLAIM,
+    (ClaimState.ABSENT, "void"): EntryOutcome.UNKNOWN_CLAIM,
+    (ClaimState.ABSENT, "reinstate"): EntryOutcome.UNKNOWN_CLAIM,
+    (ClaimState.PENDING, "pending"): EntryOutcome.ALREADY_APPLIED,
     (ClaimState.PENDING, "post"): ClaimState.POSTED,
     (ClaimState.PENDING, "void"): ClaimState.VOIDED,
-    (ClaimState.PENDING, "reinstate"): Outcome.NOT_VOID,
-    (ClaimState.POSTED, "pending"): Outcome.ALREADY_APPLIED,
-    (ClaimState.POSTED, "post"): Outcome.ALREADY_POSTED,
-    (ClaimState.POSTED, "void"): Outcome.ALREADY_POSTED,
-    (ClaimState.POSTED, "reinstate"): Outcome.ALREADY_POSTED,
-    (ClaimState.VOIDED, "pending"): Outcome.ALREADY_APPLIED,
-    (ClaimState.VOIDED, "post"): Outcome.ALREADY_VOIDED,
-    (ClaimState.VOIDED, "void"): Outcome.ALREADY_VOIDED,
+    (ClaimState.PENDING, "reinstate"): EntryOutcome.NOT_VOID,
+    (ClaimState.POSTED, "pending"): EntryOutcome.ALREADY_APPLIED,
+    (ClaimState.POSTED, "post"): EntryOutcome.ALREADY_POSTED,
+    (ClaimState.POSTED, "void"): EntryOutcome.ALREADY_POSTED,
+    (ClaimState.POSTED, "reinstate"): EntryOutcome.ALREADY_POSTED,
+    (ClaimState.VOIDED, "pending"): EntryOutcome.ALREADY_APPLIED,
+    (ClaimState.VOIDED, "post"): EntryOutcome.ALREADY_VOIDED,
+    (ClaimState.VOIDED, "void"): EntryOutcome.ALREADY_VOIDED,
     (ClaimState.VOIDED, "reinstate"): ClaimState.POSTED,
     (ClaimState.ABSENT, "payout"): ClaimState.PAYING,
-    (ClaimState.ABSENT, "paid"): Outcome.UNKNOWN_PAYOUT,
-    (ClaimState.PAYING, "payout"): Outcome.ALREADY_APPLIED,
+    (ClaimState.ABSENT, "paid"): EntryOutcome.UNKNOWN_PAYOUT,
+    (ClaimState.PAYING, "payout"): EntryOutcome.ALREADY_APPLIED,
     (ClaimState.PAYING, "paid"): ClaimState.PAID,
-    (ClaimState.PAID, "payout"): Outcome.ALREADY_APPLIED,
-    (ClaimState.PAID, "paid"): Outcome.ALREADY_PAID,
+    (ClaimState.PAID, "payout"): EntryOutcome.ALREADY_APPLIED,
+    (ClaimState.PAID, "paid"): EntryOutcome.ALREADY_PAID,
 }
 """State × kind of entry → the next state, or why there is none; a claim and a payout never share a name."""
 
@@ -113,7 +113,7 @@ class Claim(NamedTuple):
     entry_hash: Digest
 
 
-class Batch(NamedTuple):
+class BookedBatch(NamedTuple):
     """What a published batch says, and what of it the book has moved."""
 
     payees: int
@@ -125,7 +125,7 @@ class Batch(NamedTuple):
     def is_whole(self) -> bool:
         return self.moved_micros == self.amount_micros
 
-    def after(self, amount_micros: int) -> "Batch":
+    def after(self, amount_micros: int) -> "BookedBatch":
         return self._replace(payouts=self.payouts + 1, moved_micros=self.moved_micros + amount_micros)
 
     @property
@@ -137,26 +137,26 @@ class Batch(NamedTuple):
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
-class State(NamedTuple):
+class BookState(NamedTuple):
     """The book, or the part of it that one entry reads or changes."""
 
     balances: Mapping[Account, int] = _NOTHING
     claims: Mapping[str, Claim] = _NOTHING
     once: Mapping[str, Digest] = _NOTHING
     """Effects of entries that belong to no claim, and the content hashes of these entries."""
-    batches: Mapping[int, Batch] = _NOTHING
+    batches: Mapping[int, BookedBatch] = _NOTHING
 
     def balance(self, account: Account) -> int:
         return self.balances.get(account, 0)
 
 
-_EMPTY = State()
+_EMPTY = BookState()
 
 
-def apply(state: State, entry: Entry) -> tuple[State, Outcome]:
+def apply(state: BookState, entry: Entry) -> tuple[BookState, EntryOutcome]:
     """The whole book after an entry, checked."""
     changed, outcome = step(state, entry)
-    after = State(
+    after = BookState(
         {**state.balances, **changed.balances},
         {**state.claims, **changed.claims},
         {**state.once, **changed.once},
@@ -169,12 +169,12 @@ def apply(state: State, entry: Entry) -> tuple[State, Outcome]:
 class Folding:
     """A book that entries go into one after the other, each at the cost of what it changes."""
 
-    def __init__(self, before: State = _EMPTY) -> None:
+    def __init__(self, before: BookState = _EMPTY) -> None:
         self._balances, self._claims = dict(before.balances), dict(before.claims)
         self._once, self._batches = dict(before.once), dict(before.batches)
-        self.state = State(self._balances, self._claims, self._once, self._batches)
+        self.state = BookState(self._balances, self._claims, self._once, self._batches)
 
-    def add(self, entry: Entry) -> Outcome:
+    def add(self, entry: Entry) -> EntryOutcome:
         (balances, claims, once, batches), outcome = step(self.state, entry)
         if balances:
             self._balances.update(balances)
@@ -187,43 +187,43 @@ class Folding:
         return outcome
 
 
-def fold(entries: Iterable[tuple[int, Entry]], before: State = _EMPTY) -> tuple[State, dict[int, Outcome]]:
+def fold(entries: Iterable[tuple[int, Entry]], before: BookState = _EMPTY) -> tuple[BookState, dict[int, EntryOutcome]]:
     """The book after many numbered entries, and the numbers that were not applied."""
     folding = Folding(before)
-    refused: dict[int, Outcome] = {}
+    refused: dict[int, EntryOutcome] = {}
     for number, entry in entries:
         outcome = folding.add(entry)
-        if outcome is not Outcome.APPLIED:
+        if outcome is not EntryOutcome.APPLIED:
             refused[number] = outcome
     return folding.state, refused
 
 
-def step(state: State, entry: Entry) -> tuple[State, Outcome]:
+def step(state: BookState, entry: Entry) -> tuple[BookState, EntryOutcome]:
     """The new values of only what an entry changes; reads only its claim, effect, batch and accounts of its `route`."""
     return _STEPS.get(entry.kind, _once)(state, entry)
 
 
-def _begun(state: State, entry: Pending | Payout) -> tuple[State, Outcome]:
+def _begun(state: BookState, entry: Pending | Payout) -> tuple[BookState, EntryOutcome]:
     """A claim or a payout comes into the book."""
     known = state.claims.get(entry.claim_id)
     if known is not None and known.entry_hash != entry.content_hash:
-        return _EMPTY, Outcome.CONFLICT
+        return _EMPTY, EntryOutcome.CONFLICT
     target = TRANSITIONS[known.state if known is not None else ClaimState.ABSENT, entry.kind]
-    if isinstance(target, Outcome):
+    if isinstance(target, EntryOutcome):
         return _EMPTY, target
     source, sink = route(entry, entry.node_id)
     if state.balance(source) < entry.amount_micros:
-        return _EMPTY, Outcome.BUDGET_EXHAUSTED if entry.kind == "pending" else Outcome.NOT_PAYABLE
+        return _EMPTY, EntryOutcome.BUDGET_EXHAUSTED if entry.kind == "pending" else EntryOutcome.NOT_PAYABLE
     tokens = entry.tokens if entry.kind == "pending" else 0
     claim = Claim(entry.node_id, target, entry.amount_micros, tokens, entry.content_hash)
-    return State(_moved(state, source, sink, entry.amount_micros), {entry.claim_id: claim}), Outcome.APPLIED
+    return BookState(_moved(state, source, sink, entry.amount_micros), {entry.claim_id: claim}), EntryOutcome.APPLIED
 
 
-def _settled(state: State, entry: Post | Void | Reinstate | Paid) -> tuple[State, Outcome]:
+def _settled(state: BookState, entry: Post | Void | Reinstate | Paid) -> tuple[BookState, EntryOutcome]:
     """A claim or a payout that is in the book goes on to its next state."""
     known = state.claims.get(entry.claim_id)
     target = TRANSITIONS[known.state if known is not None else ClaimState.ABSENT, entry.kind]
-    if isinstance(target, Outcome):
+    if isinstance(target, EntryOutcome):
         return _EMPTY, target
     if known is None:
         raise BookBroken(f"The table lets a {entry.kind} change an absent claim.")
@@ -231,36 +231,36 @@ def _settled(state: State, entry: Post | Void | Reinstate | Paid) -> tuple[State
         return _EMPTY, refusal
     claim = Claim(known.node_id, target, known.amount_micros, known.tokens, known.entry_hash)
     source, sink = route(entry, known.node_id)
-    return State(_moved(state, source, sink, known.amount_micros), {entry.claim_id: claim}), Outcome.APPLIED
+    return BookState(_moved(state, source, sink, known.amount_micros), {entry.claim_id: claim}), EntryOutcome.APPLIED
 
 
-def _shared(state: State, entry: Payout) -> tuple[State, Outcome]:
+def _shared(state: BookState, entry: Payout) -> tuple[BookState, EntryOutcome]:
     """A node's share goes into a batch that is published, as far as that goes."""
     changed, outcome = _begun(state, entry)
-    if outcome is not Outcome.APPLIED:
+    if outcome is not EntryOutcome.APPLIED:
         return _EMPTY, outcome
     if (batch := state.batches.get(entry.batch)) is None:
-        return _EMPTY, Outcome.UNKNOWN_BATCH
+        return _EMPTY, EntryOutcome.UNKNOWN_BATCH
     if not (after := batch.after(entry.amount_micros)).is_possible:
-        return _EMPTY, Outcome.BEYOND_BATCH
+        return _EMPTY, EntryOutcome.BEYOND_BATCH
     return changed._replace(batches={entry.batch: after}), outcome
 
 
-def _paid_out(state: State, entry: Paid) -> tuple[State, Outcome]:
+def _paid_out(state: BookState, entry: Paid) -> tuple[BookState, EntryOutcome]:
     """A node's share is paid, once the payouts are those that were published."""
     changed, outcome = _settled(state, entry)
-    if outcome is not Outcome.APPLIED:
+    if outcome is not EntryOutcome.APPLIED:
         return _EMPTY, outcome
     if (batch := state.batches.get(entry.batch)) is None:
-        return _EMPTY, Outcome.UNKNOWN_BATCH
-    return (changed, outcome) if batch.is_whole else (_EMPTY, Outcome.BATCH_INCOMPLETE)
+        return _EMPTY, EntryOutcome.UNKNOWN_BATCH
+    return (changed, outcome) if batch.is_whole else (_EMPTY, EntryOutcome.BATCH_INCOMPLETE)
 
 
-def _unfounded(state: State, entry: Reinstate, claim: Claim) -> Outcome | None:
+def _unfounded(state: BookState, entry: Reinstate, claim: Claim) -> EntryOutcome | None:
     """Why a void claim is not credited after all; None if it is, with what it was worth and no more."""
     if state.once.get(entry.ruling.effect) != entry.ruling.content_hash:
-        return Outcome.NOT_GRANTED
-    return Outcome.BUDGET_EXHAUSTED if state.balance(BUDGET) < claim.amount_micros else None
+        return EntryOutcome.NOT_GRANTED
+    return EntryOutcome.BUDGET_EXHAUSTED if state.balance(BUDGET) < claim.amount_micros else None
 
 
 _ROUTES: dict[str, tuple[Callable[[NodeId], Account], Callable[[NodeId], Account]]] = {
@@ -296,7 +296,7 @@ _STANDS_IN: dict[ClaimState, tuple[tuple[Callable[[NodeId], Account], int], ...]
 _OF_A_PAYOUT = frozenset({ClaimState.PAYING, ClaimState.PAID})
 
 
-def check(state: State) -> None:
+def check(state: BookState) -> None:
     """Assert conservation over a whole book: nothing was made, nothing was lost."""
     owed: dict[Account, int] = {}
     for claim in state.claims.values():
@@ -314,7 +314,7 @@ def check(state: State) -> None:
     _check_batches(state)
 
 
-def _check_batches(state: State) -> None:
+def _check_batches(state: BookState) -> None:
     """Assert that every payout stands in a batch, and that each batch knows how much that is."""
     moved = dict.fromkeys(state.batches, 0)
     for claim_id, claim in state.claims.items():
@@ -327,27 +327,27 @@ def _check_batches(state: State) -> None:
             raise BookBroken(f"The payouts of batch {number} sum to {micros} micros, and the book has {batch}.")
 
 
-def _once(state: State, entry: OnceEntry) -> tuple[State, Outcome]:
+def _once(state: BookState, entry: OnceEntry) -> tuple[BookState, EntryOutcome]:
     """Entries that settle no claim: a deposit moves money, the others none."""
     known = state.once.get(entry.effect)
     if known is not None:
-        return _EMPTY, Outcome.ALREADY_APPLIED if known == entry.content_hash else Outcome.CONFLICT
+        return _EMPTY, EntryOutcome.ALREADY_APPLIED if known == entry.content_hash else EntryOutcome.CONFLICT
     if isinstance(entry, Reveal) and state.once.get(entry.commitment.effect) != entry.commitment.content_hash:
-        return _EMPTY, Outcome.NOT_COMMITTED
-    if isinstance(entry, Ruling) and entry.appealed not in state.once:
-        return _EMPTY, Outcome.NOT_APPEALED
+        return _EMPTY, EntryOutcome.NOT_COMMITTED
+    if isinstance(entry, RulingEntry) and entry.appealed not in state.once:
+        return _EMPTY, EntryOutcome.NOT_APPEALED
     balances: Mapping[Account, int] = _NOTHING
-    batches: Mapping[int, Batch] = _NOTHING
+    batches: Mapping[int, BookedBatch] = _NOTHING
     if isinstance(entry, PayoutBatch):
-        batches = {entry.batch: Batch(entry.payees, entry.amount_micros)}
+        batches = {entry.batch: BookedBatch(entry.payees, entry.amount_micros)}
     if isinstance(entry, Deposit):
         if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:
-            return _EMPTY, Outcome.DEPOSIT_LIMIT
+            return _EMPTY, EntryOutcome.DEPOSIT_LIMIT
         balances = _moved(state, *route(entry, None), entry.amount_micros)
-    return State(balances, once={entry.effect: entry.content_hash}, batches=batches), Outcome.APPLIED
+    return BookState(balances, once={entry.effect: entry.content_hash}, batches=batches), EntryOutcome.APPLIED
 
 
-_STEPS: dict[str, Callable[[State, Any], tuple[State, Outcome]]] = {
+_STEPS: dict[str, Callable[[BookState, Any], tuple[BookState, EntryOutcome]]] = {
     "pending": _begun,
     "payout": _shared,
     "post": _settled,
@@ -358,7 +358,7 @@ _STEPS: dict[str, Callable[[State, Any], tuple[State, Outcome]]] = {
 """Kind of entry → who decides on it; for all others `_once`."""
 
 
-def _moved(state: State, source: Account, sink: Account, amount_micros: int) -> dict[Account, int]:
+def _moved(state: BookState, source: Account, sink: Account, amount_micros: int) -> dict[Account, int]:
     """The two balances after a movement; asserts that it conserves and leaves no debt inside."""
     had, held = state.balances.get(source, 0), state.balances.get(sink, 0)
     left, holds = had - amount_micros, held + amount_micros

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ledger import note
-from ledger.note import Key, Note
+from ledger.note import Note, NoteKey
 from ledger.tree import EMPTY_ROOT, HASH_BYTES, TREE_SIZE_MAX
 from protocol.errors import CheckpointInvalid
 
@@ -40,18 +40,18 @@ class Checkpoint:
         return f"{self.origin}\n{self.size}\n{base64.b64encode(self.root).decode()}\n"
 
 
-def ledger_key(round_id: str, public: bytes) -> Key:
+def ledger_key(round_id: str, public: bytes) -> NoteKey:
     """The key of a round's ledger, under the name that its notes are signed with."""
-    return Key(f"echo-swarm/{round_id}", public)
+    return NoteKey(f"echo-swarm/{round_id}", public)
 
 
-def sign(checkpoint: Checkpoint, key: Key, signature_of: Sign) -> bytes:
+def sign(checkpoint: Checkpoint, key: NoteKey, signature_of: Sign) -> bytes:
     """The note that says so."""
     text = checkpoint.text
     return Note(text, ()).signed_by(key, signature_of(text.encode())).to_bytes()
 
 
-def open_checkpoint(data: bytes, keys: Iterable[Key]) -> Checkpoint:
+def open_checkpoint(data: bytes, keys: Iterable[NoteKey]) -> Checkpoint:
     """What a note says, if one of the ledger's keys has signed it: the present one, for old notes a former one, too."""
     found = note.parse(data)
     for key in keys:

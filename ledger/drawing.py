@@ -25,7 +25,7 @@ _DRAW = 2**64
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class LotteryDraw:
     """A claim in the lottery, and at which rate."""
 
     claim_id: str
@@ -44,12 +44,12 @@ def is_drawn(secret: bytes | None, claim_id: str, rate_ppm: int) -> bool:
     return ticket * ALL_PPM < rate_ppm * _DRAW
 
 
-def draws_digest(draws: Iterable[Draw]) -> Digest:
+def draws_digest(draws: Iterable[LotteryDraw]) -> Digest:
     """The name of an epoch's list."""
     return chunks.digest(canonical.encode([[draw.claim_id, draw.rate_ppm] for draw in draws]))
 
 
-def check(secret: bytes, digest: str, draws: list[Draw]) -> list[str]:
+def check(secret: bytes, digest: str, draws: list[LotteryDraw]) -> list[str]:
     """The claims that a revealed secret draws from a list, after the list was found to be the one in the log."""
     if draws_digest(draws) != digest:
         raise ProofInvalid("The list of draws is not the one whose digest is in the log.")

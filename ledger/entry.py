@@ -188,7 +188,7 @@ class Reveal(_Hashed):
         return Commitment(epoch=self.epoch, secret_digest=chunks.digest(self.secret))
 
 
-class Verdict(_Hashed):
+class VerdictEntry(_Hashed):
     """What an audit of a claim found, and the digest of the evidence that was kept; moves nothing."""
 
     kind: Literal["verdict"] = "verdict"
@@ -202,7 +202,7 @@ class Verdict(_Hashed):
         return f"verdict:{self.claim_id}"
 
 
-class Appeal(_Hashed):
+class AppealEntry(_Hashed):
     """A node or its owner contests what a fault or a ban took: signed words, kept by their digest; moves nothing."""
 
     kind: Literal["appeal"] = "appeal"
@@ -214,7 +214,7 @@ class Appeal(_Hashed):
         return f"appeal:{self.claim_id}"
 
 
-class Ruling(_Hashed):
+class RulingEntry(_Hashed):
     """The operator's word on an appeal, and why; moves nothing by itself."""
 
     kind: Literal["ruling"] = "ruling"
@@ -245,9 +245,9 @@ class Reinstate(_Hashed):
         return f"reinstate:{self.claim_id}"
 
     @property
-    def ruling(self) -> Ruling:
+    def ruling(self) -> RulingEntry:
         """What must have been said before."""
-        return Ruling(claim_id=self.appealed_claim_id, outcome="granted", reason_code=self.reason_code)
+        return RulingEntry(claim_id=self.appealed_claim_id, outcome="granted", reason_code=self.reason_code)
 
 
 class OwnerAct(_Hashed):
@@ -317,7 +317,9 @@ class Paid(_OfPayout):
         return f"paid:{self.claim_id}"
 
 
-OnceEntry = Deposit | Version | Root | Commitment | Reveal | Verdict | Appeal | Ruling | OwnerAct | PayoutBatch
+OnceEntry = (
+    Deposit | Version | Root | Commitment | Reveal | VerdictEntry | AppealEntry | RulingEntry | OwnerAct | PayoutBatch
+)
 """What belongs to no claim."""
 
 PayoutEntry = Payout | Paid
@@ -335,9 +337,9 @@ KINDS: dict[str, type[Entry]] = {
     "root": Root,
     "commitment": Commitment,
     "reveal": Reveal,
-    "verdict": Verdict,
-    "appeal": Appeal,
-    "ruling": Ruling,
+    "verdict": VerdictEntry,
+    "appeal": AppealEntry,
+    "ruling": RulingEntry,
     "owner": OwnerAct,
     "payout_batch": PayoutBatch,
     "pending": Pending,

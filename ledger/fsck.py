@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ledger import book, note, tree
-from ledger.book import BookBroken, Outcome
+from ledger.book import BookBroken, EntryOutcome
 from ledger.checkpoint import Checkpoint
 from ledger.entry import Entry, parse
 from ledger.tiles import Tile, grown, hashes_in
@@ -40,7 +40,7 @@ class StoredEntry:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTables:
     """What a store keeps beside its log."""
 
     balances: Mapping[str, int]
@@ -50,7 +50,7 @@ class Kept:
     """Size, root and note of the last checkpoint."""
 
 
-def differences(size: int, stored: Iterable[StoredEntry], kept: Kept) -> list[Difference]:
+def differences(size: int, stored: Iterable[StoredEntry], kept: KeptTables) -> list[Difference]:
     """Everything wrong with a store: its log of so many entries, and what is kept beside it."""
     found: list[Difference] = []
     leaves: list[Hash] = []
@@ -59,13 +59,15 @@ def differences(size: int, stored: Iterable[StoredEntry], kept: Kept) -> list[Di
         book.check(state)
     except BookBroken as error:
         return [*found, Difference("fold of the entries", "conservation", str(error))]
-    found += [Difference(f"entry {index}", Outcome.APPLIED.value, outcome.value) for index, outcome in refused.items()]
+    found += [
+        Difference(f"entry {index}", EntryOutcome.APPLIED.value, outcome.value) for index, outcome in refused.items()
+    ]
     found += _compare("account", {str(account): micros for account, micros in state.balances.items()}, kept.balances)
     found += _compare("claim", {claim_id: tuple(claim) for claim_id, claim in state.claims.items()}, kept.claims)
     return found + _tree_differences(leaves, kept)
 
 
-def _tree_differences(leaves: list[Hash], kept: Kept) -> list[Difference]:
+def _tree_differences(leaves: list[Hash], kept: KeptTables) -> list[Difference]:
     """Where the tiles or the signed checkpoint are not those of a tree over these leaves."""
     expected = dict(grown(0, leaves, lambda tile: b""))
     found = list(_compare("tile", _digests(expected), _digests(kept.tiles)))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint
-from ledger.note import Key, parse
+from ledger.note import NoteKey, parse
 from ledger.tree import TREE_SIZE_MAX
 from protocol import trust
 from protocol.errors import CheckpointInvalid, UntrustedMetadata
@@ -57,14 +57,14 @@ class Keys:
                 raise UntrustedMetadata(f"Root {number} names a ledger key of before a gap.")
         self.newest_first = [ledger_key(round_id, public) for public in reversed(self._first)]
 
-    def signed(self, note: bytes) -> tuple[Checkpoint, Key]:
+    def signed(self, note: bytes) -> tuple[Checkpoint, NoteKey]:
         """What a note says, and the newest of the ledger's keys that has signed it."""
         for key in self.newest_first:
             if parse(note).of(key):
                 return open_checkpoint(note, [key]), key
         return open_checkpoint(note, self.newest_first), self.newest_first[0]  # raises what is wrong with it
 
-    def between(self, one: Key, other: Key) -> Gap | None:
+    def between(self, one: NoteKey, other: NoteKey) -> Gap | None:
         """The smallest log that was resumed from between two keys; None if none was."""
         earlier, later = sorted((self._first[one.public], self._first[other.public]))
         gaps = [gap for gap in self.gaps if earlier < gap.root_version <= later]

@@ -35,7 +35,7 @@ _NAME = r"[^\s+]{1,200}"
 _SIGNATURE_LINE = re.compile(rf"— ({_NAME}) ([A-Za-z0-9+/=]+)\n")
 
 
-class Kind(IntEnum):
+class KeyKind(IntEnum):
     """What a key's signatures say; the byte that the standards give it."""
 
     LOG = 1
@@ -43,12 +43,12 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Key:
+class NoteKey:
     """A public key with the name that it signs notes under."""
 
     name: str
     public: bytes
-    kind: Kind = Kind.LOG
+    kind: KeyKind = KeyKind.LOG
 
     def __post_init__(self) -> None:
         if not re.fullmatch(_NAME, self.name) or len(self.public) != 32:
@@ -68,8 +68,8 @@ class Key:
         """The key of its written form."""
         name, _, rest = text.partition("+")
         raw = decode(rest.partition("+")[2])
-        if len(raw) == 33 and raw[0] in list(Kind):
-            key = cls(name, raw[1:], Kind(raw[0]))
+        if len(raw) == 33 and raw[0] in list(KeyKind):
+            key = cls(name, raw[1:], KeyKind(raw[0]))
             if str(key) == text:
                 return key
         raise CheckpointInvalid(f"{text[:100]!r} is not a key for notes.", hint="It looks like name+0a1b2c3d+Base64=.")
@@ -103,14 +103,14 @@ class Note:
     def to_bytes(self) -> bytes:
         return f"{self.text}\n{''.join(map(str, self.signatures))}".encode()
 
-    def of(self, key: Key) -> Signature | None:
+    def of(self, key: NoteKey) -> Signature | None:
         """The signature line of a key, if there is one."""
         found = [line for line in self.signatures if (line.name, line.key_id) == (key.name, key.id)]
         if len(found) > 1:
             raise CheckpointInvalid(f"{key.name[:80]} has signed the same note twice.")
         return found[0] if found else None
 
-    def signed_by(self, key: Key, value: bytes) -> "Note":
+    def signed_by(self, key: NoteKey, value: bytes) -> "Note":
         """The note with one signature more."""
         return Note(self.text, (*self.signatures, Signature(key.name, key.id, value)))
 

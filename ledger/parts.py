@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ledger.accounts import BUDGET, OUTSIDE, Account, paid, payable, paying, pending
-from ledger.book import Batch, BookBroken, Claim, ClaimState, State
+from ledger.book import BookBroken, BookedBatch, BookState, Claim, ClaimState
 from ledger.entry import CLAIM_KINDS, PAYOUT_KINDS, Entry, PayoutBatch
 from ledger.prepared import Prepared, say_each
 from ledger.tables import balances_table, claims_table, entries_table
@@ -49,7 +49,7 @@ _set_state = Prepared(
 )
 
 
-def read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
+def read_for(conn: sa.Connection, entries: Sequence[Entry]) -> BookState:
     """The part of the book that `book.step` reads for these entries."""
     of: defaultdict[str, list[Any]] = defaultdict(list)
     for entry in entries:
@@ -72,7 +72,7 @@ def read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
     batches = dict(_read_batches(conn, {entry.batch_effect for entry in payouts})) if payouts else {}
     held_in = (pending, payable, paying, paid) if payouts else (pending, payable)
     accounts = {OUTSIDE, BUDGET, *(account_of(node) for node in nodes for account_of in held_in)}
-    return State(dict(balances_of(conn, accounts)), claims, once, batches)
+    return BookState(dict(balances_of(conn, accounts)), claims, once, batches)
 
 
 def balances_of(conn: sa.Connection, accounts: Iterable[Account]) -> Iterator[tuple[Account, int]]:
@@ -81,7 +81,7 @@ def balances_of(conn: sa.Connection, accounts: Iterable[Account]) -> Iterator[tu
     return ((by_name[name], micros) for name, micros in _rows(conn, _accounts, by_name))
 
 
-def write(conn: sa.Connection, before: State, after: State) -> None:
+def write(conn: sa.Connection, before: BookState, after: BookState) -> None:
     """What has changed of the balances and claims that were read."""
     made: list[tuple[Any, ...]] = []
     moved = []
@@ -130,12 +130,12 @@ def _insertion(table: sa.Table, dialect: sa.Dialect) -> str:
     return f"INSERT INTO {table.name} ({names}) VALUES ({', '.join(mark for _ in table.columns)})"
 
 
-def _read_batches(conn: sa.Connection, effects: Collection[str]) -> Iterator[tuple[int, Batch]]:
+def _read_batches(conn: sa.Connection, effects: Collection[str]) -> Iterator[tuple[int, BookedBatch]]:
     """What these batches say and hold; one that no entry has published holds nothing."""
     for (body,) in _rows(conn, _bodies, effects):
         head = PayoutBatch.from_bytes(bytes(body))
         moved = _payouts(conn, names_like=f"{head.batch}:%").scalars()
-        yield head.batch, Batch(head.payees, head.amount_micros, len(moved), sum(moved))
+        yield head.batch, BookedBatch(head.payees, head.amount_micros, len(moved), sum(moved))
 
 
 def _rows(conn: sa.Connection, statement: Prepared, names: Collection[str]) -> Iterator[Any]:

@@ -56,7 +56,7 @@ class PayoutReply(Message):
 
 
 @dataclass(frozen=True)
-class Line:
+class PayoutLine:
     """What such a file proves."""
 
     checkpoint: Checkpoint
@@ -75,7 +75,7 @@ class Line:
         return "paid" if self.paid else "paying" if self.share else "published"
 
 
-def check(data: bytes, round_id: str) -> Line:
+def check(data: bytes, round_id: str) -> PayoutLine:
     """The line that a file proves."""
     shown = PayoutProof.from_bytes(data)
     checkpoint = open_checkpoint(shown.checkpoint, proof.ledger_keys(shown.roots, round_id))  # (1)
@@ -85,7 +85,7 @@ def check(data: bytes, round_id: str) -> Line:
     mine = leaf(shown.address, shown.amount_micros)
     root = bytes.fromhex(batch.payees_root)
     tree.check_inclusion(mine, shown.place, batch.payees, root, shown.proof)  # (3)
-    return Line(checkpoint, batch, share, paid, shown.place, shown.address, shown.amount_micros, shown.proof)
+    return PayoutLine(checkpoint, batch, share, paid, shown.place, shown.address, shown.amount_micros, shown.proof)
 
 
 def _of_one_payout(entries: Sequence[Entry]) -> tuple[PayoutBatch, Payout | None, Paid | None]:

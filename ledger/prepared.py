@@ -33,7 +33,7 @@ Straight = Callable[[str, Any], Answer]
 """Runs the driver's own text with values by their names or in their order, or with none."""
 
 
-class Found(list[Any]):
+class QueryResult(list[Any]):
     """The rows of one statement, and how many it has changed."""
 
     rowcount = 0
@@ -103,7 +103,7 @@ class Prepared:
         self._forms: dict[Any, _Form] = {}
         """By the kind of database, for which it is always the same."""
 
-    def __call__(self, connection: sa.Connection, /, **values: Any) -> Found:
+    def __call__(self, connection: sa.Connection, /, **values: Any) -> QueryResult:
         """Run it once."""
         form = self._form(connection.dialect, values)
         return _run(connection, form.text, form.values(values), form)
@@ -154,7 +154,7 @@ def _run(
     *,
     many: bool = False,
     waits: bool = False,
-) -> Found:
+) -> QueryResult:
     if connection._has_events or connection.engine._has_events:  # as SQLAlchemy asks: a walk takes ten times as long
         for listener in connection.dispatch.before_cursor_execute:
             listener(connection, None, text, values, None, many)
@@ -171,9 +171,9 @@ def _run(
         raise sa.exc.DBAPIError.instance(text, values, error, connection.dialect.loaded_dbapi.Error) from error
     if rows and form is not None:
         form.row = form.row or _row(form.columns, connection.dialect, types)
-        found = Found(map(form.row, rows))
+        found = QueryResult(map(form.row, rows))
     else:
-        found = Found()
+        found = QueryResult()
     found.rowcount = changed
     return found
 

@@ -1,6 +1,6 @@
 """Files that prove something about the log for ever, to anybody who knows the round's id, without asking anybody.
 
-- A `Receipt`: these entries stand in the log, at these places, under this signed checkpoint.
+- A `LedgerReceipt`: these entries stand in the log, at these places, under this signed checkpoint.
 - A `Fork`: two signed checkpoints that cannot both be true. The proof makes the later one's root, and with it another
   root for the earlier one's size than the earlier one says; for equal sizes the two roots are proof enough.
 - Each carries the round's chain of root documents: the id in the join string names the first, each signs the next, and
@@ -17,7 +17,7 @@ from ledger import tree
 from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint
 from ledger.entry import ENTRY_MAX_BYTES, Entry, Pending, Post, Reinstate, Void, parse
 from ledger.gaps import Keys
-from ledger.note import NOTE_MAX_BYTES, Key
+from ledger.note import NOTE_MAX_BYTES, NoteKey
 from ledger.tree import HASH_BYTES, TREE_SIZE_MAX
 from protocol import canonical, limits, trust
 from protocol.errors import ProofInvalid, SwarmError
@@ -51,7 +51,7 @@ class Proven(Message):
     proof: Hashes
 
 
-class Receipt(Message):
+class LedgerReceipt(Message):
     """Entries that are in the log."""
 
     kind: Literal["echo-swarm/receipt"] = RECEIPT
@@ -70,14 +70,14 @@ class Fork(Message):
     proof: Hashes
 
 
-def ledger_keys(roots: tuple[bytes, ...], round_id: str) -> list[Key]:
+def ledger_keys(roots: tuple[bytes, ...], round_id: str) -> list[NoteKey]:
     """Every key that a round's chain of roots names for its ledger, the newest first."""
     return [ledger_key(round_id, public) for public in reversed(trust.ledger_keys(roots, round_id))]
 
 
 def check_receipt(data: bytes, round_id: str) -> tuple[Checkpoint, list[Entry]]:
     """The entries that a receipt proves, and the checkpoint that they stand under."""
-    receipt = Receipt.from_bytes(data)
+    receipt = LedgerReceipt.from_bytes(data)
     checkpoint = open_checkpoint(receipt.checkpoint, ledger_keys(receipt.roots, round_id))
     for item in receipt.entries:
         tree.check_inclusion(item.entry, item.index, checkpoint.size, checkpoint.root, item.proof)

@@ -20,12 +20,12 @@ import sqlalchemy as sa
 
 from ledger import book, fsck, note, parts, tiles, tree
 from ledger.accounts import Account
-from ledger.book import BookBroken, ClaimState, Outcome
+from ledger.book import BookBroken, ClaimState, EntryOutcome
 from ledger.checkpoint import Checkpoint, Sign
 from ledger.checkpoint import sign as sign_checkpoint
 from ledger.entry import Entry, parse
 from ledger.fsck import Difference, StoredEntry
-from ledger.note import Key
+from ledger.note import NoteKey
 from ledger.prepared import Prepared
 from ledger.proof import Proven
 from ledger.tables import (
@@ -86,12 +86,12 @@ def create(conn: sa.Connection) -> None:
         conn.execute(sa.insert(head_table).values(id=0, size=0))
 
 
-def append(conn: sa.Connection, entry: Entry, now_ms: int) -> Outcome:
+def append(conn: sa.Connection, entry: Entry, now_ms: int) -> EntryOutcome:
     """Apply an entry and record it, or say why it changes nothing."""
     return append_all(conn, [entry], now_ms)[0]
 
 
-def append_all(conn: sa.Connection, entries: Sequence[Entry], now_ms: int) -> list[Outcome]:
+def append_all(conn: sa.Connection, entries: Sequence[Entry], now_ms: int) -> list[EntryOutcome]:
     """The same for many, one after the other; what is refused leaves the others as they are."""
     size = _head(conn, len(entries)) - len(entries)
     before = parts.read_for(conn, entries)
@@ -103,10 +103,10 @@ def append_all(conn: sa.Connection, entries: Sequence[Entry], now_ms: int) -> li
         _write_entries(conn, size, applied, now_ms)
         parts.write(conn, before, after)
         _write_tiles(conn, size, [leaf_hash(entry.body) for entry in applied])
-    return [refused.get(number, Outcome.APPLIED) for number in range(len(entries))]
+    return [refused.get(number, EntryOutcome.APPLIED) for number in range(len(entries))]
 
 
-def publish(conn: sa.Connection, key: Key, signature_of: Sign, limit: int | None = None) -> bytes:
+def publish(conn: sa.Connection, key: NoteKey, signature_of: Sign, limit: int | None = None) -> bytes:
     """The signed checkpoint of the log as it is now, after the last one was found to be true of it.
 
     With a `limit`, entries beyond so many are left for later: a standby copy does not have them yet.
@@ -229,7 +229,9 @@ def rebuild(conn: sa.Connection, *, locked: bool = True) -> list[Difference]:
     kept = {Tile(*place): bytes(hashes) for *place, hashes in conn.execute(sa.select(tiles_table))}
     here = checkpoint_table.c
     signed = conn.execute(sa.select(here.size, here.root, here.note)).one_or_none()
-    return fsck.differences(size_now, _log(conn), fsck.Kept(accounts, claims, kept, tuple(signed) if signed else None))
+    return fsck.differences(
+        size_now, _log(conn), fsck.KeptTables(accounts, claims, kept, tuple(signed) if signed else None)
+    )
 
 
 def _head(conn: sa.Connection, by: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ledger.tree import HASH_BYTES, TREE_SIZE_MAX, Hash, Node, inner_hash
+from ledger.tree import HASH_BYTES, TREE_SIZE_MAX, Hash, Subtree, inner_hash
 from protocol.errors import NotFound, ProofInvalid
 
 LEVELS_PER_TILE = 8
@@ -70,13 +70,13 @@ def tile_of(level: int, number: int, size: int) -> Tile:
     return Tile(level, number, min(TILE_HASHES, hashes - number * TILE_HASHES))
 
 
-def tile_with(node: Node, size: int) -> Tile:
+def tile_with(node: Subtree, size: int) -> Tile:
     """The tile of a tree's that a node is computed from."""
     level, height = divmod(node.level, LEVELS_PER_TILE)
     return tile_of(level, node.index >> (LEVELS_PER_TILE - height), size)
 
 
-def node_in(tile: bytes, node: Node) -> Hash:
+def node_in(tile: bytes, node: Subtree) -> Hash:
     """A node's hash, from the hashes of its tile."""
     height = node.level % LEVELS_PER_TILE
     first = (node.index << height) % TILE_HASHES
@@ -86,11 +86,11 @@ def node_in(tile: bytes, node: Node) -> Hash:
     return _root(hashes)
 
 
-def hashes_in(size: int, read: Callable[[Tile], bytes]) -> Callable[[Node], Hash]:
+def hashes_in(size: int, read: Callable[[Tile], bytes]) -> Callable[[Subtree], Hash]:
     """Where `ledger.tree` finds the nodes of a tree whose tiles can be read; each tile is read once."""
     seen: dict[Tile, bytes] = {}
 
-    def hash_of(node: Node) -> Hash:
+    def hash_of(node: Subtree) -> Hash:
         tile = tile_with(node, size)
         if tile not in seen:
             seen[tile] = read(tile)

@@ -2,7 +2,7 @@
 
 - A leaf's hash is SHA-256 of a zero byte and the entry; an inner one's is SHA-256 of a one byte and both children; the
   empty tree's is SHA-256 of nothing.
-- A `Node` is a perfect subtree: the leaves from `index << level` on, `1 << level` of them. Once full, it never changes.
+- A `Subtree` is a perfect subtree: the leaves from `index << level` on, `1 << level` of them. Once full, it never changes.
 - Every root and every proof is put together from nodes. Who makes one passes `hash_of`, which knows where these are
   kept: in a store's tiles, in tiles that somebody served, in a list. Which nodes it takes follows from the sizes alone.
 - A check computes what the proof would mean and compares; a proof of another length than the sizes ask for is refused
@@ -35,14 +35,14 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Subtree:
     """A perfect subtree."""
 
     level: int
     index: int
 
 
-HashOf = Callable[[Node], Hash]
+HashOf = Callable[[Subtree], Hash]
 
 
 def leaf_hash(entry: bytes) -> Hash:
@@ -53,7 +53,7 @@ def inner_hash(left: bytes, right: bytes) -> Hash:
     return Hash(sha256(b"\1" + left + right).digest())
 
 
-def nodes_of(leaves: Range) -> list[Node]:
+def nodes_of(leaves: Range) -> list[Subtree]:
     """The fewest perfect subtrees that make up a range, from left to right."""
     start, end = leaves
     nodes = []
@@ -61,7 +61,7 @@ def nodes_of(leaves: Range) -> list[Node]:
         level = (end - start).bit_length() - 1
         if start:
             level = min(level, (start & -start).bit_length() - 1)
-        nodes.append(Node(level, start >> level))
+        nodes.append(Subtree(level, start >> level))
         start += 1 << level
     return nodes
 

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from ledger import note
 from ledger.checkpoint import Checkpoint, Sign, open_checkpoint
-from ledger.note import NOTE_MAX_BYTES, Key, Kind, Signature
+from ledger.note import NOTE_MAX_BYTES, KeyKind, NoteKey, Signature
 from protocol.errors import CheckpointInvalid, NotWitnessed
 from protocol.message import Message
 
@@ -45,7 +45,7 @@ class CosignatureReply(Message):
 class Vouched:
     """What one witness has signed last, and when by its own clock."""
 
-    key: Key
+    key: NoteKey
     checkpoint: Checkpoint
     time_s: int
     note: bytes
@@ -55,7 +55,7 @@ class Vouched:
 class Witnesses:
     """Who must have signed: so many of these."""
 
-    keys: tuple[Key, ...] = ()
+    keys: tuple[NoteKey, ...] = ()
     quorum: int = 0
 
     def require(self, found: Collection[Vouched]) -> int:
@@ -67,7 +67,7 @@ class Witnesses:
         return sorted(largest.values(), reverse=True)[self.quorum - 1] if self.quorum else 0
 
 
-def cosign(data: bytes, key: Key, signature_of: Sign, now_s: int) -> bytes:
+def cosign(data: bytes, key: NoteKey, signature_of: Sign, now_s: int) -> bytes:
     """The note with a witness's signature below the others; an earlier one of the same key is replaced."""
     found = note.parse(data)
     kept = tuple(line for line in found.signatures if (line.name, line.key_id) != (key.name, key.id))
@@ -75,16 +75,16 @@ def cosign(data: bytes, key: Key, signature_of: Sign, now_s: int) -> bytes:
     return note.Note(found.text, kept).signed_by(key, now_s.to_bytes(TIME_BYTES) + signature).to_bytes()
 
 
-def cosigned(data: bytes, witnesses: Collection[Key]) -> Mapping[Key, int]:
+def cosigned(data: bytes, witnesses: Collection[NoteKey]) -> Mapping[NoteKey, int]:
     """Which of these witnesses have signed a note, and when, in seconds; a wrong signature is refused."""
     found = note.parse(data)
     lines = {key: line for key in witnesses if (line := found.of(key))}
     return {key: _time(found.text, key, line) for key, line in lines.items()}
 
 
-def vouched(notes: Iterable[bytes], log_keys: Collection[Key], witnesses: Collection[Key]) -> list[Vouched]:
+def vouched(notes: Iterable[bytes], log_keys: Collection[NoteKey], witnesses: Collection[NoteKey]) -> list[Vouched]:
     """What these witnesses have signed of a log, each the largest; a note that is not the log's is refused."""
-    found: dict[Key, Vouched] = {}
+    found: dict[NoteKey, Vouched] = {}
     for data in notes:
         checkpoint = open_checkpoint(data, log_keys)
         for key, time_s in cosigned(data, witnesses).items():
@@ -93,7 +93,7 @@ def vouched(notes: Iterable[bytes], log_keys: Collection[Key], witnesses: Collec
     return list(found.values())
 
 
-def require(present: Collection[Key], witnesses: Collection[Key], quorum: int) -> None:
+def require(present: Collection[NoteKey], witnesses: Collection[NoteKey], quorum: int) -> None:
     """Refuse a log that fewer than so many of these witnesses have signed."""
     count = len({key.public for key in present})
     if count < quorum:
@@ -103,8 +103,8 @@ def require(present: Collection[Key], witnesses: Collection[Key], quorum: int) -
         )
 
 
-def _time(text: str, key: Key, line: Signature) -> int:
-    if key.kind is not Kind.WITNESS:
+def _time(text: str, key: NoteKey, line: Signature) -> int:
+    if key.kind is not KeyKind.WITNESS:
         raise CheckpointInvalid(f"{key.name[:80]} is the key of a log, not of a witness.")
     now_s = int.from_bytes(line.value[:TIME_BYTES])
     key.verify(line.value[TIME_BYTES:], _signed(text, now_s))

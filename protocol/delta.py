@@ -82,7 +82,7 @@ def encode(base: Buffer, new: Buffer, *, base_digest: str, each: Each = map) -> 
 
 def apply(base: Buffer, patch: Buffer, *, base_digest: str, each: Each = map) -> Iterator[Buffer]:
     """The new file, block by block; `base_digest` is the digest that the caller found `base` to have."""
-    base, reader = memoryview(base), _Reader(memoryview(patch))
+    base, reader = memoryview(base), _PatchReader(memoryview(patch))
     magic, wanted, base_size, size, header_size, packed_size = _HEAD.unpack(reader.take(_HEAD.size))
     if magic != MAGIC:
         raise PatchInvalid("These bytes are no patch of a known form.")
@@ -132,7 +132,7 @@ class _Job:
     """Of the whole tensor, with its last block."""
 
 
-def _jobs(reader: "_Reader", bases: "_Bases", tensors: list[Tensor]) -> Iterator[_Job]:
+def _jobs(reader: "_PatchReader", bases: "_Bases", tensors: list[Tensor]) -> Iterator[_Job]:
     """The blocks as the patch lists them, not yet unfolded."""
     for tensor, block in _blocks(tensors):
         count = reader.size()
@@ -285,7 +285,7 @@ def _unpack(frame: Buffer, smallest: int, largest: int) -> bytes:
         raise PatchInvalid(f"A part of the patch cannot be unfolded: {error}.") from error
 
 
-class _Reader:
+class _PatchReader:
     """Takes a patch apart from its front; it never reads beyond its end."""
 
     def __init__(self, data: memoryview) -> None:

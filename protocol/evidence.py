@@ -26,14 +26,14 @@ EXACT = "exact"
 Text = Annotated[str, Field(min_length=1, max_length=TEXT_MAX)]
 
 
-class Place(Message):
+class TokenPlace(Message):
     """A token of a claim, both counted from 0."""
 
     sample: int = Field(ge=0)
     position: int = Field(ge=0)
 
 
-class Evidence(Message):
+class RejectionEvidence(Message):
     """One rejection."""
 
     code: Text
@@ -46,13 +46,13 @@ class Evidence(Message):
     observed: Text
     tolerance: Text
     """How far off would have passed."""
-    positions: tuple[Place, ...] = Field((), max_length=POSITIONS_MAX)
+    positions: tuple[TokenPlace, ...] = Field((), max_length=POSITIONS_MAX)
     """Where, if single tokens are wrong."""
     validator: Text
     command: Text
 
 
-class Rule(NamedTuple):
+class CodeRule(NamedTuple):
     """What holds for a code wherever it is raised."""
 
     step: str
@@ -62,48 +62,48 @@ class Rule(NamedTuple):
     """Whether the bytes alone decide, so that anybody can repeat it."""
 
 
-RULES: dict[str, Rule] = {
-    errors.MessageTooLarge.code: Rule("size", "message", "a message within the limits of this protocol", True),
-    errors.MalformedMessage.code: Rule("schema", "message", "the fields that the message has, and no others", True),
-    errors.NotRead.code: Rule("schema", "message", "no malformed rollouts before it in its request"),
-    errors.NotCanonical.code: Rule("schema", "message", "the one canonical encoding of its value", True),
-    errors.NonFiniteNumber.code: Rule("schema", "message", "finite numbers", True),
-    errors.BadSignature.code: Rule("signature", "signature", "the named signer's signature of this payload", True),
-    errors.WrongAudience.code: Rule("signature", "path", "a request that was signed for this round and address"),
-    errors.UnknownNode.code: Rule("signature", "signer", "a node that has registered"),
-    errors.KeyRevoked.code: Rule("signature", "signer", "a key that its owner has not revoked"),
-    errors.RequestExpired.code: Rule("nonce", "sent_ms", "a request sent a moment ago, by the coordinator's clock"),
-    errors.NonceReplayed.code: Rule("nonce", "nonce", "a nonce that was not used before"),
-    errors.UnknownLease.code: Rule("lease", "lease_id", "a lease that was given out in this round"),
-    errors.LeaseOfAnother.code: Rule("lease", "signer", "the node that the lease was given to"),
-    errors.LeaseClosed.code: Rule("lease", "lease_id", "a lease that is open and in time"),
-    errors.LeaseMismatch.code: Rule("lease", "claim", "what the lease says, repeated", True),
-    errors.LeaseConflict.code: Rule("duplicate", "claim", "the answer that was accepted first"),
-    errors.StaleVersion.code: Rule("version", "version", "a version within the bound of staleness"),
-    errors.TokensInvalid.code: Rule("tokens", "samples", "tokens that the policy could have drawn", True),
-    errors.LogprobsInvalid.code: Rule(
+RULES: dict[str, CodeRule] = {
+    errors.MessageTooLarge.code: CodeRule("size", "message", "a message within the limits of this protocol", True),
+    errors.MalformedMessage.code: CodeRule("schema", "message", "the fields that the message has, and no others", True),
+    errors.NotRead.code: CodeRule("schema", "message", "no malformed rollouts before it in its request"),
+    errors.NotCanonical.code: CodeRule("schema", "message", "the one canonical encoding of its value", True),
+    errors.NonFiniteNumber.code: CodeRule("schema", "message", "finite numbers", True),
+    errors.BadSignature.code: CodeRule("signature", "signature", "the named signer's signature of this payload", True),
+    errors.WrongAudience.code: CodeRule("signature", "path", "a request that was signed for this round and address"),
+    errors.UnknownNode.code: CodeRule("signature", "signer", "a node that has registered"),
+    errors.KeyRevoked.code: CodeRule("signature", "signer", "a key that its owner has not revoked"),
+    errors.RequestExpired.code: CodeRule("nonce", "sent_ms", "a request sent a moment ago, by the coordinator's clock"),
+    errors.NonceReplayed.code: CodeRule("nonce", "nonce", "a nonce that was not used before"),
+    errors.UnknownLease.code: CodeRule("lease", "lease_id", "a lease that was given out in this round"),
+    errors.LeaseOfAnother.code: CodeRule("lease", "signer", "the node that the lease was given to"),
+    errors.LeaseClosed.code: CodeRule("lease", "lease_id", "a lease that is open and in time"),
+    errors.LeaseMismatch.code: CodeRule("lease", "claim", "what the lease says, repeated", True),
+    errors.LeaseConflict.code: CodeRule("duplicate", "claim", "the answer that was accepted first"),
+    errors.StaleVersion.code: CodeRule("version", "version", "a version within the bound of staleness"),
+    errors.TokensInvalid.code: CodeRule("tokens", "samples", "tokens that the policy could have drawn", True),
+    errors.LogprobsInvalid.code: CodeRule(
         "tokens", "samples", "a log-probability for every token, at most 0 and not absurdly low", True
     ),
-    errors.ObservationForged.code: Rule("tokens", "samples", "what the environment answers there", True),
-    errors.EpisodeOverrun.code: Rule("tokens", "samples", "nothing after the end of the episode", True),
-    errors.EpisodeCutShort.code: Rule("tokens", "samples", "an episode up to its end", True),
-    errors.UnknownEnvironment.code: Rule("reward", "episode", "an environment that this coordinator knows"),
-    errors.EnvironmentFailed.code: Rule("reward", "episode", "an environment that keeps its own rules"),
-    errors.BudgetExhausted.code: Rule("budget", "credit", "a deposit that covers the rollout"),
+    errors.ObservationForged.code: CodeRule("tokens", "samples", "what the environment answers there", True),
+    errors.EpisodeOverrun.code: CodeRule("tokens", "samples", "nothing after the end of the episode", True),
+    errors.EpisodeCutShort.code: CodeRule("tokens", "samples", "an episode up to its end", True),
+    errors.UnknownEnvironment.code: CodeRule("reward", "episode", "an environment that this coordinator knows"),
+    errors.EnvironmentFailed.code: CodeRule("reward", "episode", "an environment that keeps its own rules"),
+    errors.BudgetExhausted.code: CodeRule("budget", "credit", "a deposit that covers the rollout"),
 }
 """Every code that a rollout may be rejected with, alone or with the request that brings it."""
 
-_OTHER = Rule("intake", "message", "a rollout that can be taken")
+_OTHER = CodeRule("intake", "message", "a rollout that can be taken")
 """For a code that no table has: intake answers whatever happens, and a test finds the gap."""
 
 
-def of(error: SwarmError, *, envelope: bytes, lease_id: str, claim_id: str = "") -> Evidence:
+def of(error: SwarmError, *, envelope: bytes, lease_id: str, claim_id: str = "") -> RejectionEvidence:
     """The evidence for the rejection of these bytes; of a lease that could not be read, the command names none.
 
     Whoever has read the envelope before names its claim.
     """
     rule, seen = RULES.get(error.code, _OTHER), error.breach
-    return Evidence(
+    return RejectionEvidence(
         code=error.code,
         step=rule.step,
         claim_id=claim_id or _claim_id(envelope),
@@ -111,7 +111,9 @@ def of(error: SwarmError, *, envelope: bytes, lease_id: str, claim_id: str = "")
         expected=(seen.expected or rule.expected)[:TEXT_MAX],
         observed=(seen.observed or error.message or error.code)[:TEXT_MAX],
         tolerance=seen.tolerance or EXACT,
-        positions=tuple(Place(sample=sample, position=position) for sample, position in seen.positions[:POSITIONS_MAX]),
+        positions=tuple(
+            TokenPlace(sample=sample, position=position) for sample, position in seen.positions[:POSITIONS_MAX]
+        ),
         validator=VALIDATOR,
         command=command(error.code, lease_id),
     )

@@ -135,7 +135,7 @@ def _heard(speech: Speech, message: Message, table: dict[tuple[Speech, type[Mess
     raise WrongRole(f"{kind} is not for the {'responder' if table is RESPONDER else 'requester'} to say.")
 
 
-class Standing(Enum):
+class ChunkStanding(Enum):
     """How one name stands on one stream."""
 
     CLOSED = "closed"
@@ -143,14 +143,14 @@ class Standing(Enum):
     CANCELLED = "cancelled"
 
 
-TRANSITIONS: dict[tuple[Standing, type[Want | Chunk | Reject | Cancel]], Standing] = {
-    (Standing.CLOSED, Want): Standing.OPEN,
-    (Standing.OPEN, Chunk): Standing.CLOSED,
-    (Standing.OPEN, Reject): Standing.CLOSED,
-    (Standing.OPEN, Cancel): Standing.CANCELLED,
-    (Standing.CANCELLED, Chunk): Standing.CLOSED,
-    (Standing.CANCELLED, Reject): Standing.CLOSED,
-    (Standing.CLOSED, Cancel): Standing.CLOSED,
+TRANSITIONS: dict[tuple[ChunkStanding, type[Want | Chunk | Reject | Cancel]], ChunkStanding] = {
+    (ChunkStanding.CLOSED, Want): ChunkStanding.OPEN,
+    (ChunkStanding.OPEN, Chunk): ChunkStanding.CLOSED,
+    (ChunkStanding.OPEN, Reject): ChunkStanding.CLOSED,
+    (ChunkStanding.OPEN, Cancel): ChunkStanding.CANCELLED,
+    (ChunkStanding.CANCELLED, Chunk): ChunkStanding.CLOSED,
+    (ChunkStanding.CANCELLED, Reject): ChunkStanding.CLOSED,
+    (ChunkStanding.CLOSED, Cancel): ChunkStanding.CLOSED,
 }
 
 
@@ -158,21 +158,21 @@ class _Standings:
     """The names that are not closed; a step that the table does not list, or a WANT too many, is refused."""
 
     def __init__(self) -> None:
-        self._standing: dict[ChunkId, Standing] = {}
+        self._standing: dict[ChunkId, ChunkStanding] = {}
 
     def __len__(self) -> int:
         return len(self._standing)
 
-    def of(self, chunk: ChunkId) -> Standing:
-        return self._standing.get(chunk, Standing.CLOSED)
+    def of(self, chunk: ChunkId) -> ChunkStanding:
+        return self._standing.get(chunk, ChunkStanding.CLOSED)
 
     def step(self, message: Want | Chunk | Reject | Cancel) -> bool:
         """Take one step; False if it is against the rules."""
         after = TRANSITIONS.get((self.of(message.chunk), type(message)))
-        if after is None or (after is Standing.OPEN and len(self) >= limits.EXCHANGE_WANTS_MAX):
+        if after is None or (after is ChunkStanding.OPEN and len(self) >= limits.EXCHANGE_WANTS_MAX):
             return False
         self._standing[message.chunk] = after
-        if after is Standing.CLOSED:
+        if after is ChunkStanding.CLOSED:
             del self._standing[message.chunk]
         return True
 
@@ -205,7 +205,7 @@ class Requester:
     def cancel(self, chunk: ChunkId) -> Cancel | None:
         """Take a WANT back; None if it is answered or taken back already."""
         cancel = Cancel(chunk)
-        return cancel if self._names.of(chunk) is Standing.OPEN and self._names.step(cancel) else None
+        return cancel if self._names.of(chunk) is ChunkStanding.OPEN and self._names.step(cancel) else None
 
     def receive(self, message: Message) -> Have | Chunk | Reject | Bye:
         """Match one message with its WANT."""
@@ -217,7 +217,7 @@ class Requester:
                 raise TooMuchNews("The responder tells of more chunks than two versions can have.")
         if isinstance(message, Have | Bye):
             return message
-        taken_back = self._names.of(message.chunk) is Standing.CANCELLED
+        taken_back = self._names.of(message.chunk) is ChunkStanding.CANCELLED
         if isinstance(message, Reject) and message.reason is Reason.CANCELLED and not taken_back:
             raise UnaskedAnswer(f"Nobody took the WANT for chunk {message.chunk[:12]}… back.")
         if not self._names.step(message):

@@ -24,7 +24,7 @@ Finish = Literal["", "stop", "length"]
 """How a sample ended; empty while it has not."""
 
 
-class Part(Message):
+class FragmentPart(Message):
     """What one sample grew by."""
 
     sample: int = Field(ge=0, lt=limits.SAMPLES_MAX)
@@ -43,7 +43,7 @@ class Fragment(Message):
     lease_digest: Hex64
     previous: Hex64 | Literal[""]
     """BLAKE3 of the payload before; empty for the first."""
-    parts: tuple[Part, ...] = Field(min_length=1, max_length=limits.SAMPLES_MAX)
+    parts: tuple[FragmentPart, ...] = Field(min_length=1, max_length=limits.SAMPLES_MAX)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class TrainingGroup(Message):
     """Whose work `claim_id` finished, in the order in which they worked."""
 
 
-class Batch(Message):
+class TrainingBatch(Message):
     """The groups of one update."""
 
     number: int = Field(ge=1)
@@ -54,7 +54,7 @@ class Batch(Message):
     """What all who worked on these groups were credited with."""
 
 
-class Report(Message):
+class UpdateReport(Message):
     """What the learner did with a batch."""
 
     number: int = Field(ge=1)
@@ -67,7 +67,7 @@ class Report(Message):
     """Seconds from the batch before to asking for this one: the last update and what followed, publishing included."""
 
 
-class Progress(Message):
+class LearnerProgress(Message):
     """What the learner is doing, for whoever watches."""
 
     phase: str = Field(max_length=40)
@@ -77,17 +77,17 @@ class Progress(Message):
     accuracy_after: float | None = None
 
 
-class Upload(Message):
+class UploadedFile(Message):
     """A file of a policy folder as the learner sent it."""
 
     path: FileName
     digest: Hex64
 
 
-class Uploads(Message):
+class KnownUploads(Message):
     """Files that the coordinator has from the version before: if they are the same, they need not be sent again."""
 
-    files: tuple[Upload, ...] = Field(max_length=limits.MANIFEST_MAX_FILES)
+    files: tuple[UploadedFile, ...] = Field(max_length=limits.MANIFEST_MAX_FILES)
 
 
 class Publication(Message):
@@ -95,7 +95,7 @@ class Publication(Message):
 
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     update: int = Field(ge=0, le=limits.VERSION_MAX)
-    files: tuple[Upload, ...] = Field(min_length=1, max_length=limits.MANIFEST_MAX_FILES)
+    files: tuple[UploadedFile, ...] = Field(min_length=1, max_length=limits.MANIFEST_MAX_FILES)
 
 
 class Evaluated(Message):

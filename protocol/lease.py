@@ -73,7 +73,7 @@ def named_lease(payload: bytes) -> str:
     return payload[91:123].decode("ascii", errors="replace")
 
 
-class State(StrEnum):
+class LeaseState(StrEnum):
     """Where a lease stands."""
 
     OFFERED = "offered"
@@ -86,7 +86,7 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Event(StrEnum):
+class LeaseEvent(StrEnum):
     """What can happen to a lease."""
 
     HOLD = "hold"
@@ -98,20 +98,20 @@ class Event(StrEnum):
     CANCEL = "cancel"
 
 
-OPEN = (State.OFFERED, State.HELD, State.GENERATING)
+OPEN = (LeaseState.OFFERED, LeaseState.HELD, LeaseState.GENERATING)
 """What can still be answered."""
 
 _ENDS = {
-    Event.ACCEPT: State.ACCEPTED,
-    Event.REJECT: State.REJECTED,
-    Event.EXPIRE: State.EXPIRED,
-    Event.SKIP: State.SKIPPED,
-    Event.CANCEL: State.CANCELLED,
+    LeaseEvent.ACCEPT: LeaseState.ACCEPTED,
+    LeaseEvent.REJECT: LeaseState.REJECTED,
+    LeaseEvent.EXPIRE: LeaseState.EXPIRED,
+    LeaseEvent.SKIP: LeaseState.SKIPPED,
+    LeaseEvent.CANCEL: LeaseState.CANCELLED,
 }
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.OFFERED, Event.HOLD): State.HELD,
-    (State.OFFERED, Event.BEGIN): State.GENERATING,
-    (State.HELD, Event.BEGIN): State.GENERATING,
+TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
+    (LeaseState.OFFERED, LeaseEvent.HOLD): LeaseState.HELD,
+    (LeaseState.OFFERED, LeaseEvent.BEGIN): LeaseState.GENERATING,
+    (LeaseState.HELD, LeaseEvent.BEGIN): LeaseState.GENERATING,
 } | {(state, event): end for state in OPEN for event, end in _ENDS.items()}
 """A pair that is not listed cannot happen; the five ends have no way out."""

@@ -12,7 +12,7 @@ from protocol import canonical, generation, limits
 from protocol.breach import Breach, different
 from protocol.episode import Name
 from protocol.errors import RequestExpired, WrongAudience
-from protocol.evidence import Evidence
+from protocol.evidence import RejectionEvidence
 from protocol.ids import Hex32, Hex64
 from protocol.lease import Lease, Numerics
 from protocol.message import Message, items_max
@@ -182,7 +182,7 @@ class Verdict(Message):
     message: str = ""
     tokens: int = 0
     credit_micros: int = 0
-    evidence: Evidence | None = None
+    evidence: RejectionEvidence | None = None
     """Of a rejection."""
 
 
@@ -222,7 +222,7 @@ class Peer(Message):
         return not self.address
 
 
-class Plan(Message):
+class FetchPlan(Message):
     """From whom to fetch; every entry is a hint, since chunks prove themselves.
 
     The n-th chunk of a version's manifest, counted from 0, belongs to stripe n modulo `stripes`.
@@ -248,7 +248,7 @@ class Plan(Message):
     """Nodes to dial from the listening port, and to ask for the address that the connection came from."""
 
 
-class Upload(Message):
+class PeerUpload(Message):
     """What one node sent us of a version."""
 
     peer_id: PeerId
@@ -257,7 +257,7 @@ class Upload(Message):
     """How long it was sending: while it owed us chunks that it held."""
 
 
-class Receipt(Message):
+class TransferReceipt(Message):
     """A node's signed word on who sent it a version, how long that took, and whom it could dial.
 
     It is sealed in an envelope of the domain `receipt`.
@@ -266,7 +266,7 @@ class Receipt(Message):
     round_id: Hex64
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     seconds: float = Field(ge=limits.FETCH_MIN_S, le=limits.FETCH_MAX_S)
-    uploads: tuple[Upload, ...] = Field(max_length=limits.PEERS_MAX)
+    uploads: tuple[PeerUpload, ...] = Field(max_length=limits.PEERS_MAX)
     from_origins: MovedBytes = 0
     """What came over HTTP, from servers that have no peer id."""
     answered: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)

@@ -14,7 +14,7 @@ from protocol.errors import ManifestInvalid
 from protocol.manifest import FileEntry, PolicyManifest
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """Files of one use."""
 
     names: re.Pattern[str]
@@ -23,17 +23,17 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind(re.compile(r"[\w.-]+\.safetensors"), None),
-    Kind(re.compile(r"[\w.-]+\.safetensors\.index\.json"), limits.TENSOR_INDEX_MAX_BYTES),
-    Kind(re.compile(r"chat_template[\w.-]*\.(jinja|json)"), limits.CHAT_TEMPLATE_MAX_BYTES),
-    Kind(re.compile(r"(tokenizer|added_tokens|vocab)[\w.-]*\.json"), limits.TOKENIZER_MAX_BYTES),
-    Kind(re.compile(r"(merges|vocab)\.txt|[\w.-]+\.model"), limits.TOKENIZER_MAX_BYTES),
-    Kind(re.compile(r"([\w.-]*config|canary|special_tokens[\w.-]*)\.json"), limits.POLICY_CONFIG_MAX_BYTES),
+    FileKind(re.compile(r"[\w.-]+\.safetensors"), None),
+    FileKind(re.compile(r"[\w.-]+\.safetensors\.index\.json"), limits.TENSOR_INDEX_MAX_BYTES),
+    FileKind(re.compile(r"chat_template[\w.-]*\.(jinja|json)"), limits.CHAT_TEMPLATE_MAX_BYTES),
+    FileKind(re.compile(r"(tokenizer|added_tokens|vocab)[\w.-]*\.json"), limits.TOKENIZER_MAX_BYTES),
+    FileKind(re.compile(r"(merges|vocab)\.txt|[\w.-]+\.model"), limits.TOKENIZER_MAX_BYTES),
+    FileKind(re.compile(r"([\w.-]*config|canary|special_tokens[\w.-]*)\.json"), limits.POLICY_CONFIG_MAX_BYTES),
 )
 """By the first pattern that is the whole name."""
 
 
-def kind_of(name: str) -> Kind | None:
+def kind_of(name: str) -> FileKind | None:
     """Return the kind of a file by its name; None if no policy has such a file."""
     return next((kind for kind in KINDS if kind.names.fullmatch(name)), None)
 

@@ -54,7 +54,7 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedDocument:
     """A document to fetch; `optional` ones may not exist, and then None is sent back."""
 
     name: str
@@ -72,7 +72,7 @@ class Refreshed:
     """When the timestamp expires: without a newer one, nothing is proved after it."""
 
 
-Conversation = Generator[Wanted, bytes | None, Refreshed]
+Conversation = Generator[WantedDocument, bytes | None, Refreshed]
 
 
 def fingerprint(root: bytes) -> str:
@@ -152,11 +152,11 @@ def refresh(stored: Documents, now: datetime) -> Conversation:
     return Refreshed(documents, manifest, trusted.timestamp.expires)
 
 
-def _follow_roots(trusted: TrustedMetadataSet, root: bytes) -> Generator[Wanted, bytes | None, bytes]:
+def _follow_roots(trusted: TrustedMetadataSet, root: bytes) -> Generator[WantedDocument, bytes | None, bytes]:
     """(1) Walk the chain of signed root rotations to its end."""
     for _ in range(limits.ROOT_ROTATIONS_MAX):
         name = f"{trusted.root.version + 1}.root.json"
-        data = yield Wanted(name, limits.METADATA_MAX_BYTES, optional=True)
+        data = yield WantedDocument(name, limits.METADATA_MAX_BYTES, optional=True)
         if data is None:
             break
         with _named():
@@ -165,11 +165,13 @@ def _follow_roots(trusted: TrustedMetadataSet, root: bytes) -> Generator[Wanted,
     return root
 
 
-def _newest_timestamp(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[Wanted, bytes | None, bytes]:
+def _newest_timestamp(
+    trusted: TrustedMetadataSet, stored: bytes | None
+) -> Generator[WantedDocument, bytes | None, bytes]:
     """(2) The stored timestamp sets the floor, even when it is expired; the fetched one must be sound and fresh."""
     if stored is not None:
         _load_as_floor(trusted.update_timestamp, stored)
-    data = yield Wanted("timestamp.json", limits.METADATA_MAX_BYTES)
+    data = yield WantedDocument("timestamp.json", limits.METADATA_MAX_BYTES)
     assert data is not None
     try:
         with _named():
@@ -185,27 +187,29 @@ def _newest_timestamp(trusted: TrustedMetadataSet, stored: bytes | None) -> Gene
     return data
 
 
-def _snapshot(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[Wanted, bytes | None, bytes]:
+def _snapshot(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[WantedDocument, bytes | None, bytes]:
     """(3) Keep the stored snapshot if it is still the named one, else fetch that."""
     wanted = trusted.timestamp.snapshot_meta.version
     if stored is not None:
         _load_as_floor(lambda data: trusted.update_snapshot(data, trusted=True), stored)
         if "snapshot" in trusted and trusted.snapshot.version == wanted:
             return stored
-    data = yield Wanted(f"{wanted}.snapshot.json", limits.METADATA_MAX_BYTES)
+    data = yield WantedDocument(f"{wanted}.snapshot.json", limits.METADATA_MAX_BYTES)
     assert data is not None
     with _named():
         trusted.update_snapshot(data)
     return data
 
 
-def _targets(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[Wanted, bytes | None, bytes]:
+def _targets(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[WantedDocument, bytes | None, bytes]:
     """(4) The same for the targets."""
     if stored is not None:
         _load_as_floor(trusted.update_targets, stored)
         if "targets" in trusted:
             return stored
-    data = yield Wanted(f"{trusted.snapshot.meta['targets.json'].version}.targets.json", limits.METADATA_MAX_BYTES)
+    data = yield WantedDocument(
+        f"{trusted.snapshot.meta['targets.json'].version}.targets.json", limits.METADATA_MAX_BYTES
+    )
     assert data is not None
     with _named():
         trusted.update_targets(data)
@@ -231,13 +235,13 @@ def _vouched(trusted: TrustedMetadataSet, targets: bytes | None) -> bool:
 
 def _manifest_bytes(
     trusted: TrustedMetadataSet, path: str, stored: bytes | None
-) -> Generator[Wanted, bytes | None, bytes]:
+) -> Generator[WantedDocument, bytes | None, bytes]:
     """(6) The manifest's bytes, from the store if they are the same."""
     entry = trusted.targets.targets[path]
     with suppress(LengthOrHashMismatchError):
         entry.verify_length_and_hashes(stored or b"")
         return stored or b""
-    data = yield Wanted(path, min(entry.length, limits.MANIFEST_MAX_BYTES))
+    data = yield WantedDocument(path, min(entry.length, limits.MANIFEST_MAX_BYTES))
     assert data is not None
     with _named():
         entry.verify_length_and_hashes(data)

@@ -26,19 +26,19 @@ from protocol.errors import MalformedMessage, SwarmError, Unreachable
 from protocol.message import Message
 from protocol.messages import (
     Fetched,
+    FetchPlan,
     Heartbeat,
     HeartbeatReply,
     LeaseProgress,
     LeaseProgressReply,
     LeaseReply,
     LeaseRequest,
-    Plan,
     PlanRequest,
-    Receipt,
     Register,
     ReturnLeases,
     Submission,
     SubmissionReply,
+    TransferReceipt,
     VersionRequest,
     seal_request,
 )
@@ -105,10 +105,10 @@ class Coordinator:
             raise MalformedMessage(said)
         return reply
 
-    async def plan(self, message: PlanRequest) -> Plan:
-        return await self._call("/v1/plan", message, Plan)
+    async def plan(self, message: PlanRequest) -> FetchPlan:
+        return await self._call("/v1/plan", message, FetchPlan)
 
-    async def fetched(self, receipt: Receipt) -> HeartbeatReply:
+    async def fetched(self, receipt: TransferReceipt) -> HeartbeatReply:
         """Say that a version is here, and who sent it."""
         envelope = self._key.seal("receipt", receipt.to_bytes())
         return await self._call("/v1/fetched", Fetched(receipt=envelope), HeartbeatReply)

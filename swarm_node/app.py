@@ -22,24 +22,24 @@ from swarm_node.pulse import Pulse
 from swarm_node.receipts import Claims
 from swarm_node.refusals import FOLDER, Refusals
 from swarm_node.sender import Sender
-from swarm_node.snapshot import Agent, Snapshot, now_ms
-from swarm_node.teller import Teller
+from swarm_node.snapshot import Agent, AgentSnapshot, now_ms
+from swarm_node.teller import ProgressReporter
 from swarm_node.waiting import first_of
 from swarm_node.worker import Worker
 
 log = logging.getLogger(__name__)
 
-Show = Callable[[Callable[[], Snapshot]], Awaitable[None]]
+Show = Callable[[Callable[[], AgentSnapshot]], Awaitable[None]]
 
 FINAL_SEND_S = 10.0
 """At the end of the round, how long the last rollouts may take to be judged."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class AgentSettings:
     """What the owner chose."""
 
-    member: member.Settings
+    member: member.MemberSettings
     groups_per_request: int
     engine_command: Choose
     threads: int = 1
@@ -49,7 +49,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Earnings:
+class RunEarnings:
     """What a run of the agent came to."""
 
     accepted: int
@@ -58,7 +58,7 @@ class Earnings:
     credit_micros: int
 
 
-async def run(settings: Settings) -> Earnings:
+async def run(settings: AgentSettings) -> RunEarnings:
     """Take part in a round until it is finished, a signal comes, or the owner says so."""
     home = settings.member.home
     async with open_member(settings.member) as me:
@@ -73,7 +73,7 @@ async def run(settings: Settings) -> Earnings:
         return earnings
 
 
-async def _work(settings: Settings, me: Member) -> tuple[Earnings, str]:
+async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
     """What came of it, and why it ended."""
     governor = Governor(
         settings.member.home,
@@ -87,7 +87,7 @@ async def _work(settings: Settings, me: Member) -> tuple[Earnings, str]:
     notices = Notices(me.coordinator, me.folder)
     said = "a signal"
     async with open_engine(settings.engine_command, log=None) as engine, trio.open_nursery() as nursery:
-        teller = Teller(me.coordinator, me.key, settings.member.join.round_id)
+        teller = ProgressReporter(me.coordinator, me.key, settings.member.join.round_id)
         worker = Worker(
             coordinator=me.coordinator,
             policies=me.policies,
@@ -126,7 +126,7 @@ async def _work(settings: Settings, me: Member) -> tuple[Earnings, str]:
                 await pulse.beat()
             nursery.cancel_scope.cancel()
     accepted = sender.verdicts.pop("accepted", 0) + sender.verdicts.pop("already_accepted", 0)
-    return Earnings(accepted, dict(sender.verdicts), sender.tokens, sender.credit_micros), said
+    return RunEarnings(accepted, dict(sender.verdicts), sender.tokens, sender.credit_micros), said
 
 
 async def _let_go(governor: Governor, worker: Worker) -> None:

@@ -6,7 +6,7 @@ ASK_AGAIN_S = 1.0
 """After a request for work, before another for less than half of the groups: short ones share requests."""
 
 
-class Appetite:
+class LeasePacing:
     """Of an engine that runs so many groups at once."""
 
     def __init__(self, groups: int) -> None:

@@ -15,7 +15,7 @@ from swarm_node import assemble
 from swarm_node.engine.client import Choose, open_engine
 from swarm_node.join_string import JoinString, round_folder
 from swarm_node.member import POLICIES, TRUST_FILE
-from swarm_node.throughput import Throughput, Work, measure
+from swarm_node.throughput import SampleWork, Throughput, measure
 from swarm_node.updater import saved
 
 
@@ -49,7 +49,7 @@ async def run(
 ) -> Throughput:
     """Sample so many batches of groups after one that does not count, as a node would."""
     sampler = subject.sampler
-    work = Work(subject.task, groups * batches, samples, sampler.max_new_tokens, sampler.temperature)
+    work = SampleWork(subject.task, groups * batches, samples, sampler.max_new_tokens, sampler.temperature)
     async with open_engine(command) as engine:
         await engine.load(subject.folder, 1)
         requests = await work.requests(engine, 1)

@@ -20,9 +20,9 @@ from swarm_node.commands.options import (
     DEFAULT_HOME,
     Device,
     DeviceOption,
-    Dtype,
     DtypeOption,
-    Engine,
+    EngineDtype,
+    EngineName,
     EngineOption,
     GpuLayersOption,
     Home,
@@ -118,10 +118,10 @@ def bench(
     samples: Annotated[int, typer.Option(min=1, max=64, help="Completions of each prompt.")] = 16,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
     batches: Annotated[int, typer.Option(min=1, help="How often; one more goes before and does not count.")] = 4,
-    engine: EngineOption = Engine.AUTO,
+    engine: EngineOption = EngineName.AUTO,
     threads: ThreadsOption = 0,
     device: DeviceOption = Device.AUTO,
-    dtype: DtypeOption = Dtype.AUTO,
+    dtype: DtypeOption = EngineDtype.AUTO,
     gpu_layers: GpuLayersOption = -1,
     vllm_python: VllmPythonOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
@@ -136,7 +136,7 @@ def bench(
     from protocol.manifest import Sampler
     from swarm_node import bench as benching
     from swarm_node import join_string as joining
-    from swarm_node.engine.choose import Choice, Options, for_policy
+    from swarm_node.engine.choose import Choice, EngineOptions, for_policy
 
     logs.to_stderr(quiet=True)
     subject = (
@@ -144,7 +144,7 @@ def bench(
         if "://" in policy
         else benching.Subject(Path(policy), task, Sampler(temperature=1.0, max_new_tokens=max_new_tokens))
     )
-    options = Options(threads, device.value, dtype.value, gpu_layers, vllm_python)
+    options = EngineOptions(threads, device.value, dtype.value, gpu_layers, vllm_python)
 
     def choose(plays: bool, unfit: Mapping[str, str]) -> Choice:
         choice = for_policy(engine.value, options, plays, unfit)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from protocol.lease import Lease
 
 
-class Pace(NamedTuple):
+class NodePace(NamedTuple):
     """How fast this node works."""
 
     tokens_per_s: float = 0.0
@@ -31,7 +31,7 @@ class Sorted(NamedTuple):
     """Of the first that was declined."""
 
 
-def sort_out(leases: Sequence[Lease], *, now_ms: int, pace: Pace, price_floor: int) -> Sorted:
+def sort_out(leases: Sequence[Lease], *, now_ms: int, pace: NodePace, price_floor: int) -> Sorted:
     """Take an offer apart."""
     begun: list[Lease] = []
     declined: dict[str, str] = {}
@@ -47,7 +47,7 @@ def sort_out(leases: Sequence[Lease], *, now_ms: int, pace: Pace, price_floor: i
     return Sorted(tuple(begun), tuple(declined), next(iter(declined.values()), ""))
 
 
-def _against(lease: Lease, tokens: float, now_ms: int, pace: Pace, price_floor: int) -> str:
+def _against(lease: Lease, tokens: float, now_ms: int, pace: NodePace, price_floor: int) -> str:
     left_s = (lease.expires_ms - now_ms) / 1000
     if lease.price_micros_per_mtok < price_floor:
         return f"it pays {lease.price_micros_per_mtok}, and your floor is {price_floor}"
@@ -59,7 +59,7 @@ def _against(lease: Lease, tokens: float, now_ms: int, pace: Pace, price_floor: 
     return ""
 
 
-def _tokens(lease: Lease, pace: Pace) -> float:
+def _tokens(lease: Lease, pace: NodePace) -> float:
     """What is left to sample of a lease, as far as one can tell."""
     done = sum(1 for prefix in lease.prefixes if prefix.finish)
     return (lease.samples - done) * max(1.0, pace.tokens_per_sample)

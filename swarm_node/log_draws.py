@@ -16,8 +16,8 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from ledger import drawing
-from ledger.drawing import ALL_PPM, Draw
-from ledger.entry import Entry, Pending, Post, Reveal, Verdict
+from ledger.drawing import ALL_PPM, LotteryDraw
+from ledger.entry import Entry, Pending, Post, Reveal, VerdictEntry
 from protocol.errors import ProofInvalid
 from protocol.ids import Hex64
 from swarm_node.log_reader import LogReader
@@ -29,7 +29,7 @@ SLACK_EPOCHS = 1
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawSummary:
     """What the lists of all revealed epochs come to."""
 
     claims: int = 0
@@ -54,7 +54,7 @@ class Audits:
                 self.credited[entry.claim_id] = index
             case Post():
                 self.posted[entry.claim_id] = index
-            case Verdict():
+            case VerdictEntry():
                 self.verdicts[entry.claim_id] = index, entry.outcome
             case Reveal():
                 self.reveals.append((index, entry))
@@ -66,7 +66,7 @@ class Audits:
             raise ProofInvalid(f"Entry {paid} pays claim {claim_id[:16]}…, which {why}, and no audit had looked at it.")
 
 
-async def check(reader: LogReader, audits: Audits) -> Drawn:
+async def check(reader: LogReader, audits: Audits) -> DrawSummary:
     """Compare every revealed epoch with its list."""
     for claim_id, (index, outcome) in audits.verdicts.items():
         if outcome == "hard" and audits.posted.get(claim_id, -1) > index:
@@ -86,11 +86,11 @@ async def check(reader: LogReader, audits: Audits) -> Drawn:
         if ends and index < ends[-1] and claim_id not in listed:
             audits.require_verdict(claim_id, "is in no epoch's list")
     pardoned = sum(audits.verdicts.get(claim_id, (0, ""))[1] == "pardon" for claim_id in drawn)
-    return Drawn(len(listed), len(drawn), pardoned)
+    return DrawSummary(len(listed), len(drawn), pardoned)
 
 
-def _read(data: bytes, epoch: int) -> list[Draw]:
+def _read(data: bytes, epoch: int) -> list[LotteryDraw]:
     try:
-        return [Draw(claim_id, rate_ppm) for claim_id, rate_ppm in _LIST.validate_json(data, strict=True)]
+        return [LotteryDraw(claim_id, rate_ppm) for claim_id, rate_ppm in _LIST.validate_json(data, strict=True)]
     except ValidationError:
         raise ProofInvalid(f"The list of epoch {epoch} is none of claims and rates.") from None

@@ -14,7 +14,7 @@ import trio
 from ledger import tiles
 from ledger.note import NOTE_MAX_BYTES
 from ledger.tiles import BUNDLE_MAX_BYTES, TILE_BYTES, TILE_HASHES, Tile, tile_of, tile_with
-from ledger.tree import HASH_BYTES, HashOf, Node
+from ledger.tree import HASH_BYTES, HashOf, Subtree
 from ledger.witness import WITNESSES_MAX, Cosigned
 from protocol import limits
 from protocol.errors import NotFound
@@ -32,7 +32,7 @@ COSIGNED_MAX_BYTES = WITNESSES_MAX * NOTE_MAX_BYTES + limits.KIB
 NO_TILES: Mapping[Tile, bytes] = {}
 
 
-class Files(Protocol):
+class PublicFiles(Protocol):
     """Where public files are."""
 
     async def file(self, path: str, max_bytes: int) -> bytes | None: ...
@@ -54,7 +54,7 @@ class Folder:
 class Saving:
     """Files from elsewhere, saved on their way."""
 
-    def __init__(self, files: Files, path: Path) -> None:
+    def __init__(self, files: PublicFiles, path: Path) -> None:
         self._files = files
         self._path = path
 
@@ -70,7 +70,7 @@ class Saving:
 class LogReader:
     """One log."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: PublicFiles) -> None:
         self._files = files
         self.grows = not isinstance(files, Folder)
         """Whether what is missing may yet come."""
@@ -105,7 +105,7 @@ class LogReader:
     async def receipt(self, claim_id: str) -> bytes:
         return await self._need(f"receipts/{claim_id}", limits.MESSAGE_MAX_BYTES)
 
-    async def hashes(self, nodes: Iterable[Node], size: int, own: Mapping[Tile, bytes] = NO_TILES) -> HashOf:
+    async def hashes(self, nodes: Iterable[Subtree], size: int, own: Mapping[Tile, bytes] = NO_TILES) -> HashOf:
         """Where these nodes of a tree are found, once their tiles have been fetched; the caller's own are not."""
         wanted = dict.fromkeys(tile_with(node, size) for node in nodes)
         fetched = {tile: own[tile] if tile in own else await self._tile(tile) for tile in wanted}

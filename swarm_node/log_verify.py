@@ -21,7 +21,7 @@ import trio
 from pydantic import BaseModel, Field, ValidationError
 
 from ledger import book, tiles, tree, witness
-from ledger.book import ClaimState, Folding, Outcome, State
+from ledger.book import BookState, ClaimState, EntryOutcome, Folding
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.entry import Root, parse
 from ledger.gaps import Gap, Keys
@@ -39,7 +39,7 @@ from protocol.errors import (
     UntrustedMetadata,
 )
 from swarm_node import log_draws
-from swarm_node.log_draws import Audits, Drawn
+from swarm_node.log_draws import Audits, DrawSummary
 from swarm_node.log_reader import LogReader
 
 PATIENCE_S = 30.0
@@ -79,13 +79,13 @@ class Verified:
     """How many root documents are served."""
     logged_roots: int
     """How many of them the log names: all, or 0 if it is older than such entries."""
-    audits: Drawn
+    audits: DrawSummary
     """What the lottery drew."""
     gaps: tuple[str, ...]
     """Where the log was resumed after a gap, by the word of the root keys."""
 
 
-class _Log:
+class _VerifiedLog:
     """The tree and the book, as far as they are read."""
 
     def __init__(self) -> None:
@@ -97,14 +97,14 @@ class _Log:
         self._tiles: dict[tuple[int, int], bytes] = {}
 
     @property
-    def state(self) -> State:
+    def state(self) -> BookState:
         return self._folding.state
 
     def add(self, bodies: Sequence[bytes]) -> None:
         for index, body in enumerate(bodies, self.size):
             entry = parse(body)
             outcome = self._folding.add(entry)
-            if outcome is not Outcome.APPLIED:
+            if outcome is not EntryOutcome.APPLIED:
                 raise ProofInvalid(f"Entry {index} cannot stand where it stands: {outcome.value}.")
             self.audits.hear(index, entry)
             if isinstance(entry, Root):
@@ -132,7 +132,7 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
     keys = Keys(roots, round_id)
     vouched = witness.vouched(keys.without_lost([note, *cosigned]), keys.newest_first, witnesses.keys)
     witnessed = witnesses.require(vouched)
-    log = _Log()
+    log = _VerifiedLog()
     if not shown.ledger_size:
         _check_leaderboard(log.state, shown)
     await _read(reader, log, checkpoint, shown, tell)
@@ -170,7 +170,7 @@ def _end(reader: LogReader) -> float:
 
 
 async def _read(
-    reader: LogReader, log: _Log, checkpoint: Checkpoint, shown: _Leaderboard, tell: Callable[[int, int], None]
+    reader: LogReader, log: _VerifiedLog, checkpoint: Checkpoint, shown: _Leaderboard, tell: Callable[[int, int], None]
 ) -> None:
     """(2, 3, 4) The entries that were not read yet, up to this checkpoint's."""
     for number in range(log.size // TILE_HASHES, -(-checkpoint.size // TILE_HASHES)):
@@ -208,7 +208,7 @@ async def _covering(
         await trio.sleep(LOOK_EVERY_S)
 
 
-def _check_vouched(log: _Log, one: Vouched) -> None:
+def _check_vouched(log: _VerifiedLog, one: Vouched) -> None:
     """(4) What a witness has signed is the beginning of this log."""
     said = one.checkpoint
     if said.size > log.size:
@@ -223,7 +223,7 @@ def _check_vouched(log: _Log, one: Vouched) -> None:
         )
 
 
-def _check_roots(log: _Log, roots: Sequence[bytes]) -> None:
+def _check_roots(log: _VerifiedLog, roots: Sequence[bytes]) -> None:
     """(5) What the log says of the round's keys, to everybody, is what was served here."""
     for number, (index, logged) in enumerate(log.roots, 1):
         if logged.version != number:
@@ -241,7 +241,7 @@ def _check_roots(log: _Log, roots: Sequence[bytes]) -> None:
             )
 
 
-def _check_gaps(log: _Log, gaps: Sequence[Gap]) -> None:
+def _check_gaps(log: _VerifiedLog, gaps: Sequence[Gap]) -> None:
     """(6) The log begins with what was kept, and goes on with the entry of the document that says so.
 
     Entries of root documents before it may stand between: theirs were lost, too.
@@ -256,7 +256,7 @@ def _check_gaps(log: _Log, gaps: Sequence[Gap]) -> None:
             raise ProofInvalid(f"{gap}, and the log does not go on from these with the entry of that document.")
 
 
-def _not_logged(log: _Log, roots: Sequence[bytes]) -> UntrustedMetadata:
+def _not_logged(log: _VerifiedLog, roots: Sequence[bytes]) -> UntrustedMetadata:
     """(5) Somebody is shown keys that nobody else can know of, or the coordinator has not started with them yet."""
     number = len(log.roots) + 1
     digest = Root.of(number, roots[number - 1]).root_digest
@@ -274,7 +274,7 @@ def _read_leaderboard(data: bytes) -> _Leaderboard:
         raise MalformedMessage(f"{error.error_count()} fields of the leaderboard are wrong.") from None
 
 
-def _check_leaderboard(state: State, shown: _Leaderboard) -> None:
+def _check_leaderboard(state: BookState, shown: _Leaderboard) -> None:
     """(3) Every node's row against the claims."""
     nothing = _Row(node_id="", posted_micros=0, pending_micros=0, voided_micros=0, validated_tokens=0)
     rows = {row.node_id: row for row in shown.nodes}

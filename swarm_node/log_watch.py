@@ -29,7 +29,7 @@ import trio
 from ledger import proof, tree, witness
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.gaps import Gap, Keys
-from ledger.note import Key
+from ledger.note import NoteKey
 from ledger.tree import EMPTY_ROOT
 from ledger.witness import Vouched, Witnesses
 from protocol.errors import (
@@ -70,7 +70,7 @@ class Overtaken(SwarmError):
     code, fault = "log_overtaken", "node"
 
 
-class Seen(Message):
+class SeenLog(Message):
     """What is kept: the roots and the note, as they were served; no note before the first."""
 
     roots: tuple[bytes, ...] = ()
@@ -118,11 +118,11 @@ class LogWatch:
                     raise
             await trio.sleep(LOOK_EVERY_S)
 
-    def _recall(self) -> Seen:
+    def _recall(self) -> SeenLog:
         """What was seen last, by whichever program; raises if one has found a fork."""
         if forks := sorted(self._folder.glob("fork-*.proof")):
             raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL.format(self._folder))
-        return Seen.from_bytes(self._path.read_bytes()) if self._path.exists() else Seen()
+        return SeenLog.from_bytes(self._path.read_bytes()) if self._path.exists() else SeenLog()
 
     async def look(self) -> tuple[bytes, Checkpoint]:
         """The newest checkpoint, after it was proved to continue the last one seen."""
@@ -156,7 +156,7 @@ class LogWatch:
             await self._prove(roots, (self._seen.checkpoint, note), earlier, later, gap)
         if gap:
             await self._pass_gap(gap, seen)
-        await trio.to_thread.run_sync(self._keep, Seen(roots=roots, checkpoint=note))
+        await trio.to_thread.run_sync(self._keep, SeenLog(roots=roots, checkpoint=note))
         found = await self._hear(roots, cosigned, note, later) if self._witnesses.keys else []
         if later.size == self._longest:
             self._unproved = self._withheld = 0
@@ -190,7 +190,7 @@ class LogWatch:
             roots = await self._reader.roots(roots)
             return roots, open_checkpoint(note, self._newest_key(roots))
 
-    def _newest_key(self, roots: tuple[bytes, ...]) -> Sequence[Key]:
+    def _newest_key(self, roots: tuple[bytes, ...]) -> Sequence[NoteKey]:
         return proof.ledger_keys(roots, self._round_id)[:1]
 
     def _last(self, keys: Keys) -> tuple[Checkpoint, Gap | None]:
@@ -252,7 +252,7 @@ class LogWatch:
             raise LedgerForked(f"{said}, and there is no room for the proof: {error.message}", hint=hint) from error
         raise LedgerForked(f"{said}: {path} proves it.", hint=hint)
 
-    def _keep(self, seen: Seen) -> None:
+    def _keep(self, seen: SeenLog) -> None:
         """Replace what was seen, unless another program has meanwhile: this must continue that, then."""
         meanwhile = Overtaken("Another program of this home has looked at the ledger meanwhile.", hint="Try again.")
         with disk_named(self._folder):

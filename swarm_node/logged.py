@@ -21,8 +21,8 @@ from typing import Literal, NamedTuple
 
 from ledger import proof, tree
 from ledger.checkpoint import Checkpoint
-from ledger.entry import Pending, Post, Reinstate, Verdict, Void, parse
-from ledger.proof import Proven, Receipt
+from ledger.entry import Pending, Post, Reinstate, VerdictEntry, Void, parse
+from ledger.proof import LedgerReceipt, Proven
 from ledger.tiles import TILE_HASHES, Tile, tile_of
 from ledger.tree import leaf_hash
 from protocol import chunks
@@ -79,7 +79,7 @@ async def found(
             if index <= credit.index or told.claim_id.encode() not in body:
                 continue
             entry = parse(body)
-            if isinstance(entry, Verdict) and entry.claim_id == told.claim_id:
+            if isinstance(entry, VerdictEntry) and entry.claim_id == told.claim_id:
                 _compare(entry, index, told)
                 verdict = index
                 if told.state not in SETTLED:
@@ -114,7 +114,7 @@ def _credit(receipt: bytes, round_id: str, me: NodeId, told: Explanation, checkp
         )
     if under.size > checkpoint.size:
         raise ProofInvalid(f"A receipt is of {under.size} entries, and only {checkpoint.size} are shown.", hint=SHOW)
-    return Receipt.from_bytes(receipt).entries[0]
+    return LedgerReceipt.from_bytes(receipt).entries[0]
 
 
 def _bundles(start: int, size: int) -> Iterator[Tile]:
@@ -137,7 +137,7 @@ async def _proved(reader: LogReader, bundle: Tile, checkpoint: Checkpoint) -> li
     return bodies
 
 
-def _compare(entry: Verdict, index: int, told: Explanation) -> None:
+def _compare(entry: VerdictEntry, index: int, told: Explanation) -> None:
     """(4) One finding, one evidence."""
     evidence = chunks.digest(told.report)
     if (entry.outcome, entry.evidence_digest) != (told.finding, evidence):

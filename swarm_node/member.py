@@ -25,7 +25,7 @@ from swarm_node import identity
 from swarm_node.addresses import is_in_own_network
 from swarm_node.allowance import settings as allowance
 from swarm_node.allowance.rules import GB
-from swarm_node.allowance.uploads import Uploads
+from swarm_node.allowance.uploads import UploadCounter
 from swarm_node.api_client import Coordinator
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
+class MemberSettings:
     """What the owner chose, for every kind of member."""
 
     join: JoinString
@@ -75,7 +75,7 @@ class Settings:
 class Member:
     """The parts of a running member."""
 
-    settings: Settings
+    settings: MemberSettings
     key: NodeKey
     folder: Path
     """Of this round, below the home."""
@@ -83,7 +83,7 @@ class Member:
     server: ChunkServer
     policies: PolicyFollower
     reach: Reachability
-    uploads: Uploads
+    uploads: UploadCounter
     signals: AsyncIterator[int]
     log_watch: LogWatch
     mapper: PortMapper | None
@@ -101,7 +101,7 @@ class Member:
 
 
 @asynccontextmanager
-async def open_member(settings: Settings) -> AsyncIterator[Member]:
+async def open_member(settings: MemberSettings) -> AsyncIterator[Member]:
     """Make the parts; nothing of them runs by itself but the chunk server."""
     me = identity.load_or_create(settings.home / "node.key")
     folder = round_folder(settings.home, settings.join)
@@ -110,7 +110,7 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
         log.info("node started id=%s home=%s", me.key.node_id, settings.home)
         blobs = BlobStore(folder / "blobs")
         blobs.clean()
-        uploads = Uploads(settings.home, lambda: datetime.now(UTC))
+        uploads = UploadCounter(settings.home, lambda: datetime.now(UTC))
         uploads.cap_bytes = int(allowance.changed(settings.home, dict(settings.limits)).upload_gb * GB) or None
         async with open_origins(coordinator) as origins, _open_host(settings, me.seed) as host:
             arrivals = Arrivals()
@@ -152,7 +152,7 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
 
 
 @asynccontextmanager
-async def _open_host(settings: Settings, key_seed: bytes) -> AsyncIterator[Host]:
+async def _open_host(settings: MemberSettings, key_seed: bytes) -> AsyncIterator[Host]:
     """Run the host where others can dial it, or where nothing listens."""
     if not settings.share:
         async with open_host(key_seed, None, 0) as host:
@@ -165,9 +165,9 @@ async def _open_host(settings: Settings, key_seed: bytes) -> AsyncIterator[Host]
         yield host
 
 
-def _mapper(settings: Settings, host: Host, reach: Reachability) -> PortMapper | None:
+def _mapper(settings: MemberSettings, host: Host, reach: Reachability) -> PortMapper | None:
     """Return what maps the port: where the owner wants it, or where nodes on the internet are to dial this one."""
-    places = [listening.Place(*host_and_port(address)) for address in host.addresses]
+    places = [listening.ListenAddress(*host_and_port(address)) for address in host.addresses]
     if settings.map_port is False or not places or places[0].is_loopback:
         return None
     if settings.map_port or settings.advertise:
@@ -179,7 +179,7 @@ def _mapper(settings: Settings, host: Host, reach: Reachability) -> PortMapper |
     return PortMapper(places[0].port, reach, only_if=is_on_the_internet)
 
 
-def _report_listening(addresses: tuple[str, ...], uploads: Uploads) -> None:
+def _report_listening(addresses: tuple[str, ...], uploads: UploadCounter) -> None:
     bounds = HostSettings()
     if not addresses:
         log.info(listening.NOTHING_LISTENS)

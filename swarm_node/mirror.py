@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import trio
 
 from swarm_node.activity import Phase
-from swarm_node.member import Settings, cancel_on_signal, open_member
+from swarm_node.member import MemberSettings, cancel_on_signal, open_member
 from swarm_node.policies import PolicyFollower, Traffic
 from swarm_node.pulse import Pulse
 
@@ -37,7 +37,7 @@ class Held:
         return asdict(self)
 
 
-async def run(settings: Settings, *, tell: Callable[[Held], None]) -> None:
+async def run(settings: MemberSettings, *, tell: Callable[[Held], None]) -> None:
     """Mirror a round until it is finished or a signal comes."""
     async with open_member(settings) as me, trio.open_nursery() as nursery:
         mirror = _Mirror(me.policies, tell)

@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from ledger import payout_proof
-from ledger.payout_proof import Line, PayoutReply
+from ledger.payout_proof import PayoutLine, PayoutReply
 from protocol.errors import NotFound, ProofInvalid, SwarmError
 from swarm_node.disk import write_durably
 
@@ -23,7 +23,7 @@ Ask = Callable[[int], Awaitable[PayoutReply]]
 """What the coordinator says of a batch."""
 
 
-async def fetch(ask: Ask | None, round_id: str, folder: Path) -> AsyncIterator[tuple[int, Line | None]]:
+async def fetch(ask: Ask | None, round_id: str, folder: Path) -> AsyncIterator[tuple[int, PayoutLine | None]]:
     """The line of every batch that pays this node's owner, kept or asked for; None of one that is not published yet."""
     kept = await trio.to_thread.run_sync(_kept, folder, round_id)
     known = max(kept, default=0)
@@ -44,7 +44,7 @@ async def fetch(ask: Ask | None, round_id: str, folder: Path) -> AsyncIterator[t
             yield number, line
 
 
-async def _keep(data: bytes, folder: Path, number: int, round_id: str, before: Line | None) -> Line:
+async def _keep(data: bytes, folder: Path, number: int, round_id: str, before: PayoutLine | None) -> PayoutLine:
     """Keep what is proved, if it is of this batch and says what was proved before."""
     line = payout_proof.check(data, round_id)
     if line.batch.batch != number:
@@ -56,17 +56,17 @@ async def _keep(data: bytes, folder: Path, number: int, round_id: str, before: L
     return line
 
 
-def _terms(line: Line) -> tuple[object, ...]:
+def _terms(line: PayoutLine) -> tuple[object, ...]:
     return line.batch, line.place, line.address, line.amount_micros
 
 
-def _kept(folder: Path, round_id: str) -> dict[int, Line]:
+def _kept(folder: Path, round_id: str) -> dict[int, PayoutLine]:
     folder.mkdir(parents=True, exist_ok=True)
     lines = [_checked(path, round_id) for path in folder.glob("*.payout")]
     return {line.batch.batch: line for line in lines}
 
 
-def _checked(path: Path, round_id: str) -> Line:
+def _checked(path: Path, round_id: str) -> PayoutLine:
     try:
         return payout_proof.check(path.read_bytes(), round_id)
     except SwarmError as error:

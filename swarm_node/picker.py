@@ -37,7 +37,7 @@ from swarm_node.last_resort import hopeless, lacking_elsewhere, needs_origin
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
 from swarm_node.silence import Hearing
-from swarm_node.sources import Source, SourceState, deal, drawn
+from swarm_node.sources import ChunkSource, SourceState, deal, drawn
 from swarm_node.survey import Survey, look_around
 
 
@@ -64,7 +64,7 @@ class Picker:
         self,
         chunks: Sequence[ChunkId],
         missing: Iterable[ChunkId],
-        sources: Iterable[Source],
+        sources: Iterable[ChunkSource],
         *,
         rng: Random,
         now: float,
@@ -93,7 +93,7 @@ class Picker:
         self._survey, self._hearing = Survey(), Hearing(now, from_s=self._patient_until)
         self._progress_at = now
 
-    def follow(self, sources: Iterable[Source], *, stripes: int, pace: PlanPace) -> None:
+    def follow(self, sources: Iterable[ChunkSource], *, stripes: int, pace: PlanPace) -> None:
         """Go by this plan from now on: whom it names is asked at once, whom it does not name no more."""
         self._pace, named = pace, {source.name: source for source in sources}
         for name in self._states.keys() - named.keys():

@@ -33,7 +33,7 @@ from protocol.errors import (
 )
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
-from protocol.messages import Blame, Plan, PlanRequest, Receipt, Transfer, Upload
+from protocol.messages import Blame, FetchPlan, PeerUpload, PlanRequest, Transfer, TransferReceipt
 from protocol.policy_folder import require_files
 from protocol.trust import FROZEN
 from swarm_node import assemble, room
@@ -44,7 +44,7 @@ from swarm_node.blobs import BlobStore
 from swarm_node.disk import disk_named
 from swarm_node.milestones import Milestones
 from swarm_node.origins import Origins
-from swarm_node.p2p.download import FetchReport, NoSource, Progress, fetch_chunks
+from swarm_node.p2p.download import DownloadProgress, FetchReport, NoSource, fetch_chunks
 from swarm_node.p2p.host import Host
 from swarm_node.reach.state import CAN, CANNOT
 from swarm_node.trouble import Trouble
@@ -70,7 +70,7 @@ def refresh_in_s(proved_until: datetime | None, now: datetime) -> float:
 
 
 @dataclass(frozen=True)
-class Policy:
+class HeldVersion:
     """A version whose files are on this disk, complete and verified."""
 
     manifest: PolicyManifest
@@ -143,17 +143,17 @@ class PolicyFollower:
         self._changed = trio.Event()
         self._announced = 0
         self._planned = 0
-        self._plan: Plan | None = None
+        self._plan: FetchPlan | None = None
         """The version whose plan was last followed, and that plan: whom it says to call is called."""
         self.dialled: bool | None = None
         """Whether others could dial this node of late, as the last plan that knew says."""
         self._caught: Counter[str] = Counter()
         """How often each peer sent wrong bytes: the more often, the later among the peers it is asked."""
-        self._kept: list[Policy] = []
+        self._kept: list[HeldVersion] = []
         """The version before `ready`, for those who are behind, and `ready`."""
-        self._held: tuple[Policy, ...] = ()
+        self._held: tuple[HeldVersion, ...] = ()
         """Those that an engine has, or loads."""
-        self.ready: Policy | None = None
+        self.ready: HeldVersion | None = None
         self.distrust: SwarmError | None = None
         self.trouble = Trouble()
         self.download: Download | None = None
@@ -196,13 +196,13 @@ class PolicyFollower:
             self._announced = newest_version
             self._hint.set()
 
-    async def usable(self) -> Policy:
+    async def usable(self) -> HeldVersion:
         """The version to work with, once there is one and nothing speaks against it."""
         while (policy := self.usable_now()) is None:
             await self._changed.wait()
         return policy
 
-    def usable_now(self) -> Policy | None:
+    def usable_now(self) -> HeldVersion | None:
         """The version to work with, if there is one and nothing speaks against it."""
         self._expire()
         return self.ready if self.distrust is None else None
@@ -215,14 +215,14 @@ class PolicyFollower:
             self._judge(MetadataExpired(said, hint=FROZEN))
             self._hint.set()
 
-    def hold(self, policy: Policy, *others: Policy | None) -> bool:
+    def hold(self, policy: HeldVersion, *others: HeldVersion | None) -> bool:
         """Keep the folders of these versions until others are held; False if the first may be removed already."""
         if policy not in (*self._kept, *self._held):
             return False
         self._held = (policy, *filter(None, others))
         return True
 
-    async def newer_than(self, policy: Policy, *, patience_s: float) -> None:
+    async def newer_than(self, policy: HeldVersion, *, patience_s: float) -> None:
         """Return when another version than this is ready, or after so many seconds."""
         with trio.move_on_after(patience_s):
             while self.ready == policy:
@@ -255,12 +255,12 @@ class PolicyFollower:
         """Have a version here, offer it, and forget the one before the last."""
         self.milestones.passed(manifest.version, "heard")
         require_files(manifest)
-        receipt: Receipt | None = None
+        receipt: TransferReceipt | None = None
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:
             folder, receipt = await self._make(manifest)
         self.milestones.passed(manifest.version, "fetched")
-        self.ready = Policy(manifest, folder)
+        self.ready = HeldVersion(manifest, folder)
         self._kept = [*self._kept[-1:], self.ready]
         self._tell()
         if receipt is not None:
@@ -282,7 +282,7 @@ class PolicyFollower:
         self._host.own_network = await self._origins.at_home()
         await self._new_plan(manifest.version)
 
-    async def _new_plan(self, version: int) -> Plan | None:
+    async def _new_plan(self, version: int) -> FetchPlan | None:
         """Whom to ask for a version; whom to call is called. None if the coordinator does not say."""
         try:
             plan = await self._report_place(version)
@@ -299,7 +299,7 @@ class PolicyFollower:
             log.info("version=%d: %s", version, CAN if plan.dialled else CANNOT)
         return plan
 
-    async def _report_place(self, version: int) -> Plan:
+    async def _report_place(self, version: int) -> FetchPlan:
         """Report what this node knows of its place in the network, which the next version's plan goes by."""
         report = self._host.punches.report()
         request = PlanRequest(
@@ -309,12 +309,12 @@ class PolicyFollower:
         self._host.punches.confirm(report)
         return plan
 
-    def _makeshift(self) -> Plan:
+    def _makeshift(self) -> FetchPlan:
         """Without a plan: whoever was in the last one may have the version by now, and nobody feeds anybody."""
         peers = [peer.model_copy(update={"stripes": ()}) for peer in (self._plan.peers if self._plan else ())]
-        return Plan(stripes=1, peers=tuple(peers), rate=0.0, hops=1, help_rate=0.0)
+        return FetchPlan(stripes=1, peers=tuple(peers), rate=0.0, hops=1, help_rate=0.0)
 
-    async def _make(self, manifest: PolicyManifest) -> tuple[Path, Receipt]:
+    async def _make(self, manifest: PolicyManifest) -> tuple[Path, TransferReceipt]:
         """Fetch a version, and build its folder from the chunks as they come; first, make room for it."""
         await self._forget_chunks(manifest)
         bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
@@ -331,11 +331,11 @@ class PolicyFollower:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(draft.discard)
 
-    def _witness(self, manifest: PolicyManifest, report: FetchReport) -> Receipt:
+    def _witness(self, manifest: PolicyManifest, report: FetchReport) -> TransferReceipt:
         """Who sent this version, and who could be dialled."""
         seconds = min(max(report.seconds, limits.FETCH_MIN_S), limits.FETCH_MAX_S)
         uploads = [
-            Upload(
+            PeerUpload(
                 peer_id=name,
                 size_bytes=size,
                 busy_s=seconds if (busy_s := report.busy_s[name]) is None else min(busy_s, seconds),
@@ -345,7 +345,7 @@ class PolicyFollower:
         answered, unanswered = self._host.dials.tell()
         to_dial = {peer.peer_id for plan in report.plans for peer in (*plan.peers, *plan.calls) if not peer.calls}
         probe = next((plan.probe.peer_id for plan in report.plans if plan.probe), None)
-        return Receipt(
+        return TransferReceipt(
             round_id=manifest.round_id,
             version=manifest.version,
             seconds=seconds,
@@ -356,7 +356,7 @@ class PolicyFollower:
             missed_probe=probe if probe in unanswered else None,
         )
 
-    async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: Plan) -> FetchReport:
+    async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: FetchPlan) -> FetchReport:
         report = FetchReport()
         self.download = Download(manifest.version, bytes=sum(sizes.values()))
         try:
@@ -391,7 +391,7 @@ class PolicyFollower:
         )
         return report
 
-    def _note_progress(self, progress: Progress) -> None:
+    def _note_progress(self, progress: DownloadProgress) -> None:
         if self.download is not None:
             self.download.bytes_done, self.download.bytes = progress.bytes_done, progress.bytes
             self.download.peers = len(self._host.connected())

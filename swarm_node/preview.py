@@ -21,7 +21,7 @@ from swarm_node.doctor.examine import ask, config_bytes, weights_bytes
 from swarm_node.engine.precision import Model, describe_model
 from swarm_node.join_string import JoinString
 from swarm_node.machine import gpu
-from swarm_node.member import Settings
+from swarm_node.member import MemberSettings
 
 PATIENCE_S = 20.0
 
@@ -88,7 +88,7 @@ def understood(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int
     return ["".join(letter if letter.isprintable() else "?" for letter in line) for line in said]
 
 
-async def tell(settings: Settings, key: NodeKey) -> list[str]:
+async def tell(settings: MemberSettings, key: NodeKey) -> list[str]:
     """Demand, earnings, and the model against this machine; raises where the coordinator cannot be asked or trusted."""
     with trio.move_on_after(PATIENCE_S):
         return await _look(settings.join, settings, key)
@@ -104,7 +104,7 @@ class Published(NamedTuple):
     """Classes of numerics that it admits; none: any. The coordinator says so, and nobody signs it."""
 
 
-async def published(settings: Settings, key: NodeKey) -> Published:
+async def published(settings: MemberSettings, key: NodeKey) -> Published:
     """Ask for the model; its sizes and its configuration are checked against what the round signs."""
     with trio.move_on_after(PATIENCE_S):
         coordinator = Coordinator(settings.join.url, settings.join.round_id, key)
@@ -121,7 +121,7 @@ async def published(settings: Settings, key: NodeKey) -> Published:
     raise Unreachable(f"The coordinator at {settings.join.url} did not answer within {PATIENCE_S:.0f} s.")
 
 
-async def _look(join: JoinString, settings: Settings, key: NodeKey) -> list[str]:
+async def _look(join: JoinString, settings: MemberSettings, key: NodeKey) -> list[str]:
     coordinator = Coordinator(join.url, join.round_id, key)
     try:
         status, rows = await coordinator.status(), await coordinator.leaderboard()
@@ -133,5 +133,5 @@ async def _look(join: JoinString, settings: Settings, key: NodeKey) -> list[str]
     seen = await trio.to_thread.run_sync(gpu.look)
     findings = (storage.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
     return said + [
-        f"{one.check}: {one.said} {one.evidence}".rstrip() for one in findings if one.state != report.State.SKIP
+        f"{one.check}: {one.said} {one.evidence}".rstrip() for one in findings if one.state != report.CheckState.SKIP
     ]

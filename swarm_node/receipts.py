@@ -51,7 +51,7 @@ class Claims:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class ClaimReceipt:
     """What is proved of one claim."""
 
     claim_id: str
@@ -73,7 +73,7 @@ _STATES = {"post": "posted", "void": "voided", "reinstate": "reinstated"}
 
 async def fetch(
     reader: LogReader | None, round_id: str, node_id: NodeId, claims: Iterable[str], folder: Path
-) -> AsyncIterator[tuple[str, Receipt | None]]:
+) -> AsyncIterator[tuple[str, ClaimReceipt | None]]:
     """A checked receipt for each claim, from the folder or else by the reader; None where there is none."""
     for claim_id in claims:
         path = folder / f"{claim_id}.receipt"
@@ -91,13 +91,13 @@ async def fetch(
         yield claim_id, receipt
 
 
-def _kept(path: Path, round_id: str, node_id: NodeId) -> Receipt | None:
+def _kept(path: Path, round_id: str, node_id: NodeId) -> ClaimReceipt | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     return _checked(path, path.read_bytes(), round_id, node_id) if path.exists() else None
 
 
-def _checked(path: Path, data: bytes, round_id: str, node_id: NodeId) -> Receipt:
+def _checked(path: Path, data: bytes, round_id: str, node_id: NodeId) -> ClaimReceipt:
     pending, settlement = proof.check_claim(data, round_id, path.stem)
     if pending.node_id != node_id:
         raise ProofInvalid(f"The ledger credits claim {path.stem[:16]}… of this node to another node.")
-    return Receipt(path.stem, pending, settlement, path)
+    return ClaimReceipt(path.stem, pending, settlement, path)

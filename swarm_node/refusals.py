@@ -11,7 +11,7 @@ from pathlib import Path
 
 from protocol import limits
 from protocol.errors import SwarmError
-from protocol.evidence import Evidence
+from protocol.evidence import RejectionEvidence
 from protocol.message import Message
 from swarm_node.disk import disk_named, write_durably
 
@@ -27,7 +27,7 @@ class Refusal(Message):
     """One rejection."""
 
     lease_id: str
-    evidence: Evidence
+    evidence: RejectionEvidence
     rollout: bytes
     """The envelope as it was sent."""
 
@@ -39,7 +39,7 @@ class Refusals:
         self._folder = folder
         self._kept_bytes_max = kept_bytes_max
 
-    def keep(self, lease_id: str, envelope: bytes, evidence: Evidence) -> None:
+    def keep(self, lease_id: str, envelope: bytes, evidence: RejectionEvidence) -> None:
         """Note one; the same again is not written twice."""
         before = self.of(lease_id)
         if before is not None and before.evidence == evidence:

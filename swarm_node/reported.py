@@ -20,7 +20,7 @@ class Reported(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 
 
-class Position(Reported):
+class ReportedPosition(Reported):
     """One token: what was claimed of it, and what the audit found."""
 
     sample: Count
@@ -32,38 +32,38 @@ class Position(Reported):
     logprob: float
 
 
-class Finding(Reported):
+class ReportedFinding(Reported):
     """A rule that was broken."""
 
     rule: str
     outcome: str
     expected: str
     observed: str
-    positions: tuple[Position, ...]
+    positions: tuple[ReportedPosition, ...]
 
 
-class Fit(Reported):
+class ReportedFit(Reported):
     """A version beside the claimed one that the audit compared with."""
 
     version: Count
 
 
-class Report(Reported):
+class ReportedAudit(Reported):
     """What an audit of one claim found, or why it found nothing; empty where there was none."""
 
-    findings: tuple[Finding, ...] = ()
-    fits: tuple[Fit, ...] | None = None
+    findings: tuple[ReportedFinding, ...] = ()
+    fits: tuple[ReportedFit, ...] | None = None
     validator: str = ""
     tolerance: str = ""
     calibration: Count = 0
     error: str = ""
 
 
-def read(report: bytes) -> Report | None:
+def read(report: bytes) -> ReportedAudit | None:
     """What a report says; None where it is none that an auditor writes."""
     if len(report) > limits.AUDIT_REPORT_MAX_BYTES:
         return None
     try:
-        return Report.model_validate_json(report or b"{}")
+        return ReportedAudit.model_validate_json(report or b"{}")
     except ValidationError:
         return None

@@ -16,7 +16,7 @@ import trio
 
 from protocol import evidence, limits
 from protocol.errors import DiskFull, SwarmError, Unreachable
-from protocol.evidence import Evidence
+from protocol.evidence import RejectionEvidence
 from protocol.ids import LeaseId
 from protocol.messages import Submission, Verdict
 from swarm_node.api_client import Coordinator
@@ -115,7 +115,7 @@ class Sender:
             for lease_id, envelope in waiting.items():
                 self._keep(lease_id, envelope, evidence.of(error, envelope=envelope, lease_id=lease_id))
 
-    def _keep(self, lease_id: LeaseId, envelope: bytes, found: Evidence) -> None:
+    def _keep(self, lease_id: LeaseId, envelope: bytes, found: RejectionEvidence) -> None:
         """Keep the evidence of one refusal, if there is room; said once while there is none."""
         try:
             self._refusals.keep(lease_id, envelope, found)

@@ -21,7 +21,7 @@ from swarm_node.worker import Worker
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class AgentSnapshot:
     """An agent at one moment."""
 
     now_ms: int
@@ -98,7 +98,7 @@ class Agent:
     governor: Governor
     started_ms: int
 
-    def look(self) -> Snapshot:
+    def look(self) -> AgentSnapshot:
         """As it is now; asks the outbox's folder, and nobody else."""
         verdicts = dict(self.sender.verdicts)
         accepted = verdicts.pop("accepted", 0) + verdicts.pop("already_accepted", 0)
@@ -106,7 +106,7 @@ class Agent:
         heat = use.heat()
         troubles = (self.pulse.trouble, self.worker.trouble, policies.trouble)
         trouble = next((one for one in troubles if one.error), self.pulse.trouble)
-        return Snapshot(
+        return AgentSnapshot(
             now_ms=now_ms(),
             node_id=self.member.key.node_id,
             name=self.member.settings.name,

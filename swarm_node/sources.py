@@ -20,7 +20,7 @@ _KINDS = ("peer", "seeder", "origin")
 
 
 @dataclass(frozen=True)
-class Source:
+class ChunkSource:
     """Somebody who may have chunks; `name` is a node id, or `ORIGIN`."""
 
     name: str
@@ -55,7 +55,7 @@ class AnswerTimes:
 class SourceState:
     """What the picker knows about one source."""
 
-    source: Source
+    source: ChunkSource
     blames: int
     window: int
     """How many chunks that it could send at once it is asked for."""
@@ -153,7 +153,7 @@ class SourceState:
         self.offers = [chunk for chunk in part if chunk in self.has]
         self.extras = list(self.has.difference(part))
 
-    def join(self, source: Source) -> None:
+    def join(self, source: ChunkSource) -> None:
         """A plan names it, perhaps with other stripes: whatever it failed at, it is worth another try now."""
         self.source, self.paused_until = source, -math.inf
 

@@ -13,7 +13,7 @@ import trio
 
 from protocol import chunks, limits
 from protocol.errors import SwarmError, Unreachable
-from protocol.fragment import Fragment, Part
+from protocol.fragment import Fragment, FragmentPart
 from protocol.lease import Lease
 from protocol.messages import LeaseProgress
 from protocol.signing import NodeKey
@@ -34,7 +34,7 @@ class Tale:
 
     lease: Lease
     began_at: float
-    gathered: list[Part] = field(default_factory=list)
+    gathered: list[FragmentPart] = field(default_factory=list)
     sealed: tuple[str, bytes] | None = None
     """A fragment under way, and its hash."""
     head: str = ""
@@ -42,7 +42,7 @@ class Tale:
     """Whether the coordinator took no more of it."""
 
 
-class Teller:
+class ProgressReporter:
     """Tells of the leases that a worker has in hand."""
 
     def __init__(self, coordinator: Coordinator, key: NodeKey, round_id: str) -> None:
@@ -53,7 +53,7 @@ class Teller:
         """The worker has taken a lease."""
         self._tales[lease.lease_id] = Tale(lease, trio.current_time())
 
-    def grew(self, lease_id: str, parts: Collection[Part]) -> None:
+    def grew(self, lease_id: str, parts: Collection[FragmentPart]) -> None:
         """The engine has sampled more of a lease."""
         if tale := self._tales.get(lease_id):
             tale.gathered += parts
@@ -104,9 +104,9 @@ class Teller:
         return tale.sealed is not None
 
 
-def _merged(parts: Collection[Part]) -> list[Part]:
+def _merged(parts: Collection[FragmentPart]) -> list[FragmentPart]:
     """One part for each sample."""
-    merged: dict[int, Part] = {}
+    merged: dict[int, FragmentPart] = {}
     for part in parts:
         if before := merged.get(part.sample):
             part = before.model_copy(

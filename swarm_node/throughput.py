@@ -11,10 +11,10 @@ from typing import NamedTuple
 from protocol.errors import SwarmError
 from protocol.tasks import stand_in
 from swarm_node.engine.client import EngineClient
-from swarm_node.engine.messages import GroupFailed, Measured, Request
+from swarm_node.engine.messages import GroupFailed, SampleRequest, SamplingStats
 
 
-class Work(NamedTuple):
+class SampleWork(NamedTuple):
     """What to sample."""
 
     task: str
@@ -23,12 +23,12 @@ class Work(NamedTuple):
     max_new_tokens: int
     temperature: float
 
-    async def requests(self, engine: EngineClient, version: int) -> list[Request]:
+    async def requests(self, engine: EngineClient, version: int) -> list[SampleRequest]:
         """The groups of this work for the policy that the engine has loaded, in its own tokens; the same every time."""
         texts = [stand_in(self.task, number) for number in range(self.groups)]
         prompts = await engine.encoded(texts)
         return [
-            Request(
+            SampleRequest(
                 request_id=str(number),
                 version=version,
                 prompt=prompt,
@@ -51,7 +51,7 @@ class Throughput(NamedTuple):
     tokens: int
 
     @staticmethod
-    def of(measured: Measured) -> "Throughput":
+    def of(measured: SamplingStats) -> "Throughput":
         tokens = measured.first_tokens + measured.later_tokens
         return Throughput(
             tokens_per_s=_rate(tokens, measured.prefill_s + measured.decode_s),
@@ -62,7 +62,7 @@ class Throughput(NamedTuple):
 
 
 async def measure(
-    engine: EngineClient, requests: list[Request], *, at_once: int, on_group: Callable[[], None] = lambda: None
+    engine: EngineClient, requests: list[SampleRequest], *, at_once: int, on_group: Callable[[], None] = lambda: None
 ) -> Throughput:
     """Sample the requests, never more of them under way than a node would have, and time it."""
     await engine.measured()

@@ -15,7 +15,7 @@ from protocol import canonical, limits, trust
 from protocol.errors import MessageTooLarge, NotFound, SwarmError, Unreachable, UntrustedMetadata
 from protocol.manifest import PolicyManifest
 from protocol.origin import may_change
-from protocol.trust import Documents, Wanted
+from protocol.trust import Documents, WantedDocument
 from swarm_node.disk import disk_named, write_durably
 from swarm_node.origin import Origin
 from swarm_node.origins import Origins
@@ -81,7 +81,7 @@ class Updater:
             if answer is None and not wanted.optional:
                 raise NotFound(f"The coordinator has no document {wanted.name}.", hint="Is it still starting?")
 
-    async def _document(self, wanted: Wanted, fresh: Origin, bulk: Origin) -> bytes | None:
+    async def _document(self, wanted: WantedDocument, fresh: Origin, bulk: Origin) -> bytes | None:
         named_by_hash = not wanted.optional and not may_change(wanted.name)
         if bulk is not fresh and named_by_hash and self._origins.fit(bulk):
             try:

@@ -30,7 +30,7 @@ from protocol.auditing import CaseFile, Explanation, Explanations, Why
 from protocol.errors import ConfigInvalid, ProofInvalid
 from protocol.fragment import Fragment
 from protocol.ids import NodeId
-from protocol.lease import Lease, State
+from protocol.lease import Lease, LeaseState
 from protocol.manifest import open_manifest
 from protocol.plain import one_line
 from protocol.rollout import RolloutClaim
@@ -47,7 +47,7 @@ from swarm_node.machine import use
 from swarm_node.member import POLICIES, SEEN_LOG, TRUST_FILE
 from swarm_node.receipts import RECEIPTS
 from swarm_node.refusals import FOLDER, Refusal, Refusals
-from swarm_node.reported import Position, Report
+from swarm_node.reported import ReportedAudit, ReportedPosition
 from swarm_node.updater import saved
 
 NOT_ASKED = Logged("not_asked")
@@ -62,14 +62,14 @@ MEANING: dict[str, str] = {
     ClaimState.POSTED: "accepted, and its credit is final",
     ClaimState.PENDING: "accepted; its credit is final when the learner has used it and no audit waits",
     ClaimState.VOIDED: "accepted, and its credit was taken back",
-    State.OFFERED: "open: this node has not said yet that it has it",
-    State.HELD: "open: it waits for its turn here",
-    State.GENERATING: "open: it is being sampled",
-    State.ACCEPTED: "accepted; nothing is owed for it",
-    State.REJECTED: "refused by the checks of its form",
-    State.EXPIRED: "not answered in time",
-    State.SKIPPED: "given back unanswered by this node",
-    State.CANCELLED: "taken back by the coordinator, which needs it no more; nobody is blamed",
+    LeaseState.OFFERED: "open: this node has not said yet that it has it",
+    LeaseState.HELD: "open: it waits for its turn here",
+    LeaseState.GENERATING: "open: it is being sampled",
+    LeaseState.ACCEPTED: "accepted; nothing is owed for it",
+    LeaseState.REJECTED: "refused by the checks of its form",
+    LeaseState.EXPIRED: "not answered in time",
+    LeaseState.SKIPPED: "given back unanswered by this node",
+    LeaseState.CANCELLED: "taken back by the coordinator, which needs it no more; nobody is blamed",
 }
 """Of a lease's state, or of its claim's."""
 
@@ -163,7 +163,10 @@ def report(
 
 def _has_more(explanation: Explanation) -> bool:
     """Whether something is wrong with a lease, or has been said about it."""
-    wrong = explanation.finding in ("soft", "hard", "held") or explanation.state in (State.REJECTED, ClaimState.VOIDED)
+    wrong = explanation.finding in ("soft", "hard", "held") or explanation.state in (
+        LeaseState.REJECTED,
+        ClaimState.VOIDED,
+    )
     return wrong or bool(explanation.appeal) or reported.read(explanation.report) is None
 
 
@@ -226,7 +229,7 @@ def _verdict(explanation: Explanation) -> str:
     return one_line(f"lease {explanation.lease_id}: {explanation.state}{code}{audit}")
 
 
-def _reported(report: Report) -> Iterator[str]:
+def _reported(report: ReportedAudit) -> Iterator[str]:
     """The evidence of an audit."""
     for finding in report.findings:
         yield f"  {finding.rule}, {finding.outcome}:"
@@ -238,7 +241,7 @@ def _reported(report: Report) -> Iterator[str]:
         yield f"  no verdict: {report.error}"
 
 
-def _position(at: Position) -> str:
+def _position(at: ReportedPosition) -> str:
     """One token: what was claimed of it, and what the replay says."""
     place = f"    sample {at.sample}, position {at.position}: token {at.claimed}"
     claimed, here = f"claimed with {at.claimed_logprob:.4f}", f"{at.logprob:.4f}"

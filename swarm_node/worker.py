@@ -44,16 +44,16 @@ from protocol.signing import NodeKey
 from protocol.tasks import environments
 from swarm_node.activity import NO_WORK, Gate, Phase
 from swarm_node.api_client import Coordinator
-from swarm_node.appetite import Appetite
+from swarm_node.appetite import LeasePacing
 from swarm_node.engine.client import EngineClient
-from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Request
-from swarm_node.feasible import Pace, sort_out
+from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, SampleRequest
+from swarm_node.feasible import NodePace, sort_out
 from swarm_node.leased import Leased
 from swarm_node.outbox import Outbox
-from swarm_node.policies import Policy, PolicyFollower
+from swarm_node.policies import HeldVersion, PolicyFollower
 from swarm_node.sender import Sender
-from swarm_node.teller import TELL_S, Teller
-from swarm_node.throughput import Throughput, Work, measure
+from swarm_node.teller import TELL_S, ProgressReporter
+from swarm_node.throughput import SampleWork, Throughput, measure
 from swarm_node.trouble import Trouble
 from swarm_node.waiting import first_of, heard_out
 
@@ -105,7 +105,7 @@ class Worker:
         outbox: Outbox,
         leased: Leased,
         sender: Sender,
-        teller: Teller,
+        teller: ProgressReporter,
         gate: Gate,
         key: NodeKey,
         round_id: str,
@@ -121,9 +121,9 @@ class Worker:
         self._gate = gate
         self._key = key
         self._round_id = round_id
-        self._appetite = Appetite(groups_per_request)
+        self._appetite = LeasePacing(groups_per_request)
         self._price_floor = price_floor
-        self._loaded: Policy | None = None
+        self._loaded: HeldVersion | None = None
         self._open: dict[str, Lease] = {}
         """Leases in the engine."""
         self._offered = set[str]()
@@ -136,7 +136,7 @@ class Worker:
         self._plays = False
         """Whether it can play environments."""
         self._failures = 0
-        self._suspect: Policy | None = None
+        self._suspect: HeldVersion | None = None
         """The version with which the engine failed the last time."""
         self._suspect_failures = 0
         self.trouble = Trouble()
@@ -201,7 +201,7 @@ class Worker:
             and self._next_now() == self._loaded
         )
 
-    def _next_now(self) -> Policy | None:
+    def _next_now(self) -> HeldVersion | None:
         """What to sample with next, if that is known: the newest version, or the loaded one while it is measured."""
         newest = self._policies.usable_now()
         return self._loaded if newest is not None and self._stays else newest
@@ -235,7 +235,7 @@ class Worker:
             for lease in leases:
                 self._teller.begin(lease)
             sampler = policy.manifest.sampler
-            await self._engine.submit([Request.of(lease, sampler, tell_every_s=TELL_S) for lease in leases])
+            await self._engine.submit([SampleRequest.of(lease, sampler, tell_every_s=TELL_S) for lease in leases])
         return None
 
     async def _rest(self) -> None:
@@ -253,7 +253,7 @@ class Worker:
         """Give back what is being sampled; called while `run` goes on."""
         await self._give_up(but=self._storing)
 
-    async def _wait_for_newer(self, policy: Policy, patience_s: float) -> None:
+    async def _wait_for_newer(self, policy: HeldVersion, patience_s: float) -> None:
         """Until there is another version, or for so long, or until the gate closes."""
         await first_of(partial(self._policies.newer_than, policy, patience_s=patience_s), self._gate.closed)
 
@@ -293,7 +293,7 @@ class Worker:
         with suppress(EngineFailed):  # `run` finds out by itself
             await self._engine.cancel(gone)
 
-    def _count_failure(self, error: SwarmError, policy: Policy | None) -> None:
+    def _count_failure(self, error: SwarmError, policy: HeldVersion | None) -> None:
         """Go on after a failure of the engine with this version, but not for ever."""
         log.error("engine failed times=%d: %s", self._failures + 1, error)
         if policy is not None and self._is_unusable(policy):
@@ -311,17 +311,17 @@ class Worker:
             ) from error
         self._appetite.pause(CRASH_PAUSES_S[min(self._failures, len(CRASH_PAUSES_S)) - 1])
 
-    def _is_unusable(self, policy: Policy) -> bool:
+    def _is_unusable(self, policy: HeldVersion) -> bool:
         return policy == self._suspect and self._suspect_failures >= VERSION_FAILURES_MAX
 
-    def _unusable(self, policy: Policy, error: SwarmError) -> VersionUnusable:
+    def _unusable(self, policy: HeldVersion, error: SwarmError) -> VersionUnusable:
         return VersionUnusable(
             f"Version {policy.manifest.version} cannot be used: the engine failed {self._suspect_failures} times with "
             f"it. The last time: {error.message} The node waits for the next version.",
             hint="`swarm-node doctor` tries every engine of this machine; if they work, show this to the operator.",
         )
 
-    async def _load(self, policy: Policy) -> None:
+    async def _load(self, policy: HeldVersion) -> None:
         if not self._policies.hold(policy, self._loaded):
             return  # it was too old by the time that it could be loaded
         if self._loaded:
@@ -338,7 +338,7 @@ class Worker:
         log.info("version loaded version=%d update=%d seconds=%.2f", self.version, update, loaded.seconds)
         if not self.tokens_per_s:
             sampler = policy.manifest.sampler
-            work = Work(
+            work = SampleWork(
                 policy.manifest.task,
                 groups=FIRST_GROUPS,
                 samples=FIRST_SAMPLES,
@@ -349,7 +349,7 @@ class Worker:
             self.tokens_per_s = (await measure(self._engine, requests, at_once=FIRST_GROUPS)).tokens_per_s
             log.info("throughput measured tokens_per_s=%.0f", self.tokens_per_s)
 
-    async def _lease(self, policy: Policy) -> tuple[Lease, ...]:
+    async def _lease(self, policy: HeldVersion) -> tuple[Lease, ...]:
         request = LeaseRequest(
             version=policy.manifest.version,
             groups=self._appetite.room(len(self._open)),
@@ -392,7 +392,7 @@ class Worker:
         if self._gate.decision.at_once:
             await self._give_back([lease.lease_id for lease in offered])
             return ()
-        pace = Pace(self.tokens_per_s, self._tokens_done / max(1, self._samples_done))
+        pace = NodePace(self.tokens_per_s, self._tokens_done / max(1, self._samples_done))
         found = sort_out(offered, now_ms=self._coordinator.now_ms(), pace=pace, price_floor=self._price_floor())
         if found.declined:
             if not self.idle_for:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from coordinator.learner import adapter_files
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 
 SETTINGS = TrainSettings(learning_rate=1e-3, lora_rank=4, lora_alpha=8.0)
@@ -14,7 +14,7 @@ SETTINGS = TrainSettings(learning_rate=1e-3, lora_rank=4, lora_alpha=8.0)
 
 def make_adapted(policy: Path, target: Path, *, seed: int) -> Path:
     """A version of this policy with an adapter that changes what it says; the base is that of every seed."""
-    learner = Policy(policy, SETTINGS)
+    learner = TrainedPolicy(policy, SETTINGS)
     random = torch.Generator().manual_seed(seed)
     assert learner._adapters
     for up in learner._adapters.up:

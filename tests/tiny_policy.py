@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from coordinator.learner.embedded import Shape, make_policy, make_tokenizer
-from coordinator.learner.policy import Policy
+from coordinator.learner.embedded import EmbeddedShape, make_policy, make_tokenizer
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.canary import FILE_NAME
 
-TINY = Shape(hidden=32, layers=2, heads=2, intermediate=48)
+TINY = EmbeddedShape(hidden=32, layers=2, heads=2, intermediate=48)
 
 
 def make_tiny_policy(folder: Path, *, seed: int = 1) -> Path:
@@ -35,6 +35,6 @@ def make_other_policy(folder: Path, config: Any, *, dtype: torch.dtype, part_siz
 def with_canary(folder: Path) -> Path:
     """Add the canary with which the learner publishes such a policy."""
     with tempfile.TemporaryDirectory() as published:
-        Policy(folder, TrainSettings(learning_rate=1e-3)).save_hub(Path(published))
+        TrainedPolicy(folder, TrainSettings(learning_rate=1e-3)).save_hub(Path(published))
         shutil.copyfile(Path(published) / FILE_NAME, folder / FILE_NAME)
     return folder

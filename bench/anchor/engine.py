@@ -12,7 +12,7 @@ from collections.abc import Collection
 from bench.anchor.setting import paced_s
 from swarm_node.engine import child
 from swarm_node.engine.engine import Answered
-from swarm_node.engine.messages import GroupDone, Measured, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest, SamplingStats
 from swarm_node.engine.torch_engine import TorchEngine
 
 LOOK_S = 0.02
@@ -35,7 +35,7 @@ class PacedEngine(TorchEngine):
     def busy(self) -> bool:
         return bool(self._due)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: SampleRequest) -> None:
         super().add(request)
         now_s = time.monotonic()
         took_s = paced_s(request.seed, self._group_s)
@@ -66,7 +66,7 @@ class PacedEngine(TorchEngine):
         self._done = [done for done in self._done if done.request_id in self._due]
         return gone
 
-    def measured(self) -> Measured:
+    def measured(self) -> SamplingStats:
         """At the speed that is played, which is what the node tells."""
         paced_s, self._paced_s = self._paced_s, 0.0
         return super().measured().model_copy(update={"prefill_s": 0.0, "decode_s": paced_s})

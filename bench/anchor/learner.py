@@ -14,7 +14,7 @@ from coordinator.config import Config
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.crew import Crew
 from coordinator.learner.loop import Learner
-from coordinator.learner.policy import Step
+from coordinator.learner.policy import UpdateResult
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.watchdog import Watchdog
 from protocol.learning import TrainingGroup
@@ -25,7 +25,7 @@ class PacedCrew(Crew):
 
     train_s = 0.0
 
-    def train(self, groups: tuple[TrainingGroup, ...]) -> Step:
+    def train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
         ends_s = time.monotonic() + self.train_s
         step = super().train(groups)
         time.sleep(max(0.0, ends_s - time.monotonic()))  # the pace is played, as on a slower device

@@ -12,8 +12,8 @@ from random import Random
 from bench.broadcast.cells import MBIT, PAYLOAD_SHARE, Link
 from bench.broadcast.contender import SOURCE
 from coordinator.config import Config, parse
-from coordinator.sim.machines import Node, make_node
-from coordinator.sim.scenario import Admission, Links, Pool, Scenario, around, scenario_of
+from coordinator.sim.machines import SimulatedNode, make_node
+from coordinator.sim.scenario import Admission, Links, Scenario, SimulatedPool, around, scenario_of
 
 MACHINES = 4
 """The seed of the pool."""
@@ -26,7 +26,7 @@ BYTE_BITS = 8
 
 ADMISSIONS: tuple[Admission, ...] = ("visible", "buffer")
 
-POOL = Pool(
+POOL = SimulatedPool(
     nodes=NODES,
     group_s=9.0,
     at_once=AT_ONCE,
@@ -78,7 +78,7 @@ def payload(links: Links) -> Links:
     return replace(links, **shares)
 
 
-def machines(answer_s: float = 0.0) -> list[Node]:
+def machines(answer_s: float = 0.0) -> list[SimulatedNode]:
     """New each time, since playing a round changes them; always the same ones, with this added to each group."""
     chance = Random(MACHINES)
     scenario = replace(Scenario(), pool=POOL, links=payload(LINKS))
@@ -88,7 +88,7 @@ def machines(answer_s: float = 0.0) -> list[Node]:
     return drawn
 
 
-def group_s(node: Node) -> float:
+def group_s(node: SimulatedNode) -> float:
     """How long a machine samples a group of mean length."""
     return node.hands / node.rate
 

@@ -17,7 +17,7 @@ from bench.anchor.setting import AT_ONCE, TRAIN_S, Case, group_s, links, machine
 from bench.broadcast.contender import PAYLOAD, SOURCE
 from bench.broadcast.net import Net
 from bench.broadcast.program import Line, Program, script
-from coordinator.sim.machines import Node
+from coordinator.sim.machines import SimulatedNode
 
 WARM_UP_POLICY = """
 import sys
@@ -74,7 +74,7 @@ def play(case: Case, policy: Path, folder: Path) -> Measured:
         return measured(round_folder / "state.db", weights.stat().st_size, logs)
 
 
-def _joining(node: Node, join_string: str, net: Net, folder: Path) -> list[str]:
+def _joining(node: SimulatedNode, join_string: str, net: Net, folder: Path) -> list[str]:
     pace = f"--group-s {group_s(node)} --at-once {AT_ONCE}"
     options = ["--home", str(folder / "homes" / node.name), "--name", node.name, "--groups", str(AT_ONCE)]
     options += ["--listen", f"{net.address(node.name)}:4001", "--json"]

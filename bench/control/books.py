@@ -18,7 +18,7 @@ from coordinator.work.tally import counted
 from ledger import store
 from ledger.entry import Pending, parse
 from ledger.tables import entries_table
-from protocol.lease import OPEN, State
+from protocol.lease import OPEN, LeaseState
 from protocol.messages import Verdict
 
 
@@ -38,7 +38,7 @@ def _leases_of_one(connection: sa.Connection, heard: Heard) -> Iterator[str]:
     owners = dict(map(tuple, connection.execute(sa.select(leases.c.lease_id, leases.c.node_id))))
     yield from (f"lease {lease} was given out {n} times" for lease, n in _repeated(lease for _, lease in heard.leases))
     yield from (f"lease {lease} is not {node}'s" for node, lease in heard.leases if owners.get(lease) != node)
-    at_work = leases.c.state.in_([*OPEN, State.ACCEPTED])
+    at_work = leases.c.state.in_([*OPEN, LeaseState.ACCEPTED])
     groups = connection.execute(sa.select(leases.c.group_no).where(at_work)).scalars()
     yield from (f"group {group} went to {count} nodes" for group, count in _repeated(groups))
 
@@ -66,11 +66,11 @@ def _one_state(connection: sa.Connection, heard: Heard) -> Iterator[str]:
     answered = set(connection.execute(sa.select(rollouts.c.lease_id)).scalars())
     for row in connection.execute(sa.select(leases.c.lease_id, leases.c.state, leases.c.ended_ms)):
         said = f"lease {row.lease_id} is {row.state}"
-        if row.state not in set(State):
+        if row.state not in set(LeaseState):
             yield f"{said}, which is no state"
         if (row.ended_ms is None) != (row.state in OPEN):
             yield f"{said} and ended at {row.ended_ms}"
-        if (row.lease_id in answered) != (row.state == State.ACCEPTED):
+        if (row.lease_id in answered) != (row.state == LeaseState.ACCEPTED):
             yield f"{said}, and has {'a' if row.lease_id in answered else 'no'} rollout"
 
 

@@ -18,7 +18,7 @@ from bench.control.fleet import Fleet
 from bench.control.load import Reply
 from coordinator.learner.client import CoordinatorClient
 from coordinator.store.state import Database
-from protocol.learning import Report
+from protocol.learning import UpdateReport
 from protocol.lease import Lease
 from protocol.messages import LeaseReply, SubmissionReply, Verdict
 from tests.coordinator.policy_files import write_policy
@@ -112,7 +112,7 @@ class Round:
         self._updates += 1
         batch = self._learner.batch(self._updates)
         self._heard.trained += [group.claim_id for group in batch.groups]
-        self._learner.report(Report(number=self._updates, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
+        self._learner.report(UpdateReport(number=self._updates, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
         return len(batch.groups)
 
     def train_all(self) -> None:

@@ -1,6 +1,6 @@
 """Updates of the learner at the shapes of real models: tokens per second, and the share of the device's arithmetic.
 
-- `Policy.train_step` as a round calls it, bf16 products with float32 weights, layers recomputed; random weights, and
+- `TrainedPolicy.train_step` as a round calls it, bf16 products with float32 weights, layers recomputed; random weights, and
   completions of mixed lengths.
 - MFU is what the step needs (see `shapes`) over what the data sheet promises for dense bf16 in the same time. Beside it
   stands what a large matrix product reaches in the same run: no step can do better than that.
@@ -18,7 +18,7 @@ import torch
 
 from bench.gpu.shapes import LearnerShape, write
 from bench.harness import Bench
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import pack_logprobs, pack_tokens
@@ -114,7 +114,7 @@ def measure(
     )
     with tempfile.TemporaryDirectory() as scratch:
         write(shape, Path(scratch))
-        policy = Policy(Path(scratch), settings)
+        policy = TrainedPolicy(Path(scratch), settings)
     for number in range(rounds + 1):
         groups = load.batch(shape.vocabulary, number)
         lengths = [[len(sample.tokens) // 4 for sample in group.samples] for group in groups]

@@ -7,19 +7,19 @@ import sqlalchemy as sa
 from coordinator.store import tables
 from coordinator.work import curriculum
 from coordinator.work.curriculum import Prompt
-from coordinator.work.prompts import Source, source_of
-from coordinator.work.selection import Rules
+from coordinator.work.prompts import PromptRef, source_of
+from coordinator.work.selection import SelectionRules
 
 
 class Prompts:
     """The train problems in the order in which a round leases them."""
 
-    def __init__(self, rules: Rules, prompt: Prompt) -> None:
+    def __init__(self, rules: SelectionRules, prompt: Prompt) -> None:
         self._rules, self._prompt = rules, prompt
         self._store = sa.create_engine("sqlite://")
         tables.metadata.create_all(self._store)
 
-    def next(self, count: int) -> list[Source]:
+    def next(self, count: int) -> list[PromptRef]:
         """What so many groups more are about."""
         with self._store.begin() as connection:
             made = curriculum.make(connection, count, self._rules, self._prompt, "leased")

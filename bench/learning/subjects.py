@@ -13,14 +13,14 @@ from string import ascii_letters
 
 from bench.learning.teacher import spells_carelessly, taught
 from bench.learning.trial import Trial
-from coordinator.learner.embedded import DEFAULT_SHAPE, Shape
+from coordinator.learner.embedded import DEFAULT_SHAPE, EmbeddedShape
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-SMALL = Shape(hidden=64, layers=2, heads=4, intermediate=256)
+SMALL = EmbeddedShape(hidden=64, layers=2, heads=4, intermediate=256)
 """A tenth of the demo's: Leduc has 288 situations."""
 
-MIDDLE = Shape(hidden=96, layers=3, heads=4, intermediate=384)
+MIDDLE = EmbeddedShape(hidden=96, layers=3, heads=4, intermediate=384)
 
 SEEING_STEPS = 600
 """Of imitation. Up to the 200th a policy solves no more rooms than a walk about does: it does not see them yet, and
@@ -53,7 +53,7 @@ class Subject:
     """Of every seed, where groups are fresh."""
     rises: bool = True
     """Whether more of the figure is better."""
-    shape: Shape = DEFAULT_SHAPE
+    shape: EmbeddedShape = DEFAULT_SHAPE
     words: tuple[str, ...] = ()
     """What the policy's tokenizer knows as tokens of their own, where the task does not say that itself."""
     begin: Callable[[Trial], object] = Trial.warm_start

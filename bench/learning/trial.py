@@ -17,22 +17,22 @@ from bench.learning.prompts import Prompts
 from coordinator.config import Config
 from coordinator.data.importing import FOLDER, make_copy, needs_data
 from coordinator.data.kinds import functions_of
-from coordinator.data.policy_text import PolicyText
+from coordinator.data.policy_text import TaskText
 from coordinator.data.task import open_task
 from coordinator.learner import playing
 from coordinator.learner.crew import Crew
 from coordinator.learner.evaluate import accuracy
-from coordinator.learner.policy import Step
+from coordinator.learner.policy import UpdateResult
 from coordinator.learner.ranks import Ranks
 from coordinator.rewards import functions
 from coordinator.rewards.functions import Job
 from coordinator.work.leases import rules_of
-from coordinator.work.prompts import Source
+from coordinator.work.prompts import PromptRef
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import pack_tokens, unpack_tokens
 from protocol.tasks import Episodes, Problem, Reward
 from protocol.transcript import Player, Sampled, replay
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 
 Judged = tuple[Reward, Sampled | None]
@@ -50,7 +50,7 @@ class Trial:
         self.task = open_task(config)
         self.crew = Crew(config, Ranks())
         start = folder / "learner" / "start"
-        self.text = PolicyText(lambda name: (start / name).read_bytes(), self.task, config.sampling.max_new_tokens)
+        self.text = TaskText(lambda name: (start / name).read_bytes(), self.task, config.sampling.max_new_tokens)
         (self.end,) = self.text.bounds.end_tokens
         self._prompts = Prompts(rules_of(config), self.text.prompt)
         self._engine, self._loaded = TorchEngine(), 0
@@ -89,7 +89,7 @@ class Trial:
             self._prompts.note(group.prompt, [sample.reward for sample in group.samples])
         return groups
 
-    def train(self, groups: Sequence[TrainingGroup]) -> Step:
+    def train(self, groups: Sequence[TrainingGroup]) -> UpdateResult:
         """One update."""
         step = self.crew.train(tuple(groups))
         self.max_distance = max(self.max_distance, *step.distances.values())
@@ -105,7 +105,7 @@ class Trial:
 
     def answer(self, group: TrainingGroup) -> str:
         """The right answer of a group's problem."""
-        return self.text.problem(Source("train", int(group.claim_id, 16))).answer
+        return self.text.problem(PromptRef("train", int(group.claim_id, 16))).answer
 
     def right(self, most: int) -> float:
         """The share of so many held-out problems that greedy decoding answers exactly."""
@@ -119,13 +119,13 @@ class Trial:
         shutil.rmtree(folder, ignore_errors=True)
         self.crew.publish(folder)
         count = min(most, len(self.task.problems("held_out")))
-        sources = [Source("held_out", number) for number in range(count)]
+        sources = [PromptRef("held_out", number) for number in range(count)]
         self._load(folder, self.update)
         found = self._sampled(sources, samples)
         judged = [self._judged(source, done) for source, done in zip(sources, found, strict=True)]
         return [reward for group in judged for reward, _ in group]
 
-    def _sampled(self, sources: Sequence[Source], samples: int) -> list[GroupDone]:
+    def _sampled(self, sources: Sequence[PromptRef], samples: int) -> list[GroupDone]:
         """A group for each source, in their order, from the version that is loaded."""
         answers: dict[str, GroupDone] = {}
         requests = [self._request(source, samples) for source in sources]
@@ -136,9 +136,9 @@ class Trial:
         self._engine.load(folder, update)
         self._loaded = update
 
-    def _request(self, source: Source, samples: int) -> Request:
+    def _request(self, source: PromptRef, samples: int) -> SampleRequest:
         sampling = self._config.sampling
-        return Request(
+        return SampleRequest(
             request_id=str(source.number),
             version=self._loaded,
             prompt=self._prompt(source),
@@ -149,10 +149,10 @@ class Trial:
             episode=self.text.episode(source),
         )
 
-    def _prompt(self, source: Source) -> bytes:
+    def _prompt(self, source: PromptRef) -> bytes:
         return pack_tokens(self.text.prompt(source))
 
-    def _group(self, source: Source, done: GroupDone) -> TrainingGroup:
+    def _group(self, source: PromptRef, done: GroupDone) -> TrainingGroup:
         samples = tuple(
             TrainingSample(
                 tokens=sample.tokens,
@@ -169,7 +169,7 @@ class Trial:
             samples=samples,
         )
 
-    def _judged(self, source: Source, done: GroupDone) -> list[Judged]:
+    def _judged(self, source: PromptRef, done: GroupDone) -> list[Judged]:
         completions = [unpack_tokens(sample.tokens).tolist() for sample in done.samples]
         if episode := self.text.episode(source):
             ends, longest = self.text.bounds.end_tokens, self.text.bounds.max_new_tokens

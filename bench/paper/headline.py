@@ -27,7 +27,7 @@ from bench.paper.setting import (
 )
 from bench.paper.spread import MBIT, PATCH_SHARE, WORKER_MBIT
 from coordinator.sim.report import figures
-from coordinator.sim.scenario import Admission, Pool, Scenario
+from coordinator.sim.scenario import Admission, Scenario, SimulatedPool
 from coordinator.sim.world import Simulation
 
 SYNC_S, ASYNC_S = 1508.2, 1582.3
@@ -71,7 +71,7 @@ VOLUNTEERS = replace(
     groups_per_update=128,
     updates=40,
     lease_s=1800.0,
-    pool=Pool(
+    pool=SimulatedPool(
         group_s=8 * 16 / WORKER_RATE,
         at_once=8,
         speed_spread=0.5,

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.paper.setting import BROADCAST_S, ROLLOUTS, TRAIN_S, WORKER_PER_HOUR, WORKER_RATE
 from coordinator.sim.report import figures
-from coordinator.sim.scenario import Admission, Pool, Scenario
+from coordinator.sim.scenario import Admission, Scenario, SimulatedPool
 from coordinator.sim.world import Simulation
 
 STALENESS = (3, 4, 6, 11)
@@ -41,7 +41,7 @@ def scenario(
         train_s=TRAIN_S,
         broadcast_s=broadcast_s,
         admission=admission,
-        pool=Pool(nodes=workers, group_s=GROUP / rate, price_per_hour=WORKER_PER_HOUR),
+        pool=SimulatedPool(nodes=workers, group_s=GROUP / rate, price_per_hour=WORKER_PER_HOUR),
     )
 
 

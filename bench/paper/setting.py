@@ -4,8 +4,8 @@
 - Implied by Table 2: κ = 2; what nine and ten machines give (from the waits), what they cost (from the costs per step).
 """
 
-from coordinator.fleet.capacity import Load
-from coordinator.fleet.choice import Candidate
+from coordinator.fleet.capacity import PoolLoad
+from coordinator.fleet.choice import FleetCandidate
 
 HOUR_S = 3600.0
 ROLLOUTS = 128 * 16
@@ -29,14 +29,14 @@ WORKER_PER_HOUR = 0.35
 WORKER_RATE = 2.618 / 9
 """Rollouts a second of a machine, from the wait of nine without peers."""
 
-_CHEAP = [Candidate(f"cheap-{number}", WORKER_RATE, (0.5858 + 0.01 * number) / HOUR_S) for number in range(9)]
-_TENTH = [Candidate("tenth", 0.160, 0.695 / HOUR_S)]
-_DEAR = [Candidate(f"dear-{number}", WORKER_RATE, (1.2666 + 0.01 * number) / HOUR_S) for number in range(8)]
+_CHEAP = [FleetCandidate(f"cheap-{number}", WORKER_RATE, (0.5858 + 0.01 * number) / HOUR_S) for number in range(9)]
+_TENTH = [FleetCandidate("tenth", 0.160, 0.695 / HOUR_S)]
+_DEAR = [FleetCandidate(f"dear-{number}", WORKER_RATE, (1.2666 + 0.01 * number) / HOUR_S) for number in range(8)]
 
 MACHINES = [*_CHEAP, *_TENTH, *_DEAR]
 """The pool of mixed prices."""
 
 
-def load(broadcast_s: float = BROADCAST_S, staleness: int = STALENESS, train_s: float = TRAIN_S) -> Load:
+def load(broadcast_s: float = BROADCAST_S, staleness: int = STALENESS, train_s: float = TRAIN_S) -> PoolLoad:
     """The capacity model's view, in rollouts."""
-    return Load(staleness, ROLLOUTS, train_s, broadcast_s)
+    return PoolLoad(staleness, ROLLOUTS, train_s, broadcast_s)

@@ -7,7 +7,7 @@ from statistics import mean
 
 from bench.paper.setting import GAMMA, HOUR_S, LEARNER_PER_HOUR, MACHINES, load
 from coordinator.fleet.capacity import OVERLAP
-from coordinator.fleet.choice import Candidate, cheapest_cover
+from coordinator.fleet.choice import FleetCandidate, cheapest_cover
 
 DRAWS = 2000
 
@@ -49,7 +49,7 @@ def reproduced(seed: int = 0) -> list[Row]:
     ]
 
 
-def _row(like: Row, machines: Sequence[Candidate]) -> Row:
+def _row(like: Row, machines: Sequence[FleetCandidate]) -> Row:
     here = load(like.broadcast_s)
     kappa = OVERLAP.kappa(load())
     period_s = OVERLAP.period_s(here, kappa, sum(machine.rate for machine in machines))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from bench.harness import serve
 from protocol.rollout import pack_tokens
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 
 NO_TOKEN = 10**9
 """An end token that no vocabulary has."""
@@ -55,7 +55,7 @@ def with_engine(engine: Engine, folder: Path) -> Sampler:
 
     def sample(work: Sequence[Asked]) -> int:
         requests = [
-            Request(
+            SampleRequest(
                 request_id=str(number),
                 version=1,
                 prompt=pack_tokens(asked.prompt),

@@ -12,7 +12,7 @@ from bench.real.samplers import Asked, command, endless
 from bench.replay import requests
 from bench.vllm.__main__ import Rival
 from protocol.rollout import pack_tokens, unpack_tokens
-from swarm_node.engine.messages import Request
+from swarm_node.engine.messages import SampleRequest
 
 
 class Pair(NamedTuple):
@@ -114,10 +114,10 @@ def _measure_vllm(bench: Bench, rival: Rival, work: list[Asked]) -> None:
     bench.measure("sampling: vLLM float32", count(work) / (time.perf_counter() - began), unit="tokens/s")
 
 
-def _one_by_one(work: list[Asked]) -> list[Request]:
+def _one_by_one(work: list[Asked]) -> list[SampleRequest]:
     """Each sample as a request of its own, as vLLM's rival takes them."""
     return [
-        Request(
+        SampleRequest(
             request_id=f"{number} {place}",
             version=1,
             prompt=pack_tokens(asked.prompt),

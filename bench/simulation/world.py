@@ -23,7 +23,7 @@ from swarm_node.p2p.turns import Turns
 from swarm_node.picker import Ask, Picker
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import Source
+from swarm_node.sources import ChunkSource
 
 LIMITS = ServeLimits()
 
@@ -140,7 +140,7 @@ class Simulation:
 
     def _picker(self, name: str, rng: Random, rules: PickerRules | None) -> Picker:
         sources = [
-            Source(upstream, "peer" if upstream != SOURCE else "seeder", tuple(stripes))
+            ChunkSource(upstream, "peer" if upstream != SOURCE else "seeder", tuple(stripes))
             for upstream, stripes in self._plan.upstreams(name).items()
         ]
         rng = Random(rng.random())

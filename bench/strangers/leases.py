@@ -23,7 +23,7 @@ from bench.control.round import Server
 from bench.strangers.cells import KINDS, Cell, Kind, Row, cells
 from bench.strangers.nodes import Node, hoard, hoard_once, work
 from coordinator.learner.client import CoordinatorClient
-from protocol.learning import Report
+from protocol.learning import UpdateReport
 from tests.coordinator.policy_files import write_policy
 from tests.processes.programs import free_address, script
 
@@ -79,7 +79,7 @@ class Learner(threading.Thread):
             self._client.batch(self.updates + 1)
             self.updates += 1
             self._ends.wait(TRAIN_S)  # the pace is played
-            self._client.report(Report(number=self.updates, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
+            self._client.report(UpdateReport(number=self.updates, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
             if self.updates % KAPPA == 0:
                 write_policy(self._folder, weights=b"%d" % self.updates)
                 self._client.publish(1 + self.updates // KAPPA, self.updates, self._folder)

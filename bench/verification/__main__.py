@@ -30,16 +30,16 @@ from bench.verification.cheats import Cheater
 from bench.verification.model import SHAPE, Text, train, versions
 from bench.verification.sampler import Group
 from coordinator.audit.calibration import SHIPPED, Tolerance, derive, read
-from coordinator.audit.replay import Measured
-from coordinator.audit.scorer import Scorer
-from coordinator.audit.verdict import Outcome
-from coordinator.learner.embedded import DEFAULT_SHAPE, Shape
+from coordinator.audit.replay import ReplayMeasurement
+from coordinator.audit.scorer import VersionScorer
+from coordinator.audit.verdict import AuditOutcome
+from coordinator.learner.embedded import DEFAULT_SHAPE, EmbeddedShape
 from protocol.rollout import Completion, pack_tokens, unpack_tokens
 from swarm_node.engine import vllm_command
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama_engine import LlamaEngine
-from swarm_node.engine.messages import GroupDone, GroupFailed, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 
 SAMPLES = 16
@@ -54,7 +54,7 @@ CLASSES = (FP32, BF16, *LLAMA)
 BACK = (1, 2, 4)
 """How far back the versions lie that auditors compare with."""
 PARTS = ("honest", "cheats", "stale", "cost")
-QUICK_SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=128)
+QUICK_SHAPE = EmbeddedShape(hidden=64, layers=2, heads=2, intermediate=128)
 
 
 class Trial:
@@ -100,8 +100,8 @@ def commands_of_vllm(python: str) -> dict[str, list[str]]:
     return {f"vllm/{short}/{device}": vllm_command.command(python, 1, dtype) for short, dtype in dtypes.items()}
 
 
-def scores(folder: Path, dtype: torch.dtype = torch.float32) -> Scorer:
-    return Scorer(folder, dtype=dtype)
+def scores(folder: Path, dtype: torch.dtype = torch.float32) -> VersionScorer:
+    return VersionScorer(folder, dtype=dtype)
 
 
 def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
@@ -116,7 +116,7 @@ def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
     }
     engine = shipped(TorchEngine(), claimed, groups, trial.text)
 
-    def cell(name: str, said: Said, scorer: Scorer, tolerance: str) -> tuple[str, Cell]:
+    def cell(name: str, said: Said, scorer: VersionScorer, tolerance: str) -> tuple[str, Cell]:
         other = {-back: replayed(older, groups, said) for back, older in before[scorer].items()}
         return printed(tolerance, judged(name, replayed(scorer, groups, said), trial.tolerances[tolerance], other))
 
@@ -156,10 +156,10 @@ def by_child(command: list[str], folder: Path, groups: Sequence[Group], text: Te
     return said_by(trio.run(sample))
 
 
-def asked(groups: Sequence[Group], text: Text) -> list[Request]:
+def asked(groups: Sequence[Group], text: Text) -> list[SampleRequest]:
     """The leases of some groups, as an engine hears of them."""
     return [
-        Request(
+        SampleRequest(
             request_id=str(place),
             version=0,
             prompt=pack_tokens(group.prompt),
@@ -213,7 +213,7 @@ def stale_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
     return found
 
 
-def both(trial: Trial, name: str, measured: list[Measured], **more: Any) -> list[tuple[str, Cell]]:
+def both(trial: Trial, name: str, measured: list[ReplayMeasurement], **more: Any) -> list[tuple[str, Cell]]:
     """A cell by the tolerances of either class."""
     return [printed(of, judged(name, measured, trial.tolerances[of], **more)) for of in (FP32, BF16)]
 
@@ -225,7 +225,7 @@ HEADING = """\
 
 def printed(of: str, cell: Cell) -> tuple[str, Cell]:
     """Show a row of the table as soon as it is there."""
-    caught = sum(count for outcome, count in cell.grouped.items() if outcome is not Outcome.PASS)
+    caught = sum(count for outcome, count in cell.grouped.items() if outcome is not AuditOutcome.PASS)
     print(
         f"| {cell.name} | {of.split('/')[1]} | {cell.hard(cell.alone):.1%} of {cell.rollouts:,} | "
         f"{cell.hard(cell.grouped):.0%} of {cell.groups} | {caught / max(1, cell.groups):.0%} | "

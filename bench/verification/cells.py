@@ -14,9 +14,9 @@ from bench.verification.model import Text
 from bench.verification.sampler import Group, sample
 from coordinator.audit.calibration import Tolerance
 from coordinator.audit.check import look_closer
-from coordinator.audit.replay import Measured, Prefill, joined, measure
-from coordinator.audit.scorer import Scorer
-from coordinator.audit.verdict import Outcome, Report, judge
+from coordinator.audit.replay import Prefill, ReplayMeasurement, joined, measure
+from coordinator.audit.scorer import VersionScorer
+from coordinator.audit.verdict import AuditOutcome, AuditReport, judge
 from protocol.rollout import Completion
 
 GROUPS_AT_ONCE = 16
@@ -33,9 +33,9 @@ class Cell:
     name: str
     rollouts: int
     groups: int
-    alone: Mapping[Outcome, int]
-    grouped: Mapping[Outcome, int]
-    pooled: Mapping[Outcome, int]
+    alone: Mapping[AuditOutcome, int]
+    grouped: Mapping[AuditOutcome, int]
+    pooled: Mapping[AuditOutcome, int]
     rules: Mapping[str, int] = field(default_factory=dict)
     """Rule → groups in which it alone would have been a hard fail."""
 
@@ -43,8 +43,8 @@ class Cell:
     def pools(self) -> int:
         return sum(self.pooled.values())
 
-    def hard(self, of: Mapping[Outcome, int]) -> float:
-        return of.get(Outcome.HARD, 0) / max(1, sum(of.values()))
+    def hard(self, of: Mapping[AuditOutcome, int]) -> float:
+        return of.get(AuditOutcome.HARD, 0) / max(1, sum(of.values()))
 
     @property
     def groups_to_95(self) -> float:
@@ -64,7 +64,7 @@ def generate(model: Any, groups: Sequence[Group], text: Text, **how: float) -> S
     return [said for part in parts for said in sample(model, part, text.bounds, **how)]
 
 
-def replayed(scorer: Scorer, groups: Sequence[Group], said: Said) -> list[Measured]:
+def replayed(scorer: VersionScorer, groups: Sequence[Group], said: Said) -> list[ReplayMeasurement]:
     """What a version makes of completions."""
     scored = scorer.score([prefill(group, completions) for group, completions in zip(groups, said, strict=True)])
     return [
@@ -78,9 +78,9 @@ def prefill(group: Group, completions: Sequence[Completion]) -> Prefill:
 
 def judged(
     name: str,
-    measured: Sequence[Measured],
+    measured: Sequence[ReplayMeasurement],
     tolerance: Tolerance,
-    neighbours: Mapping[int, Sequence[Measured]] | None = None,
+    neighbours: Mapping[int, Sequence[ReplayMeasurement]] | None = None,
     cheats: Mask | None = None,
 ) -> Cell:
     """The verdicts on a cell; `cheats` says which rollouts of a group are none of the seed's, by default all.
@@ -88,7 +88,7 @@ def judged(
     The first neighbour is the nearest.
     """
     others = neighbours or {}
-    alone: list[Outcome] = []
+    alone: list[AuditOutcome] = []
     for place, group in enumerate(measured):
         for number in np.unique(group.sample):
             if cheats is None or cheats[place][int(number)]:
@@ -99,7 +99,7 @@ def judged(
         for place, group in enumerate(measured)
         if cheats is None or any(cheats[place])
     ]
-    rules = [finding.rule for report in reports for finding in report.findings if finding.outcome is Outcome.HARD]
+    rules = [finding.rule for report in reports for finding in report.findings if finding.outcome is AuditOutcome.HARD]
     pools = [range(start, start + POOL) for start in range(0, len(measured) - POOL + 1, POOL)]
     pooled = [
         verdict(
@@ -113,24 +113,24 @@ def judged(
     return Cell(name, len(alone), len(reports), _count(alone), _count(grouped), _count(pooled), _count(rules))
 
 
-def verdict(measured: Measured, tolerance: Tolerance, others: Mapping[int, Measured]) -> Report:
+def verdict(measured: ReplayMeasurement, tolerance: Tolerance, others: Mapping[int, ReplayMeasurement]) -> AuditReport:
     """As an auditor comes to it."""
 
-    def compare(_: Sequence[int], versions: Sequence[int]) -> list[Report]:
+    def compare(_: Sequence[int], versions: Sequence[int]) -> list[AuditReport]:
         return [judge(measured, tolerance, 1, {version: others[version] for version in versions})]
 
     return look_closer(1, list(others), compare)[0]
 
 
-def prefilled(measured: Measured) -> Measured:
+def prefilled(measured: ReplayMeasurement) -> ReplayMeasurement:
     """The best disguise: true log-probabilities, from a prefill under the claimed version. Only tokens betray it."""
     return replace(measured, claimed_logprobs=measured.logprobs.astype(np.float32).astype(np.float64))
 
 
-def only(measured: Measured, number: int) -> Measured:
+def only(measured: ReplayMeasurement, number: int) -> ReplayMeasurement:
     """One sample of a group."""
     here = measured.sample == number
-    return Measured(**{name: getattr(measured, name)[here] for name in Measured.__dataclass_fields__})
+    return ReplayMeasurement(**{name: getattr(measured, name)[here] for name in ReplayMeasurement.__dataclass_fields__})
 
 
 def _count(values: Sequence[Any]) -> dict[Any, int]:

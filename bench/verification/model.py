@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from bench.verification.sampler import Group, sample
-from coordinator.data.policy_text import PolicyText
-from coordinator.learner.embedded import Shape, make_policy
+from coordinator.data.policy_text import TaskText
+from coordinator.learner.embedded import EmbeddedShape, make_policy
 from coordinator.learner.evaluate import answered
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.warmstart import imitate
 from protocol.learning import TrainingGroup, TrainingSample
@@ -22,7 +22,7 @@ from protocol.rollout import Completion, pack_logprobs, pack_tokens
 from protocol.tasks import Problem
 from protocol.tasks.arithmetic import Arithmetic
 
-SHAPE = Shape(hidden=256, layers=5, heads=4, intermediate=1024)
+SHAPE = EmbeddedShape(hidden=256, layers=5, heads=4, intermediate=1024)
 """5.3 million parameters."""
 
 MAX_NEW_TOKENS = 40
@@ -37,7 +37,7 @@ class Text:
     """Sheets as tokens."""
 
     def __init__(self, folder: Path) -> None:
-        self._text = PolicyText(lambda name: (folder / name).read_bytes(), TASK, MAX_NEW_TOKENS)
+        self._text = TaskText(lambda name: (folder / name).read_bytes(), TASK, MAX_NEW_TOKENS)
         self.encode = self._text.encode
         self.bounds = self._text.bounds
         (self.end,) = self.bounds.end_tokens
@@ -57,13 +57,13 @@ def sheet(number: int) -> Problem:
     return Problem(sums[0].prompt, "\n".join([sums[0].answer, *(f"{one.prompt}{one.answer}" for one in sums[1:])]))
 
 
-def train(folder: Path, *, seed: int, steps: int, shape: Shape) -> Path:
+def train(folder: Path, *, seed: int, steps: int, shape: EmbeddedShape) -> Path:
     """A policy that writes sheets."""
     made, start = folder / "untrained", folder / "start"
     if start.exists():
         return start
     make_policy(made, seed=seed, shape=shape)
-    policy = Policy(made, TrainSettings(LEARNING_RATE))
+    policy = TrainedPolicy(made, TrainSettings(LEARNING_RATE))
     said = Text(made)
     optimizer = torch.optim.AdamW(policy.model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     for step in range(steps):
@@ -81,7 +81,7 @@ def versions(start: Path, folder: Path, *, learning_rate: float, updates: int, k
     kept = [folder / str(update) for update in range(updates - keep + 1, updates + 1)]
     if all(path.exists() for path in kept):
         return kept
-    policy, text = Policy(start, TrainSettings(learning_rate)), Text(start)
+    policy, text = TrainedPolicy(start, TrainSettings(learning_rate)), Text(start)
     for update in range(1, updates + 1):
         policy.train_step(_batch(policy, text, range(update * 8, update * 8 + 8)))
         if folder / str(update) in kept:
@@ -89,7 +89,7 @@ def versions(start: Path, folder: Path, *, learning_rate: float, updates: int, k
     return kept
 
 
-def _batch(policy: Policy, text: Text, numbers: Sequence[int]) -> list[TrainingGroup]:
+def _batch(policy: TrainedPolicy, text: Text, numbers: Sequence[int]) -> list[TrainingGroup]:
     groups = [Group(number, text.prompt(number), seed=2**40 + number, samples=8) for number in numbers]
     return [
         TrainingGroup(

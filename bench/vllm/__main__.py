@@ -21,7 +21,7 @@ import psutil
 from bench.engines import LENGTHS, PROMPTS, make_version
 from bench.engines import requests as one_of_each
 from bench.harness import Bench, Input, no_options, quick_from_environment
-from coordinator.learner.embedded import Shape
+from coordinator.learner.embedded import EmbeddedShape
 from protocol.rollout import unpack_tokens
 from swarm_node.engine import vllm_command
 from swarm_node.engine.messages import (
@@ -29,16 +29,19 @@ from swarm_node.engine.messages import (
     Answer,
     Command,
     Generate,
-    Load,
     Loaded,
+    LoadVersion,
     Ready,
-    Request,
     Said,
+    SampleRequest,
     frame,
 )
 
 VARIABLE = "SWARM_VLLM_PYTHON"
-SHAPES = {"1.1 M": Shape(hidden=128, layers=4, heads=4, intermediate=512), "21 M": Shape(512, 6, 8, 1536)}
+SHAPES = {
+    "1.1 M": EmbeddedShape(hidden=128, layers=4, heads=4, intermediate=512),
+    "21 M": EmbeddedShape(512, 6, 8, 1536),
+}
 RIVAL = Path(__file__).with_name("rival.py")
 
 
@@ -92,16 +95,16 @@ class Ours(Side):
 
     def load(self, folder: Path, version: int) -> bool:
         """Whether vLLM was built anew."""
-        loaded = self._tell(Load(folder=str(folder), version=version))
+        loaded = self._tell(LoadVersion(folder=str(folder), version=version))
         assert isinstance(loaded, Loaded), loaded
         return loaded.rebuilt
 
-    def sample(self, requests: list[Request]) -> None:
+    def sample(self, requests: list[SampleRequest]) -> None:
         self._tell(Generate(requests=tuple(requests)))
         for _ in requests[1:]:
             self._answer()
 
-    def _tell(self, body: Load | Generate) -> Said:
+    def _tell(self, body: LoadVersion | Generate) -> Said:
         self.stdin.write(frame(Command(body=body)))
         self.stdin.flush()
         return self._answer()
@@ -121,7 +124,7 @@ class Rival(Side):
         """Until it has started, which takes as long as a cold load of ours."""
         assert json.loads(self.stdout.readline()) == "ready"
 
-    def sample(self, requests: list[Request]) -> None:
+    def sample(self, requests: list[SampleRequest]) -> None:
         work = [[unpack_tokens(one.prompt).tolist(), one.max_new_tokens] for one in requests]
         self.stdin.write(json.dumps(work).encode() + b"\n")
         self.stdin.flush()

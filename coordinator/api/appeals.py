@@ -20,7 +20,7 @@ routes = web.RouteTableDef()
 _Words = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$")]
 
 
-class Ruling(Section):
+class RulingRequest(Section):
     """How an appeal is ruled, why, and by whom."""
 
     number: int = Field(ge=1, lt=2**31)
@@ -58,7 +58,7 @@ async def rule(request: web.Request) -> web.Response:
     """Grant or deny an appeal, with a reason code."""
     here = require_operator(request)
     try:
-        wanted = Ruling.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
+        wanted = RulingRequest.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
     except (ValidationError, json.JSONDecodeError) as error:
         raise MalformedMessage(f"This is no ruling: {error}.") from None
     done = await here.database.run(

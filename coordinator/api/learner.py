@@ -23,7 +23,7 @@ from coordinator.work import batches, evaluations
 from ledger import store
 from protocol import limits
 from protocol.errors import MalformedMessage, NotFound
-from protocol.learning import LearnerState, Progress, Publication, Report, Upload, Uploads
+from protocol.learning import KnownUploads, LearnerProgress, LearnerState, Publication, UpdateReport, UploadedFile
 from protocol.manifest import FileName, PolicyManifest
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ async def unchanged(request: web.Request) -> web.Response:
     """The files of the version before: those that are the same need not be sent again."""
     here = require_operator(request)
     files = await asyncio.to_thread(here.publisher.unchanged, int(request.match_info["version"]))
-    return reply(Uploads(files=files))
+    return reply(KnownUploads(files=files))
 
 
 @routes.put("/v1/learner/uploads/{version:[0-9]+}/{name}")
@@ -130,7 +130,7 @@ async def publish_version(request: web.Request) -> web.Response:
 async def published(request: web.Request) -> web.Response:
     """The files of a published version, for a learner that goes on from it."""
     manifest = await _manifest(request)
-    files = tuple(Upload(path=entry.path, digest=entry.digest) for entry in manifest.files)
+    files = tuple(UploadedFile(path=entry.path, digest=entry.digest) for entry in manifest.files)
     return reply(Publication(version=manifest.version, update=manifest.update, files=files))
 
 
@@ -185,7 +185,7 @@ async def batch(request: web.Request) -> web.Response:
 async def report(request: web.Request) -> web.Response:
     """What became of a batch."""
     here = require_operator(request)
-    message = Report.from_bytes(await body(request))
+    message = UpdateReport.from_bytes(await body(request))
     await here.database.run(batches.report, message, audits=here.audits, adapts=here.terms.adapts, now_ms=now_ms())
     await here.database.run(programs.heard, now_ms())
     return web.Response(status=204)
@@ -195,7 +195,7 @@ async def report(request: web.Request) -> web.Response:
 async def progress(request: web.Request) -> web.Response:
     """What the learner is doing."""
     here = require_operator(request)
-    message = Progress.from_bytes(await body(request))
+    message = LearnerProgress.from_bytes(await body(request))
 
     def remember(connection: sa.Connection) -> dict[str, Any]:
         programs.heard(connection, now_ms())

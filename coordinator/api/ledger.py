@@ -14,7 +14,7 @@ from coordinator.publishing.mirror import IMMUTABLE
 from ledger import store
 from ledger.gaps import Keys
 from ledger.note import NOTE_MAX_BYTES
-from ledger.proof import Receipt
+from ledger.proof import LedgerReceipt
 from ledger.tiles import Tile
 from protocol.errors import NotFound
 
@@ -67,5 +67,5 @@ async def receipt(request: web.Request) -> web.Response:
     """What the ledger says of a claim, with its proof."""
     here = request.app[ROUND]
     note, entries = await here.database.read(store.prove_claim, request.match_info["claim"])
-    made = Receipt(roots=here.roots, checkpoint=note, entries=tuple(entries))
+    made = LedgerReceipt(roots=here.roots, checkpoint=note, entries=tuple(entries))
     return web.Response(body=made.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})

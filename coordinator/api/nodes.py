@@ -20,10 +20,10 @@ from coordinator.spreading import blames, broadcasts, links
 from coordinator.store.state import get_fact
 from coordinator.transactions import policy_versions
 from coordinator.work import answers, batches, intake, leases, offers
-from coordinator.work.answers import Answer, Known, Owners, Unreadable
-from coordinator.work.continuation import Word
+from coordinator.work.answers import CheckedRollout, Known, Owners, Unreadable
+from coordinator.work.continuation import SignedFragment
 from coordinator.work.intake import Judge
-from coordinator.work.leases import Terms
+from coordinator.work.leases import LeaseTerms
 from ledger.payout_proof import PayoutRequest
 from protocol import limits
 from protocol.auditing import Why
@@ -32,12 +32,12 @@ from protocol.ids import NodeId
 from protocol.message import Message
 from protocol.messages import (
     Fetched,
+    FetchPlan,
     Heartbeat,
     HeartbeatReply,
     LeaseProgress,
     LeaseProgressReply,
     LeaseRequest,
-    Plan,
     PlanRequest,
     Register,
     ReturnLeases,
@@ -233,7 +233,7 @@ def _registered(connection: sa.Connection, node: NodeId, message: M, *, now_ms: 
 
 def _plan(
     connection: sa.Connection, node: NodeId, message: PlanRequest, *, here: Round, caller: str, now_ms: int
-) -> Plan:
+) -> FetchPlan:
     """One after the other: the first question plans, and those that wait behind it find the plan made."""
     # Not the version that the node names: by naming ever others, one node would have all plans made anew.
     version, _ = policy_versions.newest_version(connection)
@@ -267,7 +267,7 @@ def _hint(request: web.Request) -> HeartbeatReply:
 
 
 def _beat(
-    connection: sa.Connection, node: NodeId, message: Heartbeat, *, evidence: blames.Evidence, now_ms: int
+    connection: sa.Connection, node: NodeId, message: Heartbeat, *, evidence: blames.BlameEvidence, now_ms: int
 ) -> None:
     registry.heartbeat(connection, node, message, now_ms=now_ms)
     if message.blames:
@@ -280,7 +280,9 @@ def _heard_of(connection: sa.Connection, node: NodeId, message: VersionRequest, 
     return node, message.newer_than
 
 
-def _give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: Terms, now_ms: int) -> int:
+def _give_back(
+    connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: LeaseTerms, now_ms: int
+) -> int:
     registry.require_node(connection, node)
     return leases.give_back(connection, node, message, terms=terms, now_ms=now_ms)
 
@@ -297,7 +299,7 @@ def _progress(
     node: NodeId,
     message: LeaseProgress,
     *,
-    words: Sequence[Word],
+    words: Sequence[SignedFragment],
     judge: Judge,
     now_ms: int,
 ) -> LeaseProgressReply:
@@ -310,7 +312,7 @@ def _take_all(
     node: NodeId,
     _message: Submission,
     *,
-    rollouts: Sequence[Answer | Unreadable],
+    rollouts: Sequence[CheckedRollout | Unreadable],
     judge: Judge,
     now_ms: int,
 ) -> tuple[Verdict, ...]:

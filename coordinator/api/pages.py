@@ -17,7 +17,7 @@ from coordinator.api.http import ROUND
 from coordinator.api.snapshot import Page
 from coordinator.api.watch import WATCH
 from coordinator.figures import history
-from coordinator.figures.ranking import Line
+from coordinator.figures.ranking import RankingLine
 from coordinator.round import join_string
 from coordinator.web import board, entries, layout, node, training
 from coordinator.web.board import Wish
@@ -38,7 +38,7 @@ async def leaderboard(request: web.Request) -> web.Response:
     watched = request.app[WATCH].board
     moment, age_ms = await watched.get(), watched.age_ms()
 
-    def make(figures: board.Board) -> Page:
+    def make(figures: board.BoardFigures) -> Page:
         return _html(board.render(replace(figures, age_ms=age_ms), wish))
 
     return moment.page(f"{wish.link()} {age_ms}", make).reply(request)
@@ -66,8 +66,8 @@ async def node_page(request: web.Request) -> web.Response:
     if line is None:
         return _missing(request, NotFound("No node of this id has joined this round.", hint="Look it up on the board."))
 
-    def read(connection: sa.Connection, line: Line) -> node.Node:
-        return node.Node(
+    def read(connection: sa.Connection, line: RankingLine) -> node.NodeFigures:
+        return node.NodeFigures(
             line=line,
             days=history.days(connection, line.node_id),
             refusals=history.refusals(connection, line.node_id),

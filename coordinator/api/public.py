@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator.api.http import ROUND, reply, require_operator
-from coordinator.api.snapshot import Snapshot
+from coordinator.api.snapshot import PageSnapshot
 from coordinator.clock import now_ms
 from coordinator.figures import summary
 from coordinator.people import standings
@@ -22,10 +22,10 @@ from protocol.origin import chunk_path, may_change
 
 routes = web.RouteTableDef()
 
-LEADERBOARD = web.AppKey("leaderboard", Snapshot[bytes])
-STATUS = web.AppKey("status", Snapshot[bytes])
-OPERATOR_STATUS = web.AppKey("operator_status", Snapshot[bytes])
-BROADCAST = web.AppKey("broadcast", Snapshot[bytes])
+LEADERBOARD = web.AppKey("leaderboard", PageSnapshot[bytes])
+STATUS = web.AppKey("status", PageSnapshot[bytes])
+OPERATOR_STATUS = web.AppKey("operator_status", PageSnapshot[bytes])
+BROADCAST = web.AppKey("broadcast", PageSnapshot[bytes])
 
 FRESH_S = 0.5
 """How old data may be: scripts look every few seconds, and nodes take nothing from it."""
@@ -64,13 +64,13 @@ def share(app: web.Application) -> None:
     """Compute what everybody looks at once for all who ask, and beside the writer; as the bytes that are sent."""
     here = app[ROUND]
 
-    def shared(look: Callable[[sa.Connection, int, int], dict[str, Any]]) -> Snapshot[bytes]:
+    def shared(look: Callable[[sa.Connection, int, int], dict[str, Any]]) -> PageSnapshot[bytes]:
         def read(connection: sa.Connection) -> bytes:
             moment_ms = now_ms()
             found = look(connection, moment_ms - here.silent_after_ms, moment_ms)
             return json.dumps({"as_of_ms": moment_ms} | found).encode()
 
-        made = Snapshot(lambda: here.database.read(read), fresh_s=FRESH_S, shown_at_most_s=FRESH_S)
+        made = PageSnapshot(lambda: here.database.read(read), fresh_s=FRESH_S, shown_at_most_s=FRESH_S)
         app.on_cleanup.append(lambda _app: made.close())
         return made
 
@@ -95,12 +95,12 @@ def share(app: web.Application) -> None:
     app[BROADCAST] = shared(lambda conn, since_ms, _now_ms: summary.broadcast(conn, alive_since_ms=since_ms))
 
 
-async def _shared(request: web.Request, key: web.AppKey[Snapshot[bytes]]) -> web.Response:
+async def _shared(request: web.Request, key: web.AppKey[PageSnapshot[bytes]]) -> web.Response:
     body = await aged(request.app[key])
     return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-async def aged(figures: Snapshot[bytes]) -> bytes:
+async def aged(figures: PageSnapshot[bytes]) -> bytes:
     """Return the newest figures as JSON, with their age when they are sent."""
     body = (await figures.get()).figures
     return b'{"age_s": %.1f, ' % figures.age_s() + body.removeprefix(b"{")

@@ -103,7 +103,7 @@ class Moment(Generic[T]):
         return found
 
 
-class Snapshot(Generic[T]):
+class PageSnapshot(Generic[T]):
     """The newest moment; `make` computes the figures of another."""
 
     def __init__(

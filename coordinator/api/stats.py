@@ -21,9 +21,9 @@ from aiohttp import web
 from coordinator.api.snapshot import Page
 from coordinator.api.watch import WATCH
 from coordinator.figures.history import DAY_MS
-from coordinator.figures.ranking import HALF_LIFE_MS, Line
+from coordinator.figures.ranking import HALF_LIFE_MS, RankingLine
 from coordinator.web import words
-from coordinator.web.board import Board
+from coordinator.web.board import BoardFigures
 from protocol.nicknames import nickname
 
 routes = web.RouteTableDef()
@@ -44,7 +44,7 @@ async def stats(request: web.Request) -> web.Response:
     return moment.page(f"/stats/{file}", FILES[file]).reply(request)
 
 
-def row(line: Line) -> dict[str, Any]:
+def row(line: RankingLine) -> dict[str, Any]:
     """A line in plain figures."""
     low, high = line.accept_interval or (None, None)
     return {
@@ -78,7 +78,7 @@ def row(line: Line) -> dict[str, Any]:
     }
 
 
-def _csv(lines: Sequence[Line]) -> Page:
+def _csv(lines: Sequence[RankingLine]) -> Page:
     rows = [row(line) for line in lines]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -91,7 +91,7 @@ def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 
-def _json(board: Board, lines: Sequence[Line]) -> Page:
+def _json(board: BoardFigures, lines: Sequence[RankingLine]) -> Page:
     value = {"ledger_size": board.ledger_size, "at_ms": board.now_ms, "rows": [row(line) for line in lines]}
     return Page(json.dumps(value).encode(), "application/json")
 
@@ -101,7 +101,7 @@ def _xml(tag: str, values: dict[str, Any]) -> str:
     return f"<{tag}>{inside}</{tag}>"
 
 
-def _tables(board: Board) -> Page:
+def _tables(board: BoardFigures) -> Page:
     values = {
         "update_time": board.now_ms // 1000,
         "nusers_total": len(board.owners),
@@ -112,26 +112,26 @@ def _tables(board: Board) -> Page:
     return Page(f'<?xml version="1.0" encoding="UTF-8"?>\n{_xml("tables", values)}\n'.encode(), XML)
 
 
-def _users(board: Board) -> Iterator[str]:
+def _users(board: BoardFigures) -> Iterator[str]:
     for line in board.owners:
         yield _xml("user", {"id": number(line.owner), "name": words.owner(line.owner), "cpid": _digest(line.owner),
                             **_credit(line, board.now_ms)})  # fmt: skip
 
 
-def _teams(board: Board) -> Iterator[str]:
+def _teams(board: BoardFigures) -> Iterator[str]:
     for line in board.teams:
         yield _xml("team", {"id": number(line.team.casefold()), "name": line.team, "nusers": line.nodes,
                             **_credit(line, board.now_ms)})  # fmt: skip
 
 
-def _hosts(board: Board) -> Iterator[str]:
+def _hosts(board: BoardFigures) -> Iterator[str]:
     for line in board.nodes:
         yield _xml("host", {"id": number(line.node_id), "userid": number(line.owner),
                             "host_cpid": _digest(line.node_id), "domain_name": words.readable(line.name, line.node_id),
                             **_credit(line, board.now_ms), "rpc_time": line.last_seen_ms // 1000})  # fmt: skip
 
 
-def _credit(line: Line, now_ms: int) -> dict[str, Any]:
+def _credit(line: RankingLine, now_ms: int) -> dict[str, Any]:
     return {
         "create_time": line.registered_ms // 1000,
         "total_credit": _units(line.posted_micros),
@@ -153,21 +153,21 @@ def _units(micros: float) -> str:
     return f"{micros / MICROS:.6f}"
 
 
-def _list(tag: str, make: Callable[[Board], Iterator[str]]) -> Callable[[Board], Page]:
-    def page(board: Board) -> Page:
+def _list(tag: str, make: Callable[[BoardFigures], Iterator[str]]) -> Callable[[BoardFigures], Page]:
+    def page(board: BoardFigures) -> Page:
         text = "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', f"<{tag}>", *make(board), f"</{tag}>", ""])
         return Page(text.encode(), XML)
 
     return page
 
 
-def _packed(make: Callable[[Board], Page]) -> Callable[[Board], Page]:
+def _packed(make: Callable[[BoardFigures], Page]) -> Callable[[BoardFigures], Page]:
     return lambda board: Page(gzip.compress(make(board).body, mtime=0), "application/gzip")
 
 
 _USERS, _TEAMS, _HOSTS = _list("users", _users), _list("teams", _teams), _list("hosts", _hosts)
 
-FILES: dict[str, Callable[[Board], Page]] = {
+FILES: dict[str, Callable[[BoardFigures], Page]] = {
     "nodes.csv": lambda board: _csv(board.nodes),
     "owners.csv": lambda board: _csv(board.owners),
     "teams.csv": lambda board: _csv(board.teams),

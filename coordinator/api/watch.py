@@ -21,7 +21,7 @@ from aiohttp import web
 from coordinator import orders
 from coordinator.api.bounds import Bounds
 from coordinator.api.places import HERE, place
-from coordinator.api.snapshot import Snapshot
+from coordinator.api.snapshot import PageSnapshot
 from coordinator.clock import now_ms
 from coordinator.figures import curves, history, summary
 from coordinator.figures.curves import Curves
@@ -29,7 +29,7 @@ from coordinator.figures.ranking import Fold, by_node, by_owner, by_team
 from coordinator.people import standings
 from coordinator.round import Round, join_string
 from coordinator.store.tables import versions
-from coordinator.web.board import Board
+from coordinator.web.board import BoardFigures
 from coordinator.web.training import Training
 from coordinator.work import evaluations
 from ledger import store
@@ -40,7 +40,7 @@ SHARES = 4
 
 
 @dataclass(frozen=True)
-class State:
+class WatchState:
     """What is told to listeners: enough to know that the pages have changed, and a line to read."""
 
     name: str
@@ -55,13 +55,13 @@ class Watch:
         self._bounds = bounds
         self._fold = Fold()
         self._curves = Curves()
-        self.board = Snapshot(self._board)
-        self.training = Snapshot(self._training)
+        self.board = PageSnapshot(self._board)
+        self.training = PageSnapshot(self._training)
         self.listeners = Counter[str]()
         """Open streams by the place that they go to."""
         self._streams: dict[asyncio.Timeout, str] = {}
         """The same, one by one, the newest last; each ends when its time does."""
-        self._state: State | None = None
+        self._state: WatchState | None = None
         self._changed = asyncio.Event()
         self._wanted = asyncio.Event()
 
@@ -107,7 +107,7 @@ class Watch:
             if not self.listeners[here]:
                 del self.listeners[here]
 
-    async def state_after(self, name: str) -> State:
+    async def state_after(self, name: str) -> WatchState:
         """The newest state, once it is another than the named one."""
         while self._state is None or self._state.name == name:
             await self._changed.wait()
@@ -122,23 +122,23 @@ class Watch:
                 self._wanted.clear()
             await asyncio.sleep(LOOK_S)
 
-    def _look(self, board: Board) -> None:
+    def _look(self, board: BoardFigures) -> None:
         told = {name: board.status[name] for name in TOLD}
         data = json.dumps(told | {"ledger_size": board.ledger_size, "seen": _seen(board)})
         name = sha256(data.encode()).hexdigest()[:16]
         if self._state is None or self._state.name != name:
-            self._state = State(name, data)
+            self._state = WatchState(name, data)
             self._changed.set()
             self._changed = asyncio.Event()
 
-    async def _board(self) -> Board:
+    async def _board(self) -> BoardFigures:
         return await self._here.database.read(self._read_board, now_ms())
 
-    def _read_board(self, connection: sa.Connection, moment_ms: int) -> Board:
+    def _read_board(self, connection: sa.Connection, moment_ms: int) -> BoardFigures:
         self._fold.read(connection)
         levels = standings.levels(connection, self._here.audits.rules)
         nodes = by_node(connection, self._fold, levels, silent_after_ms=self._here.silent_after_ms, now_ms=moment_ms)
-        return Board(
+        return BoardFigures(
             status=self._status(connection, moment_ms),
             nodes=nodes,
             owners=by_owner(nodes),
@@ -184,6 +184,6 @@ WATCH = web.AppKey("watch", Watch)
 TOLD = ("phase", "fraction", "version", "update", "nodes_alive", "nodes_up_to_date", "rollouts", "alarm", "finished")
 
 
-def _seen(board: Board) -> str:
+def _seen(board: BoardFigures) -> str:
     """Changes when any node's state does."""
     return sha256("".join(line.state[0] for line in board.nodes).encode()).hexdigest()[:8]

@@ -38,7 +38,7 @@ from coordinator.audit.check import look_closer, replay, report_on
 from coordinator.audit.probing import Probes
 from coordinator.audit.replay import Prefill, Scored
 from coordinator.audit.rounding import Rounding, drawings, honest_groups
-from coordinator.audit.verdict import VALIDATOR, Outcome, Report
+from coordinator.audit.verdict import VALIDATOR, AuditOutcome, AuditReport
 from coordinator.config import Config
 from coordinator.learner.watchdog import Watchdog
 from coordinator.publishing.role_keys import RoleKeys
@@ -51,7 +51,7 @@ from protocol.rollout import unpack_tokens
 
 if TYPE_CHECKING:
     from coordinator.audit.reference_node import ReferenceNode
-    from coordinator.audit.scorer import Scorer
+    from coordinator.audit.scorer import VersionScorer
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +78,14 @@ PREPARE_MAX_S = 3600.0
 NICENESS = 5
 """A third of the weight of others: an auditor that starves leaves everybody a newcomer, who is audited the most."""
 
-Load = Callable[[Path, Callable[[], None]], "Scorer"]
+Load = Callable[[Path, Callable[[], None]], "VersionScorer"]
 """(policy folder, what is called whenever something moved) → the model."""
 
-FINDINGS: dict[Outcome, Found] = {
-    Outcome.PASS: "pass",
-    Outcome.SOFT: "soft",
-    Outcome.HARD: "hard",
-    Outcome.HELD: "held",
+FINDINGS: dict[AuditOutcome, Found] = {
+    AuditOutcome.PASS: "pass",
+    AuditOutcome.SOFT: "soft",
+    AuditOutcome.HARD: "hard",
+    AuditOutcome.HELD: "held",
 }
 
 
@@ -111,7 +111,7 @@ class Policies:
         self._keep = keep
         self._load = load
         self._watchdog = watchdog
-        self._loaded: OrderedDict[int, Scorer] = OrderedDict()
+        self._loaded: OrderedDict[int, VersionScorer] = OrderedDict()
 
     def folder(self, version: int) -> Path | None:
         """A version's folder, made from its chunks if it must be; None if they are gone."""
@@ -295,7 +295,7 @@ class Auditor:
         if self._policies.folder(version) is None:
             raise AuditFailed(f"The weights of version {version} are not kept any more.")
 
-        def compare(places: Sequence[int], others: Sequence[int]) -> list[Report]:
+        def compare(places: Sequence[int], others: Sequence[int]) -> list[AuditReport]:
             kept = [other for other in others if self._policies.folder(other) is not None]
             cases = [self._open(version, taken[place], kept) for place in places]
             replays = replay(cases, self._policies.score)
@@ -304,7 +304,11 @@ class Auditor:
                 for case, found in zip(cases, replays, strict=True)
             ]
             for place, case, found, report in zip(places, cases, replays, judged, strict=True):
-                if taken[place].is_probe and not isinstance(found, SwarmError) and report.outcome is not Outcome.HARD:
+                if (
+                    taken[place].is_probe
+                    and not isinstance(found, SwarmError)
+                    and report.outcome is not AuditOutcome.HARD
+                ):
                     self._probes.add(case.lease.judged_as, case.node, case.claim_id, found[version])
             return judged
 
@@ -332,7 +336,7 @@ class Auditor:
         )
         return opened(file, policy, neighbours)
 
-    def _judged(self, case: AuditCase, report: Report) -> Judged:
+    def _judged(self, case: AuditCase, report: AuditReport) -> Judged:
         command = f"swarm-coordinator audit replay ROUND.toml {case.claim_id} --tolerance {report.tolerance}"
         evidence = json.dumps({**report.to_json(), "command": command}).encode()
         finding = FINDINGS[report.outcome]
@@ -366,11 +370,11 @@ class Auditor:
 def loader(config: Config) -> Load:
     """Return the loader of versions that the operator's settings ask for."""
 
-    def load(folder: Path, moved: Callable[[], None]) -> "Scorer":
+    def load(folder: Path, moved: Callable[[], None]) -> "VersionScorer":
         # Torch takes seconds to come, and a round without cases never needs it.
-        from coordinator.audit.scorer import Scorer
+        from coordinator.audit.scorer import VersionScorer
 
-        return Scorer(
+        return VersionScorer(
             folder,
             dtype=config.audit.dtype,
             device=config.audit.device,

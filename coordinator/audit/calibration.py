@@ -21,7 +21,7 @@ from securesystemslib.exceptions import Error as SigningError
 from securesystemslib.signer import Signer
 from tuf.api.metadata import Root
 
-from coordinator.audit.replay import Floats, Measured, joined
+from coordinator.audit.replay import Floats, ReplayMeasurement, joined
 from coordinator.files import read_at_most, write_durably
 from protocol.errors import AuditFailed
 from protocol.limits import MIB
@@ -159,7 +159,7 @@ class Calibration(_Model):
         return Calibration(version=self.version + 1, made=made, model=model, classes=(*others, tolerance))
 
 
-def derive(name: str, groups: Sequence[Measured], round_id: str = "") -> Tolerance:
+def derive(name: str, groups: Sequence[ReplayMeasurement], round_id: str = "") -> Tolerance:
     """Return the tolerances of a class on a round's policy, from groups of honest nodes of that class."""
     if (positions := sum(map(len, groups))) < POSITIONS_MIN:
         raise AuditFailed(

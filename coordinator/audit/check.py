@@ -12,29 +12,29 @@ from dataclasses import replace
 
 from coordinator.audit.calibration import Calibration
 from coordinator.audit.case import Case
-from coordinator.audit.replay import Measured, Prefill, Scored, measure
-from coordinator.audit.verdict import Outcome, Report, judge, malformed
+from coordinator.audit.replay import Prefill, ReplayMeasurement, Scored, measure
+from coordinator.audit.verdict import AuditOutcome, AuditReport, judge, malformed
 from protocol.errors import SwarmError, TokensInvalid
 from protocol.rollout import Completion, unpack_tokens, whole_tokens
 
 Score = Callable[[int, Sequence[Prefill]], list[list[Scored]]]
 """(version, claims) → for every claim, its completions under that version."""
 
-Compare = Callable[[Sequence[int], Sequence[int]], list[Report]]
+Compare = Callable[[Sequence[int], Sequence[int]], list[AuditReport]]
 """(places of claims, other versions) → a report on each of these claims, compared with those versions."""
 
-Replay = dict[int, Measured]
+Replay = dict[int, ReplayMeasurement]
 """What the claimed version and each neighbour make of one claim."""
 
 
-def audit(cases: Sequence[Case], score: Score, calibration: Calibration, tolerance: str) -> list[Report]:
+def audit(cases: Sequence[Case], score: Score, calibration: Calibration, tolerance: str) -> list[AuditReport]:
     """A report on each case, in their order, by the class of its lease, or else by this one."""
     return [
         report_on(case, found, calibration, tolerance) for case, found in zip(cases, replay(cases, score), strict=True)
     ]
 
 
-def report_on(case: Case, found: "Replay | SwarmError", calibration: Calibration, tolerance: str) -> Report:
+def report_on(case: Case, found: "Replay | SwarmError", calibration: Calibration, tolerance: str) -> AuditReport:
     """The report on what a replay of a case measured; provisional where its class has no numbers of this policy."""
     allowed, is_measured = calibration.judging(case.lease.judged_as or tolerance, case.round_id)
     if isinstance(found, SwarmError):
@@ -44,13 +44,13 @@ def report_on(case: Case, found: "Replay | SwarmError", calibration: Calibration
     return replace(report, provisional=not is_measured)
 
 
-def look_closer(claims: int, others: Sequence[int], compare: Compare) -> list[Report]:
+def look_closer(claims: int, others: Sequence[int], compare: Compare) -> list[AuditReport]:
     """A report on so many claims: compared with the first of the other versions, and what fails softly with all.
 
     Each version costs a prefill, and hardly any honest claim comes to those farther back.
     """
     reports = compare(range(claims), others[:1])
-    unsure = [place for place, report in enumerate(reports) if report.outcome is Outcome.SOFT]
+    unsure = [place for place, report in enumerate(reports) if report.outcome is AuditOutcome.SOFT]
     if unsure and others[1:]:
         for place, report in zip(unsure, compare(unsure, others), strict=True):
             reports[place] = report

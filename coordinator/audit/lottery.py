@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from blake3 import blake3
 
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.store.state import get_fact
 from coordinator.store.tables import IS_OPEN, audits, epochs, leases
 from ledger import drawing, store
-from ledger.drawing import Draw
+from ledger.drawing import LotteryDraw
 from ledger.entry import Commitment, Reveal
 from ledger.prepared import Prepared
 
@@ -28,7 +28,7 @@ class AuditTerms:
 
     master: bytes = field(repr=False)
     """The key of all secrets."""
-    rules: Rules
+    rules: TrustRules
     epoch_groups: int = 256
     timeout_ms: int = 120_000
     """After this the case of an auditor that did not come back goes to another."""
@@ -90,10 +90,10 @@ def end_last(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> bool:
     return True
 
 
-def draws(connection: sa.Connection, epoch: int) -> list[Draw]:
+def draws(connection: sa.Connection, epoch: int) -> list[LotteryDraw]:
     """The claims of an epoch with their rates, in the order of their names."""
     columns = sa.select(audits.c.claim_id, audits.c.rate_ppm).where(audits.c.epoch == epoch)
-    return [Draw(claim_id, rate) for claim_id, rate in connection.execute(columns.order_by(audits.c.claim_id))]
+    return [LotteryDraw(claim_id, rate) for claim_id, rate in connection.execute(columns.order_by(audits.c.claim_id))]
 
 
 def is_over(connection: sa.Connection, epoch: int) -> bool:

@@ -30,7 +30,7 @@ STEPS = 3
 
 
 @dataclass(frozen=True)
-class Pace:
+class AuditPace:
     """The pace of auditors and of nodes."""
 
     waiting: int
@@ -60,7 +60,7 @@ def record(connection: sa.Connection, claims: list[str], seconds: float, threads
     set_fact(connection, FACT, [*batches, [now_ms, int(tokens), seconds, threads, waiting_tokens]][-RECENT:])
 
 
-def measure(connection: sa.Connection, now_ms: int) -> Pace:
+def measure(connection: sa.Connection, now_ms: int) -> AuditPace:
     """Compare what auditors can check with what comes in."""
     batches = get_fact(connection, FACT, [])
     waiting, waiting_tokens = _waiting(connection)
@@ -71,7 +71,7 @@ def measure(connection: sa.Connection, now_ms: int) -> Pace:
         judged = sum(tokens for _, tokens, *_ in batches[1:])
         grown = waiting_tokens - batches[0][-1]
         incoming = max(0, judged + grown) / ((now_ms - batches[0][0]) / 1000)
-    return Pace(
+    return AuditPace(
         waiting=waiting,
         waiting_tokens=waiting_tokens,
         auditor_tokens_per_s=speed,
@@ -87,7 +87,7 @@ def figures(connection: sa.Connection, backlog_max: int, now_ms: int) -> dict[st
     return asdict(found) | {"alarm": alarm(found, backlog_max)}
 
 
-def alarm(pace: Pace, backlog_max: int) -> str:
+def alarm(pace: AuditPace, backlog_max: int) -> str:
     """Return how far auditors are behind and how many would suffice; nothing while they keep up."""
     eased = ease(pace.waiting, backlog_max)
     if not eased:

@@ -15,7 +15,7 @@ Pure: measured groups in, tolerances out.
 from collections import OrderedDict, defaultdict
 
 from coordinator.audit.calibration import POSITIONS_MIN, Calibration, Limit, Tolerance, derive
-from coordinator.audit.replay import Measured
+from coordinator.audit.replay import ReplayMeasurement
 
 KEPT_POSITIONS = 4 * POSITIONS_MIN
 """Positions kept of one probe: about a megabyte."""
@@ -32,12 +32,12 @@ class Probes:
 
     def __init__(self, round_id: str) -> None:
         self._round_id = round_id
-        self._groups: defaultdict[str, OrderedDict[str, OrderedDict[str, Measured]]] = defaultdict(OrderedDict)
+        self._groups: defaultdict[str, OrderedDict[str, OrderedDict[str, ReplayMeasurement]]] = defaultdict(OrderedDict)
         """Class → node → claim → its positions, the newest last."""
         self._fresh: defaultdict[str, int] = defaultdict(int)
         """Positions of a class since it was calibrated last."""
 
-    def add(self, name: str, node: str, claim_id: str, measured: Measured) -> None:
+    def add(self, name: str, node: str, claim_id: str, measured: ReplayMeasurement) -> None:
         """Count a group of a probe, once."""
         nodes = self._groups[name]
         groups = nodes.setdefault(node, OrderedDict())

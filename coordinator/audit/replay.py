@@ -57,7 +57,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ReplayMeasurement:
     """All positions of some samples of one claim, one after the other."""
 
     sample: Integers
@@ -121,7 +121,7 @@ def measure(
     numbers: Sequence[int] | None = None,
     *,
     whole: Sequence[Tokens] | None = None,
-) -> Measured:
+) -> ReplayMeasurement:
     """Compare samples of one claim with their replay.
 
     `numbers` are the samples' within the lease, by default 0, 1, 2 …; `whole` their tokens from the first one on, where
@@ -150,20 +150,22 @@ def contexts(rows: Sequence[Tokens]) -> list[Integers]:
     return found
 
 
-def joined(parts: Sequence[Measured]) -> Measured:
+def joined(parts: Sequence[ReplayMeasurement]) -> ReplayMeasurement:
     """The positions of several claims, together; none of them share a context."""
     ends = np.cumsum([0, *(int(part.context.max(initial=-1)) + 1 for part in parts)])
     return _together([replace(part, context=part.context + end) for part, end in zip(parts, ends, strict=False)])
 
 
-def _together(parts: Sequence[Measured]) -> Measured:
-    fields = Measured.__dataclass_fields__
-    return Measured(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
+def _together(parts: Sequence[ReplayMeasurement]) -> ReplayMeasurement:
+    fields = ReplayMeasurement.__dataclass_fields__
+    return ReplayMeasurement(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
 
 
-def _measure(number: int, completion: Completion, scored: Scored, chances: Floats, context: Integers) -> Measured:
+def _measure(
+    number: int, completion: Completion, scored: Scored, chances: Floats, context: Integers
+) -> ReplayMeasurement:
     drawn, claimed = completion.sampled, completion.tokens.astype(np.int64)
-    return Measured(
+    return ReplayMeasurement(
         sample=np.full(completion.paid_tokens, number, np.int64),
         position=completion.start + np.flatnonzero(drawn),
         context=context[len(context) - len(claimed) :][drawn],

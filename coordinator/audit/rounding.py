@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 from coordinator.audit.calibration import POSITIONS_MIN, Calibration
-from coordinator.audit.replay import Measured, Prefill, Scored, measure
+from coordinator.audit.replay import Prefill, ReplayMeasurement, Scored, measure
 from protocol.rollout import Completion, Tokens
 
 PRECISIONS = frozenset({"bf16", "fp16"})
@@ -83,7 +83,7 @@ def drawings(prompts: Sequence[tuple[Tokens, int]], *, max_new_tokens: int, temp
         yield Drawing(prompt, (seed + number + 1) % 2**63, count, length, temperature)
 
 
-def honest_groups(every: Iterable[Drawing], draw: Draw, score: Score) -> Iterator[Measured]:
+def honest_groups(every: Iterable[Drawing], draw: Draw, score: Score) -> Iterator[ReplayMeasurement]:
     """Yield what a replay makes of honest answers, until they are enough to calibrate on."""
     positions = 0
     for drawing in every:

@@ -57,7 +57,7 @@ def nobody_watches() -> None:
     """Report progress to nobody."""
 
 
-class Scorer:
+class VersionScorer:
     """One policy version, ready to score."""
 
     def __init__(

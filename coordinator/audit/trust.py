@@ -45,7 +45,7 @@ LEAD = 4
 
 
 @dataclass(frozen=True)
-class Rules:
+class TrustRules:
     """What the operator set."""
 
     first_groups: int = 10
@@ -56,7 +56,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Standing:
+class OwnerStanding:
     """What is known of one owner."""
 
     claims: int = 0
@@ -68,7 +68,7 @@ class Standing:
     """Not forgotten yet."""
 
 
-def level(standing: Standing, rules: Rules) -> Level:
+def level(standing: OwnerStanding, rules: TrustRules) -> Level:
     if standing.hard >= FAULTS_TO_BAN:
         return "banned"
     if standing.groups < rules.first_groups:
@@ -77,7 +77,7 @@ def level(standing: Standing, rules: Rules) -> Level:
 
 
 def rate_ppm(
-    standing: Standing, rules: Rules, *, worth_micros: int = 0, held_micros: int = 0, ease: float = 0.0
+    standing: OwnerStanding, rules: TrustRules, *, worth_micros: int = 0, held_micros: int = 0, ease: float = 0.0
 ) -> int:
     """How many of a million claims of this owner are audited that are worth so much while the escrow holds so much."""
     rate = _rate(standing, rules)
@@ -89,7 +89,7 @@ def rate_ppm(
     return math.ceil(ALL_PPM * rate)
 
 
-def _rate(standing: Standing, rules: Rules) -> float:
+def _rate(standing: OwnerStanding, rules: TrustRules) -> float:
     """The share that is audited whatever the escrow holds."""
     if level(standing, rules) in ("new", "held", "banned"):
         return 1.0
@@ -98,7 +98,7 @@ def _rate(standing: Standing, rules: Rules) -> float:
     return min(1.0, max(floor, rules.first_groups / max(1, counted)))
 
 
-def window(standing: Standing, rules: Rules, *, drawn_ppm: int = ALL_PPM) -> int:
+def window(standing: OwnerStanding, rules: TrustRules, *, drawn_ppm: int = ALL_PPM) -> int:
     """How many unaudited groups stay unpaid, where some of them were drawn at this rate, which may be lower than usual.
 
     None do where nothing is ever audited, since nothing could be found.
@@ -107,19 +107,21 @@ def window(standing: Standing, rules: Rules, *, drawn_ppm: int = ALL_PPM) -> int
     return math.ceil(rules.escrow_factor * (ALL_PPM - rate) / rate) if rate else 0
 
 
-def validated(standing: Standing, rules: Rules, groups: int = 1) -> Standing:
+def validated(standing: OwnerStanding, rules: TrustRules, groups: int = 1) -> OwnerStanding:
     """After so many more groups were found to be right, or their window was."""
     count = standing.groups + groups
     return replace(standing, groups=count, hard=0 if count >= rules.trusted_groups else standing.hard)
 
 
-def lifted(standing: Standing, before: Standing, *, counts: bool) -> Standing:
+def lifted(standing: OwnerStanding, before: OwnerStanding, *, counts: bool) -> OwnerStanding:
     """After a hard fault, that was the last and still counts or not, turned out to be none: what it took comes back."""
     hard = standing.hard - 1 if counts else standing.hard
     return replace(standing, claims=standing.claims + before.claims, groups=standing.groups + before.groups, hard=hard)
 
 
-def found(standing: Standing, finding: Finding, rules: Rules, groups: int = 1, *, again: bool = False) -> Standing:
+def found(
+    standing: OwnerStanding, finding: Finding, rules: TrustRules, groups: int = 1, *, again: bool = False
+) -> OwnerStanding:
     """After a verdict on a claim that counts for so many groups; `again`, if a fault on the same group stands."""
     match finding:
         case "pass":

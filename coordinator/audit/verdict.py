@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from coordinator.audit.calibration import GROUP_CONTEXTS_MIN, Limit, Tolerance
 from coordinator.audit.chances import fisher, normal_of_t, tail
-from coordinator.audit.replay import Floats, Measured
+from coordinator.audit.replay import Floats, ReplayMeasurement
 from protocol.errors import SwarmError
 
 VALIDATOR = "replay/4"
@@ -71,7 +71,7 @@ EVIDENCE_MAX = 8
 """Positions shown for one finding, the worst first."""
 
 
-class Outcome(IntEnum):
+class AuditOutcome(IntEnum):
     """How bad it is."""
 
     PASS = 0
@@ -86,7 +86,7 @@ class Outcome(IntEnum):
 
 
 @dataclass(frozen=True)
-class Position:
+class PositionEvidence:
     """One position as evidence."""
 
     sample: int
@@ -99,18 +99,18 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """A rule that was broken."""
 
     rule: str
-    outcome: Outcome
+    outcome: AuditOutcome
     expected: str
     observed: str
-    positions: tuple[Position, ...] = ()
+    positions: tuple[PositionEvidence, ...] = ()
 
 
 @dataclass(frozen=True)
-class Fit:
+class VersionFit:
     """How the claim fits one neighbouring version, beside the claimed one."""
 
     version: int
@@ -140,40 +140,45 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditReport:
     """What an audit of one claim found."""
 
     tolerance: str
     calibration: int
     summary: Summary = field(default_factory=Summary)
-    findings: tuple[Finding, ...] = ()
-    fits: tuple[Fit, ...] = ()
+    findings: tuple[AuditFinding, ...] = ()
+    fits: tuple[VersionFit, ...] = ()
     validator: str = VALIDATOR
     provisional: bool = False
     """The tolerances were measured on another policy: by them alone nobody is blamed."""
 
     @property
-    def outcome(self) -> Outcome:
-        worst = max((finding.outcome for finding in self.findings), default=Outcome.PASS)
-        return Outcome.HELD if self.provisional and worst is not Outcome.PASS else worst
+    def outcome(self) -> AuditOutcome:
+        worst = max((finding.outcome for finding in self.findings), default=AuditOutcome.PASS)
+        return AuditOutcome.HELD if self.provisional and worst is not AuditOutcome.PASS else worst
 
     def to_json(self) -> dict[str, Any]:
         """For `json.dumps`; every number in it is finite."""
         found = asdict(self)
         for finding in found["findings"]:
-            finding["outcome"] = Outcome(finding["outcome"]).words
+            finding["outcome"] = AuditOutcome(finding["outcome"]).words
         return {"outcome": self.outcome.words, **found}
 
 
-def malformed(error: SwarmError, tolerance: Tolerance, calibration: int) -> Report:
+def malformed(error: SwarmError, tolerance: Tolerance, calibration: int) -> AuditReport:
     """The report on a claim that needs no model to be refused."""
-    finding = Finding("form", Outcome.HARD, "a claim that its lease allows", f"{error.message} [{error.code}]")
-    return Report(tolerance.name, calibration, findings=(finding,))
+    finding = AuditFinding(
+        "form", AuditOutcome.HARD, "a claim that its lease allows", f"{error.message} [{error.code}]"
+    )
+    return AuditReport(tolerance.name, calibration, findings=(finding,))
 
 
 def judge(
-    measured: Measured, tolerance: Tolerance, calibration: int, neighbours: Mapping[int, Measured] | None = None
-) -> Report:
+    measured: ReplayMeasurement,
+    tolerance: Tolerance,
+    calibration: int,
+    neighbours: Mapping[int, ReplayMeasurement] | None = None,
+) -> AuditReport:
     """The report on some positions of a claim, which neighbouring versions may have scored, too."""
     fits = tuple(_fit(version, measured, other) for version, other in (neighbours or {}).items())
     errors = np.abs(measured.errors)
@@ -185,7 +190,7 @@ def judge(
         _mean(measured, errors, tolerance),
         *(_other_version(fit) for fit in fits if len(measured) >= GROUP_POSITIONS_MIN),
     ]
-    return Report(
+    return AuditReport(
         tolerance.name,
         calibration,
         _summary(measured, tolerance),
@@ -194,7 +199,7 @@ def judge(
     )
 
 
-def _summary(measured: Measured, tolerance: Tolerance) -> Summary:
+def _summary(measured: ReplayMeasurement, tolerance: Tolerance) -> Summary:
     errors = np.abs(measured.errors)
     return Summary(
         positions=len(measured),
@@ -206,15 +211,15 @@ def _summary(measured: Measured, tolerance: Tolerance) -> Summary:
     )
 
 
-def _far(rule: str, measured: Measured, values: Floats, limit: Limit) -> Finding | None:
+def _far(rule: str, measured: ReplayMeasurement, values: Floats, limit: Limit) -> AuditFinding | None:
     worst = float(values.max())
     if worst <= limit.far:
         return None
     expected, observed = f"at most {limit.far:.3g} nats anywhere", f"{worst:.3g} nats"
-    return Finding(rule, Outcome.HARD, expected, observed, _worst(measured, values, limit.far))
+    return AuditFinding(rule, AuditOutcome.HARD, expected, observed, _worst(measured, values, limit.far))
 
 
-def _many(rule: str, measured: Measured, values: Floats, limit: Limit) -> Finding | None:
+def _many(rule: str, measured: ReplayMeasurement, values: Floats, limit: Limit) -> AuditFinding | None:
     """A context is out with any of its positions, so with as many times the chance; with n of them, an n-th of that.
 
     Whatever they share, they have no more out on the average than one by one (Markov's inequality). Each n is a look.
@@ -233,20 +238,20 @@ def _many(rule: str, measured: Measured, values: Floats, limit: Limit) -> Findin
     times = f", {least} times or oftener" if least > 1 else ""
     expected = f"{rate:.2g} of {of} contexts beyond {limit.tolerance:.3g} nats{times}"
     observed = f"{out} of them; chance gives as many in {chance:.1g} of honest claims"
-    outcome = Outcome.HARD if chance < HARD_CHANCE else Outcome.SOFT
-    return Finding(rule, outcome, expected, observed, _worst(measured, values, limit.tolerance))
+    outcome = AuditOutcome.HARD if chance < HARD_CHANCE else AuditOutcome.SOFT
+    return AuditFinding(rule, outcome, expected, observed, _worst(measured, values, limit.tolerance))
 
 
-def _mean(measured: Measured, errors: Floats, tolerance: Tolerance) -> Finding | None:
+def _mean(measured: ReplayMeasurement, errors: Floats, tolerance: Tolerance) -> AuditFinding | None:
     means = measured.means(errors)
     mean = float(means.mean())
     if len(means) < GROUP_CONTEXTS_MIN or mean <= tolerance.mean_error:
         return None
-    outcome = Outcome.HARD if mean > MEAN_HARD * tolerance.mean_error else Outcome.SOFT
-    return Finding("mean", outcome, f"a mean error of at most {tolerance.mean_error:.3g} nats", f"{mean:.3g} nats")
+    outcome = AuditOutcome.HARD if mean > MEAN_HARD * tolerance.mean_error else AuditOutcome.SOFT
+    return AuditFinding("mean", outcome, f"a mean error of at most {tolerance.mean_error:.3g} nats", f"{mean:.3g} nats")
 
 
-def _other_version(fit: Fit) -> Finding | None:
+def _other_version(fit: VersionFit) -> AuditFinding | None:
     by_logprobs = 0.0
     if fit.lean > HALF_WAY:
         by_logprobs = fit.standard_errors * min(1.0, (1 - HALF_WAY / fit.lean) / (1 - HALF_WAY))
@@ -259,11 +264,11 @@ def _other_version(fit: Fit) -> Finding | None:
         f"{fit.only_there} by the claimed version alone; {strength:.1f} standard errors; chance brings "
         f"{fit.chance:.1g} of honest claims as near"
     )
-    outcome = Outcome.HARD if strength >= LEAN_HARD or fit.chance < HARD_CHANCE else Outcome.SOFT
-    return Finding("version", outcome, expected, observed)
+    outcome = AuditOutcome.HARD if strength >= LEAN_HARD or fit.chance < HARD_CHANCE else AuditOutcome.SOFT
+    return AuditFinding("version", outcome, expected, observed)
 
 
-def _fit(version: int, measured: Measured, other: Measured) -> Fit:
+def _fit(version: int, measured: ReplayMeasurement, other: ReplayMeasurement) -> VersionFit:
     """Regress the errors on what the other version would have said, with standard errors that trust no variance."""
     distance = other.logprobs - measured.logprobs
     powers = measured.sums(distance**2)
@@ -281,7 +286,7 @@ def _fit(version: int, measured: Measured, other: Measured) -> Fit:
         standard_errors = WIDE * normal_of_t(t / WIDE, freedom)
     here, there = (scored.claimed == scored.dictated for scored in (other, measured))
     net = measured.sums(here.astype(float) - there)
-    return Fit(
+    return VersionFit(
         version=version,
         lean=lean,
         standard_errors=standard_errors,
@@ -292,7 +297,7 @@ def _fit(version: int, measured: Measured, other: Measured) -> Fit:
     )
 
 
-def _chance_to_be_near(measured: Measured, distance: Floats) -> float:
+def _chance_to_be_near(measured: ReplayMeasurement, distance: Floats) -> float:
     """Of an honest claim to come as near to a version at this distance, by all contexts where it is far enough."""
     far = measured.means(np.abs(distance))
     near = np.maximum(measured.means(np.abs(measured.errors - distance)), REPLAY_NATS)
@@ -301,13 +306,13 @@ def _chance_to_be_near(measured: Measured, distance: Floats) -> float:
     return fisher(np.clip(parts / np.maximum(1 - parts, parts), CONTEXT_CHANCE, 1.0))
 
 
-def _worst(measured: Measured, values: Floats, above: float) -> tuple[Position, ...]:
+def _worst(measured: ReplayMeasurement, values: Floats, above: float) -> tuple[PositionEvidence, ...]:
     order: NDArray[np.intp] = np.argsort(-values, kind="stable")[:EVIDENCE_MAX]
     return tuple(_position(measured, int(place)) for place in order if values[place] > above)
 
 
-def _position(measured: Measured, place: int) -> Position:
-    return Position(
+def _position(measured: ReplayMeasurement, place: int) -> PositionEvidence:
+    return PositionEvidence(
         sample=int(measured.sample[place]),
         position=int(measured.position[place]),
         claimed=int(measured.claimed[place]),

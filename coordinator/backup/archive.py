@@ -86,7 +86,7 @@ class Reader(Protocol):
     def open(self, name: str) -> IO[bytes]: ...
 
 
-class _Hashed(io.RawIOBase):
+class _HashedPart(io.RawIOBase):
     """So many bytes of a file, hashed as they are read."""
 
     def __init__(self, source: IO[bytes], size_bytes: int) -> None:
@@ -131,7 +131,7 @@ class _FolderWriter:
     def add(self, name: str, source: IO[bytes], size_bytes: int) -> Entry:
         path = self._folder / plain(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        hashed = _Hashed(source, size_bytes)
+        hashed = _HashedPart(source, size_bytes)
         with path.open("xb") as file:
             while piece := hashed.read(PIECE_BYTES):
                 file.write(piece)
@@ -148,7 +148,7 @@ class _TarWriter:
     def add(self, name: str, source: IO[bytes], size_bytes: int) -> Entry:
         info = tarfile.TarInfo(plain(name))
         info.size, info.mode = size_bytes, 0o600
-        hashed = _Hashed(source, size_bytes)
+        hashed = _HashedPart(source, size_bytes)
         self._tar.addfile(info, hashed)
         return Entry(name=name, size_bytes=size_bytes, digest=hashed.hasher.hexdigest())
 
@@ -250,7 +250,7 @@ def described(folder: Path, name: str) -> Entry:
     """A file that was written into a backup's folder by somebody else; it is synced."""
     with (folder / plain(name)).open("rb") as file:
         os.fsync(file.fileno())
-        hashed = _Hashed(file, os.fstat(file.fileno()).st_size)
+        hashed = _HashedPart(file, os.fstat(file.fileno()).st_size)
         size_bytes = 0
         while piece := hashed.read(PIECE_BYTES):
             size_bytes += len(piece)

@@ -38,7 +38,7 @@ WHAT_TO_DO = (
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenCheckpoint:
     """A checkpoint that somebody holds."""
 
     where: str
@@ -51,18 +51,18 @@ def keys_of(round_id: str, metadata: Path) -> Keys:
     return Keys([path.read_bytes() for path in roots], round_id)
 
 
-def checkpoints_in(data: bytes, where: str, keys: Keys) -> Iterator[Seen]:
+def checkpoints_in(data: bytes, where: str, keys: Keys) -> Iterator[SeenCheckpoint]:
     """The signed checkpoints of a round that stand anywhere in a file; what an earlier gap took does not count."""
     name = re.escape(keys.newest_first[0].name.encode())
     note = re.compile(rb"%s\n[0-9]{1,19}\n[A-Za-z0-9+/=]{44}\n\n(?:\xe2\x80\x94 [^\n ]+ [A-Za-z0-9+/=]+\n)+" % name)
     for found in note.finditer(data):
         try:
-            yield Seen(where, keys.counts_as(found[0]))
+            yield SeenCheckpoint(where, keys.counts_as(found[0]))
         except SwarmError:  # not by this ledger's key, and so nobody's word
             continue
 
 
-def told(sources: Sequence[str], keys: Keys) -> list[Seen]:
+def told(sources: Sequence[str], keys: Keys) -> list[SeenCheckpoint]:
     """Sources that the operator names: files, folders of `ledger verify --save`, and addresses of coordinators."""
     found = []
     for source in sources:
@@ -78,13 +78,13 @@ def told(sources: Sequence[str], keys: Keys) -> list[Seen]:
     return found
 
 
-def newest(seen: Sequence[Seen], ledger_size: int) -> Seen | None:
+def newest(seen: Sequence[SeenCheckpoint], ledger_size: int) -> SeenCheckpoint | None:
     """The longest log that was published beyond so many entries."""
     beyond = [one for one in seen if one.checkpoint.size > ledger_size]
     return max(beyond, key=lambda one: one.checkpoint.size, default=None)
 
 
-def refuse_what_is_newer(seen: Sequence[Seen], ledger_size: int) -> None:
+def refuse_what_is_newer(seen: Sequence[SeenCheckpoint], ledger_size: int) -> None:
     if one := newest(seen, ledger_size):
         raise BackupInvalid(
             f"{one.where} has seen {one.checkpoint.size} entries of the ledger, and this backup has {ledger_size}: "
@@ -102,7 +102,7 @@ def refuse_company(config: Config, keys: Keys) -> None:
         )
 
 
-def left_behind(config: Config, keys: Keys) -> list[Seen]:
+def left_behind(config: Config, keys: Keys) -> list[SeenCheckpoint]:
     """The last checkpoint in the folder that the backup was made of, if that is on this machine."""
     path = config.round.directory / "state.db"
     if config.store.url or not path.is_file():
@@ -124,7 +124,7 @@ def refuse_newer_origins(config: Config, metadata: Path) -> None:
             )
 
 
-def require_continued(connection: sa.Connection, seen: Sequence[Seen]) -> None:
+def require_continued(connection: sa.Connection, seen: Sequence[SeenCheckpoint]) -> None:
     """The store's log begins with everything that was seen, as far as it reaches."""
     size = store.size(connection)
     for one in seen:

@@ -206,7 +206,7 @@ def _resolve(partial: Path, folder: Path, store_url: str) -> Config:
 
 def _published(
     partial: Path, before: Config, keys: Keys, seen: Sequence[str], take_over: TakeOver | None
-) -> list[forks.Seen]:
+) -> list[forks.SeenCheckpoint]:
     """What is known to have been published; raises if the coordinator is there."""
     forks.refuse_company(before, keys)
     if not (take_over and take_over.after_gap):
@@ -236,7 +236,7 @@ def _continued(
     partial: Path,
     connection: sa.Connection,
     contents: Contents,
-    known: list[forks.Seen],
+    known: list[forks.SeenCheckpoint],
     seen: Sequence[str],
     take_over: TakeOver | None,
 ) -> Restored:

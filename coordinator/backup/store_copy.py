@@ -43,11 +43,11 @@ _LOG = re.compile(r"store/(\d{6})-(\d{6})\.wal")
 
 
 @dataclass
-class _Log:
+class _CopiedLog:
     """A log of the present generation, as far as it is in the copy or was read."""
 
     name: str
-    header: wal.Header
+    header: wal.WalHeader
     end: int = 0
     """Bytes in the copy."""
     hasher: Any = field(default_factory=blake3)
@@ -73,8 +73,8 @@ class StoreCopy:
         self._hold: wal.Hold | None = None
         self._entries: dict[str, Entry] = {}
         self._checksum: wal.Checksum = (0, 0)
-        self._current: _Log | None = None
-        self._complete: list[_Log] = []
+        self._current: _CopiedLog | None = None
+        self._complete: list[_CopiedLog] = []
         self._turn_bytes = self._turn_at = turn_bytes
 
     def pull(self, tell: Callable[[str, int, int], None]) -> None:
@@ -142,7 +142,7 @@ class StoreCopy:
         if wal.frame_head(copied, header, end) != wal.frame_head(self._wal, header, end):
             return False
         self._entries = {name: self._known[name] for name in names}
-        self._current = _Log(last.name, header, end)
+        self._current = _CopiedLog(last.name, header, end)
         with copied.open("rb") as file:
             while end:
                 data = file.read(min(end, wal.READ_AT_ONCE_BYTES))
@@ -182,13 +182,13 @@ class StoreCopy:
             first, second = piece[-header.frame_bytes :][16:20], piece[-header.frame_bytes :][20:24]
             self._checksum = int.from_bytes(first), int.from_bytes(second)
 
-    def _next_log(self, header: wal.Header) -> _Log:
+    def _next_log(self, header: wal.WalHeader) -> _CopiedLog:
         names = [*self._entries, *(one.name for one in self._complete)]
         (generation,) = {found[1] for name in names if (found := _BASE.fullmatch(name))}
         number = sum(1 for name in {*names} if _LOG.fullmatch(name))
-        return _Log(f"{FOLDER}/{generation}-{number + 1:06}.wal", header)
+        return _CopiedLog(f"{FOLDER}/{generation}-{number + 1:06}.wal", header)
 
-    def _append(self, one: _Log) -> None:
+    def _append(self, one: _CopiedLog) -> None:
         """Write behind what counts; it counts when the copy's list says so."""
         if not one.unwritten:
             return

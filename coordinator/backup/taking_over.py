@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from coordinator.backup import forks
 from coordinator.backup.archive import BackupInvalid
-from coordinator.backup.forks import Seen
+from coordinator.backup.forks import SeenCheckpoint
 from coordinator.files import write_durably
 from coordinator.publishing import rotation
 from coordinator.publishing.role_keys import RoleKeys
@@ -35,7 +35,7 @@ SHOWN = 20
 """Missing entries that are printed; the file has them all."""
 
 
-def missing_entries(connection: sa.Connection, sources: Sequence[str], newest: Seen) -> list[Entry] | None:
+def missing_entries(connection: sa.Connection, sources: Sequence[str], newest: SeenCheckpoint) -> list[Entry] | None:
     """(2) The published entries that a copy lacks, from the first of some sources that has them; else None."""
     for source in sources:
         try:

@@ -44,7 +44,7 @@ Checksum = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Header:
+class WalHeader:
     """The beginning of a log; another one means that the log began anew."""
 
     data: bytes
@@ -74,7 +74,7 @@ class Header:
         return ">u4" if self.data[3] & BIG_ENDIAN else "<u4"
 
     @classmethod
-    def parse(cls, data: bytes) -> "Header | None":
+    def parse(cls, data: bytes) -> "WalHeader | None":
         """The header, if these bytes are a whole one."""
         if len(data) < HEADER_BYTES:
             return None
@@ -85,16 +85,16 @@ class Header:
         return header if checksum((0, 0), data[:24], header.words) == header.checksum else None
 
 
-def read_header(path: Path) -> Header | None:
+def read_header(path: Path) -> WalHeader | None:
     """The header of a log file; None where there is no log."""
     try:
         with path.open("rb") as file:
-            return Header.parse(file.read(HEADER_BYTES))
+            return WalHeader.parse(file.read(HEADER_BYTES))
     except FileNotFoundError:
         return None
 
 
-def committed(path: Path, header: Header, start: int, before: Checksum) -> Iterator[bytes]:
+def committed(path: Path, header: WalHeader, start: int, before: Checksum) -> Iterator[bytes]:
     """The bytes of whole transactions from an offset on, in pieces that each end with a commit.
 
     `before` is the checksum of all before that offset. The header is compared again after each piece was read: bytes
@@ -116,7 +116,7 @@ def committed(path: Path, header: Header, start: int, before: Checksum) -> Itera
             position, at_once = position + size_bytes, READ_AT_ONCE_BYTES
 
 
-def _whole_transactions(data: bytes, header: Header, before: Checksum) -> tuple[int, Checksum]:
+def _whole_transactions(data: bytes, header: WalHeader, before: Checksum) -> tuple[int, Checksum]:
     """How many bytes of whole transactions these begin with, and the checksum after them."""
     size_bytes, after, running, end = 0, before, before, 0
     while end + header.frame_bytes <= len(data):
@@ -130,7 +130,7 @@ def _whole_transactions(data: bytes, header: Header, before: Checksum) -> tuple[
     return size_bytes, after
 
 
-def checksum_at(path: Path, header: Header, end: int) -> Checksum:
+def checksum_at(path: Path, header: WalHeader, end: int) -> Checksum:
     """The checksum of all before an offset, as the frame before it says."""
     if end == HEADER_BYTES:
         return header.checksum
@@ -140,7 +140,7 @@ def checksum_at(path: Path, header: Header, end: int) -> Checksum:
     return first, second
 
 
-def frame_head(path: Path, header: Header, end: int) -> bytes:
+def frame_head(path: Path, header: WalHeader, end: int) -> bytes:
     """The head of the frame that ends at an offset; its checksum depends on every byte before."""
     if end == HEADER_BYTES:
         return header.data
@@ -187,7 +187,7 @@ def _weights(steps: int) -> NDArray[np.uint32]:
     return rows
 
 
-def _frame_checksum(before: Checksum, frame: bytes, header: Header) -> Checksum | None:
+def _frame_checksum(before: Checksum, frame: bytes, header: WalHeader) -> Checksum | None:
     """The running checksum after a frame; None if the frame is not one of this log."""
     if frame[8:16] != header.salts:
         return None

@@ -26,7 +26,7 @@ Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The appeal
 SAID = {"granted": "fault_refuted", "denied": "fault_confirmed"}
 
 
-class Word(StrEnum):
+class RulingWord(StrEnum):
     """What an operator may say to an appeal."""
 
     GRANT = "grant"
@@ -99,7 +99,8 @@ def rule(
     config_file: ConfigFile,
     number: Number,
     word: Annotated[
-        Word, typer.Argument(metavar="grant|deny", help="grant: pay what was taken, and lift fault and ban; or deny.")
+        RulingWord,
+        typer.Argument(metavar="grant|deny", help="grant: pay what was taken, and lift fault and ban; or deny."),
     ],
     settings: Settings,
     code: Annotated[
@@ -111,7 +112,7 @@ def rule(
     from coordinator.orders import whoami
 
     config = load(config_file, settings)
-    outcome = "granted" if word is Word.GRANT else "denied"
+    outcome = "granted" if word is RulingWord.GRANT else "denied"
     wanted = {"number": number, "outcome": outcome, "reason_code": code or SAID[outcome]}
     done = ask(config, "POST", "/v1/operator/rulings", wanted | {"said": said, "given_by": whoami()})
     if done is None:

@@ -22,8 +22,8 @@ from protocol.lesson import lesson
 if TYPE_CHECKING:
     from coordinator.audit.case import Case, RoundArchive
     from coordinator.audit.check import Score
-    from coordinator.audit.replay import Measured
-    from coordinator.audit.verdict import Report
+    from coordinator.audit.replay import ReplayMeasurement
+    from coordinator.audit.verdict import AuditReport
 
 app = typer.Typer(help="Replay what nodes claim to have sampled.", no_args_is_help=True, add_completion=False)
 
@@ -148,7 +148,7 @@ def calibrate(
     typer.echo(derived.model_dump_json(indent=2))
 
 
-def _probes(archive: "RoundArchive", node: str) -> "list[Measured]":
+def _probes(archive: "RoundArchive", node: str) -> "list[ReplayMeasurement]":
     """Every accepted claim of a node whose version is still kept, measured."""
     from coordinator.audit.check import replay
 
@@ -159,7 +159,7 @@ def _probes(archive: "RoundArchive", node: str) -> "list[Measured]":
     return [measured for found in replays if not isinstance(found, SwarmError) for measured in found.values()]
 
 
-def _audit(folder: Path, tolerance: str, claim: str = "") -> "tuple[Case, Report]":
+def _audit(folder: Path, tolerance: str, claim: str = "") -> "tuple[Case, AuditReport]":
     """The verdict on the case in a folder, if it is that of this claim."""
     from coordinator.audit import calibration
     from coordinator.audit.case import POLICIES, open_case
@@ -174,12 +174,12 @@ def _audit(folder: Path, tolerance: str, claim: str = "") -> "tuple[Case, Report
 
 def _scores(policies: Path) -> "Score":
     """The model of each version, from a folder of policy folders."""
-    from coordinator.audit.scorer import Scorer
+    from coordinator.audit.scorer import VersionScorer
 
-    return lambda version, claims: Scorer(policies / str(version)).score(claims)
+    return lambda version, claims: VersionScorer(policies / str(version)).score(claims)
 
 
-def _print(case: "Case", report: "Report", command: str, as_json: bool) -> None:
+def _print(case: "Case", report: "AuditReport", command: str, as_json: bool) -> None:
     about = {"claim_id": case.claim_id, "node": case.node, "lease_id": case.lease.lease_id}
     if as_json:
         found = {**about, "version": case.lease.version, **report.to_json(), "command": command}

@@ -18,7 +18,7 @@ class Format(StrEnum):
     GGUF = "gguf"
 
 
-class Dtype(StrEnum):
+class GgufDtype(StrEnum):
     """Types of a GGUF file's weights."""
 
     AUTO = "auto"
@@ -38,7 +38,9 @@ def export(
     form: Annotated[
         Format, typer.Option("--format", help="hub: a folder for transformers; gguf: a file for llama.cpp.")
     ] = Format.HUB,
-    dtype: Annotated[Dtype, typer.Option(help="Type of a GGUF file's weights; auto: the policy's own.")] = Dtype.AUTO,
+    dtype: Annotated[
+        GgufDtype, typer.Option(help="Type of a GGUF file's weights; auto: the policy's own.")
+    ] = GgufDtype.AUTO,
     card: Annotated[bool, typer.Option("--card", help="Add a model card with the round's evidence.")] = False,
     repository: Annotated[
         str, typer.Option("--push", metavar="OWNER/NAME", help="Upload the folder, with its card, to the model hub.")
@@ -54,7 +56,7 @@ def export(
         raise ConfigInvalid("--best and --version name different policies.", hint="Give one of them.")
     if adapter and form is Format.GGUF:
         raise ConfigInvalid("--adapter writes a folder.", hint="A GGUF file has the adapter merged: leave it out.")
-    if dtype is not Dtype.AUTO and form is Format.HUB:
+    if dtype is not GgufDtype.AUTO and form is Format.HUB:
         raise ConfigInvalid("--dtype is for --format gguf.", hint="A folder has the policy's own type.")
     if form is Format.GGUF and (card or repository):
         raise ConfigInvalid("--card and --push are for a folder.", hint="Leave out --format gguf.")

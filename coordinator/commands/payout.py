@@ -21,8 +21,8 @@ from protocol.lesson import lesson
 from protocol.plain import counted
 
 if TYPE_CHECKING:
-    from coordinator.money.payouts import Row
-    from coordinator.money.rails.base import Batch
+    from coordinator.money.payouts import StoredBatch
+    from coordinator.money.rails.base import TransferBatch
     from coordinator.store.state import Database
 
 app = typer.Typer(help="Pay owners what the ledger owes them.", no_args_is_help=True, add_completion=False)
@@ -47,7 +47,7 @@ def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False)
 
     config = load(config_file, settings)
     with _paying(config) as (database, round_id):
-        terms = payouts.Terms(config.payouts.rail, rails.scheme(config.payouts), config.payouts.minimum_micros)
+        terms = payouts.PayoutTerms(config.payouts.rail, rails.scheme(config.payouts), config.payouts.minimum_micros)
         number = database.run_now(payouts.create, terms, now_ms=_now_ms())
         _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
 
@@ -136,7 +136,7 @@ def deploy(
     typer.echo(evm.deploy(evm.open_chain(config.payouts, config.round.directory), token, unit))
 
 
-def _tell(row: "Row", batch: "Batch", config: Config, as_json: bool) -> None:
+def _tell(row: "StoredBatch", batch: "TransferBatch", config: Config, as_json: bool) -> None:
     """What a batch says, once its files are there."""
     from coordinator.money import payouts
 

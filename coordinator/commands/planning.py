@@ -204,10 +204,10 @@ def simulate(
     Nodes, learner and network only take time here: nothing is sampled, trained or sent. Use it to see what a setting
     does in a swarm that is not there yet: how long the learner waits, how old its rollouts are, what was in vain.
     """
-    from coordinator.sim.scenario import Links, Pool, scenario_of
+    from coordinator.sim.scenario import Links, SimulatedPool, scenario_of
 
     comings = {"stay_s": _or_ever(stay_s), "preempt_s": _or_ever(preempt_s), "away_s": away_s, "liars": liars}
-    pool = Pool(nodes, group_s, at_once, spread, lengths, foresight, node_price, spread, **comings)
+    pool = SimulatedPool(nodes, group_s, at_once, spread, lengths, foresight, node_price, spread, **comings)
     scenario = scenario_of(
         load(config_file, settings),
         pool,

@@ -26,7 +26,7 @@ from protocol.limits import NAME_MAX_CHARS
 from protocol.names import visible
 
 if TYPE_CHECKING:
-    from coordinator.work.samples import Shown, Wanted
+    from coordinator.work.samples import SampleFilter, Shown
 
 app = typer.Typer(help="Read what the nodes sampled.", no_args_is_help=True, add_completion=False)
 
@@ -56,9 +56,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show samples, those of the newest group first."""
-    from coordinator.work.samples import Wanted
+    from coordinator.work.samples import SampleFilter
 
-    wanted = Wanted(version, node, reward_min, reward_max)
+    wanted = SampleFilter(version, node, reward_min, reward_max)
     tell(_find(load(config_file, settings), wanted, limit), as_json)
 
 
@@ -84,17 +84,17 @@ def grep(
     as_json: AsJson = False,
 ) -> None:
     """Show the samples whose prompt or completion matches, those of the newest group first."""
-    from coordinator.work.samples import Wanted
+    from coordinator.work.samples import SampleFilter
 
     try:
         text = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except re.error as error:
         raise ConfigInvalid(f"This is no regular expression: {error}.", hint="Escape ( [ . * + ? with \\.") from None
-    wanted = Wanted(version, node, reward_min, reward_max, text)
+    wanted = SampleFilter(version, node, reward_min, reward_max, text)
     tell(_find(load(config_file, settings), wanted, limit), as_json)
 
 
-def _find(config: Config, wanted: "Wanted", limit: int) -> "list[Shown]":
+def _find(config: Config, wanted: "SampleFilter", limit: int) -> "list[Shown]":
     from coordinator.audit.case import RoundArchive
     from coordinator.work import samples
 

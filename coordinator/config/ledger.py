@@ -6,17 +6,17 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from coordinator.config.section import Section
-from ledger.note import Key, Kind
+from ledger.note import KeyKind, NoteKey
 from ledger.witness import WITNESSES_MAX
 from protocol.errors import CheckpointInvalid
 
 
 def _a_witness(text: str) -> str:
     try:
-        key = Key.parse(text)
+        key = NoteKey.parse(text)
     except CheckpointInvalid as error:
         raise ValueError(str(error)) from None
-    if key.kind is not Kind.WITNESS:
+    if key.kind is not KeyKind.WITNESS:
         raise ValueError(f"{key.name[:80]} is the key of a log, not of a witness")
     return text
 
@@ -31,6 +31,6 @@ class LedgerSection(Section):
     )
 
     @cached_property
-    def keys(self) -> tuple[Key, ...]:
+    def keys(self) -> tuple[NoteKey, ...]:
         """The same, read."""
-        return tuple(dict.fromkeys(map(Key.parse, self.witnesses)))
+        return tuple(dict.fromkeys(map(NoteKey.parse, self.witnesses)))

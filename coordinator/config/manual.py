@@ -35,7 +35,7 @@ EXAMPLE = "  # an example: it is not set"
 
 
 @dataclass(frozen=True)
-class Key:
+class SettingDescription:
     """One setting as its model describes it."""
 
     section: str
@@ -80,11 +80,11 @@ def sections() -> dict[str, type[Section]]:
     return {name: type(table.default) for name, table in Config.model_fields.items()}
 
 
-def every(prefix: str = "") -> Iterator[Key]:
+def every(prefix: str = "") -> Iterator[SettingDescription]:
     """Every setting whose name begins like this."""
     for section, table in sections().items():
         for name, field in table.model_fields.items():
-            key = Key(section, name, field)
+            key = SettingDescription(section, name, field)
             if key.path == prefix or section == prefix or not prefix:
                 yield key
 
@@ -183,7 +183,7 @@ def toml(chosen: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _example(key: Key) -> Any:
+def _example(key: SettingDescription) -> Any:
     """A value that is allowed, for what is not set."""
     kinds = [kind for kind in get_args(key.field.annotation) if kind is not NoneType]
     if get_origin(kinds[0]) is Literal:

@@ -37,7 +37,7 @@ VALIDATION_MAX, VALIDATION_SHARE = 200, 0.02
 KEY_BYTES = 16
 
 
-class Found(NamedTuple):
+class ImportIssue(NamedTuple):
     """A problem, and where it stood."""
 
     where: str
@@ -105,7 +105,7 @@ def prompt_key(problem: Problem) -> bytes:
     return blake3(json.dumps(problem.prompt).encode()).digest(KEY_BYTES)
 
 
-def problems(config: Config) -> Iterator[tuple[Split | None, Found]]:
+def problems(config: Config) -> Iterator[tuple[Split | None, ImportIssue]]:
     """Every problem, as it comes."""
     return _problems(config, _sources(config))
 
@@ -124,7 +124,7 @@ def _sources(config: Config) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _problems(config: Config, paths: list[Path]) -> Iterator[tuple[Split | None, Found]]:
+def _problems(config: Config, paths: list[Path]) -> Iterator[tuple[Split | None, ImportIssue]]:
     """Each with its split, or None where its prompt's digest decides."""
     if config.task.name.endswith(".py"):
         yield from _rows(config, generators.of_file(paths[0], config))
@@ -153,10 +153,10 @@ def _numbered(paths: list[Path], size: int) -> Iterator[tuple[str, dict[str, Any
             yield f"{path.name}:{number}", row
 
 
-def _rows(config: Config, rows: generators.Rows) -> Iterator[tuple[Split | None, Found]]:
+def _rows(config: Config, rows: generators.Rows) -> Iterator[tuple[Split | None, ImportIssue]]:
     columns = Columns(config.data, suffix_of(config))
     for split, where, row in rows:
-        yield split, Found(where, columns.problem(row, where))
+        yield split, ImportIssue(where, columns.problem(row, where))
 
 
 def _place(split: Split | None, key: bytes, kept: dict[str, list[bytes]], config: Config) -> str:

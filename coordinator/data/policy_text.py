@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from coordinator.data.chat import PLAIN_CHAT, Chat, ChatTemplate
-from coordinator.work.prompts import TRAIN, Source, problem_of
+from coordinator.work.prompts import TRAIN, PromptRef, problem_of
 from protocol.codec import PolicyCodec
 from protocol.episode import PLAIN, Episode, Framing
 from protocol.errors import ConfigInvalid
@@ -38,7 +38,7 @@ class Coder:
         return self.codec.decode(tokens)
 
 
-class PolicyText(Coder):
+class TaskText(Coder):
     """The problems of one round in the tokens of its policy."""
 
     def __init__(self, read_file: ReadFile, task: Task, max_new_tokens: int, chat: Chat = PLAIN_CHAT) -> None:
@@ -46,7 +46,7 @@ class PolicyText(Coder):
         self._task = task
         # Asked once: Python takes longer to look whether a task judges than that takes to judge.
         self._judging = task if isinstance(task, Judging) else None
-        self.problem: Callable[[Source], Problem] = lru_cache(PROBLEMS_KEPT)(partial(problem_of, task))
+        self.problem: Callable[[PromptRef], Problem] = lru_cache(PROBLEMS_KEPT)(partial(problem_of, task))
         """One of the task; each sample of a group is judged by the same one."""
         self.bounds = replace(policy_bounds(read_file, max_new_tokens), codec=self.codec)
 
@@ -55,7 +55,7 @@ class PolicyText(Coder):
         """Whether the task judges right here, as only what is built in may."""
         return self._judging is not None
 
-    def prompt(self, source: Source) -> list[int]:
+    def prompt(self, source: PromptRef) -> list[int]:
         """The tokens of a problem's prompt."""
         return self.encode(self.problem(source).prompt)
 
@@ -64,7 +64,7 @@ class PolicyText(Coder):
         """The environment that is played, if the task is to play one."""
         return self._task.name if isinstance(self._task, Episodes) else ""
 
-    def episode(self, source: Source) -> Episode | None:
+    def episode(self, source: PromptRef) -> Episode | None:
         """What the samples of a group about this problem play, if the task is to play."""
         if not isinstance(self._task, Episodes):
             return None
@@ -83,7 +83,7 @@ class PolicyText(Coder):
             framing=self._framing() if self._task.chat else PLAIN,
         )
 
-    def reward(self, source: Source, completion: Sequence[int]) -> Reward:
+    def reward(self, source: PromptRef, completion: Sequence[int]) -> Reward:
         """Judge a completion of a problem by its tokens."""
         return self.judge(self.problem(source), completion)
 

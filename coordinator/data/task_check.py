@@ -22,7 +22,7 @@ from coordinator.data.kinds import MATH, functions_of, reward_spec
 from coordinator.data.policy_text import Coder
 from coordinator.data.task import open_task
 from coordinator.rewards.functions import Job
-from coordinator.rewards.pool import Pool
+from coordinator.rewards.pool import RewardPool
 from protocol.errors import ConfigInvalid, SwarmError, VerifierDown, VerifierFailed
 from protocol.tasks import Judging, Problem, Reward, Task
 
@@ -39,7 +39,7 @@ Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class TaskIssue:
     """One thing that is wrong."""
 
     code: str
@@ -49,44 +49,46 @@ class Finding:
     next_step: str
 
 
-async def check(config: Config, folder: Path) -> list[Finding]:
+async def check(config: Config, folder: Path) -> list[TaskIssue]:
     """All that is wrong, in the order in which it should be mended."""
     config = config.model_copy(update={"round": config.round.model_copy(update={"directory": folder})})
     try:
         prepare(config, anew=True)
         task = open_task(config)
     except SwarmError as error:
-        return [Finding("unreadable", "error", "[task] [data]", error.message, error.hint or "Mend it, and try again.")]
+        return [
+            TaskIssue("unreadable", "error", "[task] [data]", error.message, error.hint or "Mend it, and try again.")
+        ]
     found = [*_problems(config, folder), *_lengths(config, task)]
     return found + ([] if isinstance(task, Judging) else await _Trial(config, task).findings())
 
 
-def _problems(config: Config, folder: Path) -> Iterator[Finding]:
+def _problems(config: Config, folder: Path) -> Iterator[TaskIssue]:
     """What the copy's note says of repetition and of size."""
     if not importing.needs_data(config):
         return
     note = json.loads((folder / importing.FOLDER / importing.NOTE).read_text())
     counts, repeated = note["problems"], note["repeated"]
     if repeated:
-        yield Finding(
+        yield TaskIssue(
             "duplicates", "warning", "[data]",
             f"{repeated} prompts are there twice, in one split or several; each is kept once, held-out ones first.",
             "Nothing has to be done; if there should be none, look for them in the source.",
         )  # fmt: skip
     if not counts["held_out"]:
-        yield Finding(
+        yield TaskIssue(
             "no_held_out", "warning", "[data]", "No problem is held out, so nothing can be evaluated.",
             "Set data.eval, or give more problems.",
         )  # fmt: skip
     if counts["train"] < config.learner.groups_per_update:
-        yield Finding(
+        yield TaskIssue(
             "few_problems", "warning", "[data]",
             f"{counts['train']} problems to learn from are fewer than learner.groups_per_update.",
             "Each update would train on some of them twice: give more problems.",
         )  # fmt: skip
 
 
-def _lengths(config: Config, task: Task) -> Iterator[Finding]:
+def _lengths(config: Config, task: Task) -> Iterator[TaskIssue]:
     """Prompts that leave the model no room for an answer; those of a model folder only, which has a tokenizer."""
     model = Path(config.model.path)
     if not (model / "tokenizer.json").is_file():
@@ -95,7 +97,7 @@ def _lengths(config: Config, task: Task) -> Iterator[Finding]:
     positions = int(json.loads((model / "config.json").read_text()).get("max_position_embeddings", 0))
     room = positions - config.sampling.max_new_tokens
     if isinstance(task.problem(0).prompt, str) and Chat.of(config.data) != PLAIN_CHAT:
-        yield Finding(
+        yield TaskIssue(
             "no_chat", "error", "[data]",
             "The prompts are plain text, so data.system_prompt and data.template_arguments change nothing.",
             "Set data.chat = true, or leave them out.",
@@ -105,10 +107,10 @@ def _lengths(config: Config, task: Task) -> Iterator[Finding]:
         try:
             tokens = len(coder.encode(prompt))
         except ConfigInvalid as error:
-            yield Finding("no_template", "error", "[data]", error.message, error.hint)
+            yield TaskIssue("no_template", "error", "[data]", error.message, error.hint)
             return
         if tokens > room:
-            yield Finding(
+            yield TaskIssue(
                 "prompt_too_long", "error", f"train problem {number}: {str(prompt)[:40]!r}",
                 f"{tokens} tokens are more than the {room} that an answer leaves of the model's {positions}.",
                 "Leave such problems out, or lower sampling.max_new_tokens.",
@@ -127,7 +129,7 @@ class _Trial:
         self._place = ", ".join(functions_of(config))
         self._slowest_s = 0.0
 
-    async def findings(self) -> list[Finding]:
+    async def findings(self) -> list[TaskIssue]:
         """Judge everything twice, in fresh processes, and look at what came."""
         try:
             first, second = await self._judged(), await self._judged()
@@ -148,14 +150,14 @@ class _Trial:
             found.append(self._constant(first[0][0].score))
         return found + self._answers(first) + self._pace()
 
-    def _constant(self, score: float) -> Finding:
+    def _constant(self, score: float) -> TaskIssue:
         if any(problem.answer for problem in self._problems):
             return self._finding("constant", f"Whatever is said earns {score:g}.", "There is nothing to learn from it.")
         text = f"All that was tried earns {score:g}, but no problem names an answer that could have been tried."
         return self._finding("constant", text, "See by hand whether a right answer earns more.", "warning")
 
     async def _judged(self) -> list[list[Reward]]:
-        pool = Pool(self._spec)
+        pool = RewardPool(self._spec)
         try:
             await pool.judge(self._job(0))  # what is imported is not timed
             rewards = []
@@ -179,7 +181,7 @@ class _Trial:
         boxed = self._config.task.name == MATH and "\\boxed" not in problem.answer
         return f"\\boxed{{{problem.answer.rpartition('####')[2].strip()}}}" if boxed else problem.answer
 
-    def _answers(self, judged: list[list[Reward]]) -> list[Finding]:
+    def _answers(self, judged: list[list[Reward]]) -> list[TaskIssue]:
         """The answer must earn more than the rest, where there is one."""
         found = []
         for problem, rewards in zip(self._problems, judged, strict=True):
@@ -192,14 +194,14 @@ class _Trial:
         )
         return [self._finding("answer_earns_less", text, "Is the right column the answer, and in the reward's form?")]
 
-    def _pace(self) -> list[Finding]:
+    def _pace(self) -> list[TaskIssue]:
         if self._slowest_s < SLOW_SHARE * self._spec.timeout_s:
             return []
         text = f"A group takes {self._slowest_s:.1f} s of the {self._spec.timeout_s:g} s after which it is given up."
         return [self._finding("slow", text, "Raise reward.timeout_s and reward.processes.", "warning")]
 
-    def _finding(self, code: str, message: str, next_step: str, severity: Severity = "error") -> Finding:
-        return Finding(code, severity, self._place, message, next_step)
+    def _finding(self, code: str, message: str, next_step: str, severity: Severity = "error") -> TaskIssue:
+        return TaskIssue(code, severity, self._place, message, next_step)
 
 
 def _teaches(reward: Reward, text: str) -> bool:

@@ -41,7 +41,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Spread:
+class BroadcastSpread:
     """How one version's broadcast went, over the nodes that it reached."""
 
     version: int
@@ -110,7 +110,7 @@ def ages(connection: sa.Connection) -> list[Point]:
     return [(age, float(count)) for age, count in sorted(health.trained_ages(connection).items())]
 
 
-def spreads(connection: sa.Connection) -> list[Spread]:
+def spreads(connection: sa.Connection) -> list[BroadcastSpread]:
     """The last versions' broadcasts, the oldest first."""
     took_s = (ENDED_MS - versions.c.published_ms) / 1000.0
     rows = connection.execute(
@@ -123,7 +123,7 @@ def spreads(connection: sa.Connection) -> list[Spread]:
     for version, took in rows:
         found[version].append(took)
     return [
-        Spread(version, len(times), [float(took) for took in times if took is not None])
+        BroadcastSpread(version, len(times), [float(took) for took in times if took is not None])
         for version, times in found.items()
     ]
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.fleet.capacity import VISIBLE, Load, least_staleness
+from coordinator.fleet.capacity import VISIBLE, PoolLoad, least_staleness
 from coordinator.people import standings
 from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, leases, rollouts
 from coordinator.work import marks, scoring
 from protocol.errors import StaleVersion
-from protocol.lease import State
+from protocol.lease import LeaseState
 
 UPDATES_LATELY = 32
 """The idle share that may raise the alarm is that of so many updates."""
@@ -54,7 +54,7 @@ KEPT = "kept_for_audits"
 KEPT_MAX = 0.8
 
 ADVICE = {
-    State.EXPIRED.value: "raise leases.timeout_s, or give less at once by leases.groups_per_request",
+    LeaseState.EXPIRED.value: "raise leases.timeout_s, or give less at once by leases.groups_per_request",
     StaleVersion.code: "raise staleness.max_updates, or publish more often by staleness.publish_every",
     IN_BUFFER: "raise staleness.max_updates",
     SURPLUS: "lower leases.over_issue",
@@ -64,7 +64,7 @@ ADVICE = {
 
 def figures(
     connection: sa.Connection,
-    asked: Load | None,
+    asked: PoolLoad | None,
     kappa: int,
     *,
     staleness_max: int = 0,
@@ -166,7 +166,7 @@ def kept_alarm(kept: dict[str, int]) -> str:
 
 
 def alarm(
-    asked: Load | None,
+    asked: PoolLoad | None,
     kappa: int,
     idle_share: float,
     in_vain: Counter[str],
@@ -185,7 +185,7 @@ def alarm(
 
 def _bias_alarm(bias: float | None, in_vain: Counter[str], trained: int) -> str:
     """Long answers are thrown away more often than short ones; empty if they are not."""
-    late = sum(in_vain[why] for why in (State.EXPIRED.value, StaleVersion.code, IN_BUFFER))
+    late = sum(in_vain[why] for why in (LeaseState.EXPIRED.value, StaleVersion.code, IN_BUFFER))
     if bias is None or bias <= LENGTH_BIAS_MAX or late < LATE_MIN * (late + trained):
         return ""
     return (
@@ -204,7 +204,7 @@ def percentile(ages: Counter[int], share: float) -> int:
     return 0
 
 
-def _why_idle(asked: Load, kappa: int, idle_share: float, staleness_max: int) -> str:
+def _why_idle(asked: PoolLoad, kappa: int, idle_share: float, staleness_max: int) -> str:
     waits = f"The learner waits {idle_share:.0%} of its time: "
     # What would be left of it if rollouts took no throughput at all is the bound's fault.
     if VISIBLE.bubble(asked, kappa, math.inf) < idle_share / 2:
@@ -235,10 +235,10 @@ def trained_ages(connection: sa.Connection) -> Counter[int]:
 
 def _in_vain(connection: sa.Connection) -> Counter[str]:
     """Leases that were refused, by the code, or expired; and groups that were accepted and aged."""
-    refused = sa.select(leases.c.code, sa.func.count()).where(leases.c.state == State.REJECTED.value)
+    refused = sa.select(leases.c.code, sa.func.count()).where(leases.c.state == LeaseState.REJECTED.value)
     found = Counter({code: int(count) for code, count in connection.execute(refused.group_by(leases.c.code))})
     ends = (
-        (State.EXPIRED.value, leases, State.EXPIRED.value),
+        (LeaseState.EXPIRED.value, leases, LeaseState.EXPIRED.value),
         (IN_BUFFER, rollouts, "stale"),
         (SURPLUS, rollouts, SURPLUS),
         (marks.GIVEN_UP, rollouts, marks.GIVEN_UP),
@@ -292,7 +292,11 @@ def _length_bias(connection: sa.Connection) -> float | None:
     """None while there is nothing to compare."""
     worked_ms = sa.func.avg(leases.c.ended_ms - leases.c.issued_ms)
     aged = sa.select(rollouts.c.lease_id).where(rollouts.c.state == "stale")
-    late = (leases.c.code == StaleVersion.code) | (leases.c.state == State.EXPIRED.value) | leases.c.lease_id.in_(aged)
+    late = (
+        (leases.c.code == StaleVersion.code)
+        | (leases.c.state == LeaseState.EXPIRED.value)
+        | leases.c.lease_id.in_(aged)
+    )
     late_ms = connection.execute(sa.select(worked_ms).where(late)).scalar()
     if not late_ms:
         return None

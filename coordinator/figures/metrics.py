@@ -24,7 +24,7 @@ MICROS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Family:
+class MetricFamily:
     """One metric."""
 
     name: str
@@ -79,73 +79,77 @@ def _left_out(status: Status) -> Samples:
 
 
 FAMILIES = (
-    Family("learner_update", "gauge", "Last update that the learner reported.", _one("update")),
-    Family("learner_idle_seconds", "counter", "Time the learner waited for a batch.", _one("learner_idle_s")),
-    Family("learner_busy_seconds", "counter", "Time the learner worked.", _one("learner_busy_s")),
-    Family(
+    MetricFamily("learner_update", "gauge", "Last update that the learner reported.", _one("update")),
+    MetricFamily("learner_idle_seconds", "counter", "Time the learner waited for a batch.", _one("learner_idle_s")),
+    MetricFamily("learner_busy_seconds", "counter", "Time the learner worked.", _one("learner_busy_s")),
+    MetricFamily(
         "learner_idle_share", "gauge", "Share of its last updates that it waited.", _one("learner_idle_share_lately")
     ),
-    Family("learner_wait_seconds", "gauge", "The wait for a batch that goes on.", _one("learner_waits_s")),
-    Family("learner_silent_seconds", "gauge", "Since the learner was last heard of.", _one("learner_silent_s")),
-    Family("update_age_seconds", "gauge", "Since the last update was reported.", _one("update_age_s")),
-    Family(
+    MetricFamily("learner_wait_seconds", "gauge", "The wait for a batch that goes on.", _one("learner_waits_s")),
+    MetricFamily("learner_silent_seconds", "gauge", "Since the learner was last heard of.", _one("learner_silent_s")),
+    MetricFamily("update_age_seconds", "gauge", "Since the last update was reported.", _one("update_age_s")),
+    MetricFamily(
         "program_up",
         "gauge",
         "1 while a child of the coordinator runs.",
         _programs(lambda one: one["state"] == "runs"),
         "program",
     ),
-    Family(
+    MetricFamily(
         "program_restarts",
         "gauge",
         "How often it was started again since the launch.",
         _programs(lambda one: one["restarts"]),
         "program",
     ),
-    Family("figures_age_seconds", "gauge", "Since the figures of the status were read.", _one("age_s")),
-    Family("updates_skipped", "gauge", "Of the last 32, those that made no step.", _one("updates_skipped_lately")),
-    Family(
+    MetricFamily("figures_age_seconds", "gauge", "Since the figures of the status were read.", _one("age_s")),
+    MetricFamily(
+        "updates_skipped", "gauge", "Of the last 32, those that made no step.", _one("updates_skipped_lately")
+    ),
+    MetricFamily(
         "masked_ratio",
         "gauge",
         "Tokens that the correction dropped, of those of the last 8 updates.",
         _one("masked_share_lately"),
     ),
-    Family("policy_version", "gauge", "Newest published version.", _one("version")),
-    Family("policy_version_update", "gauge", "Update that it was made at.", _one("version_update")),
-    Family(
+    MetricFamily("policy_version", "gauge", "Newest published version.", _one("version")),
+    MetricFamily("policy_version_update", "gauge", "Update that it was made at.", _one("version_update")),
+    MetricFamily(
         "broadcast_median_seconds", "gauge", "Publication to first token, median node.", _one("broadcast", "median_s")
     ),
-    Family("broadcast_max_seconds", "gauge", "The same of the last node.", _one("broadcast", "max_s")),
-    Family(
+    MetricFamily("broadcast_max_seconds", "gauge", "The same of the last node.", _one("broadcast", "max_s")),
+    MetricFamily(
         "broadcast_nodes_reached", "gauge", "Nodes that sample with the version shown.", _one("broadcast", "reached")
     ),
-    Family("staleness_bound", "gauge", "S as leases are offered by it.", _one("staleness_bound")),
-    Family("trained_age_mean", "gauge", "Updates between sampling and training, mean.", _one("age", "mean")),
-    Family("trained_age_p99", "gauge", "The same of the 99th percentile.", _one("age", "p99")),
-    Family("trained_age_max", "gauge", "The same of the oldest group.", _one("age", "max")),
-    Family("length_bias", "gauge", "Work on late groups over work on trained ones.", _one("length_bias")),
-    Family("groups_in_vain", "counter", "Groups that nobody trained on.", _each("in_vain"), "reason"),
-    Family("groups_in_vain_share", "gauge", "Their share of all finished groups.", _one("in_vain_share")),
-    Family(
+    MetricFamily("staleness_bound", "gauge", "S as leases are offered by it.", _one("staleness_bound")),
+    MetricFamily("trained_age_mean", "gauge", "Updates between sampling and training, mean.", _one("age", "mean")),
+    MetricFamily("trained_age_p99", "gauge", "The same of the 99th percentile.", _one("age", "p99")),
+    MetricFamily("trained_age_max", "gauge", "The same of the oldest group.", _one("age", "max")),
+    MetricFamily("length_bias", "gauge", "Work on late groups over work on trained ones.", _one("length_bias")),
+    MetricFamily("groups_in_vain", "counter", "Groups that nobody trained on.", _each("in_vain"), "reason"),
+    MetricFamily("groups_in_vain_share", "gauge", "Their share of all finished groups.", _one("in_vain_share")),
+    MetricFamily(
         "kept_for_audits_bytes", "gauge", "Versions that only claims wait for.", _one("kept_for_audits", "size_bytes")
     ),
-    Family("standby_behind_seconds", "gauge", "How far the standby copy is behind.", _one("standby", "behind_s")),
-    Family("alarm", "gauge", "1 while `status` names a cause and a setting.", lambda s: {"": float(bool(s["alarm"]))}),
-    Family("prompts", "gauge", "Prompts by how their groups came out lately.", _prompts, "outcome"),
-    Family("prompts_left_out", "counter", "Times that a prompt came up and was left out.", _left_out, "reason"),
-    Family("prompts_probed", "counter", "Times that one was taken after that.", _one("selection", "probed")),
-    Family("rollouts", "gauge", "Accepted groups by what became of them.", _each("rollouts"), "state"),
-    Family("rollouts_rejected", "counter", "Refused rollouts.", _each("rejected"), "code"),
-    Family("leases", "gauge", "Leases by state.", _each("leases"), "state"),
-    Family("audits", "gauge", "Audits by state and verdict.", _each("audit"), "state"),
-    Family(
+    MetricFamily("standby_behind_seconds", "gauge", "How far the standby copy is behind.", _one("standby", "behind_s")),
+    MetricFamily(
+        "alarm", "gauge", "1 while `status` names a cause and a setting.", lambda s: {"": float(bool(s["alarm"]))}
+    ),
+    MetricFamily("prompts", "gauge", "Prompts by how their groups came out lately.", _prompts, "outcome"),
+    MetricFamily("prompts_left_out", "counter", "Times that a prompt came up and was left out.", _left_out, "reason"),
+    MetricFamily("prompts_probed", "counter", "Times that one was taken after that.", _one("selection", "probed")),
+    MetricFamily("rollouts", "gauge", "Accepted groups by what became of them.", _each("rollouts"), "state"),
+    MetricFamily("rollouts_rejected", "counter", "Refused rollouts.", _each("rejected"), "code"),
+    MetricFamily("leases", "gauge", "Leases by state.", _each("leases"), "state"),
+    MetricFamily("audits", "gauge", "Audits by state and verdict.", _each("audit"), "state"),
+    MetricFamily(
         "budget", "gauge", "What is left to pay with, in the operator's unit.", _one("budget_micros", scale=1 / MICROS)
     ),
-    Family("nodes_registered", "gauge", "Nodes that ever registered.", _one("nodes")),
-    Family("nodes_alive", "gauge", "Nodes heard of lately.", _one("nodes_alive")),
-    Family("nodes_up_to_date", "gauge", "Alive nodes that hold the newest version.", _one("nodes_up_to_date")),
-    Family("fleet_nodes", "gauge", "Nodes at work and on standby.", _fleet, "part"),
-    Family("finished", "gauge", "1 when the round has all its updates.", lambda s: {"": float(s["finished"])}),
+    MetricFamily("nodes_registered", "gauge", "Nodes that ever registered.", _one("nodes")),
+    MetricFamily("nodes_alive", "gauge", "Nodes heard of lately.", _one("nodes_alive")),
+    MetricFamily("nodes_up_to_date", "gauge", "Alive nodes that hold the newest version.", _one("nodes_up_to_date")),
+    MetricFamily("fleet_nodes", "gauge", "Nodes at work and on standby.", _fleet, "part"),
+    MetricFamily("finished", "gauge", "1 when the round has all its updates.", lambda s: {"": float(s["finished"])}),
 )
 
 

@@ -28,7 +28,7 @@ INCIDENTS_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Part:
+class OverviewPart:
     """Some lines under one title."""
 
     title: str
@@ -36,41 +36,41 @@ class Part:
     tone: Tone = "plain"
 
 
-def parts(told: Mapping[str, Any]) -> list[Part]:
+def parts(told: Mapping[str, Any]) -> list[OverviewPart]:
     """The whole screen, from top to bottom."""
     found = [
         *shown_age(told),
         *_verdict(told),
         *_standby(told),
-        Part("round", tuple(_round(told))),
-        Part("fleet", tuple(_fleet(told))),
-        Part("versions", tuple(_versions(told))),
-        Part("staleness", tuple(_staleness(told))),
-        Part("prompts", tuple(_prompts(told["selection"]))),
-        Part("credit", tuple(_credit(told))),
-        Part("audits", tuple(_audits(told))),
-        Part("measured", tuple(evaluation(one) for one in told["evaluations"])),
-        Part("incidents", tuple(_incident(one) for one in told["incidents"][:INCIDENTS_SHOWN])),
+        OverviewPart("round", tuple(_round(told))),
+        OverviewPart("fleet", tuple(_fleet(told))),
+        OverviewPart("versions", tuple(_versions(told))),
+        OverviewPart("staleness", tuple(_staleness(told))),
+        OverviewPart("prompts", tuple(_prompts(told["selection"]))),
+        OverviewPart("credit", tuple(_credit(told))),
+        OverviewPart("audits", tuple(_audits(told))),
+        OverviewPart("measured", tuple(evaluation(one) for one in told["evaluations"])),
+        OverviewPart("incidents", tuple(_incident(one) for one in told["incidents"][:INCIDENTS_SHOWN])),
     ]
-    return [Part(one.title, tuple(map(printable, one.lines)), one.tone) for one in found if one.lines]
+    return [OverviewPart(one.title, tuple(map(printable, one.lines)), one.tone) for one in found if one.lines]
 
 
-def shown_age(told: Mapping[str, Any]) -> Iterator[Part]:
+def shown_age(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
     """That the figures are old, where they are."""
     if told.get("age_s", 0.0) >= OLD_S:
-        yield Part("figures", (f"These figures are {long(told['age_s'])} old: the machine is busy.",), "bad")
+        yield OverviewPart("figures", (f"These figures are {long(told['age_s'])} old: the machine is busy.",), "bad")
 
 
-def _verdict(told: Mapping[str, Any]) -> Iterator[Part]:
+def _verdict(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
     """That nobody leads the round; else whether the learner waits, and what is wrong besides."""
     if told.get("stopped"):
-        yield Part("round", (told["stopped"],), "bad")
+        yield OverviewPart("round", (told["stopped"],), "bad")
         return
     learner = told["learner"]
     waits = learner["state"] in ("waits", "will wait", "stands")
     verdict = f"{learner['state'].upper() if waits else learner['state']}: {learner['why']}"
-    yield Part("learner", (verdict,), "bad" if waits else "good")
-    yield Part("alarm", tuple(line for line in [told["alarm"]] if line and line != learner["why"]), "bad")
+    yield OverviewPart("learner", (verdict,), "bad" if waits else "good")
+    yield OverviewPart("alarm", tuple(line for line in [told["alarm"]] if line and line != learner["why"]), "bad")
 
 
 def text(told: Mapping[str, Any]) -> str:
@@ -100,7 +100,7 @@ def evaluation(row: Mapping[str, Any]) -> str:
     )
 
 
-def _standby(told: Mapping[str, Any]) -> Iterator[Part]:
+def _standby(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
     """How far the standby copy is, if one follows."""
     if copy := told.get("standby"):
         where = f" at {copy['target']}" if copy.get("target") else ""
@@ -108,7 +108,7 @@ def _standby(told: Mapping[str, Any]) -> Iterator[Part]:
         if not copy["keeps_up"]:
             lines.append("it is not waited for any more: what is published now may be missing in it")
         lines += [one for one in [copy.get("problem")] if one]
-        yield Part("standby", tuple(lines), "plain" if copy["keeps_up"] and not copy.get("problem") else "bad")
+        yield OverviewPart("standby", tuple(lines), "plain" if copy["keeps_up"] and not copy.get("problem") else "bad")
 
 
 def _round(told: Mapping[str, Any]) -> Iterator[str]:

@@ -40,7 +40,7 @@ class Day:
 
 
 @dataclass(frozen=True)
-class Line:
+class RankingLine:
     """One node's line, or that of all nodes of one owner."""
 
     node_id: NodeId
@@ -153,7 +153,7 @@ class Fold:
 
 def by_node(
     connection: sa.Connection, fold: Fold, levels: Mapping[str, str], *, silent_after_ms: int, now_ms: int
-) -> list[Line]:
+) -> list[RankingLine]:
     """One line per node, the highest score first; `levels` says how far owners are trusted."""
     standby = set(connection.execute(sa.select(fleet.c.node_id).where(fleet.c.works.is_(False))).scalars())
     joined = sa.select(nodes.c.node_id, nodes.c.owner, nodes.c.registered_ms)
@@ -164,7 +164,7 @@ def by_node(
         is_silent = row["last_seen_ms"] < now_ms - silent_after_ms
         state = "silent" if is_silent else "standby" if node_id in standby else row["phase"]
         lines.append(
-            Line(
+            RankingLine(
                 node_id=node_id,
                 owner=here[node_id].owner,
                 state=state,
@@ -186,18 +186,18 @@ _TAKEN = (
 )  # fmt: skip
 
 
-def by_owner(lines: Iterable[Line]) -> list[Line]:
+def by_owner(lines: Iterable[RankingLine]) -> list[RankingLine]:
     """One line per owner; of lag, price and version it says what the owner's best node does."""
-    found: dict[str, Line] = {}
+    found: dict[str, RankingLine] = {}
     for line in lines:
         known = found.get(line.owner)
         found[line.owner] = line if known is None else _together(known, line)
     return sorted(found.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.owner))
 
 
-def by_team(lines: Iterable[Line]) -> list[Line]:
+def by_team(lines: Iterable[RankingLine]) -> list[RankingLine]:
     """One line per team, however its name is written so that it looks the same; who has none is in no line."""
-    found: dict[str, Line] = {}
+    found: dict[str, RankingLine] = {}
     for line in lines:
         if team := names.skeleton(line.team):
             known = found.get(team)
@@ -205,7 +205,7 @@ def by_team(lines: Iterable[Line]) -> list[Line]:
     return sorted(found.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.team.casefold()))
 
 
-def _teamed(first: Line, second: Line) -> Line:
+def _teamed(first: RankingLine, second: RankingLine) -> RankingLine:
     """Both, called as the older one is: a member that comes later does not rename the team."""
     older = min(first, second, key=lambda line: (line.registered_ms, line.node_id))
     return replace(_together(first, second), name=older.name)
@@ -217,7 +217,7 @@ _SUMMED = (
 )  # fmt: skip
 
 
-def _together(first: Line, second: Line) -> Line:
+def _together(first: RankingLine, second: RankingLine) -> RankingLine:
     sums: dict[str, Any] = {name: getattr(first, name) + getattr(second, name) for name in _SUMMED}
     newer = max(first, second, key=lambda line: line.last_seen_ms)
     return replace(
@@ -230,7 +230,7 @@ def _together(first: Line, second: Line) -> Line:
     )
 
 
-SORTS: dict[str, Callable[[Line], float]] = {
+SORTS: dict[str, Callable[[RankingLine], float]] = {
     "score": lambda line: line.score_micros,
     "credit": lambda line: line.posted_micros,
     "pending": lambda line: line.pending_micros,

@@ -26,7 +26,7 @@ from ledger import store
 from ledger.accounts import BUDGET
 from ledger.book import ClaimState
 from ledger.tables import claims_table
-from protocol.lease import OPEN, State
+from protocol.lease import OPEN, LeaseState
 
 UNFINISHED_SHOWN = 10
 """Nodes that status names for the leases they left unanswered; the leaderboard has them all."""
@@ -224,7 +224,7 @@ MOVED = ("from_peers", "from_seeder", "from_http", "to_peers")
 """Counters of chunk bytes, as in `protocol.messages.Transfer`: the node's own word, unlike `uploaded_bytes`."""
 
 
-BLAMELESS = (State.ACCEPTED, State.REJECTED, State.CANCELLED)
+BLAMELESS = (LeaseState.ACCEPTED, LeaseState.REJECTED, LeaseState.CANCELLED)
 """Ends of leases that their nodes answered, or that the coordinator took back."""
 
 
@@ -239,8 +239,10 @@ def _lease_ends(connection: sa.Connection) -> dict[str, dict[str, int]]:
 
 def _shares(ends: Mapping[str, int]) -> dict[str, Any]:
     """What became of a node's leases, and which share of them it did not answer, and how."""
-    total = sum(count for state, count in ends.items() if state != State.CANCELLED)
-    shares = {f"{state}_share": ends.get(state, 0) / max(1, total) for state in (State.SKIPPED, State.EXPIRED)}
+    total = sum(count for state, count in ends.items() if state != LeaseState.CANCELLED)
+    shares = {
+        f"{state}_share": ends.get(state, 0) / max(1, total) for state in (LeaseState.SKIPPED, LeaseState.EXPIRED)
+    }
     return {"leases": dict(ends), **shares}
 
 

@@ -31,34 +31,40 @@ _TOO_FEW = (
 
 
 @dataclass(frozen=True)
-class Waiting:
+class LearnerWaiting:
     """How the learner is, and why."""
 
     state: State
     why: str
 
 
-def look(told: Mapping[str, Any], config: Config, *, backlog: int) -> Waiting:
+def look(told: Mapping[str, Any], config: Config, *, backlog: int) -> LearnerWaiting:
     """What the figures of `summary.status` say of the learner while so many claims wait for an auditor."""
     if told["finished"]:
-        return Waiting("finished", "The round is finished.")
+        return LearnerWaiting("finished", "The round is finished.")
     if told["learner_alarm"]:
-        return Waiting("stands", told["learner_alarm"])
+        return LearnerWaiting("stands", told["learner_alarm"])
     if not told["version"]:
         place = config.round.directory / "logs" / "learner.log"
-        return Waiting("starts", f"No version is published yet: {told['phase']}. {place} says how far the learner is.")
+        return LearnerWaiting(
+            "starts", f"No version is published yet: {told['phase']}. {place} says how far the learner is."
+        )
     if cause := _nothing_comes(told, config, backlog):
-        return Waiting("will wait" if told["batch"] > told["update"] else "waits", cause)
+        return LearnerWaiting("will wait" if told["batch"] > told["update"] else "waits", cause)
     waits_s, load = told["learner_waits_s"], told["load"] or {}
     cycle_s = sum(load.get(part, 0.0) for part in ("train_s", "broadcast_s", "rollout_s"))
     if waits_s > (WAITS_TOO_LONG * cycle_s + config.fleet.window_s if cycle_s else FIRST_WAIT_S):
-        return Waiting("waits", f"The learner has waited {long(waits_s)} for batch {told['update'] + 1}. {_TOO_FEW}")
+        return LearnerWaiting(
+            "waits", f"The learner has waited {long(waits_s)} for batch {told['update'] + 1}. {_TOO_FEW}"
+        )
     if not told["update"]:
-        return Waiting("works", "No update is done yet: the first batch is being sampled, or trained on.")
+        return LearnerWaiting("works", "No update is done yet: the first batch is being sampled, or trained on.")
     lately = told["learner_idle_share_lately"]
     if lately <= IDLE_MAX:
-        return Waiting("works", f"The learner waits {lately:.0%} of its time, over its last {UPDATES_LATELY} updates.")
-    return Waiting("waits", told["alarm"] if told["load"] else _unmeasured(lately))
+        return LearnerWaiting(
+            "works", f"The learner waits {lately:.0%} of its time, over its last {UPDATES_LATELY} updates."
+        )
+    return LearnerWaiting("waits", told["alarm"] if told["load"] else _unmeasured(lately))
 
 
 def _nothing_comes(told: Mapping[str, Any], config: Config, backlog: int) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.fleet.capacity import VISIBLE, Load
-from coordinator.fleet.choice import Candidate, Change, Fleet, Need, Rules, Work, decide, measured_rate
+from coordinator.fleet.capacity import VISIBLE, PoolLoad
+from coordinator.fleet.choice import Change, Fleet, FleetCandidate, FleetRules, GroupRecord, Need, decide, measured_rate
 from coordinator.people import registry
 from coordinator.spreading import broadcasts
 from coordinator.store.state import get_fact, set_fact
@@ -29,7 +29,7 @@ from coordinator.store.tables import batches, fleet, leases, nodes, rollouts
 from coordinator.work import bound
 from coordinator.work.leases import AT_WORK
 from protocol.ids import NodeId
-from protocol.lease import State
+from protocol.lease import LeaseState
 
 UPDATES_SEEN = 8
 GROUPS_SEEN = 64
@@ -56,7 +56,7 @@ class Groups:
     seconds: float
 
 
-def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> Load | None:
+def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> PoolLoad | None:
     """What the round asks of its pool, as measured; None before the learner has made an update or two."""
     train_s = _median(
         connection,
@@ -66,7 +66,7 @@ def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> L
     groups = _groups(connection)
     if not train_s or groups is None:
         return None
-    return Load(
+    return PoolLoad(
         staleness=bound.in_force(connection, config.staleness),
         rollouts_per_update=config.learner.groups_per_update,
         train_s=train_s,
@@ -75,27 +75,27 @@ def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> L
     )
 
 
-def kappa(asked: Load | None, config: Config) -> int:
+def kappa(asked: PoolLoad | None, config: Config) -> int:
     """Updates between publications: what the operator set, or the most that costs no throughput by what is measured."""
     if asked is None or config.staleness.publish_every:
         return config.staleness.kappa
     return VISIBLE.kappa(asked)
 
 
-def need(asked: Load, config: Config) -> Need:
+def need(asked: PoolLoad, config: Config) -> Need:
     """In groups a second; with γ = 0 there is never enough, so that everybody works whom the budget allows."""
     floor = VISIBLE.min_rate(asked, kappa(asked, config))
     return Need(floor, config.fleet.gamma * floor if config.fleet.gamma else math.inf)
 
 
-def is_starved(connection: sa.Connection, asked: Load, config: Config, *, up_since_ms: int, now_ms: int) -> bool:
+def is_starved(connection: sa.Connection, asked: PoolLoad, config: Config, *, up_since_ms: int, now_ms: int) -> bool:
     """Whether the learner's last batch is so long ago that those who work cannot be giving what they should."""
     formed_ms = connection.execute(sa.select(sa.func.max(batches.c.formed_ms))).scalar() or now_ms
     cycle_s = asked.train_s + asked.broadcast_s + asked.rollout_s
     return now_ms - max(formed_ms, up_since_ms) > 1000 * (WAITS_TOO_LONG * cycle_s + config.fleet.window_s)
 
 
-def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: int, now_ms: int) -> list[Candidate]:
+def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: int, now_ms: int) -> list[FleetCandidate]:
     """The nodes that are alive and sample, with their rates and what they cost; in micro-units."""
     groups = _groups(connection)
     if groups is None:
@@ -111,7 +111,7 @@ def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: in
     found = []
     for row in connection.execute(here):
         rate = rate_of(min(fastest, row.tokens_per_s / groups.tokens), done.get(row.node_id, ()))
-        found.append(Candidate(row.node_id, rate, rate * groups.tokens * row.price_micros_per_mtok / MICROS))
+        found.append(FleetCandidate(row.node_id, rate, rate * groups.tokens * row.price_micros_per_mtok / MICROS))
     return found
 
 
@@ -128,7 +128,7 @@ def steer(
         connection.execute(sa.delete(fleet))
         return []
     pool = candidates(connection, config, silent_after_ms=silent_after_ms, now_ms=now_ms)
-    rules = Rules(
+    rules = FleetRules(
         window_s=config.fleet.window_s,
         margin=config.fleet.margin,
         dwell_s=config.fleet.dwell_s,
@@ -153,7 +153,7 @@ def shown(connection: sa.Connection) -> list[dict[str, Any]]:
     return [dict(row) for row in rows]
 
 
-def _stored(connection: sa.Connection, pool: list[Candidate]) -> Fleet:
+def _stored(connection: sa.Connection, pool: list[FleetCandidate]) -> Fleet:
     """The fleet as it was left; at first everybody who is there works."""
     rows = connection.execute(sa.select(fleet)).all()
     if not rows:
@@ -168,7 +168,7 @@ def _stored(connection: sa.Connection, pool: list[Candidate]) -> Fleet:
 
 
 def _store(
-    connection: sa.Connection, after: Fleet, pool: list[Candidate], reasons: Mapping[str, str], now_ms: int
+    connection: sa.Connection, after: Fleet, pool: list[FleetCandidate], reasons: Mapping[str, str], now_ms: int
 ) -> None:
     before = {row.node_id: row for row in connection.execute(sa.select(fleet))}
     rows = []
@@ -210,14 +210,14 @@ def _groups(connection: sa.Connection) -> Groups | None:
     return Groups(tokens=max(1.0, tokens), seconds=max(0.0, median(row[1] for row in seen)) / 1000)
 
 
-def _work(connection: sa.Connection, since_ms: int) -> dict[NodeId, list[Work]]:
+def _work(connection: sa.Connection, since_ms: int) -> dict[NodeId, list[GroupRecord]]:
     """What each node did with the leases that ended since then."""
-    done: defaultdict[NodeId, list[Work]] = defaultdict(list)
+    done: defaultdict[NodeId, list[GroupRecord]] = defaultdict(list)
     ended = sa.select(leases.c.node_id, leases.c.issued_ms, leases.c.ended_ms, leases.c.state).where(
         leases.c.ended_ms >= since_ms, leases.c.state.in_(AT_WORK)
     )
     for node_id, issued_ms, ended_ms, state in connection.execute(ended):
-        done[NodeId(node_id)].append(Work(issued_ms / 1000, ended_ms / 1000, state == State.ACCEPTED.value))
+        done[NodeId(node_id)].append(GroupRecord(issued_ms / 1000, ended_ms / 1000, state == LeaseState.ACCEPTED.value))
     return done
 
 

@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Load:
+class PoolLoad:
     """What a round asks of its pool."""
 
     staleness: int
@@ -57,48 +57,48 @@ class Load:
         return self.rollout_s / self.train_s
 
 
-class Rule(ABC):
+class AdmissionRule(ABC):
     """How sampling is admitted, and what follows from it for a load."""
 
     @abstractmethod
-    def period_s(self, load: Load, kappa: int, rate: float) -> float:
+    def period_s(self, load: PoolLoad, kappa: int, rate: float) -> float:
         """P: seconds from one publication to the next, when the pool gives `rate` rollouts a second."""
 
     @abstractmethod
-    def min_rate(self, load: Load, kappa: int) -> float:
+    def min_rate(self, load: PoolLoad, kappa: int) -> float:
         """μ_min: the least throughput at which the learner never waits; infinite if none is enough."""
 
     @abstractmethod
-    def holds(self, load: Load, kappa: int) -> bool:
+    def holds(self, load: PoolLoad, kappa: int) -> bool:
         """Whether publishing every `kappa` updates keeps the rule's promise."""
 
-    def bubble(self, load: Load, kappa: int, rate: float) -> float:
+    def bubble(self, load: PoolLoad, kappa: int, rate: float) -> float:
         """The share of its time that the learner waits."""
         return 1.0 - kappa * load.train_s / self.period_s(load, kappa, rate)
 
-    def kappa(self, load: Load) -> int:
+    def kappa(self, load: PoolLoad) -> int:
         """The largest interval whose promise holds; 1 if none does, which then costs the least."""
         return next((kappa for kappa in range(load.staleness + 1, 1, -1) if self.holds(load, kappa)), 1)
 
 
-class Overlap(Rule):
+class Overlap(AdmissionRule):
     """ECHO-2's rule: a broadcast and the sampling of κ updates' worth fit into the κ updates before."""
 
-    def period_s(self, load: Load, kappa: int, rate: float) -> float:
+    def period_s(self, load: PoolLoad, kappa: int, rate: float) -> float:
         return max(kappa * load.train_s, load.broadcast_s + kappa * _worth_s(load, rate))
 
-    def min_rate(self, load: Load, kappa: int) -> float:
+    def min_rate(self, load: PoolLoad, kappa: int) -> float:
         sampling_s = kappa * load.train_s - load.broadcast_s
         return kappa * load.rollouts_per_update / sampling_s if sampling_s > 0 else math.inf
 
-    def holds(self, load: Load, kappa: int) -> bool:
+    def holds(self, load: PoolLoad, kappa: int) -> bool:
         return staleness_bound(load, kappa) <= load.staleness
 
 
-class Visible(Rule):
+class Visible(AdmissionRule):
     """Admission on the version that each node holds."""
 
-    def period_s(self, load: Load, kappa: int, rate: float) -> float:
+    def period_s(self, load: PoolLoad, kappa: int, rate: float) -> float:
         ahead = load.staleness + 1 - kappa
         if ahead < 0:
             return math.inf
@@ -114,17 +114,17 @@ class Visible(Rule):
             kappa * worth_s + (load.broadcast_s + first_s - worth_s + load.train_s - ahead * worth_s) / meets,
         )
 
-    def min_rate(self, load: Load, kappa: int) -> float:
+    def min_rate(self, load: PoolLoad, kappa: int) -> float:
         spare_s = self._spare_s(load, kappa)
         if spare_s <= 0 or spare_s < load.rollout_s:
             return math.inf
         return load.rollouts_per_update / min(load.train_s, spare_s)
 
-    def holds(self, load: Load, kappa: int) -> bool:
+    def holds(self, load: PoolLoad, kappa: int) -> bool:
         return self._spare_s(load, kappa) >= max(load.train_s, load.rollout_s) * (1 - ROUNDING)
 
     @staticmethod
-    def _spare_s(load: Load, kappa: int) -> float:
+    def _spare_s(load: PoolLoad, kappa: int) -> float:
         """From a version's arrival until the learner needs the first groups that only this version admits."""
         return (load.staleness + 1 - kappa) * load.train_s - load.broadcast_s
 
@@ -132,7 +132,7 @@ class Visible(Rule):
 OVERLAP, VISIBLE = Overlap(), Visible()
 
 
-def staleness_bound(load: Load, kappa: int, rate: float | None = None) -> int:
+def staleness_bound(load: PoolLoad, kappa: int, rate: float | None = None) -> int:
     """How old what `Overlap` trains on can be: with a pool of that throughput, or with any that meets μ_min."""
     steps = load.steps_per_broadcast
     if rate is None:
@@ -140,12 +140,12 @@ def staleness_bound(load: Load, kappa: int, rate: float | None = None) -> int:
     return kappa + _ceil(steps + _worth_s(load, rate) / load.train_s) - 1
 
 
-def least_staleness(load: Load, kappa: int = 1) -> int:
+def least_staleness(load: PoolLoad, kappa: int = 1) -> int:
     """The smallest S at which publishing every `kappa` updates costs the learner nothing, by `Visible`."""
     return kappa - 1 + _ceil(load.steps_per_broadcast + max(1.0, load.steps_per_rollout))
 
 
-def _worth_s(load: Load, rate: float) -> float:
+def _worth_s(load: PoolLoad, rate: float) -> float:
     """x: how long the pool takes for one update's rollouts."""
     if rate > 0:
         return load.rollouts_per_update / rate

@@ -25,7 +25,7 @@ PROOF_S = 60.0
 
 
 @dataclass(frozen=True)
-class Work:
+class GroupRecord:
     """One group that was given to a node, and whether its answer was accepted."""
 
     begun_s: float
@@ -34,7 +34,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class FleetCandidate:
     """A node that is alive, its rate in groups a second, and its cost a second while it works."""
 
     name: str
@@ -48,7 +48,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Rules:
+class FleetRules:
     """How eagerly the fleet is changed."""
 
     window_s: float = 60.0
@@ -85,7 +85,7 @@ class Fleet:
     dear_since: float | None = None
 
 
-def measured_rate(claimed: float, done: Iterable[Work], *, now_s: float, half_life_s: float) -> float:
+def measured_rate(claimed: float, done: Iterable[GroupRecord], *, now_s: float, half_life_s: float) -> float:
     """Accepted groups a second of time at work, the newer the weightier, beginning with a part of the claim."""
     accepted, busy_s, busy_until = TRUST * claimed * PROOF_S, PROOF_S, -math.inf
     for work in sorted(done, key=lambda work: work.begun_s):
@@ -96,10 +96,10 @@ def measured_rate(claimed: float, done: Iterable[Work], *, now_s: float, half_li
     return accepted / busy_s
 
 
-def cheapest_cover(candidates: Collection[Candidate], target: float) -> list[Candidate]:
+def cheapest_cover(candidates: Collection[FleetCandidate], target: float) -> list[FleetCandidate]:
     """Candidates that give the target at little cost; if all together do not, all that give anything."""
     order = sorted((one for one in candidates if one.rate > 0), key=_by_price)
-    chosen: list[Candidate] = []
+    chosen: list[FleetCandidate] = []
     missing = target
     while order and missing > 0:
         chosen.append(order.pop(0))
@@ -113,7 +113,7 @@ def cheapest_cover(candidates: Collection[Candidate], target: float) -> list[Can
 
 
 def decide(
-    fleet: Fleet, candidates: Sequence[Candidate], need: Need, rules: Rules, *, now_s: float
+    fleet: Fleet, candidates: Sequence[FleetCandidate], need: Need, rules: FleetRules, *, now_s: float
 ) -> tuple[Fleet, list[Change]]:
     """The fleet as it shall be from now on, and what that changes."""
     known = {one.name: one for one in candidates}
@@ -126,7 +126,9 @@ def decide(
     return fleet, [*changes, *capped, *added, *saved]
 
 
-def _within_cap(fleet: Fleet, known: Mapping[str, Candidate], rules: Rules, now_s: float) -> tuple[Fleet, list[Change]]:
+def _within_cap(
+    fleet: Fleet, known: Mapping[str, FleetCandidate], rules: FleetRules, now_s: float
+) -> tuple[Fleet, list[Change]]:
     """Take the dearest out while all together cost more than may be spent."""
     changes = []
     working = sorted((known[name] for name in fleet.working), key=_by_price)
@@ -137,7 +139,7 @@ def _within_cap(fleet: Fleet, known: Mapping[str, Candidate], rules: Rules, now_
 
 
 def _fill(
-    fleet: Fleet, known: Mapping[str, Candidate], need: Need, rules: Rules, now_s: float, *, lost: bool
+    fleet: Fleet, known: Mapping[str, FleetCandidate], need: Need, rules: FleetRules, now_s: float, *, lost: bool
 ) -> tuple[Fleet, list[Change]]:
     """Add what is missing, if it is missing long enough or the learner waits for it."""
     rate = sum(known[name].rate for name in fleet.working)
@@ -161,7 +163,7 @@ def _fill(
 
 
 def _save(
-    fleet: Fleet, known: Mapping[str, Candidate], need: Need, rules: Rules, now_s: float
+    fleet: Fleet, known: Mapping[str, FleetCandidate], need: Need, rules: FleetRules, now_s: float
 ) -> tuple[Fleet, list[Change]]:
     """Go over to a cheaper set, if there has been one by more than the margin for long enough."""
     working = [known[name] for name in fleet.working]
@@ -197,7 +199,7 @@ def _changed(fleet: Fleet, changes: Sequence[Change], now_s: float) -> Fleet:
     return replace(fleet, working=(fleet.working | enter) - leave, since=since)
 
 
-def _drop_superfluous(chosen: list[Candidate], target: float) -> None:
+def _drop_superfluous(chosen: list[FleetCandidate], target: float) -> None:
     """Leave out, the dearest first, whom the last pick made unnecessary."""
     rate = sum(one.rate for one in chosen)
     for one in sorted(chosen, key=lambda one: (-one.cost, one.name)):
@@ -206,5 +208,5 @@ def _drop_superfluous(chosen: list[Candidate], target: float) -> None:
             chosen.remove(one)
 
 
-def _by_price(one: Candidate) -> tuple[float, str]:
+def _by_price(one: FleetCandidate) -> tuple[float, str]:
     return one.cost_per_group, one.name

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from coordinator.fleet.capacity import VISIBLE, Load, least_staleness
-from coordinator.fleet.choice import Candidate, cheapest_cover
+from coordinator.fleet.capacity import VISIBLE, PoolLoad, least_staleness
+from coordinator.fleet.choice import FleetCandidate, cheapest_cover
 from coordinator.fleet.planning import LARGER, STALENESS_SHOWN
 from protocol.plain import counted
 
@@ -27,11 +27,11 @@ NEVER_S = 100 * 365 * 86_400.0
 class Live:
     """What is measured, and what the operator set."""
 
-    load: Load
+    load: PoolLoad
     kappa: int
     """As it is set; 0 follows what is measured."""
     gamma: float
-    nodes: Sequence[Candidate]
+    nodes: Sequence[FleetCandidate]
     learner_cost: float = 0.0
     """Micro-units a second."""
 
@@ -56,10 +56,10 @@ class Advice:
 def live(found: dict[str, Any], gamma: float, learner_price_per_hour: float) -> Live:
     """From what a running coordinator answers."""
     return Live(
-        load=Load(**found["load"]),
+        load=PoolLoad(**found["load"]),
         kappa=found["publish_every"],
         gamma=gamma,
-        nodes=[Candidate(one["name"], one["groups_per_s"], one["cost_micros_per_s"]) for one in found["nodes"]],
+        nodes=[FleetCandidate(one["name"], one["groups_per_s"], one["cost_micros_per_s"]) for one in found["nodes"]],
         learner_cost=learner_price_per_hour * MICROS / 3600,
     )
 

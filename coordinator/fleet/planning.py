@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from coordinator.config.modes import ModeName
-from coordinator.fleet.capacity import OVERLAP, VISIBLE, Load, least_staleness, staleness_bound
+from coordinator.fleet.capacity import OVERLAP, VISIBLE, PoolLoad, least_staleness, staleness_bound
 from coordinator.spreading.topology import NodeLinks, fluid_bound_s
 from protocol.plain import counted
 
@@ -70,12 +70,12 @@ class Inputs:
         links = [link] * max(1, nodes)
         return fluid_bound_s(self.size_mb * 1e6, self.source_mbit * BYTES_PER_MBIT, links) + self.load_s
 
-    def load(self, nodes: int) -> Load:
-        return Load(self.staleness, self.groups_per_update, self.train_s, self.arrival_s(nodes), self.group_s)
+    def load(self, nodes: int) -> PoolLoad:
+        return PoolLoad(self.staleness, self.groups_per_update, self.train_s, self.arrival_s(nodes), self.group_s)
 
 
 @dataclass(frozen=True)
-class Plan:
+class PoolPlan:
     """What one rule needs for one S; no nodes if no number of them would keep the learner busy."""
 
     rule: RuleName
@@ -88,7 +88,7 @@ class Plan:
     cost_per_update: float | None
 
 
-def plan(inputs: Inputs, rule: RuleName = "visible") -> Plan:
+def plan(inputs: Inputs, rule: RuleName = "visible") -> PoolPlan:
     """The smallest pool of such nodes that keeps the learner busy, with γ's reserve."""
     nodes = 1
     while True:
@@ -101,7 +101,7 @@ def plan(inputs: Inputs, rule: RuleName = "visible") -> Plan:
             break
         nodes = max(nodes + 1, math.ceil(wanted * (1 - 1e-9)))
     hourly = inputs.learner_price_per_hour + nodes * inputs.node_price_per_hour
-    return Plan(
+    return PoolPlan(
         rule=rule,
         staleness=inputs.staleness,
         kappa=kappa,
@@ -119,7 +119,7 @@ def bubble(inputs: Inputs, nodes: int, rule: RuleName = "visible") -> float:
     return RULES[rule].bubble(load, inputs.kappa or RULES[rule].kappa(load), nodes * inputs.node_rate)
 
 
-def sensitivity(inputs: Inputs) -> dict[str, Plan]:
+def sensitivity(inputs: Inputs) -> dict[str, PoolPlan]:
     """The plan with one thing a quarter larger, by the name of the thing; and with S one larger."""
     changes: dict[str, dict[str, Any]] = {
         "an update takes longer": {"train_s": LARGER * inputs.train_s},

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coordinator.learner.tracking import AXES, Board, Row
+from coordinator.learner.tracking import AXES, Row, TrackingBoard
 from protocol.errors import ConfigInvalid
 
 
-def boards(folder: Path, *, update: int, tensorboard: bool, wandb: str, run: str) -> tuple[Board, ...]:
+def boards(folder: Path, *, update: int, tensorboard: bool, wandb: str, run: str) -> tuple[TrackingBoard, ...]:
     """Those that the configuration names, from an update on."""
 
-    def wanted() -> Iterator[Board]:
+    def wanted() -> Iterator[TrackingBoard]:
         if tensorboard:
             yield TensorBoard(folder, update)
         if wandb:

@@ -97,7 +97,7 @@ def require_whole(path: Path) -> None:
     """Refuse a checkpoint that cannot be read, or lacks a part of what it says it has."""
     read_beside(path)
     try:
-        metadata = _Reader(path).read_metadata()
+        metadata = _CheckpointUnpickler(path).read_metadata()
         parts = [(path / part.relative_path, part.offset + part.length) for part in metadata.storage_data.values()]
         lost = sorted({file.name for file, end in parts if not file.is_file() or file.stat().st_size < end})
     except FileNotFoundError as error:
@@ -113,7 +113,7 @@ def read_tensors(path: Path, tensors: dict[str, torch.Tensor], ranks: Ranks) -> 
     require_whole(path)
     try:
         with _quiet():
-            load(tensors, storage_reader=_Reader(path), no_dist=ranks.size == 1)
+            load(tensors, storage_reader=_CheckpointUnpickler(path), no_dist=ranks.size == 1)
     except (CheckpointException, OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise _unreadable(path, error) from error
 
@@ -126,7 +126,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-class _Reader(FileSystemReader):
+class _CheckpointUnpickler(FileSystemReader):
     """Torch's own, but for the description, which torch would unpickle whatever it asks for."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:

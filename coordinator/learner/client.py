@@ -24,7 +24,15 @@ from blake3 import blake3
 from coordinator.refusals import named, pause_s, refusal
 from protocol import canonical, limits
 from protocol.errors import ChunkMismatch, ManifestInvalid, Unreachable
-from protocol.learning import Batch, LearnerState, Progress, Publication, Report, Upload, Uploads
+from protocol.learning import (
+    KnownUploads,
+    LearnerProgress,
+    LearnerState,
+    Publication,
+    TrainingBatch,
+    UpdateReport,
+    UploadedFile,
+)
 from protocol.message import Message
 
 log = logging.getLogger(__name__)
@@ -91,20 +99,20 @@ class CoordinatorClient:
     def state(self) -> LearnerState:
         return LearnerState.from_bytes(self._call("GET", "/v1/learner/state"))
 
-    def batch(self, number: int, check: Callable[[], None] = _unchecked) -> Batch:
+    def batch(self, number: int, check: Callable[[], None] = _unchecked) -> TrainingBatch:
         """Return the batch that leads to update `number`; wait until there is one, and call `check` meanwhile."""
         check()
         while not (data := self._call("GET", f"/v1/learner/batches/{number}")):
             check()
         return read_batch(data)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: UpdateReport) -> None:
         self._call("POST", "/v1/learner/reports", report)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: LearnerProgress) -> None:
         self._call("POST", "/v1/learner/progress", progress)
 
-    def mention(self, progress: Progress) -> None:
+    def mention(self, progress: LearnerProgress) -> None:
         """The same in the middle of a step, where nobody waits: a coordinator that is away misses it."""
         with suppress(Unreachable):
             self._once("POST", "/v1/learner/progress", progress)
@@ -114,7 +122,7 @@ class CoordinatorClient:
 
     def publish(self, version: int, update: int, folder: Path) -> None:
         """Upload what the coordinator lacks of a policy folder, then ask for its publication."""
-        files = tuple(Upload(path=path.name, digest=_digest(path)) for path in sorted(folder.iterdir()))
+        files = tuple(UploadedFile(path=path.name, digest=_digest(path)) for path in sorted(folder.iterdir()))
         publication = Publication(version=version, update=update, files=files)
         try:
             self._bring(publication, folder)
@@ -132,7 +140,7 @@ class CoordinatorClient:
 
     def _bring(self, publication: Publication, folder: Path) -> None:
         place = f"/v1/learner/uploads/{publication.version}"
-        held = Uploads.from_bytes(self._call("GET", place)).files
+        held = KnownUploads.from_bytes(self._call("GET", place)).files
         for file in publication.files:
             if file not in held:
                 self._call("PUT", f"{place}/{file.path}?digest={file.digest}", folder / file.path, PUBLICATION_S)
@@ -184,9 +192,9 @@ class CoordinatorClient:
             yield response
 
 
-def read_batch(data: bytes) -> Batch:
+def read_batch(data: bytes) -> TrainingBatch:
     """A batch comes from the operator's own coordinator: it may have as many values as it has bytes."""
-    return Batch.from_value(canonical.decode(data, max_bytes=BATCH_MAX_BYTES, max_items=BATCH_MAX_BYTES))
+    return TrainingBatch.from_value(canonical.decode(data, max_bytes=BATCH_MAX_BYTES, max_items=BATCH_MAX_BYTES))
 
 
 def _digest(path: Path) -> str:

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 
 from coordinator.config import Config
 from coordinator.data.chat import Chat
-from coordinator.data.policy_text import Coder, PolicyText
+from coordinator.data.policy_text import Coder, TaskText
 from coordinator.data.task import task_here
 from coordinator.files import sync
 from coordinator.learner import checkpoint, playing
 from coordinator.learner.evaluate import accuracy
 from coordinator.learner.outgoing import Job
-from coordinator.learner.policy import Policy, Step
+from coordinator.learner.policy import TrainedPolicy, UpdateResult
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import train_settings
 from coordinator.learner.start import place
@@ -61,7 +61,7 @@ class Crew:
                 words = self._task.environment.words if isinstance(self._task, Episodes) else ()
                 place(config.model, start, seed=config.round.seed, words=words)
             ranks.meet()
-            self.policy = Policy(start, train_settings(config), ranks)
+            self.policy = TrainedPolicy(start, train_settings(config), ranks)
             self.resumed = self.policy.restore(last) if last else None
             """What the checkpoint says besides."""
         chat = Chat.of(config.data)
@@ -70,16 +70,16 @@ class Crew:
         """Any episode, for how the policy is spoken to, where the task is to play."""
         if isinstance(self._task, Episodes):
             most = config.sampling.max_new_tokens
-            text = PolicyText(lambda name: (start / name).read_bytes(), self._task, most, chat)
+            text = TaskText(lambda name: (start / name).read_bytes(), self._task, most, chat)
             self._frame = text.framed(self._task.game(0))
 
     @property
     def _checkpoints(self) -> Path:
         return self._folder / "checkpoints"
 
-    def train(self, groups: tuple[TrainingGroup, ...]) -> Step:
+    def train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
         """One update."""
-        step: Step = self._together("train", groups)
+        step: UpdateResult = self._together("train", groups)
         return step
 
     def save(self, **beside: Any) -> None:
@@ -140,7 +140,7 @@ class Crew:
         with self._ranks.watchdog.watching():
             return self._ACTIONS[action](self, *values)
 
-    def _train(self, groups: tuple[TrainingGroup, ...]) -> Step:
+    def _train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
         return self.policy.train_step(groups)
 
     def _save(self, beside: dict[str, Any]) -> Job:

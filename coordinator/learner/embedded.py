@@ -32,7 +32,7 @@ _CORPUS = (
 )
 
 
-class Shape(NamedTuple):
+class EmbeddedShape(NamedTuple):
     """How large the model is."""
 
     hidden: int
@@ -41,11 +41,11 @@ class Shape(NamedTuple):
     intermediate: int
 
 
-DEFAULT_SHAPE = Shape(hidden=128, layers=4, heads=4, intermediate=512)
+DEFAULT_SHAPE = EmbeddedShape(hidden=128, layers=4, heads=4, intermediate=512)
 """1.1 million parameters: deep and narrow learned sums in the least CPU time of the shapes tried."""
 
 
-def make_policy(folder: Path, *, seed: int, shape: Shape = DEFAULT_SHAPE, words: Sequence[str] = ()) -> None:
+def make_policy(folder: Path, *, seed: int, shape: EmbeddedShape = DEFAULT_SHAPE, words: Sequence[str] = ()) -> None:
     """Write an untrained policy in hub format; these words are to be tokens of their own."""
     tokenizer = make_tokenizer(words)
     make_model(tokenizer, seed=seed, shape=shape, positions=GAME_POSITIONS if words else POSITIONS).save_pretrained(
@@ -78,7 +78,7 @@ def make_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
 
 
 def make_model(
-    tokenizer: PreTrainedTokenizerFast, *, seed: int, shape: Shape = DEFAULT_SHAPE, positions: int = POSITIONS
+    tokenizer: PreTrainedTokenizerFast, *, seed: int, shape: EmbeddedShape = DEFAULT_SHAPE, positions: int = POSITIONS
 ) -> Qwen3ForCausalLM:
     """A model with random weights; leaves the global random state as it was."""
     config = Qwen3Config(

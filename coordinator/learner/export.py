@@ -101,7 +101,7 @@ def _checkpoint(config: Config, folder: Path, _version: int, adapter: bool) -> i
     from transformers.utils.logging import disable_progress_bar
 
     from coordinator.learner import checkpoint
-    from coordinator.learner.policy import Policy
+    from coordinator.learner.policy import TrainedPolicy
     from coordinator.learner.settings import train_settings
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
@@ -111,7 +111,7 @@ def _checkpoint(config: Config, folder: Path, _version: int, adapter: bool) -> i
         raise NotFound(f"There is no checkpoint in {learner}.", hint="Name a published version with --version.")
     if adapter and not config.learner.lora_rank:
         raise NotFound("This round trains no adapter.", hint="learner.lora_rank is 0: export the policy whole.")
-    policy = Policy(learner / "start", train_settings(config))
+    policy = TrainedPolicy(learner / "start", train_settings(config))
     policy.restore(last)
     if adapter:
         policy.save_adapter(folder, config.model.path)

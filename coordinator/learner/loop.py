@@ -42,7 +42,7 @@ from coordinator.learner.ranks import Ranks
 from coordinator.learner.tracking import Tracker
 from coordinator.learner.watchdog import Watchdog
 from protocol.errors import OutOfOrder
-from protocol.learning import LearnerState, Progress, Report
+from protocol.learning import LearnerProgress, LearnerState, UpdateReport
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Learner:
         if not number % EVALUATE_EVERY or number == self._last:
             metrics |= self._crew.evaluate()
         self._client.report(
-            Report(
+            UpdateReport(
                 number=number,
                 mismatched=mismatched(step.distances),
                 metrics=metrics,
@@ -247,7 +247,7 @@ class Learner:
 
     def _warm(self, fraction: float, text: str) -> None:
         """In the middle of a step: all ranks would stand still for a coordinator that is away."""
-        self._client.mention(Progress(phase="warm start", fraction=min(fraction, 1.0), detail=text))
+        self._client.mention(LearnerProgress(phase="warm start", fraction=min(fraction, 1.0), detail=text))
 
     def _progress(
         self,
@@ -259,7 +259,7 @@ class Learner:
         accuracy_after: float | None = None,
     ) -> None:
         self._client.progress(
-            Progress(
+            LearnerProgress(
                 phase=phase,
                 fraction=min(max(fraction, 0.0), 1.0),
                 detail=detail,

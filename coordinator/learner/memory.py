@@ -55,7 +55,7 @@ def described(config: Config) -> Any:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LargestBatch:
     """The most text that an update is made of."""
 
     groups: int
@@ -63,8 +63,8 @@ class Batch:
     prompt: int = PROMPT_TOKENS
 
     @staticmethod
-    def of(config: Config, prompt: int = PROMPT_TOKENS) -> "Batch":
-        return Batch(config.learner.groups_per_update, config.sampling.samples_per_group, prompt)
+    def of(config: Config, prompt: int = PROMPT_TOKENS) -> "LargestBatch":
+        return LargestBatch(config.learner.groups_per_update, config.sampling.samples_per_group, prompt)
 
     def fullest_piece(self, settings: TrainSettings) -> Tensors:
         """Return as many samples of the greatest length as a piece may have.
@@ -146,7 +146,7 @@ class Simulations:
             self._policies[key] = SimulatedPolicy(self._model, settings)
         return self._policies[key]
 
-    def activations(self, settings: TrainSettings, batch: Batch) -> tuple[int, int]:
+    def activations(self, settings: TrainSettings, batch: LargestBatch) -> tuple[int, int]:
         """Return the bytes of activations of a piece, and how many of them are one layer's."""
         key = (replace(settings, optimizer_dtype="float32", optimizer_offload=False), batch)
         if key not in self._activations:
@@ -173,7 +173,7 @@ class Estimate:
     """One model and one way to train it; what depends on the number of ranks is counted for each number."""
 
     def __init__(
-        self, simulations: Simulations, settings: TrainSettings, batch: Batch, *, publishes_adapters: bool = True
+        self, simulations: Simulations, settings: TrainSettings, batch: LargestBatch, *, publishes_adapters: bool = True
     ) -> None:
         self._settings = settings
         self._merged = bool(settings.lora_rank) and not publishes_adapters
@@ -273,7 +273,9 @@ class Estimate:
 def estimate(config: Config, simulations: Simulations, *, prompt: int = PROMPT_TOKENS, **changes: Any) -> Estimate:
     """Return the estimate of a round's learner, with some settings of `[learner]` as they are given."""
     settings = replace(train_settings(config), **changes)
-    return Estimate(simulations, settings, Batch.of(config, prompt), publishes_adapters=config.learner.publish_adapters)
+    return Estimate(
+        simulations, settings, LargestBatch.of(config, prompt), publishes_adapters=config.learner.publish_adapters
+    )
 
 
 def kept_versions(config: Config) -> int:

@@ -30,7 +30,7 @@ NATS_MAX = 20.0
 
 
 @dataclass(frozen=True)
-class Terms:
+class LossTerms:
     """What the loss of N samples of at most T tokens needs beside the policy's own log-probabilities."""
 
     behaviour: torch.Tensor  # [N, T] log μ
@@ -40,13 +40,13 @@ class Terms:
     old: torch.Tensor | None = None  # [N, T] log π_old; None: that of π_θ as it is
     reference: torch.Tensor | None = None  # [N, T] log π_ref, where β > 0
 
-    def rows(self, chosen: torch.Tensor, width: int) -> "Terms":
+    def rows(self, chosen: torch.Tensor, width: int) -> "LossTerms":
         """Those of some samples, no wider than the longest of them."""
 
         def cut(table: torch.Tensor | None) -> torch.Tensor | None:
             return None if table is None else table[chosen, :width]
 
-        return Terms(
+        return LossTerms(
             behaviour=self.behaviour[chosen, :width],
             mask=self.mask[chosen, :width],
             shares=self.shares[chosen, :width],
@@ -70,7 +70,7 @@ def shares(mask: torch.Tensor, algorithm: Algorithm, *, longest: int) -> torch.T
 
 
 def policy_loss(
-    current: torch.Tensor, terms: Terms, algorithm: Algorithm, entropy: torch.Tensor | None = None
+    current: torch.Tensor, terms: LossTerms, algorithm: Algorithm, entropy: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Metrics]:
     """The loss of these samples, and what to watch about it; current is log π_θ [N, T], with gradient.
 

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from coordinator.learner.adapter_files import without_adapter
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.start import require
 from coordinator.publishing import weights
@@ -54,7 +54,7 @@ def _write_whole(folder: Path, current: Path, made: Path) -> None:
     shutil.copytree(current, whole, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json"))
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]:
         (whole / path.name).symlink_to(path.absolute())
-    Policy(whole, TrainSettings(learning_rate=0.0)).save_hub(made)
+    TrainedPolicy(whole, TrainSettings(learning_rate=0.0)).save_hub(made)
 
 
 def _write_adapter(folder: Path, current: Path, made: Path) -> None:
@@ -69,7 +69,7 @@ def _write_adapter(folder: Path, current: Path, made: Path) -> None:
     )
     with without_adapter(current) as base:
         shutil.copytree(base, made)
-        policy = Policy(base, settings)
+        policy = TrainedPolicy(base, settings)
     policy.take(folder)
     policy.save_adapter(made, said["base_model_name_or_path"])
 

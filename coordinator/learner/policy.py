@@ -36,7 +36,7 @@ from coordinator.learner.diagnostics import Metrics, mean
 from coordinator.learner.forward import completion_logprobs, packs, prepare, require_supported
 from coordinator.learner.loading import keep_as_published, load_model
 from coordinator.learner.lora import TARGETS, Adapters
-from coordinator.learner.objective import Terms, policy_loss, shares
+from coordinator.learner.objective import LossTerms, policy_loss, shares
 from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optimizer
 from coordinator.learner.publication import (
     HubFiles,
@@ -61,7 +61,7 @@ GGUF_MAGIC = b"GGUF"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class UpdateResult:
     """What one update did."""
 
     metrics: Metrics
@@ -69,7 +69,7 @@ class Step:
     """Claim id → mean |log π/μ| over its tokens: large where the claimed log-probabilities cannot be true."""
 
 
-class Policy:
+class TrainedPolicy:
     """A model from a hub-format folder, and the optimizer that changes it."""
 
     def __init__(self, folder: Path, settings: TrainSettings, ranks: Ranks | None = None) -> None:
@@ -153,7 +153,7 @@ class Policy:
         if self._reference is not None:
             self._reference = self._load(self._folder, trained=False)
 
-    def train_step(self, groups: Sequence[TrainingGroup]) -> Step:
+    def train_step(self, groups: Sequence[TrainingGroup]) -> UpdateResult:
         """One update on these groups."""
         data = collate(groups)
         terms = self._terms(data)
@@ -194,16 +194,16 @@ class Policy:
             "samples": float(len(data.rewards)),
             "tokens": float(data.mask.sum()),
         }
-        return Step(metrics, _distances(groups, data, before))
+        return UpdateResult(metrics, _distances(groups, data, before))
 
-    def _terms(self, data: Tensors) -> Terms:
+    def _terms(self, data: Tensors) -> LossTerms:
         """What the loss is made of, before the policy has said anything."""
         algorithm, longest = self._settings.algorithm, self._settings.max_completion_length
         counts = judged(data, algorithm, ends=self.ends)
         mask = data.taught * counts[:, None]
         advantages = of_batch(data, counts, algorithm, longest=longest)
         chosen = factors(advantages, data.owners, algorithm, seed=self._settings.seed, update=self.update)
-        return Terms(
+        return LossTerms(
             behaviour=data.behaviour,
             mask=mask,
             shares=shares(mask, algorithm, longest=longest),
@@ -211,7 +211,7 @@ class Policy:
             reference=self._of_reference(data),
         )
 
-    def _of_minibatch(self, terms: Terms, part: torch.Tensor) -> Terms:
+    def _of_minibatch(self, terms: LossTerms, part: torch.Tensor) -> LossTerms:
         """Return the terms of some samples as those of a whole batch: the shares of these samples add up to one."""
         settings = self._settings
         mask = terms.mask * part[:, None]
@@ -242,7 +242,7 @@ class Policy:
         most, packed = self._settings.micro_batch_tokens, packs(self.model)
         return self._ranks.deal(pieces(data, chosen, most, hands=self._ranks.size, packed=packed))
 
-    def _gradient(self, data: Tensors, terms: Terms, part: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+    def _gradient(self, data: Tensors, terms: LossTerms, part: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
         """Add up the gradients of the pieces of some samples: → [N, T] log π_θ of these samples.
 
         Samples that teach nothing are scored only where π_old is not known yet, as is the entropy.

@@ -61,7 +61,7 @@ def require_fits(config: Config, *, auditor: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Room:
+class FreeBytes:
     """Bytes that are free on a machine."""
 
     memory: int
@@ -87,7 +87,7 @@ class Room:
         return next((want for want in wanted if want[1] > want[2]), None)
 
 
-def refusal(config: Config, room: Room) -> ConfigInvalid | None:
+def refusal(config: Config, room: FreeBytes) -> ConfigInvalid | None:
     """Return the error of a learner that does not fit."""
     from coordinator.learner import memory
 
@@ -141,13 +141,13 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
             yield change
 
 
-def this_machine(config: Config, *, auditor: bool) -> Room:
+def this_machine(config: Config, *, auditor: bool) -> FreeBytes:
     """Return what is free here."""
     folder = config.round.directory.absolute()
     while not folder.exists():
         folder = folder.parent
     disk = shutil.disk_usage(folder).free
-    return Room(_free_memory(), disk, _free_on_cards(config.learner.device, config.learner.processes), auditor)
+    return FreeBytes(_free_memory(), disk, _free_on_cards(config.learner.device, config.learner.processes), auditor)
 
 
 def _free_memory() -> int:

@@ -23,7 +23,7 @@ AXES = ("update", "version", *COUNTED)
 Row = Mapping[str, float]
 
 
-class Board(Protocol):
+class TrackingBoard(Protocol):
     """Where rows go beside the file."""
 
     def log(self, row: Row) -> None: ...
@@ -34,7 +34,7 @@ class Board(Protocol):
 class Tracker:
     """The metrics of one round, from an update on."""
 
-    def __init__(self, folder: Path, *, update: int, boards: tuple[Board, ...] = ()) -> None:
+    def __init__(self, folder: Path, *, update: int, boards: tuple[TrackingBoard, ...] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         kept = [row for row in read(path) if row["update"] <= update]

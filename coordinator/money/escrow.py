@@ -38,9 +38,9 @@ from coordinator.store.tables import trust as trust_table
 from coordinator.work import continuation, evaluations, marks
 from coordinator.work import leases as lease_table
 from ledger import store
-from ledger.book import BookBroken, Outcome
+from ledger.book import BookBroken, EntryOutcome
 from ledger.drawing import ALL_PPM
-from ledger.entry import Post, Verdict, Void
+from ledger.entry import Post, VerdictEntry, Void
 from ledger.prepared import Prepared
 from ledger.tables import claims_table
 from protocol import chunks
@@ -123,7 +123,12 @@ def admit(
 
 
 def _rate_ppm(
-    connection: sa.Connection, owner: str, standing: trust.Standing, worth_micros: int, backlog: int, terms: AuditTerms
+    connection: sa.Connection,
+    owner: str,
+    standing: trust.OwnerStanding,
+    worth_micros: int,
+    backlog: int,
+    terms: AuditTerms,
 ) -> int:
     """How likely the owner's next claim is audited, if it is worth so much."""
     if (rate := trust.rate_ppm(standing, terms.rules)) in (0, ALL_PPM):
@@ -135,7 +140,7 @@ def _rate_ppm(
     return trust.rate_ppm(standing, terms.rules, worth_micros=worth_micros, held_micros=held_micros, ease=ease)
 
 
-def _window_size(connection: sa.Connection, owner: str, standing: trust.Standing, terms: AuditTerms) -> int:
+def _window_size(connection: sa.Connection, owner: str, standing: trust.OwnerStanding, terms: AuditTerms) -> int:
     """Return how many unaudited groups of the owner stay unpaid: as many as at the lowest rate that one of them had."""
     drawn_ppm = _least_rate(connection, of=owner).scalar() or ALL_PPM
     return trust.window(standing, terms.rules, drawn_ppm=drawn_ppm)
@@ -201,7 +206,7 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
         standings.put(connection, owner, trust.validated(standing, terms.rules, groups))
 
 
-def _pledged(connection: sa.Connection, owner: str, standing: trust.Standing, terms: AuditTerms) -> set[str]:
+def _pledged(connection: sa.Connection, owner: str, standing: trust.OwnerStanding, terms: AuditTerms) -> set[str]:
     """The pledge; none where nothing is ever audited."""
     rate = trust.rate_ppm(standing, terms.rules)
     return {row.claim_id for row in _pledge(connection, of=owner)} if rate else set()
@@ -235,7 +240,9 @@ def judge(
     if row is None:
         return False
     owner, touched = row.owner, {row.owner}
-    verdict = Verdict(claim_id=claim_id, outcome=finding, validator=validator, evidence_digest=chunks.digest(report))
+    verdict = VerdictEntry(
+        claim_id=claim_id, outcome=finding, validator=validator, evidence_digest=chunks.digest(report)
+    )
     store.append(connection, verdict, now_ms)
     before = standings.of(connection, owner)
     again = standings.is_again(connection, owner, claim_id)
@@ -367,7 +374,7 @@ def _end(connection: sa.Connection, entries: list[Post] | list[Void], now_ms: in
     if not entries:
         return
     outcomes = store.append_all(connection, entries, now_ms)
-    if set(outcomes) != {Outcome.APPLIED}:
+    if set(outcomes) != {EntryOutcome.APPLIED}:
         raise BookBroken(f"A claim in escrow was settled before: {outcomes}.")
     here = audits.c.claim_id.in_([entry.claim_id for entry in entries])
     connection.execute(sa.update(audits).where(here).values(settled=True))

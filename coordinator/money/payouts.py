@@ -24,7 +24,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from coordinator.files import write_durably
-from coordinator.money.rails.base import Batch, Rail, Status
+from coordinator.money.rails.base import Rail, Status, TransferBatch
 from coordinator.people import owners
 from coordinator.store.payout_tables import payees, payout_batches
 from coordinator.store.state import Database
@@ -32,7 +32,7 @@ from coordinator.store.tables import nodes
 from ledger import payees as tree_of
 from ledger import store
 from ledger.accounts import AccountKind
-from ledger.book import ClaimState, Outcome
+from ledger.book import ClaimState, EntryOutcome
 from ledger.entry import Paid, Payout, PayoutBatch, Post, Reinstate
 from ledger.payees import Payee
 from ledger.payout_proof import PayoutProof, PayoutReply
@@ -43,7 +43,7 @@ from protocol.ids import NodeId
 PAGE_ENTRIES = 1_000
 
 
-class State(StrEnum):
+class BatchState(StrEnum):
     """What is stored of a batch."""
 
     MADE = "made"
@@ -51,18 +51,18 @@ class State(StrEnum):
     SETTLED = "settled"
 
 
-class Row(NamedTuple):
+class StoredBatch(NamedTuple):
     """A batch as it is stored."""
 
     number: int
-    state: State
+    state: BatchState
     rail: str
     reference: str | None
     checkpoint_size: int
     made_ms: int
 
 
-class Terms(NamedTuple):
+class PayoutTerms(NamedTuple):
     """How batches are made."""
 
     rail: str
@@ -70,7 +70,7 @@ class Terms(NamedTuple):
     minimum_micros: int
 
 
-def create(connection: sa.Connection, terms: Terms, *, now_ms: int) -> int:
+def create(connection: sa.Connection, terms: PayoutTerms, *, now_ms: int) -> int:
     """Make the next batch of all who can be paid; its number."""
     size = connection.execute(sa.select(checkpoint_table.c.size)).scalar()
     if size is None:
@@ -86,11 +86,11 @@ def create(connection: sa.Connection, terms: Terms, *, now_ms: int) -> int:
     head = PayoutBatch(batch=number, payees_root=tree_of.root(found).hex(), payees=len(found), amount_micros=total)
     moves = [Payout(batch=number, node_id=node, amount_micros=micros) for node, micros in shares]
     outcomes = store.append_all(connection, [head, *moves], now_ms)
-    if any(outcome is not Outcome.APPLIED for outcome in outcomes):
+    if any(outcome is not EntryOutcome.APPLIED for outcome in outcomes):
         raise PayoutFailed(f"The ledger refuses batch {number}: {', '.join(sorted(set(outcomes)))}.")
     connection.execute(
         sa.insert(payout_batches).values(
-            batch=number, state=State.MADE.value, rail=terms.rail, checkpoint_size=size, made_ms=now_ms
+            batch=number, state=BatchState.MADE.value, rail=terms.rail, checkpoint_size=size, made_ms=now_ms
         )
     )
     rows = [{"batch": number, "place": place, **payee._asdict()} for place, payee in enumerate(found)]
@@ -98,23 +98,23 @@ def create(connection: sa.Connection, terms: Terms, *, now_ms: int) -> int:
     return number
 
 
-def listed(connection: sa.Connection) -> list[Row]:
+def listed(connection: sa.Connection) -> list[StoredBatch]:
     """All batches, the oldest first."""
     here = payout_batches.c
     columns = (here.batch, here.state, here.rail, here.reference, here.checkpoint_size, here.made_ms)
     rows = connection.execute(sa.select(*columns).order_by(here.batch))
-    return [Row(number, State(state), *rest) for number, state, *rest in rows]
+    return [StoredBatch(number, BatchState(state), *rest) for number, state, *rest in rows]
 
 
-def load(connection: sa.Connection, number: int, round_id: str) -> tuple[Row, Batch]:
+def load(connection: sa.Connection, number: int, round_id: str) -> tuple[StoredBatch, TransferBatch]:
     """One batch, and who gets what in it."""
     row = next((row for row in listed(connection) if row.number == number), None)
     if row is None:
         raise NotFound(f"There is no batch {number}.", hint="See `swarm-coordinator payout list`.")
-    return row, Batch(round_id, number, _payees_of(connection, number))
+    return row, TransferBatch(round_id, number, _payees_of(connection, number))
 
 
-def export(batch: Batch, folder: Path) -> tuple[Path, Path]:
+def export(batch: TransferBatch, folder: Path) -> tuple[Path, Path]:
     """Write a batch for people and for programs."""
     path = folder / f"batch-{batch.number:06}"
     table = io.StringIO()
@@ -126,7 +126,7 @@ def export(batch: Batch, folder: Path) -> tuple[Path, Path]:
     return path.with_suffix(".csv"), path.with_suffix(".json")
 
 
-def as_json(batch: Batch) -> dict[str, object]:
+def as_json(batch: TransferBatch) -> dict[str, object]:
     """The batch with its root, and for each payee the proof."""
     proofs = tree_of.proofs(batch.payees)
     return {
@@ -167,12 +167,12 @@ def prove(connection: sa.Connection, node: NodeId, number: int, roots: tuple[byt
     return PayoutReply(batches=batches, payout=shown)
 
 
-def settle(database: Database, row: Row, batch: Batch, rail: Rail, *, now_ms: int) -> Status:
+def settle(database: Database, row: StoredBatch, batch: TransferBatch, rail: Rail, *, now_ms: int) -> Status:
     """Bring a batch as far as its rail has brought it; again, or beside another, is harmless at every point."""
-    if row.state is State.SETTLED:
+    if row.state is BatchState.SETTLED:
         return Status.DONE
     reference = row.reference or rail.send(batch)
-    if database.run_now(_sent, batch.number, reference) is State.SETTLED:
+    if database.run_now(_sent, batch.number, reference) is BatchState.SETTLED:
         return Status.DONE
     status = rail.status(reference)
     if status is Status.DONE:
@@ -183,7 +183,7 @@ def settle(database: Database, row: Row, batch: Batch, rail: Rail, *, now_ms: in
 
 
 def _payable(
-    connection: sa.Connection, size: int, terms: Terms, now_ms: int
+    connection: sa.Connection, size: int, terms: PayoutTerms, now_ms: int
 ) -> tuple[list[Payee], list[tuple[NodeId, int]]]:
     """Who gets what, by owner, and out of which nodes' balances."""
     addresses, owner_of = owners.addresses(connection, now_ms), owners.owners_of(connection)
@@ -235,41 +235,41 @@ def _credited_since(connection: sa.Connection, size: int) -> list[str]:
     return found
 
 
-def _sent(connection: sa.Connection, number: int, reference: str) -> State:
+def _sent(connection: sa.Connection, number: int, reference: str) -> BatchState:
     """Store the reference before anything follows from it, and say where the batch stands; it has one reference."""
     here = payout_batches.c
     free = (here.batch == number) & (here.reference.is_(None) | (here.reference == reference))
-    values = {"reference": reference, "state": State.SENT.value}
+    values = {"reference": reference, "state": BatchState.SENT.value}
     try:
         changed = connection.execute(
-            sa.update(payout_batches).where(free, here.state != State.SETTLED.value).values(**values)
+            sa.update(payout_batches).where(free, here.state != BatchState.SETTLED.value).values(**values)
         ).rowcount
     except sa.exc.IntegrityError:
         raise PayoutFailed(f"Reference {reference} belongs to another batch.", hint="See `payout list`.") from None
     if changed:
-        return State.SENT
+        return BatchState.SENT
     if connection.execute(sa.select(here.batch).where(free)).first() is None:
         raise PayoutFailed(f"Batch {number} was sent by another reference.", hint="See `payout list`.")
-    return State.SETTLED  # by somebody beside us
+    return BatchState.SETTLED  # by somebody beside us
 
 
 def _paid(connection: sa.Connection, number: int, reference: str, now_ms: int) -> None:
     """Every node's share: paying → paid."""
-    if _sent(connection, number, reference) is State.SETTLED:
+    if _sent(connection, number, reference) is BatchState.SETTLED:
         return
     prefix = f"{number}:"
     under_way = claims_table.c.claim_id.startswith(prefix) & (claims_table.c.state == ClaimState.PAYING.value)
     shares = connection.execute(sa.select(claims_table.c.node_id).where(under_way).order_by("node_id")).scalars()
     moves = [Paid(batch=number, node_id=NodeId(node), reference=reference) for node in shares]
     outcomes = store.append_all(connection, moves, now_ms)
-    if any(outcome is not Outcome.APPLIED for outcome in outcomes):
+    if any(outcome is not EntryOutcome.APPLIED for outcome in outcomes):
         raise PayoutFailed(f"The ledger refuses to settle batch {number}: {', '.join(sorted(set(outcomes)))}.")
     here = payout_batches.c.batch == number
-    connection.execute(sa.update(payout_batches).where(here).values(state=State.SETTLED.value))
+    connection.execute(sa.update(payout_batches).where(here).values(state=BatchState.SETTLED.value))
 
 
 def _forget(connection: sa.Connection, number: int, reference: str) -> None:
     """The rail says that this reference will never pay: the batch may be sent again."""
     here = payout_batches.c
-    under_way = (here.batch == number) & (here.reference == reference) & (here.state == State.SENT.value)
-    connection.execute(sa.update(payout_batches).where(under_way).values(reference=None, state=State.MADE.value))
+    under_way = (here.batch == number) & (here.reference == reference) & (here.state == BatchState.SENT.value)
+    connection.execute(sa.update(payout_batches).where(under_way).values(reference=None, state=BatchState.MADE.value))

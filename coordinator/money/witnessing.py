@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from ledger import note, store, witness
 from ledger.gaps import Keys
-from ledger.note import Key, Note
+from ledger.note import Note, NoteKey
 from ledger.tables import cosignatures_table
 from ledger.witness import CosignatureReply, Cosigned, Vouched
 from protocol import limits
@@ -29,7 +29,7 @@ _here = cosignatures_table.c
 
 
 def take(
-    connection: sa.Connection, data: bytes, *, keys: Keys, witnesses: Collection[Key], now_ms: int
+    connection: sa.Connection, data: bytes, *, keys: Keys, witnesses: Collection[NoteKey], now_ms: int
 ) -> CosignatureReply:
     """Keep what a witness has signed; what covers entries that a gap took is an old word."""
     found = witness.vouched([data], keys.newest_first, witnesses)
@@ -46,12 +46,12 @@ def take(
     )
 
 
-def cosigned(connection: sa.Connection, witnesses: Collection[Key]) -> Cosigned:
+def cosigned(connection: sa.Connection, witnesses: Collection[NoteKey]) -> Cosigned:
     """The last word of each witness that is still named."""
     return Cosigned(notes=tuple(_kept(connection, witnesses).values()))
 
 
-def checkpoint(connection: sa.Connection, witnesses: Collection[Key]) -> bytes | None:
+def checkpoint(connection: sa.Connection, witnesses: Collection[NoteKey]) -> bytes | None:
     """The last signed checkpoint, with the lines of those who have signed that very one; None before the first."""
     data = store.checkpoint(connection)
     if data is None:
@@ -65,7 +65,7 @@ def checkpoint(connection: sa.Connection, witnesses: Collection[Key]) -> bytes |
     return Note(last.text, lines).to_bytes()
 
 
-def _take_one(connection: sa.Connection, one: Vouched, keys: Sequence[Key], now_ms: int) -> str:
+def _take_one(connection: sa.Connection, one: Vouched, keys: Sequence[NoteKey], now_ms: int) -> str:
     said = one.checkpoint
     if one.time_s > now_ms // 1000 + limits.CLOCK_SKEW_MAX_S:
         raise RequestExpired(f"{one.key.name[:80]} has signed at a time to come.", hint="Set the witness's clock.")
@@ -88,7 +88,7 @@ def _take_one(connection: sa.Connection, one: Vouched, keys: Sequence[Key], now_
     return "recorded"
 
 
-def _bare(one: Vouched, keys: Sequence[Key]) -> bytes:
+def _bare(one: Vouched, keys: Sequence[NoteKey]) -> bytes:
     """The note with two lines: the log's and the witness's."""
     found = note.parse(one.note)
     ours = next(line for key in keys if (line := found.of(key)))
@@ -97,7 +97,7 @@ def _bare(one: Vouched, keys: Sequence[Key]) -> bytes:
     return Note(found.text, (ours, theirs)).to_bytes()
 
 
-def _kept(connection: sa.Connection, witnesses: Collection[Key]) -> dict[Key, bytes]:
+def _kept(connection: sa.Connection, witnesses: Collection[NoteKey]) -> dict[NoteKey, bytes]:
     named = {str(key): key for key in witnesses}
     rows = connection.execute(sa.select(_here.witness, _here.note).where(_here.witness.in_(named)))
     return {named[row.witness]: bytes(row.note) for row in rows}

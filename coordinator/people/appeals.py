@@ -24,14 +24,14 @@ import sqlalchemy as sa
 
 from coordinator import orders
 from coordinator.audit import trust
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.money.escrow import PROVEN
 from coordinator.people import owners, standings
 from coordinator.store.tables import appeals, audits, faults, nodes
 from coordinator.work import tally
 from ledger import entry, store
 from ledger.accounts import BUDGET
-from ledger.book import BookBroken, ClaimState, Outcome
+from ledger.book import BookBroken, ClaimState, EntryOutcome
 from ledger.tables import claims_table
 from protocol import chunks, limits
 from protocol.appeal import Appeal, AppealReply, Standing, open_appeal
@@ -101,7 +101,7 @@ def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     return [_told(row) for row in connection.execute(query)]
 
 
-def shown(connection: sa.Connection, number: int, rules: Rules) -> dict[str, Any]:
+def shown(connection: sa.Connection, number: int, rules: TrustRules) -> dict[str, Any]:
     """One appeal: the words, the evidence, and what would be paid if it was granted."""
     row = _numbered(connection, number)
     report = sa.select(audits.c.report, audits.c.finding, audits.c.version).where(audits.c.claim_id == row.claim_id)
@@ -126,7 +126,7 @@ def rule(
     said: str,
     *,
     given_by: str,
-    rules: Rules,
+    rules: TrustRules,
     now_ms: int,
 ) -> dict[str, Any]:
     """Rule on an appeal; what that changed."""
@@ -135,8 +135,8 @@ def rule(
         return _told(row) | {"changed": False, "reinstated_claims": 0, "reinstated_micros": 0}
     if not row.sequenced:
         _enter(connection, row.claim_id, row.envelope, now_ms)
-    ruling = entry.Ruling(claim_id=row.claim_id, outcome=outcome, reason_code=reason_code)
-    if store.append(connection, ruling, now_ms) is not Outcome.APPLIED:
+    ruling = entry.RulingEntry(claim_id=row.claim_id, outcome=outcome, reason_code=reason_code)
+    if store.append(connection, ruling, now_ms) is not EntryOutcome.APPLIED:
         raise BookBroken(f"Appeal {number} was ruled on in the log, and not in its table.")
     paid = _grant(connection, row, ruling, given_by, rules, now_ms) if outcome == "granted" else []
     values = {"state": outcome, "reason_code": reason_code, "said": said, "ruled_by": given_by, "ruled_ms": now_ms}
@@ -148,13 +148,13 @@ def rule(
 
 def _enter(connection: sa.Connection, claim_id: str, envelope: bytes, now_ms: int) -> None:
     """Make an entry of an appeal."""
-    made = entry.Appeal(claim_id=claim_id, statement_digest=chunks.digest(envelope))
-    if store.append(connection, made, now_ms) is not Outcome.APPLIED:
+    made = entry.AppealEntry(claim_id=claim_id, statement_digest=chunks.digest(envelope))
+    if store.append(connection, made, now_ms) is not EntryOutcome.APPLIED:
         raise BookBroken(f"An appeal about claim {claim_id} is in the log, and not as such in its table.")
 
 
 def _grant(
-    connection: sa.Connection, row: Any, ruling: entry.Ruling, given_by: str, rules: Rules, now_ms: int
+    connection: sa.Connection, row: Any, ruling: entry.RulingEntry, given_by: str, rules: TrustRules, now_ms: int
 ) -> list[Any]:
     """Lift what was appealed against, and pay what it took."""
     owner = row.owner
@@ -183,7 +183,7 @@ def _pay(connection: sa.Connection, given: list[entry.Reinstate], amount_micros:
             f"What the appeal gives back is {amount_micros} micro-units, and {free} are free: nothing was ruled.",
             hint="Wait until leases end: what they do not use is free again.",
         )
-    if set(store.append_all(connection, given, now_ms)) != {Outcome.APPLIED}:
+    if set(store.append_all(connection, given, now_ms)) != {EntryOutcome.APPLIED}:
         raise BookBroken(f"A claim of the appeal about {given[0].appealed_claim_id} was paid before.")
 
 
@@ -192,7 +192,7 @@ def _free_micros(connection: sa.Connection) -> int:
     return store.balance(connection, BUDGET) - tally.read(connection).reserved_micros
 
 
-def _taken(connection: sa.Connection, claim_id: str, rules: Rules) -> tuple[list[Any], int | None]:
+def _taken(connection: sa.Connection, claim_id: str, rules: TrustRules) -> tuple[list[Any], int | None]:
     """The void claims that a granted appeal about this one pays, in their order, and the ban that ends with it."""
     row = connection.execute(_claims.where(audits.c.claim_id == claim_id)).one()
     here = (audits.c.claim_id == claim_id) | (audits.c.fault == claim_id)
@@ -202,7 +202,7 @@ def _taken(connection: sa.Connection, claim_id: str, rules: Rules) -> tuple[list
     return list(connection.execute(_claims.where(here, mine).order_by(audits.c.place))), ban
 
 
-def _ban_to_end(connection: sa.Connection, row: Any, rules: Rules) -> int | None:
+def _ban_to_end(connection: sa.Connection, row: Any, rules: TrustRules) -> int | None:
     """The ban that ends with what is appealed against: the one that stands on it, or one that is over by now."""
     if not _is_fault(connection, row.claim_id):
         return int(row.ban_ms)

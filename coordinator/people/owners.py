@@ -27,7 +27,7 @@ from coordinator.store.tables import leases, nodes, statements
 from coordinator.work import leases as lease_table
 from ledger import store
 from ledger.accounts import OF_A_NODE, AccountKind
-from ledger.book import BookBroken, Outcome
+from ledger.book import BookBroken, EntryOutcome
 from ledger.entry import OwnerAct
 from ledger.tables import balances_table
 from protocol import chunks, limits
@@ -290,7 +290,7 @@ def _enter(connection: sa.Connection, said: Sequence[Any], now_ms: int) -> None:
             node_id=row.node_id,
             statement_digest=chunks.digest(row.envelope),
         )
-        if store.append(connection, act, now_ms) is not Outcome.APPLIED:
+        if store.append(connection, act, now_ms) is not EntryOutcome.APPLIED:
             raise BookBroken(f"Statement {row.number} of {row.owner} is in the log, and not as such in its table.")
         this = (statements.c.owner == row.owner) & (statements.c.number == row.number)
         connection.execute(sa.update(statements).where(this).values(sequenced=True))

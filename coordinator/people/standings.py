@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from coordinator import orders
 from coordinator.audit import trust as rules_of_trust
-from coordinator.audit.trust import Level, Rules, Standing
+from coordinator.audit.trust import Level, OwnerStanding, TrustRules
 from coordinator.store.tables import (
     HELD,
     IS_OPEN,
@@ -46,7 +46,7 @@ _count = Prepared(
 _put = Prepared(
     sa.update(trust)
     .where(trust.c.owner == sa.bindparam("of"))
-    .values({field.name: sa.bindparam(f"new_{field.name}") for field in fields(Standing)})
+    .values({field.name: sa.bindparam(f"new_{field.name}") for field in fields(OwnerStanding)})
 )
 BACKLOG = sa.select(sa.func.count()).select_from(audits).where(WAITS)
 """Claims that wait for an auditor."""
@@ -105,13 +105,13 @@ def owner_of(connection: sa.Connection, node: NodeId) -> str:
     return str(_owner(connection, node=node).scalar_one())
 
 
-def of(connection: sa.Connection, owner: str) -> Standing:
+def of(connection: sa.Connection, owner: str) -> OwnerStanding:
     """An owner's standing; nobody's before the first claim."""
     row = _trust(connection, of=owner).first()
-    return _standing(row) if row else Standing()
+    return _standing(row) if row else OwnerStanding()
 
 
-def put(connection: sa.Connection, owner: str, standing: Standing) -> None:
+def put(connection: sa.Connection, owner: str, standing: OwnerStanding) -> None:
     _put(connection, of=owner, **{f"new_{name}": count for name, count in asdict(standing).items()})
 
 
@@ -119,17 +119,17 @@ def count(connection: sa.Connection, owner: str, groups: int) -> int:
     """The place of an owner's next claim, which counts for so many groups."""
     place = _count(connection, of=owner, more=groups).scalar()
     if place is None:
-        _begin(connection, owner=owner, accepted=1, **asdict(Standing(claims=groups)))
+        _begin(connection, owner=owner, accepted=1, **asdict(OwnerStanding(claims=groups)))
     return int(place or 1)
 
 
-def enter(connection: sa.Connection, node: NodeId, groups: int) -> tuple[str, int, Standing, int]:
+def enter(connection: sa.Connection, node: NodeId, groups: int) -> tuple[str, int, OwnerStanding, int]:
     """Count a node's next claim; return its owner, its place, how they stood before it, and the audits' backlog."""
     row = _enter(connection, node=node, more=groups).first()
     if row is None:
         owner = owner_of(connection, node)
-        return owner, count(connection, owner, groups), Standing(), backlog(connection)
-    return row.owner, row.accepted, Standing(row.claims - groups, row.groups, row.soft, row.hard), row.backlog
+        return owner, count(connection, owner, groups), OwnerStanding(), backlog(connection)
+    return row.owner, row.accepted, OwnerStanding(row.claims - groups, row.groups, row.soft, row.hard), row.backlog
 
 
 def require_allowed(connection: sa.Connection, node: NodeId) -> None:
@@ -152,12 +152,12 @@ def require_allowed(connection: sa.Connection, node: NodeId) -> None:
 def ban(connection: sa.Connection, owner: str, now_ms: int) -> bool:
     """Note that an owner is banned from now on; False if they were."""
     if not connection.execute(sa.select(trust.c.owner).where(trust.c.owner == owner)).first():
-        connection.execute(sa.insert(trust).values(owner=owner, accepted=0, **asdict(Standing())))
+        connection.execute(sa.insert(trust).values(owner=owner, accepted=0, **asdict(OwnerStanding())))
     here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_(None))
     return bool(connection.execute(here.values(banned_ms=now_ms)).rowcount)
 
 
-def note_fault(connection: sa.Connection, owner: str, claim_id: str, before: Standing, now_ms: int) -> None:
+def note_fault(connection: sa.Connection, owner: str, claim_id: str, before: OwnerStanding, now_ms: int) -> None:
     """Remember what a hard fault takes of its owner's counts."""
     taken = {"claims": before.claims, "groups": before.groups}
     row = {"claim_id": claim_id, "owner": owner, "judged_ms": now_ms, "lifted": False, **taken}
@@ -172,11 +172,11 @@ def is_again(connection: sa.Connection, owner: str, claim_id: str) -> bool:
     return connection.execute(sa.select(faults.c.number).where(here).limit(1)).first() is not None
 
 
-def without_fault(connection: sa.Connection, claim_id: str) -> Standing:
+def without_fault(connection: sa.Connection, claim_id: str) -> OwnerStanding:
     """An owner's standing as it is if this hard fault was none."""
     row, later = _fault(connection, claim_id)
     # The next fault took these counts, too. Faults are forgotten all at once, so those that count are the last ones.
-    before = Standing() if later else Standing(claims=row.claims, groups=row.groups)
+    before = OwnerStanding() if later else OwnerStanding(claims=row.claims, groups=row.groups)
     standing = of(connection, row.owner)
     after = {continuation.whole_of(connection, one.claim_id) for one in later}
     counts = len(after) < standing.hard and not is_again(connection, row.owner, claim_id)
@@ -280,7 +280,7 @@ def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def shown(connection: sa.Connection, rules: Rules) -> list[dict[str, Any]]:
+def shown(connection: sa.Connection, rules: TrustRules) -> list[dict[str, Any]]:
     """One row per owner: level, rate, faults and what is in escrow."""
     escrow = {
         owner: (int(groups), int(micros))
@@ -294,7 +294,7 @@ def shown(connection: sa.Connection, rules: Rules) -> list[dict[str, Any]]:
     return [_shown(row, rules, escrow.get(row.owner, (0, 0))) for row in _every(connection)]
 
 
-def levels(connection: sa.Connection, rules: Rules) -> dict[str, Level]:
+def levels(connection: sa.Connection, rules: TrustRules) -> dict[str, Level]:
     """How far each owner is trusted; who is not in it has brought nothing yet."""
     return {row.owner: rules_of_trust.level(_standing(row), rules) for row in _every(connection)}
 
@@ -303,7 +303,7 @@ def _every(connection: sa.Connection) -> list[Any]:
     return list(connection.execute(sa.select(trust).order_by(trust.c.owner)))
 
 
-def _shown(row: Any, rules: Rules, escrow: tuple[int, int]) -> dict[str, Any]:
+def _shown(row: Any, rules: TrustRules, escrow: tuple[int, int]) -> dict[str, Any]:
     standing = _standing(row)
     return {
         "owner": row.owner,
@@ -318,8 +318,8 @@ def _shown(row: Any, rules: Rules, escrow: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _standing(row: Any) -> Standing:
-    return Standing(**{field.name: getattr(row, field.name) for field in fields(Standing)})
+def _standing(row: Any) -> OwnerStanding:
+    return OwnerStanding(**{field.name: getattr(row, field.name) for field in fields(OwnerStanding)})
 
 
 def audited(connection: sa.Connection) -> dict[str, Any]:

@@ -24,20 +24,20 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from coordinator.files import Batch, mapped, together
+from coordinator.files import DurableFiles, mapped, together
 from coordinator.publishing.patches import PATCHED, extend, write_patch
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from protocol import chunks, delta, limits
 from protocol.errors import ManifestInvalid
 from protocol.ids import ChunkId
-from protocol.learning import Publication, Upload
+from protocol.learning import Publication, UploadedFile
 from protocol.manifest import FileEntry, Patch, PolicyManifest, Sampler, open_manifest, target_path
 from protocol.policy_folder import require_files
 
 log = logging.getLogger(__name__)
 
 
-class Kept(NamedTuple):
+class KeptVersions(NamedTuple):
     """What is on the disk for audits and evaluations alone."""
 
     size_bytes: int
@@ -97,17 +97,17 @@ class Publisher:
         self._metadata.add_manifest(publication.version, data, self._keep, utc_now())
         return manifest, chunks.digest(data)
 
-    def unchanged(self, version: int) -> tuple[Upload, ...]:
+    def unchanged(self, version: int) -> tuple[UploadedFile, ...]:
         """The files of the version before that need no second upload if they are this one's, too."""
         before = self.manifest(version - 1)
         folder = self.uploads / str(version - 1)
         return tuple(
-            Upload(path=entry.path, digest=entry.digest)
+            UploadedFile(path=entry.path, digest=entry.digest)
             for entry in (before.files if before else ())
             if (folder / entry.path).is_file()
         )
 
-    def forget_old(self, newest: int, *, audited: int | None = None, kept: Collection[int] = ()) -> Kept:
+    def forget_old(self, newest: int, *, audited: int | None = None, kept: Collection[int] = ()) -> KeptVersions:
         """Delete uploads and chunks that no version in use needs, from the oldest that an audit waits for.
 
         Of the versions that the operator wants `kept`, what rebuilds them stays.
@@ -133,7 +133,7 @@ class Publisher:
     def _in_use(self, newest: int) -> range:
         return range(max(1, newest - self._keep + 1), newest + 1)
 
-    def _keep_for_audits(self, in_use: int, audited: int, wanted: set[str]) -> Kept:
+    def _keep_for_audits(self, in_use: int, audited: int, wanted: set[str]) -> KeptVersions:
         """Add what older versions need, the newest first, as far as there is room; what was deleted takes none."""
         room_bytes, size_bytes = self._room(wanted), 0
         for version in range(in_use - 1, audited - 1, -1):
@@ -148,7 +148,7 @@ class Publisher:
                 break
             wanted.update(more)
             size_bytes += more_bytes
-        return Kept(size_bytes, room_bytes)
+        return KeptVersions(size_bytes, room_bytes)
 
     def _room(self, wanted: set[str]) -> int:
         """The most that may be kept beyond these chunks; what is there beyond them already could be free."""
@@ -199,14 +199,14 @@ class Publisher:
         beside.rename(folder)
         return manifest.update
 
-    def _keep_upload(self, version: int, upload: Upload) -> None:
+    def _keep_upload(self, version: int, upload: UploadedFile) -> None:
         """An unchanged file that was not sent again is that of the version before: one file, two names."""
         target = self.uploads / str(version) / upload.path
         if not target.exists() and upload in self.unchanged(version):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.hardlink_to(self.uploads / str(version - 1) / upload.path)
 
-    def _store(self, version: int, upload: Upload, batch: Batch) -> FileEntry:
+    def _store(self, version: int, upload: UploadedFile, batch: DurableFiles) -> FileEntry:
         """Write what leads to a file: its patch, or its chunks, or nothing if it is that of the version before."""
         path = self.uploads / str(version) / upload.path
         if not path.is_file():
@@ -237,7 +237,9 @@ class Publisher:
         names = (*entry.chunks, *(chunk for patch in entry.patches for chunk in patch.chunks))
         return entry if all((self.blobs / chunks.blob_path(ChunkId(chunk))).exists() for chunk in names) else None
 
-    def _patch(self, version: int, before: FileEntry, upload: Upload, new: memoryview, batch: Batch) -> Patch | None:
+    def _patch(
+        self, version: int, before: FileEntry, upload: UploadedFile, new: memoryview, batch: DurableFiles
+    ) -> Patch | None:
         """The stored patch that leads from the version before to this file, if there can be one and it is worth it."""
         path = self.uploads / str(version - 1) / upload.path
         # A chain that came back to one of its files would have two ways to go on from there.
@@ -259,7 +261,7 @@ class Publisher:
         finally:
             target.unlink(missing_ok=True)
 
-    def _cut(self, data: memoryview, batch: Batch) -> tuple[str, ...]:
+    def _cut(self, data: memoryview, batch: DurableFiles) -> tuple[str, ...]:
         """Write the chunks that are not there yet; their names in order."""
         names = []
         for piece in chunks.split(data, self._chunk_size_bytes):

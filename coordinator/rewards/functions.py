@@ -51,7 +51,7 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class RewardPart:
     """What one function says of one completion; None if it has nothing to say."""
 
     score: float | None
@@ -61,7 +61,7 @@ class Part:
     skip: Spans = ()
 
 
-Judge = Callable[[Job], list[Part]]
+Judge = Callable[[Job], list[RewardPart]]
 
 
 class Weighted(NamedTuple):
@@ -120,7 +120,7 @@ def judge(functions: Sequence[Weighted], job: Job) -> list[Reward]:
     return rewards
 
 
-def _sum(functions: Sequence[Weighted], parts: Sequence[Part]) -> Reward:
+def _sum(functions: Sequence[Weighted], parts: Sequence[RewardPart]) -> Reward:
     score, components, judged = 0.0, dict[str, float](), False
     for function, part in zip(functions, parts, strict=True):
         if part.score is not None:
@@ -159,7 +159,7 @@ def _adapter(function: Callable[..., Any], place: str) -> Judge:
     )
 
 
-def _ask_trl(function: Callable[..., Any], name: str, wanted: set[str] | None, job: Job) -> list[Part]:
+def _ask_trl(function: Callable[..., Any], name: str, wanted: set[str] | None, job: Job) -> list[RewardPart]:
     problem, count = job.problem, len(job.completions)
     chat = not isinstance(problem.prompt, str)
     prompt = problem.prompt if isinstance(problem.prompt, str) else [message._asdict() for message in problem.prompt]
@@ -191,21 +191,23 @@ def _call(function: Callable[..., Any], wanted: set[str] | None, **arguments: An
     return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
 
 
-def _part(answer: Any, name: str) -> Part:
+def _part(answer: Any, name: str) -> RewardPart:
     if answer is None:
-        return Part(None)
+        return RewardPart(None)
     if isinstance(answer, Reward):
         if answer.status == "verifier_error":
             raise BadAnswer(f"{name} could not judge: {answer.reason}.")
         parts = {key: _number(value, name) for key, value in answer.components.items()}
         score, invalid = _number(answer.score, name), answer.status == "invalid"
-        return Part(score, parts, invalid, _number(answer.weight, f"{name}'s weight"), _spans(answer.skip, name))
+        return RewardPart(score, parts, invalid, _number(answer.weight, f"{name}'s weight"), _spans(answer.skip, name))
     if isinstance(answer, Mapping):
         if "score" not in answer:
             raise BadAnswer(f"{name} gave a dict without a 'score'.")
         numbers = {key: value for key, value in answer.items() if key != "score" and isinstance(value, int | float)}
-        return Part(_number(answer["score"], name), {str(key): _number(value, name) for key, value in numbers.items()})
-    return Part(_number(answer, name))
+        return RewardPart(
+            _number(answer["score"], name), {str(key): _number(value, name) for key, value in numbers.items()}
+        )
+    return RewardPart(_number(answer, name))
 
 
 def _spans(said: Any, name: str) -> Spans:

@@ -34,7 +34,7 @@ COMPONENTS_MAX = 64
 REASON_MAX_CHARS = 400
 
 
-class Pool:
+class RewardPool:
     """As many children as the operator allows, each started when it is first needed."""
 
     def __init__(self, spec: RewardSpec) -> None:

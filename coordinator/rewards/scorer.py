@@ -14,14 +14,14 @@ from contextlib import suppress
 from typing import Protocol
 
 from coordinator.audit.lottery import AuditTerms
-from coordinator.data.policy_text import PolicyText
+from coordinator.data.policy_text import TaskText
 from coordinator.rewards.functions import Job
-from coordinator.rewards.pool import Pool
+from coordinator.rewards.pool import RewardPool
 from coordinator.rewards.spec import RewardSpec
 from coordinator.store.state import Database
 from coordinator.work import scoring
-from coordinator.work.leases import Terms
-from coordinator.work.prompts import Source
+from coordinator.work.leases import LeaseTerms
+from coordinator.work.prompts import PromptRef
 from coordinator.work.scoring import Unscored
 from ledger.book import BookBroken
 from protocol.errors import NotFound, VerifierDown, VerifierFailed
@@ -43,21 +43,21 @@ class Here(Protocol):
 
     database: Database
     audits: AuditTerms
-    terms: Terms
+    terms: LeaseTerms
     unscored: asyncio.Event
     batch_ready: asyncio.Event
 
-    async def text(self) -> PolicyText: ...
+    async def text(self) -> TaskText: ...
 
 
-class Scorer:
+class RewardScorer:
     """All judging of one round; `problem` is what a group is about."""
 
     def __init__(
         self,
         here: Here,
         spec: RewardSpec,
-        problem: Callable[[Source], Problem],
+        problem: Callable[[PromptRef], Problem],
         now_ms: Callable[[], int],
         *,
         pause_s: float = PAUSE_S,
@@ -65,7 +65,7 @@ class Scorer:
     ) -> None:
         self._here, self._spec, self._problem, self._now_ms = here, spec, problem, now_ms
         self._pause_s, self._given_up_max = pause_s, given_up_max
-        self._pool = Pool(spec)
+        self._pool = RewardPool(spec)
         self._taken: set[str] = set()
         self._given_up = 0
         """Since the last group that was judged."""

@@ -4,18 +4,18 @@ from dataclasses import replace
 from random import Random
 
 from coordinator.audit import trust
-from coordinator.audit.trust import Rules
-from coordinator.sim.machines import Node
+from coordinator.audit.trust import TrustRules
+from coordinator.sim.machines import SimulatedNode
 from ledger.drawing import ALL_PPM
 
 
-def is_drawn(node: Node, rules: Rules, chance: Random) -> bool:
+def is_drawn(node: SimulatedNode, rules: TrustRules, chance: Random) -> bool:
     """Whether this claim of the node is audited."""
     node.standing = replace(node.standing, claims=node.standing.claims + 1)
     return chance.random() * ALL_PPM < trust.rate_ppm(node.standing, rules)
 
 
-def judge(node: Node, rules: Rules, *, forged: bool) -> bool:
+def judge(node: SimulatedNode, rules: TrustRules, *, forged: bool) -> bool:
     """A verdict comes; whether the node is banned by it."""
     if node.banned:
         return False

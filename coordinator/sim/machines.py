@@ -4,13 +4,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
-from coordinator.audit.trust import Standing
-from coordinator.fleet.choice import Work
+from coordinator.audit.trust import OwnerStanding
+from coordinator.fleet.choice import GroupRecord
 from coordinator.sim.scenario import HOUR_S, Scenario, around
 from coordinator.sim.spread import draw_links
 from coordinator.spreading.topology import NodeLinks
 from coordinator.work.sizing import MEASURED_MAX
-from protocol.lease import OPEN, TRANSITIONS, Event, State
+from protocol.lease import OPEN, TRANSITIONS, LeaseEvent, LeaseState
 
 NOTHING = -1
 """The version of a node that holds none."""
@@ -20,7 +20,7 @@ BOAST = 10.0
 
 
 @dataclass(eq=False, slots=True)
-class Group:
+class SimulatedGroup:
     """One prompt; its length is the mean's multiple that its samples are drawn to have."""
 
     number: int
@@ -31,16 +31,16 @@ class Group:
     """Which part of the samples has been told of by whoever lost them."""
     update: int = NOTHING
     """Whose policy drew that part."""
-    out: "list[Out]" = field(default_factory=list)
+    out: "list[SimulatedLease]" = field(default_factory=list)
     """Open leases."""
 
 
 @dataclass(eq=False, slots=True)
-class Out:
+class SimulatedLease:
     """One lease of a group."""
 
-    group: Group
-    node: "Node"
+    group: SimulatedGroup
+    node: "SimulatedNode"
     update: int
     begun_s: float
     took_s: float
@@ -48,19 +48,19 @@ class Out:
     life: int
     start: float = 0.0
     """Which part was done before."""
-    state: State = State.OFFERED
+    state: LeaseState = LeaseState.OFFERED
 
     @property
     def is_open(self) -> bool:
         return self.state in OPEN
 
-    def move(self, event: Event) -> None:
+    def move(self, event: LeaseEvent) -> None:
         """By the real table: what cannot happen raises."""
         self.state = TRANSITIONS[self.state, event]
 
 
 @dataclass(eq=False)
-class Node:
+class SimulatedNode:
     """A machine that takes its time."""
 
     name: str
@@ -80,13 +80,13 @@ class Node:
     loading: bool = False
     waiting: bool = False
     allowance: int = 1
-    out: list[Out] = field(default_factory=list)
+    out: list[SimulatedLease] = field(default_factory=list)
     life: int = 0
     """Which of its lives this is: what happens to an earlier one is void."""
-    done: deque[Work] = field(default_factory=lambda: deque(maxlen=MEASURED_MAX))
+    done: deque[GroupRecord] = field(default_factory=lambda: deque(maxlen=MEASURED_MAX))
     pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MEASURED_MAX))
     """Seconds and lengths of its last accepted groups."""
-    standing: Standing = field(default_factory=Standing)
+    standing: OwnerStanding = field(default_factory=OwnerStanding)
 
     @property
     def free(self) -> int:
@@ -99,10 +99,10 @@ class Node:
         return self.rate * (BOAST if self.lies else 1.0)
 
 
-def make_node(number: int, scenario: Scenario, chance: Random) -> Node:
+def make_node(number: int, scenario: Scenario, chance: Random) -> SimulatedNode:
     pool = scenario.pool
     name = f"node-{number}"
-    return Node(
+    return SimulatedNode(
         name=name,
         rate=around(chance, pool.at_once / pool.group_s, pool.speed_spread),
         cost=around(chance, pool.price_per_hour, pool.price_spread) / HOUR_S,
@@ -114,13 +114,13 @@ def make_node(number: int, scenario: Scenario, chance: Random) -> Node:
     )
 
 
-def make_group(number: int, scenario: Scenario, chance: Random) -> Group:
+def make_group(number: int, scenario: Scenario, chance: Random) -> SimulatedGroup:
     """A prompt whose part of the length is expected."""
     prompt = around(chance, 1.0, scenario.pool.length_spread * scenario.pool.foresight**0.5)
-    return Group(number, prompt, prompt if scenario.pool.foresight else 0.0)
+    return SimulatedGroup(number, prompt, prompt if scenario.pool.foresight else 0.0)
 
 
-def draw_length(group: Group, scenario: Scenario, chance: Random) -> None:
+def draw_length(group: SimulatedGroup, scenario: Scenario, chance: Random) -> None:
     """Other samples, as another seed gives them."""
     own = scenario.pool.length_spread * (1 - scenario.pool.foresight) ** 0.5
     group.length, group.done = group.prompt * around(chance, 1.0, own), 0.0

@@ -8,7 +8,7 @@ from coordinator.fleet.choice import Change
 
 
 @dataclass(frozen=True)
-class Step:
+class SimulatedUpdate:
     """One update: when its batch was formed, how long the learner had waited, how old the groups were."""
 
     update: int
@@ -22,10 +22,10 @@ class Step:
 
 
 @dataclass
-class Outcome:
+class SimulationOutcome:
     """Everything that is counted."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SimulatedUpdate] = field(default_factory=list)
     discarded: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Groups, or parts of them, that were sampled in vain, by what became of them."""
     continued: int = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.figures import plot
 from coordinator.figures.health import percentile
-from coordinator.sim.outcome import Outcome, Step
+from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome
 from coordinator.sim.scenario import Scenario
 
 WARM_UP = 0.2
@@ -20,7 +20,7 @@ STRETCHES = 50
 """Points of a curve, each the mean of a stretch of updates."""
 
 
-def figures(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
+def figures(scenario: Scenario, outcome: SimulationOutcome) -> dict[str, Any]:
     """Everything that is reported, for scripts."""
     kappa, load, rule = scenario.interval, scenario.load, scenario.rule
     least = rule.min_rate(load, kappa)
@@ -91,7 +91,7 @@ def text(scenario: Scenario, found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(outcome: Outcome, folder: Path) -> list[Path]:
+def draw(outcome: SimulationOutcome, folder: Path) -> list[Path]:
     """The run over its updates, as three figures."""
     folder.mkdir(parents=True, exist_ok=True)
     steps = outcome.steps
@@ -121,17 +121,17 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
     return paths
 
 
-def _idle(piece: list[Step]) -> float:
+def _idle(piece: list[SimulatedUpdate]) -> float:
     span_s = piece[-1].formed_s - piece[0].formed_s
     return sum(step.waited_s for step in piece[1:]) / span_s if span_s else 0.0
 
 
-def _in_vain(piece: list[Step]) -> float:
+def _in_vain(piece: list[SimulatedUpdate]) -> float:
     vain = piece[-1].discarded - piece[0].discarded
     return vain / (vain + sum(step.ages.total() for step in piece[1:]))
 
 
-def _age(piece: list[Step]) -> float:
+def _age(piece: list[SimulatedUpdate]) -> float:
     ages = sum((step.ages for step in piece), Counter[int]())
     return sum(age * count for age, count in ages.items()) / ages.total()
 

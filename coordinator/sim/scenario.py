@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
-from coordinator.audit.trust import Rules as Audits
+from coordinator.audit.trust import TrustRules as Audits
 from coordinator.config import Config
-from coordinator.fleet.capacity import OVERLAP, VISIBLE, Load, Rule
-from coordinator.fleet.choice import Rules
+from coordinator.fleet.capacity import OVERLAP, VISIBLE, AdmissionRule, PoolLoad
+from coordinator.fleet.choice import FleetRules
 from coordinator.spreading.topology import NodeLinks, fluid_bound_s
 
 HOUR_S = 3600.0
@@ -35,7 +35,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Pool:
+class SimulatedPool:
     """Nodes that differ: spreads are the sigma of a log-normal whose mean is what is named."""
 
     nodes: int = 100
@@ -88,22 +88,22 @@ class Scenario:
     """Groups of which a node gets those that suit its speed; 0: the oldest."""
     gamma: float = 0.0
     """The fleet is kept at this times the least throughput; 0 lets everybody work."""
-    rules: Rules = field(default_factory=Rules)
+    rules: FleetRules = field(default_factory=FleetRules)
     audits: Audits = field(default_factory=Audits)
     audit_s: float = 60.0
     """From an answer to the verdict on it."""
     learner_price_per_hour: float = 12.24
     seed: int = 0
-    pool: Pool = field(default_factory=Pool)
+    pool: SimulatedPool = field(default_factory=SimulatedPool)
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> AdmissionRule:
         return OVERLAP if self.admission == "overlap" else VISIBLE
 
     @property
-    def load(self) -> Load:
+    def load(self) -> PoolLoad:
         """In groups: what the capacity model is asked about this round."""
-        return Load(
+        return PoolLoad(
             staleness=self.staleness,
             rollouts_per_update=self.groups_per_update,
             train_s=self.train_s,
@@ -141,7 +141,7 @@ def around(chance: Random, mean: float, spread: float) -> float:
     return mean * math.exp(chance.gauss(0.0, spread) - spread * spread / 2) if spread else mean
 
 
-def scenario_of(config: Config, pool: Pool, **more: Any) -> Scenario:
+def scenario_of(config: Config, pool: SimulatedPool, **more: Any) -> Scenario:
     """What a round's file says, its mode included; where no strangers may join, only its own nodes are there."""
     own = pool if config.fleet.strangers else replace(pool, nodes=config.fleet.local_nodes)
     fleet, audit = config.fleet, config.audit
@@ -155,7 +155,7 @@ def scenario_of(config: Config, pool: Pool, **more: Any) -> Scenario:
         "over_issue": config.leases.over_issue,
         "lookahead": config.leases.lookahead,
         "gamma": fleet.gamma,
-        "rules": Rules(fleet.window_s, fleet.margin, fleet.dwell_s),
+        "rules": FleetRules(fleet.window_s, fleet.margin, fleet.dwell_s),
         "audits": Audits(
             audit.first_groups, audit.floor, audit.trusted_groups, audit.trusted_floor, audit.escrow_factor
         ),

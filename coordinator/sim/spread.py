@@ -22,7 +22,7 @@ def draw_links(chance: Random, name: str, links: Links) -> NodeLinks:
     return NodeLinks(name, up=up, down=down)
 
 
-class Spread:
+class SimulatedSpread:
     """How versions reach nodes."""
 
     def __init__(self, links: Links) -> None:

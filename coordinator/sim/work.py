@@ -12,41 +12,41 @@ from collections.abc import Sequence
 from math import inf
 from random import Random
 
-from coordinator.sim.machines import BOAST, Group, Node, Out, draw_length, make_group, pace
-from coordinator.sim.outcome import Outcome
+from coordinator.sim.machines import BOAST, SimulatedGroup, SimulatedLease, SimulatedNode, draw_length, make_group, pace
+from coordinator.sim.outcome import SimulationOutcome
 from coordinator.sim.scenario import Scenario
 from coordinator.work import lengths, sizing
 from coordinator.work.leases import LEASES_HELD_FACTOR
-from coordinator.work.lengths import Waiting
+from coordinator.work.lengths import WaitingGroup
 from coordinator.work.stragglers import LATE, choose
-from coordinator.work.stragglers import Out as Late
-from protocol.lease import Event
+from coordinator.work.stragglers import GroupAtWork as Late
+from protocol.lease import LeaseEvent
 
 TELL_S = 5.0
 """How often a node tells what it has sampled, as real ones do."""
 
 
-class Work:
+class SimulatedWork:
     """All groups that are not trained yet."""
 
-    def __init__(self, scenario: Scenario, chance: Random, outcome: Outcome) -> None:
+    def __init__(self, scenario: Scenario, chance: Random, outcome: SimulationOutcome) -> None:
         self._scenario, self._chance, self._outcome = scenario, chance, outcome
-        self._open: dict[int, Group] = {}
+        self._open: dict[int, SimulatedGroup] = {}
         """Groups that nobody works on:"""
         self._begun: defaultdict[int, list[int]] = defaultdict(list)
         """those that were begun, by the update of the policy,"""
         self._fresh: list[int] = []
         """and the others, the oldest first."""
         self._next = 0
-        self.out: dict[int, Group] = {}
+        self.out: dict[int, SimulatedGroup] = {}
         """Groups that somebody works on."""
         self.pace: deque[tuple[float, float]] = deque(maxlen=sizing.MEASURED_MAX)
 
-    def give(self, node: Node, count: int, now_s: float) -> list[Out]:
+    def give(self, node: SimulatedNode, count: int, now_s: float) -> list[SimulatedLease]:
         """So many leases."""
         return [self._lease(self._open.pop(number), node, now_s) for number in self._choose(node, count)]
 
-    def late(self, now_s: float) -> tuple[list[Group], float]:
+    def late(self, now_s: float) -> tuple[list[SimulatedGroup], float]:
         """The groups that matter to who may help, and when the next one will be late."""
         typical_s = pace(self.pace) or inf
         late_s = LATE * typical_s
@@ -59,7 +59,9 @@ class Work:
                 next_s = min(next_s, now_s - since_s + late_s)
         return found, next_s
 
-    def help(self, node: Node, late: Sequence[Group], missing: int, now_s: float) -> list[Out]:
+    def help(
+        self, node: SimulatedNode, late: Sequence[SimulatedGroup], missing: int, now_s: float
+    ) -> list[SimulatedLease]:
         """Leases of late groups beside others, by the real choice."""
         everybody, own = pace(self.pace), pace(node.pace)
         if everybody is None or own is None:
@@ -74,22 +76,22 @@ class Work:
         self._outcome.helped += len(leases)
         return leases
 
-    def answered(self, lease: Out, now_s: float) -> list[Out]:
+    def answered(self, lease: SimulatedLease, now_s: float) -> list[SimulatedLease]:
         """The group is whole; the leases that are needed no more."""
-        self.end(lease, Event.ACCEPT)
+        self.end(lease, LeaseEvent.ACCEPT)
         lease.node.pace.append((now_s - lease.begun_s, self._left(lease)))
         self.pace.append(lease.node.pace[-1])
         self.out.pop(lease.group.number, None)
         others = list(lease.group.out)
         for other in others:
-            self.end(other, Event.CANCEL)
+            self.end(other, LeaseEvent.CANCEL)
             self._outcome.discarded["answered by another first"] += min(1.0, (now_s - other.begun_s) / other.took_s)
         return others
 
-    def lost(self, lease: Out, event: Event, why: str, now_s: float) -> None:
+    def lost(self, lease: SimulatedLease, event: LeaseEvent, why: str, now_s: float) -> None:
         """A lease ends without an answer; what was told of it is kept if anybody can go on."""
         worked_s = min(now_s - lease.begun_s, lease.took_s)
-        told_s = worked_s // TELL_S * TELL_S if self._scenario.continues and event is not Event.REJECT else 0.0
+        told_s = worked_s // TELL_S * TELL_S if self._scenario.continues and event is not LeaseEvent.REJECT else 0.0
         share = (1.0 - lease.start) / lease.took_s if lease.took_s else 0.0
         self._outcome.discarded[why] += share * (worked_s - told_s)
         self.end(lease, event)
@@ -99,14 +101,14 @@ class Work:
             self.out.pop(group.number, None)
             self._offer(group)
 
-    def end(self, lease: Out, event: Event) -> None:
+    def end(self, lease: SimulatedLease, event: LeaseEvent) -> None:
         lease.move(event)
         lease.group.out.remove(lease)
         lease.node.out.remove(lease)
         most = max(1, LEASES_HELD_FACTOR * lease.node.hands)
         lease.node.allowance = sizing.allowance_after(lease.node.allowance, event, most=most)
 
-    def reopen(self, group: Group) -> None:
+    def reopen(self, group: SimulatedGroup) -> None:
         """It was accepted, and is not to be trained on after all."""
         group.done = 0.0
         self._offer(group)
@@ -117,14 +119,14 @@ class Work:
             for number in self._begun.pop(old):
                 insort(self._fresh, number)
 
-    def _offer(self, group: Group) -> None:
+    def _offer(self, group: SimulatedGroup) -> None:
         self._open[group.number] = group
         if group.done:
             self._begun[group.update].append(group.number)
         else:
             insort(self._fresh, group.number)
 
-    def _choose(self, node: Node, count: int) -> list[int]:
+    def _choose(self, node: SimulatedNode, count: int) -> list[int]:
         begun, self._begun[node.update] = self._begun[node.update][:count], self._begun[node.update][count:]
         wanted, window = count - len(begun), self._scenario.lookahead
         if wanted <= 0:
@@ -134,7 +136,7 @@ class Work:
             self._next += 1
         if window:
             seen = self._fresh[: max(wanted, window)]
-            waiting = [Waiting(number, self._open[number].expected) for number in seen]
+            waiting = [WaitingGroup(number, self._open[number].expected) for number in seen]
             chosen = lengths.pick(waiting, wanted, speed=self._speed(node), window=window)
         else:
             chosen = self._fresh[:wanted]
@@ -142,12 +144,14 @@ class Work:
             self._fresh.remove(number)
         return begun + chosen
 
-    def _speed(self, node: Node) -> float:
+    def _speed(self, node: SimulatedNode) -> float:
         """How many times as fast as nodes are lately."""
         everybody, own = pace(self.pace), pace(node.pace)
         return everybody / own if everybody and own else 1.0
 
-    def _lease(self, group: Group, node: Node, now_s: float, *, afresh: bool = False) -> Out:
+    def _lease(
+        self, group: SimulatedGroup, node: SimulatedNode, now_s: float, *, afresh: bool = False
+    ) -> SimulatedLease:
         goes_on = not afresh and group.done > 0 and group.update == node.update
         if goes_on:
             self._outcome.continued += 1
@@ -156,13 +160,13 @@ class Work:
             draw_length(group, self._scenario, self._chance)
         start = group.done if goes_on else 0.0
         whole_s = node.hands / node.rate * group.length / (BOAST if node.lies else 1.0)
-        lease = Out(group, node, node.update, now_s, whole_s * (1.0 - start), node.life, start)
-        lease.move(Event.BEGIN)
+        lease = SimulatedLease(group, node, node.update, now_s, whole_s * (1.0 - start), node.life, start)
+        lease.move(LeaseEvent.BEGIN)
         group.out.append(lease)
         node.out.append(lease)
         self.out[group.number] = group
         return lease
 
     @staticmethod
-    def _left(lease: Out) -> float:
+    def _left(lease: SimulatedLease) -> float:
         return lease.group.length * (1.0 - lease.start)

@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from coordinator.fleet.choice import Candidate, Fleet, Need, decide, measured_rate
-from coordinator.fleet.choice import Work as Done
+from coordinator.fleet.choice import Fleet, FleetCandidate, Need, decide, measured_rate
+from coordinator.fleet.choice import GroupRecord as Done
 from coordinator.sim import audits
-from coordinator.sim.machines import NOTHING, Group, Node, Out, make_node
-from coordinator.sim.outcome import Outcome, Step, Trace
+from coordinator.sim.machines import NOTHING, SimulatedGroup, SimulatedLease, SimulatedNode, make_node
+from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome, Trace
 from coordinator.sim.scenario import HOUR_S, Scenario, around
-from coordinator.sim.spread import Spread
-from coordinator.sim.work import Work
+from coordinator.sim.spread import SimulatedSpread
+from coordinator.sim.work import SimulatedWork
 from coordinator.work.dispatch import admissible_groups, is_stale, room_in_buffer
-from protocol.lease import Event
+from protocol.lease import LeaseEvent
 
 STALLED_S = 10 * 24 * HOUR_S
 """Without an update for so long, none is coming."""
@@ -41,23 +41,23 @@ HALF_LIFE_STEPS = 4
 class Accepted(NamedTuple):
     """A group that waits for the learner."""
 
-    group: Group
-    node: Node
+    group: SimulatedGroup
+    node: SimulatedNode
 
 
 class Simulation:
     """One run of a scenario."""
 
-    def __init__(self, scenario: Scenario, nodes: Sequence[Node] = ()) -> None:
+    def __init__(self, scenario: Scenario, nodes: Sequence[SimulatedNode] = ()) -> None:
         """With machines of its own, or with such as the scenario draws."""
         self._scenario = scenario
         self._kappa = scenario.interval
         self._chance = Random(scenario.seed)
         self._now_s = 0.0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._outcome = Outcome()
+        self._outcome = SimulationOutcome()
         self._trace = Trace()
-        self._work = Work(scenario, self._chance, self._outcome)
+        self._work = SimulatedWork(scenario, self._chance, self._outcome)
         self._batch = 0
         self._newest = 0
         self._training = False
@@ -65,20 +65,20 @@ class Simulation:
         self._buffer: defaultdict[int, deque[Accepted]] = defaultdict(deque)
         """Update of the policy → what it sampled."""
         self._buffered = 0
-        self._waiting: deque[Node] = deque()
+        self._waiting: deque[SimulatedNode] = deque()
         self._look_again_s = 0.0
         """When the next group becomes late."""
         self._fleet = Fleet()
         drawn = (make_node(number, scenario, self._chance) for number in range(scenario.pool.nodes))
         self._nodes = list(nodes or drawn)
-        self._spread = Spread(scenario.links)
+        self._spread = SimulatedSpread(scenario.links)
         self._load_s = scenario.links.load_s if scenario.links.size_mb else 0.0
         self._published_s, self._holding = 0.0, 0
         self._at_work = 0
         self._cost = scenario.learner_price_per_hour / HOUR_S
         self._paid_until_s = 0.0
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationOutcome:
         """Until the last update is trained, nothing more can happen, or nothing more comes of it."""
         if self._scenario.links.size_mb:
             self._spread.publish([node.links for node in self._nodes])
@@ -106,7 +106,7 @@ class Simulation:
 
     # Nodes.
 
-    def _employ(self, node: Node, *, alive: bool, working: bool) -> None:
+    def _employ(self, node: SimulatedNode, *, alive: bool, working: bool) -> None:
         """Note who is there and who works; everybody is paid up to now."""
         self._pay()
         before = node.alive and node.working
@@ -115,7 +115,7 @@ class Simulation:
         self._at_work += change
         self._cost += change * node.cost
 
-    def _come(self, node: Node) -> None:
+    def _come(self, node: SimulatedNode) -> None:
         if node.banned:
             return
         pool = self._scenario.pool
@@ -127,30 +127,30 @@ class Simulation:
             if mean_s < math.inf:
                 self._at(self._chance.expovariate(1 / mean_s), leave, node, node.life)
 
-    def _vanish(self, node: Node, life: int) -> None:
+    def _vanish(self, node: SimulatedNode, life: int) -> None:
         """Gone without a word: its leases run out."""
         if life == node.life:
             self._go(node)
             self._at(self._chance.expovariate(1 / self._scenario.pool.away_s), self._come, node)
 
-    def _preempt(self, node: Node, life: int) -> None:
+    def _preempt(self, node: SimulatedNode, life: int) -> None:
         """Told to go, it gives back what it holds."""
         if life == node.life:
             given = list(node.out)
             for lease in given:
-                self._work.lost(lease, Event.SKIP, "given back", self._now_s)
+                self._work.lost(lease, LeaseEvent.SKIP, "given back", self._now_s)
             self._go(node)
             self._at(self._chance.expovariate(1 / self._scenario.pool.away_s), self._come, node)
             self._wake(len(given))
 
-    def _go(self, node: Node) -> None:
+    def _go(self, node: SimulatedNode) -> None:
         self._employ(node, alive=False, working=node.working)
         node.life += 1
         for lease in node.out:
             lease.took_s = max(lease.took_s, self._now_s - lease.begun_s)
             self._at(max(0.0, lease.begun_s + self._scenario.lease_s - self._now_s), self._expire, lease, self._now_s)
 
-    def _fetch(self, node: Node, update: int) -> None:
+    def _fetch(self, node: SimulatedNode, update: int) -> None:
         node.fetching = True
         scenario = self._scenario
         if scenario.links.size_mb:
@@ -159,13 +159,13 @@ class Simulation:
             delay_s = around(self._chance, scenario.broadcast_s, scenario.broadcast_spread)
         self._at(delay_s, self._arrive, node, node.life, update)
 
-    def _arrive(self, node: Node, life: int, update: int) -> None:
+    def _arrive(self, node: SimulatedNode, life: int, update: int) -> None:
         if life == node.life and update > node.fetched:
             node.fetched = update
             node.fetching = update < self._newest
             self._start(node)
 
-    def _change(self, node: Node) -> None:
+    def _change(self, node: SimulatedNode) -> None:
         """Once all that it sampled has ended, its engine takes the newest version that it has whole."""
         if node.fetched > node.update and not (node.out or node.loading):
             node.loading = True
@@ -174,7 +174,7 @@ class Simulation:
             else:
                 self._loaded(node, node.life, node.fetched)
 
-    def _loaded(self, node: Node, life: int, update: int) -> None:
+    def _loaded(self, node: SimulatedNode, life: int, update: int) -> None:
         if life == node.life:
             node.update, node.loading = update, False
             if update == self._newest:
@@ -188,7 +188,7 @@ class Simulation:
 
     # Groups.
 
-    def _start(self, node: Node) -> int:
+    def _start(self, node: SimulatedNode) -> int:
         """Begin as many groups as the node has hands for and admission allows."""
         if node.alive:
             self._change(node)
@@ -202,14 +202,14 @@ class Simulation:
             self._waiting.append(node)
         return len(leases)
 
-    def _begin(self, lease: Out) -> None:
+    def _begin(self, lease: SimulatedLease) -> None:
         """It ends when it is done, or when its time is over."""
         if lease.took_s <= self._scenario.lease_s:
             self._at(lease.took_s, self._finish, lease)
         else:
             self._at(self._scenario.lease_s, self._expire, lease, self._now_s + self._scenario.lease_s)
 
-    def _admissible(self, node: Node) -> int:
+    def _admissible(self, node: SimulatedNode) -> int:
         scenario, unfinished = self._scenario, len(self._work.out) + self._buffered
         if scenario.admission == "overlap":
             return 0 if node.fetching else node.free
@@ -226,14 +226,14 @@ class Simulation:
             issued_groups=self._batch * scenario.groups_per_update + unfinished,
         )
 
-    def _finish(self, lease: Out) -> None:
+    def _finish(self, lease: SimulatedLease) -> None:
         node = lease.node
         if lease.life != node.life or not lease.is_open:
             return
         stale = self._is_stale(lease.update)
         node.done.append(Done(lease.begun_s, self._now_s, not stale))
         if stale:
-            self._work.lost(lease, Event.REJECT, "too old when they came", self._now_s)
+            self._work.lost(lease, LeaseEvent.REJECT, "too old when they came", self._now_s)
             self._wake(1)
         else:
             others = self._work.answered(lease, self._now_s)
@@ -242,12 +242,12 @@ class Simulation:
                 self._start(other.node)
         self._start(node)
 
-    def _expire(self, lease: Out, until_s: float) -> None:
+    def _expire(self, lease: SimulatedLease, until_s: float) -> None:
         """The lease's time is over; its node worked on it until then, or until it was gone."""
         if lease.is_open:
             gone = lease.life != lease.node.life
             why = "lost with their node" if gone else "not done in the lease's time"
-            self._work.lost(lease, Event.EXPIRE, why, until_s)
+            self._work.lost(lease, LeaseEvent.EXPIRE, why, until_s)
             self._wake(1)
             if not gone:
                 self._start(lease.node)
@@ -267,7 +267,7 @@ class Simulation:
             self._outcome.banned += 1
             self._throw_out(lambda one: one.node is node)
             for lease in list(node.out):
-                self._work.lost(lease, Event.SKIP, "forged", self._now_s)
+                self._work.lost(lease, LeaseEvent.SKIP, "forged", self._now_s)
             self._employ(node, alive=False, working=node.working)
             node.life += 1
         elif node.lies:
@@ -351,7 +351,7 @@ class Simulation:
         self._pay()
         waited_s, outcome = self._now_s - self._free_since_s, self._outcome
         vain = sum(outcome.discarded.values())
-        step = Step(self._batch + 1, self._now_s, waited_s, ages, self._at_work, outcome.spent, vain)
+        step = SimulatedUpdate(self._batch + 1, self._now_s, waited_s, ages, self._at_work, outcome.spent, vain)
         outcome.steps.append(step)
 
     def _learned(self) -> None:
@@ -387,10 +387,10 @@ class Simulation:
                 self._employ(node, alive=node.alive, working=works)
                 self._start(node)
 
-    def _candidate(self, node: Node) -> Candidate:
+    def _candidate(self, node: SimulatedNode) -> FleetCandidate:
         half_life_s = HALF_LIFE_STEPS * self._scenario.train_s
         rate = measured_rate(node.claimed, node.done, now_s=self._now_s, half_life_s=half_life_s)
-        return Candidate(node.name, rate, node.cost)
+        return FleetCandidate(node.name, rate, node.cost)
 
     def _pay(self) -> None:
         self._outcome.spent += self._cost * (self._now_s - self._paid_until_s)

@@ -31,7 +31,7 @@ NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Evidence:
+class BlameEvidence:
     """What the coordinator knows of its own about versions and connections."""
 
     chunks: Set[str]
@@ -70,7 +70,7 @@ class Unproven:
 
 
 def record(
-    connection: sa.Connection, accuser: NodeId, reported: Sequence[Blame], evidence: Evidence, *, now_ms: int
+    connection: sa.Connection, accuser: NodeId, reported: Sequence[Blame], evidence: BlameEvidence, *, now_ms: int
 ) -> None:
     """Record a heartbeat's blames that could be true; an invented one is dropped without an error."""
     free = PER_ACCUSER_MAX - _rows_of(connection, accuser)
@@ -81,7 +81,7 @@ def record(
             free -= _insert(connection, accuser, blame, now_ms)
 
 
-def _is_credible(connection: sa.Connection, accuser: NodeId, blame: Blame, evidence: Evidence) -> bool:
+def _is_credible(connection: sa.Connection, accuser: NodeId, blame: Blame, evidence: BlameEvidence) -> bool:
     if blame.chunk not in evidence.chunks or blame.got == blame.chunk:
         return False
     return evidence.is_planned(accuser, blame.peer_id) or _both_sides_know(connection, accuser, blame.peer_id)

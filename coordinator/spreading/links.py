@@ -29,7 +29,7 @@ from coordinator.transactions.policy_versions import newest_version
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, WrongAudience
 from protocol.ids import NodeId
-from protocol.messages import Fetched, Receipt
+from protocol.messages import Fetched, TransferReceipt
 from protocol.signing import open_envelope
 
 VERSIONS_KEPT = 5
@@ -56,7 +56,7 @@ SEEDER = "seeder"
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLinks:
     """What the receipts of the last versions say; rates in bytes per second."""
 
     up: dict[str, float] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
     """Keep a node's receipt for a version; its first word counts, and a version that is not out has none."""
     require_node(connection, node)
     signed = open_envelope("receipt", message.receipt, max_bytes=limits.SMALL_REQUEST_MAX_BYTES)
-    receipt = Receipt.from_value(canonical.decode(signed.payload, max_bytes=limits.SMALL_REQUEST_MAX_BYTES))
+    receipt = TransferReceipt.from_value(canonical.decode(signed.payload, max_bytes=limits.SMALL_REQUEST_MAX_BYTES))
     if signed.signer != node or receipt.round_id != round_id:
         raise WrongAudience("The receipt is somebody else's, or for another round.")
     newest, _ = newest_version(connection)
@@ -137,7 +137,7 @@ def _add_to_totals(connection: sa.Connection, sent: dict[str, int]) -> None:
         )
 
 
-def _take_dials(connection: sa.Connection, node: NodeId, receipt: Receipt) -> None:
+def _take_dials(connection: sa.Connection, node: NodeId, receipt: TransferReceipt) -> None:
     """Keep whom a node could dial, in place of what it said of them before."""
     in_vain = (*receipt.unanswered, *filter(None, [receipt.missed_probe]))
     answered = dict.fromkeys(in_vain, False) | dict.fromkeys(receipt.answered, True)
@@ -151,7 +151,7 @@ def _take_dials(connection: sa.Connection, node: NodeId, receipt: Receipt) -> No
         connection.execute(sa.insert(dials), rows)
 
 
-def measured(connection: sa.Connection, *, rates: bool = True) -> Measured:
+def measured(connection: sa.Connection, *, rates: bool = True) -> MeasuredLinks:
     """The links of everybody that a receipt speaks of; without `rates`, only who can be dialled, for a plan in hand."""
     up, down = _rates(connection) if rates else ({}, {})
     said_yes = sa.func.sum(sa.cast(dials.c.answered, sa.Integer))
@@ -159,7 +159,7 @@ def measured(connection: sa.Connection, *, rates: bool = True) -> Measured:
     dialled = {node: bool(could) for node, could in connection.execute(tried)}
     unreachable = frozenset(node for node, could in dialled.items() if not could)
     selfish = sa.select(nodes.c.node_id).where(nodes.c.shares.is_(False))
-    return Measured(up, down, unreachable, frozenset(connection.scalars(selfish)), dialled=dialled)
+    return MeasuredLinks(up, down, unreachable, frozenset(connection.scalars(selfish)), dialled=dialled)
 
 
 def _rates(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float]]:
@@ -223,7 +223,7 @@ def _sending_s(whole_s: float, busy_s: float, longest_s: float) -> float:
 
 
 def node_links(
-    live: dict[NodeId, str], known: Measured, *, source: str, source_best: float = 0.0
+    live: dict[NodeId, str], known: MeasuredLinks, *, source: str, source_best: float = 0.0
 ) -> tuple[float, list[NodeLinks]]:
     """The source's uplink and every node's links; what is not measured yet is taken to be as usual.
 

@@ -24,7 +24,7 @@ from coordinator.spreading.topology import SOURCE, NodeLinks, Topology
 from protocol import limits
 from protocol.errors import UnknownNode
 from protocol.ids import NodeId
-from protocol.messages import Peer, Plan, PlanRequest
+from protocol.messages import FetchPlan, Peer, PlanRequest
 
 PLANNED_FOR_MS = 10_000
 """How long the set of live nodes is taken as known, so that a crowd of questions costs one look."""
@@ -106,7 +106,7 @@ class Plans:
         newcomers = [node for node in nodes if node.name not in plan.parents]
         topology.join(plan, newcomers, is_proven=self.feeders.is_proven)
 
-    def part(self, node: NodeId, seeder: Peer | None) -> Plan:
+    def part(self, node: NodeId, seeder: Peer | None) -> FetchPlan:
         """From whom this node fetches which stripe, and whom it calls and tries to dial."""
         plan = self._topology
         if plan is None or node not in plan.parents:
@@ -123,7 +123,7 @@ class Plans:
                 peers.append(peer.model_copy(update={"stripes": tuple(stripes)}))
         calls = [] if node in plan.dialable else [name for name in plan.children(node) if name in plan.dialable]
         probe = self._at_address(self._probes.get(node, ""))
-        return Plan(
+        return FetchPlan(
             stripes=plan.stripes,
             peers=tuple(peers),
             rate=plan.rate,

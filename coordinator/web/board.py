@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from coordinator.figures.ranking import SORTS, Day, Line
+from coordinator.figures.ranking import SORTS, Day, RankingLine
 from coordinator.web import words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, Screen, document, live, node_link, strip, table
@@ -73,13 +73,13 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Board:
+class BoardFigures:
     """The figures of one moment."""
 
     status: Mapping[str, Any]
-    nodes: Sequence[Line]
-    owners: Sequence[Line]
-    teams: Sequence[Line]
+    nodes: Sequence[RankingLine]
+    owners: Sequence[RankingLine]
+    teams: Sequence[RankingLine]
     days: Mapping[int, Day]
     ledger_size: int
     now_ms: int
@@ -88,7 +88,7 @@ class Board:
     """How old the figures are when the page is made; 0 while that does not matter."""
 
 
-def render(board: Board, wish: Wish) -> str:
+def render(board: BoardFigures, wish: Wish) -> str:
     """The page."""
     views = (
         el("a", title, href=wish.link(view=view, page=1), aria_current="true" if view == wish.view else None)
@@ -118,7 +118,7 @@ def _search(wish: Wish) -> Markup:
     )
 
 
-def _lines(board: Board, wish: Wish) -> tuple[Any, ...]:
+def _lines(board: BoardFigures, wish: Wish) -> tuple[Any, ...]:
     ranked = {"owners": board.owners, "teams": board.teams}.get(wish.view, board.nodes)
     places = list(enumerate(ranked, 1))
     if wish.search:
@@ -136,7 +136,7 @@ def _lines(board: Board, wish: Wish) -> tuple[Any, ...]:
     return table(caption, columns, rows, empty=empty), _pager(wish, page, pages, len(places))
 
 
-def _searched(line: Line) -> str:
+def _searched(line: RankingLine) -> str:
     return f"{line.name} {line.node_id} {line.owner} {words.owner(line.owner)}".casefold()
 
 
@@ -148,7 +148,7 @@ def _sortable(name: str, column: Column, wish: Wish) -> Column:
     return Column(column.title, column.help, column.is_text, Screen.ANY if chosen else column.screen, link, chosen)
 
 
-def _cells(rank: int, line: Line, view: str) -> list[Any]:
+def _cells(rank: int, line: RankingLine, view: str) -> list[Any]:
     name: Any = node_link(line.node_id, line.name)
     if view == "owners" and (line.nodes > 1 or line.owner != line.node_id):
         members = f"/?{urlencode({'q': line.owner})}"
@@ -173,7 +173,7 @@ def _cells(rank: int, line: Line, view: str) -> list[Any]:
     ]
 
 
-def _accepted(line: Line) -> Any:
+def _accepted(line: RankingLine) -> Any:
     if line.accept_interval is None:
         return words.DASH
     low, high = line.accept_interval
@@ -196,7 +196,7 @@ def _pager(wish: Wish, page: int, pages: int, lines: int) -> Markup | None:
     )
 
 
-def _days(board: Board) -> Markup:
+def _days(board: BoardFigures) -> Markup:
     days = sorted(board.days.items(), reverse=True)[:DAYS_SHOWN]
     rows = [
         [

@@ -8,7 +8,7 @@ from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, Screen, document, table
 from ledger import tiles
 from ledger.entry import (
-    Appeal,
+    AppealEntry,
     Commitment,
     Deposit,
     OwnerAct,
@@ -19,8 +19,8 @@ from ledger.entry import (
     Reinstate,
     Reveal,
     Root,
-    Ruling,
-    Verdict,
+    RulingEntry,
+    VerdictEntry,
     Version,
     Void,
 )
@@ -85,9 +85,9 @@ def _says(one: Recorded) -> Any:
         return f"{entry.kind} {entry.version} is ", el("code", f"{digest[:16]}…", title=digest)
     if isinstance(entry, Commitment | Reveal):
         return f"audits of epoch {entry.epoch}: the secret that draws them is {_TOLD[type(entry)]}"
-    if isinstance(entry, Verdict):
+    if isinstance(entry, VerdictEntry):
         return f"audited: {entry.outcome}", _claim(entry)
-    if isinstance(entry, Appeal | Ruling | Reinstate):
+    if isinstance(entry, AppealEntry | RulingEntry | Reinstate):
         return _of_appeal(entry), _claim(entry)
     if isinstance(entry, OwnerAct | PayoutBatch | Payout | Paid):
         return _of_money(entry)
@@ -97,11 +97,11 @@ def _says(one: Recorded) -> Any:
 _TOLD = {Commitment: "committed to", Reveal: "revealed"}
 
 
-def _of_appeal(entry: Appeal | Ruling | Reinstate) -> str:
+def _of_appeal(entry: AppealEntry | RulingEntry | Reinstate) -> str:
     match entry:
-        case Appeal():
+        case AppealEntry():
             return "an appeal against what was taken"
-        case Ruling():
+        case RulingEntry():
             return f"the appeal is {entry.outcome} as {entry.reason_code}"
         case Reinstate():
             return f"credited after all, by the appeal about claim {entry.appealed_claim_id[:12]}…"

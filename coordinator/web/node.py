@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.figures.ranking import Line
+from coordinator.figures.ranking import RankingLine
 from coordinator.web import charts, words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, Screen, document, live, table
@@ -36,10 +36,10 @@ CLAIM_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeFigures:
     """The figures of one moment."""
 
-    line: Line
+    line: RankingLine
     days: Sequence[Mapping[str, int]]
     refusals: Sequence[Mapping[str, Any]]
     claims: Sequence[Mapping[str, Any]]
@@ -48,7 +48,7 @@ class Node:
     join_string: str
 
 
-def render(node: Node) -> str:
+def render(node: NodeFigures) -> str:
     """The page."""
     line = node.line
     return document(
@@ -64,7 +64,7 @@ def render(node: Node) -> str:
     )  # fmt: skip
 
 
-def _facts(node: Node) -> Markup:
+def _facts(node: NodeFigures) -> Markup:
     line = node.line
     owner: Any = words.owner(line.owner) if line.owner != line.node_id else "itself"
     interval = line.accept_interval
@@ -116,7 +116,7 @@ def _refusals(refusals: Sequence[Mapping[str, Any]]) -> Markup:
     return table("Answers that were refused, by the code of the reason", REFUSAL_COLUMNS, rows, empty="Never.")
 
 
-def _receipts(node: Node) -> Any:
+def _receipts(node: NodeFigures) -> Any:
     rows = [
         [
             el("code", f"{claim['claim_id'][:12]}…", title=claim["claim_id"]),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from coordinator.figures.curves import REWARD, Branch, Point, Spread
+from coordinator.figures.curves import REWARD, Branch, BroadcastSpread, Point
 from coordinator.figures.history import Incident
 from coordinator.figures.overview import bound_in_force
 from coordinator.web import charts, evaluated, tree, words
@@ -47,7 +47,7 @@ class Training:
     idle_share: Sequence[Point]
     cost_micros: Sequence[Point]
     ages: Sequence[Point]
-    spreads: Sequence[Spread]
+    spreads: Sequence[BroadcastSpread]
     branches: Sequence[Branch]
     incidents: Sequence[Incident]
     orders: Sequence[Mapping[str, Any]]

@@ -19,14 +19,14 @@ from coordinator.store.tables import IS_OPEN, batches, facts, leases, nodes, par
 from coordinator.store.tables import tally as tally_table
 from coordinator.work import bound, newcomers, sizing, tally
 from coordinator.work.dispatch import admissible_groups, is_stale, room_in_buffer
-from coordinator.work.leases import Terms, is_held_up, last_expired_ms, latest_batch
+from coordinator.work.leases import LeaseTerms, is_held_up, last_expired_ms, latest_batch
 from ledger.accounts import BUDGET
 from ledger.prepared import Prepared
 from ledger.tables import balances_table
 from protocol import limits
 from protocol.errors import UnknownEnvironment
 from protocol.ids import NodeId
-from protocol.lease import State
+from protocol.lease import LeaseState
 from protocol.messages import LeaseRequest, Reason
 
 HOUR_MS = 3_600_000
@@ -74,7 +74,7 @@ _money = Prepared(
 )
 _lately = Prepared(
     sa.select(leases.c.issued_ms, leases.c.ended_ms)
-    .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == State.ACCEPTED.value)
+    .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == LeaseState.ACCEPTED.value)
     .order_by(leases.c.ended_ms.desc())
     .limit(sizing.MEASURED_MAX)
 )
@@ -106,7 +106,7 @@ def require_plays(message: LeaseRequest, environment: str) -> None:
 
 
 def how_many(
-    connection: sa.Connection, worker: Any, message: LeaseRequest, terms: Terms, place: str, now_ms: int
+    connection: sa.Connection, worker: Any, message: LeaseRequest, terms: LeaseTerms, place: str, now_ms: int
 ) -> Admitted:
     """What a node of this neighbourhood may be given now, or why it may be given nothing."""
     stands = _stands(connection, version=message.version).one()
@@ -120,7 +120,7 @@ def how_many(
     on_trial = is_due and worker.node_id not in terms.probes and newcomers.is_newcomer(connection, worker, terms)
     trials = 0
     if on_trial:
-        budget = newcomers.Budget(stands.trials or {}, stands.line or {})
+        budget = newcomers.NewcomerBudget(stands.trials or {}, stands.line or {})
         trials = left = newcomers.may_begin(connection, worker, budget, place, terms, now_ms)
     count = 0
     if not reason:
@@ -129,7 +129,7 @@ def how_many(
     return Admitted(count, reason, stands.newest or 0, others_ask, on_trial, trials)
 
 
-def _room_for(connection: sa.Connection, stands: Any, terms: Terms) -> tuple[int, int]:
+def _room_for(connection: sa.Connection, stands: Any, terms: LeaseTerms) -> tuple[int, int]:
     """How many groups may be under way or wait beside those that are trained, and how many more than do."""
     updates = (stands.visible_update, stands.learner_update or 0)
     unfinished = tally.read(connection).unfinished if stands.unfinished is None else stands.unfinished
@@ -142,7 +142,7 @@ def _for_learner(
     worker: Any,
     message: LeaseRequest,
     admissible: int,
-    terms: Terms,
+    terms: LeaseTerms,
     now_ms: int,
 ) -> tuple[int, Reason]:
     """How many of so many groups a node may take now, or why it may take none."""
@@ -157,7 +157,7 @@ def _for_learner(
     return min(message.groups, terms.groups_per_request, admissible, payable, hands), ""
 
 
-def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: Terms) -> Reason:
+def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: LeaseTerms) -> Reason:
     """Why a node gets nothing, however little is under way; nothing if it may."""
     if stands.finished:
         return "finished"
@@ -179,7 +179,7 @@ def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: Terms) -> R
     return ""
 
 
-def room(connection: sa.Connection, terms: Terms) -> int:
+def room(connection: sa.Connection, terms: LeaseTerms) -> int:
     """How many more groups may start for whoever holds the newest version."""
     newest = _newest_update(connection).scalar()
     if newest is None:
@@ -187,17 +187,17 @@ def room(connection: sa.Connection, terms: Terms) -> int:
     return _window(_offered(connection, terms), newest, latest_batch(connection), tally.read(connection).unfinished)
 
 
-def has_room(connection: sa.Connection, terms: Terms, visible_update: int, learner_update: int) -> bool:
+def has_room(connection: sa.Connection, terms: LeaseTerms, visible_update: int, learner_update: int) -> bool:
     """Return True if a group of a version of that update may be one more of those under way."""
     offered = _offered(connection, terms)
     return _window(offered, visible_update, learner_update, tally.read(connection).unfinished) > 0
 
 
-def _offered(connection: sa.Connection, terms: Terms) -> Terms:
+def _offered(connection: sa.Connection, terms: LeaseTerms) -> LeaseTerms:
     return terms.offered(get_fact(connection, bound.BOUND)) if terms.adapts else terms
 
 
-def _window(terms: Terms, visible_update: int, learner_update: int, unfinished: int) -> int:
+def _window(terms: LeaseTerms, visible_update: int, learner_update: int, unfinished: int) -> int:
     """How many groups may start beside so many that are under way or wait."""
     if terms.buffered_max:
         return room_in_buffer(
@@ -211,13 +211,13 @@ def _window(terms: Terms, visible_update: int, learner_update: int, unfinished: 
     )
 
 
-def free_hands(connection: sa.Connection, node: NodeId, terms: Terms, now_ms: int) -> int:
+def free_hands(connection: sa.Connection, node: NodeId, terms: LeaseTerms, now_ms: int) -> int:
     """How many leases more the node may hold by what became of those that it had."""
     allowance, held = _hands(connection, node=node).one()
     return max(0, _may_hold(connection, node, allowance, terms, now_ms) - int(held))
 
 
-def _may_hold(connection: sa.Connection, node: NodeId, allowance: int | None, terms: Terms, now_ms: int) -> int:
+def _may_hold(connection: sa.Connection, node: NodeId, allowance: int | None, terms: LeaseTerms, now_ms: int) -> int:
     if allowance is not None and allowance < 1:
         wait_ms = sizing.wait_ms(-allowance, timeout_ms=terms.timeout_ms)
         return int(not wait_ms or last_expired_ms(connection, node) <= now_ms - wait_ms)
@@ -230,7 +230,7 @@ def _may_hold(connection: sa.Connection, node: NodeId, allowance: int | None, te
 
 
 def _share_left(
-    connection: sa.Connection, owner: str, window: int, terms: Terms, now_ms: int, *, proven_only: bool
+    connection: sa.Connection, owner: str, window: int, terms: LeaseTerms, now_ms: int, *, proven_only: bool
 ) -> int:
     """How many more of the groups under way may be this owner's; any while the learner waits in vain for others'."""
     if terms.max_owner_share >= 1:
@@ -240,7 +240,7 @@ def _share_left(
     return left or (window if is_held_up(connection, terms, now_ms) else 0)
 
 
-def affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int, samples: int = 0) -> int:
+def affordable(connection: sa.Connection, terms: LeaseTerms, price: int, now_ms: int, samples: int = 0) -> int:
     """How many more leases the free budget, and what is left of the hour's, cover at their dearest."""
     max_cost = terms.max_cost_micros(price, samples)
     if not max_cost:
@@ -255,7 +255,7 @@ def affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int,
 
 def _spent_since(connection: sa.Connection, since_ms: int) -> int:
     """What was credited for the answers since then, voided later or not."""
-    ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == State.ACCEPTED)
+    ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == LeaseState.ACCEPTED)
     spent = sa.select(sa.func.coalesce(sa.func.sum(rollouts.c.credit_micros), 0)).where(rollouts.c.lease_id.in_(ended))
     for_parts = sa.select(sa.func.coalesce(sa.func.sum(parts.c.credit_micros), 0)).where(parts.c.credited_ms > since_ms)
     return int(connection.execute(spent).scalar_one()) + int(connection.execute(for_parts).scalar_one())

@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from coordinator.work import continuation
-from coordinator.work.continuation import Word
+from coordinator.work.continuation import SignedFragment
 from protocol import chunks, evidence, limits
 from protocol.breach import different
 from protocol.errors import LeaseOfAnother, MessageTooLarge, NotRead, SwarmError, UnknownLease
-from protocol.evidence import Evidence
+from protocol.evidence import RejectionEvidence
 from protocol.ids import ClaimId, NodeId
 from protocol.lease import Lease, answer_max_bytes, named_lease
 from protocol.rollout import RolloutClaim
@@ -28,7 +28,7 @@ Owners = Mapping[str, tuple[str, bytes]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckedRollout:
     """A rollout whose form and signature are right."""
 
     envelope: bytes
@@ -47,7 +47,7 @@ class Unreadable:
     lease_id: str
     """Empty where no lease ends by it."""
     error: SwarmError
-    evidence: Evidence
+    evidence: RejectionEvidence
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,11 @@ def leases_named(envelopes: Iterable[bytes]) -> set[str]:
     return named - {""}
 
 
-def read_rollouts(node: NodeId, envelopes: Sequence[bytes], known: Known | None = None) -> list[Answer | Unreadable]:
+def read_rollouts(
+    node: NodeId, envelopes: Sequence[bytes], known: Known | None = None
+) -> list[CheckedRollout | Unreadable]:
     """Return the rollouts of one request, in their order."""
-    found = list[Answer | Unreadable]()
+    found = list[CheckedRollout | Unreadable]()
     malformed = 0
     for envelope in envelopes:
         lease_id = claim_id = ""
@@ -122,13 +124,13 @@ def read_rollouts(node: NodeId, envelopes: Sequence[bytes], known: Known | None 
             seen = evidence.of(error, envelope=envelope, lease_id=lease_id, claim_id=claim_id)
             found.append(Unreadable(lease_id, error, seen))
         else:
-            found.append(Answer(envelope, claim, ClaimId(claim_id)))
+            found.append(CheckedRollout(envelope, claim, ClaimId(claim_id)))
     return found
 
 
-def read_fragments(node: NodeId, envelopes: Sequence[bytes], known: Known | None = None) -> list[Word]:
+def read_fragments(node: NodeId, envelopes: Sequence[bytes], known: Known | None = None) -> list[SignedFragment]:
     """Return the fragments of one request that can be read: of each lease the first."""
-    words: dict[str, Word] = {}
+    words: dict[str, SignedFragment] = {}
     malformed = 0
     for envelope in envelopes:
         if malformed == limits.MALFORMED_MAX:

@@ -28,9 +28,9 @@ from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import batches, groups, leases, nodes, parts, rollouts
 from coordinator.work import admission, bound, continuation, marks, newcomers
 from coordinator.work import leases as lease_table
-from coordinator.work.leases import Terms
+from coordinator.work.leases import LeaseTerms
 from protocol.errors import OutOfOrder
-from protocol.learning import Batch, Earlier, Report, TrainingGroup, TrainingSample
+from protocol.learning import Earlier, TrainingBatch, TrainingGroup, TrainingSample, UpdateReport
 from protocol.lease import Lease
 from protocol.rollout import RolloutClaim
 from protocol.signing import open_envelope
@@ -42,7 +42,9 @@ SET_ASIDE = "set_aside"
 """The fact of how many did."""
 
 
-def get(connection: sa.Connection, number: int, *, terms: Terms, audits: AuditTerms, now_ms: int) -> Batch | None:
+def get(
+    connection: sa.Connection, number: int, *, terms: LeaseTerms, audits: AuditTerms, now_ms: int
+) -> TrainingBatch | None:
     """The batch that leads to update `number`, formed now if it can be; None while groups are missing."""
     newest = lease_table.latest_batch(connection)
     if number > newest + 1 or number < 1:
@@ -56,11 +58,16 @@ def get(connection: sa.Connection, number: int, *, terms: Terms, audits: AuditTe
         .order_by(rollouts.c.group_no)
     ).mappings()
     groups = tuple(group(connection, row) for row in chosen.all())
-    return Batch(number=number, groups=groups, credit_micros=_credit_micros(connection, number))
+    return TrainingBatch(number=number, groups=groups, credit_micros=_credit_micros(connection, number))
 
 
 def report(
-    connection: sa.Connection, message: Report, *, audits: AuditTerms, adapts: bound.Rules | None = None, now_ms: int
+    connection: sa.Connection,
+    message: UpdateReport,
+    *,
+    audits: AuditTerms,
+    adapts: bound.StalenessRules | None = None,
+    now_ms: int,
 ) -> bool:
     """The claims of a trained batch are used; False if that was reported before."""
     row = connection.execute(sa.select(batches.c.reported_ms).where(batches.c.batch == message.number)).first()
@@ -91,7 +98,7 @@ def release_leftovers(connection: sa.Connection, *, audits: AuditTerms, now_ms: 
     return len(left)
 
 
-def _form(connection: sa.Connection, number: int, terms: Terms, audits: AuditTerms, now_ms: int) -> bool:
+def _form(connection: sa.Connection, number: int, terms: LeaseTerms, audits: AuditTerms, now_ms: int) -> bool:
     """Choose the groups of a new batch, after dropping those past the bound."""
     learner_update, size = number - 1, terms.groups_per_update
     _drop_stale(connection, learner_update - terms.staleness, audits, now_ms)
@@ -166,7 +173,7 @@ def _credit_micros(connection: sa.Connection, number: int) -> int:
     return sum(int(connection.execute(query).scalar() or 0) for query in credited)
 
 
-def _set_aside(connection: sa.Connection, number: int, terms: Terms, audits: AuditTerms, now_ms: int) -> None:
+def _set_aside(connection: sa.Connection, number: int, terms: LeaseTerms, audits: AuditTerms, now_ms: int) -> None:
     """Take groups whose samples all earned the same out of the buffer, as many as others may replace."""
     done = get_fact(connection, SET_ASIDE, 0) if terms.selection.refill else 0
     left = int(terms.selection.refill * terms.groups_per_update * number) - done

@@ -45,7 +45,7 @@ PATIENCE_MAX = 64
 
 
 @dataclass(frozen=True)
-class Rules:
+class StalenessRules:
     """The bounds of S."""
 
     least: int
@@ -53,7 +53,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Seen:
+class UpdateFigures:
     """One update's figures."""
 
     masked: float
@@ -61,20 +61,20 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class State:
+class BoundState:
     """The bound, and what was seen under it."""
 
     bound: int
     judged_from: int = 1
     """The first update that trains on nothing that was leased under the bound before."""
     patience: int = CALM_UPDATES
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[UpdateFigures, ...] = ()
     """The last updates since then."""
     calm: int = 0
     """Updates judged since then, or since the bound might have risen."""
 
 
-def after(state: State, update: int, seen: Seen, rules: Rules) -> State:
+def after(state: BoundState, update: int, seen: UpdateFigures, rules: StalenessRules) -> BoundState:
     """Return the state once this update was reported."""
     state = replace(state, bound=min(max(state.bound, rules.least), rules.most))
     if update < state.judged_from:
@@ -87,34 +87,34 @@ def after(state: State, update: int, seen: Seen, rules: Rules) -> State:
     return _moved(state, update, state.bound + 1, state.patience)
 
 
-def _moved(state: State, update: int, bound: int, patience: int) -> State:
-    return State(bound, update + max(state.bound, bound) + 2, patience)
+def _moved(state: BoundState, update: int, bound: int, patience: int) -> BoundState:
+    return BoundState(bound, update + max(state.bound, bound) + 2, patience)
 
 
-def _is_loud(seen: tuple[Seen, ...]) -> bool:
+def _is_loud(seen: tuple[UpdateFigures, ...]) -> bool:
     if len(seen) < LOUD_UPDATES:
         return False
     return _mean_masked(seen) > MASKED_MAX or _mean_effective(seen) < EFFECTIVE_MIN
 
 
-def _is_calm(seen: tuple[Seen, ...]) -> bool:
+def _is_calm(seen: tuple[UpdateFigures, ...]) -> bool:
     return _mean_masked(seen) <= MASKED_CALM and _mean_effective(seen) >= EFFECTIVE_CALM
 
 
-def _mean_masked(seen: tuple[Seen, ...]) -> float:
+def _mean_masked(seen: tuple[UpdateFigures, ...]) -> float:
     return sum(one.masked for one in seen) / len(seen)
 
 
-def _mean_effective(seen: tuple[Seen, ...]) -> float:
+def _mean_effective(seen: tuple[UpdateFigures, ...]) -> float:
     return sum(one.effective for one in seen) / len(seen)
 
 
-def rules_of(section: StalenessSection) -> Rules | None:
+def rules_of(section: StalenessSection) -> StalenessRules | None:
     """Return what S may be, or None if it does not adapt."""
-    return Rules(section.least, section.max_updates) if section.adaptive else None
+    return StalenessRules(section.least, section.max_updates) if section.adaptive else None
 
 
-def bound_of(remembered: Mapping[str, Any] | None, rules: Rules) -> int:
+def bound_of(remembered: Mapping[str, Any] | None, rules: StalenessRules) -> int:
     """Return the bound that such a fact puts in force; the least before there is one."""
     bound = int(remembered["bound"]) if remembered else rules.least
     return min(max(bound, rules.least), rules.most)
@@ -126,17 +126,17 @@ def in_force(connection: sa.Connection, section: StalenessSection) -> int:
     return section.max_updates if rules is None else bound_of(get_fact(connection, BOUND), rules)
 
 
-def follow(connection: sa.Connection, update: int, metrics: Mapping[str, float], rules: Rules) -> int:
+def follow(connection: sa.Connection, update: int, metrics: Mapping[str, float], rules: StalenessRules) -> int:
     """Move the bound by what an update reports; an update without these figures says nothing. Return the bound."""
     remembered = get_fact(connection, BOUND)
-    seen = Seen(metrics.get(MASKED, math.nan), metrics.get(EFFECTIVE, math.nan))
+    seen = UpdateFigures(metrics.get(MASKED, math.nan), metrics.get(EFFECTIVE, math.nan))
     if math.isfinite(seen.masked) and math.isfinite(seen.effective):
         remembered = asdict(after(_state(remembered, rules), update, seen, rules))
         set_fact(connection, BOUND, remembered)
     return bound_of(remembered, rules)
 
 
-def _state(remembered: Mapping[str, Any] | None, rules: Rules) -> State:
+def _state(remembered: Mapping[str, Any] | None, rules: StalenessRules) -> BoundState:
     if not remembered:
-        return State(rules.least)
-    return State(**(dict(remembered) | {"seen": tuple(Seen(**one) for one in remembered["seen"])}))
+        return BoundState(rules.least)
+    return BoundState(**(dict(remembered) | {"seen": tuple(UpdateFigures(**one) for one in remembered["seen"])}))

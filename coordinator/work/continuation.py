@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from coordinator.store.tables import fragments, leases, parts, rollouts
 from ledger import store
-from ledger.book import BookBroken, Outcome
+from ledger.book import BookBroken, EntryOutcome
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
 from protocol import chunks, limits
@@ -47,7 +47,7 @@ _remembered: dict[str, tuple[Grown, ...]] = {}
 
 
 @dataclass(frozen=True)
-class Word:
+class SignedFragment:
     """A fragment whose signature was checked."""
 
     fragment: Fragment
@@ -84,15 +84,17 @@ class Told:
         )
 
 
-def read(node: NodeId, envelope: bytes) -> Word:
+def read(node: NodeId, envelope: bytes) -> SignedFragment:
     """What a node says of a lease, if it is this node's word."""
     signed = open_envelope("fragment", envelope)
     if signed.signer != node:
         raise LeaseClosed("The fragment is signed by another node than the one that sends it.")
-    return Word(Fragment.from_bytes(signed.payload), chunks.digest(signed.payload), envelope)
+    return SignedFragment(Fragment.from_bytes(signed.payload), chunks.digest(signed.payload), envelope)
 
 
-def take(connection: sa.Connection, node: NodeId, word: Word, *, round_id: str, bounds: PolicyBounds) -> LeaseId:
+def take(
+    connection: sa.Connection, node: NodeId, word: SignedFragment, *, round_id: str, bounds: PolicyBounds
+) -> LeaseId:
     """Keep a fragment of an open lease of this node, once; which lease it is."""
     fragment = word.fragment
     mine = (leases.c.lease_id == fragment.lease_id) & (leases.c.node_id == node) & leases.c.state.in_(OPEN)
@@ -182,7 +184,7 @@ def forget(connection: sa.Connection, lease_ids: Iterable[str]) -> None:
 def credit(connection: sa.Connection, whole: Pending, told: Sequence[Told], now_ms: int) -> None:
     """Put what a rollout is worth on its node's pending account, and what earlier nodes did for it on theirs."""
     outcomes = store.append_all(connection, [whole, *(one.pending for one in told)], now_ms)
-    if set(outcomes) != {Outcome.APPLIED}:
+    if set(outcomes) != {EntryOutcome.APPLIED}:
         raise BookBroken(f"The ledger refuses to credit claim {whole.claim_id} and what it goes on from: {outcomes}.")
     for one in told:
         connection.execute(

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import groups, outcomes
 from coordinator.work import tally
-from coordinator.work.prompts import TRAIN, Source
-from coordinator.work.selection import Candidate, Outcome, Rules, choose
+from coordinator.work.prompts import TRAIN, PromptRef
+from coordinator.work.selection import PromptCandidate, PromptOutcome, SelectionRules, choose
 from ledger.prepared import Prepared
 from protocol import chunks
 from protocol.rollout import pack_tokens
@@ -25,7 +25,7 @@ from protocol.rollout import pack_tokens
 FACT = "curriculum"
 """The next place that nobody has looked at, the places that were chosen, and what became of all others."""
 
-Prompt = Callable[[Source], list[int]]
+Prompt = Callable[[PromptRef], list[int]]
 """The tokens of a problem's prompt."""
 
 # Built once: making a statement costs more than running it, and these run for every lease and every rollout.
@@ -34,7 +34,7 @@ _known = Prepared(sa.select(outcomes).where(outcomes.c.prompt.in_(sa.bindparam("
 _change = Prepared(
     sa.update(outcomes)
     .where(outcomes.c.prompt == sa.bindparam("name"))
-    .values({name: sa.bindparam(f"new_{name}") for name in Outcome.__dataclass_fields__})
+    .values({name: sa.bindparam(f"new_{name}") for name in PromptOutcome.__dataclass_fields__})
 )
 _begin_prompt = Prepared(sa.insert(outcomes))
 _make = Prepared(sa.insert(groups))
@@ -47,17 +47,17 @@ def note(connection: sa.Connection, prompt: bytes, rewards: Sequence[float]) -> 
         return
     name = chunks.digest(prompt)
     known = _outcomes(connection, [name])
-    _keep(connection, known, {name: known.get(name, Outcome()).after(rewards)})
+    _keep(connection, known, {name: known.get(name, PromptOutcome()).after(rewards)})
 
 
-def come_up(connection: sa.Connection, count: int, rules: Rules, prompt: Prompt) -> list[tuple[int, int]]:
+def come_up(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt) -> list[tuple[int, int]]:
     """Numbers for so many groups more, each with the place in the train split that it is about."""
     newest = _newest(connection).scalar()
     first = 0 if newest is None else newest + 1
     return list(enumerate(_places(connection, count, first, rules, prompt), first))
 
 
-def make(connection: sa.Connection, count: int, rules: Rules, prompt: Prompt, state: str) -> list[int]:
+def make(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt, state: str) -> list[int]:
     """So many groups more for the learner, each in this state of groups that are worked on; their numbers."""
     if count <= 0:
         return []
@@ -68,7 +68,7 @@ def make(connection: sa.Connection, count: int, rules: Rules, prompt: Prompt, st
     return [number for number, _ in made]
 
 
-def shown(connection: sa.Connection, rules: Rules) -> dict[str, int]:
+def shown(connection: sa.Connection, rules: SelectionRules) -> dict[str, int]:
     """What was left out until now, and how the prompts that were seen stand; nothing where nothing is chosen."""
     stands = get_fact(connection, FACT)
     if not rules.chooses and stands is None:
@@ -83,7 +83,7 @@ def shown(connection: sa.Connection, rules: Rules) -> dict[str, int]:
     return found | counts
 
 
-def _places(connection: sa.Connection, count: int, first: int, rules: Rules, prompt: Prompt) -> list[int]:
+def _places(connection: sa.Connection, count: int, first: int, rules: SelectionRules, prompt: Prompt) -> list[int]:
     """So many places, after those that were given before; `first` groups were made until now."""
     stands = get_fact(connection, FACT)
     if stands is None:
@@ -107,14 +107,14 @@ def _begin(first: int) -> dict[str, Any]:
     return {"next": first, "chosen": [], "counts": counts}
 
 
-def _look(connection: sa.Connection, stands: dict[str, Any], rules: Rules, prompt: Prompt) -> None:
+def _look(connection: sa.Connection, stands: dict[str, Any], rules: SelectionRules, prompt: Prompt) -> None:
     """Choose from the next window of places."""
     window = range(stands["next"], stands["next"] + rules.window)
-    names: dict[int, str] = {place: chunks.digest(pack_tokens(prompt(Source(TRAIN, place)))) for place in window}
+    names: dict[int, str] = {place: chunks.digest(pack_tokens(prompt(PromptRef(TRAIN, place)))) for place in window}
     known = _outcomes(connection, names.values())
-    candidates = [Candidate(place, name, known.get(name, Outcome())) for place, name in names.items()]
+    candidates = [PromptCandidate(place, name, known.get(name, PromptOutcome())) for place, name in names.items()]
     taken, left = choose(candidates, int(_total(connection).scalar_one()), rules)
-    after = {names[place]: known.get(names[place], Outcome()).left() for place in left}
+    after = {names[place]: known.get(names[place], PromptOutcome()).left() for place in left}
     after |= {names[place]: known[names[place]].taken() for place in taken if names[place] in known}
     _keep(connection, known, after)
     probed = sum(names[place] in known and known[names[place]].left_out > 0 for place in taken)
@@ -124,15 +124,15 @@ def _look(connection: sa.Connection, stands: dict[str, Any], rules: Rules, promp
     stands["next"] = window.stop
 
 
-def _outcomes(connection: sa.Connection, names: Iterable[str]) -> dict[str, Outcome]:
-    fields = Outcome.__dataclass_fields__
+def _outcomes(connection: sa.Connection, names: Iterable[str]) -> dict[str, PromptOutcome]:
+    fields = PromptOutcome.__dataclass_fields__
     found = _known(connection, names=list(names))
-    return {row.prompt: Outcome(**{name: getattr(row, name) for name in fields}) for row in found}
+    return {row.prompt: PromptOutcome(**{name: getattr(row, name) for name in fields}) for row in found}
 
 
-def _keep(connection: sa.Connection, known: dict[str, Outcome], after: dict[str, Outcome]) -> None:
+def _keep(connection: sa.Connection, known: dict[str, PromptOutcome], after: dict[str, PromptOutcome]) -> None:
     """Store what has changed."""
-    fields = Outcome.__dataclass_fields__
+    fields = PromptOutcome.__dataclass_fields__
     values = {name: {field: getattr(one, field) for field in fields} for name, one in after.items()}
     changed = [
         {"name": name, **{f"new_{field}": value for field, value in values[name].items()}}

@@ -12,14 +12,14 @@ import sqlalchemy as sa
 from coordinator.store.tables import groups, leases, lengths, rollouts
 from coordinator.work import curriculum
 from coordinator.work.curriculum import Prompt
-from coordinator.work.lengths import OVERTAKEN_MAX, Seen, Waiting, expected, neighbourhood
-from coordinator.work.prompts import TRAIN, Source
-from coordinator.work.selection import Rules
+from coordinator.work.lengths import OVERTAKEN_MAX, LengthStatistics, WaitingGroup, expected, neighbourhood
+from coordinator.work.prompts import TRAIN, PromptRef
+from coordinator.work.selection import SelectionRules
 from coordinator.work.sizing import MEASURED_MAX
 from ledger.prepared import Prepared
 from protocol import chunks
 from protocol.ids import NodeId
-from protocol.lease import State
+from protocol.lease import LeaseState
 from protocol.rollout import pack_tokens
 
 # Built once: making a statement costs more than running it, and these run for every lease.
@@ -50,7 +50,7 @@ def _lately(*of: sa.ColumnElement[bool]) -> sa.Subquery:
     last = (
         sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms"), rollouts.c.tokens)
         .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
-        .where(leases.c.ended_ms.is_not(None), leases.c.state == State.ACCEPTED.value, leases.c.group_no >= 0, *of)
+        .where(leases.c.ended_ms.is_not(None), leases.c.state == LeaseState.ACCEPTED.value, leases.c.group_no >= 0, *of)
         .order_by(leases.c.ended_ms.desc())
         .limit(MEASURED_MAX)
         .subquery()
@@ -66,7 +66,7 @@ def note(connection: sa.Connection, prompt: bytes, longest: int) -> None:
     """A group of this prompt was sampled."""
     names = _names(prompt)
     known = _seen(connection, names)
-    after = {name: known.get(name, Seen()).after(longest) for name in names}
+    after = {name: known.get(name, LengthStatistics()).after(longest) for name in names}
     changed = [
         {"name": name, "new_mean": seen.mean, "new_groups": seen.groups}
         for name, seen in after.items()
@@ -84,23 +84,23 @@ def foreseen(connection: sa.Connection, prompt: bytes) -> float | None:
     return expected(known.get(names[0]), known.get(names[1])) or None
 
 
-def window_of(connection: sa.Connection, least: int, rules: Rules, prompt: Prompt) -> list[Waiting]:
+def window_of(connection: sa.Connection, least: int, rules: SelectionRules, prompt: Prompt) -> list[WaitingGroup]:
     """At least so many groups that nobody works on, the oldest first; new ones come up where there are too few.
 
     What one node has begun is left for whoever can go on, until many newer groups have overtaken it.
     """
     found = _unbegun(connection, newer=OVERTAKEN_MAX * least, count=least)
-    waiting = [Waiting(row.group_no, row.expected or 0.0, row.begun, row.begun_version) for row in found]
+    waiting = [WaitingGroup(row.group_no, row.expected or 0.0, row.begun, row.begun_version) for row in found]
     if len(waiting) >= least:
         return waiting
     fresh = curriculum.come_up(connection, least - len(waiting), rules, prompt)
-    lasts = [foreseen(connection, pack_tokens(prompt(Source(TRAIN, place)))) for _, place in fresh]
+    lasts = [foreseen(connection, pack_tokens(prompt(PromptRef(TRAIN, place)))) for _, place in fresh]
     rows = [
         {"group_no": number, "state": "open", "split": TRAIN, "prompt": place, "expected": tokens}
         for (number, place), tokens in zip(fresh, lasts, strict=True)
     ]
     _make.each(connection, rows)
-    return waiting + [Waiting(number, tokens or 0.0) for (number, _), tokens in zip(fresh, lasts, strict=True)]
+    return waiting + [WaitingGroup(number, tokens or 0.0) for (number, _), tokens in zip(fresh, lasts, strict=True)]
 
 
 def speed(connection: sa.Connection, node: NodeId) -> float:
@@ -114,5 +114,5 @@ def _names(prompt: bytes) -> tuple[str, str]:
     return chunks.digest(prompt), neighbourhood(len(prompt) // 4)
 
 
-def _seen(connection: sa.Connection, names: Iterable[str]) -> dict[str, Seen]:
-    return {row.prompts: Seen(row.mean, row.groups) for row in _known(connection, names=list(names))}
+def _seen(connection: sa.Connection, names: Iterable[str]) -> dict[str, LengthStatistics]:
+    return {row.prompts: LengthStatistics(row.mean, row.groups) for row in _known(connection, names=list(names))}

@@ -43,11 +43,11 @@ from coordinator.store.tables import (
 )
 from coordinator.work import admission, continuation, curriculum, evaluations, foresight, marks
 from coordinator.work import leases as lease_table
-from coordinator.work.answers import Answer, Unreadable
-from coordinator.work.continuation import Told, Word
+from coordinator.work.answers import CheckedRollout, Unreadable
+from coordinator.work.continuation import SignedFragment, Told
 from coordinator.work.dispatch import is_stale
-from coordinator.work.leases import Terms
-from coordinator.work.prompts import Source
+from coordinator.work.leases import LeaseTerms
+from coordinator.work.prompts import PromptRef
 from ledger.accounts import BUDGET
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
@@ -64,7 +64,7 @@ from protocol.errors import (
     UnknownLease,
 )
 from protocol.ids import ClaimId, LeaseId, NodeId
-from protocol.lease import OPEN, Event, Lease
+from protocol.lease import OPEN, Lease, LeaseEvent
 from protocol.messages import LeaseProgressReply, Verdict
 from protocol.rollout import Completion, PolicyBounds, RolloutClaim, Tokens, check_claim, whole_tokens
 from protocol.tasks import Reward
@@ -75,9 +75,9 @@ class Judge:
     """How answers are checked and scored in this round."""
 
     round_id: str
-    terms: Terms
+    terms: LeaseTerms
     bounds: PolicyBounds
-    reward: Callable[[Source, list[int]], Reward] | None
+    reward: Callable[[PromptRef, list[int]], Reward] | None
     """Of a problem and the tokens of a completion; None where that takes a process, after acceptance."""
     audits: AuditTerms
 
@@ -137,7 +137,7 @@ _accepted = Prepared(sa.insert(rollouts))
 def take(
     connection: sa.Connection,
     sender: NodeId,
-    answers: Sequence[Answer | Unreadable],
+    answers: Sequence[CheckedRollout | Unreadable],
     *,
     judge: Judge,
     now_ms: int,
@@ -163,7 +163,7 @@ def take(
     return tuple(verdicts)
 
 
-def _rejected(answer: Answer | Unreadable, error: SwarmError) -> Verdict:
+def _rejected(answer: CheckedRollout | Unreadable, error: SwarmError) -> Verdict:
     """Return the verdict on a rollout that this error refuses, with the evidence."""
     if isinstance(answer, Unreadable):
         seen = answer.evidence
@@ -202,7 +202,7 @@ def _check(
     )
     is_extra = is_extra or is_surplus
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
-    whole, source = whole_tokens(lease, completions), Source(row.split, row.prompt)
+    whole, source = whole_tokens(lease, completions), PromptRef(row.split, row.prompt)
     rewards = _rewards(completions, whole, source, judge)  # (9)
     told = continuation.chain(connection, row.continues)
     pending = _worth(node, claim_id, lease, sum(item.paid_tokens for item in completions))
@@ -215,7 +215,7 @@ def _check(
     return _Sound(lease, row, is_extra, is_surplus, whole, rewards, pending, told, stored)
 
 
-def _has_place(connection: sa.Connection, row: Any, policy_update: int, learner_update: int, terms: Terms) -> bool:
+def _has_place(connection: sa.Connection, row: Any, policy_update: int, learner_update: int, terms: LeaseTerms) -> bool:
     """Return True if the learner has a place for the group of a lease: of what is counted always, of a trial maybe."""
     counts = row.group_state != lease_table.TRIAL
     return counts or admission.has_room(connection, terms, policy_update, learner_update)
@@ -271,7 +271,7 @@ def _stale(version: int, policy_update: int, learner_update: int, bound: int) ->
 
 
 def _rewards(
-    completions: Sequence[Completion], whole: Sequence[Tokens], source: Source, judge: Judge
+    completions: Sequence[Completion], whole: Sequence[Tokens], source: PromptRef, judge: Judge
 ) -> dict[str, Any]:
     """What each sample earns: what its episode came to, or what the task says of its tokens, if that is built in."""
     rewards = []
@@ -296,7 +296,7 @@ def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], j
     scored = evaluations.MEASURED if lease.group_no < 0 else "buffered"
     state = "surplus" if surplus else scored if judge.reward else marks.UNSCORED
     _accepted(connection, state=state, **place, **accepted)
-    lease_table.advance(connection, lease, Event.ACCEPT, judge.terms, now_ms)
+    lease_table.advance(connection, lease, LeaseEvent.ACCEPT, judge.terms, now_ms)
     if lease.has_told:
         continuation.forget(connection, [lease_id])
     if not surplus:
@@ -306,7 +306,7 @@ def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], j
 
 
 def _remember(
-    connection: sa.Connection, lease: Lease, whole: Sequence[Tokens], scores: Sequence[float], terms: Terms
+    connection: sa.Connection, lease: Lease, whole: Sequence[Tokens], scores: Sequence[float], terms: LeaseTerms
 ) -> None:
     """How the group of a prompt came out, for whoever chooses among prompts; rewards that come later say it then."""
     if terms.lookahead:
@@ -330,7 +330,7 @@ def take_progress(
     connection: sa.Connection,
     node: NodeId,
     held_ids: Sequence[str],
-    words: Sequence[Word],
+    words: Sequence[SignedFragment],
     *,
     judge: Judge,
     now_ms: int,
@@ -343,18 +343,18 @@ def take_progress(
     open_ids = set()
     for lease_id, surplus in connection.execute(held).all():
         if surplus:
-            lease_table.move(connection, lease_id, Event.CANCEL, judge.terms, now_ms)
+            lease_table.move(connection, lease_id, LeaseEvent.CANCEL, judge.terms, now_ms)
         else:
             open_ids.add(lease_id)
     for lease_id in open_ids.intersection(held_ids):
-        lease_table.move(connection, lease_id, Event.HOLD, judge.terms, now_ms)
+        lease_table.move(connection, lease_id, LeaseEvent.HOLD, judge.terms, now_ms)
     taken = []
     for word in words:
         if word.fragment.lease_id not in open_ids:
             continue
         with suppress(SwarmError):
             lease_id = continuation.take(connection, node, word, round_id=judge.round_id, bounds=judge.bounds)
-            lease_table.move(connection, lease_id, Event.BEGIN, judge.terms, now_ms)
+            lease_table.move(connection, lease_id, LeaseEvent.BEGIN, judge.terms, now_ms)
             taken.append(lease_id)
     return LeaseProgressReply(gone=tuple(sorted(set(held_ids) - open_ids)), taken=tuple(taken))
 
@@ -403,7 +403,7 @@ def _end_rejected(
     row = connection.execute(sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(mine)).first()
     ours = isinstance(error, BudgetExhausted)  # the node has done what it was asked for
     late = isinstance(error, LeaseClosed)  # it costs no more than no answer, if nobody has swept it up yet
-    event = Event.CANCEL if ours else Event.EXPIRE if late else Event.REJECT
+    event = LeaseEvent.CANCEL if ours else LeaseEvent.EXPIRE if late else LeaseEvent.REJECT
     if row is not None and lease_table.end_unanswered(connection, row, event, judge.terms, now_ms):
         connection.execute(sa.update(leases).where(mine).values(code=error.code, said=said))
 

@@ -19,11 +19,11 @@ from coordinator.config import Config
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import IS_OPEN, batches, groups, leases, nodes, rollouts, versions
 from coordinator.work import bound, continuation, marks, sizing, tally
-from coordinator.work.selection import OFF, Rules
+from coordinator.work.selection import OFF, SelectionRules
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
-from protocol.lease import OPEN, TRANSITIONS, Event, Lease, State
+from protocol.lease import OPEN, TRANSITIONS, Lease, LeaseEvent, LeaseState
 from protocol.messages import ReturnLeases
 
 LEASES_HELD_FACTOR = 2
@@ -35,7 +35,7 @@ BACK = "back_ms"
 TRIAL = "trial"
 """The state of a group that nobody but newcomers works on, outside of what is counted."""
 
-AT_WORK = (State.ACCEPTED, State.REJECTED, State.EXPIRED)
+AT_WORK = (LeaseState.ACCEPTED, LeaseState.REJECTED, LeaseState.EXPIRED)
 """Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
 
 # Built once: making a statement costs more than running it, and these run for every lease.
@@ -69,7 +69,7 @@ _allow = Prepared(
 )
 _expired = Prepared(
     sa.select(leases.c.ended_ms)
-    .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == State.EXPIRED.value)
+    .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == LeaseState.EXPIRED.value)
     .order_by(leases.c.ended_ms.desc())
     .limit(1)
 )
@@ -84,7 +84,7 @@ _last_came = Prepared(
 
 
 @dataclass(frozen=True)
-class Terms:
+class LeaseTerms:
     """What the configuration says about leases."""
 
     staleness: int
@@ -104,9 +104,9 @@ class Terms:
     """Of a batch, and of what may be under way."""
     lookahead: int = 0
     """Groups of which a node gets those that suit its pace; 0: the oldest."""
-    selection: Rules = OFF
+    selection: SelectionRules = OFF
     """Which prompts are worth a group."""
-    adapts: bound.Rules | None = None
+    adapts: bound.StalenessRules | None = None
     """Within what the bound moves that leases are offered by."""
     buffered_max: int = 0
     """Updates' worth of groups that may be under way or wait, where admission goes by that; 0: by visible versions."""
@@ -121,7 +121,7 @@ class Terms:
     audit_backlog_max: int = 512
     """Claims that may wait for an auditor before no more are taken."""
 
-    def offered(self, remembered: Mapping[str, Any] | None) -> "Terms":
+    def offered(self, remembered: Mapping[str, Any] | None) -> "LeaseTerms":
         """Return the terms of new leases, for what the store says of the bound in force."""
         if self.adapts is None:
             return self
@@ -147,15 +147,15 @@ class Terms:
         return amount((samples or self.samples_per_group) * self.max_new_tokens, price)
 
 
-def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms | None, now_ms: int) -> bool:
+def move(connection: sa.Connection, lease_id: str, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int) -> bool:
     """Move a lease by one event; False if it is not possible in the state it is in. Without terms, nobody learns."""
     row = _where(connection, lease=lease_id).first()
     return row is not None and advance(connection, row, event, terms, now_ms)
 
 
-def advance(connection: sa.Connection, row: Any, event: Event, terms: Terms | None, now_ms: int) -> bool:
+def advance(connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int) -> bool:
     """The same where the lease was read before, with what its node may hold."""
-    after = TRANSITIONS.get((State(row.state), event))
+    after = TRANSITIONS.get((LeaseState(row.state), event))
     if after is None:
         return False
     ended_ms = None if after in OPEN else now_ms
@@ -168,9 +168,9 @@ def advance(connection: sa.Connection, row: Any, event: Event, terms: Terms | No
     return True
 
 
-def terms_of(config: Config) -> Terms:
+def terms_of(config: Config) -> LeaseTerms:
     """What leases go by."""
-    return Terms(
+    return LeaseTerms(
         staleness=config.staleness.max_updates,
         groups_per_update=config.learner.groups_per_update,
         groups_per_request=config.leases.groups_per_request,
@@ -192,9 +192,9 @@ def terms_of(config: Config) -> Terms:
     )
 
 
-def rules_of(config: Config) -> Rules:
+def rules_of(config: Config) -> SelectionRules:
     """How prompts are chosen."""
-    return Rules(**config.selection.model_dump(), solved=config.eval.solved)
+    return SelectionRules(**config.selection.model_dump(), solved=config.eval.solved)
 
 
 def pardon(connection: sa.Connection, *, alive_ms: int, timeout_ms: int, back_ms: int, now_ms: int) -> int:
@@ -209,32 +209,34 @@ def pardon(connection: sa.Connection, *, alive_ms: int, timeout_ms: int, back_ms
     return connection.execute(here.values(expires_ms=expires)).rowcount
 
 
-def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:
+def expire(connection: sa.Connection, *, terms: LeaseTerms, now_ms: int) -> int:
     """End the leases whose time is over and open their groups again."""
     over = _over(connection, now=now_ms)
     for row in over:
-        end_unanswered(connection, row, Event.EXPIRE, terms, now_ms)
+        end_unanswered(connection, row, LeaseEvent.EXPIRE, terms, now_ms)
     return len(over)
 
 
-def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: Terms, now_ms: int) -> int:
+def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: LeaseTerms, now_ms: int) -> int:
     """A node skips leases that it will not answer; others' and finished ones are left alone."""
     mine = IS_OPEN & (leases.c.node_id == node) & leases.c.lease_id.in_(message.lease_ids)
     columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
     rows = {row.lease_id: row for row in connection.execute(sa.select(*columns).where(mine))}
     held = [rows[lease_id] for lease_id in dict.fromkeys(message.lease_ids) if lease_id in rows]
-    return sum(end_unanswered(connection, row, Event.SKIP, terms, now_ms) for row in held)
+    return sum(end_unanswered(connection, row, LeaseEvent.SKIP, terms, now_ms) for row in held)
 
 
-def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Terms | None, now_ms: int) -> bool:
+def end_unanswered(
+    connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int
+) -> bool:
     """A lease ends; if its group still waits for it, that is offered again. One that is surplus is just cancelled."""
     if row.surplus:
-        return move(connection, row.lease_id, Event.CANCEL, terms, now_ms)
+        return move(connection, row.lease_id, LeaseEvent.CANCEL, terms, now_ms)
     if not move(connection, row.lease_id, event, terms, now_ms):
         return False
     others = sa.select(leases.c.lease_id).where(leases.c.group_no == row.group_no, IS_OPEN).limit(1)
     if connection.execute(others).first() is None:
-        sound = event is not Event.REJECT
+        sound = event is not LeaseEvent.REJECT
         reopen(connection, row.group_no, continuation.left_by(connection, row.lease_id, sound=sound))
     elif row.group_no < 0:  # what is measured goes to a second node only beside a newcomer
         set_group(connection, row.group_no, TRIAL)
@@ -245,7 +247,7 @@ def take_away(connection: sa.Connection, whose: sa.ColumnElement[bool], code: st
     """End the open leases of those who may not work any more; nobody goes on from what they told."""
     columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
     for row in connection.execute(sa.select(*columns).where(IS_OPEN, whose)).all():
-        if end_unanswered(connection, row, Event.REJECT, None, now_ms):
+        if end_unanswered(connection, row, LeaseEvent.REJECT, None, now_ms):
             connection.execute(sa.update(leases).where(leases.c.lease_id == row.lease_id).values(code=code))
 
 
@@ -291,7 +293,7 @@ def oldest_in_vain(connection: sa.Connection) -> int | None:
     return min((Lease.from_bytes(offer).version for offer in offers), default=None)
 
 
-def is_held_up(connection: sa.Connection, terms: Terms, now_ms: int) -> bool:
+def is_held_up(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> bool:
     """Whether the learner waits and nodes could work, and no group came that it can use, as long as a lease lasts."""
     since_ms = now_ms - terms.timeout_ms
     batch = _last_batch(connection).first()
@@ -305,7 +307,7 @@ def is_held_up(connection: sa.Connection, terms: Terms, now_ms: int) -> bool:
     return came_ms is not None and bool(came_ms <= since_ms)
 
 
-def _learn(connection: sa.Connection, row: Any, event: Event, terms: Terms) -> None:
+def _learn(connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms) -> None:
     """A lease ended: its node may hold more from now on, or fewer."""
     before = terms.newcomer_leases if row.lease_allowance is None else row.lease_allowance
     after = sizing.allowance_after(before, event, most=terms.held_max)

@@ -25,7 +25,7 @@ EXACT_MAX = 32
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingGroup:
     """A group that nobody works on, and how long its longest sample is expected to be; 0 if nothing is known."""
 
     group_no: int
@@ -36,16 +36,16 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LengthStatistics:
     """How long groups were."""
 
     mean: float = 0.0
     groups: int = 0
 
-    def after(self, tokens: float) -> "Seen":
+    def after(self, tokens: float) -> "LengthStatistics":
         """With one group more."""
         groups = min(REMEMBERED, self.groups + 1)
-        return Seen(self.mean + (tokens - self.mean) / groups, groups)
+        return LengthStatistics(self.mean + (tokens - self.mean) / groups, groups)
 
 
 def neighbourhood(prompt_tokens: int) -> str:
@@ -54,12 +54,12 @@ def neighbourhood(prompt_tokens: int) -> str:
     return f"about {prompt_tokens // step * step} tokens"
 
 
-def expected(own: Seen | None, neighbours: Seen | None) -> float:
+def expected(own: LengthStatistics | None, neighbours: LengthStatistics | None) -> float:
     """Of a prompt with this past."""
     return next((seen.mean for seen in (own, neighbours) if seen is not None and seen.groups), 0.0)
 
 
-def pick(waiting: Sequence[Waiting], count: int, *, speed: float, window: int) -> list[int]:
+def pick(waiting: Sequence[WaitingGroup], count: int, *, speed: float, window: int) -> list[int]:
     """The groups for a node that is so many times as fast as nodes are lately; `waiting` is the oldest first."""
     if not waiting or count <= 0:
         return []
@@ -69,7 +69,7 @@ def pick(waiting: Sequence[Waiting], count: int, *, speed: float, window: int) -
     return overdue + _of_window(rest[:window] if window > count else rest, count - len(overdue), speed)
 
 
-def _of_window(window: Sequence[Waiting], count: int, speed: float) -> list[int]:
+def _of_window(window: Sequence[WaitingGroup], count: int, speed: float) -> list[int]:
     known = [one.expected for one in window if one.expected > 0]
     if not known or max(known) <= ALIKE * min(known):
         return [one.group_no for one in window[:count]]

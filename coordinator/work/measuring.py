@@ -35,7 +35,7 @@ _running = Prepared(
 
 
 @dataclass(frozen=True)
-class Part:
+class EvaluationPart:
     """What a node may measure: so many groups of one evaluation, of so many samples each."""
 
     evaluation: int
@@ -50,7 +50,7 @@ class Part:
 
 def part(
     connection: sa.Connection, node: NodeId, version: int, asked: int, share: float, admitted: Admitted
-) -> Part | None:
+) -> EvaluationPart | None:
     """The node's part in what is measured of its version, when it asks for so many groups."""
     found = _running(connection, version=version, states=_left_for(admitted.on_trial)).first()
     if found is None:
@@ -60,11 +60,11 @@ def part(
     chosen = busy > 1 and (node in measuring or len(measuring) < max(1, int(share * busy)))
     if found.why in FIRST or admitted.reason in NOT_NEEDED or chosen:
         stays = chosen or found.why in FIRST
-        return Part(found.number, found.problems, found.samples, asked, alone=chosen, stays=stays)
+        return EvaluationPart(found.number, found.problems, found.samples, asked, alone=chosen, stays=stays)
     if busy == 1:
         most = max(1, int(share * asked))
         most = 0 if measuring else most
-        return Part(found.number, found.problems, found.samples, most, alone=False, stays=False)
+        return EvaluationPart(found.number, found.problems, found.samples, most, alone=False, stays=False)
     return None
 
 

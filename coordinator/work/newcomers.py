@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import IS_OPEN, leases, nodes
 from coordinator.work import sizing
-from coordinator.work.leases import Terms, last_expired_ms
+from coordinator.work.leases import LeaseTerms, last_expired_ms
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
 
@@ -52,7 +52,7 @@ IN_LINE_MS = 5_000
 """For how long a newcomer is in line since it last asked: a little longer than two answers are held back."""
 
 
-class Budget(NamedTuple):
+class NewcomerBudget(NamedTuple):
     """What the store says of the budget, and of those who wait for it."""
 
     given: Mapping[str, float]
@@ -80,7 +80,9 @@ _out = Prepared(
 _own = Prepared(sa.select(nodes.c.lease_allowance, _holds).where(_this))
 
 
-def do_others_ask(connection: sa.Connection, worker: Any, others_ms: int | None, terms: Terms, now_ms: int) -> bool:
+def do_others_ask(
+    connection: sa.Connection, worker: Any, others_ms: int | None, terms: LeaseTerms, now_ms: int
+) -> bool:
     """Return True if nodes that are no newcomers ask for work, as this one may. `others_ms` is the fact `OTHERS`."""
     if worker.validated_groups:
         if others_ms is None or others_ms <= now_ms - terms.timeout_ms:
@@ -89,7 +91,7 @@ def do_others_ask(connection: sa.Connection, worker: Any, others_ms: int | None,
     return is_fresh(others_ms, terms, now_ms)
 
 
-def is_newcomer(connection: sa.Connection, worker: Any, terms: Terms) -> bool:
+def is_newcomer(connection: sa.Connection, worker: Any, terms: LeaseTerms) -> bool:
     """Return True if trials are all that this node gets while others ask.
 
     An owner with few groups that were found right has no more other leases out than these, at nodes that have not
@@ -103,17 +105,19 @@ def is_newcomer(connection: sa.Connection, worker: Any, terms: Terms) -> bool:
     return bool(out >= worker.validated_groups)
 
 
-def is_fresh(others_ms: int | None, terms: Terms, now_ms: int) -> bool:
+def is_fresh(others_ms: int | None, terms: LeaseTerms, now_ms: int) -> bool:
     """Return True if the fact `OTHERS` still holds."""
     return others_ms is not None and others_ms > now_ms - 2 * terms.timeout_ms
 
 
-def is_hoarded(connection: sa.Connection, terms: Terms, now_ms: int) -> bool:
+def is_hoarded(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> bool:
     """Return True if any lease is open for longer than half of its time, in a round that newcomers have filled."""
     return _old(connection, at_latest=now_ms + terms.timeout_ms // 2).first() is not None
 
 
-def may_begin(connection: sa.Connection, worker: Any, budget: Budget, place: str, terms: Terms, now_ms: int) -> int:
+def may_begin(
+    connection: sa.Connection, worker: Any, budget: NewcomerBudget, place: str, terms: LeaseTerms, now_ms: int
+) -> int:
     """Return 1 if a newcomer from this neighbourhood may begin a trial, else 0; who has to wait for one is in line."""
     if _must_wait(connection, NodeId(worker.node_id), terms, now_ms):
         return 0
@@ -132,7 +136,7 @@ def may_begin(connection: sa.Connection, worker: Any, budget: Budget, place: str
     return 0
 
 
-def record_begun(connection: sa.Connection, place: str, terms: Terms, now_ms: int) -> None:
+def record_begun(connection: sa.Connection, place: str, terms: LeaseTerms, now_ms: int) -> None:
     """Charge the budget with a trial that was given to this neighbourhood."""
     given: dict[str, float] = get_fact(connection, TRIALS, {})
     for name in {ALL, place or ALL}:
@@ -140,7 +144,7 @@ def record_begun(connection: sa.Connection, place: str, terms: Terms, now_ms: in
     set_fact(connection, TRIALS, {name: until_ms for name, until_ms in given.items() if until_ms > now_ms})
 
 
-def _left(given: Mapping[str, float], name: str, terms: Terms, now_ms: int) -> int:
+def _left(given: Mapping[str, float], name: str, terms: LeaseTerms, now_ms: int) -> int:
     """How many trials more a budget has.
 
     Each counts for its part of a lease's time, one after the other, and all of them end within a lease's time from now.
@@ -149,13 +153,13 @@ def _left(given: Mapping[str, float], name: str, terms: Terms, now_ms: int) -> i
     return int((terms.timeout_ms - counted_ms + 1) / _each_ms(name, terms))
 
 
-def _each_ms(name: str, terms: Terms) -> float:
+def _each_ms(name: str, terms: LeaseTerms) -> float:
     """For how long a trial counts; one from a neighbourhood counts for longer there than among all."""
     most = ceil(SHARE * terms.window_max)
     return terms.timeout_ms / (most if name == ALL else max(1, most // NEIGHBOURHOODS))
 
 
-def _must_wait(connection: sa.Connection, node: NodeId, terms: Terms, now_ms: int) -> bool:
+def _must_wait(connection: sa.Connection, node: NodeId, terms: LeaseTerms, now_ms: int) -> bool:
     """Return True if a newcomer holds a lease, or must wait for what it let expire."""
     own = _own(connection, node=node).one()
     misses = 0 if own.lease_allowance is None else _at_first(terms) - own.lease_allowance
@@ -163,6 +167,6 @@ def _must_wait(connection: sa.Connection, node: NodeId, terms: Terms, now_ms: in
     return bool(own.holds) or (wait_ms > 0 and last_expired_ms(connection, node) > now_ms - wait_ms)
 
 
-def _at_first(terms: Terms) -> int:
+def _at_first(terms: LeaseTerms) -> int:
     """How many leases a node may hold before any has ended."""
     return min(terms.held_max, terms.newcomer_leases)

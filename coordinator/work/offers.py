@@ -1,6 +1,6 @@
 """What a node is offered: which groups, how many, and where it goes on, as effects.
 
-- The oldest open groups go first; a new one is made only when none is open. With `Terms.lookahead` a node gets, of a
+- The oldest open groups go first; a new one is made only when none is open. With `LeaseTerms.lookahead` a node gets, of a
   window of groups, those whose expected length suits its pace (`coordinator.work.lengths`).
 - How many it may have now, or why none, is for `coordinator.work.admission` to say.
 - When a batch waits only for a few late groups, these are given to a second node (`coordinator.work.stragglers`).
@@ -29,14 +29,14 @@ from coordinator.work import (
 )
 from coordinator.work.admission import Admitted
 from coordinator.work.continuation import Told
-from coordinator.work.leases import TRIAL, Terms, expire, reopen, set_group
-from coordinator.work.prompts import Source
+from coordinator.work.leases import TRIAL, LeaseTerms, expire, reopen, set_group
+from coordinator.work.prompts import PromptRef
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol import limits
 from protocol.episode import Episode
 from protocol.ids import NodeId
-from protocol.lease import Lease, State
+from protocol.lease import Lease, LeaseState
 from protocol.messages import LeaseReply, LeaseRequest, Reason
 from protocol.rollout import pack_tokens
 
@@ -77,14 +77,14 @@ _give_lease = Prepared(sa.insert(leases))
 
 
 @dataclass(frozen=True)
-class Draw:
+class PromptDraw:
     """Where prompts and random values come from."""
 
-    prompt: Callable[[Source], list[int]]
+    prompt: Callable[[PromptRef], list[int]]
     """The tokens of a problem's prompt."""
     lease_id: Callable[[], str]
     seed: Callable[[], int]
-    episode: Callable[[Source], Episode | None] | None = None
+    episode: Callable[[PromptRef], Episode | None] | None = None
     """What the samples of a group about this problem play, where the round's task is an environment."""
     environment: str = ""
     """Its name."""
@@ -95,8 +95,8 @@ def offer(
     node: NodeId,
     message: LeaseRequest,
     *,
-    terms: Terms,
-    draw: Draw,
+    terms: LeaseTerms,
+    draw: PromptDraw,
     place: str = "",
     now_ms: int,
 ) -> LeaseReply:
@@ -141,8 +141,8 @@ def _measure(
     worker: Any,
     message: LeaseRequest,
     admitted: Admitted,
-    terms: Terms,
-    draw: Draw,
+    terms: LeaseTerms,
+    draw: PromptDraw,
     now_ms: int,
 ) -> tuple[list[Lease], bool, bool]:
     """Leases of groups that are measured; whether the node shall stay with its version, and gets nothing besides."""
@@ -170,8 +170,8 @@ def _give(
     taken: list[tuple[int, str | None, int | None]],
     message: LeaseRequest,
     price: int,
-    terms: Terms,
-    draw: Draw,
+    terms: LeaseTerms,
+    draw: PromptDraw,
     now_ms: int,
     samples: int = 0,
 ) -> list[Lease]:
@@ -201,7 +201,13 @@ def _give(
 
 
 def _take_groups(
-    connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: Terms, draw: Draw, state: str
+    connection: sa.Connection,
+    count: int,
+    version: int | None,
+    node: NodeId,
+    terms: LeaseTerms,
+    draw: PromptDraw,
+    state: str,
 ) -> list[tuple[int, str | None, int | None]]:
     """So many groups that nobody works on, each with the lease that left its work and the version of that.
 
@@ -220,7 +226,7 @@ def _take_groups(
 
 
 def _fitting(
-    connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: Terms, draw: Draw
+    connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: LeaseTerms, draw: PromptDraw
 ) -> list[tuple[int, str | None, int | None]]:
     """So many open groups: those that this node can go on with, then those that suit its pace."""
     begun = [tuple(row) for row in _begun_here(connection, version=version, count=count)]
@@ -236,7 +242,9 @@ def _fitting(
     return begun + [(number, waiting[number].begun, waiting[number].begun_version) for number in picked]
 
 
-def _begin(source: Source, samples: int, version: int, draw: Draw, price: int, terms: Terms, now_ms: int) -> Lease:
+def _begin(
+    source: PromptRef, samples: int, version: int, draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int
+) -> Lease:
     return Lease(
         lease_id=draw.lease_id(),
         version=version,
@@ -249,7 +257,7 @@ def _begin(source: Source, samples: int, version: int, draw: Draw, price: int, t
     )
 
 
-def _go_on(told: list[Told], draw: Draw, price: int, terms: Terms, now_ms: int) -> Lease | None:
+def _go_on(told: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int) -> Lease | None:
     """A lease from where others stopped, unless that could cost more than to start afresh."""
     if not told:
         return None
@@ -273,7 +281,7 @@ def _store(
     group_no: int,
     lease: Lease,
     begun: str | None,
-    terms: Terms,
+    terms: LeaseTerms,
     now_ms: int,
 ) -> None:
     max_cost_micros = terms.max_cost_micros(lease.price_micros_per_mtok, lease.samples)
@@ -282,7 +290,7 @@ def _store(
         "group_no": group_no,
         "node_id": node,
         "continues": begun,
-        "state": State.OFFERED.value,
+        "state": LeaseState.OFFERED.value,
         "max_cost_micros": max_cost_micros,
         "offer": lease.to_bytes(),
         "issued_ms": now_ms,

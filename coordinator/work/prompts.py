@@ -15,14 +15,14 @@ from protocol.tasks import Problem, Split, Task
 TRAIN: Literal["train"] = "train"
 
 
-class Source(NamedTuple):
+class PromptRef(NamedTuple):
     """A problem of the task."""
 
     split: Split
     number: int
 
 
-def problem_of(task: Task, source: Source) -> Problem:
+def problem_of(task: Task, source: PromptRef) -> Problem:
     """What it is."""
     if source.split == TRAIN:
         return task.problem(source.number)
@@ -33,6 +33,6 @@ def problem_of(task: Task, source: Source) -> Problem:
 _source = Prepared(sa.select(groups.c.split, groups.c.prompt).where(groups.c.group_no == sa.bindparam("group")))
 
 
-def source_of(connection: sa.Connection, group_no: int) -> Source:
+def source_of(connection: sa.Connection, group_no: int) -> PromptRef:
     """The problem that a group is about."""
-    return Source(*_source(connection, group=group_no).one())
+    return PromptRef(*_source(connection, group=group_no).one())

@@ -38,7 +38,7 @@ Worth = Callable[[TrainingGroup], Sequence[float] | None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SampleFilter:
     """Which samples; every part narrows them down."""
 
     version: int = 0
@@ -82,7 +82,7 @@ class Shown:
     advantage: float | None
 
 
-def of_round(archive: RoundArchive, config: Config, wanted: Wanted, limit: int) -> list[Shown]:
+def of_round(archive: RoundArchive, config: Config, wanted: SampleFilter, limit: int) -> list[Shown]:
     """The newest samples of a round that are wanted, in the words of its newest version's tokenizer."""
     archive.read(_require_today)
     version, _ = archive.read(policy_versions.newest_version)
@@ -104,7 +104,7 @@ def of_round(archive: RoundArchive, config: Config, wanted: Wanted, limit: int) 
     return archive.read(find, wanted, limit, codec.decode, worth)
 
 
-def find(connection: sa.Connection, wanted: Wanted, limit: int, decode: Decode, worth: Worth) -> list[Shown]:
+def find(connection: sa.Connection, wanted: SampleFilter, limit: int, decode: Decode, worth: Worth) -> list[Shown]:
     """The newest samples that are wanted."""
     found = (one for row in _rows(connection, wanted) for one in _samples(connection, row, wanted, decode, worth))
     return list(islice(found, limit))
@@ -117,7 +117,7 @@ def _require_today(connection: sa.Connection) -> None:
     schema.open_store(connection)
 
 
-def _rows(connection: sa.Connection, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+def _rows(connection: sa.Connection, wanted: SampleFilter) -> Iterator[Mapping[str, Any]]:
     """The groups, the newest first. All claim ids are asked for at once, what they stand for one by one."""
     query = sa.select(rollouts.c.claim_id).order_by(rollouts.c.accepted_ms.desc(), rollouts.c.claim_id)
     if wanted.version:
@@ -134,7 +134,7 @@ def _rows(connection: sa.Connection, wanted: Wanted) -> Iterator[Mapping[str, An
 
 
 def _samples(
-    connection: sa.Connection, row: Mapping[str, Any], wanted: Wanted, decode: Decode, worth: Worth
+    connection: sa.Connection, row: Mapping[str, Any], wanted: SampleFilter, decode: Decode, worth: Worth
 ) -> Iterator[Shown]:
     rewards = marks.read(row)
     of_samples: list[Reward | None] = [*rewards] or [None] * (len(row["rewards"]) // 4)

@@ -20,8 +20,8 @@ from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import groups, leases, rollouts
 from coordinator.work import curriculum, evaluations, marks
 from coordinator.work import leases as lease_table
-from coordinator.work.prompts import Source
-from coordinator.work.selection import OFF, Rules
+from coordinator.work.prompts import PromptRef
+from coordinator.work.selection import OFF, SelectionRules
 from protocol.lease import Lease
 from protocol.rollout import RolloutClaim, unpack_tokens
 from protocol.signing import open_envelope
@@ -37,7 +37,7 @@ class Unscored:
 
     claim_id: str
     group_no: int
-    source: Source
+    source: PromptRef
     completions: tuple[tuple[int, ...], ...]
 
 
@@ -59,12 +59,14 @@ def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset(
         .limit(limit)
     )
     return [
-        Unscored(row.claim_id, row.group_no, Source(row.split, row.prompt), completions(row.envelope, row.offer))
+        Unscored(row.claim_id, row.group_no, PromptRef(row.split, row.prompt), completions(row.envelope, row.offer))
         for row in found.all()
     ]
 
 
-def scored(connection: sa.Connection, claim_id: str, rewards: list[Reward], *, rules: Rules = OFF, now_ms: int) -> bool:
+def scored(
+    connection: sa.Connection, claim_id: str, rewards: list[Reward], *, rules: SelectionRules = OFF, now_ms: int
+) -> bool:
     """Its rewards are known: into the buffer, or into what is measured; False if it is not waited for any more."""
     if fact := get_fact(connection, FACT):
         set_fact(connection, FACT, fact | {"down": False})

@@ -19,7 +19,7 @@ Reason = Literal["always_right", "always_wrong", "passed_over"]
 
 
 @dataclass(frozen=True)
-class Rules:
+class SelectionRules:
     """How prompts are chosen; these leave none out."""
 
     filter_after: int = 0
@@ -43,11 +43,11 @@ class Rules:
         return bool(self.filter_after) or self.share < 1
 
 
-OFF = Rules()
+OFF = SelectionRules()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PromptOutcome:
     """What the groups of a prompt came to."""
 
     groups: int = 0
@@ -60,7 +60,7 @@ class Outcome:
     left_out: int = 0
     """It came up so many times since it was taken last."""
 
-    def after(self, rewards: Sequence[float]) -> "Outcome":
+    def after(self, rewards: Sequence[float]) -> "PromptOutcome":
         """With one group more."""
         if not rewards or not all(map(isfinite, rewards)):
             return self
@@ -76,27 +76,27 @@ class Outcome:
             alike=self.alike + 1 if same else 0,
         )
 
-    def taken(self) -> "Outcome":
+    def taken(self) -> "PromptOutcome":
         return replace(self, left_out=0)
 
-    def left(self) -> "Outcome":
+    def left(self) -> "PromptOutcome":
         return replace(self, left_out=self.left_out + 1)
 
 
-class Candidate(NamedTuple):
+class PromptCandidate(NamedTuple):
     """A prompt that has come up: its place in the train split, its name, and what is known of it."""
 
     place: int
     prompt: str
-    outcome: Outcome
+    outcome: PromptOutcome
 
 
-def worth(outcome: Outcome, total: int, rules: Rules) -> float:
+def worth(outcome: PromptOutcome, total: int, rules: SelectionRules) -> float:
     """What a group of this prompt promises, beside so many groups of all prompts."""
     return sqrt(outcome.variance) + rules.exploration * sqrt(log(1 + total) / (1 + outcome.groups))
 
 
-def choose(window: Sequence[Candidate], total: int, rules: Rules) -> tuple[list[int], dict[int, Reason]]:
+def choose(window: Sequence[PromptCandidate], total: int, rules: SelectionRules) -> tuple[list[int], dict[int, Reason]]:
     """The places to take, in this order, and why the others are left out."""
     if not rules.chooses:
         return [one.place for one in window], {}
@@ -116,7 +116,7 @@ def choose(window: Sequence[Candidate], total: int, rules: Rules) -> tuple[list[
     return taken, left
 
 
-def _filtered(outcome: Outcome, rules: Rules) -> Reason | None:
+def _filtered(outcome: PromptOutcome, rules: SelectionRules) -> Reason | None:
     if not rules.filter_after or outcome.alike < rules.filter_after:
         return None
     return "always_right" if outcome.mean >= rules.solved else "always_wrong"

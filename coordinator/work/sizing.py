@@ -11,7 +11,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from protocol.lease import Event
+from protocol.lease import LeaseEvent
 
 MEASURED_MIN = 4
 """Answers, before their times say anything."""
@@ -35,13 +35,13 @@ class Answered(Protocol):
     def ended_ms(self) -> int: ...
 
 
-def allowance_after(allowance: int, event: Event, *, most: int) -> int:
+def allowance_after(allowance: int, event: LeaseEvent, *, most: int) -> int:
     """How many leases a node may hold after one of its leases ended so."""
-    if event is Event.ACCEPT:
+    if event is LeaseEvent.ACCEPT:
         return min(most, 2 * max(1, allowance))
-    if event is Event.EXPIRE:
+    if event is LeaseEvent.EXPIRE:
         return max(-MISSED_MAX, min(most, allowance) - 1)
-    if event in (Event.REJECT, Event.SKIP):
+    if event in (LeaseEvent.REJECT, LeaseEvent.SKIP):
         return max(min(1, allowance), min(most, allowance) - 1)
     return allowance
 

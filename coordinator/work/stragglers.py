@@ -16,14 +16,14 @@ from coordinator.store.tables import IS_OPEN, batches, groups, leases, rollouts
 from coordinator.work import marks
 from coordinator.work.sizing import MEASURED_MAX
 from protocol.ids import NodeId
-from protocol.lease import State
+from protocol.lease import LeaseState
 
 LATE = 1.5
 """Times as long as groups lately took."""
 
 
 @dataclass(frozen=True)
-class Out:
+class GroupAtWork:
     """A group that nodes work on: since when, how many of them, and whether the one who asks is among them."""
 
     group_no: int
@@ -33,7 +33,7 @@ class Out:
 
 
 def choose(
-    out: Iterable[Out], *, missing: int, bound: int, typical_s: float, helper_s: float, now_s: float
+    out: Iterable[GroupAtWork], *, missing: int, bound: int, typical_s: float, helper_s: float, now_s: float
 ) -> list[int]:
     """The groups that a free node may be given besides, the latest first; it needs `helper_s` for one. Pure."""
     if not 0 < missing <= bound or helper_s > typical_s:
@@ -64,7 +64,10 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
         .group_by(leases.c.group_no)
     )
     return choose(
-        (Out(number, since_ms / 1000, nodes, bool(own)) for number, since_ms, nodes, own in connection.execute(out)),
+        (
+            GroupAtWork(number, since_ms / 1000, nodes, bool(own))
+            for number, since_ms, nodes, own in connection.execute(out)
+        ),
         missing=missing,
         bound=bound,
         typical_s=typical_ms / 1000,
@@ -75,7 +78,7 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
 
 def _answer_ms(connection: sa.Connection, node: NodeId | None) -> float | None:
     """How long the last accepted answers took on the mean, of one node or of all."""
-    here = leases.c.ended_ms.is_not(None) & (leases.c.state == State.ACCEPTED) & (leases.c.group_no >= 0)
+    here = leases.c.ended_ms.is_not(None) & (leases.c.state == LeaseState.ACCEPTED) & (leases.c.group_no >= 0)
     if node is not None:
         here &= leases.c.node_id == node
     took = sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms")).where(here)

@@ -4,7 +4,7 @@
   laid open between its two rounds of betting.
 - The actions are letters: `f` folds, which only makes sense where there is something to call, `c` calls or checks, `r`
   raises by the round's fixed size. A history is the actions in their order, with `/` between rounds.
-- What everybody sees is a `Table`; it is a pure function of the history. Player 0 begins each round.
+- What everybody sees is a `BettingTable`; it is a pure function of the history. Player 0 begins each round.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class BettingRules:
     """One game."""
 
     name: str
@@ -30,15 +30,15 @@ class Rules:
         return self.ranks * self.suits
 
 
-KUHN: Final = Rules("kuhn", ranks="JQK", suits=1, raises=(1,), raises_max=1)
-LEDUC: Final = Rules("leduc", ranks="JQK", suits=2, raises=(2, 4), raises_max=2)
+KUHN: Final = BettingRules("kuhn", ranks="JQK", suits=1, raises=(1,), raises_max=1)
+LEDUC: Final = BettingRules("leduc", ranks="JQK", suits=2, raises=(2, 4), raises_max=2)
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class BettingTable:
     """What everybody sees of a hand, but for the open card."""
 
-    rules: Rules
+    rules: BettingRules
     history: str = ""
     stakes: tuple[int, int] = (1, 1)
     actor: int = 0
@@ -55,7 +55,7 @@ class Table:
         facing = self.stakes[self.actor] < self.stakes[1 - self.actor]
         return "f" * facing + "c" + "r" * (self.raises < self.rules.raises_max)
 
-    def after(self, action: str) -> "Table":
+    def after(self, action: str) -> "BettingTable":
         """The table once the actor has done this, which must be legal."""
         history = self.history + action
         other = 1 - self.actor
@@ -80,7 +80,7 @@ class Table:
         return self.stakes[player] * ((mine > others) - (mine < others))
 
 
-def strength(rules: Rules, card: str, board: str) -> int:
+def strength(rules: BettingRules, card: str, board: str) -> int:
     """How good a card is at the end: a pair with the open card beats everything."""
     return len(rules.ranks) if card == board else rules.ranks.index(card)
 

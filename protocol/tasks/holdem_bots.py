@@ -11,7 +11,7 @@ from typing import Final
 
 from protocol.tasks import chance
 from protocol.tasks.hand_ranks import PAIR, RANKS, rank
-from protocol.tasks.no_limit import Move, Table
+from protocol.tasks.no_limit import Move, NoLimitTable
 
 RAISES_MAX = 3
 """In a round, before the bots only call or fold."""
@@ -19,11 +19,11 @@ RAISES_MAX = 3
 GOOD_START, FAIR_START = 27, 19
 """Points of two cards: AK and pairs from sevens up are good, KJ and small pairs are fair."""
 
-Bot = Callable[[Table, Sequence[str], Sequence[str], tuple[object, ...]], Move]
+Bot = Callable[[NoLimitTable, Sequence[str], Sequence[str], tuple[object, ...]], Move]
 """Table, own cards, open cards, and the name of its draws."""
 
 
-def raised(table: Table, above: int, below: int) -> Move | None:
+def raised(table: NoLimitTable, above: int, below: int) -> Move | None:
     """A raise by that share of the pot as it is after a call, brought into what is allowed."""
     if table.raise_bounds is None:
         return None
@@ -49,17 +49,17 @@ def strength(cards: Sequence[str], board: Sequence[str]) -> int:
     return 0 if mine <= shared else 1 if mine == PAIR else 2
 
 
-def _random(table: Table, cards: Sequence[str], board: Sequence[str], name: tuple[object, ...]) -> Move:
+def _random(table: NoLimitTable, cards: Sequence[str], board: Sequence[str], name: tuple[object, ...]) -> Move:
     raises = [raised(table, 1, 2), raised(table, 1, 1)] if table.raises < RAISES_MAX else []
     options = [Move("fold")] * table.may_fold + [Move("call")] * 2 + [move for move in raises if move]
     return options[chance.below(len(options), *name)]
 
 
-def _caller(table: Table, cards: Sequence[str], board: Sequence[str], name: tuple[object, ...]) -> Move:
+def _caller(table: NoLimitTable, cards: Sequence[str], board: Sequence[str], name: tuple[object, ...]) -> Move:
     return Move("call")
 
 
-def _rule(table: Table, cards: Sequence[str], board: Sequence[str], name: tuple[object, ...]) -> Move:
+def _rule(table: NoLimitTable, cards: Sequence[str], board: Sequence[str], name: tuple[object, ...]) -> Move:
     good = strength(cards, board)
     wanted = raised(table, 2, 3) if table.raises < RAISES_MAX else None
     if wanted and (good == 2 or (not table.may_fold and chance.below(8, *name) == 0)):
@@ -68,7 +68,7 @@ def _rule(table: Table, cards: Sequence[str], board: Sequence[str], name: tuple[
     return Move("call") if good == 2 or not table.may_fold or (good == 1 and fair_price) else Move("fold")
 
 
-def _aggressive(table: Table, cards: Sequence[str], board: Sequence[str], name: tuple[object, ...]) -> Move:
+def _aggressive(table: NoLimitTable, cards: Sequence[str], board: Sequence[str], name: tuple[object, ...]) -> Move:
     drawn = chance.below(8, *name)
     wanted = raised(table, 1, 1) if table.raises < RAISES_MAX and drawn < 5 else None
     if wanted:

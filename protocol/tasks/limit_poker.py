@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protocol.tasks import chance
-from protocol.tasks.betting import KUHN, LEDUC, Rules, Table, strength
+from protocol.tasks.betting import KUHN, LEDUC, BettingRules, BettingTable, strength
 from protocol.tasks.interface import Reward
 from protocol.tasks.poker_solver import situation
 from protocol.tasks.poker_tables import near_equilibrium
@@ -49,7 +49,7 @@ class LimitPoker:
     opponent: str = "mixed"
     """random, rule, cfr (near the equilibrium), or mixed: the seed chooses one of these."""
     rules: int = 0
-    game: ClassVar[Rules]
+    game: ClassVar[BettingRules]
     distinct: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -62,8 +62,8 @@ class LimitPoker:
     def words(self) -> tuple[str, ...]:
         return (*_WORDS, *(f" {rank}" for rank in self.game.ranks))
 
-    def reset(self, seed: int) -> "Hand":
-        return Hand(self, seed)
+    def reset(self, seed: int) -> "LimitHand":
+        return LimitHand(self, seed)
 
     def demonstration(self, seed: int) -> tuple[str, ...]:
         """The turns of one who does anything that is allowed."""
@@ -94,17 +94,17 @@ class Kuhn(LimitPoker):
     """Kuhn poker: three cards, one round."""
 
     __slots__ = ()
-    game: ClassVar[Rules] = KUHN
+    game: ClassVar[BettingRules] = KUHN
 
 
 class Leduc(LimitPoker):
     """Leduc poker: six cards, two rounds, one open card."""
 
     __slots__ = ()
-    game: ClassVar[Rules] = LEDUC
+    game: ClassVar[BettingRules] = LEDUC
 
 
-class Hand:
+class LimitHand:
     """One hand."""
 
     def __init__(self, environment: LimitPoker, seed: int) -> None:
@@ -116,7 +116,7 @@ class Hand:
         if self._opponent == "mixed":
             self._opponent = OPPONENTS[chance.below(3, self._game.name, seed, "opponent")]
         self._illegal = False
-        self.table = Table(self._game)
+        self.table = BettingTable(self._game)
         self._opening = f"{environment.explained()}hold {self._cards[self._seat]}\n{self._wait()}>"
 
     @property
@@ -169,8 +169,8 @@ class Hand:
         return strength(self._game, self._cards[seat], self._board)
 
 
-def weights_of(opponent: str, game: Rules, card: str, board: str, table: Table) -> Sequence[int]:
-    """How often an opponent does what, in the order of `Table.legal`."""
+def weights_of(opponent: str, game: BettingRules, card: str, board: str, table: BettingTable) -> Sequence[int]:
+    """How often an opponent does what, in the order of `BettingTable.legal`."""
     if opponent == "cfr":
         return near_equilibrium(game)[situation(card, board, table.history)]
     if opponent == "random":
@@ -181,9 +181,11 @@ def weights_of(opponent: str, game: Rules, card: str, board: str, table: Table) 
     return [int(action == (wanted if wanted in table.legal else "c")) for action in table.legal]
 
 
-def transcript(card: str, board: str, history: str, player: int, game: Rules) -> tuple[str, list[tuple[str, str]]]:
+def transcript(
+    card: str, board: str, history: str, player: int, game: BettingRules
+) -> tuple[str, list[tuple[str, str]]]:
     """What a player has read and said on the way to a situation: the opening, and (turn, what was read then) pairs."""
-    table, read = Table(game), f"hold {card}\n"
+    table, read = BettingTable(game), f"hold {card}\n"
     opening, turns = "", list[tuple[str, str]]()
     for action in history.replace("/", ""):
         if table.actor == player:

@@ -5,7 +5,7 @@
 - A raise is told by what it makes the highest bet of its round. It is by at least as much as the last full raise, or
   all that one has. An all-in for less does not let one raise again who has acted, until such add up to a full raise.
 - The first bet of a round is at least a big blind, or all that one has; then it, too, counts as full.
-- What everybody sees is a `Table`; it is a pure function of the moves. Stacks are at least two big blinds.
+- What everybody sees is a `NoLimitTable`; it is a pure function of the moves. Stacks are at least two big blinds.
 - Chips are integers. Each pot is split by itself; its odd chips go to the first of its winners, one each.
 """
 
@@ -30,7 +30,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class NoLimitTable:
     """What everybody sees of a hand, but for the board."""
 
     stacks: tuple[int, ...]
@@ -97,7 +97,7 @@ class Table:
             return bounds is not None and bounds[0] <= move.to <= bounds[1]
         return move.kind == "call" or self.may_fold
 
-    def after(self, move: Move) -> "Table":
+    def after(self, move: Move) -> "NoLimitTable":
         """The table once the actor has done this, which must be allowed."""
         seat = self.actor
         history = f"{self.history}{move.kind[0]}{move.to or ''}"
@@ -150,7 +150,7 @@ class Table:
             below = level
         return pots
 
-    def _settled(self) -> "Table":
+    def _settled(self) -> "NoLimitTable":
         """This table, or, if its round is over, the next one's."""
         if len(self.live) == 1:
             return replace(self, queue=())
@@ -172,14 +172,14 @@ class Table:
         )
 
 
-def dealt(stacks: Sequence[int]) -> Table:
+def dealt(stacks: Sequence[int]) -> NoLimitTable:
     """A table where the blinds are posted."""
     seats = len(stacks)
     big = 0 if seats == 2 else 1
     blinds = tuple(BIG_BLIND if seat == big else SMALL_BLIND if seat == 1 - big else 0 for seat in range(seats))
     left = tuple(stack - blind for stack, blind in zip(stacks, blinds, strict=True))
     queue = tuple((big + place) % seats for place in range(1, seats + 1))
-    return Table(left, blinds, blinds, queue, (-1,) * seats)
+    return NoLimitTable(left, blinds, blinds, queue, (-1,) * seats)
 
 
 def _plus(values: tuple[int, ...], seat: int, chips: int) -> tuple[int, ...]:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.tasks.betting import Rules, Table, strength
+from protocol.tasks.betting import BettingRules, BettingTable, strength
 
 Strategy = Callable[[str], Sequence[float] | NDArray[np.float64]]
-"""Situation → a weight for each legal action, in the order of `Table.legal`; see `situation`."""
+"""Situation → a weight for each legal action, in the order of `BettingTable.legal`; see `situation`."""
 
 Vector = NDArray[np.float64]
 Values = tuple[Vector, Vector]
@@ -27,10 +27,10 @@ def situation(card: str, board: str, history: str) -> str:
     return f"{card}{board}:{history}"
 
 
-def situations(rules: Rules) -> Iterator[tuple[str, Table]]:
+def situations(rules: BettingRules) -> Iterator[tuple[str, BettingTable]]:
     """Every situation in which somebody has to act, with the table there."""
 
-    def below(table: Table, board: str) -> Iterator[tuple[str, Table]]:
+    def below(table: BettingTable, board: str) -> Iterator[tuple[str, BettingTable]]:
         if table.over:
             return
         for card in rules.ranks:
@@ -42,20 +42,20 @@ def situations(rules: Rules) -> Iterator[tuple[str, Table]]:
             for dealt in boards:
                 yield from below(after, dealt)
 
-    return below(Table(rules), "")
+    return below(BettingTable(rules), "")
 
 
-def exploitability(rules: Rules, strategy: Strategy) -> float:
+def exploitability(rules: BettingRules, strategy: Strategy) -> float:
     """What the best opponent wins of this strategy, on the mean over both seats, in chips per hand."""
     return sum(_Walk(rules, strategy, best=seat).value(seat) for seat in (0, 1)) / 2
 
 
-def game_value(rules: Rules, strategy: Strategy) -> float:
+def game_value(rules: BettingRules, strategy: Strategy) -> float:
     """What player 0 wins on the mean where both play this strategy."""
     return _Walk(rules, strategy).value(0)
 
 
-def solve(rules: Rules, iterations: int) -> dict[str, list[float]]:
+def solve(rules: BettingRules, iterations: int) -> dict[str, list[float]]:
     """A strategy near the equilibrium, by counterfactual regret minimisation (CFR+ with linear averaging)."""
     regrets: dict[str, Vector] = {}
     totals: dict[str, Vector] = {}
@@ -80,7 +80,7 @@ class _Walk:
     """One pass over the tree of a game, all hands at once."""
 
     def __init__(
-        self, rules: Rules, strategy: Strategy, *, best: int | None = None, learner: int | None = None
+        self, rules: BettingRules, strategy: Strategy, *, best: int | None = None, learner: int | None = None
     ) -> None:
         self._rules, self._strategy, self._best, self._learner = rules, strategy, best, learner
         self.seen: dict[str, tuple[Vector, float]] = {}
@@ -94,10 +94,10 @@ class _Walk:
         """What this player wins on the mean."""
         cards = len(self._rules.deck)
         ones = np.ones(cards)
-        found = self._below(Table(self._rules), None, (ones, ones))
+        found = self._below(BettingTable(self._rules), None, (ones, ones))
         return float(found[player].sum()) / (cards * (cards - 1))
 
-    def _below(self, table: Table, board: int | None, reach: Values) -> Values:
+    def _below(self, table: BettingTable, board: int | None, reach: Values) -> Values:
         if table.over:
             return self._end(table, board, reach)
         weights = self._weights(table, board)  # [card, action]
@@ -115,7 +115,7 @@ class _Walk:
             self._note(table, board, own, mixed, reach[actor])
         return (mixed, others) if actor == 0 else (others, mixed)
 
-    def _deal(self, table: Table, reach: Values) -> Values:
+    def _deal(self, table: BettingTable, reach: Values) -> Values:
         """Lay a card open: each that nobody holds is as likely as the others."""
         cards = len(self._rules.deck)
         total = [np.zeros(cards), np.zeros(cards)]
@@ -126,7 +126,7 @@ class _Walk:
                 total[place] += part * free / (cards - 2)
         return total[0], total[1]
 
-    def _end(self, table: Table, board: int | None, reach: Values) -> Values:
+    def _end(self, table: BettingTable, board: int | None, reach: Values) -> Values:
         rules, deck = self._rules, self._rules.deck
         shown = "" if board is None else deck[board]
         strengths = [strength(rules, card, shown) for card in deck]
@@ -134,7 +134,7 @@ class _Walk:
         gains *= self._apart
         return gains @ reach[1], -(gains.T @ reach[0])
 
-    def _weights(self, table: Table, board: int | None) -> Vector:
+    def _weights(self, table: BettingTable, board: int | None) -> Vector:
         shown = "" if board is None else self._rules.deck[board]
         rows = np.zeros((len(self._rules.deck), len(table.legal)))
         for card, places in zip(self._rules.ranks, self._ranks, strict=True):
@@ -150,7 +150,7 @@ class _Walk:
             found[places] = own[int(own[:, places].sum(1).argmax())][places]
         return found
 
-    def _note(self, table: Table, board: int | None, own: Vector, mixed: Vector, reach: Vector) -> None:
+    def _note(self, table: BettingTable, board: int | None, own: Vector, mixed: Vector, reach: Vector) -> None:
         shown = "" if board is None else self._rules.deck[board]
         for card, places in zip(self._rules.ranks, self._ranks, strict=True):
             if (card + shown).count(card) <= self._rules.suits:

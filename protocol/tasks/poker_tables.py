@@ -9,7 +9,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from protocol.tasks.betting import Rules
+from protocol.tasks.betting import BettingRules
 from protocol.tasks.poker_solver import situations
 
 _TABLES = {
@@ -33,7 +33,7 @@ _TABLES = {
 
 
 @cache
-def near_equilibrium(rules: Rules) -> Mapping[str, Sequence[int]]:
+def near_equilibrium(rules: BettingRules) -> Mapping[str, Sequence[int]]:
     """Situation → how often to do what is legal there, in 255ths."""
     digits, found = bytes.fromhex(_TABLES[rules.name]), dict[str, Sequence[int]]()
     places = {name: len(table.legal) for name, table in situations(rules)}

@@ -59,7 +59,7 @@ class Sokoban:
     def words(self) -> tuple[str, ...]:
         return ("#" * SIDE, "\n", ">", *"# .$*@+udlr")
 
-    def reset(self, seed: int) -> "Room":
+    def reset(self, seed: int) -> "SokobanGame":
         return self._made(seed)[0]
 
     def demonstration(self, seed: int) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ class Sokoban:
                 break
         return tuple(turns)
 
-    def _made(self, seed: int) -> "tuple[Room, str]":
+    def _made(self, seed: int) -> "tuple[SokobanGame, str]":
         """The first of the seed's rooms that is not solved as it stands, and a way to solve it."""
         for attempt in range(ROOMS_TRIED_MAX):
             room, way = _pulled(self, seed, attempt)
@@ -83,7 +83,7 @@ class Sokoban:
         return _pushed_once(self, seed)
 
 
-class Room:
+class SokobanGame:
     """A game on its way."""
 
     def __init__(self, game: Sokoban, player: Place, boxes: frozenset[Place], targets: frozenset[Place]) -> None:
@@ -139,7 +139,7 @@ class Room:
         return " ."[target]
 
 
-def _pulled(game: Sokoban, seed: int, attempt: int) -> tuple[Room, str]:
+def _pulled(game: Sokoban, seed: int, attempt: int) -> tuple[SokobanGame, str]:
     """A solved room, disturbed backwards; and the way forward again."""
     places = chance.shuffled(_INSIDE, "sokoban", seed, attempt)
     targets, player = frozenset(places[: game.boxes]), places[game.boxes]
@@ -154,10 +154,10 @@ def _pulled(game: Sokoban, seed: int, attempt: int) -> tuple[Room, str]:
             boxes = boxes - {box} | {player}
         player = _beside(player, move)
         way.append(_BACK[move])
-    return Room(game, player, frozenset(boxes), targets), "".join(reversed(way))
+    return SokobanGame(game, player, frozenset(boxes), targets), "".join(reversed(way))
 
 
-def _pushed_once(game: Sokoban, seed: int) -> tuple[Room, str]:
+def _pushed_once(game: Sokoban, seed: int) -> tuple[SokobanGame, str]:
     """A room that one push solves, for a seed whose pulls all came to nothing."""
     places = chance.shuffled([place for place in _INSIDE if place[0] < SIDE - 3], "sokoban", seed, "once")
     target = places[0]
@@ -166,7 +166,7 @@ def _pushed_once(game: Sokoban, seed: int) -> tuple[Room, str]:
         place for place in chance.shuffled(_INSIDE, "sokoban", seed, "others") if place not in (target, box, player)
     ]
     resting = frozenset(others[: game.boxes - 1])
-    return Room(game, player, resting | {box}, resting | {target}), "u"
+    return SokobanGame(game, player, resting | {box}, resting | {target}), "u"
 
 
 def _free(place: Place, boxes: set[Place]) -> bool:

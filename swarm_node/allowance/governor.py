@@ -20,7 +20,7 @@ import trio
 from protocol.errors import ConfigInvalid
 from swarm_node.allowance import settings
 from swarm_node.allowance.rules import GB, Decision, Readings, decide
-from swarm_node.allowance.uploads import Uploads
+from swarm_node.allowance.uploads import UploadCounter
 from swarm_node.machine import gpu, use
 
 log = logging.getLogger(__name__)
@@ -37,12 +37,12 @@ class Governor:
     def __init__(
         self,
         home: Path,
-        uploads: Uploads,
+        uploads: UploadCounter,
         *,
         price: int = 0,
         given: dict[str, Any] | None = None,
         threads: int = 1,
-        look_at_cards: Callable[[], gpu.Seen] = gpu.look,
+        look_at_cards: Callable[[], gpu.GpuProbe] = gpu.look,
         look_at_load: Callable[[int], float | None] = use.others_load,
     ) -> None:
         self._home, self._uploads, self._price, self._given = home, uploads, price, given or {}
@@ -55,7 +55,7 @@ class Governor:
         self._looked: dict[str, Any] = {}
         self.leaving = trio.Event()
         """Set by `leave`, and by whoever sees that a finishing node has nothing left."""
-        self.cards = gpu.Seen()
+        self.cards = gpu.GpuProbe()
         """What was last seen, for whoever shows it."""
         self.limits = settings.changed(home, self._given)
         self.decision = Decision()

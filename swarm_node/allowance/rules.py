@@ -53,7 +53,7 @@ class Readings(NamedTuple):
     price_micros_per_mtok: int = 0
 
 
-class Reason(NamedTuple):
+class LimitReason(NamedTuple):
     """One limit that holds now, as the owner reads it."""
 
     why: Why
@@ -63,7 +63,7 @@ class Reason(NamedTuple):
 class Decision(NamedTuple):
     """What follows."""
 
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[LimitReason, ...] = ()
     """All that speak against working; none: it may."""
     may_upload: bool = True
     no_upload: str = ""
@@ -105,56 +105,58 @@ def within(hours: tuple[time, time], now: time) -> bool:
     return now >= start or now < end
 
 
-def _asked(seen: Readings) -> Reason | None:
+def _asked(seen: Readings) -> LimitReason | None:
     if seen.paused:
-        return Reason("paused", "paused by you; `swarm-node resume` goes on")
+        return LimitReason("paused", "paused by you; `swarm-node resume` goes on")
     if seen.finishing:
-        return Reason("finishing", "finishing: it ends after the groups that are being sampled")
+        return LimitReason("finishing", "finishing: it ends after the groups that are being sampled")
     return None
 
 
-def _hours(limits: Limits, seen: Readings) -> Reason | None:
+def _hours(limits: Limits, seen: Readings) -> LimitReason | None:
     span = limits.span
     if span is None or within(span, seen.now.timetz().replace(tzinfo=None)):
         return None
-    return Reason(
+    return LimitReason(
         "hours", f"outside your hours {limits.hours} ({limits.zone or 'local time'}); work begins {span[0]:%H:%M}"
     )
 
 
-def _idle(limits: Limits, seen: Readings) -> Reason | None:
+def _idle(limits: Limits, seen: Readings) -> LimitReason | None:
     if not limits.idle_minutes:
         return None
     if seen.idle_s is None and seen.others_load is None:
-        return Reason("idle", "idle_minutes is set, and this system tells neither input nor load")
+        return LimitReason("idle", "idle_minutes is set, and this system tells neither input nor load")
     if seen.idle_s is not None and seen.idle_s < 60 * limits.idle_minutes:
         left_s = 60 * limits.idle_minutes - seen.idle_s
-        return Reason("idle", f"somebody uses this machine; idle enough in {left_s / 60:.0f} min if nobody touches it")
+        return LimitReason(
+            "idle", f"somebody uses this machine; idle enough in {left_s / 60:.0f} min if nobody touches it"
+        )
     if seen.others_load is not None and seen.others_load > OTHERS_LOAD_MAX:
-        return Reason("idle", f"other programs keep {seen.others_load:.0%} of the processors busy")
+        return LimitReason("idle", f"other programs keep {seen.others_load:.0%} of the processors busy")
     return None
 
 
-def _battery(limits: Limits, seen: Readings) -> Reason | None:
+def _battery(limits: Limits, seen: Readings) -> LimitReason | None:
     if seen.on_battery and not limits.on_battery:
-        return Reason("battery", "running on battery; work goes on when the machine is plugged in")
+        return LimitReason("battery", "running on battery; work goes on when the machine is plugged in")
     return None
 
 
-def _power(limits: Limits, seen: Readings) -> Reason | None:
+def _power(limits: Limits, seen: Readings) -> LimitReason | None:
     if not limits.power_watts or seen.watts is None:
         return None
     bound = limits.power_watts * (POWER_RESUME_SHARE if seen.resting else 1.0)
     if seen.watts <= bound:
         return None
-    return Reason("power", f"a break: {seen.watts:.0f} W on the mean, your cap is {limits.power_watts:.0f} W")
+    return LimitReason("power", f"a break: {seen.watts:.0f} W on the mean, your cap is {limits.power_watts:.0f} W")
 
 
-def _price(limits: Limits, seen: Readings) -> Reason | None:
+def _price(limits: Limits, seen: Readings) -> LimitReason | None:
     if seen.price_micros_per_mtok >= limits.price_floor:
         return None
     said = f"your price is {seen.price_micros_per_mtok}, below your floor of {limits.price_floor}"
-    return Reason("price", f"{said}: join with a higher --price")
+    return LimitReason("price", f"{said}: join with a higher --price")
 
 
 def _no_upload(limits: Limits, seen: Readings) -> str:

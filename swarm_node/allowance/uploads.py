@@ -24,7 +24,7 @@ PORTION_BYTES = 16 * limits.MIB
 """Small against any cap worth setting, and a write to the disk for every few chunks."""
 
 
-class Uploads:
+class UploadCounter:
     """The counter of one home."""
 
     def __init__(self, home: Path, now: Callable[[], datetime]) -> None:

@@ -12,8 +12,8 @@ from swarm_node.commands.options import (
     AsJson,
     Device,
     DeviceOption,
-    Dtype,
     DtypeOption,
+    EngineDtype,
     Home,
     ListenOption,
     ThreadsOption,
@@ -31,7 +31,7 @@ def doctor(
     listen: ListenOption = "",
     threads: ThreadsOption = 0,
     device: DeviceOption = Device.AUTO,
-    dtype: DtypeOption = Dtype.AUTO,
+    dtype: DtypeOption = EngineDtype.AUTO,
     vllm_python: VllmPythonOption = "",
     engines: Annotated[bool, typer.Option(help="Start each engine and sample a tiny model.")] = True,
     bundle: Annotated[Path | None, typer.Option(help="Write a zip for whoever helps, without secrets.")] = None,
@@ -46,17 +46,17 @@ def doctor(
     from swarm_node.doctor import bundle as bundling
     from swarm_node.doctor import report
     from swarm_node.doctor.examine import Patient, examine
-    from swarm_node.engine.choose import Options
+    from swarm_node.engine.choose import EngineOptions
 
     logs.to_stderr(quiet=True)
     if bundle is not None and bundle.exists():
         raise ConfigInvalid(f"{bundle} exists already.", hint="Name another file.")
     join = joining.parse(join_string) if join_string else None
     kept = settings.read(home)
-    options = Options(kept.threads or threads, device.value, dtype.value, -1, vllm_python, kept.vram_share)
+    options = EngineOptions(kept.threads or threads, device.value, dtype.value, -1, vllm_python, kept.vram_share)
     patient = Patient(home, join, listen, options, engines)
 
-    def tell(finding: report.Finding) -> None:
+    def tell(finding: report.CheckResult) -> None:
         if not as_json:
             typer.echo("\n".join(report.lines(finding)))
 

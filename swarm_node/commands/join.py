@@ -20,9 +20,9 @@ from swarm_node.commands.options import (
     Device,
     DeviceOption,
     DryRunOption,
-    Dtype,
     DtypeOption,
-    Engine,
+    EngineDtype,
+    EngineName,
     EngineOption,
     FloorOption,
     GpuLayersOption,
@@ -48,8 +48,8 @@ from swarm_node.parent import leave_with_parent
 if TYPE_CHECKING:
     from ledger.witness import Witnesses
     from swarm_node import member
-    from swarm_node.app import Earnings, Show
-    from swarm_node.engine.choose import Machine, Options
+    from swarm_node.app import RunEarnings, Show
+    from swarm_node.engine.choose import EngineOptions, HostMachine
     from swarm_node.engine.client import Choose
 
 log = logging.getLogger(__name__)
@@ -69,10 +69,10 @@ def join(
     map_port: MapPortOption = None,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
     owner: Annotated[Path | None, typer.Option(help="Its owner's delegation to this node; kept from then on.")] = None,
-    engine: EngineOption = Engine.AUTO,
+    engine: EngineOption = EngineName.AUTO,
     threads: ThreadsOption = 0,
     device: DeviceOption = Device.AUTO,
-    dtype: DtypeOption = Dtype.AUTO,
+    dtype: DtypeOption = EngineDtype.AUTO,
     gpu_layers: GpuLayersOption = -1,
     vllm_python: VllmPythonOption = "",
     hours: HoursOption = None,
@@ -95,7 +95,7 @@ def join(
 
     from swarm_node import app as agent
     from swarm_node.allowance.settings import changed
-    from swarm_node.engine.choose import Options, choose, this_machine, threads_of
+    from swarm_node.engine.choose import EngineOptions, choose, this_machine, threads_of
 
     logs.to_stderr(quiet)
     if child:
@@ -103,7 +103,9 @@ def join(
     typed = given(hours=hours, zone=zone, idle_minutes=idle_minutes, on_battery=on_battery, power_watts=power_watts)
     typed |= given(vram_share=vram_share, upload_gb=upload_gb, price_floor=price_floor)
     kept = changed(home, typed)
-    options = Options(kept.threads or threads, device.value, dtype.value, gpu_layers, vllm_python, kept.vram_share)
+    options = EngineOptions(
+        kept.threads or threads, device.value, dtype.value, gpu_layers, vllm_python, kept.vram_share
+    )
     machine = this_machine()
     choose(engine.value, options, machine)  # refused at once, not when the first version has been fetched
     trusted = witnesses_of(witness, quorum)
@@ -114,7 +116,7 @@ def join(
     choose_engine = _fitting(me, engine.value, options, machine)
     if dry_run:
         return
-    settings = agent.Settings(
+    settings = agent.AgentSettings(
         member=me,
         groups_per_request=groups,
         engine_command=choose_engine,
@@ -171,7 +173,7 @@ def _member(
     price: int = 0,
     owner: Path | None = None,
     witnesses: "Witnesses | None" = None,
-) -> "member.Settings":
+) -> "member.MemberSettings":
     """What every member is told; its key is made here, if there is none."""
     from swarm_node import delegation, identity, member
     from swarm_node import join_string as joining
@@ -179,7 +181,7 @@ def _member(
     join = joining.parse(join_string)
     check_settings(name or "-", price, reach.listen, reach.advertise)
     me = identity.load_or_create(home / identity.FILE).key.node_id
-    return member.Settings(
+    return member.MemberSettings(
         join=join,
         home=home,
         name=name or nickname(me),
@@ -191,7 +193,7 @@ def _member(
     )
 
 
-def _preview(settings: "member.Settings", *, must: bool) -> None:
+def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
     """Say what the round needs and may pay, before anything of it is downloaded; raises if that must be known."""
     import trio
 
@@ -208,7 +210,9 @@ def _preview(settings: "member.Settings", *, must: bool) -> None:
         typer.echo(line, err=True)
 
 
-def _fitting(settings: "member.Settings", wanted: str, options: "Options", machine: "Machine") -> "Choose":
+def _fitting(
+    settings: "member.MemberSettings", wanted: str, options: "EngineOptions", machine: "HostMachine"
+) -> "Choose":
     """Return how the engine is chosen, in the precision that fits the round's model; raise if none can sample it here.
 
     Where the round cannot be asked, or has published no version yet, the agent finds out later.
@@ -247,7 +251,7 @@ def _live_view(*, wanted: bool) -> "Show | None":
     return view.make(console) if wanted and view.can_show(console) else None
 
 
-def _say(earnings: "Earnings", as_json: bool) -> None:
+def _say(earnings: "RunEarnings", as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(vars(earnings)))
         return

@@ -20,10 +20,10 @@ from swarm_node import locks
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
 if TYPE_CHECKING:
-    from ledger.payout_proof import Line
+    from ledger.payout_proof import PayoutLine
     from ledger.witness import Witnesses
     from swarm_node.join_string import JoinString
-    from swarm_node.log_reader import Files
+    from swarm_node.log_reader import PublicFiles
     from swarm_node.log_verify import Verified
 
 app = typer.Typer(help="Check the ledger, keep its proofs, vouch for it.", no_args_is_help=True, add_completion=False)
@@ -230,18 +230,18 @@ def witness(
 
 def witnesses_of(texts: list[str], quorum: int | None) -> "Witnesses":
     """Who must have signed, as it was typed."""
-    from ledger.note import Key
+    from ledger.note import NoteKey
     from ledger.witness import Witnesses
 
     with _typed():
-        keys = tuple(dict.fromkeys(map(Key.parse, texts)))
+        keys = tuple(dict.fromkeys(map(NoteKey.parse, texts)))
     if quorum is not None and quorum > len(keys):
         raise ConfigInvalid(f"--quorum {quorum} needs as many witnesses.", hint="Name each with --witness.")
     return Witnesses(keys, len(keys) if quorum is None else quorum)
 
 
 @asynccontextmanager
-async def _files(join: "JoinString") -> "AsyncIterator[Files]":
+async def _files(join: "JoinString") -> "AsyncIterator[PublicFiles]":
     """A coordinator's public files."""
     import httpx
 
@@ -260,7 +260,7 @@ async def _verify(
     from swarm_node.log_reader import Folder, LogReader, Saving
 
     async with _files(join) as online:
-        files: Files = Folder(folder) if folder else online
+        files: PublicFiles = Folder(folder) if folder else online
         reader = LogReader(Saving(files, save) if save else files)
         with Progress(disable=not progress) as bar:
             task = bar.add_task("verifying", total=None)
@@ -269,7 +269,7 @@ async def _verify(
             )
 
 
-def _as_json(round_id: str, line: "Line") -> dict[str, object]:
+def _as_json(round_id: str, line: "PayoutLine") -> dict[str, object]:
     """A line as programs take it, and a contract: its batch by `key`, its place there, and the proof."""
     from ledger import payees
 
@@ -287,7 +287,7 @@ def _as_json(round_id: str, line: "Line") -> dict[str, object]:
     }
 
 
-async def _payouts(join: "JoinString", home: Path, offline: bool) -> "list[tuple[int, Line | None]]":
+async def _payouts(join: "JoinString", home: Path, offline: bool) -> "list[tuple[int, PayoutLine | None]]":
     from swarm_node import identity
     from swarm_node import payouts as keeping
     from swarm_node.api_client import Coordinator
@@ -362,7 +362,7 @@ async def _witness(join: "JoinString", home: Path, folder: Path, name: str) -> t
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from ledger import witness as witnessing
-    from ledger.note import Key, Kind
+    from ledger.note import KeyKind, NoteKey
     from swarm_node import identity
     from swarm_node.log_reader import LogReader
     from swarm_node.log_watch import LogWatch
@@ -370,7 +370,7 @@ async def _witness(join: "JoinString", home: Path, folder: Path, name: str) -> t
     private = Ed25519PrivateKey.from_private_bytes(identity.load_or_create(home / "witness.key").seed)
     public = private.public_key().public_bytes_raw()
     with _typed():
-        key = Key(name or f"witness/{public.hex()[:16]}", public, Kind.WITNESS)
+        key = NoteKey(name or f"witness/{public.hex()[:16]}", public, KeyKind.WITNESS)
     async with _files(join) as files:
         watch = LogWatch(LogReader(files), join.round_id, folder)
         note, _ = await watch.look()

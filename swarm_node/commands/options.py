@@ -18,7 +18,7 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-class Dtype(StrEnum):
+class EngineDtype(StrEnum):
     """What an engine may compute in."""
 
     AUTO = "auto"
@@ -28,7 +28,7 @@ class Dtype(StrEnum):
     Q8_0 = "q8_0"
 
 
-class Engine(StrEnum):
+class EngineName(StrEnum):
     """What may sample."""
 
     AUTO = "auto"
@@ -40,12 +40,14 @@ class Engine(StrEnum):
 DEFAULT_HOME = Path(os.environ.get("SWARM_HOME") or Path.home() / ".local" / "share" / "echo-swarm")
 """Of this user; the installer, run by root, names the service's."""
 
-EngineOption = Annotated[Engine, typer.Option(help="What samples; auto: the best that is installed and fits.")]
+EngineOption = Annotated[EngineName, typer.Option(help="What samples; auto: the best that is installed and fits.")]
 ThreadsOption = Annotated[
     int, typer.Option(min=0, help="CPU threads of the engine; 0: half of the cores, four at most, one beside a GPU.")
 ]
 DeviceOption = Annotated[Device, typer.Option(help="Where to sample.")]
-DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU and in llama.")]
+DtypeOption = Annotated[
+    EngineDtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU and in llama.")
+]
 GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: layers on the GPU; -1: all, if it has one.")]
 VllmPythonOption = Annotated[
     str, typer.Option(envvar="SWARM_VLLM_PYTHON", help="vllm: the Python of the environment that holds it.")

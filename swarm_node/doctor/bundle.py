@@ -14,7 +14,7 @@ from pathlib import Path
 from swarm_node.allowance import settings
 from swarm_node.control import stopped
 from swarm_node.doctor.redact import known, redact
-from swarm_node.doctor.report import Finding
+from swarm_node.doctor.report import CheckResult
 from swarm_node.join_string import JoinString
 
 PACKAGES = (
@@ -31,7 +31,7 @@ PACKAGES = (
 )
 
 
-def write(target: Path, home: Path, findings: list[Finding], *, join: JoinString | None = None) -> None:
+def write(target: Path, home: Path, findings: list[CheckResult], *, join: JoinString | None = None) -> None:
     """Write the bundle to a new file."""
     secrets = known(home, join.url if join else "")
     texts = {

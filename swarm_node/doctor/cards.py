@@ -1,8 +1,8 @@
 """The graphics card, its driver, and its memory against the round's model."""
 
-from swarm_node.doctor.report import Finding, fail, ok, skip, warn
+from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 from swarm_node.engine.precision import OVERHEAD_BYTES, ROOM
-from swarm_node.machine.gpu import CUDA_MAJOR, Card, Seen, driver_major, outdated
+from swarm_node.machine.gpu import CUDA_MAJOR, Card, GpuProbe, driver_major, outdated
 
 HOT_CELSIUS = 87.0
 """Cards slow down from here."""
@@ -10,7 +10,7 @@ HOT_CELSIUS = 87.0
 GB = 10**9
 
 
-def card(seen: Seen) -> Finding:
+def card(seen: GpuProbe) -> CheckResult:
     """Is there one, and does its driver answer?"""
     if seen.trouble:
         step = "Install the card's driver again, or restart: the kernel's half and the program must be of one version."
@@ -28,7 +28,7 @@ def card(seen: Seen) -> Finding:
     return ok("gpu", "The graphics card's driver answers.", named)
 
 
-def driver(seen: Seen, cuda_major: int = CUDA_MAJOR) -> Finding:
+def driver(seen: GpuProbe, cuda_major: int = CUDA_MAJOR) -> CheckResult:
     """Judge the NVIDIA driver by the CUDA for which the engines are built."""
     versions = [one.driver for one in seen.cards if one.vendor == "nvidia" and driver_major(one.driver)]
     if not versions:
@@ -41,7 +41,7 @@ def driver(seen: Seen, cuda_major: int = CUDA_MAJOR) -> Finding:
     return ok("driver", f"The NVIDIA driver runs programs built for CUDA {cuda_major}.", versions[0])
 
 
-def memory(seen: Seen, weights_bytes: int | None, *, vram_share: float = 1.0) -> Finding:
+def memory(seen: GpuProbe, weights_bytes: int | None, *, vram_share: float = 1.0) -> CheckResult:
     """Does the round's model fit?"""
     if weights_bytes is None:
         return skip("vram", "Without a round, there is no model to compare with.", "swarm-node doctor JOIN_STRING")
@@ -62,7 +62,7 @@ def memory(seen: Seen, weights_bytes: int | None, *, vram_share: float = 1.0) ->
     return ok("vram", "The model fits into the card's memory.", evidence)
 
 
-def free_bytes(seen: Seen, *, vram_share: float = 1.0) -> int | None:
+def free_bytes(seen: GpuProbe, *, vram_share: float = 1.0) -> int | None:
     """Return what an engine may take of the card that has the most memory free; None where no card says."""
     return max(
         (min(_free(one), int(one.memory_bytes * vram_share)) for one in seen.cards if one.memory_bytes is not None),

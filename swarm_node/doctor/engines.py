@@ -13,11 +13,11 @@ import trio
 
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.rollout import pack_tokens
-from swarm_node.doctor.report import Finding, State, fail, ok, skip
+from swarm_node.doctor.report import CheckResult, CheckState, fail, ok, skip
 from swarm_node.doctor.tiny_model import make_tiny_model
-from swarm_node.engine.choose import ENGINES, Machine, Options, choose, threads_of
+from swarm_node.engine.choose import ENGINES, EngineOptions, HostMachine, choose, threads_of
 from swarm_node.engine.client import open_engine
-from swarm_node.engine.messages import GroupFailed, Request
+from swarm_node.engine.messages import GroupFailed, SampleRequest
 from swarm_node.machine import cores
 
 TRIED_S = 120.0
@@ -25,7 +25,7 @@ TRIED_S = 120.0
 
 TOKENS = 8
 
-REQUEST = Request(
+REQUEST = SampleRequest(
     request_id="tiny",
     version=1,
     prompt=pack_tokens([3, 5, 7]),
@@ -36,19 +36,19 @@ REQUEST = Request(
 )
 
 
-async def engines(options: Options, machine: Callable[[], Machine]) -> list[Finding]:
+async def engines(options: EngineOptions, machine: Callable[[], HostMachine]) -> list[CheckResult]:
     """All of them, and whether any works."""
     here = await trio.to_thread.run_sync(machine)
     with tempfile.TemporaryDirectory(prefix="echo-swarm-doctor-") as folder:
         model = await trio.to_thread.run_sync(partial(make_tiny_model, Path(folder) / "model"))
         findings = [await engine(name, options, here, model) for name in ENGINES]
-    if not any(finding.state is State.OK for finding in findings):
+    if not any(finding.state is CheckState.OK for finding in findings):
         step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; a GPU's build is in docs/commands.md."
         findings.append(fail("engine", "No engine works here, so this node cannot sample.", "", step))
     return findings
 
 
-def processor(options: Options, machine: Machine) -> Finding:
+def processor(options: EngineOptions, machine: HostMachine) -> CheckResult:
     """How much of it an engine takes."""
     count = threads_of(options, machine)
     said = f"An engine takes {count} thread{'s' * (count != 1)} of this machine's processor."
@@ -56,7 +56,7 @@ def processor(options: Options, machine: Machine) -> Finding:
     return ok("cpu", said, f"{cores.usable()} cores, {whose}")
 
 
-async def engine(name: str, options: Options, machine: Machine, model: Path) -> Finding:
+async def engine(name: str, options: EngineOptions, machine: HostMachine, model: Path) -> CheckResult:
     """One of them."""
     check = f"engine {name}"
     try:

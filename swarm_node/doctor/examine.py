@@ -21,15 +21,15 @@ from protocol.signing import NodeKey
 from swarm_node import identity
 from swarm_node.api_client import Coordinator
 from swarm_node.doctor import cards, engines, house, line, storage
-from swarm_node.doctor.line import Line
-from swarm_node.doctor.report import Finding, fail, ok, skip
-from swarm_node.engine.choose import Options, this_machine
+from swarm_node.doctor.line import RoundAnswer
+from swarm_node.doctor.report import CheckResult, fail, ok, skip
+from swarm_node.engine.choose import EngineOptions, this_machine
 from swarm_node.join_string import JoinString
 from swarm_node.machine import gpu, use
 from swarm_node.origins import open_origins
 from swarm_node.updater import Updater
 
-Tell = Callable[[Finding], None]
+Tell = Callable[[CheckResult], None]
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Patient:
     home: Path
     join: JoinString | None
     listen: str
-    options: Options
+    options: EngineOptions
     with_engines: bool = True
 
 
-async def examine(patient: Patient, tell: Tell) -> list[Finding]:
+async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
     """Make every check; `tell` hears of each as soon as it is made."""
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
 
-    def note(*found: Finding) -> None:
+    def note(*found: CheckResult) -> None:
         findings.extend(found)
         for one in found:
             tell(one)
@@ -78,7 +78,7 @@ async def examine(patient: Patient, tell: Tell) -> list[Finding]:
 
 
 @asynccontextmanager
-async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterator[Line | None]:
+async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterator[RoundAnswer | None]:
     """The round, if one was named and it answers."""
     if patient.join is None:
         yield None
@@ -106,12 +106,12 @@ async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterat
         await coordinator.close()
 
 
-async def ask(coordinator: Coordinator, join: JoinString) -> Line:
+async def ask(coordinator: Coordinator, join: JoinString) -> RoundAnswer:
     """Its newest version, with every signature checked."""
     with tempfile.TemporaryDirectory(prefix="echo-swarm-doctor-") as folder:
         async with open_origins(coordinator) as origins:
             await origins.learn()
-            return Line(coordinator, await Updater(origins, join.round_id, Path(folder) / "trust").refresh())
+            return RoundAnswer(coordinator, await Updater(origins, join.round_id, Path(folder) / "trust").refresh())
 
 
 def _key(home: Path) -> NodeKey:
@@ -123,17 +123,17 @@ def _key(home: Path) -> NodeKey:
         return NodeKey(secrets.token_bytes(32))
 
 
-def _newest(found: Line) -> str:
+def _newest(found: RoundAnswer) -> str:
     return f"version {found.manifest.version}" if found.manifest else "no version is published yet"
 
 
-def weights_bytes(found: Line) -> int | None:
+def weights_bytes(found: RoundAnswer) -> int | None:
     if found.manifest is None:
         return None
     return sum(entry.size_bytes for entry in found.manifest.files if entry.path.endswith(".safetensors"))
 
 
-async def config_bytes(found: Line) -> bytes | None:
+async def config_bytes(found: RoundAnswer) -> bytes | None:
     """Fetch config.json, a few kilobytes, unread; None where it is not published in one piece."""
     entries = found.manifest.files if found.manifest else ()
     entry = next((one for one in entries if one.path == "config.json"), None)
@@ -143,14 +143,14 @@ async def config_bytes(found: Line) -> bytes | None:
     return b"".join([await found.coordinator.origin.chunk(ChunkId(chunk), sizes[chunk]) for chunk in entry.chunks])
 
 
-async def _try(check: str, look: Callable[[], Finding]) -> Finding:
-    async def in_thread() -> Finding:
+async def _try(check: str, look: Callable[[], CheckResult]) -> CheckResult:
+    async def in_thread() -> CheckResult:
         return await trio.to_thread.run_sync(look)
 
     return await _try_async(check, in_thread)
 
 
-async def _try_async(check: str, look: Callable[[], Awaitable[Finding]]) -> Finding:
+async def _try_async(check: str, look: Callable[[], Awaitable[CheckResult]]) -> CheckResult:
     try:
         return await look()
     except Exception as error:  # a doctor who falls ill says so, and the examination goes on

@@ -8,10 +8,10 @@ from pathlib import Path
 from protocol.errors import SwarmError
 from swarm_node import identity
 from swarm_node.control.door import FOLDER, PORT, SOCKET
-from swarm_node.doctor.report import Finding, fail, ok, skip, warn
+from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 
 
-def home(folder: Path) -> Finding:
+def home(folder: Path) -> CheckResult:
     """Whether files can be made where the node keeps them."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
@@ -23,7 +23,7 @@ def home(folder: Path) -> Finding:
     return ok("home", "The node's folder can be written.", str(folder))
 
 
-def key(folder: Path) -> Finding:
+def key(folder: Path) -> CheckResult:
     """Whether the key is sound, and nobody else's to read."""
     path = folder / identity.FILE
     if not path.exists():
@@ -44,7 +44,7 @@ def key(folder: Path) -> Finding:
     return ok("key", "The key is sound and its owner's alone.", f"mode {mode:04o}, node {me}")
 
 
-def agent(folder: Path) -> Finding:
+def agent(folder: Path) -> CheckResult:
     """Whether an agent runs already: figures are then those of a machine at work."""
     if any((folder / FOLDER / name).exists() for name in (SOCKET, PORT)):
         said = "An agent is running in this home, or was killed; speed and memory are what it leaves."

@@ -21,8 +21,8 @@ from protocol.manifest import PolicyManifest
 from protocol.probe import Dial
 from swarm_node.api_client import Coordinator
 from swarm_node.control import client
-from swarm_node.doctor.report import Finding, fail, ok, skip, warn
-from swarm_node.reach.listening import BOTH_FAMILIES, PORTS, Place, open_place
+from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
+from swarm_node.reach.listening import BOTH_FAMILIES, PORTS, ListenAddress, open_place
 from swarm_node.reach.state import CAN, CANNOT
 
 OFF_WARN_S, OFF_FAIL_S = 10.0, float(limits.CLOCK_SKEW_MAX_S)
@@ -37,14 +37,14 @@ SLOW_UP_BYTES_PER_S = 100e3
 """A group of long answers is a megabyte."""
 
 
-class Line(NamedTuple):
+class RoundAnswer(NamedTuple):
     """A round that answered."""
 
     coordinator: Coordinator
     manifest: PolicyManifest | None
 
 
-def clock(offset_s: float | None) -> Finding:
+def clock(offset_s: float | None) -> CheckResult:
     """How far this machine's clock is off; whoever is off too far is not listened to."""
     if offset_s is None:
         return skip("clock", "The coordinator did not say what time it is.")
@@ -58,7 +58,7 @@ def clock(offset_s: float | None) -> Finding:
     return ok("clock", "The clock is right.", evidence)
 
 
-async def down(line: Line) -> Finding:
+async def down(line: RoundAnswer) -> CheckResult:
     """Fetch chunks of the newest version from the coordinator, as the last resort of a node is."""
     if line.manifest is None:
         return skip("down", "No version is published yet, so there is nothing to fetch.")
@@ -85,7 +85,7 @@ async def down(line: Line) -> Finding:
     return ok("down", "The line down is fast enough.", evidence)
 
 
-async def up(line: Line) -> Finding:
+async def up(line: RoundAnswer) -> CheckResult:
     """Send bytes that the coordinator throws away."""
     data = secrets.token_bytes(UP_BYTES)
     started = time.perf_counter()
@@ -111,7 +111,7 @@ TO_BE_DIALLED = (
 )
 
 
-async def reach(line: Line, listen: str, home: Path | None = None) -> Finding:
+async def reach(line: RoundAnswer, listen: str, home: Path | None = None) -> CheckResult:
     """Report whether others could dial the agent that runs; without one, listen where it would, and be dialled."""
     dialled = await _agent_was_dialled(home) if home else None
     if dialled is not None:
@@ -135,7 +135,7 @@ async def _agent_was_dialled(home: Path) -> bool | None:
     return said
 
 
-async def _listen(place: Place) -> trio.SocketListener:
+async def _listen(place: ListenAddress) -> trio.SocketListener:
     if place.host != BOTH_FAMILIES:
         (listener,) = await trio.open_tcp_listeners(place.port, host=place.host)
         return listener
@@ -146,7 +146,7 @@ async def _listen(place: Place) -> trio.SocketListener:
     return trio.SocketListener(server)
 
 
-async def _be_dialled(line: Line, listener: trio.SocketListener, place: Place) -> Finding:
+async def _be_dialled(line: RoundAnswer, listener: trio.SocketListener, place: ListenAddress) -> CheckResult:
     word = secrets.token_hex(16)
     chosen = int(listener.socket.getsockname()[1])
     async with trio.open_nursery() as nursery:

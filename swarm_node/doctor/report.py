@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """How bad it is."""
 
     OK = "ok"
@@ -20,11 +20,11 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The outcome of one check."""
 
     check: str
-    state: State
+    state: CheckState
     said: str
     """The root cause, or what is well, in a sentence."""
     evidence: str = ""
@@ -35,28 +35,28 @@ class Finding:
         return asdict(self)
 
 
-def ok(check: str, said: str, evidence: str = "") -> Finding:
-    return Finding(check, State.OK, said, evidence)
+def ok(check: str, said: str, evidence: str = "") -> CheckResult:
+    return CheckResult(check, CheckState.OK, said, evidence)
 
 
-def warn(check: str, said: str, evidence: str, next_step: str) -> Finding:
-    return Finding(check, State.WARN, said, evidence, next_step)
+def warn(check: str, said: str, evidence: str, next_step: str) -> CheckResult:
+    return CheckResult(check, CheckState.WARN, said, evidence, next_step)
 
 
-def fail(check: str, said: str, evidence: str, next_step: str) -> Finding:
-    return Finding(check, State.FAIL, said, evidence, next_step)
+def fail(check: str, said: str, evidence: str, next_step: str) -> CheckResult:
+    return CheckResult(check, CheckState.FAIL, said, evidence, next_step)
 
 
-def skip(check: str, said: str, next_step: str = "") -> Finding:
-    return Finding(check, State.SKIP, said, "", next_step)
+def skip(check: str, said: str, next_step: str = "") -> CheckResult:
+    return CheckResult(check, CheckState.SKIP, said, "", next_step)
 
 
-def failed(findings: Iterable[Finding]) -> bool:
+def failed(findings: Iterable[CheckResult]) -> bool:
     """Whether anything would keep a node from working."""
-    return any(finding.state is State.FAIL for finding in findings)
+    return any(finding.state is CheckState.FAIL for finding in findings)
 
 
-def lines(finding: Finding) -> Iterator[str]:
+def lines(finding: CheckResult) -> Iterator[str]:
     """A finding as people read it."""
     yield f"{finding.state.value:<4}  {finding.check:<11} {finding.said}"
     if finding.evidence:
@@ -65,9 +65,9 @@ def lines(finding: Finding) -> Iterator[str]:
         yield f"                  → {finding.next_step}"
 
 
-def summary(findings: list[Finding]) -> str:
+def summary(findings: list[CheckResult]) -> str:
     """The last line."""
-    counts = {state: sum(1 for one in findings if one.state is state) for state in State}
+    counts = {state: sum(1 for one in findings if one.state is state) for state in CheckState}
     said = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
     verdict = "a node would not work here as things stand" if failed(findings) else "a node can work here"
     return f"{said}: {verdict}."

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from swarm_node.disk import existing
-from swarm_node.doctor.report import Finding, fail, ok, skip, warn
+from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 
 VERSIONS_KEPT = 3.5
 """Two versions, the one that is being built, and the chunks of a download."""
@@ -27,7 +27,7 @@ RAM_FACTOR = 1.3
 GB = 10**9
 
 
-def ram(total: int | None, free: int | None, weights_bytes: int | None, *, on_card: bool) -> Finding:
+def ram(total: int | None, free: int | None, weights_bytes: int | None, *, on_card: bool) -> CheckResult:
     """Does the machine's memory hold what the engine holds there?"""
     if total is None:
         return skip("ram", "This system does not tell its memory.")
@@ -43,7 +43,7 @@ def ram(total: int | None, free: int | None, weights_bytes: int | None, *, on_ca
     return ok("ram", "There is memory enough.", evidence)
 
 
-def space(folder: Path, version_bytes: int | None) -> Finding:
+def space(folder: Path, version_bytes: int | None) -> CheckResult:
     """Is there room for the versions that a node keeps?"""
     place = existing(folder)
     free = shutil.disk_usage(place).free
@@ -55,7 +55,7 @@ def space(folder: Path, version_bytes: int | None) -> Finding:
     return ok("disk", "There is room for the round's versions.", evidence)
 
 
-def speed(folder: Path, *, tried_bytes: int = TRIED_BYTES) -> Finding:
+def speed(folder: Path, *, tried_bytes: int = TRIED_BYTES) -> CheckResult:
     """Write and sync, as a download does; the file is gone afterwards."""
     piece = os.urandom(PIECE_BYTES)
     started, written = time.perf_counter(), 0

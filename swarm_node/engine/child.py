@@ -18,7 +18,7 @@ from protocol import limits
 from protocol.errors import EngineNotStarted, MalformedMessage
 from swarm_node.engine import described
 from swarm_node.engine.memory import limit_private
-from swarm_node.engine.messages import LENGTH_BYTES, Answer, Failed, Ready, Said, frame
+from swarm_node.engine.messages import LENGTH_BYTES, Answer, CommandFailed, Ready, Said, frame
 from swarm_node.engine.session import AnyEngine, Session
 from swarm_node.engine.vllm_command import OFFLINE, environment
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
             f"The engine {options.engine} does not start: {error}",
             hint="Install it again, or choose another `--engine`.",
         )
-        pipe.write(frame(Answer(body=Failed.of(missing))))
+        pipe.write(frame(Answer(body=CommandFailed.of(missing))))
         pipe.flush()
         os._exit(1)  # the other thread holds stdin, and would end the interpreter with a crash
     threading.Thread(target=_write, args=(pipe, answers), daemon=True).start()

@@ -28,11 +28,11 @@ NONE_HERE = "No engine can sample here."
 NONE_UNFIT: Mapping[str, str] = MappingProxyType({})
 
 
-class Options(NamedTuple):
+class EngineOptions(NamedTuple):
     """What the owner wants of an engine."""
 
     threads: int = 1
-    """Of the processor; 0: as many as `Machine.threads`, and one beside a GPU."""
+    """Of the processor; 0: as many as `HostMachine.threads`, and one beside a GPU."""
     device: str = AUTO
     dtype: str = AUTO
     gpu_layers: int = -1
@@ -44,14 +44,14 @@ class Options(NamedTuple):
     """Whether the round is one of episodes."""
 
 
-class Machine(NamedTuple):
+class HostMachine(NamedTuple):
     """What there is."""
 
     nvidia: bool
     packages: frozenset[str]
     llama_offloads: bool
     """Whether llama.cpp was built for a GPU."""
-    find_vllm: Callable[[str], vllm_command.Found | str]
+    find_vllm: Callable[[str], vllm_command.VllmInstallation | str]
     """What vLLM an interpreter has, or why none; takes 15 s."""
     threads: int = 1
     """How many threads an engine takes where it computes on the processor."""
@@ -73,18 +73,18 @@ class Machine(NamedTuple):
         return self.nvidia and not self.torch_lacks_cuda
 
 
-class Candidate(NamedTuple):
+class EngineCandidate(NamedTuple):
     """An engine that may be chosen."""
 
     dtypes: frozenset[str]
-    lacks: Callable[[Machine, Options], str]
+    lacks: Callable[[HostMachine, EngineOptions], str]
     """Why it cannot run here; nothing if it can."""
-    yields: Callable[[Machine, Options], str]
+    yields: Callable[[HostMachine, EngineOptions], str]
     """Why another should go before it, unless it was asked for; nothing if none should."""
-    because: Callable[[Machine], str]
+    because: Callable[[HostMachine], str]
     install: str
     """How to get it, as a half sentence."""
-    command: Callable[[Options], list[str]]
+    command: Callable[[EngineOptions], list[str]]
 
 
 class Choice(NamedTuple):
@@ -95,7 +95,7 @@ class Choice(NamedTuple):
     command: list[str]
 
 
-def choose(wanted: str, options: Options, machine: Machine, unfit: Mapping[str, str] = NONE_UNFIT) -> Choice:
+def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Mapping[str, str] = NONE_UNFIT) -> Choice:
     """The engine to take; none of the unfit."""
     refused: dict[str, str] = {}
     for name, candidate in ENGINES.items():
@@ -120,7 +120,9 @@ def choose(wanted: str, options: Options, machine: Machine, unfit: Mapping[str, 
     raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=f"Install one: {hint}. Or choose another.")
 
 
-def for_policy(wanted: str, options: Options, plays: bool = False, unfit: Mapping[str, str] = NONE_UNFIT) -> Choice:
+def for_policy(
+    wanted: str, options: EngineOptions, plays: bool = False, unfit: Mapping[str, str] = NONE_UNFIT
+) -> Choice:
     """The engine for a policy on this machine, and for a round of episodes if it `plays`.
 
     Those that are unfit have tried it; each with the reason why it could not.
@@ -128,24 +130,24 @@ def for_policy(wanted: str, options: Options, plays: bool = False, unfit: Mappin
     return choose(wanted, options._replace(plays=plays), this_machine(), unfit)
 
 
-def threads_of(options: Options, machine: Machine) -> int:
+def threads_of(options: EngineOptions, machine: HostMachine) -> int:
     """As many as were asked for; else some on the processor, and one where a GPU computes."""
     on_gpu = options.device != "cpu" and options.gpu_layers != 0 and (machine.torch_on_cuda or machine.llama_offloads)
     return options.threads or (1 if on_gpu else machine.threads)
 
 
-def this_machine() -> Machine:
+def this_machine() -> HostMachine:
     """What can be seen without importing anything."""
     packages = frozenset(name for name in ("torch", "transformers", "llama_cpp", "gguf") if find_spec(name))
     loaded = Path("/proc/driver/nvidia/version")
     nvidia = loaded.exists()
     driver = gpu.driver_major(loaded.read_text(errors="replace")) if nvidia else 0
     threads = cores.by_default(cores.usable())
-    return Machine(nvidia, packages, _llama_offloads(), _find_vllm, threads, driver, _cuda_of_torch())
+    return HostMachine(nvidia, packages, _llama_offloads(), _find_vllm, threads, driver, _cuda_of_torch())
 
 
 @cache  # the node asks at every version, and an environment stays as it is
-def _find_vllm(python: str) -> vllm_command.Found | str:
+def _find_vllm(python: str) -> vllm_command.VllmInstallation | str:
     try:
         return vllm_command.probe(python)
     except ConfigInvalid as error:
@@ -182,7 +184,7 @@ def _llama_offloads() -> bool:
     return bool(backends & {f"ggml-{kind}" for kind in ("cuda", "hip", "metal", "musa", "sycl", "vulkan")})
 
 
-def _vllm_lacks(machine: Machine, options: Options) -> str:
+def _vllm_lacks(machine: HostMachine, options: EngineOptions) -> str:
     if options.plays:
         return "it plays no episodes"
     if not options.vllm_python:
@@ -195,7 +197,7 @@ def _vllm_lacks(machine: Machine, options: Options) -> str:
     return gpu.outdated(machine.driver) if found.device == "cuda" else ""
 
 
-def _llama_lacks(machine: Machine, options: Options) -> str:
+def _llama_lacks(machine: HostMachine, options: EngineOptions) -> str:
     if missing := sorted({"llama_cpp", "gguf"} - machine.packages):
         return f"{' and '.join(missing)} not installed"
     if options.device == "cuda" and not machine.llama_offloads:
@@ -205,7 +207,7 @@ def _llama_lacks(machine: Machine, options: Options) -> str:
     return ""
 
 
-def _llama_yields(machine: Machine, options: Options) -> str:
+def _llama_yields(machine: HostMachine, options: EngineOptions) -> str:
     if machine.llama_offloads or _torch_lacks(machine, options):
         return ""
     if machine.torch_on_cuda and options.device == AUTO:
@@ -213,20 +215,20 @@ def _llama_yields(machine: Machine, options: Options) -> str:
     return "in float32 torch is faster for many samples at once" if options.dtype in (AUTO, "float32") else ""
 
 
-def _torch_lacks(machine: Machine, options: Options) -> str:
+def _torch_lacks(machine: HostMachine, options: EngineOptions) -> str:
     missing = sorted({"torch", "transformers"} - machine.packages)
     if missing:
         return f"{' and '.join(missing)} not installed"
     return machine.torch_lacks_cuda if options.device == "cuda" else ""
 
 
-def _torch_because(machine: Machine) -> str:
+def _torch_because(machine: HostMachine) -> str:
     """Return why torch is taken, and why it leaves a card idle if it does."""
     idle = f"; it samples on the processor, since {machine.torch_lacks_cuda}"
     return "torch is installed" + idle * (machine.nvidia and not machine.torch_on_cuda)
 
 
-def _own_command(name: str, options: Options) -> list[str]:
+def _own_command(name: str, options: EngineOptions) -> list[str]:
     """The engine's console script, beside this interpreter."""
     script = str(Path(sys.executable).with_name("swarm-node"))
     words = [script, "engine", "--engine", name, "--threads", str(options.threads)]
@@ -235,7 +237,7 @@ def _own_command(name: str, options: Options) -> list[str]:
 
 
 ENGINES = {
-    "vllm": Candidate(
+    "vllm": EngineCandidate(
         dtypes=frozenset({AUTO, "float32", "bfloat16"}),
         lacks=_vllm_lacks,
         yields=lambda _machine, _options: "",
@@ -245,7 +247,7 @@ ENGINES = {
             options.vllm_python, options.threads, options.dtype, options.vram_share
         ),
     ),
-    "llama": Candidate(
+    "llama": EngineCandidate(
         dtypes=frozenset({AUTO, "float32", "float16", "bfloat16", "q8_0"}),
         lacks=_llama_lacks,
         yields=_llama_yields,
@@ -253,7 +255,7 @@ ENGINES = {
         install="`pip install 'echo-swarm[llama]'`",
         command=lambda options: _own_command("llama", options),
     ),
-    "torch": Candidate(
+    "torch": EngineCandidate(
         dtypes=frozenset({AUTO, "float32", "bfloat16"}),
         lacks=_torch_lacks,
         yields=lambda _machine, _options: "",

@@ -30,25 +30,25 @@ from swarm_node.engine.choose import Choice
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
-    Cancel,
     Cancelled,
+    CancelRequests,
     Command,
+    CommandFailed,
     Encode,
     Encoded,
     Ended,
-    Failed,
+    EngineProgress,
     Generate,
     GroupDone,
     GroupFailed,
     GroupGrown,
-    Load,
     Loaded,
+    LoadVersion,
     Measure,
-    Measured,
-    Progress,
     Ready,
-    Request,
     Said,
+    SampleRequest,
+    SamplingStats,
     frame,
 )
 from swarm_node.machine import use
@@ -68,7 +68,7 @@ GRACE_S = 2.0
 
 TOO_MUCH = "The version may be at fault; if others end so, too, this machine has too little memory."
 
-R = TypeVar("R", Ready, Loaded, Measured, Encoded)
+R = TypeVar("R", Ready, Loaded, SamplingStats, Encoded)
 
 
 Choose = Callable[[bool, Mapping[str, str]], Choice]
@@ -86,7 +86,7 @@ class EngineClient:
         self._log = log
         self._answer_timeout_s = answer_timeout_s
         self._process: trio.Process | None = None
-        self._policy: Load | None = None
+        self._policy: LoadVersion | None = None
         self._turn, self._pipe = trio.Lock(), trio.Lock()
         self._unanswered: set[str] = set()
         self._early: deque[GroupGrown | GroupDone | GroupFailed] = deque()
@@ -146,7 +146,7 @@ class EngineClient:
             size_bytes = await trio.to_thread.run_sync(_size_bytes, folder)
             await self._start()
             self._allow(size_bytes)
-            policy = Load(folder=str(folder), version=version, memory_max_bytes=self._allowed_bytes)
+            policy = LoadVersion(folder=str(folder), version=version, memory_max_bytes=self._allowed_bytes)
             loaded = await self._ask(policy, Loaded)
             self._policy = policy
             return loaded
@@ -157,7 +157,7 @@ class EngineClient:
         held_bytes = memory.resident_bytes(self.pid) if self.pid else 0
         self._allowed_bytes = memory.allowed_bytes(policy_bytes, free_bytes, held_bytes=held_bytes or 0)
 
-    async def submit(self, requests: Sequence[Request]) -> None:
+    async def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Add requests to those that are sampled; `finished` hands them over, in the order in which they end."""
         async with self._turn, self._or_nothing():
             if await self._start() and self._policy is not None:
@@ -176,13 +176,13 @@ class EngineClient:
         """Give requests up, also while another task awaits them; one that has ended already is still handed over."""
         async with self._or_nothing():
             if self._unanswered.intersection(request_ids):
-                await self._send(Cancel(request_ids=tuple(request_ids)))
+                await self._send(CancelRequests(request_ids=tuple(request_ids)))
 
-    async def measured(self) -> Measured:
+    async def measured(self) -> SamplingStats:
         """How fast the requests were sampled that have ended since this was last asked for."""
         async with self._turn, self._or_nothing():
             await self._start()
-            return await self._ask(Measure(), Measured)
+            return await self._ask(Measure(), SamplingStats)
 
     async def encoded(self, texts: Sequence[str]) -> list[bytes]:
         """The tokens of texts, packed, by the tokenizer of the policy that is loaded."""
@@ -272,16 +272,16 @@ class EngineClient:
         self._expect(await self._receive(START_TIMEOUT_S), Ready)
         return True
 
-    async def _ask(self, command: Load | Measure | Encode, kind: type[R]) -> R:
+    async def _ask(self, command: LoadVersion | Measure | Encode, kind: type[R]) -> R:
         """Send a command that has one answer; the groups that end before it are kept."""
         await self._send(command)
-        while isinstance(answer := await self._receive(self._answer_timeout_s), GroupGrown | Progress | Ended):
+        while isinstance(answer := await self._receive(self._answer_timeout_s), GroupGrown | EngineProgress | Ended):
             self._note(answer)
         return self._expect(answer, kind)
 
     def _note(self, answer: Said) -> None:
         """Keep a group for `finished`; progress shows that the child lives, which `_receive` was waiting for."""
-        if isinstance(answer, Progress):
+        if isinstance(answer, EngineProgress):
             return
         if isinstance(answer, GroupGrown) and answer.request_id in self._unanswered:
             self._early.append(answer)
@@ -292,7 +292,7 @@ class EngineClient:
         if not isinstance(answer, Cancelled):
             self._early.append(answer)
 
-    async def _send(self, body: Load | Generate | Cancel | Measure | Encode) -> None:
+    async def _send(self, body: LoadVersion | Generate | CancelRequests | Measure | Encode) -> None:
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -326,7 +326,7 @@ class EngineClient:
         return bytes(parts)
 
     def _expect(self, reply: Said, kind: type[R]) -> R:
-        if isinstance(reply, Failed):
+        if isinstance(reply, CommandFailed):
             raise _Reported(SwarmError.from_wire(reply.model_dump()))
         if not isinstance(reply, kind):
             raise EngineFailed(f"The engine answers {reply.kind} where {kind.__name__} is due.")

@@ -31,10 +31,10 @@ from protocol.sampling import uniform_table
 from protocol.transcript import Player
 from swarm_node.engine import canary
 from swarm_node.engine.decoder import Decoder, Logits
-from swarm_node.engine.groups import Group, Running, check_prefixes, failed, opened, prompts_of, since
-from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, Measured, Request
+from swarm_node.engine.groups import RunningGroup, RunningSample, check_prefixes, failed, opened, prompts_of, since
+from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest, SamplingStats
 from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
-from swarm_node.engine.policy_text import PolicyText
+from swarm_node.engine.policy_text import FolderCodec
 
 PREFILL_TOKENS_MAX = 8192
 """Prompt tokens computed at once, padding included: what they need in between stays far below the weights' size."""
@@ -55,10 +55,10 @@ class Engine(ABC):
         self._config: dict[str, Any] = {}
         self._ends: frozenset[int] = frozenset()
         self._version: int | None = None
-        self._codec: PolicyText | None = None
+        self._codec: FolderCodec | None = None
         """Read when the first episode needs it."""
-        self._queue: deque[Group] = deque()
-        self._running: list[Running] = []
+        self._queue: deque[RunningGroup] = deque()
+        self._running: list[RunningSample] = []
         """Sample r has row r of the decoder."""
         self._answers: list[Answered] = []
         self._spent = _nothing_spent()
@@ -104,7 +104,7 @@ class Engine(ABC):
             plays=True,
         )
 
-    def add(self, request: Request) -> None:
+    def add(self, request: SampleRequest) -> None:
         """Queue a request, if the policy can do what it asks for."""
         decoder, prompt = self._loaded(), unpack_tokens(request.prompt).tolist()
         if request.version != self._version:
@@ -143,7 +143,7 @@ class Engine(ABC):
         self._remove(gone)
         return [group.request.request_id for group in gone]
 
-    def generate(self, requests: Sequence[Request], on_group: Callable[[GroupDone], None]) -> None:
+    def generate(self, requests: Sequence[SampleRequest], on_group: Callable[[GroupDone], None]) -> None:
         """Sample every request; each group is handed over as it ends."""
         for request in requests:
             self.add(request)
@@ -155,10 +155,10 @@ class Engine(ABC):
                 if isinstance(group, GroupDone):
                     on_group(group)
 
-    def measured(self) -> Measured:
+    def measured(self) -> SamplingStats:
         """What was sampled since this was last asked for."""
         spent, self._spent = self._spent, _nothing_spent()
-        return Measured(**spent)
+        return SamplingStats(**spent)
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """Whether an allocation failed."""
@@ -182,7 +182,9 @@ class Engine(ABC):
         samples = [(group, number) for group, numbers in entering for number in numbers]
         longest = max(group.request.max_new_tokens for group, _ in entering)
         seeds, numbers = [group.request.seed for group, _ in samples], [number for _, number in samples]
-        self._running += [Running(*sample) for sample in samples]  # before anything that memory may not suffice for
+        self._running += [
+            RunningSample(*sample) for sample in samples
+        ]  # before anything that memory may not suffice for
         for one, row in zip(self._running[first:], uniform_table(seeds, numbers, longest), strict=True):
             one.uniforms, one.tokens = row, list(one.group.prefixes[one.number])
             one.player = self._player(one.group)
@@ -192,7 +194,7 @@ class Engine(ABC):
         self._spent["first_tokens"] += sum(copies)
         self._spent["prefill_s"] += time.monotonic() - started
 
-    def _player(self, group: Group) -> Player | None:
+    def _player(self, group: RunningGroup) -> Player | None:
         """A new game of a group's episode, if it has one."""
         request = group.request
         if request.episode is None:
@@ -200,12 +202,12 @@ class Engine(ABC):
         if request.prefixes:
             raise EngineFailed("An episode that somebody else began cannot be gone on with.")
         if self._codec is None:
-            self._codec = PolicyText(self._folder)
+            self._codec = FolderCodec(self._folder)
         return Player(request.episode, self._codec, end_tokens=self._ends, tokens_max=request.max_new_tokens)
 
-    def _next_groups(self) -> list[tuple[Group, list[int]]]:
+    def _next_groups(self) -> list[tuple[RunningGroup, list[int]]]:
         """The groups to let in now, and which of their samples; taken off the queue."""
-        taken: list[tuple[Group, list[int]]] = []
+        taken: list[tuple[RunningGroup, list[int]]] = []
         free, longest, prompts = self._slots - len(self._running), 0, 0
         while self._queue and (self._loaded().joins_midway or not self._running):
             group = self._queue[0]
@@ -235,7 +237,7 @@ class Engine(ABC):
         temperatures = [one.group.request.temperature for one in drawn]
         uniforms = [float(one.uniforms[len(one.tokens)]) for one in drawn]
         tokens, logprobs = logits.draw(temperatures, uniforms)
-        now, leaving, broken = time.monotonic(), [], dict[Group, SwarmError]()
+        now, leaving, broken = time.monotonic(), [], dict[RunningGroup, SwarmError]()
         for row, (one, token, logprob) in enumerate(zip(drawn, tokens, logprobs, strict=True), first):
             group = one.group
             group.first_token_at = group.first_token_at or now
@@ -250,7 +252,7 @@ class Engine(ABC):
         self._answers += [failed(group, error) for group, error in broken.items()]
         self._remove(broken, leaving)
 
-    def _end(self, one: Running, now: float) -> None:
+    def _end(self, one: RunningSample, now: float) -> None:
         """Keep a finished sample, and hand over its group if it was the last."""
         group = one.group
         group.ended[one.number] = one.whole(self._ends)
@@ -263,7 +265,7 @@ class Engine(ABC):
 
     def _tell(self) -> None:
         """Say of each group that it is time for what it has grown by."""
-        now, running = time.monotonic(), dict[Group, list[Running]]()
+        now, running = time.monotonic(), dict[RunningGroup, list[RunningSample]]()
         for one in self._running:
             every_s = one.group.request.tell_every_s
             if every_s and now - (one.group.told_at or one.group.first_token_at or now) >= every_s:
@@ -278,7 +280,7 @@ class Engine(ABC):
             if parts:
                 self._answers.append(GroupGrown(request_id=group.request.request_id, parts=parts))
 
-    def _remove(self, groups: Collection[Group], rows: Collection[int] = ()) -> None:
+    def _remove(self, groups: Collection[RunningGroup], rows: Collection[int] = ()) -> None:
         """Forget groups, wherever they are, and take out these samples besides."""
         leaving = set(rows)
         if groups:

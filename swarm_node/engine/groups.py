@@ -11,20 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import EngineFailed, SwarmError
-from protocol.fragment import Finish, Part
+from protocol.fragment import Finish, FragmentPart
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.transcript import Player
-from swarm_node.engine.messages import GroupFailed, Request
+from swarm_node.engine.messages import GroupFailed, SampleRequest
 
 GIVEN_LOGPROB = 0.0
 """Of a token that nobody drew; what `protocol.rollout` demands."""
 
 
 @dataclass(eq=False)
-class Group:
+class RunningGroup:
     """A request on its way."""
 
-    request: Request
+    request: SampleRequest
     prompt: list[int]
     waiting: list[int]
     """Samples that have no slot yet."""
@@ -43,10 +43,10 @@ class Group:
 
 
 @dataclass(eq=False)
-class Running:
+class RunningSample:
     """A sample in its slot."""
 
-    group: Group
+    group: RunningGroup
     number: int
     uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     tokens: list[int] = field(default_factory=list)
@@ -84,12 +84,12 @@ class Running:
         )
 
 
-def opened(request: Request, prompt: list[int]) -> Group:
+def opened(request: SampleRequest, prompt: list[int]) -> RunningGroup:
     """A request with its prefixes opened; a sample whose prefix is complete has ended."""
     if not request.prefixes:
-        return Group(request, prompt, list(range(request.samples)), [[]] * request.samples)
+        return RunningGroup(request, prompt, list(range(request.samples)), [[]] * request.samples)
     prefixes = [unpack_tokens(prefix.tokens).tolist() for prefix in request.prefixes]
-    group = Group(request, prompt, [], prefixes)
+    group = RunningGroup(request, prompt, [], prefixes)
     for number, prefix in enumerate(request.prefixes):
         if prefix.finish:
             group.ended[number] = Sample(tokens=b"", logprobs=b"", finish=prefix.finish)
@@ -98,7 +98,7 @@ def opened(request: Request, prompt: list[int]) -> Group:
     return group
 
 
-def check_prefixes(group: Group, vocab_size: int) -> None:
+def check_prefixes(group: RunningGroup, vocab_size: int) -> None:
     """Whether there is a prefix for each sample, of known tokens, and at least one sample to go on with."""
     request = group.request
     waiting = [group.prefixes[number] for number in group.waiting]
@@ -108,7 +108,7 @@ def check_prefixes(group: Group, vocab_size: int) -> None:
         raise EngineFailed("A prefix has tokens beyond the vocabulary, or as many as a sample may have.")
 
 
-def prompts_of(entering: Sequence[tuple[Group, list[int]]]) -> tuple[list[list[int]], list[int]]:
+def prompts_of(entering: Sequence[tuple[RunningGroup, list[int]]]) -> tuple[list[list[int]], list[int]]:
     """What to compute before the first draw, and for how many samples each: a prompt, or a prompt and one's prefix."""
     prompts, copies = [], []
     for group, numbers in entering:
@@ -118,17 +118,17 @@ def prompts_of(entering: Sequence[tuple[Group, list[int]]]) -> tuple[list[list[i
     return prompts, copies
 
 
-def since(group: Group, grown: Mapping[int, tuple[bytes, bytes, Finish]]) -> tuple[Part, ...]:
+def since(group: RunningGroup, grown: Mapping[int, tuple[bytes, bytes, Finish]]) -> tuple[FragmentPart, ...]:
     """What was not told of yet; it is told now."""
     parts = []
     for number, (tokens, logprobs, finish) in sorted(grown.items()):
         start = group.told.get(number, 0)
         if len(tokens) > 4 * start:
             new = {"tokens": tokens[4 * start :], "logprobs": logprobs[4 * start :]}
-            parts.append(Part(sample=number, start=start, finish=finish, **new))
+            parts.append(FragmentPart(sample=number, start=start, finish=finish, **new))
             group.told[number] = len(tokens) // 4
     return tuple(parts)
 
 
-def failed(group: Group, error: SwarmError) -> GroupFailed:
+def failed(group: RunningGroup, error: SwarmError) -> GroupFailed:
     return GroupFailed.of(group.request.request_id, error)

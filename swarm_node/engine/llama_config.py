@@ -20,7 +20,7 @@ LAYERS_MAX = 512
 SLIDING = "sliding_attention"
 
 
-class Config:
+class LlamaConfig:
     """The values of one configuration."""
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], *, shares_keys: bool = True) -> None:
@@ -131,7 +131,7 @@ def _by_layers(found: Mapping[str, Any]) -> bool:
     return any(isinstance(value, Mapping) for value in found.values())
 
 
-def llama3_factors(config: Config) -> NDArray[np.float32]:
+def llama3_factors(config: LlamaConfig) -> NDArray[np.float32]:
     """Return by what each frequency of `llama3` positions is divided."""
     rope, size = config.rope(), config.rotated()
     factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))

@@ -17,17 +17,17 @@ import numpy as np
 from gguf import MODEL_ARCH, MODEL_TENSOR, ExpertGatingFuncType, RopeScalingType
 from numpy.typing import NDArray
 
-from swarm_node.engine.llama_config import Config, llama3_factors
+from swarm_node.engine.llama_config import LlamaConfig, llama3_factors
 
 Values = NDArray[np.float32]
 Change = Callable[[Values], Values]
 Made = Sequence[tuple[str, Change | None]]
 """The tensors that one of the policy becomes: the name that gguf's map knows, and the change of its values."""
 
-Rule = Callable[[Config, str], Made | None]
+Rule = Callable[[LlamaConfig, str], Made | None]
 """What a tensor of this name becomes; None if the rule is not about it."""
 
-Field = Callable[[Config, gguf.GGUFWriter], None]
+Field = Callable[[LlamaConfig, gguf.GGUFWriter], None]
 
 SILU = ("silu", "swish")
 RELU_SQUARED = ("relu2",)
@@ -73,28 +73,28 @@ def rows_in_pairs(heads: int) -> Change:
     return change
 
 
-def _rotated(config: Config, name: str) -> Made | None:
+def _rotated(config: LlamaConfig, name: str) -> Made | None:
     """Llama and its kin: llama.cpp rotates neighbours, transformers the halves of a head."""
     if ".q_proj." in name:
         return [(name, rows_in_pairs(config.heads))]
     return [(name, rows_in_pairs(config.kv_heads))] if ".k_proj." in name else None
 
 
-def _one_more(_config: Config, name: str) -> Made | None:
+def _one_more(_config: LlamaConfig, name: str) -> Made | None:
     """Norms that multiply by one more than what is stored."""
     return [(name, lambda values: values + 1)] if name.endswith("norm.weight") else None
 
 
-def _flat(_config: Config, name: str) -> Made | None:
+def _flat(_config: LlamaConfig, name: str) -> Made | None:
     return [(name, np.ravel)] if name.endswith("shared_expert_gate.weight") else None
 
 
-def _transposed(_config: Config, name: str) -> Made | None:
+def _transposed(_config: LlamaConfig, name: str) -> Made | None:
     """GPT-2 stores its matrices the other way round."""
     return [(name, np.transpose)] if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")) else None
 
 
-def _grouped_by_heads(config: Config, name: str) -> Made | None:
+def _grouped_by_heads(config: LlamaConfig, name: str) -> Made | None:
     """Queries, keys and values of one head after the other, which llama.cpp wants apart."""
     if "query_key_value" not in name:
         return None
@@ -108,7 +108,7 @@ def _grouped_by_heads(config: Config, name: str) -> Made | None:
     return [(name, change)]
 
 
-def _halved(config: Config, name: str) -> Made | None:
+def _halved(config: LlamaConfig, name: str) -> Made | None:
     """Granite's experts: gates and inputs in one tensor."""
     if not name.endswith("block_sparse_moe.input_linear.weight"):
         return None
@@ -119,7 +119,7 @@ def _halved(config: Config, name: str) -> Made | None:
     ]
 
 
-def _interleaved(_config: Config, name: str) -> Made | None:
+def _interleaved(_config: LlamaConfig, name: str) -> Made | None:
     """GPT-OSS: experts stored the other way round, a gate beside each input; sinks without a suffix."""
     if name.endswith("sinks"):
         return [(f"{name}.weight", None)]
@@ -146,13 +146,13 @@ def _turned(values: Values) -> Values:
     return values.swapaxes(-1, -2)
 
 
-def _corrected(_config: Config, name: str) -> Made | None:
+def _corrected(_config: LlamaConfig, name: str) -> Made | None:
     if not name.endswith("e_score_correction_bias"):
         return None
     return [(name.removesuffix("_bias") + ".bias", None)]
 
 
-def _latent(config: Config, name: str) -> Made | None:
+def _latent(config: LlamaConfig, name: str) -> Made | None:
     """DeepSeek: what expands keys and values, apart; that of keys is applied to queries."""
     if not name.endswith("kv_b_proj.weight"):
         return None
@@ -168,32 +168,32 @@ def _latent(config: Config, name: str) -> Made | None:
     ]
 
 
-def _experts(config: Config, writer: gguf.GGUFWriter) -> None:
+def _experts(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     writer.add_expert_count(config.whole("num_local_experts", "num_experts", "n_routed_experts"))
     writer.add_expert_used_count(config.whole("num_experts_per_tok"))
     if config.value("moe_intermediate_size") is not None:
         writer.add_expert_feed_forward_length(config.whole("moe_intermediate_size"))
 
 
-def _weights_sum_to_one(config: Config, _writer: gguf.GGUFWriter) -> None:
+def _weights_sum_to_one(config: LlamaConfig, _writer: gguf.GGUFWriter) -> None:
     config.require("norm_topk_prob", True)
 
 
-def _weights_as_they_are(config: Config, _writer: gguf.GGUFWriter) -> None:
+def _weights_as_they_are(config: LlamaConfig, _writer: gguf.GGUFWriter) -> None:
     config.require("norm_topk_prob", False, None)
 
 
-def _experts_everywhere(config: Config, _writer: gguf.GGUFWriter) -> None:
+def _experts_everywhere(config: LlamaConfig, _writer: gguf.GGUFWriter) -> None:
     config.require("decoder_sparse_step", 1)
     if config.value("mlp_only_layers"):
         raise config.refusal("some of its layers have no experts (mlp_only_layers)")
 
 
-def _shared_expert(config: Config, writer: gguf.GGUFWriter) -> None:
+def _shared_expert(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     writer.add_expert_shared_feed_forward_length(config.whole("shared_expert_intermediate_size"))
 
 
-def _some_experts(config: Config, writer: gguf.GGUFWriter) -> None:
+def _some_experts(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     """GLM-4.5, DeepSeek, dots: the first layers dense, experts chosen within groups."""
     writer.add_leading_dense_block_count(int(config.value("first_k_dense_replace") or 0))
     writer.add_expert_shared_count(int(config.value("n_shared_experts") or 0))
@@ -205,7 +205,7 @@ def _some_experts(config: Config, writer: gguf.GGUFWriter) -> None:
         writer.add_expert_group_used_count(config.whole("topk_group"))
 
 
-def _latent_attention(config: Config, writer: gguf.GGUFWriter) -> None:
+def _latent_attention(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     rank, rotated = config.whole("kv_lora_rank"), config.whole("qk_rope_head_dim")
     if config.value("q_lora_rank") is not None:
         writer.add_q_lora_rank(config.whole("q_lora_rank"))
@@ -214,12 +214,12 @@ def _latent_attention(config: Config, writer: gguf.GGUFWriter) -> None:
     writer.add_value_length_mla(config.whole("v_head_dim"))
 
 
-def _soft_caps(config: Config, writer: gguf.GGUFWriter) -> None:
+def _soft_caps(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     writer.add_attn_logit_softcapping(config.number("attn_logit_softcapping"))
     writer.add_final_logit_softcapping(config.number("final_logit_softcapping"))
 
 
-def _final_soft_cap(config: Config, writer: gguf.GGUFWriter) -> None:
+def _final_soft_cap(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     config.require("attn_logit_softcapping", None)
     if config.value("final_logit_softcapping") is not None:
         writer.add_final_logit_softcapping(config.number("final_logit_softcapping"))
@@ -230,7 +230,7 @@ LAYERS_27B = {MODEL_ARCH.GEMMA2: 46, MODEL_ARCH.GEMMA3: 62}
 
 
 def _gemma_scale(arch: MODEL_ARCH) -> Field:
-    def check(config: Config, _writer: gguf.GGUFWriter) -> None:
+    def check(config: LlamaConfig, _writer: gguf.GGUFWriter) -> None:
         config.require(
             "query_pre_attn_scalar", config.hidden // config.heads if config.layers == LAYERS_27B[arch] else config.head
         )
@@ -238,59 +238,59 @@ def _gemma_scale(arch: MODEL_ARCH) -> Field:
     return check
 
 
-def _causal(config: Config, _writer: gguf.GGUFWriter) -> None:
+def _causal(config: LlamaConfig, _writer: gguf.GGUFWriter) -> None:
     config.require("use_bidirectional_attention", False, None)
 
 
-def _layer_norm_of_olmo(config: Config, writer: gguf.GGUFWriter) -> None:
+def _layer_norm_of_olmo(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     writer.add_layer_norm_eps(1e-5)
     if config.value("clip_qkv") is not None:
         writer.add_clamp_kqv(config.number("clip_qkv"))
 
 
-def _not_clipped(config: Config, _writer: gguf.GGUFWriter) -> None:
+def _not_clipped(config: LlamaConfig, _writer: gguf.GGUFWriter) -> None:
     config.require("clip_qkv", None)
 
 
-def _own_keys(config: Config, _writer: gguf.GGUFWriter) -> None:
+def _own_keys(config: LlamaConfig, _writer: gguf.GGUFWriter) -> None:
     config.require("num_key_value_heads", config.heads)
 
 
-def _residual(config: Config, writer: gguf.GGUFWriter) -> None:
+def _residual(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     writer.add_parallel_residual(config.value("use_parallel_residual") is not False)
 
 
-def _without_alibi(config: Config, writer: gguf.GGUFWriter) -> None:
+def _without_alibi(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     config.require("alibi", False)
     config.require("new_decoder_architecture", True)
     writer.add_tensor_data_layout("jploski")
 
 
-def _multipliers(config: Config, writer: gguf.GGUFWriter) -> None:
+def _multipliers(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     writer.add_attention_scale(config.number("attention_multiplier"))
     writer.add_embedding_scale(config.number("embedding_multiplier"))
     writer.add_residual_scale(config.number("residual_multiplier"))
     writer.add_logit_scale(config.number("logits_scaling"))
 
 
-def _logit_scale(config: Config, writer: gguf.GGUFWriter) -> None:
+def _logit_scale(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     writer.add_logit_scale(config.number("logit_scale"))
     writer.add_rope_scaling_type(RopeScalingType.NONE)
 
 
-def _every_fourth_unrotated(config: Config, _writer: gguf.GGUFWriter) -> None:
+def _every_fourth_unrotated(config: LlamaConfig, _writer: gguf.GGUFWriter) -> None:
     rotated = [(layer + 1) % 4 != 0 for layer in range(config.layers)]
     if [bool(value) for value in config.value("no_rope_layers") or ()] != rotated:
         raise config.refusal("llama.cpp leaves every fourth layer without positions, and config.json others")
 
 
-def _clamped(config: Config, writer: gguf.GGUFWriter) -> None:
+def _clamped(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     config.require("swiglu_limit", 7.0, None)
     config.require("swiglu_alpha", 1.702, None)
     writer.add_expert_feed_forward_length(config.whole("intermediate_size"))
 
 
-def _alibi(config: Config, writer: gguf.GGUFWriter) -> None:
+def _alibi(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     attention = dict(config.value("attn_config") or {})
     if not attention.get("alibi", True) or attention.get("qk_ln") or attention.get("softmax_scale"):
         raise config.refusal("llama.cpp knows MPT with ALiBi positions only")
@@ -299,7 +299,7 @@ def _alibi(config: Config, writer: gguf.GGUFWriter) -> None:
         writer.add_clamp_kqv(float(attention["clip_qkv"]))
 
 
-def _plain_residual(config: Config, _writer: gguf.GGUFWriter) -> None:
+def _plain_residual(config: LlamaConfig, _writer: gguf.GGUFWriter) -> None:
     config.require("apply_residual_connection_post_layernorm", False, None)
 
 
@@ -380,10 +380,12 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 """Recipes by `model_type`."""
 
 
-def recipe_of(values: Mapping[str, Any]) -> tuple[Recipe, Config]:
+def recipe_of(values: Mapping[str, Any]) -> tuple[Recipe, LlamaConfig]:
     """Return how this configuration is converted, and its numbers; what cannot be converted is refused by name."""
     recipe = RECIPES.get(str(values.get("model_type", "")))
-    config = Config(values, dict(recipe.defaults) if recipe else {}, shares_keys=recipe is None or recipe.shares_keys)
+    config = LlamaConfig(
+        values, dict(recipe.defaults) if recipe else {}, shares_keys=recipe is None or recipe.shares_keys
+    )
     if recipe is None:
         raise config.refusal("it converts no policy of this architecture")
     if values.get("quantization_config"):
@@ -405,12 +407,12 @@ def recipe_of(values: Mapping[str, Any]) -> tuple[Recipe, Config]:
     return recipe, config
 
 
-def _scaling(config: Config) -> str:
+def _scaling(config: LlamaConfig) -> str:
     rope = config.rope()
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
-def write_fields(recipe: Recipe, config: Config, width: int | None, writer: gguf.GGUFWriter) -> None:
+def write_fields(recipe: Recipe, config: LlamaConfig, width: int | None, writer: gguf.GGUFWriter) -> None:
     """Write what llama.cpp must know of a policy besides its tensors, of which the dense layers are this wide."""
     writer.add_block_count(config.layers)
     writer.add_context_length(config.positions)
@@ -438,7 +440,7 @@ def write_fields(recipe: Recipe, config: Config, width: int | None, writer: gguf
     writer.add_vocab_size(config.vocabulary)
 
 
-def _write_positions(recipe: Recipe, config: Config, writer: gguf.GGUFWriter) -> None:
+def _write_positions(recipe: Recipe, config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
     latent = recipe.arch == MODEL_ARCH.DEEPSEEK2
     writer.add_rope_dimension_count(config.whole("qk_rope_head_dim") if latent else config.rotated())
     rope, scaling = config.rope(), _scaling(config)
@@ -461,7 +463,7 @@ def _write_positions(recipe: Recipe, config: Config, writer: gguf.GGUFWriter) ->
                 add(float(rope[name]))
 
 
-def constants(config: Config) -> dict[str, Values]:
+def constants(config: LlamaConfig) -> dict[str, Values]:
     """Return the tensors that llama.cpp wants and no policy has."""
     if _scaling(config) != "llama3":
         return {}

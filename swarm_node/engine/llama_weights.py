@@ -21,7 +21,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol import adapter, tensors
-from swarm_node.engine.llama_config import Config
+from swarm_node.engine.llama_config import LlamaConfig
 from swarm_node.engine.llama_ggml import Q8_BLOCK, Bytes, Type, encode, encoded_bytes
 from swarm_node.engine.llama_recipes import Change, Recipe, constants, write_fields
 from swarm_node.engine.policy_files import read_adapter, tensor_files
@@ -31,7 +31,7 @@ _TYPE_OF = {"F32": Type.F32, "F16": Type.F16, "BF16": Type.BF16}
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """A tensor of llama.cpp, and the tensors of the policy that it holds: one, or those of all experts in order."""
 
     name: str
@@ -45,18 +45,18 @@ class Place:
     def size_bytes(self) -> int:
         return encoded_bytes(math.prod(self.shape), self.kind)
 
-    def digest(self, given: "Mapping[str, Source]") -> bytes:
+    def digest(self, given: "Mapping[str, SourceTensor]") -> bytes:
         """Return what differs wherever the values differ."""
         return b"".join(given[name].digest() for name in self.sources)
 
-    def encoded(self, given: "Mapping[str, Source]") -> Bytes:
+    def encoded(self, given: "Mapping[str, SourceTensor]") -> Bytes:
         """Return the values as ggml stores them."""
         parts = [given[name].encoded(self.kind, self.change) for name in self.sources]
         return np.stack(parts) if self.stacked else parts[0]
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceTensor:
     """A tensor of the policy, mapped into memory."""
 
     kind: Type
@@ -82,11 +82,11 @@ class Source:
         values = self._values().reshape(self.shape)
         return encode(np.ascontiguousarray(values if change is None else change(values)), kind)
 
-    def _merged(self, added: "Adapter") -> "Source":
+    def _merged(self, added: "Adapter") -> "SourceTensor":
         """As `protocol.adapter` defines it: in float32, then in the type in which it is stored."""
         down, up = (part._values().reshape(part.shape) for part in (added.down, added.up))
         values = self._values().reshape(self.shape) + np.float32(added.scale) * (up @ down)
-        return Source(self.kind, self.shape, encode(values, self.kind).reshape(-1).data)
+        return SourceTensor(self.kind, self.shape, encode(values, self.kind).reshape(-1).data)
 
     def _values(self) -> NDArray[np.float32]:
         if self.kind == Type.BF16:
@@ -98,8 +98,8 @@ class Source:
 class Adapter:
     """What is added to a tensor."""
 
-    down: Source
-    up: Source
+    down: SourceTensor
+    up: SourceTensor
     scale: float
 
 
@@ -109,10 +109,10 @@ _EXACT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")
 """Matrices that llama.cpp wants in float32."""
 
 
-def places(recipe: Recipe, config: Config, kind: Type, given: Mapping[str, "Source"]) -> list[Place]:
+def places(recipe: Recipe, config: LlamaConfig, kind: Type, given: Mapping[str, "SourceTensor"]) -> list[TensorPlace]:
     """Return every tensor that llama.cpp is given of such a policy; one that it does not know is refused by name."""
     names = gguf.get_tensor_name_map(recipe.arch, config.layers)
-    found, unknown = list[Place](), list[str]()
+    found, unknown = list[TensorPlace](), list[str]()
     for name, sources in _gathered(given).items():
         if config.tied and name == "lm_head.weight":
             continue
@@ -130,8 +130,8 @@ def places(recipe: Recipe, config: Config, kind: Type, given: Mapping[str, "Sour
 
 
 def _place(
-    short: str, name: str, sources: list[str], given: Mapping[str, "Source"], kind: Type, change: Change | None
-) -> Place:
+    short: str, name: str, sources: list[str], given: Mapping[str, "SourceTensor"], kind: Type, change: Change | None
+) -> TensorPlace:
     shapes = {given[source].shape for source in sources}
     if len(shapes) > 1:
         raise ValueError(f"the experts of {name} differ in shape")
@@ -139,7 +139,7 @@ def _place(
     if change is not None:
         shape = change(np.broadcast_to(np.float32(0), shape)).shape
     whole = (len(sources), *shape) if stacked else shape
-    return Place(short, tuple(sources), whole, _kind(short, whole, kind), change, stacked)
+    return TensorPlace(short, tuple(sources), whole, _kind(short, whole, kind), change, stacked)
 
 
 def _gathered(given: Iterable[str]) -> dict[str, list[str]]:
@@ -159,7 +159,7 @@ def _kind(name: str, sizes: tuple[int, ...], wanted: Type) -> Type:
     return Type.F16 if wanted == Type.Q8_0 and sizes[-1] % Q8_BLOCK else wanted
 
 
-def sources(folder: Path) -> dict[str, Source]:
+def sources(folder: Path) -> dict[str, SourceTensor]:
     """The tensors of a policy's files by name; a file stays mapped as long as one of its tensors is held."""
     found, scale = _sources(tensor_files(folder)), read_adapter(folder)
     if scale is None:
@@ -173,8 +173,8 @@ def sources(folder: Path) -> dict[str, Source]:
     return found
 
 
-def _sources(parts: Iterable[Path]) -> dict[str, Source]:
-    found: dict[str, Source] = {}
+def _sources(parts: Iterable[Path]) -> dict[str, SourceTensor]:
+    found: dict[str, SourceTensor] = {}
     for part in parts:
         with part.open("rb") as file:
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -184,14 +184,14 @@ def _sources(parts: Iterable[Path]) -> dict[str, Source]:
             if tensor.name in found:
                 raise ValueError(f"two files hold {tensor.name}")
             entry = described[tensor.name]
-            source = Source(_TYPE_OF[entry["dtype"]], tuple(entry["shape"]), view[tensor.begin : tensor.end])
+            source = SourceTensor(_TYPE_OF[entry["dtype"]], tuple(entry["shape"]), view[tensor.begin : tensor.end])
             if math.prod(source.shape) * tensor.element_bytes != len(source.data):
                 raise ValueError(f"{tensor.name} has another size than its shape says")
             found[tensor.name] = source
     return found
 
 
-def misfits(wanted: Iterable[Place], given: Iterable[Place]) -> list[str]:
+def misfits(wanted: Iterable[TensorPlace], given: Iterable[TensorPlace]) -> list[str]:
     """Return the names of tensors that are missing, too many, or of another shape."""
     shapes, found = ({place.name: (place.sources, place.shape) for place in places} for places in (wanted, given))
     return sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
@@ -205,9 +205,9 @@ def without_vocabulary(writer: gguf.GGUFWriter) -> None:
 def write_gguf(
     file: Path,
     recipe: Recipe,
-    config: Config,
-    wanted: Sequence[Place],
-    given: Mapping[str, Source],
+    config: LlamaConfig,
+    wanted: Sequence[TensorPlace],
+    given: Mapping[str, SourceTensor],
     describe: Callable[[gguf.GGUFWriter], None] = without_vocabulary,
 ) -> None:
     """Write a model that llama.cpp can load, with what else the file shall say of it."""

@@ -9,12 +9,12 @@
 
 - The child says `Ready` once, when its libraries are imported.
 - Requests may be added at any time: the child lets them in as slots become free, and never waits for a batch to end.
-- Commands are obeyed in the order in which they came, but for `Cancel`, which is obeyed at once. The other commands
+- Commands are obeyed in the order in which they came, but for `CancelRequests`, which is obeyed at once. The other commands
   wait until every request before them is answered, and what comes after them waits for them. So a request that runs
   is never touched by a swap; whoever does not want to wait for it cancels it first.
 - A request names the version it is for. If another is loaded, it fails; nothing is ever sampled from the wrong one.
-- `Failed` answers `Load`, `Measure`, `Encode` or what is no command at all; the child is then ready for the next one.
-  After a failed `Load` no version is loaded: no mixture of two, and not the old one either.
+- `CommandFailed` answers `LoadVersion`, `Measure`, `Encode` or what is no command at all; the child is then ready for the next one.
+  After a failed `LoadVersion` no version is loaded: no mixture of two, and not the old one either.
 - A request that fails takes no other with it.
 - A frame is a 4-byte big-endian length and that many bytes of canonical MessagePack.
 """
@@ -26,7 +26,7 @@ from pydantic import Field
 from protocol import limits
 from protocol.episode import Episode
 from protocol.errors import SwarmError
-from protocol.fragment import Part
+from protocol.fragment import FragmentPart
 from protocol.lease import Lease, Prefix
 from protocol.manifest import Sampler
 from protocol.message import Message
@@ -37,7 +37,7 @@ LENGTH_BYTES = 4
 RequestId = Annotated[str, Field(max_length=64)]
 
 
-class Request(Message):
+class SampleRequest(Message):
     """One group to sample: what of a lease the engine needs to know."""
 
     request_id: RequestId
@@ -57,7 +57,7 @@ class Request(Message):
     """How often to say what the group has grown by; 0: not at all. An engine that cannot says nothing."""
 
     @classmethod
-    def of(cls, lease: Lease, sampler: Sampler, *, tell_every_s: float) -> "Request":
+    def of(cls, lease: Lease, sampler: Sampler, *, tell_every_s: float) -> "SampleRequest":
         """What a lease asks of a version with this sampler."""
         return cls(
             request_id=lease.lease_id,
@@ -73,7 +73,7 @@ class Request(Message):
         )
 
 
-class Load(Message):
+class LoadVersion(Message):
     """Take the weights of this policy folder; from then on they are this version."""
 
     kind: Literal["load"] = "load"
@@ -87,10 +87,10 @@ class Generate(Message):
     """Sample these groups."""
 
     kind: Literal["generate"] = "generate"
-    requests: tuple[Request, ...] = Field(min_length=1, max_length=limits.LEASES_PER_REQUEST_MAX)
+    requests: tuple[SampleRequest, ...] = Field(min_length=1, max_length=limits.LEASES_PER_REQUEST_MAX)
 
 
-class Cancel(Message):
+class CancelRequests(Message):
     """Give these requests up; one that was answered already stays answered."""
 
     kind: Literal["cancel"] = "cancel"
@@ -137,10 +137,10 @@ class GroupGrown(Message):
 
     kind: Literal["group_grown"] = "group_grown"
     request_id: RequestId
-    parts: tuple[Part, ...]
+    parts: tuple[FragmentPart, ...]
 
 
-class Progress(Message):
+class EngineProgress(Message):
     """The engine has taken steps since it last said anything: it samples, and has nothing to hand over yet."""
 
     kind: Literal["progress"] = "progress"
@@ -177,7 +177,7 @@ class Cancelled(Message):
     request_id: RequestId
 
 
-class Measured(Message):
+class SamplingStats(Message):
     """What was sampled, and what it took."""
 
     kind: Literal["measured"] = "measured"
@@ -198,7 +198,7 @@ class Encoded(Message):
     prompts: tuple[bytes, ...]
 
 
-class Failed(Message):
+class CommandFailed(Message):
     """The command came to nothing: an error of `protocol.errors`, by its code."""
 
     kind: Literal["failed"] = "failed"
@@ -207,19 +207,19 @@ class Failed(Message):
     hint: str
 
     @staticmethod
-    def of(error: SwarmError) -> "Failed":
-        return Failed(code=error.code, message=error.message, hint=error.hint)
+    def of(error: SwarmError) -> "CommandFailed":
+        return CommandFailed(code=error.code, message=error.message, hint=error.hint)
 
 
 class Command(Message):
     """A frame to the child."""
 
-    body: Annotated[Load | Generate | Cancel | Measure | Encode, Field(discriminator="kind")]
+    body: Annotated[LoadVersion | Generate | CancelRequests | Measure | Encode, Field(discriminator="kind")]
 
 
 Ended = GroupDone | GroupFailed | Cancelled
-Reply = Ready | Loaded | Measured | Encoded | Failed
-Said = GroupGrown | Progress | Ended | Reply
+Reply = Ready | Loaded | SamplingStats | Encoded | CommandFailed
+Said = GroupGrown | EngineProgress | Ended | Reply
 
 
 class Answer(Message):

@@ -44,7 +44,7 @@ def limited(what: str) -> Iterator[None]:
         raise EngineFailed(f"The policy's {FILE} {what}: {error!r}"[:300]) from error
 
 
-class PolicyText:
+class FolderCodec:
     """A `Codec` for one policy folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class PolicyText:
 
 def encode(folder: Path, texts: Sequence[str]) -> tuple[bytes, ...]:
     """Return the tokens of each text, packed, by the tokenizer of a policy folder."""
-    text = PolicyText(folder)
+    text = FolderCodec(folder)
     return tuple(_packed(text.encode(one)) for one in texts)
 
 

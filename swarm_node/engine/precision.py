@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid, EngineFailed
-from swarm_node.engine.choose import AUTO, ENGINES, NONE_HERE, Machine, Options, choose
+from swarm_node.engine.choose import AUTO, ENGINES, NONE_HERE, EngineOptions, HostMachine, choose
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def needed_bytes(parameters: int, dtype: str) -> int:
 
 
 def choose_precision(
-    wanted: str, options: Options, machine: Machine, model: Model, memory: Memory, classes: Sequence[str] = ()
+    wanted: str, options: EngineOptions, machine: HostMachine, model: Model, memory: Memory, classes: Sequence[str] = ()
 ) -> Chosen:
     """Return the engine and the precision for a model; raise with the reason and figures where none is fit."""
     unfit: dict[str, str] = {}
@@ -130,7 +130,7 @@ def choose_precision(
 
 
 def _fitting(
-    engine: str, options: Options, machine: Machine, model: Model, memory: Memory, classes: Sequence[str]
+    engine: str, options: EngineOptions, machine: HostMachine, model: Model, memory: Memory, classes: Sequence[str]
 ) -> Chosen | str:
     """Return the first precision that the round admits and that fits, or why there is none."""
     device = _device(engine, options, machine)
@@ -156,7 +156,7 @@ def _fitting(
     )
 
 
-def _device(engine: str, options: Options, machine: Machine) -> str:
+def _device(engine: str, options: EngineOptions, machine: HostMachine) -> str:
     if options.device == "cpu":
         return "cpu"
     if engine == "llama":

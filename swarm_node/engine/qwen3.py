@@ -19,7 +19,7 @@ from torch.nn.functional import embedding, linear, scaled_dot_product_attention,
 
 from swarm_node.engine import weights
 from swarm_node.engine.matrix import Matrix
-from swarm_node.engine.qwen3_shape import Shape
+from swarm_node.engine.qwen3_shape import ModelShape
 from swarm_node.engine.sampler import TorchLogits
 
 WIDTH_STEP = 64
@@ -48,7 +48,7 @@ class Qwen3:
     joins_midway = True
 
     def __init__(self, folder: Path, config: dict[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        self._shape = shape = Shape.of(config)
+        self._shape = shape = ModelShape.of(config)
         self.device, self.dtype = device, dtype
         self.numerics = weights.numerics(device, dtype)
         self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])

@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """Differences of one family of models from the others, and transformers' defaults for missing sizes."""
 
     normed: bool
@@ -19,9 +19,9 @@ class Family:
 
 
 FAMILIES = {
-    "qwen3": Family(normed=True, biased=False, kv_heads=32, head=128),
-    "qwen2": Family(normed=False, biased=True, kv_heads=32, head=None),
-    "llama": Family(normed=False, biased=False, kv_heads=None, head=None),
+    "qwen3": ModelFamily(normed=True, biased=False, kv_heads=32, head=128),
+    "qwen2": ModelFamily(normed=False, biased=True, kv_heads=32, head=None),
+    "llama": ModelFamily(normed=False, biased=False, kv_heads=None, head=None),
 }
 """By `model_type`."""
 
@@ -48,7 +48,7 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a model; what config.json leaves out is as in transformers."""
 
     vocabulary: int
@@ -65,10 +65,10 @@ class Shape:
     biased: bool
 
     @staticmethod
-    def of(config: dict[str, Any]) -> "Shape":
+    def of(config: dict[str, Any]) -> "ModelShape":
         family = FAMILIES[config["model_type"]]
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        return Shape(
+        return ModelShape(
             vocabulary=int(config["vocab_size"]),
             hidden=hidden,
             layers=int(config["num_hidden_layers"]),

@@ -1,6 +1,6 @@
 """The child's side of the conversation in `messages`: commands in, answers out, and a step of the engine in between.
 
-- A command that cannot be obeyed yet waits, and those after it wait behind it; `Cancel` never waits.
+- A command that cannot be obeyed yet waits, and those after it wait behind it; `CancelRequests` never waits.
 - Whatever a request does to the engine, it is answered, and the next one finds an engine that works.
 - While steps are taken, something is said every second: a long group is no engine that hangs.
 """
@@ -15,24 +15,24 @@ from typing import Protocol
 from protocol.errors import EngineFailed, SwarmError
 from swarm_node.engine import policy_text
 from swarm_node.engine.messages import (
-    Cancel,
     Cancelled,
+    CancelRequests,
     Command,
+    CommandFailed,
     Encode,
     Encoded,
     Ended,
-    Failed,
+    EngineProgress,
     Generate,
     GroupDone,
     GroupFailed,
     GroupGrown,
-    Load,
     Loaded,
+    LoadVersion,
     Measure,
-    Measured,
-    Progress,
-    Request,
     Said,
+    SampleRequest,
+    SamplingStats,
 )
 
 log = logging.getLogger(__name__)
@@ -51,16 +51,16 @@ class AnyEngine(Protocol):
 
     def load(self, folder: Path, version: int) -> Loaded: ...
 
-    def add(self, request: Request) -> None: ...
+    def add(self, request: SampleRequest) -> None: ...
 
     def step(self) -> Sequence[GroupGrown | GroupDone | GroupFailed]: ...
 
     def cancel(self, request_ids: Collection[str]) -> list[str]: ...
 
-    def measured(self) -> Measured: ...
+    def measured(self) -> SamplingStats: ...
 
 
-Waiting = Load | Generate | Measure | Encode
+Waiting = LoadVersion | Generate | Measure | Encode
 """Commands that wait for their turn."""
 
 
@@ -93,9 +93,9 @@ class Session:
         try:
             command = Command.from_bytes(data).body
         except SwarmError as error:
-            self._answer(Failed.of(error))
+            self._answer(CommandFailed.of(error))
             return
-        if isinstance(command, Cancel):
+        if isinstance(command, CancelRequests):
             self._cancel(set(command.request_ids))
         else:
             self._waiting.append(command)
@@ -114,7 +114,7 @@ class Session:
                     self._answered_at = self._now()
                     for request in requests:
                         self._add(request)
-                case Load():
+                case LoadVersion():
                     self._load(command)
                 case Measure():
                     self._answer(self._engine.measured())
@@ -122,9 +122,9 @@ class Session:
                     self._answer(self._encode(texts))
         except SwarmError as error:
             log.warning("%s failed: %s", command.kind, error)
-            self._answer(Failed.of(error))
+            self._answer(CommandFailed.of(error))
 
-    def _load(self, command: Load) -> None:
+    def _load(self, command: LoadVersion) -> None:
         self._folder, folder = None, Path(command.folder)
         if command.memory_max_bytes:
             self._limit_memory(command.memory_max_bytes)
@@ -137,7 +137,7 @@ class Session:
             raise EngineFailed("No policy is loaded.", hint="Load one before encoding.")
         return Encoded(prompts=policy_text.encode(self._folder, texts))
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: SampleRequest) -> None:
         try:
             self._engine.add(request)
             self._unanswered.add(request.request_id)
@@ -170,7 +170,7 @@ class Session:
             self._answered_at = now
         elif now - self._answered_at >= PROGRESS_S:
             self._answered_at = now
-            self._answer(Progress())
+            self._answer(EngineProgress())
 
 
 def _without(command: Waiting, names: set[str]) -> Waiting | None:

@@ -25,7 +25,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
 INSTALL = "`pip install vllm msgpack base58` in an environment of its own, which `--vllm-python` names"
 
 
-class Found(NamedTuple):
+class VllmInstallation(NamedTuple):
     """A vLLM that works."""
 
     version: str
@@ -52,7 +52,7 @@ def environment(threads: int) -> dict[str, str]:
     }
 
 
-def probe(python: str) -> Found:
+def probe(python: str) -> VllmInstallation:
     """What vLLM that interpreter has; `ConfigInvalid` says why it has none that works."""
     try:
         done = subprocess.run(
@@ -63,7 +63,7 @@ def probe(python: str) -> Found:
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         raise ConfigInvalid(f"vLLM does not work under {python}: {said[-1][:300]}", hint=f"It takes {INSTALL}.")
-    return Found(**json.loads(done.stdout.splitlines()[-1]))
+    return VllmInstallation(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def _run(python: str, module: str) -> Sequence[str]:

@@ -24,9 +24,9 @@ from protocol.fragment import Finish
 from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from swarm_node.engine import canary
 from swarm_node.engine.groups import check_prefixes, opened
-from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest, SamplingStats
 from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
-from swarm_node.engine.vllm_model import ROWS_MAX, Drawn, VllmModel
+from swarm_node.engine.vllm_model import ROWS_MAX, NewTokens, VllmModel
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ Answered = GroupDone | GroupFailed
 
 
 @dataclass(eq=False)
-class Running:
+class VllmSample:
     """A sample that vLLM draws."""
 
     prefix: list[int] = field(default_factory=list)
@@ -55,12 +55,12 @@ class Running:
 
 
 @dataclass(eq=False)
-class Group:
+class VllmGroup:
     """A request on its way."""
 
-    request: Request
+    request: SampleRequest
     prompt: list[int]
-    samples: list[Running] = field(default_factory=list)
+    samples: list[VllmSample] = field(default_factory=list)
     first_token_at: float | None = None
 
     @property
@@ -68,7 +68,7 @@ class Group:
         return all(sample.finished for sample in self.samples)
 
     @property
-    def drawn(self) -> list[Running]:
+    def drawn(self) -> list[VllmSample]:
         """Return the samples of which vLLM draws tokens."""
         return [sample for sample in self.samples if not sample.finish]
 
@@ -88,8 +88,8 @@ class VllmEngine:
         self._config: dict[str, Any] = {}
         self._ends: set[int] = set()
         self._folder, self._version = Path(), -1
-        self._groups: dict[str, Group] = {}
-        self._samples: dict[str, tuple[Group, Running]] = {}
+        self._groups: dict[str, VllmGroup] = {}
+        self._samples: dict[str, tuple[VllmGroup, VllmSample]] = {}
         """What vLLM has not ended, by the names that it knows."""
         self._spent = _nothing_spent()
 
@@ -128,7 +128,7 @@ class VllmEngine:
             parameters=model.parameters, numerics=model.numerics, rebuilt=rebuilt, seconds=seconds, continues=True
         )
 
-    def add(self, request: Request) -> None:
+    def add(self, request: SampleRequest) -> None:
         """Queue a request, if the policy can do what it asks for."""
         model, prompt = self._loaded(), unpack_tokens(request.prompt).tolist()
         if request.version != self._version:
@@ -144,7 +144,7 @@ class VllmEngine:
             raise EngineFailed("With vLLM no episode can be played.", hint="Start the node with `--engine torch`.")
         if request.prefixes:
             check_prefixes(opened(request, prompt), model.vocab_size)
-        group = Group(request, prompt)
+        group = VllmGroup(request, prompt)
         self._groups[request.request_id] = group
         self._begin(group)
 
@@ -171,17 +171,17 @@ class VllmEngine:
             self._abort(group)
         return [group.request.request_id for group in gone]
 
-    def measured(self) -> Measured:
+    def measured(self) -> SamplingStats:
         """What was sampled since this was last asked for."""
         spent, self._spent = self._spent, _nothing_spent()
-        return Measured(**spent)
+        return SamplingStats(**spent)
 
     def _loaded(self) -> VllmModel:
         if self._model is None:
             raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
         return self._model
 
-    def _step(self) -> list[Drawn] | None:
+    def _step(self) -> list[NewTokens] | None:
         """What vLLM drew; None if memory did not suffice. What the failed step held is free again by then."""
         try:
             return self._loaded().step()
@@ -190,7 +190,7 @@ class VllmEngine:
                 raise
             return None
 
-    def _begin(self, group: Group) -> None:
+    def _begin(self, group: VllmGroup) -> None:
         """Give all samples of a group to vLLM; the first that it draws reports when tokens come."""
         model = self._loaded()
         group.samples = _samples(group.request)
@@ -201,7 +201,7 @@ class VllmEngine:
             name = model.add(group.request, number, group.prompt, sample.prefix, self._ends, stream=stream)
             self._samples[name] = group, sample
 
-    def _note(self, drawn: Drawn, now: float) -> None:
+    def _note(self, drawn: NewTokens, now: float) -> None:
         """Keep what was drawn."""
         group, sample = self._samples[drawn.sample_id]
         group.first_token_at = group.first_token_at or now
@@ -211,7 +211,7 @@ class VllmEngine:
             sample.finished = True
             del self._samples[drawn.sample_id]
 
-    def _end(self, group: Group) -> Answered:
+    def _end(self, group: VllmGroup) -> Answered:
         """What became of a group whose samples have ended."""
         request = group.request
         del self._groups[request.request_id]
@@ -225,10 +225,10 @@ class VllmEngine:
         ago_s = time.monotonic() - (group.first_token_at or time.monotonic())
         return GroupDone(request_id=request.request_id, samples=samples, first_token_ago_s=ago_s)
 
-    def _begun(self) -> list[Group]:
+    def _begun(self) -> list[VllmGroup]:
         return [group for group in self._groups.values() if group.first_token_at is not None]
 
-    def _count(self, seconds: float, begun: Collection[Group]) -> None:
+    def _count(self, seconds: float, begun: Collection[VllmGroup]) -> None:
         """Charge a step to prompts and to decoding by the tokens that it computed: vLLM does both at once."""
         prompts = sum(one.prefill_tokens for one in self._begun() if one not in begun)
         decoded = sum(not sample.finished for group in begun for sample in group.samples)
@@ -236,7 +236,7 @@ class VllmEngine:
         self._spent["prefill_s"] += share * seconds
         self._spent["decode_s"] += (1 - share) * seconds
 
-    def _abort(self, group: Group) -> None:
+    def _abort(self, group: VllmGroup) -> None:
         names = [name for name, (owner, _) in self._samples.items() if owner is group]
         if self._model is not None:
             self._model.abort(names)
@@ -262,17 +262,17 @@ class VllmEngine:
         return answers
 
 
-def _samples(request: Request) -> list[Running]:
+def _samples(request: SampleRequest) -> list[VllmSample]:
     """Return a request's samples before vLLM draws anything."""
     if not request.prefixes:
-        return [Running() for _ in range(request.samples)]
+        return [VllmSample() for _ in range(request.samples)]
     return [
-        Running(prefix=unpack_tokens(one.tokens).tolist(), finish=one.finish, finished=bool(one.finish))
+        VllmSample(prefix=unpack_tokens(one.tokens).tolist(), finish=one.finish, finished=bool(one.finish))
         for one in request.prefixes
     ]
 
 
-def _failed(group: Group, message: str, hint: str = "") -> GroupFailed:
+def _failed(group: VllmGroup, message: str, hint: str = "") -> GroupFailed:
     return GroupFailed.of(group.request.request_id, EngineFailed(message, hint=hint))
 
 

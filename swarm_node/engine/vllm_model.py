@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from swarm_node.engine.canary import count_ahead
-from swarm_node.engine.messages import Request
+from swarm_node.engine.messages import SampleRequest
 from swarm_node.engine.policy_files import read_adapter, read_config, without_adapter
 from swarm_node.engine.vllm_sampling import SeedBound
 from swarm_node.engine.weights import SHORT_NAMES, mapped_tensors
@@ -41,7 +41,7 @@ CANARY = "canary"
 Shapes = dict[str, tuple[int, ...]]
 
 
-class Drawn(NamedTuple):
+class NewTokens(NamedTuple):
     """What is told of a sample after a step: its tokens since it was last told of."""
 
     sample_id: str
@@ -82,7 +82,7 @@ class VllmModel:
 
     def add(
         self,
-        request: Request,
+        request: SampleRequest,
         number: int,
         prompt: list[int],
         prefix: list[int],
@@ -102,7 +102,7 @@ class VllmModel:
         self._add(sample_id, [*prompt, *prefix], request.max_new_tokens - len(prefix), ends, wanted, stream=stream)
         return sample_id
 
-    def step(self) -> list[Drawn]:
+    def step(self) -> list[NewTokens]:
         """Let samples in, and draw a token for every one that runs; what is told of them."""
         return [_drawn(output) for output in self._engine.step()]
 
@@ -177,9 +177,9 @@ def _start(folder: Path, dtype: str, rows: int, vram_share: float) -> Any:
     )
 
 
-def _drawn(output: Any) -> Drawn:
+def _drawn(output: Any) -> NewTokens:
     (one,) = output.outputs
-    return Drawn(output.request_id, one.token_ids, one.logprobs.logprobs, output.finished)
+    return NewTokens(output.request_id, one.token_ids, one.logprobs.logprobs, output.finished)
 
 
 def _published(folder: Path) -> str:

@@ -21,7 +21,7 @@ from swarm_node.engine import sampler
 
 
 @dataclass(frozen=True)
-class Row:
+class RequestDraw:
     """What one request draws."""
 
     temperature: float
@@ -36,7 +36,7 @@ class SeedBound(LogitsProcessor):  # type: ignore[misc]  # vLLM is not there whe
     """One for a whole engine; rows are those of the batch."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, RequestDraw] = {}
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -49,7 +49,7 @@ class SeedBound(LogitsProcessor):  # type: ignore[misc]  # vLLM is not there whe
         added = [(index, params, drawn) for index, params, _, drawn in batch_update.added]
         for (index, params, drawn), uniforms in zip(added, _uniforms([params for _, params, _ in added]), strict=True):
             wanted = params.extra_args
-            self._rows[index] = Row(wanted["temperature"], uniforms, wanted["forced"], drawn)
+            self._rows[index] = RequestDraw(wanted["temperature"], uniforms, wanted["forced"], drawn)
         for first, second, direction in batch_update.moved:
             moving, other = self._rows.pop(first, None), self._rows.pop(second, None)
             if moving is not None:

@@ -20,7 +20,7 @@ from rich.text import Text
 from protocol.log_lines import Lines
 from protocol.plain import one_line
 from swarm_node.live import lines
-from swarm_node.snapshot import Snapshot
+from swarm_node.snapshot import AgentSnapshot
 
 DRAW_EVERY_S = 1.0
 
@@ -49,14 +49,14 @@ def can_show(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def make(console: Console) -> Callable[[Callable[[], Snapshot]], Awaitable[None]]:
+def make(console: Console) -> Callable[[Callable[[], AgentSnapshot]], Awaitable[None]]:
     """A task that draws until it is cancelled; log lines go above it from now on."""
     handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%H:%M:%S")
     root = logging.getLogger()
     root.handlers[:] = [handler]
     handler.setFormatter(Lines("%(message)s"))
 
-    async def show(look: Callable[[], Snapshot]) -> None:
+    async def show(look: Callable[[], AgentSnapshot]) -> None:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             while True:
                 live.update(panel(look().to_json()), refresh=True)

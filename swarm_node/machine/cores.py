@@ -17,7 +17,7 @@ from typing import NamedTuple
 MOST = 4
 
 
-class Files(NamedTuple):
+class LinuxFiles(NamedTuple):
     """Where Linux tells."""
 
     cpu: Path = Path("/sys/devices/system/cpu")
@@ -25,7 +25,7 @@ class Files(NamedTuple):
     groups: Path = Path("/sys/fs/cgroup")
 
 
-LINUX = Files()
+LINUX = LinuxFiles()
 
 
 def by_default(cores: int) -> int:
@@ -33,7 +33,7 @@ def by_default(cores: int) -> int:
     return max(1, min(cores // 2, MOST))
 
 
-def usable(files: Files = LINUX, allowed: Collection[int] | None = None) -> int:
+def usable(files: LinuxFiles = LINUX, allowed: Collection[int] | None = None) -> int:
     """Cores that this process may use, at least one."""
     allowed = _allowed() if allowed is None else allowed
     topologies = [files.cpu / f"cpu{number}" / "topology" / "thread_siblings_list" for number in allowed]
@@ -47,7 +47,7 @@ def _allowed() -> Collection[int]:
     return range(os.cpu_count() or 1)
 
 
-def _quota(files: Files) -> int | None:
+def _quota(files: LinuxFiles) -> int | None:
     """Whole cores' worth of time that this process's group may use, if there is a bound."""
     group = re.search(r"^0::/(.*)$", _text(files.own_group), re.MULTILINE)
     said = _text(files.groups / group[1] / "cpu.max").split() if group else []

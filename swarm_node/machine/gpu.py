@@ -45,7 +45,7 @@ class Card(NamedTuple):
     limit_watts: float | None = None
 
 
-class Seen(NamedTuple):
+class GpuProbe(NamedTuple):
     """What was found, and what stood in the way."""
 
     cards: tuple[Card, ...] = ()
@@ -53,18 +53,18 @@ class Seen(NamedTuple):
     """Why a card that seems to be there does not answer."""
 
 
-def look(timeout_s: float = ASK_TIMEOUT_S) -> Seen:
+def look(timeout_s: float = ASK_TIMEOUT_S) -> GpuProbe:
     """All cards that a driver tells of; blocks for seconds."""
     if shutil.which("nvidia-smi"):
         return _nvidia(timeout_s)
     if shutil.which("rocm-smi"):
         return _amd(timeout_s)
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        return Seen((Card("apple", f"Apple {platform.machine()}", platform.mac_ver()[0], unified_memory()),))
+        return GpuProbe((Card("apple", f"Apple {platform.machine()}", platform.mac_ver()[0], unified_memory()),))
     for sign, name in (("/proc/driver/nvidia/version", "nvidia-smi"), ("/dev/kfd", "rocm-smi")):
         if Path(sign).exists():
-            return Seen(trouble=f"{sign} says that a driver is loaded, but {name} is not on the PATH")
-    return Seen()
+            return GpuProbe(trouble=f"{sign} says that a driver is loaded, but {name} is not on the PATH")
+    return GpuProbe()
 
 
 def parse_nvidia(text: str) -> tuple[Card, ...]:
@@ -122,25 +122,25 @@ def unified_memory() -> int | None:
     return int(done) if isinstance(done, str) and done.strip().isdigit() else None
 
 
-def _nvidia(timeout_s: float) -> Seen:
+def _nvidia(timeout_s: float) -> GpuProbe:
     said = _run(["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"], timeout_s)
     return _parsed("nvidia-smi", said, parse_nvidia)
 
 
-def _amd(timeout_s: float) -> Seen:
+def _amd(timeout_s: float) -> GpuProbe:
     wanted = ("--showproductname", "--showdriverversion", "--showmeminfo", "vram", "--showtemp", "--showpower")
     return _parsed("rocm-smi", _run(["rocm-smi", *wanted, "--json"], timeout_s), parse_amd)
 
 
-def _parsed(program: str, said: str | OSError | None, parse: Any) -> Seen:
+def _parsed(program: str, said: str | OSError | None, parse: Any) -> GpuProbe:
     if not isinstance(said, str):
-        return Seen(trouble=f"{program} does not answer{f' ({said})' if said else ''}")
+        return GpuProbe(trouble=f"{program} does not answer{f' ({said})' if said else ''}")
     try:
         cards: tuple[Card, ...] = parse(said)
     except (ValueError, AttributeError) as error:
         first = (said.strip().splitlines() or ["nothing"])[0][:200]
-        return Seen(trouble=f"{program} says {first!r} ({error})")
-    return Seen(cards, "" if cards else f"{program} names no card")
+        return GpuProbe(trouble=f"{program} says {first!r} ({error})")
+    return GpuProbe(cards, "" if cards else f"{program} names no card")
 
 
 def _run(command: Sequence[str], timeout_s: float = ASK_TIMEOUT_S) -> str | OSError | None:

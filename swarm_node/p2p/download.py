@@ -24,19 +24,19 @@ import trio
 from protocol.errors import DiskFull, SwarmError, named
 from protocol.frames import Reason
 from protocol.ids import ChunkId
-from protocol.messages import Blame, Peer, Plan
+from protocol.messages import Blame, FetchPlan, Peer
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.another_plan import ask_while_alone
-from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Had, Lied, Outcome, Parted, Refused, Upstream
+from swarm_node.p2p.fetch import Began, Broke, ChunkRefused, Deadlines, Delivered, Had, Lied, Outcome, Parted, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.picker import Ask, Picker, TakeBack
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import ORIGIN, Source
+from swarm_node.sources import ORIGIN, ChunkSource
 
 Origin = Callable[[ChunkId], Awaitable[bytes]]
-AnotherPlan = Callable[[], Awaitable[Plan | None]]
+AnotherPlan = Callable[[], Awaitable[FetchPlan | None]]
 """Asks for the plan as it is by now; None if there is no answer."""
 
 NEWS_MAX = 64
@@ -50,7 +50,7 @@ class NoSource(SwarmError):
 
 
 @dataclass(frozen=True)
-class Progress:
+class DownloadProgress:
     """How far a download is."""
 
     chunks_done: int
@@ -63,7 +63,7 @@ class Progress:
 class _Replanned:
     """There is another plan."""
 
-    plan: Plan
+    plan: FetchPlan
 
 
 @dataclass
@@ -80,7 +80,7 @@ class FetchReport:
     """Needed, but stored already."""
     bytes_twice: int = 0
     """Asked of a second source because the first was late, and then delivered by both."""
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[FetchPlan] = field(default_factory=list)
     """Those that it went by, one after the other."""
     blames: list[Blame] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ class FetchRules:
 
 async def fetch_chunks(
     sizes: Mapping[ChunkId, int],
-    plan: Plan,
+    plan: FetchPlan,
     *,
     order: Sequence[ChunkId] | None = None,
     host: Host,
@@ -108,7 +108,7 @@ async def fetch_chunks(
     origin: Origin | None = None,
     another_plan: AnotherPlan | None = None,
     blames: Mapping[str, int] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[DownloadProgress], None] | None = None,
     rules: FetchRules | None = None,
     report: FetchReport | None = None,
 ) -> FetchReport:
@@ -134,11 +134,11 @@ class _Download:
         blobs: BlobStore,
         arrivals: Arrivals,
         origin: Origin | None,
-        on_progress: Callable[[Progress], None] | None,
+        on_progress: Callable[[DownloadProgress], None] | None,
         rules: FetchRules,
     ) -> None:
         self._sizes, self._order, self._size_bytes = sizes, order, sum(sizes.values())
-        self._plan: Plan
+        self._plan: FetchPlan
         self._peers: dict[str, Peer] = {}
         self._kinds = {ORIGIN: ORIGIN}
         self._host, self._blobs, self._arrivals, self._origin = host, blobs, arrivals, origin
@@ -149,7 +149,9 @@ class _Download:
         self._broke: SwarmError | None = None
         self.report = FetchReport()
 
-    async def run(self, plan: Plan, another_plan: AnotherPlan | None, rng: Random, blames: Mapping[str, int]) -> None:
+    async def run(
+        self, plan: FetchPlan, another_plan: AnotherPlan | None, rng: Random, blames: Mapping[str, int]
+    ) -> None:
         started = trio.current_time()
         self._go_by(plan)
         missing = await trio.to_thread.run_sync(self._missing)
@@ -180,7 +182,7 @@ class _Download:
         if error is not None:
             raise error
 
-    def _go_by(self, plan: Plan) -> None:
+    def _go_by(self, plan: FetchPlan) -> None:
         """From now on this plan counts; of who is not in it any more, those stay with whom an exchange is under way."""
         self.report.plans.append(plan)
         self._plan = plan
@@ -206,9 +208,9 @@ class _Download:
     def _missing(self) -> list[ChunkId]:
         return [chunk for chunk in self._sizes if not self._blobs.has(chunk)]
 
-    def _sources(self) -> list[Source]:
-        origin = [Source(ORIGIN, "origin")] if self._origin is not None else []
-        return [Source(peer.peer_id, peer.kind, peer.stripes) for peer in self._peers.values()] + origin
+    def _sources(self) -> list[ChunkSource]:
+        origin = [ChunkSource(ORIGIN, "origin")] if self._origin is not None else []
+        return [ChunkSource(peer.peer_id, peer.kind, peer.stripes) for peer in self._peers.values()] + origin
 
     async def _drive(self, picker: Picker, nursery: trio.Nursery) -> SwarmError | None:
         while picker.missing:
@@ -288,7 +290,7 @@ class _Download:
             self._arrivals.arrived(news.chunk, news.data)
             self.report.bytes_from[self._kinds[news.source]] += len(news.data)
             self._progressed(len(news.data), picker.missing)
-        elif isinstance(news, Refused):
+        elif isinstance(news, ChunkRefused):
             picker.refused(news.source, news.chunk, news.reason, now)
         elif isinstance(news, Parted):
             self._upstreams.pop(news.source, None)
@@ -317,7 +319,7 @@ class _Download:
             news = Broke(error)
         except (SwarmError, trio.TooSlowError) as error:
             self._note(f"{ORIGIN}: {named(error) if isinstance(error, SwarmError) else 'no answer in time'}")
-            news = Refused(ORIGIN, chunk, Reason.BUSY)
+            news = ChunkRefused(ORIGIN, chunk, Reason.BUSY)
         with suppress(trio.BrokenResourceError):  # the download has ended meanwhile
             await self._news_in.send(news)
 
@@ -325,7 +327,7 @@ class _Download:
         self._bytes_done += size_bytes
         self._chunks_done = len(self._sizes) - missing
         if self._on_progress is not None:
-            self._on_progress(Progress(self._chunks_done, len(self._sizes), self._bytes_done, self._size_bytes))
+            self._on_progress(DownloadProgress(self._chunks_done, len(self._sizes), self._bytes_done, self._size_bytes))
 
     def _note(self, failure: str) -> None:
         self.report.failures.append(failure)

@@ -6,7 +6,7 @@
   the picker's business.
 - Who is patient knocks again where nobody answers or the door is closed, less and less often, for `patience_s`: a full
   host closes it without a word.
-- The first thing that goes wrong ends the upstream, with exactly one last word: `Failed`, `Lied` or `Broke`. Another is
+- The first thing that goes wrong ends the upstream, with exactly one last word: `UpstreamFailed`, `Lied` or `Broke`. Another is
   `Parted`: a peer hangs up when it was asked for nothing for a while, which is nothing wrong.
 - Reading never waits for the disk: chunks are stored beside, at most as many as may be asked for.
 - What has arrived is verified and stored before the last word, whatever ended the exchange, but no longer than for
@@ -77,7 +77,7 @@ class Began:
 
 
 @dataclass(frozen=True)
-class Refused:
+class ChunkRefused:
     """The upstream answered without the chunk."""
 
     source: str
@@ -86,7 +86,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Failed:
+class UpstreamFailed:
     """The upstream is lost; everything asked of it and not delivered is open again."""
 
     source: str
@@ -116,7 +116,7 @@ class Broke:
     error: SwarmError
 
 
-Outcome = Delivered | Had | Began | Refused | Failed | Parted | Lied | Broke
+Outcome = Delivered | Had | Began | ChunkRefused | UpstreamFailed | Parted | Lied | Broke
 
 
 class _Liar(Exception):
@@ -176,7 +176,7 @@ class Upstream:
         except _Idle:
             await self._report(Parted(self.peer.peer_id))
         except PeerFault as error:
-            await self._report(Failed(self.peer.peer_id, error))
+            await self._report(UpstreamFailed(self.peer.peer_id, error))
         except SwarmError as error:
             await self._report(Broke(error))
 
@@ -260,7 +260,7 @@ class Upstream:
                     continue
                 self._be_patient()
                 if isinstance(answer, Reject):
-                    await self._report(Refused(link.peer, answer.chunk, answer.reason))
+                    await self._report(ChunkRefused(link.peer, answer.chunk, answer.reason))
                 else:
                     store(answer)
             if link.arriving != arriving:

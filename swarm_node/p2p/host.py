@@ -47,7 +47,7 @@ from swarm_node.p2p.noise import WrongPeer
 from swarm_node.p2p.punch import Punches
 from swarm_node.p2p.yamux import TICK_S, YamuxConnection
 from swarm_node.p2p.yamux_frames import PROTOCOL_ID as YAMUX_PROTOCOL_ID
-from swarm_node.p2p.yamux_stream import Budget, MuxLimits
+from swarm_node.p2p.yamux_stream import MuxLimits, ReceiveBudget
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class _Newcomers(INotifee):
 class Host:
     """A running host; made by `open_host`."""
 
-    def __init__(self, host: BasicHost, budget: Budget, settings: HostSettings, nursery: trio.Nursery) -> None:
+    def __init__(self, host: BasicHost, budget: ReceiveBudget, settings: HostSettings, nursery: trio.Nursery) -> None:
         self._host, self.budget, self._settings, self._nursery = host, budget, settings, nursery
         self._swarm: Swarm = host.get_network()  # type: ignore[assignment]  # the only implementation there is
         self.node_id = NodeId(host.get_id().to_base58())
@@ -290,7 +290,7 @@ async def open_host(
     workarounds.free_inbound_slots(
         basic, inbound_max=settings.connections_inbound_max, per_address=settings.connections_per_address
     )
-    budget = Budget(settings.receive_max_bytes)
+    budget = ReceiveBudget(settings.receive_max_bytes)
     workarounds.use_muxer(basic, _muxer(settings, budget))
     failure: Exception | None = None
     async with basic.run(places), trio.open_nursery() as nursery:
@@ -313,14 +313,14 @@ async def open_host(
         raise failure
 
 
-def _muxer(settings: HostSettings, budget: Budget) -> Callable[[ISecureConn, ID], IMuxedConn]:
+def _muxer(settings: HostSettings, budget: ReceiveBudget) -> Callable[[ISecureConn, ID], IMuxedConn]:
     """Makes the muxer of a connection; whoever calls us shares a part of the budget with all others of that address."""
-    shares = WeakValueDictionary[str, Budget]()  # each lives as long as its connections
+    shares = WeakValueDictionary[str, ReceiveBudget]()  # each lives as long as its connections
 
     def make(conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         share, remote = budget, conn.get_remote_address()
         if not conn.is_initiator and remote is not None:
-            share = Budget(settings.receive_per_address_bytes, budget)
+            share = ReceiveBudget(settings.receive_per_address_bytes, budget)
             share = shares.setdefault(neighbourhood(remote[0]), share)
         return YamuxConnection(conn, peer_id, host_budget=share, mux_limits=settings.mux, tick_s=settings.tick_s)
 

@@ -7,7 +7,7 @@
 - One read from the socket is up to 256 KiB, and every whole message in it is decrypted at once; one write carries
   several messages.
 - While a long message is on its way, the kernel gathers up to `GATHERED_MAX_BYTES` of it before it wakes us.
-- The kernel is given little that it has not sent yet, what the link takes in a moment (`Pace`): what is decided late is
+- The kernel is given little that it has not sent yet, what the link takes in a moment (`SendPace`): what is decided late is
   sent soon, so a small frame does not wait behind megabytes, and a WANT can be taken back until its answer leaves.
 """
 
@@ -85,7 +85,7 @@ class _Cipher:
         return b"\0\0\0\0" + nonce.to_bytes(8, "little")
 
 
-class Sealer(_Cipher):
+class NoiseSealer(_Cipher):
     """Plaintexts in, messages out."""
 
     def seal(self, plaintexts: Iterable[bytes]) -> bytes:
@@ -131,7 +131,7 @@ class Opener(_Cipher):
                 raise NoiseBroken("A message does not decrypt: it was damaged, repeated or forged.") from None
 
 
-class Pace:
+class SendPace:
     """How much a link should be given ahead: what it took of late in `UNSENT_S`."""
 
     def __init__(self) -> None:
@@ -167,11 +167,11 @@ class NoiseSession(BaseSession):
             is_initiator=raw.is_initiator,
         )
         to_send, to_receive = keys
-        self._sealer, self._opener = Sealer(to_send, 0), Opener(to_receive, 0)
+        self._sealer, self._opener = NoiseSealer(to_send, 0), Opener(to_receive, 0)
         self._raw, self._socket = raw, _socket_under(raw)
         self._unread = bytearray()
         self._gathered = 1
-        self._pace, self._unsent_bytes = Pace(), 0
+        self._pace, self._unsent_bytes = SendPace(), 0
 
     async def receive(self) -> list[bytes]:
         """The plaintexts completed by the next bytes that arrive; none if they complete nothing."""

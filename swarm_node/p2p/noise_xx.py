@@ -43,7 +43,7 @@ class Role(Enum):
     RESPONDER = "responder"
 
 
-class Event(Enum):
+class HandshakeStep(Enum):
     """What a side does with the next message."""
 
     WRITE = "write"
@@ -52,13 +52,13 @@ class Event(Enum):
 
 _FIRST, _SECOND, _THIRD = ("e",), ("e", "ee", "s", "es"), ("s", "se")
 
-TABLE: Mapping[tuple[Role, int, Event], tuple[str, ...]] = {
-    (Role.INITIATOR, 0, Event.WRITE): _FIRST,
-    (Role.RESPONDER, 0, Event.READ): _FIRST,
-    (Role.INITIATOR, 1, Event.READ): _SECOND,
-    (Role.RESPONDER, 1, Event.WRITE): _SECOND,
-    (Role.INITIATOR, 2, Event.WRITE): _THIRD,
-    (Role.RESPONDER, 2, Event.READ): _THIRD,
+TABLE: Mapping[tuple[Role, int, HandshakeStep], tuple[str, ...]] = {
+    (Role.INITIATOR, 0, HandshakeStep.WRITE): _FIRST,
+    (Role.RESPONDER, 0, HandshakeStep.READ): _FIRST,
+    (Role.INITIATOR, 1, HandshakeStep.READ): _SECOND,
+    (Role.RESPONDER, 1, HandshakeStep.WRITE): _SECOND,
+    (Role.INITIATOR, 2, HandshakeStep.WRITE): _THIRD,
+    (Role.RESPONDER, 2, HandshakeStep.READ): _THIRD,
 }
 """The tokens of the message that is due; each pair leads to one more message passed, and after three there is none."""
 
@@ -158,7 +158,7 @@ class XxHandshake:
     def write(self, payload: bytes = b"") -> bytes:
         """Return the next message, with this payload."""
         message = b""
-        tokens = self._due(Event.WRITE)
+        tokens = self._due(HandshakeStep.WRITE)
         try:
             for token in tokens:
                 if token == "e":
@@ -179,7 +179,7 @@ class XxHandshake:
 
     def read(self, message: bytes) -> bytes:
         """Return the payload of the message that is due."""
-        tokens = self._due(Event.READ)
+        tokens = self._due(HandshakeStep.READ)
         try:
             if len(message) > limits.HANDSHAKE_MESSAGE_MAX_BYTES:
                 raise NoiseBroken(f"A handshake message has {len(message)} bytes, which is too long.")
@@ -200,7 +200,7 @@ class XxHandshake:
         self._passed += 1
         return payload
 
-    def _due(self, event: Event) -> tuple[str, ...]:
+    def _due(self, event: HandshakeStep) -> tuple[str, ...]:
         if self._failure is not None:
             raise self._failure
         tokens = TABLE.get((self._role, self._passed, event))

@@ -68,7 +68,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Report:
+class ReachReport:
     """What a node says of its place in the network: how others see it, and which holes it could punch."""
 
     observed: tuple[str, ...] = ()
@@ -136,14 +136,14 @@ class Punches:
         """There is something that was not reported yet."""
         return self.observed != self._reported_observed or bool(self._changed())
 
-    def report(self) -> Report:
+    def report(self) -> ReachReport:
         """The observed addresses, and with whom punching worked and did not, where that has changed."""
         changed = self._changed()
         succeeded = [name for name, worked in changed.items() if worked][: limits.DIALS_MAX]
         failed = [name for name, worked in changed.items() if not worked][: limits.DIALS_MAX]
-        return Report(self.observed, tuple(succeeded), tuple(failed))
+        return ReachReport(self.observed, tuple(succeeded), tuple(failed))
 
-    def confirm(self, report: Report) -> None:
+    def confirm(self, report: ReachReport) -> None:
         """Record that the coordinator has this report."""
         self._reported_observed = report.observed
         before = {name: worked for name, worked in self._reported.items() if name in self._worked}

@@ -1,4 +1,4 @@
-"""The muxer of a connection: `Machine` with a socket, tasks and waiting streams around it.
+"""The muxer of a connection: `YamuxMachine` with a socket, tasks and waiting streams around it.
 
 - Three tasks per connection: one reads and never waits for anybody, one writes what the machine has to send, one ticks.
   The first that fails ends the connection, and every reader and writer of it wakes with the reason.
@@ -34,12 +34,12 @@ from swarm_node.p2p.yamux_machine import (
     Ended,
     Event,
     Left,
-    Machine,
     NoStream,
     Opened,
     Reset,
+    YamuxMachine,
 )
-from swarm_node.p2p.yamux_stream import Budget, MuxLimits
+from swarm_node.p2p.yamux_stream import MuxLimits, ReceiveBudget
 
 log = logging.getLogger(__name__)
 
@@ -209,13 +209,13 @@ class YamuxConnection(IMuxedConn):
         conn: ISecureConn,
         peer_id: ID,
         *,
-        host_budget: Budget | None = None,
+        host_budget: ReceiveBudget | None = None,
         mux_limits: MuxLimits | None = None,
         tick_s: float = TICK_S,
     ) -> None:
         assert isinstance(conn, NoiseSession)
         self.secured_conn, self.peer_id, self._tick_s = conn, peer_id, tick_s
-        self.machine = Machine(initiator=conn.is_initiator, limits=mux_limits, host=host_budget)
+        self.machine = YamuxMachine(initiator=conn.is_initiator, limits=mux_limits, host=host_budget)
         self.streams: dict[int, YamuxStream] = {}
         self.on_close: Callable[[], Awaitable[Any]] | None = None
         self.event_started, self.event_closed = trio.Event(), trio.Event()

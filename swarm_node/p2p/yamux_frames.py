@@ -4,7 +4,7 @@
 
 - DATA carries `length` bytes; WINDOW_UPDATE allows `length` bytes more; PING carries a value; GO_AWAY a reason.
 - SYN opens a stream, ACK accepts it, FIN ends one direction, RST both; they ride on DATA or WINDOW_UPDATE.
-- `FrameReader` never holds a body: it hands on what has arrived, so no announced length costs memory.
+- `YamuxFrameReader` never holds a body: it hands on what has arrived, so no announced length costs memory.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class FrameFlood(MuxViolation):
     code = "frame_flood"
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is."""
 
     DATA = 0
@@ -65,7 +65,7 @@ class Flag(IntEnum):
     RST = 8
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     """The header of a frame; kind and flags are known ones."""
 
     kind: int
@@ -74,19 +74,19 @@ class Header(NamedTuple):
     length: int
 
 
-def pack(kind: Kind, flags: int, stream: int, length: int) -> bytes:
+def pack(kind: FrameKind, flags: int, stream: int, length: int) -> bytes:
     """The header of a frame."""
     return _HEADER.pack(0, kind, flags, stream, length)
 
 
-class FrameReader:
+class YamuxFrameReader:
     """Bytes in; out come headers, each followed by the pieces of its body."""
 
     def __init__(self) -> None:
         self._partial = bytearray()
         self._body_left = 0
 
-    def feed(self, data: bytes) -> Iterator[Header | memoryview]:
+    def feed(self, data: bytes) -> Iterator[FrameHeader | memoryview]:
         """Headers, and pieces of the body of the last DATA header, in order."""
         view = memoryview(data)
         at, end = 0, len(view)
@@ -107,13 +107,13 @@ class FrameReader:
                     header, self._partial = self._header(self._partial), bytearray()
                     yield header
 
-    def _header(self, data: bytearray | memoryview) -> Header:
+    def _header(self, data: bytearray | memoryview) -> FrameHeader:
         version, kind, flags, stream, length = _HEADER.unpack(data)
-        if version != 0 or kind > Kind.GO_AWAY or flags > _ALL_FLAGS:
+        if version != 0 or kind > FrameKind.GO_AWAY or flags > _ALL_FLAGS:
             raise MuxViolation(f"No frame of Yamux begins with version {version}, kind {kind}, flags {flags:#x}.")
-        if kind == Kind.DATA:
+        if kind == FrameKind.DATA:
             self._body_left = length
-        return Header(kind, flags, stream, length)
+        return FrameHeader(kind, flags, stream, length)
 
 
 _ALL_FLAGS = Flag.SYN | Flag.ACK | Flag.FIN | Flag.RST

@@ -23,15 +23,15 @@ from swarm_node.p2p.yamux_frames import (
     LENGTH_MAX,
     Flag,
     FrameFlood,
-    FrameReader,
-    Header,
-    Kind,
+    FrameHeader,
+    FrameKind,
     MuxViolation,
     PeerSilent,
     WindowExceeded,
+    YamuxFrameReader,
     pack,
 )
-from swarm_node.p2p.yamux_stream import Act, Budget, MuxLimits, State, Stream
+from swarm_node.p2p.yamux_stream import Act, MuxLimits, ReceiveBudget, Stream, StreamState
 
 FRAME_MAX_BYTES = 65519
 """A frame is one Noise message: 65535 bytes, less 16 for its tag."""
@@ -83,18 +83,18 @@ class Left(NamedTuple):
 Event = Opened | Arrived | Ended | Reset | Left
 
 
-class Machine:
+class YamuxMachine:
     """One end of one connection."""
 
-    def __init__(self, *, initiator: bool, limits: MuxLimits | None = None, host: Budget | None = None) -> None:
+    def __init__(self, *, initiator: bool, limits: MuxLimits | None = None, host: ReceiveBudget | None = None) -> None:
         self._limits = limits or MuxLimits()
-        self.budget = Budget(self._limits.receive_max_bytes, host)
+        self.budget = ReceiveBudget(self._limits.receive_max_bytes, host)
         self._streams: dict[int, Stream] = {}
         self._next_name = 1 if initiator else 2
         self._peer_names = 0 if initiator else 1
         """What the names of the peer's streams leave when divided by two."""
         self._peer_name_max = 0
-        self._reader = FrameReader()
+        self._reader = YamuxFrameReader()
         self._body: tuple[int, int, int] = (0, 0, 0)
         """Stream, flags and missing bytes of the body that is arriving."""
         self._forfeited = 0
@@ -125,13 +125,13 @@ class Machine:
         stream = Stream(self._next_name, ours=True, budget=self.budget)
         self._next_name += 2
         self._streams[stream.name] = stream
-        self._say(Kind.WINDOW_UPDATE, Flag.SYN, stream.name, stream.widen(self._limits.window_open_bytes))
+        self._say(FrameKind.WINDOW_UPDATE, Flag.SYN, stream.name, stream.widen(self._limits.window_open_bytes))
         return stream.name
 
     def accept(self, name: int) -> None:
         """Take a stream that the peer opened."""
         self._streams[name].accepted = True
-        self._say(Kind.WINDOW_UPDATE, Flag.ACK, name, 0)
+        self._say(FrameKind.WINDOW_UPDATE, Flag.ACK, name, 0)
 
     def may_write(self, name: int) -> bool:
         """Whether our direction of a stream is open."""
@@ -168,7 +168,7 @@ class Machine:
         """Tell that the application has taken so many bytes."""
         if (stream := self._streams.get(name)) is not None:
             if credit := stream.read(size_bytes, self._limits.window_max_bytes):
-                self._say(Kind.WINDOW_UPDATE, 0, name, credit)
+                self._say(FrameKind.WINDOW_UPDATE, 0, name, credit)
             self._settle(stream)
 
     def stop_reading(self, name: int) -> None:
@@ -180,20 +180,20 @@ class Machine:
     def reset(self, name: int) -> None:
         """Give a stream up in both directions."""
         if (stream := self._streams.get(name)) is not None:
-            self._say(Kind.WINDOW_UPDATE, Flag.RST, name, 0)
+            self._say(FrameKind.WINDOW_UPDATE, Flag.RST, name, 0)
             self._drop(stream)
 
     def leave(self) -> None:
         """Say that no more streams are opened or accepted."""
         if not self._left:
             self._left = True
-            self._say(Kind.GO_AWAY, 0, 0, 0)
+            self._say(FrameKind.GO_AWAY, 0, 0, 0)
 
     def tick(self) -> None:
         """Let one interval pass."""
         self._allowance = self._limits.frames_per_tick * _FRAME_COST
         for stream in list(self._streams.values()):
-            if stream.unwanted and stream.state is State.FINISHED:
+            if stream.unwanted and stream.state is StreamState.FINISHED:
                 stream.ticks_left -= 1
                 if not stream.ticks_left:
                     self.reset(stream.name)
@@ -203,7 +203,7 @@ class Machine:
             raise PeerSilent("It did not even answer a ping.")
         if self._silent_ticks == 1:
             self._pings = (self._pings + 1) & LENGTH_MAX
-            self._say(Kind.PING, Flag.SYN, 0, self._pings)
+            self._say(FrameKind.PING, Flag.SYN, 0, self._pings)
 
     def gone(self) -> list[int]:
         """The streams that are over since the last call."""
@@ -241,13 +241,13 @@ class Machine:
         if not stream.unsent:
             stream.fin_due = False
             self._settle(stream)
-            return pack(Kind.WINDOW_UPDATE, Flag.FIN, stream.name, 0)
+            return pack(FrameKind.WINDOW_UPDATE, Flag.FIN, stream.name, 0)
         body = stream.take_unsent(body_max, min(body_max + CRUMB_BYTES, BODY_MAX_BYTES))
         self._allowance += len(body)
         if not stream.unsent:
             self._written.append(stream.name)
         self._queue(stream)
-        return b"".join((pack(Kind.DATA, 0, stream.name, len(body)), body))
+        return b"".join((pack(FrameKind.DATA, 0, stream.name, len(body)), body))
 
     def _queue(self, stream: Stream) -> None:
         """Give a stream its next turn, if it has anything to send."""
@@ -260,7 +260,7 @@ class Machine:
             stream.queued = False
             self._turns.remove(stream)
 
-    def _say(self, kind: Kind, flags: int, name: int, length: int) -> None:
+    def _say(self, kind: FrameKind, flags: int, name: int, length: int) -> None:
         self._control += pack(kind, flags, name, length)
 
     # What comes in.
@@ -270,7 +270,7 @@ class Machine:
         self._heard = True
         events: list[Event] = []
         for item in self._reader.feed(data):
-            if isinstance(item, Header):
+            if isinstance(item, FrameHeader):
                 self._charge()
                 _ON_FRAME[item.kind](self, item, events)
             else:
@@ -284,7 +284,7 @@ class Machine:
         if len(self._control) > self._limits.control_max_bytes:
             raise FrameFlood("The peer asks for answers and does not take them.")
 
-    def _on_data(self, header: Header, events: list[Event]) -> None:
+    def _on_data(self, header: FrameHeader, events: list[Event]) -> None:
         stream = self._stream_of(header, events)
         if stream is not None:
             stream.charge(header.length)
@@ -308,26 +308,26 @@ class Machine:
         if not missing:
             self._on_flags(name, flags, events)
 
-    def _on_window_update(self, header: Header, events: list[Event]) -> None:
+    def _on_window_update(self, header: FrameHeader, events: list[Event]) -> None:
         stream = self._stream_of(header, events)
         if stream is not None:
             stream.credited(header.length)
             self._queue(stream)
         self._on_flags(header.stream, header.flags, events)
 
-    def _on_ping(self, header: Header, _events: list[Event]) -> None:
+    def _on_ping(self, header: FrameHeader, _events: list[Event]) -> None:
         if header.stream:
             raise MuxViolation("A ping belongs to no stream.")
         if header.flags & Flag.SYN:
-            self._say(Kind.PING, Flag.ACK, 0, header.length)
+            self._say(FrameKind.PING, Flag.ACK, 0, header.length)
 
-    def _on_go_away(self, header: Header, events: list[Event]) -> None:
+    def _on_go_away(self, header: FrameHeader, events: list[Event]) -> None:
         if header.stream:
             raise MuxViolation("A farewell belongs to no stream.")
         self._peer_left = True
         events.append(Left(header.length))
 
-    def _stream_of(self, header: Header, events: list[Event]) -> Stream | None:
+    def _stream_of(self, header: FrameHeader, events: list[Event]) -> Stream | None:
         """The stream of a frame, made on SYN; None if it is gone or was refused."""
         name, flags = header.stream, header.flags
         theirs = name % 2 == self._peer_names
@@ -346,7 +346,7 @@ class Machine:
         self._peer_name_max = max(self._peer_name_max, name)
         if self._left or self._is_full(ours=False) or not self.budget.take(INITIAL_WINDOW_BYTES):
             self._forfeit(INITIAL_WINDOW_BYTES)
-            self._say(Kind.WINDOW_UPDATE, Flag.RST, name, 0)
+            self._say(FrameKind.WINDOW_UPDATE, Flag.RST, name, 0)
             return
         self._streams[name] = Stream(name, ours=False, budget=self.budget)
         events.append(Opened(name))
@@ -391,9 +391,9 @@ def _steps(data: bytearray) -> range:
     return range(0, len(data), FRAME_MAX_BYTES)
 
 
-_ON_FRAME: dict[int, Callable[[Machine, Header, list[Event]], None]] = {
-    Kind.DATA: Machine._on_data,
-    Kind.WINDOW_UPDATE: Machine._on_window_update,
-    Kind.PING: Machine._on_ping,
-    Kind.GO_AWAY: Machine._on_go_away,
+_ON_FRAME: dict[int, Callable[[YamuxMachine, FrameHeader, list[Event]], None]] = {
+    FrameKind.DATA: YamuxMachine._on_data,
+    FrameKind.WINDOW_UPDATE: YamuxMachine._on_window_update,
+    FrameKind.PING: YamuxMachine._on_ping,
+    FrameKind.GO_AWAY: YamuxMachine._on_go_away,
 }

@@ -1,7 +1,7 @@
 """One Yamux stream, and the books that are kept of it: which directions are open, and who owes whom how many bytes.
 
 - `TRANSITIONS` is the whole life of a stream; what is not listed is a violation of whoever acts.
-- A window is memory, taken from a `Budget` before it is promised: bytes still allowed, bytes unread and bytes read but
+- A window is memory, taken from a `ReceiveBudget` before it is promised: bytes still allowed, bytes unread and bytes read but
   not credited yet always add up to it.
 - A window doubles when the application has read half of it, as far as the budget goes; credit returns at the same
   moment. So a peer gains room only by being read.
@@ -15,7 +15,7 @@ from protocol import limits
 from swarm_node.p2p.yamux_frames import INITIAL_WINDOW_BYTES, LENGTH_MAX, MuxViolation, WindowExceeded
 
 
-class State(Enum):
+class StreamState(Enum):
     """Which directions of a stream are open."""
 
     OPEN = "open"
@@ -34,10 +34,10 @@ class Act(Enum):
 
 
 TRANSITIONS = {
-    (State.OPEN, Act.FINISH): State.FINISHED,
-    (State.OPEN, Act.END): State.ENDED,
-    (State.FINISHED, Act.END): State.CLOSED,
-    (State.ENDED, Act.FINISH): State.CLOSED,
+    (StreamState.OPEN, Act.FINISH): StreamState.FINISHED,
+    (StreamState.OPEN, Act.END): StreamState.ENDED,
+    (StreamState.FINISHED, Act.END): StreamState.CLOSED,
+    (StreamState.ENDED, Act.FINISH): StreamState.CLOSED,
 }
 
 
@@ -54,10 +54,10 @@ class MuxLimits:
     control_max_bytes: int = limits.CONNECTION_CONTROL_MAX_BYTES
 
 
-class Budget:
+class ReceiveBudget:
     """Bytes that peers may make us hold; a connection's budget is taken from its host's."""
 
-    def __init__(self, size_bytes: int, parent: "Budget | None" = None) -> None:
+    def __init__(self, size_bytes: int, parent: "ReceiveBudget | None" = None) -> None:
         self.left, self._parent = size_bytes, parent
 
     def take(self, size_bytes: int) -> bool:
@@ -77,11 +77,11 @@ class Budget:
 class Stream:
     """The books of one stream; its first window is taken already."""
 
-    def __init__(self, name: int, *, ours: bool, budget: Budget) -> None:
+    def __init__(self, name: int, *, ours: bool, budget: ReceiveBudget) -> None:
         self.name, self.ours, self._budget = name, ours, budget
         self.accepted = False
         """By whoever did not open it."""
-        self.state = State.OPEN
+        self.state = StreamState.OPEN
         self.window = self.allowed = INITIAL_WINDOW_BYTES
         self.unread = self.uncredited = 0
         self.unwanted = False
@@ -94,11 +94,11 @@ class Stream:
 
     @property
     def writable(self) -> bool:
-        return self.state in (State.OPEN, State.ENDED)
+        return self.state in (StreamState.OPEN, StreamState.ENDED)
 
     @property
     def readable(self) -> bool:
-        return self.state in (State.OPEN, State.FINISHED)
+        return self.state in (StreamState.OPEN, StreamState.FINISHED)
 
     @property
     def has_output(self) -> bool:
@@ -108,7 +108,7 @@ class Stream:
     @property
     def is_over(self) -> bool:
         """Closed, sent and read: nothing is left to remember."""
-        return self.state is State.CLOSED and not (self.unsent or self.fin_due or self.unread)
+        return self.state is StreamState.CLOSED and not (self.unsent or self.fin_due or self.unread)
 
     def act(self, act: Act) -> None:
         """Follow the table."""

@@ -44,7 +44,7 @@ class Service(NamedTuple):
     url: str
 
 
-class Refused(NoMapping):
+class RouterFault(NoMapping):
     """The router answers an action with a fault."""
 
     def __init__(self, code: str, words: str) -> None:
@@ -113,10 +113,10 @@ def action_request(service: Service, action: str, **arguments: str | int) -> tup
     return headers, body.encode()
 
 
-def read_fault(document: bytes) -> Refused:
+def read_fault(document: bytes) -> RouterFault:
     """Return the fault in an answer."""
     found = dict(_texts(document, {"errorCode", "errorDescription"}))
-    return Refused(found.get("errorCode", ""), found.get("errorDescription", ""))
+    return RouterFault(found.get("errorCode", ""), found.get("errorDescription", ""))
 
 
 def read_value(document: bytes, name: str) -> str:

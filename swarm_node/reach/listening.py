@@ -30,7 +30,7 @@ RESOLVE_S = 5.0
 BOTH_FAMILIES, IPV4_ONLY = "::", "0.0.0.0"
 
 
-class Place(NamedTuple):
+class ListenAddress(NamedTuple):
     """An address to listen on."""
 
     host: str
@@ -45,16 +45,16 @@ class Place(NamedTuple):
 
 
 @asynccontextmanager
-async def open_place(listen: str, coordinator_url: str) -> AsyncIterator[Place]:
+async def open_place(listen: str, coordinator_url: str) -> AsyncIterator[ListenAddress]:
     """Choose the address, and hold its port against other nodes of this machine."""
     if listen:
-        yield Place(*host_and_port(listen))
+        yield ListenAddress(*host_and_port(listen))
     elif await is_on_this_machine(coordinator_url):
-        yield Place("127.0.0.1", 0)
+        yield ListenAddress("127.0.0.1", 0)
     else:
         host = BOTH_FAMILIES if has_both_families() else IPV4_ONLY
         with claimed_port(host) as port:
-            yield Place(host, port)
+            yield ListenAddress(host, port)
 
 
 async def is_on_this_machine(url: str) -> bool:

@@ -34,7 +34,7 @@ UNMAP_S = 2.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class RenewalPace:
     """How long a mapping is asked for, and when it is asked for again."""
 
     lease_s: int = 1800
@@ -63,11 +63,11 @@ class PortMapper:
         only_if: Callable[[], Awaitable[bool]] | None = None,
         find: Callable[[], Awaitable[Gateway]] = find_gateway,
         methods: Sequence[Method] | None = None,
-        pace: Pace | None = None,
+        pace: RenewalPace | None = None,
     ) -> None:
         self._port, self._reach, self._only_if, self._find = port, reach, only_if, find
         self._methods = (Pcp(), NatPmp(), Upnp()) if methods is None else tuple(methods)
-        self._pace = pace or Pace()
+        self._pace = pace or RenewalPace()
         self._held: tuple[Gateway, Method] | None = None
         self._ends_at = 0.0
         """When the router forgets the mapping that is advertised, by trio's clock."""

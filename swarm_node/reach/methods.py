@@ -147,7 +147,7 @@ class Upnp:
         """Return False if another machine holds a port: some routers would give it away without a word."""
         try:
             holder = await _act(gateway, service, "GetSpecificPortMappingEntry", **_entry(external))
-        except igd.Refused:  # 714: there is no such entry
+        except igd.RouterFault:  # 714: there is no such entry
             return True
         return igd.read_value(holder, "NewInternalClient") in ("", gateway.own_address)
 
@@ -159,7 +159,7 @@ class Upnp:
             try:
                 await _act(gateway, service, "AddPortMapping", **arguments, NewLeaseDuration=granted_s)
                 return granted_s
-            except igd.Refused as refused:
+            except igd.RouterFault as refused:
                 if refused.code == igd.CONFLICT:
                     return None
                 if refused.code != igd.PERMANENT_LEASES_ONLY or not granted_s:

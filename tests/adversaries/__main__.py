@@ -29,7 +29,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from bench.harness import quick_from_environment
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.config import Config, load
 from coordinator.files import write_durably
 from coordinator.learner.embedded import make_policy
@@ -173,7 +173,7 @@ def show_patience() -> bool:
     """What patience earns by the rules alone, with so many owners that chance is small."""
     sound = True
     for name, plan in patience.PLANS.items():
-        found = patience.gain(plan, owners=PATIENT_OWNERS, groups=PATIENT_GROUPS, rules=Rules())
+        found = patience.gain(plan, owners=PATIENT_OWNERS, groups=PATIENT_GROUPS, rules=TrustRules())
         print(f"by the rules alone: {name}: {found.mean:+.1f} ± {found.standard_error:.1f} payments", flush=True)
         sound &= found.mean <= 2 * found.standard_error
     return sound

@@ -23,22 +23,22 @@ from coordinator.audit.calibration import SHIPPED, read
 from coordinator.audit.case import opened
 from coordinator.audit.check import audit
 from coordinator.audit.replay import Prefill, Scored
-from coordinator.audit.scorer import Scorer
-from coordinator.audit.trust import Rules
+from coordinator.audit.scorer import VersionScorer
+from coordinator.audit.trust import TrustRules
 from coordinator.config import Config
-from coordinator.data.policy_text import PolicyText
+from coordinator.data.policy_text import TaskText
 from coordinator.store import tables
 from coordinator.store.state import set_fact
 from coordinator.work.intake import Judge
-from coordinator.work.offers import Draw
+from coordinator.work.offers import PromptDraw
 from ledger.tables import claims_table
 from protocol.auditing import AuditCase, CaseFile, Cases, Judged
-from protocol.learning import Batch
+from protocol.learning import TrainingBatch
 from protocol.lease import Lease
 from protocol.manifest import Sampler
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.tasks import Problem, task
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.adversaries.nodes import Node
 from tests.coordinator.audit.claims import on_round
@@ -66,7 +66,7 @@ class Stage:
     groups_per_update: int = SHIPPED_SETTINGS.learner.groups_per_update
 
 
-Train = Callable[[Batch], Path]
+Train = Callable[[TrainingBatch], Path]
 """Takes a batch in, and gives the folder of the policy that comes of it."""
 
 
@@ -81,10 +81,10 @@ class Arena:
         start = stage.policies[0]
         self.task = task("arithmetic")
         self._tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
-        self.text = PolicyText(lambda name: (start / name).read_bytes(), self.task, stage.max_new_tokens)
+        self.text = TaskText(lambda name: (start / name).read_bytes(), self.task, stage.max_new_tokens)
         world = self.world
         world.judge = Judge(ROUND, world.terms, self.text.bounds, self.text.reward, world.audits)
-        world.draw = Draw(prompt=self.text.prompt, lease_id=world.draw.lease_id, seed=world.draw.seed)
+        world.draw = PromptDraw(prompt=self.text.prompt, lease_id=world.draw.lease_id, seed=world.draw.seed)
         self.version, self.update = 1, 0
         world.publish(1, 0)
         self.nodes: list[Node] = []
@@ -218,8 +218,8 @@ class Arena:
         _engine(folder).generate([self._request(place, lease) for place, lease in enumerate(leases)], keep)
         return [done[str(place)] for place in range(len(leases))]
 
-    def _request(self, place: int, lease: Lease) -> Request:
-        return Request(
+    def _request(self, place: int, lease: Lease) -> SampleRequest:
+        return SampleRequest(
             request_id=str(place),
             version=0,
             prompt=lease.prompt,
@@ -246,8 +246,8 @@ def _engine(folder: Path) -> TorchEngine:
 
 
 @cache
-def _scorer(folder: Path) -> Scorer:
-    return Scorer(folder, threads=1)
+def _scorer(folder: Path) -> VersionScorer:
+    return VersionScorer(folder, threads=1)
 
 
 def money(arena: Arena, node: Node) -> dict[str, tuple[str, int]]:
@@ -266,7 +266,7 @@ def money(arena: Arena, node: Node) -> dict[str, tuple[str, int]]:
 
 def _world(folder: Path, stage: Stage, secret: int) -> World:
     settings = SHIPPED_SETTINGS
-    rules = {name: getattr(settings.audit, name) for name in Rules.__dataclass_fields__}
+    rules = {name: getattr(settings.audit, name) for name in TrustRules.__dataclass_fields__}
     world = World(
         folder,
         staleness=settings.staleness.max_updates,
@@ -275,7 +275,7 @@ def _world(folder: Path, stage: Stage, secret: int) -> World:
         groups_per_request=settings.leases.groups_per_request,
         newcomer_leases=settings.leases.newcomer_leases,
         over_issue=settings.leases.over_issue,
-        rules=Rules(**rules),
+        rules=TrustRules(**rules),
         epoch_groups=settings.audit.epoch_groups,
         master=secret.to_bytes(32),
     )

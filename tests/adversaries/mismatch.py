@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from protocol import canonical, chunks
-from protocol.fragment import Fragment, Part
+from protocol.fragment import Fragment, FragmentPart
 from protocol.lease import Lease
 from protocol.rollout import unpack_tokens
 from tests.adversaries.nodes import Adversary, Samples
@@ -23,7 +23,7 @@ def told(lease: Lease, said: Samples, at: int, previous: str = "") -> Fragment:
     """One token of every sample that goes on after it."""
     here = slice(TOKEN * at, TOKEN * (at + 1))
     parts = tuple(
-        Part(sample=number, start=at, tokens=sample.tokens[here], logprobs=sample.logprobs[here], finish="")
+        FragmentPart(sample=number, start=at, tokens=sample.tokens[here], logprobs=sample.logprobs[here], finish="")
         for number, sample in enumerate(said)
         if len(sample.tokens) > here.stop
     )

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from coordinator.audit import trust
-from coordinator.audit.trust import Rules, Standing
+from coordinator.audit.trust import OwnerStanding, TrustRules
 from ledger.drawing import ALL_PPM
 
 HONEST_MICROS = 1_000
 """What an honest group earns; a plan may forge dearer ones."""
 
-Plan = Callable[[int, Standing, int], int]
+Plan = Callable[[int, OwnerStanding, int], int]
 """From groups so far, the standing, and what the window holds, to the worth of a forgery; 0 is honest work."""
 
 
@@ -43,15 +43,15 @@ def one_in(many: int, after: int, times: int = 1) -> Plan:
     return lambda done, _standing, _held: times * HONEST_MICROS if done >= after and done % many == 0 else 0
 
 
-def when_trusted(rules: Rules) -> Plan:
+def when_trusted(rules: TrustRules) -> Plan:
     """Forge from the moment that the rate falls to its least, while the escrow is still that of before."""
     return lambda _done, standing, _held: HONEST_MICROS if standing.groups >= rules.trusted_groups else 0
 
 
-def when_nothing_is_held(rules: Rules, times: int) -> Plan:
+def when_nothing_is_held(rules: TrustRules, times: int) -> Plan:
     """Forge as soon as not everything is audited, and whenever there is no window to lose."""
 
-    def plan(_done: int, standing: Standing, held: int) -> int:
+    def plan(_done: int, standing: OwnerStanding, held: int) -> int:
         return times * HONEST_MICROS if not held and trust.rate_ppm(standing, rules) < ALL_PPM else 0
 
     return plan
@@ -62,10 +62,10 @@ PLANS: dict[str, Plan] = {
     "200 honest groups, then one forgery in 20": one_in(20, 200),
     "200 honest groups, then forgeries at four times the length": all_after(200, 4),
     "200 honest groups, then one in 50 at four times the length": one_in(50, 200, 4),
-    "forgeries from the day that the least is audited": when_trusted(Rules()),
-    "forgeries whenever no window is there to lose": when_nothing_is_held(Rules(), 1),
-    "the same, of 4 times the length": when_nothing_is_held(Rules(), 4),
-    "the same, of 64 times the length": when_nothing_is_held(Rules(), 64),
+    "forgeries from the day that the least is audited": when_trusted(TrustRules()),
+    "forgeries whenever no window is there to lose": when_nothing_is_held(TrustRules(), 1),
+    "the same, of 4 times the length": when_nothing_is_held(TrustRules(), 4),
+    "the same, of 64 times the length": when_nothing_is_held(TrustRules(), 64),
 }
 
 
@@ -78,7 +78,7 @@ def gain(
     *,
     owners: int,
     groups: int,
-    rules: Rules,
+    rules: TrustRules,
     seed: int = 0,
     forfeits: bool = True,
     load: Load = lambda _done: 0.0,
@@ -89,9 +89,9 @@ def gain(
     return Gain(mean(gains), stdev(gains) / owners**0.5)
 
 
-def _play(plan: Plan, groups: int, rules: Rules, chance: random.Random, forfeits: bool, load: Load) -> int:
+def _play(plan: Plan, groups: int, rules: TrustRules, chance: random.Random, forfeits: bool, load: Load) -> int:
     """One owner's gain; forgeries stand in the escrow as they are, honest groups below zero."""
-    standing, escrow, gained, pledge = Standing(), deque[int](), 0, 0
+    standing, escrow, gained, pledge = OwnerStanding(), deque[int](), 0, 0
     rates = deque[int]()  # at which each of the escrow was drawn
     for done in range(groups):
         held = sum(map(abs, escrow))
@@ -99,7 +99,7 @@ def _play(plan: Plan, groups: int, rules: Rules, chance: random.Random, forfeits
         worth = forged or HONEST_MICROS
         rate = trust.rate_ppm(standing, rules, worth_micros=worth, held_micros=held + pledge, ease=load(done))
         window = trust.window(standing, rules, drawn_ppm=min(rates, default=ALL_PPM))
-        standing = Standing(standing.claims + 1, standing.groups, standing.soft, standing.hard)
+        standing = OwnerStanding(standing.claims + 1, standing.groups, standing.soft, standing.hard)
         if chance.random() * ALL_PPM >= rate:
             escrow.append(forged or -HONEST_MICROS)
             rates.append(rate)

@@ -20,7 +20,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.audit import trust
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.money import escrow
 from coordinator.people import standings
 from coordinator.store.state import set_fact
@@ -56,7 +56,7 @@ class Crowd(World):
     def __init__(self, folder: Path, *, pledged: bool = True) -> None:
         """Without `pledged`, what an audit found right is no pledge any more when a fault comes."""
         self._connection: sa.Connection | None = None
-        super().__init__(folder, staleness=10_000, rules=Rules(), master=SEED.to_bytes(32), budget_micros=10**9)
+        super().__init__(folder, staleness=10_000, rules=TrustRules(), master=SEED.to_bytes(32), budget_micros=10**9)
         self._pledged = pledged
         self._forged = set[str]()
         longest = LONGEST * HONEST_TOKENS // SAMPLES

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.config import Config
 from protocol.lease import Lease
 from protocol.signing import NodeKey
@@ -43,7 +43,7 @@ class Round(World):
             size=SETTINGS.learner.groups_per_update,
             groups_per_request=SETTINGS.leases.groups_per_request,
             newcomer_leases=SETTINGS.leases.newcomer_leases,
-            rules=Rules(),
+            rules=TrustRules(),
             budget_micros=10**9,
         )
         self.terms = replace(self.terms, max_owner_share=SETTINGS.audit.max_owner_share, timeout_ms=timeout_ms)

@@ -5,13 +5,13 @@
 
 import pytest
 
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from tests.adversaries.patience import PLANS, Gain, gain
 
 
 def played(name: str, *, forfeits: bool) -> Gain:
     owners = 1_000 if "no window" in name or "the same" in name else 400  # these are soon banned
-    return gain(PLANS[name], owners=owners, groups=1_300, rules=Rules(), forfeits=forfeits)
+    return gain(PLANS[name], owners=owners, groups=1_300, rules=TrustRules(), forfeits=forfeits)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -35,5 +35,5 @@ def test_auditors_that_are_behind_make_no_plan_pay(name: str, stays: int) -> Non
     def load(done: int) -> float:
         return float(done // stays % 2)
 
-    found = gain(PLANS[name], owners=owners, groups=1_300, rules=Rules(), load=load)
+    found = gain(PLANS[name], owners=owners, groups=1_300, rules=TrustRules(), load=load)
     assert found.mean < 3 * found.standard_error

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 
 from coordinator.config import Config
-from coordinator.data.policy_text import PolicyText
+from coordinator.data.policy_text import TaskText
 from coordinator.learner.embedded import make_policy
 from coordinator.learner.evaluate import accuracy
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import train_settings
 from coordinator.learner.warmstart import warm_start
-from protocol.learning import Batch
+from protocol.learning import TrainingBatch
 from protocol.tasks import Teaching, task
 from tests.adversaries.arena import Arena, Stage, claims_of
 from tests.adversaries.nodes import Node
@@ -38,18 +38,18 @@ class Learned(NamedTuple):
     honest_hard_faults: int
 
 
-def started(folder: Path, config: Config, *, seed: int) -> Policy:
+def started(folder: Path, config: Config, *, seed: int) -> TrainedPolicy:
     """The demo's policy after its warm start."""
     make_policy(folder / "start", seed=seed)
-    policy, problems = Policy(folder / "start", train_settings(config)), task(config.task.name, seed=seed)
+    policy, problems = TrainedPolicy(folder / "start", train_settings(config)), task(config.task.name, seed=seed)
     text = text_of(folder / "start", config)
     assert isinstance(problems, Teaching)
     warm_start(policy.model, problems, text.encode, min(text.bounds.end_tokens), lambda *_: None)
     return policy
 
 
-def text_of(folder: Path, config: Config) -> PolicyText:
-    return PolicyText(lambda name: (folder / name).read_bytes(), task(config.task.name), config.sampling.max_new_tokens)
+def text_of(folder: Path, config: Config) -> TaskText:
+    return TaskText(lambda name: (folder / name).read_bytes(), task(config.task.name), config.sampling.max_new_tokens)
 
 
 def stage_of(first: Path, config: Config) -> Stage:
@@ -64,7 +64,7 @@ def stage_of(first: Path, config: Config) -> Stage:
 
 
 def learn(
-    folder: Path, policy: Policy, config: Config, *, updates: int, hostile: int, say: Callable[[str], None]
+    folder: Path, policy: TrainedPolicy, config: Config, *, updates: int, hostile: int, say: Callable[[str], None]
 ) -> Learned:
     """Train for so many updates with so many hostile nodes among ten."""
     torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def learn(
         held_out = task(config.task.name).problems("held_out")
         return accuracy(policy.model, held_out, text.encode, min(text.bounds.end_tokens))
 
-    def train(batch: Batch) -> Path:
+    def train(batch: TrainingBatch) -> Path:
         policy.train_step(batch.groups)
         trained_on.extend(group.claim_id for group in batch.groups)
         target = folder / str(policy.update)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.verification.cheats import quantised
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.lease import Lease
 from protocol.rollout import unpack_tokens
@@ -91,7 +91,7 @@ def rounded(policy: Path, bits: int) -> Path:
     """The policy with its matrices in so many bits, beside it; made once."""
     folder = policy.with_name(f"{policy.name}-{bits}bit")
     if not folder.exists():
-        whole = Policy(policy, TrainSettings(learning_rate=1e-6))
+        whole = TrainedPolicy(policy, TrainSettings(learning_rate=1e-6))
         whole.model = quantised(whole.model, bits)
         whole.save_hub(folder)
         with_canary(folder)

@@ -14,12 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from coordinator.audit.replay import Prefill
-from coordinator.audit.scorer import Scorer
+from coordinator.audit.scorer import VersionScorer
 from coordinator.config import ModelSection
 from coordinator.learner import start
 from coordinator.learner.batch import collate
 from coordinator.learner.forward import completion_logprobs, packs
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import SwarmError
 from protocol.rollout import unpack_logprobs, unpack_tokens
@@ -133,7 +133,7 @@ def _launch(folder: Path) -> str:
 
 
 def _learner(folder: Path, say: Say) -> str:
-    policy, data = Policy(folder, TRAIN), collate(GROUPS)
+    policy, data = TrainedPolicy(folder, TRAIN), collate(GROUPS)
     with torch.no_grad():
         found, _ = completion_logprobs(policy.model, data, torch.arange(len(data.mask)), TRAIN.products)
     for number, length in enumerate(data.lengths.tolist()):
@@ -144,7 +144,7 @@ def _learner(folder: Path, say: Say) -> str:
 
 def _published(folder: Path, target: Path) -> str:
     """Two versions, of which the second is loaded back, and says what the learner says."""
-    policy = Policy(folder, TRAIN)
+    policy = TrainedPolicy(folder, TRAIN)
     policy.save_hub(target / "v1")
     policy.train_step(GROUPS)
     policy.save_hub(target / "v2")
@@ -154,7 +154,7 @@ def _published(folder: Path, target: Path) -> str:
 
 def _adapters(folder: Path, target: Path) -> str:
     """An adapter beside its base, in the engine and at the auditor, against the merged weights."""
-    policy = Policy(folder, ADAPT)
+    policy = TrainedPolicy(folder, ADAPT)
     policy.train_step(GROUPS)
     policy.save_base(target / "beside")
     policy.save_adapter(target / "beside")
@@ -198,7 +198,7 @@ def _auditor(folder: Path, say: Say) -> str:
         Prefill(np.array(prompt, np.uint32), [np.array(text, np.uint32) for text in texts(7, 1, 7, 3)], 1, 1.0)
         for prompt in texts(6, 4, 11, 2)
     ]
-    scorer = Scorer(folder)
+    scorer = VersionScorer(folder)
     for claim, scored in zip(claims, scorer.score(claims), strict=True):
         for tokens, one in zip(claim.completions, scored, strict=True):
             _require_near(torch.tensor(one.logprobs), say(claim.prompt.tolist(), tokens.tolist()))

@@ -13,7 +13,7 @@ from bench.anchor.setting import ADMISSIONS, AT_ONCE, LINKS, Case, group_s, link
 from bench.broadcast.cells import PAYLOAD_SHARE
 from bench.broadcast.contender import SOURCE
 from protocol.rollout import pack_tokens
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from tests.tiny_policy import make_tiny_policy
 
 FOUND = Measured(
@@ -73,7 +73,7 @@ def test_a_group_is_handed_out_when_its_time_has_come_and_not_before(tmp_path: P
     assert engine.measured().decode_s == pytest.approx(paced_s(1, 3600.0))
 
 
-def _request(name: str) -> Request:
-    return Request(
+def _request(name: str) -> SampleRequest:
+    return SampleRequest(
         request_id=name, version=1, prompt=pack_tokens([5, 6]), seed=1, samples=2, max_new_tokens=3, temperature=1.0
     )

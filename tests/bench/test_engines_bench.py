@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from bench.engines import make_version
-from coordinator.learner.embedded import Shape
+from coordinator.learner.embedded import EmbeddedShape
 from swarm_node.engine.torch_engine import TorchEngine
 
 
 def test_what_the_bench_makes_is_loaded_and_swapped(tmp_path: Path) -> None:
-    shape = Shape(hidden=16, layers=1, heads=2, intermediate=32)
+    shape = EmbeddedShape(hidden=16, layers=1, heads=2, intermediate=32)
     engine = TorchEngine()
     for version in (1, 2):
         loaded = engine.load(make_version(tmp_path / f"version-{version}", version, shape), version)

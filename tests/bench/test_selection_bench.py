@@ -11,14 +11,14 @@ from coordinator.data.importing import FOLDER, make_copy
 from coordinator.data.task import open_task
 from coordinator.learner.embedded import make_policy
 from coordinator.work.leases import rules_of
-from coordinator.work.prompts import Source
-from coordinator.work.selection import OFF, Rules
+from coordinator.work.prompts import PromptRef
+from coordinator.work.selection import OFF, SelectionRules
 from protocol.rollout import pack_tokens
 
 PROBLEM_COUNT = 4
 
 
-def prompt(source: Source) -> list[int]:
+def prompt(source: PromptRef) -> list[int]:
     return [source.number % PROBLEM_COUNT]
 
 
@@ -29,7 +29,7 @@ def test_without_rules_problems_come_in_their_order() -> None:
 
 
 def test_a_problem_that_taught_nothing_is_left_out_when_it_comes_up_again() -> None:
-    prompts = Prompts(Rules(filter_after=1, window=PROBLEM_COUNT), prompt)
+    prompts = Prompts(SelectionRules(filter_after=1, window=PROBLEM_COUNT), prompt)
     for source in prompts.next(PROBLEM_COUNT):
         always_right = source.number == 2
         prompts.note(pack_tokens(prompt(source)), [1.0, 1.0] if always_right else [1.0, 0.0])

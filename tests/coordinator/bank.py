@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.money.rails.base import Batch, Status
+from coordinator.money.rails.base import Status, TransferBatch
 
 
 class Bank:
@@ -19,7 +19,7 @@ class Bank:
     def transfers(self) -> list[str]:
         return self._book.read_text().splitlines() if self._book.exists() else []
 
-    def send(self, batch: Batch) -> str:
+    def send(self, batch: TransferBatch) -> str:
         self._step()
         key = batch.key.hex()
         known = [line for line in self.transfers if line.startswith(key)]

@@ -16,7 +16,7 @@ from coordinator.clock import now_ms
 from coordinator.config import load
 from coordinator.round import Round
 from protocol import canonical, chunks, limits
-from protocol.learning import Publication, Upload
+from protocol.learning import Publication, UploadedFile
 from protocol.lease import Lease
 from protocol.message import Message
 from protocol.messages import (
@@ -123,7 +123,7 @@ class Served:
         for name, data in files.items():
             path = f"/v1/learner/uploads/{version}/{name}?digest={chunks.digest(data)}"
             assert (await self.client.put(path, data=BytesIO(data), headers=self.operator)).status == 204
-        uploads = tuple(Upload(path=name, digest=chunks.digest(data)) for name, data in files.items())
+        uploads = tuple(UploadedFile(path=name, digest=chunks.digest(data)) for name, data in files.items())
         message = Publication(version=version, update=version - 1, files=uploads)
         response = await self.client.post("/v1/learner/versions", data=message.to_bytes(), headers=self.operator)
         assert response.status == 204, await response.read()

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.audit.trust import Rules, Standing
+from coordinator.audit.trust import OwnerStanding, TrustRules
 from coordinator.people import appeals, explain, moderation, owners, standings
 from coordinator.people.appeals import Ruled
 from coordinator.store import tables
 from coordinator.store.state import set_fact
 from coordinator.work import tally
 from ledger import store
-from ledger.entry import Appeal as AppealEntry
-from ledger.entry import Reinstate, Ruling
+from ledger.entry import AppealEntry, Reinstate, RulingEntry
 from protocol import limits
 from protocol.appeal import Appeal, AppealReply, seal_appeal
 from protocol.auditing import Explanation, Explanations, Why
@@ -39,7 +38,7 @@ from tests.coordinator.served import serve
 from tests.coordinator.test_escrow import HALF, earn, entries, let_be_drawn, voids
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World
 
-RULES = Rules()
+RULES = TrustRules()
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def a_fault(world: World) -> tuple[NodeKey, str, str, str]:
     (window,) = earn(world, key)
     let_be_drawn(world, True)
     (bad,) = earn(world, key)
-    world.run(lambda conn: standings.put(conn, key.node_id, Standing(5, 4)))
+    world.run(lambda conn: standings.put(conn, key.node_id, OwnerStanding(5, 4)))
     world.find(bad, "hard")
     return key, good, window, bad
 
@@ -126,7 +125,7 @@ class TestEntries:
         assert world.run(store.size) == forged
         rule(world, outcome="denied")
         last = [type(row.entry) for row in world.run(store.entries, forged, 10)]
-        assert last == [AppealEntry, Ruling]
+        assert last == [AppealEntry, RulingEntry]
 
     def test_an_appeal_of_an_owner_who_was_paid_is_an_entry_at_once(self, world: World) -> None:
         key = world.join(1)
@@ -145,13 +144,15 @@ class TestGranted:
     def test_a_granted_appeal_pays_what_the_fault_took_and_restores_the_owner(self, world: World) -> None:
         key, _, window, bad = a_fault(world)
         before = world.budget()
-        assert world.run(standings.of, key.node_id) == Standing(hard=1)
+        assert world.run(standings.of, key.node_id) == OwnerStanding(hard=1)
         assert appeal(world, key, bad).outcome == "recorded"
         done = rule(world)
         assert (done["reinstated_claims"], done["reinstated_micros"]) == (3, 3 * HONEST_TOKENS)
         assert world.owed(key.node_id)[1] == 3 * HONEST_TOKENS
         assert world.budget() == before - 3 * HONEST_TOKENS
-        assert world.run(standings.of, key.node_id) == Standing(5, 4 + 2), "the counts before it, and what was taken"
+        assert world.run(standings.of, key.node_id) == OwnerStanding(5, 4 + 2), (
+            "the counts before it, and what was taken"
+        )
         paid = [entry.claim_id for entry in entries(world, Reinstate) if isinstance(entry, Reinstate)]
         assert paid[1:] == [window, bad], "behind the pledge"
 
@@ -200,16 +201,18 @@ class TestGranted:
     def test_counts_that_a_lifted_fault_took_come_back_only_with_the_fault_after_it(self, world: World) -> None:
         key = world.join(1)
         first, right, second = earn(world, key, 3)
-        world.run(lambda conn: standings.put(conn, key.node_id, Standing(7, 5)))
+        world.run(lambda conn: standings.put(conn, key.node_id, OwnerStanding(7, 5)))
         world.find(first, "hard")
         world.find(right)
         world.find(second, "hard")
         appeal(world, key, first)
         rule(world, 1)
-        assert world.run(standings.of, key.node_id) == Standing(0, 1, hard=1), "the second fault would have taken them"
+        assert world.run(standings.of, key.node_id) == OwnerStanding(0, 1, hard=1), (
+            "the second fault would have taken them"
+        )
         appeal(world, key, second)
         rule(world, 2)
-        assert world.run(standings.of, key.node_id) == Standing(7, 5 + 3)
+        assert world.run(standings.of, key.node_id) == OwnerStanding(7, 5 + 3)
 
     def test_a_ban_by_order_is_lifted_with_a_trace_and_no_fault_left(self, world: World) -> None:
         key = world.join(1)
@@ -258,8 +261,8 @@ class TestDenied:
         appeal(world, key, bad)
         assert rule(world, outcome="denied", code="fault_confirmed")["changed"]
         assert (world.owed(key.node_id), world.budget(), world.run(standings.of, key.node_id)) == before
-        (ruling,) = entries(world, Ruling)
-        assert isinstance(ruling, Ruling)
+        (ruling,) = entries(world, RulingEntry)
+        assert isinstance(ruling, RulingEntry)
         assert (ruling.outcome, ruling.reason_code) == ("denied", "fault_confirmed")
         assert not rule(world, outcome="granted")["changed"], "a ruling is final"
         assert entries(world, Reinstate) == []
@@ -344,7 +347,7 @@ class TestWho:
             world.find(bad, "hard")
             appeal(world, key, bad)
             world.run(lambda conn: standings.forgive(conn, key.node_id))
-            world.run(lambda conn: standings.put(conn, key.node_id, Standing()))
+            world.run(lambda conn: standings.put(conn, key.node_id, OwnerStanding()))
         (bad,) = earn(world, key)
         world.find(bad, "hard")
         with pytest.raises(MessageTooLarge, match="8 appeals of this owner wait"):

@@ -18,7 +18,7 @@ from blake3 import blake3
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.backup import database, making, restoring
 from coordinator.backup.archive import BackupInvalid, escaped, plain, reading, writing
 from coordinator.backup.sealed import seal, unseal
@@ -331,7 +331,7 @@ def test_a_postgresql_is_copied_and_loaded_whole(empty_postgres: str, tmp_path: 
 
 
 def test_a_copy_is_of_one_moment_while_others_write(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=Rules())
+    world = World(tmp_path, rules=TrustRules())
     world.publish(1, 0)
     node = world.join(1)
     sizes = list[int]()

@@ -9,7 +9,7 @@ from coordinator.store import tables
 from ledger import store
 from protocol.chunks import digest
 from protocol.errors import OutOfOrder
-from protocol.learning import Batch
+from protocol.learning import TrainingBatch
 from protocol.rollout import unpack_tokens
 from protocol.signing import NodeKey, open_envelope
 from tests.coordinator.world import HONEST_TOKENS, World, answer
@@ -23,7 +23,7 @@ def filled(world: World, groups: int = 2) -> NodeKey:
     return key
 
 
-def prompts(batch: Batch | None) -> list[int]:
+def prompts(batch: TrainingBatch | None) -> list[int]:
     """The group numbers of a batch."""
     assert batch is not None
     return [int(unpack_tokens(group.prompt)[0]) - 10 for group in batch.groups]
@@ -43,7 +43,7 @@ def test_a_batch_holds_what_the_nodes_signed_and_the_coordinator_judged(world: W
     assert [unpack_tokens(sample.tokens).tolist() for sample in group.samples] == [[10, 1]] * 2
     assert [sample.reward for sample in group.samples] == [1.0, 1.0]
     assert np.allclose(np.frombuffer(group.samples[0].logprobs, "<f4"), [-0.5, -0.1])
-    assert Batch.from_bytes(batch.to_bytes()) == batch
+    assert TrainingBatch.from_bytes(batch.to_bytes()) == batch
 
 
 def test_a_batch_is_not_formed_before_it_is_full(world: World) -> None:

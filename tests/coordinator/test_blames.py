@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.audit.trust import Standing
+from coordinator.audit.trust import OwnerStanding
 from coordinator.figures import history, summary
 from coordinator.people import standings
 from coordinator.spreading import blames
-from coordinator.spreading.blames import Evidence
+from coordinator.spreading.blames import BlameEvidence
 from coordinator.store import tables
 from protocol.ids import NodeId
 from protocol.messages import Blame
@@ -19,8 +19,8 @@ from tests.coordinator.world import World
 
 CURRENT = frozenset(f"{number:064x}" for number in range(200))
 OLD_CHUNK = "f" * 64
-PLANNED = Evidence(CURRENT, lambda _node, _upstream: True)
-UNPLANNED = Evidence(CURRENT, lambda _node, _upstream: False)
+PLANNED = BlameEvidence(CURRENT, lambda _node, _upstream: True)
+UNPLANNED = BlameEvidence(CURRENT, lambda _node, _upstream: False)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def blame_of(accused: NodeKey, chunk: int = 0) -> Blame:
     return Blame(peer_id=accused.node_id, chunk=f"{chunk:064x}", got="d" * 64)
 
 
-def record(world: World, accuser: NodeKey, *reported: Blame, evidence: Evidence = PLANNED) -> None:
+def record(world: World, accuser: NodeKey, *reported: Blame, evidence: BlameEvidence = PLANNED) -> None:
     world.run(blames.record, accuser.node_id, reported, evidence, now_ms=world.now_ms)
     world.now_ms += 1
 
@@ -41,7 +41,7 @@ def prove(world: World, *keys: NodeKey) -> None:
     """Give each owner a validated group."""
     for key in keys:
         world.run(standings.count, key.node_id, 1)
-        world.run(standings.put, key.node_id, Standing(claims=1, groups=1))
+        world.run(standings.put, key.node_id, OwnerStanding(claims=1, groups=1))
 
 
 def rows(world: World) -> int:

@@ -16,35 +16,45 @@ from coordinator.fleet.activation import kappa
 from coordinator.store import tables
 from coordinator.store.state import get_fact, set_fact
 from coordinator.work import batches, bound
-from coordinator.work.bound import CALM_UPDATES, LOUD_UPDATES, PATIENCE_MAX, Rules, Seen, State, after
+from coordinator.work.bound import (
+    CALM_UPDATES,
+    LOUD_UPDATES,
+    PATIENCE_MAX,
+    BoundState,
+    StalenessRules,
+    UpdateFigures,
+    after,
+)
 from coordinator.work.leases import terms_of
 from protocol.errors import ConfigInvalid
-from protocol.learning import Report
+from protocol.learning import UpdateReport
 from protocol.signing import NodeKey
 from tests.coordinator.world import World, answer
 
-CALM, LOUD, BETWEEN = Seen(0.0, 1.0), Seen(0.3, 0.9), Seen(0.04, 0.95)
-UNEQUAL = Seen(0.0, 0.5)
-RULES = Rules(1, 4)
+CALM, LOUD, BETWEEN = UpdateFigures(0.0, 1.0), UpdateFigures(0.3, 0.9), UpdateFigures(0.04, 0.95)
+UNEQUAL = UpdateFigures(0.0, 0.5)
+RULES = StalenessRules(1, 4)
 
 
-def run(state: State, updates: Iterable[Seen], rules: Rules = RULES, first: int = 1) -> list[State]:
+def run(
+    state: BoundState, updates: Iterable[UpdateFigures], rules: StalenessRules = RULES, first: int = 1
+) -> list[BoundState]:
     """The states after each update."""
-    states = list[State]()
+    states = list[BoundState]()
     for number, seen in enumerate(updates, first):
         state = after(state, number, seen, rules)
         states.append(state)
     return states
 
 
-def settled(bound: int, **given: Any) -> State:
+def settled(bound: int, **given: Any) -> BoundState:
     """A state under which every update is judged."""
-    return State(bound, judged_from=0, **given)
+    return BoundState(bound, judged_from=0, **given)
 
 
 class TestTransitions:
     def test_it_rises_by_one_after_calm_updates(self) -> None:
-        states = run(State(1), [CALM] * CALM_UPDATES)
+        states = run(BoundState(1), [CALM] * CALM_UPDATES)
         assert [state.bound for state in states] == [1] * (CALM_UPDATES - 1) + [2]
 
     def test_it_falls_by_one_after_few_loud_updates_and_is_more_patient_then(self) -> None:
@@ -59,7 +69,7 @@ class TestTransitions:
         assert {state.bound for state in run(settled(2), [BETWEEN] * 500)} == {2}
 
     def test_one_bad_update_among_good_ones_changes_nothing(self) -> None:
-        few = [Seen(0.15, 0.95), *[CALM] * (CALM_UPDATES - 2)]
+        few = [UpdateFigures(0.15, 0.95), *[CALM] * (CALM_UPDATES - 2)]
         assert {state.bound for state in run(settled(3), few)} == {3}
 
     def test_nothing_is_judged_that_was_leased_under_the_bound_before(self) -> None:
@@ -72,7 +82,7 @@ class TestTransitions:
 
     def test_a_bound_that_was_too_large_is_tried_ever_more_rarely(self) -> None:
         """Everything above 2 is loud: the share of the updates that are falls with time, and its tries do not end."""
-        state, loud, tries = State(1), list[bool](), 0
+        state, loud, tries = BoundState(1), list[bool](), 0
         for number in range(1, 1001):
             before = state.bound
             loud.append(before > 2)
@@ -82,9 +92,11 @@ class TestTransitions:
         assert tries > 5
         assert sum(loud[500:]) / 500 < 0.15
 
-    @pytest.mark.parametrize(("rules", "bound"), [(Rules(1, 4), 4), (Rules(2, 2), 2), (Rules(0, 1), 1)])
-    def test_calm_updates_lead_to_the_operators_maximum_and_no_further(self, rules: Rules, bound: int) -> None:
-        assert run(State(rules.least), [CALM] * 300, rules)[-1].bound == bound
+    @pytest.mark.parametrize(
+        ("rules", "bound"), [(StalenessRules(1, 4), 4), (StalenessRules(2, 2), 2), (StalenessRules(0, 1), 1)]
+    )
+    def test_calm_updates_lead_to_the_operators_maximum_and_no_further(self, rules: StalenessRules, bound: int) -> None:
+        assert run(BoundState(rules.least), [CALM] * 300, rules)[-1].bound == bound
 
     def test_it_never_falls_below_its_least(self) -> None:
         assert run(settled(4), [LOUD] * 300)[-1].bound == 1
@@ -94,32 +106,32 @@ class TestTransitions:
         assert after(settled(stored), 1, BETWEEN, RULES).bound == bound
 
     @given(
-        st.lists(st.builds(Seen, st.floats(0, 1), st.floats(0, 1)), max_size=60),
+        st.lists(st.builds(UpdateFigures, st.floats(0, 1), st.floats(0, 1)), max_size=60),
         st.integers(0, 3),
         st.integers(0, 5),
         st.integers(0, 9),
     )
     def test_whatever_is_measured_it_moves_by_one_within_its_bounds(
-        self, updates: list[Seen], least: int, above: int, start: int
+        self, updates: list[UpdateFigures], least: int, above: int, start: int
     ) -> None:
-        rules = Rules(least, least + above)
+        rules = StalenessRules(least, least + above)
         bounds = [state.bound for state in run(settled(start), updates, rules)]
         assert all(rules.least <= one <= rules.most for one in bounds)
         assert all(abs(one - other) <= 1 for one, other in pairwise(bounds))
 
 
 def adapting(world: World, least: int = 0, most: int = 2) -> World:
-    world.terms = replace(world.terms, staleness=most, adapts=Rules(least, most))
+    world.terms = replace(world.terms, staleness=most, adapts=StalenessRules(least, most))
     world.judge = replace(world.judge, terms=world.terms)
     return world
 
 
 def report(world: World, number: int, **metrics: float) -> None:
-    message = Report(number=number, mismatched=(), metrics=metrics, idle_s=1.0, busy_s=3.0)
+    message = UpdateReport(number=number, mismatched=(), metrics=metrics, idle_s=1.0, busy_s=3.0)
     world.run(batches.report, message, audits=world.audits, adapts=world.terms.adapts, now_ms=world.now_ms)
 
 
-def stand_at(world: World, state: State) -> None:
+def stand_at(world: World, state: BoundState) -> None:
     world.run(set_fact, bound.BOUND, asdict(state))
 
 
@@ -136,7 +148,7 @@ class TestInForce:
         adapting(world)
         key = world.join(1)
         assert take(world, key) == 2, "(0 + 0 + 1) · 2 groups"
-        stand_at(world, State(2))
+        stand_at(world, BoundState(2))
         assert take(world, key) == 4
 
     def test_a_version_older_than_the_bound_in_force_gets_no_lease(self, world: World) -> None:
@@ -146,19 +158,19 @@ class TestInForce:
         world.earn(key)
         world.train(1)
         assert world.offer(key).reason == "old_version"
-        stand_at(world, State(1))
+        stand_at(world, BoundState(1))
         assert world.offer(key).leases
 
     def test_work_of_a_larger_bound_is_taken_and_trained_on_when_the_bound_has_fallen(self, world: World) -> None:
         adapting(world)
-        stand_at(world, State(2))
+        stand_at(world, BoundState(2))
         key = world.join(1)
         given = world.offer(key, groups=6).leases
         assert len(given) == 6
         for lease in given[:2]:
             world.submit(key, answer(key, lease))
         world.train(1)
-        stand_at(world, State(0))
+        stand_at(world, BoundState(0))
         for lease in given[2:]:
             assert world.submit(key, answer(key, lease)).outcome == "accepted"
         world.train(2)
@@ -203,7 +215,7 @@ class TestInForce:
     def test_status_says_which_is_in_force(self, world: World) -> None:
         config = parse({"staleness": {"adaptive": True}})
         assert world.run(summary.status, config=config, alive_since_ms=0)["staleness_bound"] == 1
-        stand_at(world, State(3))
+        stand_at(world, BoundState(3))
         assert world.run(summary.status, config=config, alive_since_ms=0)["staleness_bound"] == 3
         assert world.run(summary.status, config=parse({}), alive_since_ms=0)["staleness_bound"] == 4
 
@@ -212,11 +224,13 @@ class TestSettings:
     def test_it_is_off_unless_set(self) -> None:
         assert terms_of(parse({})).adapts is None
         terms = terms_of(parse({"staleness": {"adaptive": True, "max_updates": 6}}))
-        assert (terms.staleness, terms.adapts) == (6, Rules(1, 6))
+        assert (terms.staleness, terms.adapts) == (6, StalenessRules(1, 6))
 
     def test_versions_come_often_enough_for_every_bound(self) -> None:
         assert kappa(None, parse({"staleness": {"adaptive": True, "max_updates": 9}})) == 1
-        assert bound.rules_of(parse({"staleness": {"adaptive": True, "publish_every": 4}}).staleness) == Rules(3, 4)
+        assert bound.rules_of(parse({"staleness": {"adaptive": True, "publish_every": 4}}).staleness) == StalenessRules(
+            3, 4
+        )
 
     @pytest.mark.parametrize(
         ("settings", "why"),

@@ -10,7 +10,7 @@ from coordinator.people import registry
 from coordinator.spreading import broadcasts, links
 from coordinator.store import tables
 from protocol.chunks import digest
-from protocol.messages import Fetched, Heartbeat, Reached, Receipt, Stage, Transfer, Upload
+from protocol.messages import Fetched, Heartbeat, PeerUpload, Reached, Stage, Transfer, TransferReceipt
 from protocol.signing import NodeKey
 from tests.coordinator.world import ROUND, World, manifest
 
@@ -54,8 +54,8 @@ def parts(world: World, version: int = 2) -> dict[str, dict[str, Any]]:
 
 
 def give_receipt(world: World, key: NodeKey, version: int, uploads: dict[str, int], from_origins: int = 0) -> None:
-    lines = tuple(Upload(peer_id=peer, size_bytes=size, busy_s=1.0) for peer, size in uploads.items())
-    receipt = Receipt(round_id=ROUND, version=version, seconds=1.0, uploads=lines, from_origins=from_origins)
+    lines = tuple(PeerUpload(peer_id=peer, size_bytes=size, busy_s=1.0) for peer, size in uploads.items())
+    receipt = TransferReceipt(round_id=ROUND, version=version, seconds=1.0, uploads=lines, from_origins=from_origins)
     message = Fetched(receipt=key.seal("receipt", receipt.to_bytes()))
     world.run(links.take_receipt, key.node_id, message, round_id=ROUND, now_ms=world.now_ms)
 

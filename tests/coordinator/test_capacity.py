@@ -8,14 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.fleet.capacity import OVERLAP, VISIBLE, Load, Rule, least_staleness, staleness_bound
+from coordinator.fleet.capacity import OVERLAP, VISIBLE, AdmissionRule, PoolLoad, least_staleness, staleness_bound
 
-PAPER = Load(staleness=3, rollouts_per_update=2048, train_s=1631.2, broadcast_s=1437)
+PAPER = PoolLoad(staleness=3, rollouts_per_update=2048, train_s=1631.2, broadcast_s=1437)
 """ECHO-2's own setting: r = 0.88."""
 
 seconds = st.floats(0.01, 1e5)
 loads = st.builds(
-    Load,
+    PoolLoad,
     staleness=st.integers(0, 12),
     rollouts_per_update=st.floats(1, 1e5),
     train_s=seconds,
@@ -59,14 +59,14 @@ def test_visible_admission_needs_no_more_than_the_learner_consumes() -> None:
 
 
 def test_staleness_zero_is_the_synchronous_loop() -> None:
-    load = Load(staleness=0, rollouts_per_update=60, train_s=10, broadcast_s=3)
+    load = PoolLoad(staleness=0, rollouts_per_update=60, train_s=10, broadcast_s=3)
     assert VISIBLE.kappa(load) == 1
     assert VISIBLE.period_s(load, 1, rate=2.0) == 10 + 3 + 60 / 2
 
 
 def test_everything_from_one_version_is_sampled_batch_by_batch_while_the_learner_works() -> None:
     """S = 2, κ = 3: all three batches come from one version; slow sampling then decides, fast sampling hides."""
-    load = Load(staleness=2, rollouts_per_update=60, train_s=10, broadcast_s=3)
+    load = PoolLoad(staleness=2, rollouts_per_update=60, train_s=10, broadcast_s=3)
     assert VISIBLE.period_s(load, 3, rate=60 / 5) == 3 + 5 + 3 * 10
     assert VISIBLE.period_s(load, 3, rate=60 / 20) == 3 + 3 * 20 + 10
 
@@ -93,13 +93,17 @@ def test_no_throughput_keeps_no_learner_busy() -> None:
 
 
 @given(rules, loads, st.integers(1, 13), rates, rates)
-def test_more_throughput_never_costs_time(rule: Rule, load: Load, kappa: int, one: float, other: float) -> None:
+def test_more_throughput_never_costs_time(
+    rule: AdmissionRule, load: PoolLoad, kappa: int, one: float, other: float
+) -> None:
     slow, fast = sorted((one, other))
     assert rule.period_s(load, kappa, fast) <= rule.period_s(load, kappa, slow) * (1 + 1e-12)
 
 
 @given(rules, loads, st.integers(1, 13), st.floats(1.0001, 10))
-def test_the_learner_waits_exactly_below_the_least_throughput(rule: Rule, load: Load, kappa: int, times: float) -> None:
+def test_the_learner_waits_exactly_below_the_least_throughput(
+    rule: AdmissionRule, load: PoolLoad, kappa: int, times: float
+) -> None:
     rate = rule.min_rate(load, kappa)
     assume(rate < math.inf)
     assert rule.bubble(load, kappa, rate * times) == pytest.approx(0, abs=1e-9)
@@ -107,14 +111,14 @@ def test_the_learner_waits_exactly_below_the_least_throughput(rule: Rule, load: 
 
 
 @given(loads, st.integers(1, 13))
-def test_where_no_throughput_is_enough_the_learner_waits_at_any(load: Load, kappa: int) -> None:
+def test_where_no_throughput_is_enough_the_learner_waits_at_any(load: PoolLoad, kappa: int) -> None:
     for rule in (OVERLAP, VISIBLE):
         if rule.min_rate(load, kappa) == math.inf:
             assert rule.period_s(load, kappa, 1e15) > kappa * load.train_s * (1 - 1e-9)
 
 
 @given(rules, loads)
-def test_the_chosen_interval_is_the_largest_that_holds(rule: Rule, load: Load) -> None:
+def test_the_chosen_interval_is_the_largest_that_holds(rule: AdmissionRule, load: PoolLoad) -> None:
     kappa = rule.kappa(load)
     assert 1 <= kappa <= load.staleness + 1
     assert kappa == 1 or rule.holds(load, kappa)
@@ -122,7 +126,7 @@ def test_the_chosen_interval_is_the_largest_that_holds(rule: Rule, load: Load) -
 
 
 @given(loads)
-def test_the_smallest_sufficient_staleness_is_just_that(load: Load) -> None:
+def test_the_smallest_sufficient_staleness_is_just_that(load: PoolLoad) -> None:
     least = least_staleness(load)
     assume(least < 1e6)
     assert VISIBLE.holds(replace(load, staleness=least), 1)
@@ -130,7 +134,7 @@ def test_the_smallest_sufficient_staleness_is_just_that(load: Load) -> None:
 
 
 @given(loads, st.integers(1, 13))
-def test_the_shorter_bound_is_the_longer_one_at_least_throughput(load: Load, kappa: int) -> None:
+def test_the_shorter_bound_is_the_longer_one_at_least_throughput(load: PoolLoad, kappa: int) -> None:
     rate = OVERLAP.min_rate(load, kappa)
     assume(rate < math.inf)
     assert staleness_bound(load, kappa) == staleness_bound(load, kappa, rate)

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.audit import casework
 from coordinator.audit.casework import TRIES_MAX
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.store import tables
 from protocol.signing import NodeKey
 from tests.coordinator.world import World
@@ -17,7 +17,7 @@ from tests.coordinator.world import World
 @pytest.fixture
 def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
     """A round in which an owner's first ten groups are all audited."""
-    made = World(tmp_path, staleness=100, rules=Rules(), postgres_url=store_url)
+    made = World(tmp_path, staleness=100, rules=TrustRules(), postgres_url=store_url)
     made.publish(1, 0)
     yield made
     made.database.close()

@@ -10,7 +10,7 @@ from coordinator.store import tables
 from coordinator.work import answers, intake
 from protocol import limits
 from protocol.chunks import digest
-from protocol.fragment import Fragment, Part
+from protocol.fragment import Fragment, FragmentPart
 from protocol.lease import Lease
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey, open_envelope
@@ -284,10 +284,10 @@ def test_an_answer_that_goes_on_where_the_prefix_was_complete_is_refused(world: 
     assert world.submit(second, answer(second, lease, samples=(more, more))).code == "tokens_invalid"
 
 
-def _twice(key: NodeKey, lease: Lease) -> tuple[Part, Part]:
+def _twice(key: NodeKey, lease: Lease) -> tuple[FragmentPart, FragmentPart]:
     (part,) = _parts(fragment(key, lease, {0: [FIRST]}))
     return (part, part)
 
 
-def _parts(told: bytes) -> tuple[Part, ...]:
+def _parts(told: bytes) -> tuple[FragmentPart, ...]:
     return Fragment.from_bytes(open_envelope("fragment", told).payload).parts

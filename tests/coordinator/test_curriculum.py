@@ -12,7 +12,7 @@ from coordinator.figures.metrics import exposition
 from coordinator.figures.overview import _prompts
 from coordinator.store import tables
 from coordinator.work import curriculum, scoring
-from coordinator.work.selection import OFF, Rules
+from coordinator.work.selection import OFF, SelectionRules
 from protocol import chunks
 from protocol.errors import ConfigInvalid
 from protocol.lease import Lease
@@ -21,7 +21,7 @@ from protocol.signing import NodeKey
 from protocol.tasks import Reward
 from tests.coordinator.world import END, World, answer, honest_sample
 
-FILTER = Rules(filter_after=1, probe_every=3, window=4)
+FILTER = SelectionRules(filter_after=1, probe_every=3, window=4)
 PROBLEMS = 4
 
 
@@ -105,7 +105,7 @@ def test_rules_may_be_switched_on_later(tmp_path: Path) -> None:
 
 
 def test_the_seldom_seen_and_the_varied_are_taken_first(tmp_path: Path) -> None:
-    rules = Rules(window=4, share=0.5, exploration=0.1, probe_every=1000)
+    rules = SelectionRules(window=4, share=0.5, exploration=0.1, probe_every=1000)
     world = World(tmp_path, selection=rules, problems=PROBLEMS, staleness=20, size=4)
     world.publish(1, 0)
     key = world.join(1)

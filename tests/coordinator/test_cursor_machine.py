@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from coordinator.store import tables
 from coordinator.store.state import get_fact
 from coordinator.work.curriculum import FACT
-from coordinator.work.selection import OFF, Rules
+from coordinator.work.selection import OFF, SelectionRules
 from protocol.lease import Lease
 from protocol.rollout import pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey
@@ -29,10 +29,10 @@ from tests.coordinator.world import END, World, answer, honest_sample
 PROBLEMS, NODES = 5, 2
 RULES = (
     OFF,
-    Rules(filter_after=1, probe_every=2, window=3),
-    Rules(filter_after=2, probe_every=4, window=8),
-    Rules(window=4, share=0.5, probe_every=3),
-    Rules(filter_after=1, window=5, share=0.3, exploration=0.0, probe_every=5),
+    SelectionRules(filter_after=1, probe_every=2, window=3),
+    SelectionRules(filter_after=2, probe_every=4, window=8),
+    SelectionRules(window=4, share=0.5, probe_every=3),
+    SelectionRules(filter_after=1, window=5, share=0.3, exploration=0.0, probe_every=5),
 )
 
 
@@ -44,7 +44,7 @@ class CursorMachine(RuleBasedStateMachine):
         self.folder = TemporaryDirectory()
 
     @initialize(rules=st.sampled_from(RULES), size=st.integers(1, 3), lookahead=st.sampled_from([0, 4]))
-    def begin(self, rules: Rules, size: int, lookahead: int) -> None:
+    def begin(self, rules: SelectionRules, size: int, lookahead: int) -> None:
         self.options: dict[str, Any] = {
             "staleness": 10_000,
             "size": size,

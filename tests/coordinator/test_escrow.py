@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from coordinator.audit import lottery
-from coordinator.audit.trust import Rules, Standing
+from coordinator.audit.trust import OwnerStanding, TrustRules
 from coordinator.people import standings
 from coordinator.store import tables
 from coordinator.store.state import set_fact
 from ledger import drawing, store
 from ledger.drawing import ALL_PPM
-from ledger.entry import Commitment, Pending, Reveal, Verdict, Void
+from ledger.entry import Commitment, Pending, Reveal, VerdictEntry, Void
 from protocol.errors import OwnerBanned
 from protocol.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, PRICE, World, answer
 
-EVERYTHING = Rules()
-HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
+EVERYTHING = TrustRules()
+HALF = TrustRules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
 """One unaudited group stays unpaid."""
 
 
@@ -94,7 +94,7 @@ class TestSettlement:
         first, *_ = earn(audited, key, 2)
         standings_of = audited.rows(tables.trust)
         assert (standings_of[0]["groups"], standings_of[0]["accepted"]) == (0, 2)
-        audited.run(lambda conn: standings.put(conn, key.node_id, Standing(5, 5)))
+        audited.run(lambda conn: standings.put(conn, key.node_id, OwnerStanding(5, 5)))
         audited.train(1)
         assert [row["settled"] for row in audited.rows(tables.audits)] == [True, False]
         assert audited.rows(tables.audits)[0]["claim_id"] == first
@@ -104,7 +104,7 @@ class TestSettlement:
         key = audited.join(1)
         let_be_drawn(audited, True)
         (drawn,) = earn(audited, key)
-        audited.run(lambda conn: standings.put(conn, key.node_id, Standing(5, 5)))
+        audited.run(lambda conn: standings.put(conn, key.node_id, OwnerStanding(5, 5)))
         let_be_drawn(audited, False)
         earn(audited, key, 3)
         audited.train(1)
@@ -131,7 +131,7 @@ class TestSettlement:
         earn(audited, key, 2)
         let_be_drawn(audited, True)
         (drawn,) = earn(audited, key)
-        audited.run(lambda conn: standings.put(conn, key.node_id, Standing(5, 5)))
+        audited.run(lambda conn: standings.put(conn, key.node_id, OwnerStanding(5, 5)))
         finish(audited)
         assert audited.owed(key.node_id) == (2 * HONEST_TOKENS, HONEST_TOKENS), "the fault may still take the window"
         audited.find(drawn)
@@ -143,8 +143,8 @@ class TestSettlement:
         assert audited.find(claim, "pass")
         assert not audited.find(claim, "hard")
         assert not audited.find("0" * 64, "hard")
-        (verdict,) = entries(audited, Verdict)
-        assert isinstance(verdict, Verdict)
+        (verdict,) = entries(audited, VerdictEntry)
+        assert isinstance(verdict, VerdictEntry)
         assert (verdict.claim_id, verdict.outcome) == (claim, "pass")
         assert audited.audit() == []
 
@@ -162,7 +162,7 @@ class TestFaults:
         (bad,) = earn(audited, key)
         let_be_drawn(audited, False)
         after = earn(audited, key, 2)
-        audited.run(lambda conn: standings.put(conn, key.node_id, Standing(5, 5)))
+        audited.run(lambda conn: standings.put(conn, key.node_id, OwnerStanding(5, 5)))
         audited.find(bad, "hard")
         assert voids(audited) == {bad: "replay_mismatch", last: "escrow_forfeited", good: "escrow_forfeited"}
         assert audited.owed(key.node_id) == (3 * HONEST_TOKENS, 0)
@@ -181,7 +181,7 @@ class TestFaults:
         cheap = audited.join(1, price=PRICE // HONEST_TOKENS)
         (pledge,) = earn(audited, cheap)
         audited.find(pledge)
-        audited.run(lambda conn: standings.put(conn, cheap.node_id, Standing(500, 500)))
+        audited.run(lambda conn: standings.put(conn, cheap.node_id, OwnerStanding(500, 500)))
         earn(audited, cheap, 3)
         held = sum(row["why"] == "" for row in audited.rows(tables.audits)) + 1  # the pledge
         audited.join(1, price=PRICE)

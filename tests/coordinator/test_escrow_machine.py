@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from coordinator.audit import trust
-from coordinator.audit.trust import Finding, Rules
+from coordinator.audit.trust import Finding, TrustRules
 from coordinator.people import appeals, standings
 from coordinator.store import tables
 from coordinator.store.state import set_fact
@@ -25,7 +25,7 @@ from protocol.errors import OwnerBanned
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World, answer
 
 BUDGET = 10_000
-RULES = Rules(first_groups=2, floor=0.25, trusted_groups=12, trusted_floor=0.2)
+RULES = TrustRules(first_groups=2, floor=0.25, trusted_groups=12, trusted_floor=0.2)
 """A window of three to four groups, reached after eight."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.commands import evaluate
 from coordinator.store import tables
 from coordinator.work import evaluations
@@ -236,7 +236,7 @@ def test_work_of_an_evaluation_is_handed_on_like_any_other(world: World) -> None
 
 
 def test_a_fault_takes_its_group_out_and_has_it_measured_anew(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=Rules())
+    world = World(tmp_path, rules=TrustRules())
     cheat, honest = world.join(1), world.join(2)
     publish(world, 1, 0)
     (lease,) = measured(world.offer(cheat, groups=1))
@@ -252,7 +252,7 @@ def test_a_fault_takes_its_group_out_and_has_it_measured_anew(tmp_path: Path) ->
 
 
 def test_a_fault_found_afterwards_leaves_the_result_without_it(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=Rules())
+    world = World(tmp_path, rules=TrustRules())
     key = world.join(1)
     publish(world, 1, 0)
     finish(world, key, 1)

@@ -13,7 +13,7 @@ from ledger.tables import balances_table
 from protocol import canonical, chunks, errors, evidence, limits
 from protocol.episode import Episode
 from protocol.errors import ERRORS, SwarmError
-from protocol.evidence import EXACT, RULES, VALIDATOR, Evidence, Place
+from protocol.evidence import EXACT, RULES, VALIDATOR, RejectionEvidence, TokenPlace
 from protocol.lease import Lease
 from protocol.messages import PlanRequest, open_request, seal_request
 from protocol.rollout import PolicyBounds, RolloutClaim, Sample, check_claim, pack_logprobs, pack_tokens
@@ -47,15 +47,15 @@ SOKOBAN = 3
 """Of the games there: one in which the environment answers every turn."""
 
 
-def of_claim(code: str, change: dict[str, object]) -> Callable[[World], Evidence]:
-    def provoke(world: World) -> Evidence:
+def of_claim(code: str, change: dict[str, object]) -> Callable[[World], RejectionEvidence]:
+    def provoke(world: World) -> RejectionEvidence:
         key = world.join(1)
         return rejected(world, key, answer(key, world.lease(key), **change), code)
 
     return provoke
 
 
-def rejected(world: World, key: NodeKey, envelope: bytes, code: str) -> Evidence:
+def rejected(world: World, key: NodeKey, envelope: bytes, code: str) -> RejectionEvidence:
     verdict = world.submit(key, envelope)
     assert verdict.code == code
     assert verdict.evidence is not None
@@ -67,8 +67,8 @@ def a_sample(tokens: list[int], logprobs: list[float], finish: str = "stop") -> 
     return {"samples": (made, made)}
 
 
-def raw(code: str, make: Callable[[NodeKey, Lease], bytes]) -> Callable[[World], Evidence]:
-    def provoke(world: World) -> Evidence:
+def raw(code: str, make: Callable[[NodeKey, Lease], bytes]) -> Callable[[World], RejectionEvidence]:
+    def provoke(world: World) -> RejectionEvidence:
         key = world.join(1)
         return rejected(world, key, make(key, world.lease(key)), code)
 
@@ -80,26 +80,26 @@ def bad_signature(key: NodeKey, lease: Lease) -> bytes:
     return envelope[:-1] + bytes([envelope[-1] ^ 1])
 
 
-def of_another(world: World) -> Evidence:
+def of_another(world: World) -> RejectionEvidence:
     owner, thief = world.join(1), world.join(2)
     return rejected(world, thief, answer(thief, world.lease(owner)), "lease_of_another")
 
 
-def conflict(world: World) -> Evidence:
+def conflict(world: World) -> RejectionEvidence:
     key = world.join(1)
     lease = world.lease(key)
     world.submit(key, answer(key, lease))
     return rejected(world, key, answer(key, lease, **a_sample([10, 10, END], [0.0] * 3)), "lease_conflict")
 
 
-def closed(world: World) -> Evidence:
+def closed(world: World) -> RejectionEvidence:
     key = world.join(1)
     lease = world.lease(key)
     world.now_ms += world.terms.timeout_ms
     return rejected(world, key, answer(key, lease), "lease_closed")
 
 
-def stale(world: World) -> Evidence:
+def stale(world: World) -> RejectionEvidence:
     slow, quick = world.join(1), world.join(2)
     lease = world.lease(slow)
     world.publish(2, 1)
@@ -110,32 +110,32 @@ def stale(world: World) -> Evidence:
     return rejected(world, slow, answer(slow, lease), "stale_version")
 
 
-def poor(world: World) -> Evidence:
+def poor(world: World) -> RejectionEvidence:
     key = world.join(1)
     lease = world.lease(key)
     world.run(lambda connection: connection.execute(sa.update(balances_table).values(micros=1)))
     return rejected(world, key, answer(key, lease), "budget_exhausted")
 
 
-def unread(world: World) -> Evidence:
+def unread(world: World) -> RejectionEvidence:
     """The answer behind three that are garbage, in one request."""
     key = world.join(1)
     envelopes = [b"garbage", b"garbage", b"garbage", answer(key, world.lease(key))]
     read = answers.read_rollouts(key.node_id, envelopes)
     verdicts = world.run(intake.take, key.node_id, read, judge=world.judge, now_ms=world.now_ms)
     assert verdicts[3].code == "not_read"
-    found: Evidence = verdicts[3].evidence
+    found: RejectionEvidence = verdicts[3].evidence
     return found
 
 
-def on_wire(error: SwarmError) -> Evidence:
+def on_wire(error: SwarmError) -> RejectionEvidence:
     """What a node makes of a request that is refused."""
     got = SwarmError.from_wire(canonical.decode(canonical.encode(error.to_wire())))
     return evidence.of(got, envelope=b"a rollout", lease_id="1" * 32)
 
 
-def refused(act: Callable[[World], object], code: str) -> Callable[[World], Evidence]:
-    def provoke(world: World) -> Evidence:
+def refused(act: Callable[[World], object], code: str) -> Callable[[World], RejectionEvidence]:
+    def provoke(world: World) -> RejectionEvidence:
         with pytest.raises(SwarmError) as caught:
             act(world)
         assert caught.value.code == code
@@ -164,8 +164,8 @@ def revoked(world: World) -> None:
     world.run(registry.require_node, key.node_id)
 
 
-def of_episode(code: str, spoil: Callable[[list[int]], list[int]]) -> Callable[[World], Evidence]:
-    def provoke(_world: World) -> Evidence:
+def of_episode(code: str, spoil: Callable[[list[int]], list[int]]) -> Callable[[World], RejectionEvidence]:
+    def provoke(_world: World) -> RejectionEvidence:
         wanted = an_episode(SOKOBAN)
         one, tokens, speak = player(wanted), list[int](), speaker(wanted, 3)
         while not one.finish:
@@ -210,7 +210,7 @@ def broken(_world: World) -> None:
         play(an_episode(parameters={}), [5], BOUNDS)
 
 
-CASES: dict[str, tuple[Callable[[World], Evidence], bool]] = {
+CASES: dict[str, tuple[Callable[[World], RejectionEvidence], bool]] = {
     "message_too_large": (raw("message_too_large", lambda *_: bytes(10**7)), False),
     "malformed_message": (raw("malformed_message", lambda *_: b"\xff" * 100), False),
     "not_canonical": (raw("not_canonical", lambda key, lease: b"\xc7"), False),
@@ -259,7 +259,7 @@ def test_a_rejection_brings_all_its_evidence(world: World, code: str) -> None:
     assert found.command.startswith("swarm-node why JOIN_STRING ")
     assert found.command.endswith(" --replay") == RULES[code].replays
     assert bool(found.positions) == has_places
-    assert Evidence.from_bytes(found.to_bytes()) == found
+    assert RejectionEvidence.from_bytes(found.to_bytes()) == found
 
 
 def test_the_evidence_names_claim_field_and_place(world: World) -> None:
@@ -270,7 +270,7 @@ def test_the_evidence_names_claim_field_and_place(world: World) -> None:
     payload: Any = canonical.decode(envelope)
     assert found.claim_id == chunks.digest(payload["payload"])
     assert (found.field, found.expected, found.observed) == ("samples.0.tokens", f"below {VOCAB}", f"{VOCAB + 7}")
-    assert found.positions == (Place(sample=0, position=1),)
+    assert found.positions == (TokenPlace(sample=0, position=1),)
     assert found.command == f"swarm-node why JOIN_STRING {one.lease_id} --replay"
     found = rejected(world, key, answer(key, two, lease_digest="0" * 64), "lease_mismatch")
     assert (found.field, found.expected, found.observed) == ("lease_digest", two.digest, "0" * 64)

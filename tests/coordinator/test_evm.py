@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.config import PayoutsSection
 from coordinator.money.rails import open_rail, scheme
-from coordinator.money.rails.base import Batch, Status
+from coordinator.money.rails.base import Status, TransferBatch
 from coordinator.money.rails.evm import CONTRACT, Evm, deploy, open_chain
 from ledger import payees
 from ledger.payees import Payee
@@ -25,8 +25,8 @@ def payee(number: int, micros: int) -> Payee:
     return Payee(f"owner {number}", checked_address(f"evm:{account}"), micros)
 
 
-def batch(number: int = 1, size: int = 3, micros: int = 100) -> Batch:
-    return Batch(ROUND, number, tuple(payee(place, micros + place) for place in range(1, 1 + size)))
+def batch(number: int = 1, size: int = 3, micros: int = 100) -> TransferBatch:
+    return TransferBatch(ROUND, number, tuple(payee(place, micros + place) for place in range(1, 1 + size)))
 
 
 class Stage:
@@ -55,7 +55,7 @@ class Stage:
     def call(self, function: str, *values: int | str | bytes) -> None:
         self.chain.transact(CONTRACT["selectors"][function] + words(*values), self.contract)
 
-    def claim(self, of: Batch, place: int, *, who: Payee | None = None, index: int | None = None) -> None:
+    def claim(self, of: TransferBatch, place: int, *, who: Payee | None = None, index: int | None = None) -> None:
         """By anybody: the money goes to the payee."""
         who = who or of.payees[place]
         proof = payees.proofs(of.payees)[place]

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
-from coordinator.audit.trust import Standing
+from coordinator.audit.trust import OwnerStanding
 from coordinator.people import standings
 from coordinator.spreading import topology
 from coordinator.spreading.feeders import TRIALS_MIN, Feeders
@@ -58,7 +58,7 @@ class Swarm:
     def work(self, name: str) -> None:
         """Have a group of a node's owner found right."""
         self.world.run(standings.count, NodeId(name), 1)
-        self.world.run(standings.put, NodeId(name), Standing(claims=1, groups=1))
+        self.world.run(standings.put, NodeId(name), OwnerStanding(claims=1, groups=1))
 
     def arrive(self, count: int) -> list[NodeId]:
         """Register more nodes."""

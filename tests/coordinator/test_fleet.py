@@ -12,39 +12,39 @@ from hypothesis import strategies as st
 from coordinator.fleet.choice import (
     PROOF_S,
     TRUST,
-    Candidate,
     Change,
     Fleet,
+    FleetCandidate,
+    FleetRules,
+    GroupRecord,
     Need,
-    Rules,
-    Work,
     cheapest_cover,
     decide,
     measured_rate,
 )
 
-CALM = Rules(window_s=60, margin=0.1, dwell_s=300)
+CALM = FleetRules(window_s=60, margin=0.1, dwell_s=300)
 NEED = Need(floor=2.0, target=2.2)
 
 pools = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.0, 10)), max_size=9).map(
-    lambda rows: [Candidate(f"n{number}", rate, cost) for number, (rate, cost) in enumerate(rows)]
+    lambda rows: [FleetCandidate(f"n{number}", rate, cost) for number, (rate, cost) in enumerate(rows)]
 )
 
 
-def node(name: str, cost: float, rate: float = 1.0) -> Candidate:
-    return Candidate(name, rate, cost)
+def node(name: str, cost: float, rate: float = 1.0) -> FleetCandidate:
+    return FleetCandidate(name, rate, cost)
 
 
 @dataclass
 class Clock:
     """A fleet over time; remembers every change."""
 
-    rules: Rules = CALM
+    rules: FleetRules = CALM
     now_s: float = 0.0
     fleet: Fleet = field(default_factory=Fleet)
     changes: list[Change] = field(default_factory=list)
 
-    def pass_(self, seconds: float, pool: list[Candidate], need: Need = NEED, step_s: float = 10.0) -> set[str]:
+    def pass_(self, seconds: float, pool: list[FleetCandidate], need: Need = NEED, step_s: float = 10.0) -> set[str]:
         """Decide every few seconds; who works then."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
@@ -162,20 +162,20 @@ def test_a_node_that_gives_nothing_is_never_paid_to_stand_there() -> None:
 
 
 def test_the_last_pick_is_the_one_that_closes_the_gap_at_the_least_cost() -> None:
-    big = Candidate("big", rate=10, cost=9)
-    small = Candidate("small", rate=1, cost=1)
-    first = Candidate("first", rate=2, cost=1)
+    big = FleetCandidate("big", rate=10, cost=9)
+    small = FleetCandidate("small", rate=1, cost=1)
+    first = FleetCandidate("first", rate=2, cost=1)
     assert [one.name for one in cheapest_cover([big, small, first], 3)] == ["first", "small"]
 
 
 def test_whom_the_last_pick_makes_superfluous_stays_out() -> None:
-    names = [one.name for one in cheapest_cover([Candidate("a", 1, 1), Candidate("b", 4, 5)], 4)]
+    names = [one.name for one in cheapest_cover([FleetCandidate("a", 1, 1), FleetCandidate("b", 4, 5)], 4)]
     assert names == ["b"]
 
 
 @given(pools, st.floats(0, 40))
 def test_a_cover_is_enough_without_waste_and_no_dearer_than_the_cheapest_prefix(
-    pool: list[Candidate], target: float
+    pool: list[FleetCandidate], target: float
 ) -> None:
     chosen = cheapest_cover(pool, target)
     rate = sum(one.rate for one in chosen)
@@ -192,7 +192,9 @@ def test_a_cover_is_enough_without_waste_and_no_dearer_than_the_cheapest_prefix(
 
 
 @given(pools, st.floats(0.1, 20))
-def test_a_cover_costs_at_most_one_last_pick_more_than_the_best_there_is(pool: list[Candidate], target: float) -> None:
+def test_a_cover_costs_at_most_one_last_pick_more_than_the_best_there_is(
+    pool: list[FleetCandidate], target: float
+) -> None:
     covers = [
         sum(one.cost for one in some)
         for count in range(len(pool) + 1)
@@ -209,7 +211,7 @@ def test_a_cover_costs_at_most_one_last_pick_more_than_the_best_there_is(pool: l
     st.floats(0.5, 30),
 )
 def test_whatever_happens_the_cap_holds_and_only_living_nodes_work(
-    story: list[tuple[list[Candidate], float, float]], cap: float
+    story: list[tuple[list[FleetCandidate], float, float]], cap: float
 ) -> None:
     fleet, now_s, rules = Fleet(), 0.0, replace(CALM, cost_cap=cap)
     for pool, target, passed_s in story:
@@ -223,7 +225,7 @@ def test_whatever_happens_the_cap_holds_and_only_living_nodes_work(
 
 @given(pools, st.floats(0.1, 20))
 def test_with_nothing_changing_the_fleet_comes_to_rest_and_covers_the_need(
-    pool: list[Candidate], target: float
+    pool: list[FleetCandidate], target: float
 ) -> None:
     clock = Clock()
     need = Need(target / 1.1, target)
@@ -240,28 +242,28 @@ def test_a_claim_counts_for_half_until_there_is_proof() -> None:
 
 
 def test_an_absurd_claim_is_outweighed_by_work() -> None:
-    done = [Work(second, second + 1, accepted=True) for second in range(6000)]
+    done = [GroupRecord(second, second + 1, accepted=True) for second in range(6000)]
     assert measured_rate(100.0, done, now_s=6000, half_life_s=1e9) == pytest.approx(1.0, rel=0.5)
 
 
 def test_what_was_refused_or_expired_took_time_and_gave_nothing() -> None:
-    done = [Work(second, second + 1, accepted=second % 2 == 0) for second in range(6000)]
+    done = [GroupRecord(second, second + 1, accepted=second % 2 == 0) for second in range(6000)]
     assert measured_rate(0.5, done, now_s=6000, half_life_s=1e9) == pytest.approx(0.5, rel=0.02)
 
 
 def test_groups_that_were_sampled_together_share_their_time() -> None:
-    together = [Work(0, 100, accepted=True)] * 8
+    together = [GroupRecord(0, 100, accepted=True)] * 8
     assert measured_rate(0.0, together, now_s=100, half_life_s=1e9) == 8 / (100 + PROOF_S)
 
 
 def test_a_node_that_became_slow_is_seen_to_be_slow_within_a_few_half_lives() -> None:
-    fast = [Work(second, second + 1, accepted=True) for second in range(1000)]
-    slow = [Work(1000 + 10 * number, 1010 + 10 * number, accepted=True) for number in range(100)]
+    fast = [GroupRecord(second, second + 1, accepted=True) for second in range(1000)]
+    slow = [GroupRecord(1000 + 10 * number, 1010 + 10 * number, accepted=True) for number in range(100)]
     assert measured_rate(1.0, fast + slow, now_s=2000, half_life_s=200) < 0.2
     assert measured_rate(1.0, fast + slow, now_s=2000, half_life_s=1e9) > 0.4
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e3), st.booleans()), max_size=20), st.floats(0, 1e6))
 def test_a_rate_is_always_a_finite_number(rows: list[tuple[float, float, bool]], claimed: float) -> None:
-    done = [Work(begun, begun + took, accepted) for begun, took, accepted in rows]
+    done = [GroupRecord(begun, begun + took, accepted) for begun, took, accepted in rows]
     assert 0 <= measured_rate(claimed, done, now_s=1e4, half_life_s=60) < math.inf

@@ -12,12 +12,12 @@ from coordinator.config import parse
 from coordinator.figures import health, overview, summary
 from coordinator.figures.health import alarm, percentile
 from coordinator.fleet.activation import kappa
-from coordinator.fleet.capacity import VISIBLE, Load
+from coordinator.fleet.capacity import VISIBLE, PoolLoad
 from coordinator.store.state import set_fact
 from coordinator.store.tables import batches
 from tests.coordinator.world import World, answer
 
-CALM = Load(staleness=3, rollouts_per_update=16, train_s=100.0, broadcast_s=50.0, rollout_s=20.0)
+CALM = PoolLoad(staleness=3, rollouts_per_update=16, train_s=100.0, broadcast_s=50.0, rollout_s=20.0)
 
 
 def figures(world: World) -> dict[str, Any]:

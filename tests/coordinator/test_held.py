@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.audit import casework
 from coordinator.audit.casework import TRIES_MAX
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.figures import health
 from coordinator.people import explain, standings
 from coordinator.store import tables
@@ -26,7 +26,7 @@ BF16, FP32 = "torch/bf16/cuda", "torch/fp32/cpu"
 @pytest.fixture
 def world(tmp_path: Path, store_url: str) -> Iterator[World]:
     """A round in which an owner's first ten groups are all audited."""
-    made = World(tmp_path, staleness=100, rules=Rules(), postgres_url=store_url)
+    made = World(tmp_path, staleness=100, rules=TrustRules(), postgres_url=store_url)
     made.publish(1, 0)
     yield made
     made.database.close()

@@ -18,15 +18,15 @@ from ledger import store
 from protocol import canonical, limits
 from protocol.chunks import chunk_id
 from protocol.errors import ERRORS
-from protocol.learning import Batch, LearnerState, Progress, Report
+from protocol.learning import LearnerProgress, LearnerState, TrainingBatch, UpdateReport
 from protocol.message import Message
 from protocol.messages import (
+    FetchPlan,
     Heartbeat,
     HeartbeatReply,
     LeaseProgress,
     LeaseReply,
     LeaseRequest,
-    Plan,
     PlanRequest,
     Register,
     ReturnLeases,
@@ -93,9 +93,9 @@ class TestTheWholeWay:
         assert [verdict.outcome for verdict in again] == ["already_accepted"]
 
         response = await served.client.get("/v1/learner/batches/1", headers=served.operator)
-        batch = Batch.from_bytes(await response.read())
+        batch = TrainingBatch.from_bytes(await response.read())
         assert len(batch.groups) == 2
-        report = Report(number=1, mismatched=(batch.groups[0].claim_id,), metrics={}, idle_s=1.0, busy_s=1.0)
+        report = UpdateReport(number=1, mismatched=(batch.groups[0].claim_id,), metrics={}, idle_s=1.0, busy_s=1.0)
         for _ in range(2):
             posted = await served.client.post("/v1/learner/reports", data=report.to_bytes(), headers=served.operator)
             assert posted.status == 204
@@ -112,7 +112,7 @@ class TestTheWholeWay:
         assert (await served.lease(other))[0].prompt == lease.prompt
         hint = await served.call(key, "/v1/heartbeat", BEAT, HeartbeatReply)
         assert (hint.newest_version, hint.finished) == (1, False)
-        plan = await served.call(key, "/v1/plan", PlanRequest(version=1), Plan)
+        plan = await served.call(key, "/v1/plan", PlanRequest(version=1), FetchPlan)
         assert [peer.peer_id for peer in plan.peers] == [other.node_id]
 
     async def test_a_revoked_key_is_refused_whatever_it_says_of_leases(self, served: Served) -> None:
@@ -137,10 +137,10 @@ class TestTheWholeWay:
     async def test_a_node_that_names_ever_other_versions_has_no_plan_made_anew(self, served: Served) -> None:
         await served.publish()
         key = await served.join(1)
-        await served.call(key, "/v1/plan", PlanRequest(version=1), Plan)
+        await served.call(key, "/v1/plan", PlanRequest(version=1), FetchPlan)
         planned = served.round.plans._topology
         for version in (2, 3, limits.VERSION_MAX):
-            await served.call(key, "/v1/plan", PlanRequest(version=version), Plan)
+            await served.call(key, "/v1/plan", PlanRequest(version=version), FetchPlan)
         assert served.round.plans._topology is planned
 
     async def test_the_learner_uploads_a_model_larger_than_any_message(self, served: Served) -> None:
@@ -173,7 +173,7 @@ class TestTheWholeWay:
             await served.submit(key, served.answer(key, lease))
         async with asyncio.timeout(5):
             response = await waiting
-        assert len(Batch.from_bytes(await response.read()).groups) == 2
+        assert len(TrainingBatch.from_bytes(await response.read()).groups) == 2
 
     async def test_a_node_that_is_ahead_hears_of_the_next_version(self, served: Served) -> None:
         await served.publish()
@@ -201,8 +201,8 @@ class TestTheWholeWay:
 
     async def test_progress_is_remembered_field_by_field(self, served: Served) -> None:
         for message in (
-            Progress(phase="learning", fraction=0.0, detail="", accuracy_before=0.25),
-            Progress(phase="learning", fraction=0.5, detail="half"),
+            LearnerProgress(phase="learning", fraction=0.0, detail="", accuracy_before=0.25),
+            LearnerProgress(phase="learning", fraction=0.5, detail="half"),
         ):
             await served.client.post("/v1/learner/progress", data=message.to_bytes(), headers=served.operator)
         status = await (await served.client.get("/v1/status")).json()
@@ -397,7 +397,7 @@ class TestTheOperatorsDoor:
 
     async def test_an_out_of_order_step_is_refused(self, served: Served) -> None:
         await refused(await served.client.get("/v1/learner/batches/7", headers=served.operator), "out_of_order")
-        report = Report(number=1, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0)
+        report = UpdateReport(number=1, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0)
         posted = await served.client.post("/v1/learner/reports", data=report.to_bytes(), headers=served.operator)
         await refused(posted, "out_of_order")
 

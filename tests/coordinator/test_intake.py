@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.store import tables
 from coordinator.work import answers, continuation, intake
-from coordinator.work.prompts import Source
+from coordinator.work.prompts import PromptRef
 from ledger import store
 from ledger.book import BookBroken
 from ledger.entry import Pending
@@ -272,7 +272,7 @@ def test_what_a_refusal_quotes_is_kept_in_every_place_without_what_a_store_canno
     key = world.join(1)
     lease = world.lease(key)
 
-    def quoting(source: Source, completion: list[int]) -> Reward:
+    def quoting(source: PromptRef, completion: list[int]) -> Reward:
         raise TokensInvalid(f"The completion \0 of {source.split} is none.")
 
     judge = replace(world.judge, reward=quoting)

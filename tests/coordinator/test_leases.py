@@ -9,7 +9,7 @@ from coordinator.store import tables
 from coordinator.store.state import set_fact
 from coordinator.work import leases, tally
 from protocol.errors import UnknownNode
-from protocol.lease import Event
+from protocol.lease import LeaseEvent
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey
 from tests.coordinator.world import END, MAX_COST, PRICE, World, answer
@@ -98,7 +98,7 @@ def test_lease_griefing_ends_at_none_for_longer_and_longer_and_honest_answers_br
         assert len(given) == expected
         assert world.submit(key, answer(key, given[0])).outcome == "accepted"
         for lease in given[1:]:  # as if the coordinator had taken them back
-            world.run(leases.move, lease.lease_id, Event.CANCEL, world.terms, world.now_ms)
+            world.run(leases.move, lease.lease_id, LeaseEvent.CANCEL, world.terms, world.now_ms)
     world.database.close()
 
 

@@ -8,14 +8,23 @@ from hypothesis import strategies as st
 
 from coordinator.store import tables
 from coordinator.work import foresight
-from coordinator.work.lengths import ALIKE, OVERTAKEN_MAX, REMEMBERED, Seen, Waiting, expected, neighbourhood, pick
+from coordinator.work.lengths import (
+    ALIKE,
+    OVERTAKEN_MAX,
+    REMEMBERED,
+    LengthStatistics,
+    WaitingGroup,
+    expected,
+    neighbourhood,
+    pick,
+)
 from protocol.lease import Lease
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey
 from tests.coordinator.world import END, World, answer
 
 LONG, SHORT = 400.0, 100.0
-MIXED = [Waiting(number, LONG if number % 4 == 0 else SHORT) for number in range(16)]
+MIXED = [WaitingGroup(number, LONG if number % 4 == 0 else SHORT) for number in range(16)]
 
 
 def test_the_longest_go_to_the_fastest_and_the_shortest_to_the_slowest() -> None:
@@ -26,7 +35,7 @@ def test_the_longest_go_to_the_fastest_and_the_shortest_to_the_slowest() -> None
 
 @pytest.mark.parametrize("lengths", [[0.0] * 5, [100.0] * 5, [100.0, 100.0 * ALIKE, 0.0, 0.0, 110.0]])
 def test_what_is_alike_or_unknown_goes_in_its_order(lengths: list[float]) -> None:
-    waiting = [Waiting(number, length) for number, length in enumerate(lengths)]
+    waiting = [WaitingGroup(number, length) for number, length in enumerate(lengths)]
     for speed in (0.1, 1.0, 10.0):
         assert pick(waiting, 2, speed=speed, window=5) == [0, 1]
 
@@ -46,7 +55,7 @@ def test_as_many_as_are_asked_for_and_are_there(count: int, taken: int) -> None:
 def test_a_choice_is_of_what_waits_once_each_and_the_overtaken_come_first(
     found: list[tuple[int, float]], count: int, speed: float, window: int
 ) -> None:
-    waiting = [Waiting(*one) for one in sorted(found)]
+    waiting = [WaitingGroup(*one) for one in sorted(found)]
     chosen = pick(waiting, count, speed=speed, window=window)
     numbers = [one.group_no for one in waiting]
     assert len(chosen) == len(set(chosen)) == min(count, len(numbers) if window <= count else max(len(chosen), 0))
@@ -57,16 +66,16 @@ def test_a_choice_is_of_what_waits_once_each_and_the_overtaken_come_first(
 
 def test_a_group_that_only_slow_nodes_could_take_is_not_passed_over_for_ever() -> None:
     """A swarm of slow nodes alone: the one long group is taken when enough newer ones have overtaken it."""
-    window, waiting, taken = 4, [Waiting(0, LONG), *(Waiting(n, SHORT) for n in range(1, 4))], list[int]()
+    window, waiting, taken = 4, [WaitingGroup(0, LONG), *(WaitingGroup(n, SHORT) for n in range(1, 4))], list[int]()
     while 0 not in taken:
         taken += pick(waiting, 1, speed=0.01, window=window)
         waiting = [one for one in waiting if one.group_no not in taken]
-        waiting.append(Waiting(len(taken) + 3, SHORT))
+        waiting.append(WaitingGroup(len(taken) + 3, SHORT))
         assert len(taken) <= (OVERTAKEN_MAX + 1) * window + 1
 
 
 def test_a_mean_follows_what_is_seen_lately() -> None:
-    seen = Seen()
+    seen = LengthStatistics()
     for tokens in [100.0] * 50:
         seen = seen.after(tokens)
     assert (seen.mean, seen.groups) == (100.0, REMEMBERED)
@@ -76,8 +85,8 @@ def test_a_mean_follows_what_is_seen_lately() -> None:
 
 
 def test_the_prompt_itself_says_more_than_its_neighbours() -> None:
-    assert expected(Seen(10, 1), Seen(99, 9)) == 10
-    assert expected(None, Seen(99, 9)) == expected(Seen(), Seen(99, 9)) == 99
+    assert expected(LengthStatistics(10, 1), LengthStatistics(99, 9)) == 10
+    assert expected(None, LengthStatistics(99, 9)) == expected(LengthStatistics(), LengthStatistics(99, 9)) == 99
     assert expected(None, None) == 0
 
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from coordinator.spreading import links
-from coordinator.spreading.links import Measured
+from coordinator.spreading.links import MeasuredLinks
 from coordinator.spreading.plans import Plans
 from coordinator.spreading.topology import NodeLinks
 from coordinator.store.tables import versions
@@ -20,7 +20,7 @@ from protocol import limits
 from protocol.chunks import digest
 from protocol.errors import BadSignature, MalformedMessage, WrongAudience
 from protocol.ids import NodeId
-from protocol.messages import Fetched, Peer, Receipt, Upload, seal_request
+from protocol.messages import Fetched, Peer, PeerUpload, TransferReceipt, seal_request
 from protocol.signing import NodeKey
 from tests.coordinator.world import ROUND, World, manifest
 
@@ -40,12 +40,12 @@ def sealed(
     unanswered: Sequence[NodeId] = (),
     missed_probe: NodeId | None = None,
 ) -> Fetched:
-    receipt = Receipt(
+    receipt = TransferReceipt(
         round_id=round_id,
         version=version,
         seconds=seconds,
         uploads=tuple(
-            Upload(peer_id=peer, size_bytes=size, busy_s=seconds if busy_s is None else busy_s)
+            PeerUpload(peer_id=peer, size_bytes=size, busy_s=seconds if busy_s is None else busy_s)
             for peer, size in uploads.items()
         ),
         answered=tuple(answered),
@@ -161,12 +161,12 @@ def test_only_the_last_versions_count(world: World, two: tuple[NodeKey, NodeKey]
 
 def test_a_link_nobody_measured_is_taken_to_be_as_usual() -> None:
     a, b = (NodeKey(bytes([number]) * 32).node_id for number in (1, 2))
-    source_up, nodes = links.node_links({a: "h:1", b: "h:2"}, Measured({a: 10.0}, {a: 40.0}), source=SEEDER)
+    source_up, nodes = links.node_links({a: "h:1", b: "h:2"}, MeasuredLinks({a: 10.0}, {a: 40.0}), source=SEEDER)
     assert nodes == [NodeLinks(a, 10.0, 40.0), NodeLinks(b, 10.0, 40.0)]
     assert source_up == 30.0
-    assert links.node_links({a: "h:1"}, Measured({SEEDER: 77.0}), source=SEEDER)[0] == 77.0
-    assert links.node_links({a: "h:1"}, Measured({SEEDER: 77.0}), source=SEEDER, source_best=99.0)[0] == 99.0
-    assert links.node_links({a: "h:1"}, Measured({SEEDER: 77.0}), source=SEEDER, source_best=55.0)[0] == 77.0
+    assert links.node_links({a: "h:1"}, MeasuredLinks({SEEDER: 77.0}), source=SEEDER)[0] == 77.0
+    assert links.node_links({a: "h:1"}, MeasuredLinks({SEEDER: 77.0}), source=SEEDER, source_best=99.0)[0] == 99.0
+    assert links.node_links({a: "h:1"}, MeasuredLinks({SEEDER: 77.0}), source=SEEDER, source_best=55.0)[0] == 77.0
 
 
 def test_a_link_that_was_shared_at_times_is_not_taken_for_full() -> None:
@@ -177,7 +177,7 @@ def test_a_link_that_was_shared_at_times_is_not_taken_for_full() -> None:
 
 def test_who_cannot_be_dialled_keeps_its_uplink_and_who_shares_nothing_has_none() -> None:
     a, b, c = (NodeKey(bytes([number]) * 32).node_id for number in (1, 2, 3))
-    known = Measured({a: 10.0}, {a: 40.0}, unreachable=frozenset({a}), selfish=frozenset({c}))
+    known = MeasuredLinks({a: 10.0}, {a: 40.0}, unreachable=frozenset({a}), selfish=frozenset({c}))
     assert links.node_links({a: "h:1", b: "", c: ""}, known, source=SEEDER)[1] == [
         NodeLinks(a, 10.0, 40.0, dialable=False),
         NodeLinks(b, 10.0, 40.0, dialable=False),
@@ -296,12 +296,12 @@ def test_receipt_for_no_bytes_stops_nobodys_plan(world: World) -> None:
     """In a round that nobody has measured yet, it was all that was known of downlinks."""
     publish_version(world, 1)
     liar, *honest = [world.join(number) for number in range(1, 4)]
-    nothing = Upload.model_construct(peer_id=SEEDER, size_bytes=0, busy_s=2.0)
-    receipt = Receipt(round_id=ROUND, version=1, seconds=2.0, uploads=(nothing,))
+    nothing = PeerUpload.model_construct(peer_id=SEEDER, size_bytes=0, busy_s=2.0)
+    receipt = TransferReceipt(round_id=ROUND, version=1, seconds=2.0, uploads=(nothing,))
     with suppress(MalformedMessage):
         give(world, liar.node_id, Fetched(receipt=liar.seal("receipt", receipt.to_bytes())))
     assert plans_of(world, [liar, *honest]).part(honest[0].node_id, SEEDER_PEER).rate > 0
-    _, (link,) = links.node_links({honest[0].node_id: ""}, Measured({}, {liar.node_id: 0.0}), source=SEEDER)
+    _, (link,) = links.node_links({honest[0].node_id: ""}, MeasuredLinks({}, {liar.node_id: 0.0}), source=SEEDER)
     assert (link.up, link.down) == (links.UNKNOWN_BYTES_PER_S, links.UNKNOWN_BYTES_PER_S)
     with pytest.raises(ValidationError):
         sealed(liar, {SEEDER: 0})

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.fleet.capacity import VISIBLE, Load
-from coordinator.fleet.choice import Candidate
+from coordinator.fleet.capacity import VISIBLE, PoolLoad
+from coordinator.fleet.choice import FleetCandidate
 from coordinator.fleet.live_plan import MICROS, Live, advise, live, report, sensitivity, text
 from protocol.errors import Unreachable
 from tests.coordinator.served import serve
 
-LOAD = Load(staleness=3, rollouts_per_update=100, train_s=100.0, broadcast_s=20.0, rollout_s=10.0)
-NODES = [Candidate(f"n{number}", 0.2, (1 + number) * MICROS / 3600) for number in range(10)]
+LOAD = PoolLoad(staleness=3, rollouts_per_update=100, train_s=100.0, broadcast_s=20.0, rollout_s=10.0)
+NODES = [FleetCandidate(f"n{number}", 0.2, (1 + number) * MICROS / 3600) for number in range(10)]
 NOW = Live(LOAD, kappa=0, gamma=1.1, nodes=NODES)
 
 
@@ -49,7 +49,7 @@ def test_what_cannot_be_is_said_and_which_bound_would_help() -> None:
 
 @pytest.mark.parametrize("rate", [1e-12, 1e-303, 5e-324])
 def test_a_node_that_claims_next_to_nothing_makes_no_update_last_for_ages(rate: float) -> None:
-    found = report(replace(NOW, nodes=[Candidate("snail", rate, MICROS)]))
+    found = report(replace(NOW, nodes=[FleetCandidate("snail", rate, MICROS)]))
     json.dumps(found, allow_nan=False)
     for plan in (found["plan"], *found["by_staleness"], *found["sensitivity"].values()):
         assert (plan["step_s"], plan["cost_per_update"]) == (None, None)
@@ -78,7 +78,7 @@ def test_whatever_is_measured_is_told_in_numbers(
     nodes: list[tuple[float, float]], staleness: int, broadcast_s: float, rollout_s: float
 ) -> None:
     load = replace(LOAD, staleness=staleness, broadcast_s=broadcast_s, rollout_s=rollout_s)
-    pool = [Candidate(f"n{number}", rate, cost) for number, (rate, cost) in enumerate(nodes)]
+    pool = [FleetCandidate(f"n{number}", rate, cost) for number, (rate, cost) in enumerate(nodes)]
     found = report(Live(load, 0, 1.1, pool))
     json.dumps(found, allow_nan=False)
     text(found)
@@ -96,7 +96,7 @@ def test_what_a_coordinator_answers_is_understood() -> None:
         "nodes": [{"name": "a", "groups_per_s": 0.5, "cost_micros_per_s": 3.0}],
     }
     now = live(answer, 1.2, 3.6)
-    assert now == Live(LOAD, 2, 1.2, [Candidate("a", 0.5, 3.0)], learner_cost=1000.0)
+    assert now == Live(LOAD, 2, 1.2, [FleetCandidate("a", 0.5, 3.0)], learner_cost=1000.0)
 
 
 @pytest.mark.asyncio

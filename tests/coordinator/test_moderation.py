@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from coordinator import orders
-from coordinator.audit.trust import Rules, Standing
+from coordinator.audit.trust import OwnerStanding, TrustRules
 from coordinator.cli import app
 from coordinator.figures.summary import AFTER_ALL_MS
 from coordinator.people import moderation, standings
@@ -94,7 +94,7 @@ async def test_an_unbanned_owner_is_audited_in_full_again(world: World) -> None:
     with pytest.raises(OwnerBanned, match="banned this node's owner: no"):
         world.lease(node)
     ordered(world, "unban", node, "yes")
-    assert world.run(standings.of, node.node_id) == Standing(), "audited in full, and no fault was found"
+    assert world.run(standings.of, node.node_id) == OwnerStanding(), "audited in full, and no fault was found"
     world.lease(node)
     ordered(world, "ban", node, "again")
     with pytest.raises(OwnerBanned, match="again"):
@@ -102,7 +102,7 @@ async def test_an_unbanned_owner_is_audited_in_full_again(world: World) -> None:
 
 
 async def test_an_owner_who_was_banned_without_a_fault_is_banned_by_the_second_one(tmp_path: Path) -> None:
-    world = World(tmp_path, staleness=100, rules=Rules())
+    world = World(tmp_path, staleness=100, rules=TrustRules())
     world.publish(1, 0)
     node = world.join(1)
     for action in ("ban", "unban"):
@@ -134,7 +134,7 @@ async def test_a_ban_stands_however_much_was_ordered_since(world: World) -> None
 async def test_a_ban_that_nobody_can_explain_is_a_ban(world: World) -> None:
     node = world.join(1)
     world.run(standings.ban, node.node_id, 5)
-    assert world.run(standings.of, node.node_id) == Standing()
+    assert world.run(standings.of, node.node_id) == OwnerStanding()
     with pytest.raises(OwnerBanned):
         world.lease(node)
 

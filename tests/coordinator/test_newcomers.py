@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.audit.trust import Standing
+from coordinator.audit.trust import OwnerStanding
 from coordinator.people import standings
 from coordinator.store import tables
 from coordinator.store.state import get_fact
@@ -213,7 +213,7 @@ def test_a_second_machine_of_an_owner_who_works_is_like_the_first_after_one_answ
     for number, key in enumerate((first, second), 1):
         delegate(world, key, number=number)
     world.earn(first)
-    world.run(standings.put, OWNER.node_id, Standing(claims=1, groups=1))
+    world.run(standings.put, OWNER.node_id, OwnerStanding(claims=1, groups=1))
     world.offer(first, groups=4)
     assert len(world.offer(second, groups=4).leases) == 1
     (trial,) = [row["group_no"] for row in world.rows(tables.leases) if row["node_id"] == second.node_id]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.audit.trust import Standing
+from coordinator.audit.trust import OwnerStanding
 from coordinator.orders import Action
 from coordinator.people import moderation, owners, registry, standings
 from coordinator.store import tables
@@ -419,7 +419,7 @@ def test_an_owners_changes_of_a_day_grow_with_the_work_that_was_found_right(worl
     for groups, more in ((limits.GROUPS_PER_ADDRESS, 1), (10**6, limits.ADDRESSES_PER_DAY_MAX)):
         assert owners.addresses_per_day(groups) == min(limits.ADDRESSES_PER_DAY_MAX, limits.ADDRESSES_PER_DAY + more)
     world.run(standings.count, OWNER.node_id, 1)
-    world.run(standings.put, OWNER.node_id, Standing(claims=1, groups=limits.GROUPS_PER_ADDRESS))
+    world.run(standings.put, OWNER.node_id, OwnerStanding(claims=1, groups=limits.GROUPS_PER_ADDRESS))
     for number in range(limits.ADDRESSES_PER_DAY + 1):
         say(world, address(2 + number))
     with pytest.raises(TooManyStatements):

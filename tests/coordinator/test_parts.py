@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.audit import casework, lottery
-from coordinator.audit.trust import Rules, Standing
+from coordinator.audit.trust import OwnerStanding, TrustRules
 from coordinator.people import explain, standings
 from coordinator.store import tables
 from coordinator.store.state import set_fact
@@ -24,14 +24,14 @@ from protocol.signing import NodeKey, open_envelope
 from tests.coordinator.test_owners import delegate
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World, answer, fragment
 
-HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
+HALF = TrustRules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
 """One unaudited group stays unpaid."""
 
 
 @pytest.fixture
 def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
     """A round in which an owner's first ten groups, and parts meanwhile, are all audited."""
-    made = World(tmp_path, staleness=100, rules=Rules(), postgres_url=store_url)
+    made = World(tmp_path, staleness=100, rules=TrustRules(), postgres_url=store_url)
     made.publish(1, 0)
     yield made
     made.database.close()
@@ -143,8 +143,8 @@ class TestSettlement:
         audited.earn(key)
         for _ in range(5):
             share(audited, key, heir)
-        assert audited.run(standings.of, key.node_id) == Standing(claims=1)
-        audited.run(lambda conn: standings.put(conn, key.node_id, Standing(2, 2)))
+        assert audited.run(standings.of, key.node_id) == OwnerStanding(claims=1)
+        audited.run(lambda conn: standings.put(conn, key.node_id, OwnerStanding(2, 2)))
         for number in (1, 2, 3):
             audited.train(number)
         assert money(audited, key) == [(HONEST_TOKENS + 5, 0)]
@@ -152,7 +152,7 @@ class TestSettlement:
         audited.earn(key)
         audited.train(4)
         assert money(audited, key) == [(HONEST_TOKENS, 2 * HONEST_TOKENS + 5)], "one more group, and five parts"
-        assert audited.run(standings.of, key.node_id) == Standing(claims=4, groups=4)
+        assert audited.run(standings.of, key.node_id) == OwnerStanding(claims=4, groups=4)
 
     def test_parts_of_a_group_that_another_answered_first_are_paid_after_their_audit(self, audited: World) -> None:
         first, heir = audited.join(1), audited.join(2)

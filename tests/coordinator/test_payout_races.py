@@ -127,7 +127,9 @@ def check(world: World, folder: Path) -> None:
     assert batch.amount_micros == OWED
     assert len(Bank(folder / "bank").transfers) <= 1
     settled = [entry for entry in entries if isinstance(entry, Paid)]
-    assert {entry.reference for entry in settled} == ({row.reference} if row.state is payouts.State.SETTLED else set())
+    assert {entry.reference for entry in settled} == (
+        {row.reference} if row.state is payouts.BatchState.SETTLED else set()
+    )
 
 
 @contextmanager

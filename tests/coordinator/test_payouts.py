@@ -13,14 +13,26 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.money import payouts
-from coordinator.money.payouts import State, Terms
-from coordinator.money.rails.base import Batch, Rail, Status
+from coordinator.money.payouts import BatchState, PayoutTerms
+from coordinator.money.rails.base import Rail, Status, TransferBatch
 from coordinator.money.rails.manual import Manual
 from coordinator.people import owners
 from coordinator.store.state import Database
 from ledger import store
 from ledger.accounts import OUTSIDE, AccountKind, paid, payable, paying
-from ledger.entry import Appeal, Paid, Payout, PayoutBatch, Pending, Post, Reinstate, Ruling, Void, amount, parse
+from ledger.entry import (
+    AppealEntry,
+    Paid,
+    Payout,
+    PayoutBatch,
+    Pending,
+    Post,
+    Reinstate,
+    RulingEntry,
+    Void,
+    amount,
+    parse,
+)
 from ledger.payout_proof import PayoutReply
 from ledger.tree import check_inclusion
 from protocol.errors import NotFound, PayoutFailed, ProofInvalid
@@ -31,7 +43,7 @@ from tests.coordinator.test_owners import delegate
 from tests.coordinator.world import NOW_MS, PRICE, ROUND, World
 from tests.ledger.notes import KEY, PRIVATE
 
-TERMS = Terms(rail="bank", scheme="", minimum_micros=100)
+TERMS = PayoutTerms(rail="bank", scheme="", minimum_micros=100)
 LATER_MS = NOW_MS + 1_000_000
 ROOTS = (b"the round's root document",)
 _claims = count(1)
@@ -69,18 +81,18 @@ def owner(number: int, world: World, *, nodes: int = 1, address: bool = True) ->
     return keys
 
 
-def create(world: World, terms: Terms = TERMS) -> Batch:
+def create(world: World, terms: PayoutTerms = TERMS) -> TransferBatch:
     publish(world)
     number = world.run(payouts.create, terms, now_ms=world.now_ms)
     return load(world, number)
 
 
-def load(world: World, number: int) -> Batch:
-    batch: Batch = world.run(payouts.load, number, ROUND)[1]
+def load(world: World, number: int) -> TransferBatch:
+    batch: TransferBatch = world.run(payouts.load, number, ROUND)[1]
     return batch
 
 
-def settle(world: World, batch: Batch, rail: Rail) -> Status:
+def settle(world: World, batch: TransferBatch, rail: Rail) -> Status:
     row, batch = world.run(payouts.load, batch.number, ROUND)
     return payouts.settle(world.database, row, batch, rail, now_ms=world.now_ms)
 
@@ -162,8 +174,8 @@ def test_what_an_appeal_gave_back_waits_for_a_checkpoint_too(world: World) -> No
     world.run(store.append_all, [credit, Void(claim_id=claim, reason_code="replay_mismatch")], 0)
     publish(world)
     ruled = [
-        Appeal(claim_id=claim, statement_digest="0" * 64),
-        Ruling(claim_id=claim, outcome="granted", reason_code="fault_refuted"),
+        AppealEntry(claim_id=claim, statement_digest="0" * 64),
+        RulingEntry(claim_id=claim, outcome="granted", reason_code="fault_refuted"),
         Reinstate(claim_id=claim, appealed_claim_id=claim, reason_code="fault_refuted"),
     ]
     world.run(store.append_all, ruled, 0)
@@ -187,7 +199,7 @@ def test_addresses_of_another_scheme_wait(world: World) -> None:
     (key,) = owner(1, world)
     owe(world, key, 150)
     with pytest.raises(PayoutFailed):
-        create(world, Terms(rail="evm", scheme="evm:", minimum_micros=1))
+        create(world, PayoutTerms(rail="evm", scheme="evm:", minimum_micros=1))
 
 
 def test_the_root_in_the_ledger_proves_every_payee_and_no_other_amount(world: World, tmp_path: Path) -> None:
@@ -262,7 +274,7 @@ def test_payment_by_hand_waits_for_a_reference_and_takes_one(world: World) -> No
     assert settle(world, batch, Manual("SEPA-1")) is Status.DONE
     assert settle(world, batch, Manual("SEPA-2")) is Status.DONE  # settled: a second word changes nothing
     (row,) = world.run(payouts.listed)
-    assert (row.state, row.reference) == (State.SETTLED, "SEPA-1")
+    assert (row.state, row.reference) == (BatchState.SETTLED, "SEPA-1")
     entries = [row.entry for row in world.run(store.entries, 0, 1_000)]
     assert [entry.reference for entry in entries if isinstance(entry, Paid)] == ["SEPA-1"]
 
@@ -282,7 +294,11 @@ def test_what_is_under_way_is_not_sent_again_and_what_failed_is(world: World, tm
     (key,) = owner(1, world)
     owe(world, key, 150)
     batch = create(world)
-    for status, state in ((Status.UNDER_WAY, State.SENT), (Status.FAILED, State.MADE), (Status.DONE, State.SETTLED)):
+    for status, state in (
+        (Status.UNDER_WAY, BatchState.SENT),
+        (Status.FAILED, BatchState.MADE),
+        (Status.DONE, BatchState.SETTLED),
+    ):
         assert settle(world, batch, Bank(tmp_path / "bank", status=status)) is status
         assert [row.state for row in world.run(payouts.listed)] == [state]
     assert balance(world, key) == (0, 0, 150)

@@ -13,7 +13,7 @@ from coordinator.spreading.topology import FAN_OUT_MAX, SPARES, STRIPES, NodeLin
 from protocol import limits
 from protocol.errors import UnknownNode
 from protocol.ids import NodeId
-from protocol.messages import Peer, Plan, PlanRequest
+from protocol.messages import FetchPlan, Peer, PlanRequest
 from protocol.signing import NodeKey
 from tests.coordinator.served import serve
 
@@ -146,7 +146,7 @@ async def test_nodes_register_while_a_plan_is_made_and_it_is_made_once_for_all_w
         made = threading.Event()
         busy = asyncio.create_task(served.round.database.read(lambda _: made.wait()))
         ask = PlanRequest(version=1)
-        asked = [asyncio.create_task(served.call(key, "/v1/plan", ask, Plan)) for key in keys]
+        asked = [asyncio.create_task(served.call(key, "/v1/plan", ask, FetchPlan)) for key in keys]
         try:
             async with asyncio.timeout(30):
                 for number in range(1, 6):
@@ -157,7 +157,7 @@ async def test_nodes_register_while_a_plan_is_made_and_it_is_made_once_for_all_w
         assert all(plan.peers for plan in await asyncio.gather(*asked))
         await busy
         plan = served.round.plans._topology
-        await served.call(keys[0], "/v1/plan", ask, Plan)
+        await served.call(keys[0], "/v1/plan", ask, FetchPlan)
         assert served.round.plans._topology is plan
 
 
@@ -175,7 +175,7 @@ async def test_what_receivers_have_witnessed_is_read_once_for_a_version(tmp_path
         # Of this engine alone: once one listened to all, each statement of the process asks for listeners.
         sa.event.listen(served.round.database._engine, "before_cursor_execute", hear)
         for _ in range(3):
-            await served.call(key, "/v1/plan", PlanRequest(version=1), Plan)
+            await served.call(key, "/v1/plan", PlanRequest(version=1), FetchPlan)
             served.round.plans._looked_ms -= PLANNED_FOR_MS
     assert sum("FROM dials" in statement for statement in said) == 3, "who can be dialled may have changed"
     assert sum("FROM receipts" in statement for statement in said) == 1

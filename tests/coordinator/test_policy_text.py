@@ -5,8 +5,8 @@ import json
 import pytest
 
 from coordinator.data.chat import ChatTemplate
-from coordinator.data.policy_text import PolicyText
-from coordinator.work.prompts import Source
+from coordinator.data.policy_text import TaskText
+from coordinator.work.prompts import PromptRef
 from protocol.episode import PLAIN
 from protocol.errors import ConfigInvalid
 from protocol.tasks import ChatMessage, Problem, Reward, Spans, task
@@ -15,16 +15,16 @@ from tests.coordinator.policy_files import END_TOKEN, VOCABULARY, encode, policy
 FILES = policy_files()
 
 
-def policy_text(**change: object) -> PolicyText:
+def policy_text(**change: object) -> TaskText:
     generation = {"eos_token_id": END_TOKEN} | change
     files = FILES | {"generation_config.json": json.dumps(generation).encode()}
-    return PolicyText(files.__getitem__, task("arithmetic"), max_new_tokens=6)
+    return TaskText(files.__getitem__, task("arithmetic"), max_new_tokens=6)
 
 
 def test_a_prompt_is_the_tasks_own_in_the_policys_tokens() -> None:
     text = policy_text()
-    assert text.prompt(Source("train", 0)) == encode("42+76=")
-    assert text.prompt(Source("train", 3)) == text.prompt(Source("train", 3))
+    assert text.prompt(PromptRef("train", 0)) == encode("42+76=")
+    assert text.prompt(PromptRef("train", 3)) == text.prompt(PromptRef("train", 3))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_policy_may_have_several_end_tokens() -> None:
 
 def test_the_end_token_may_stand_in_the_model_configuration_alone() -> None:
     files = FILES | {"generation_config.json": b"{}"}
-    text = PolicyText(files.__getitem__, task("arithmetic"), max_new_tokens=6)
+    text = TaskText(files.__getitem__, task("arithmetic"), max_new_tokens=6)
     assert text.bounds.end_tokens == {END_TOKEN}
 
 
@@ -96,10 +96,10 @@ GREETS_ONCE = (
 SAYS_ONCE = "{% for message in messages %}{{ message.content if loop.first else '…' }};{% endfor %}"
 
 
-def spoken(template: str) -> PolicyText:
+def spoken(template: str) -> TaskText:
     generation = json.dumps({"eos_token_id": END_TOKEN}).encode()
     files = FILES | {"generation_config.json": generation, "chat_template.jinja": template.encode()}
-    return PolicyText(files.__getitem__, task("kuhn", parameters={"chat": True}), max_new_tokens=6)
+    return TaskText(files.__getitem__, task("kuhn", parameters={"chat": True}), max_new_tokens=6)
 
 
 @pytest.mark.parametrize("template", [CHATML, GREETS_ONCE])
@@ -108,7 +108,7 @@ def test_an_episode_is_framed_as_the_policys_template_has_it(template: str) -> N
     end = policy_text().decode([END_TOKEN])
     template = template.replace("{{ end }}", end)
     text = spoken(template)
-    episode = text.episode(Source("train", 0))
+    episode = text.episode(PromptRef("train", 0))
     assert episode is not None
     frame = episode.framing
     first, then = ChatMessage("user", "hold K"), ChatMessage("user", "they raise")
@@ -122,11 +122,11 @@ def test_an_episode_is_framed_as_the_policys_template_has_it(template: str) -> N
 
 def test_a_template_that_treats_later_messages_otherwise_is_refused() -> None:
     with pytest.raises(ConfigInvalid, match="does not treat all messages alike"):
-        spoken(SAYS_ONCE).episode(Source("train", 0))
+        spoken(SAYS_ONCE).episode(PromptRef("train", 0))
 
 
 def test_without_chat_nothing_is_put_around_messages() -> None:
     files = FILES | {"generation_config.json": json.dumps({"eos_token_id": END_TOKEN}).encode()}
-    episode = PolicyText(files.__getitem__, task("kuhn"), max_new_tokens=6).episode(Source("train", 0))
+    episode = TaskText(files.__getitem__, task("kuhn"), max_new_tokens=6).episode(PromptRef("train", 0))
     assert episode is not None
     assert episode.framing == PLAIN

@@ -17,15 +17,15 @@ from protocol import canonical
 from protocol.errors import ConfigInvalid, MalformedMessage
 from protocol.messages import (
     Fetched,
+    FetchPlan,
     Heartbeat,
     HeartbeatReply,
-    Plan,
+    PeerUpload,
     PlanRequest,
     Reached,
-    Receipt,
     Register,
     Transfer,
-    Upload,
+    TransferReceipt,
 )
 from tests.coordinator.served import serve
 from tests.coordinator.world import clear
@@ -49,11 +49,11 @@ async def test_every_address_works_on_postgresql_as_on_sqlite(tmp_path: Path, po
             blames=(),
             reached=(Reached(version=1, stage="first_token", ago_s=0.5),),
         )
-        receipt = Receipt(
+        receipt = TransferReceipt(
             round_id=served.round.round_id,
             version=1,
             seconds=1.5,
-            uploads=(Upload(peer_id=sender.node_id, size_bytes=7, busy_s=0.5),),
+            uploads=(PeerUpload(peer_id=sender.node_id, size_bytes=7, busy_s=0.5),),
             answered=(sender.node_id,),
             unanswered=(),
             missed_probe=None,
@@ -64,7 +64,7 @@ async def test_every_address_works_on_postgresql_as_on_sqlite(tmp_path: Path, po
             await served.call(key, "/v1/heartbeat", beat, HeartbeatReply)
         sealed = node.seal("receipt", receipt.to_bytes())
         await served.call(node, "/v1/fetched", Fetched(receipt=sealed), HeartbeatReply)
-        await served.call(node, "/v1/plan", PlanRequest(version=2), Plan)
+        await served.call(node, "/v1/plan", PlanRequest(version=2), FetchPlan)
         (lease,) = await served.lease(node)
         (verdict,) = await served.submit(node, served.answer(node, lease))
         assert verdict.outcome == "accepted"

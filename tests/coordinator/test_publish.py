@@ -16,7 +16,7 @@ from coordinator.transactions import policy_versions
 from protocol import chunks, limits
 from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
-from protocol.learning import Publication, Upload
+from protocol.learning import Publication, UploadedFile
 from protocol.manifest import FileEntry, PolicyManifest, Sampler, target_path
 from tests.coordinator.world import World, manifest
 from tests.safetensors_files import file_of, next_file, policy_file, weights
@@ -51,7 +51,7 @@ class Press:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             (folder / name).write_bytes(data)
-        uploads = tuple(Upload(path=name, digest=chunks.digest(data)) for name, data in files.items())
+        uploads = tuple(UploadedFile(path=name, digest=chunks.digest(data)) for name, data in files.items())
         return Publication(version=version, update=version - 1, files=uploads)
 
     def publish(self, version: int, files: dict[str, bytes]) -> PolicyManifest:
@@ -314,7 +314,7 @@ def test_a_base_that_is_not_sent_again_costs_nobody_anything(press: Press) -> No
 def test_what_is_not_sent_and_has_changed_is_missed(press: Press) -> None:
     press.publish(1, {"a.model": b"one"})
     publication = press.upload(2, {"b.model": b"two"})
-    other = Upload(path="a.model", digest=chunks.digest(b"other"))
+    other = UploadedFile(path="a.model", digest=chunks.digest(b"other"))
     with pytest.raises(ManifestInvalid, match="not uploaded"):
         press.publisher.publish(publication.model_copy(update={"files": (*publication.files, other)}))
 

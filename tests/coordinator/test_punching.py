@@ -10,7 +10,7 @@ from coordinator.spreading.plans import Plans
 from coordinator.spreading.punching import Punching
 from coordinator.spreading.topology import NodeLinks
 from protocol.ids import NodeId
-from protocol.messages import Peer, Plan, PlanRequest
+from protocol.messages import FetchPlan, Peer, PlanRequest
 from protocol.signing import NodeKey
 from tests.coordinator.served import serve
 
@@ -119,7 +119,7 @@ def plans_of(dialable: int, punchable: int, *, hidden: int = 0, version: int = 2
 @pytest.mark.parametrize(("dialable", "hidden"), [(0, 0), (2, 0), (2, 2), (4, 0)])
 def test_both_of_a_pair_are_told_of_each_other_and_nobody_else_is(dialable: int, hidden: int) -> None:
     plans, names = plans_of(dialable, 4, hidden=hidden)
-    parts: dict[NodeId, Plan] = {name: plans.part(name, SEEDER) for name in names}
+    parts: dict[NodeId, FetchPlan] = {name: plans.part(name, SEEDER) for name in names}
     told = {(name, peer.peer_id, peer.address) for name, part in parts.items() for peer in part.punches}
     punchable = names[dialable : dialable + 4]
     assert told, "some punch"
@@ -156,7 +156,7 @@ async def test_a_request_for_a_plan_reports_an_address_that_counts_only_where_it
         await served.publish()
         honest, liar = [await served.join(number) for number in (1, 2)]
         for key, host in ((honest, "127.0.0.1"), (liar, "203.0.113.9")):
-            await served.call(key, "/v1/plan", said(f"{host}:4001"), Plan)
+            await served.call(key, "/v1/plan", said(f"{host}:4001"), FetchPlan)
         both = [honest.node_id, liar.node_id]
         assert served.round.plans._punching.punchable(1, dict.fromkeys(both, ""), both) == {
             honest.node_id: "127.0.0.1:4001"

@@ -8,7 +8,7 @@ import pytest
 from coordinator.config import parse
 from coordinator.figures import summary
 from coordinator.store import tables
-from coordinator.work.selection import Rules
+from coordinator.work.selection import SelectionRules
 from protocol.rollout import pack_tokens
 from protocol.signing import NodeKey
 from tests.coordinator.world import END, HONEST_TOKENS, World, answer, honest_sample
@@ -17,7 +17,7 @@ WRONG = pack_tokens([9, END])
 
 
 def refilling(world: World, refill: float) -> NodeKey:
-    world.terms = replace(world.terms, selection=Rules(refill=refill))
+    world.terms = replace(world.terms, selection=SelectionRules(refill=refill))
     return world.join(1)
 
 

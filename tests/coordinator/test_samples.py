@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.commands import samples
-from coordinator.work.samples import Shown, Wanted, find
+from coordinator.work.samples import SampleFilter, Shown, find
 from protocol.errors import ConfigInvalid, NotFound
 from protocol.learning import TrainingGroup
 from protocol.rollout import Sample, pack_logprobs, pack_tokens
@@ -32,7 +32,7 @@ def worth(group: TrainingGroup) -> list[float]:
 
 
 def found(world: World, limit: int = 100, **wanted: Any) -> list[Shown]:
-    samples: list[Shown] = world.run(find, Wanted(**wanted), limit, decode, worth)
+    samples: list[Shown] = world.run(find, SampleFilter(**wanted), limit, decode, worth)
     return samples
 
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.work.selection import OFF, REMEMBERED, Candidate, Outcome, Rules, choose, worth
+from coordinator.work.selection import OFF, REMEMBERED, PromptCandidate, PromptOutcome, SelectionRules, choose, worth
 
-FILTER = Rules(filter_after=2, probe_every=3, window=4)
-BEST = Rules(window=4, share=0.5, exploration=0.5)
+FILTER = SelectionRules(filter_after=2, probe_every=3, window=4)
+BEST = SelectionRules(window=4, share=0.5, exploration=0.5)
 
 
-def after(*groups: list[float]) -> Outcome:
-    outcome = Outcome()
+def after(*groups: list[float]) -> PromptOutcome:
+    outcome = PromptOutcome()
     for rewards in groups:
         outcome = outcome.after(rewards)
     return outcome
@@ -23,8 +23,8 @@ RIGHT, WRONG = after([1.0, 1.0], [1.0, 1.0]), after([0.0, 0.0], [0.0, 0.0])
 HALF, MOSTLY = after([0.0, 1.0]), after([1.0, 1.0, 1.0, 0.0])
 
 
-def candidates(*outcomes: Outcome) -> list[Candidate]:
-    return [Candidate(number, f"prompt {number}", outcome) for number, outcome in enumerate(outcomes)]
+def candidates(*outcomes: PromptOutcome) -> list[PromptCandidate]:
+    return [PromptCandidate(number, f"prompt {number}", outcome) for number, outcome in enumerate(outcomes)]
 
 
 def test_an_outcome_has_mean_variance_and_how_long_nothing_differed() -> None:
@@ -61,8 +61,8 @@ def test_a_group_that_says_nothing_changes_nothing(rewards: list[float]) -> None
 def test_worth_is_deviation_and_a_bonus_for_what_was_seldom_seen() -> None:
     assert worth(HALF, 9, BEST) == pytest.approx(0.5 + 0.5 * sqrt(log(10) / 2))
     assert worth(RIGHT, 9, BEST) == pytest.approx(0.5 * sqrt(log(10) / 3))
-    assert worth(Outcome(), 9, BEST) == pytest.approx(0.5 * sqrt(log(10)))
-    assert worth(Outcome(), 0, BEST) == 0.0
+    assert worth(PromptOutcome(), 9, BEST) == pytest.approx(0.5 * sqrt(log(10)))
+    assert worth(PromptOutcome(), 0, BEST) == 0.0
 
 
 def test_without_rules_all_are_taken_in_their_order() -> None:
@@ -71,7 +71,7 @@ def test_without_rules_all_are_taken_in_their_order() -> None:
 
 def test_prompts_without_a_difference_are_left_out() -> None:
     once = after([1.0, 1.0])
-    taken, left = choose(candidates(RIGHT, HALF, WRONG, once, Outcome()), 9, FILTER)
+    taken, left = choose(candidates(RIGHT, HALF, WRONG, once, PromptOutcome()), 9, FILTER)
     assert taken == [1, 3, 4], "once is not always"
     assert left == {0: "always_right", 2: "always_wrong"}
 
@@ -113,7 +113,7 @@ def test_a_window_of_nothing_but_solved_prompts_still_gives_one() -> None:
 
 
 outcomes = st.builds(
-    Outcome,
+    PromptOutcome,
     groups=st.integers(0, 100),
     mean=st.floats(-10, 10),
     variance=st.floats(0, 100),
@@ -121,7 +121,7 @@ outcomes = st.builds(
     left_out=st.integers(0, 9),
 )
 rules = st.builds(
-    Rules,
+    SelectionRules,
     filter_after=st.integers(0, 4),
     probe_every=st.integers(2, 5),
     window=st.integers(1, 8),
@@ -131,7 +131,9 @@ rules = st.builds(
 
 
 @given(window=st.lists(outcomes, min_size=1, max_size=8), rules=rules, total=st.integers(0, 10**6))
-def test_every_prompt_is_taken_or_left_for_a_reason(window: list[Outcome], rules: Rules, total: int) -> None:
+def test_every_prompt_is_taken_or_left_for_a_reason(
+    window: list[PromptOutcome], rules: SelectionRules, total: int
+) -> None:
     taken, left = choose(candidates(*window), total, rules)
     assert taken
     assert sorted([*taken, *left]) == list(range(len(window)))
@@ -139,11 +141,11 @@ def test_every_prompt_is_taken_or_left_for_a_reason(window: list[Outcome], rules
 
 
 @given(rules=rules, seen=st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=2), min_size=1))
-def test_no_prompt_is_left_out_more_often_in_a_row_than_is_set(rules: Rules, seen: list[list[float]]) -> None:
+def test_no_prompt_is_left_out_more_often_in_a_row_than_is_set(rules: SelectionRules, seen: list[list[float]]) -> None:
     """Whatever its rewards are: a data set of five prompts, over and over."""
-    known = {number: Outcome() for number in range(5)}
+    known = {number: PromptOutcome() for number in range(5)}
     for around in range(40):
-        window = [Candidate(number, str(number), outcome) for number, outcome in known.items()]
+        window = [PromptCandidate(number, str(number), outcome) for number, outcome in known.items()]
         taken, left = choose(window, 5 * around, rules)
         for number in left:
             known[number] = known[number].left()

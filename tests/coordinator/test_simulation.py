@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.audit.trust import Rules as Audits
+from coordinator.audit.trust import TrustRules as Audits
 from coordinator.config import load
-from coordinator.fleet.choice import Rules
-from coordinator.sim.machines import Node, make_node
-from coordinator.sim.outcome import Outcome
+from coordinator.fleet.choice import FleetRules
+from coordinator.sim.machines import SimulatedNode, make_node
+from coordinator.sim.outcome import SimulationOutcome
 from coordinator.sim.report import draw, figures, text
-from coordinator.sim.scenario import BYTES_PER_MBIT, Admission, Links, Pool, Scenario, scenario_of
-from coordinator.sim.spread import Spread, depths, draw_links
+from coordinator.sim.scenario import BYTES_PER_MBIT, Admission, Links, Scenario, SimulatedPool, scenario_of
+from coordinator.sim.spread import SimulatedSpread, depths, draw_links
 from coordinator.sim.world import Simulation
 from coordinator.spreading.topology import NodeLinks, plan
 from protocol.chunks import fitting_size
@@ -30,20 +30,22 @@ SMALL = Scenario(
     updates=30,
     train_s=100.0,
     broadcast_s=88.0,
-    pool=Pool(nodes=4, group_s=5.0),
+    pool=SimulatedPool(nodes=4, group_s=5.0),
 )
 
 WILD = replace(
     SMALL,
     broadcast_spread=0.5,
     gamma=1.1,
-    rules=Rules(window_s=100, dwell_s=300),
+    rules=FleetRules(window_s=100, dwell_s=300),
     lease_s=100.0,
-    pool=Pool(nodes=60, group_s=30.0, at_once=2, speed_spread=0.5, length_spread=0.7, price_spread=0.4, stay_s=2000.0),
+    pool=SimulatedPool(
+        nodes=60, group_s=30.0, at_once=2, speed_spread=0.5, length_spread=0.7, price_spread=0.4, stay_s=2000.0
+    ),
 )
 
 
-def run(scenario: Scenario) -> Outcome:
+def run(scenario: Scenario) -> SimulationOutcome:
     return Simulation(scenario).run()
 
 
@@ -62,7 +64,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not() -> None:
 class Watched(Simulation):
     """Looks at every lease that is begun, as the real agent's loop would have it."""
 
-    def _start(self, node: Node) -> int:
+    def _start(self, node: SimulatedNode) -> int:
         held, behind = {lease.update for lease in node.out}, node.fetched > node.update
         begun = super()._start(node)
         assert not (begun and held and behind), "nothing is added to what keeps a newer version out of the engine"
@@ -78,7 +80,7 @@ def test_a_node_asks_and_changes_its_version_when_real_agents_do(admission: Admi
 
 def test_an_engine_that_loads_for_long_samples_nothing_meanwhile() -> None:
     links = Links(size_mb=100.0, source_mbit=100.0, node_mbit=100.0, node_up_mbit=100.0)
-    scenario = replace(SMALL, kappa=1, groups_per_update=16, pool=Pool(nodes=1, group_s=10.0))
+    scenario = replace(SMALL, kappa=1, groups_per_update=16, pool=SimulatedPool(nodes=1, group_s=10.0))
     steps_s = [
         figures(scenario, run(scenario))["step_s"]
         for scenario in (replace(scenario, links=replace(links, load_s=load_s)) for load_s in (0.0, 40.0))
@@ -129,9 +131,9 @@ def test_a_synchronous_round_takes_what_its_parts_take() -> None:
 
 
 def test_the_fleet_leaves_the_dear_half_of_a_large_pool_at_home() -> None:
-    pool = Pool(nodes=40, group_s=20.0, price_spread=0.8)
+    pool = SimulatedPool(nodes=40, group_s=20.0, price_spread=0.8)
     everybody = replace(SMALL, updates=60, pool=pool)
-    chosen = replace(everybody, gamma=1.2, rules=Rules(window_s=100, dwell_s=300))
+    chosen = replace(everybody, gamma=1.2, rules=FleetRules(window_s=100, dwell_s=300))
     all_found, found = (figures(scenario, run(scenario)) for scenario in (everybody, chosen))
     assert found["bubble"] < 0.05
     assert found["cost_per_update"] < 0.7 * (all_found["cost_per_update"] - 12.24 * 100 / 3600) + 12.24 * 100 / 3600
@@ -151,7 +153,7 @@ HARD = replace(
     over_issue=4,
     continues=True,
     lookahead=16,
-    pool=Pool(
+    pool=SimulatedPool(
         nodes=40,
         group_s=40.0,
         speed_spread=0.5,
@@ -177,26 +179,26 @@ def mean_step_s(scenario: Scenario) -> float:
 
 def test_long_groups_on_fast_nodes_shorten_a_synchronous_step() -> None:
     """Lengths of a heavy tail, mostly expected: the batch waits no more for a long group on a slow node."""
-    pool = Pool(nodes=32, group_s=60.0, speed_spread=0.8, length_spread=0.8, foresight=0.8)
+    pool = SimulatedPool(nodes=32, group_s=60.0, speed_spread=0.8, length_spread=0.8, foresight=0.8)
     plain = replace(SMALL, staleness=0, updates=30, broadcast_s=20.0, lease_s=3000.0, pool=pool)
     assert mean_step_s(replace(plain, lookahead=64)) < 0.85 * mean_step_s(plain)
 
 
 def test_without_foresight_the_order_changes_nothing_much() -> None:
-    pool = Pool(nodes=32, group_s=60.0, speed_spread=0.8, length_spread=0.8)
+    pool = SimulatedPool(nodes=32, group_s=60.0, speed_spread=0.8, length_spread=0.8)
     plain = replace(SMALL, staleness=0, updates=30, broadcast_s=20.0, lease_s=3000.0, pool=pool)
     assert mean_step_s(replace(plain, lookahead=64)) == pytest.approx(mean_step_s(plain), rel=0.02)
 
 
 def test_late_groups_given_to_a_second_node_shorten_a_synchronous_step() -> None:
-    pool = Pool(nodes=64, group_s=60.0, speed_spread=0.8, length_spread=0.8)
+    pool = SimulatedPool(nodes=64, group_s=60.0, speed_spread=0.8, length_spread=0.8)
     plain = replace(SMALL, staleness=0, updates=30, broadcast_s=20.0, lease_s=3000.0, pool=pool)
     assert mean_step_s(replace(plain, over_issue=8)) < 0.85 * mean_step_s(plain)
     assert run(replace(plain, over_issue=8)).helped > 0
 
 
 def test_what_preempted_nodes_told_is_gone_on_with_and_less_is_lost() -> None:
-    pool = Pool(nodes=64, group_s=200.0, preempt_s=500.0, away_s=100.0)
+    pool = SimulatedPool(nodes=64, group_s=200.0, preempt_s=500.0, away_s=100.0)
     plain = replace(SMALL, staleness=6, broadcast_s=20.0, lease_s=1000.0, pool=pool)
     afresh, gone_on = run(plain), run(replace(plain, continues=True))
     assert afresh.continued == 0 < gone_on.continued
@@ -204,14 +206,14 @@ def test_what_preempted_nodes_told_is_gone_on_with_and_less_is_lost() -> None:
 
 
 def test_a_lease_that_takes_too_long_is_given_to_somebody_else_while_its_node_lives() -> None:
-    pool = Pool(nodes=8, group_s=30.0, length_spread=1.0)
+    pool = SimulatedPool(nodes=8, group_s=30.0, length_spread=1.0)
     outcome = run(replace(SMALL, lease_s=60.0, updates=15, pool=pool))
     assert outcome.discarded["not done in the lease's time"] > 0
     assert len(outcome.steps) == 15
 
 
 def test_forgers_are_found_and_banned_and_little_of_theirs_is_trained_on() -> None:
-    pool = Pool(nodes=40, group_s=40.0, liars=0.2)
+    pool = SimulatedPool(nodes=40, group_s=40.0, liars=0.2)
     outcome = run(replace(SMALL, updates=60, pool=pool, audits=Audits()))
     liars = sum(node.lies for node in Simulation(replace(SMALL, pool=pool))._nodes)
     assert outcome.banned == liars > 0
@@ -223,7 +225,7 @@ def test_forgers_are_found_and_banned_and_little_of_theirs_is_trained_on() -> No
 def test_versions_travel_by_the_real_trees() -> None:
     """Equal links: everybody has it when the fluid bound says, and one chunk for each hop."""
     links = Links(size_mb=125.0, source_mbit=1000.0, node_mbit=100.0, node_up_mbit=100.0, load_s=2.0)
-    scenario = replace(SMALL, links=links, pool=Pool(nodes=50, group_s=50.0))
+    scenario = replace(SMALL, links=links, pool=SimulatedPool(nodes=50, group_s=50.0))
     foretold = scenario.load.broadcast_s
     assert foretold == pytest.approx(12.0)
     spreads = run(scenario).spreads_s
@@ -251,7 +253,7 @@ def test_a_replay_buffer_samples_in_vain_what_admission_never_starts() -> None:
 
 
 def test_what_the_learner_finds_too_old_is_counted_once() -> None:
-    scenario = replace(SMALL, staleness=1, admission="buffer", pool=Pool(nodes=20, group_s=5.0))
+    scenario = replace(SMALL, staleness=1, admission="buffer", pool=SimulatedPool(nodes=20, group_s=5.0))
     outcome = run(scenario)
     vain, trained = sum(outcome.discarded.values()), scenario.updates * scenario.groups_per_update
     assert outcome.discarded["too old when the learner came"] > 100
@@ -261,7 +263,7 @@ def test_what_the_learner_finds_too_old_is_counted_once() -> None:
 def test_a_chunk_crosses_each_hop_as_a_whole_at_the_pace_of_its_stripe() -> None:
     links = Links(size_mb=4.0, source_mbit=6.0, node_mbit=6.0, node_up_mbit=3.0, hear_s=0.5)
     nodes = [draw_links(Random(0), f"node-{number}", links) for number in range(6)]
-    spread, topology = Spread(links), plan(6.0 * BYTES_PER_MBIT, nodes)
+    spread, topology = SimulatedSpread(links), plan(6.0 * BYTES_PER_MBIT, nodes)
     spread.publish(nodes)
     hops, chunk_s = max(depths(topology).values()), fitting_size(4_000_000) * topology.stripes / topology.rate
     assert hops > 1
@@ -269,7 +271,7 @@ def test_a_chunk_crosses_each_hop_as_a_whole_at_the_pace_of_its_stripe() -> None
 
 
 def test_a_mode_of_a_round_is_simulated_by_its_settings() -> None:
-    pool = Pool(nodes=50)
+    pool = SimulatedPool(nodes=50)
     echo2, push_pull, sequential, colocated = (
         scenario_of(load(None, [f"round.mode={mode}"]), pool)
         for mode in ("echo2", "push-pull", "sequential", "colocated")
@@ -329,7 +331,7 @@ def test_whatever_the_swarm_nothing_too_old_is_trained_on_and_the_round_ends(
         over_issue=2 * rescue,
         continues=rescue,
         lookahead=8 * rescue,
-        pool=Pool(
+        pool=SimulatedPool(
             nodes=nodes,
             group_s=30.0,
             at_once=at_once,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.work.sizing import MEASURED_MIN, MISSED_MAX, allowance_after, groups_in_time, wait_ms
-from protocol.lease import Event
+from protocol.lease import LeaseEvent
 
 MOST = 16
 
@@ -21,27 +21,27 @@ class Lease:
 @pytest.mark.parametrize(
     ("before", "event", "after"),
     [
-        (1, Event.ACCEPT, 2),
-        (12, Event.ACCEPT, MOST),
-        (MOST, Event.ACCEPT, MOST),
-        (MOST, Event.EXPIRE, MOST - 1),
-        (2, Event.SKIP, 1),
-        (1, Event.REJECT, 1),  # never none: it could not show that it is better now
-        (1, Event.EXPIRE, 0),
-        (0, Event.EXPIRE, -1),
-        (-1, Event.SKIP, -1),
-        (-1, Event.ACCEPT, 2),
-        (-MISSED_MAX, Event.EXPIRE, -MISSED_MAX),
-        (64, Event.EXPIRE, MOST - 1),  # the operator has lowered the most
-        (5, Event.CANCEL, 5),
+        (1, LeaseEvent.ACCEPT, 2),
+        (12, LeaseEvent.ACCEPT, MOST),
+        (MOST, LeaseEvent.ACCEPT, MOST),
+        (MOST, LeaseEvent.EXPIRE, MOST - 1),
+        (2, LeaseEvent.SKIP, 1),
+        (1, LeaseEvent.REJECT, 1),  # never none: it could not show that it is better now
+        (1, LeaseEvent.EXPIRE, 0),
+        (0, LeaseEvent.EXPIRE, -1),
+        (-1, LeaseEvent.SKIP, -1),
+        (-1, LeaseEvent.ACCEPT, 2),
+        (-MISSED_MAX, LeaseEvent.EXPIRE, -MISSED_MAX),
+        (64, LeaseEvent.EXPIRE, MOST - 1),  # the operator has lowered the most
+        (5, LeaseEvent.CANCEL, 5),
     ],
 )
-def test_allowance_by_hand(before: int, event: Event, after: int) -> None:
+def test_allowance_by_hand(before: int, event: LeaseEvent, after: int) -> None:
     assert allowance_after(before, event, most=MOST) == after
 
 
-@given(st.integers(1, 64), st.lists(st.sampled_from(Event)))
-def test_whatever_happens_an_allowance_stays_within_its_bounds(first: int, events: list[Event]) -> None:
+@given(st.integers(1, 64), st.lists(st.sampled_from(LeaseEvent)))
+def test_whatever_happens_an_allowance_stays_within_its_bounds(first: int, events: list[LeaseEvent]) -> None:
     allowance = first
     for event in events:
         allowance = allowance_after(allowance, event, most=MOST)
@@ -52,7 +52,7 @@ def test_whatever_happens_an_allowance_stays_within_its_bounds(first: int, event
 def test_a_node_that_lets_all_it_holds_expire_at_once_need_not_wait(first: int) -> None:
     allowance = first
     for _ in range(first):
-        allowance = allowance_after(allowance, Event.EXPIRE, most=MOST)
+        allowance = allowance_after(allowance, LeaseEvent.EXPIRE, most=MOST)
     assert allowance == 0
     assert not wait_ms(-allowance, timeout_ms=10)
 

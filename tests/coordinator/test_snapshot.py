@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from coordinator.api.snapshot import REST_MAX_S, Snapshot
+from coordinator.api.snapshot import REST_MAX_S, PageSnapshot
 from coordinator.figures import overview
 
 pytestmark = pytest.mark.asyncio
@@ -28,7 +28,7 @@ class Counted:
 
 async def test_a_thousand_who_ask_at_once_cost_one_computation() -> None:
     counted = Counted()
-    answers = Snapshot(counted.compute)
+    answers = PageSnapshot(counted.compute)
     asked = [asyncio.create_task(answers.get()) for _ in range(1000)]
     await asyncio.sleep(0)
     counted.may.set()
@@ -39,7 +39,7 @@ async def test_an_answer_that_is_too_old_is_computed_anew() -> None:
     counted = Counted()
     counted.may.set()
     now_s = [0.0]
-    answers = Snapshot(counted.compute, fresh_s=1.0, shown_at_most_s=1.0, clock=lambda: now_s[0])
+    answers = PageSnapshot(counted.compute, fresh_s=1.0, shown_at_most_s=1.0, clock=lambda: now_s[0])
     found = []
     for now_s[0] in (0.0, 0.9, 5.0):
         found.append((await answers.get()).figures)
@@ -48,7 +48,7 @@ async def test_an_answer_that_is_too_old_is_computed_anew() -> None:
 
 async def test_who_hangs_up_while_computing_costs_the_others_nothing() -> None:
     counted = Counted()
-    answers = Snapshot(counted.compute)
+    answers = PageSnapshot(counted.compute)
     first, second = (asyncio.create_task(answers.get()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -60,7 +60,7 @@ async def test_a_failure_is_not_kept() -> None:
     counted = Counted()
     counted.may.set()
     counted.fails = True
-    answers = Snapshot(counted.compute)
+    answers = PageSnapshot(counted.compute)
     with pytest.raises(KeyError):
         await answers.get()
     counted.fails = False
@@ -77,10 +77,10 @@ class Clock:
         return self.now_s
 
 
-async def slow(clock: Clock) -> tuple[Snapshot[int], Counted]:
+async def slow(clock: Clock) -> tuple[PageSnapshot[int], Counted]:
     """Figures whose first computation has taken a minute."""
     counted = Counted()
-    answers = Snapshot(counted.compute, clock=clock, patience_s=0.0)
+    answers = PageSnapshot(counted.compute, clock=clock, patience_s=0.0)
     first = asyncio.create_task(answers.get())
     while not counted.times:  # noqa: ASYNC110  # a turn of the loop or two
         await asyncio.sleep(0)

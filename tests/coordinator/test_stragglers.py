@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.store import tables
 from coordinator.work import evaluations
-from coordinator.work.stragglers import Out, choose
+from coordinator.work.stragglers import GroupAtWork, choose
 from protocol.lease import Lease
 from protocol.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, World, answer, fragment
@@ -21,24 +21,29 @@ LATELY: dict[str, Any] = {"missing": 1, "bound": 2, "typical_s": 10.0, "helper_s
 @pytest.mark.parametrize(
     ("out", "changed", "chosen"),
     [
-        ([Out(1, 50), Out(2, 10), Out(3, 95)], {}, [2, 1]),  # the latest first, and not the one that is in time
-        ([Out(1, 85)], {}, []),  # 1.5 times as long is not yet late
-        ([Out(1, 50), Out(2, 10)], {"missing": 3}, []),  # the batch lacks more than these
-        ([Out(1, 50)], {"missing": 0}, []),
-        ([Out(1, 50)], {"helper_s": 11.0}, []),
-        ([Out(1, 50, own=True)], {}, []),
-        ([Out(1, 50, 2), Out(2, 50), Out(3, 40)], {}, [3]),  # one of two is given twice already
-        ([Out(1, 50)], {"bound": 0, "missing": 0}, []),
+        (
+            [GroupAtWork(1, 50), GroupAtWork(2, 10), GroupAtWork(3, 95)],
+            {},
+            [2, 1],
+        ),  # the latest first, and not the one that is in time
+        ([GroupAtWork(1, 85)], {}, []),  # 1.5 times as long is not yet late
+        ([GroupAtWork(1, 50), GroupAtWork(2, 10)], {"missing": 3}, []),  # the batch lacks more than these
+        ([GroupAtWork(1, 50)], {"missing": 0}, []),
+        ([GroupAtWork(1, 50)], {"helper_s": 11.0}, []),
+        ([GroupAtWork(1, 50, own=True)], {}, []),
+        ([GroupAtWork(1, 50, 2), GroupAtWork(2, 50), GroupAtWork(3, 40)], {}, [3]),  # one of two is given twice already
+        ([GroupAtWork(1, 50)], {"bound": 0, "missing": 0}, []),
     ],
 )
-def test_who_is_late_by_hand(out: list[Out], changed: dict[str, int], chosen: list[int]) -> None:
+def test_who_is_late_by_hand(out: list[GroupAtWork], changed: dict[str, int], chosen: list[int]) -> None:
     assert choose(out, **(LATELY | changed)) == chosen
 
 
 @given(
-    st.lists(st.builds(Out, st.integers(0, 9), st.floats(0, 100), st.integers(1, 3), st.booleans())), st.integers(0, 4)
+    st.lists(st.builds(GroupAtWork, st.integers(0, 9), st.floats(0, 100), st.integers(1, 3), st.booleans())),
+    st.integers(0, 4),
 )
-def test_never_more_than_the_bound_are_given_twice(out: list[Out], bound: int) -> None:
+def test_never_more_than_the_bound_are_given_twice(out: list[GroupAtWork], bound: int) -> None:
     chosen = choose(out, **(LATELY | {"bound": bound}))
     assert sum(one.nodes > 1 for one in out) + len(chosen) <= max(bound, sum(one.nodes > 1 for one in out))
 

@@ -13,7 +13,7 @@ from coordinator.children import script
 from coordinator.commands import task
 from coordinator.config import load
 from coordinator.data.kinds import SHIPPED
-from coordinator.data.task_check import Finding, check
+from coordinator.data.task_check import TaskIssue, check
 from protocol.tasks import BUILT_IN, environments
 from tests.coordinator.policy_files import write_policy
 
@@ -27,7 +27,7 @@ def problems(split, seed):
 """
 
 
-def findings(folder: Path, reward: str, *settings: str, problems: str = PROBLEMS) -> list[Finding]:
+def findings(folder: Path, reward: str, *settings: str, problems: str = PROBLEMS) -> list[TaskIssue]:
     (folder / "my_task.py").write_text(problems + reward)
     config = load(None, [f"task.name={folder}/my_task.py", "sampling.samples_per_group=4", *settings])
     return asyncio.run(check(config, folder / "thrown away"))

@@ -16,7 +16,7 @@ from aiohttp import ClientResponse
 from coordinator.api import learner
 from coordinator.files import ArrivingFile
 from protocol import canonical, chunks, limits
-from protocol.learning import Publication, Upload, Uploads
+from protocol.learning import KnownUploads, Publication, UploadedFile
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio
@@ -148,7 +148,7 @@ async def test_a_version_that_fills_the_disk_is_named_and_published_when_there_i
     (tmp_path / "round" / "blobs").symlink_to(tiny_disk)
     async with serve(tmp_path) as served:
         await put(served, DATA)
-        message = Publication(version=1, update=0, files=(Upload(path=FILE, digest=chunks.digest(DATA)),))
+        message = Publication(version=1, update=0, files=(UploadedFile(path=FILE, digest=chunks.digest(DATA)),))
         call = "/v1/learner/versions"
         response = await served.client.post(call, data=message.to_bytes(), headers=served.operator)
         assert await refused_as(response) == "disk_full"
@@ -165,11 +165,11 @@ async def test_what_the_coordinator_has_from_before_need_not_be_sent_again(serve
     for name, data in {FILE: DATA[:1000], "config.json": b"{}"}.items():
         address = f"/v1/learner/uploads/1/{name}?digest={chunks.digest(data)}"
         assert (await served.client.put(address, data=BytesIO(data), headers=served.operator)).status == 204
-    files = tuple(Upload(path=name, digest=chunks.digest(data)) for name, data in stored(served).items())
+    files = tuple(UploadedFile(path=name, digest=chunks.digest(data)) for name, data in stored(served).items())
     for version in (1, 2):
         body = Publication(version=version, update=version, files=files).to_bytes()
         held = await served.client.get(f"/v1/learner/uploads/{version}", headers=served.operator)
-        told = Uploads.from_bytes(await held.read()).files
+        told = KnownUploads.from_bytes(await held.read()).files
         assert set(told) == (set(files) if version == 2 else set())
         assert (await served.client.post("/v1/learner/versions", data=body, headers=served.operator)).status == 204
     assert (await served.client.get("/v1/learner/uploads/2")).status == 401

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.config import Config, parse
 from coordinator.figures import summary, waiting
 from coordinator.people import standings
@@ -20,7 +20,7 @@ def told(world: World, config: Config = CONFIG, *, silent: bool = False) -> dict
     return found
 
 
-def look(world: World, **change: Any) -> waiting.Waiting:
+def look(world: World, **change: Any) -> waiting.LearnerWaiting:
     return waiting.look(told(world) | change, CONFIG, backlog=world.run(standings.backlog))
 
 
@@ -41,14 +41,14 @@ def test_a_round_without_a_version_says_where_its_learner_writes(tmp_path: Path)
 
 
 def test_a_learner_that_hardly_waits_is_told_to_work(at_work: World) -> None:
-    assert look(at_work, learner_idle_share_lately=0.02) == waiting.Waiting(
+    assert look(at_work, learner_idle_share_lately=0.02) == waiting.LearnerWaiting(
         "works", "The learner waits 2% of its time, over its last 32 updates."
     )
 
 
 def test_before_the_first_update_no_share_is_told(world: World) -> None:
     world.join(1)
-    assert look(world) == waiting.Waiting(
+    assert look(world) == waiting.LearnerWaiting(
         "works", "No update is done yet: the first batch is being sampled, or trained on."
     )
 
@@ -61,7 +61,7 @@ def test_without_a_node_it_waits_and_with_a_batch_at_hand_it_will(at_work: World
 
 
 def test_claims_that_wait_for_an_auditor_stop_the_work(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=Rules(first_groups=64))
+    world = World(tmp_path, rules=TrustRules(first_groups=64))
     world.publish(1, 0)
     key = world.join(1)
     world.earn(key)
@@ -92,7 +92,7 @@ def test_a_reward_that_fails_comes_before_everything_else(at_work: World) -> Non
 def test_a_learner_that_waits_is_told_the_cause_once_that_is_measured(at_work: World) -> None:
     assert "have been measured" in look(at_work, learner_idle_share_lately=0.5, load=None).why
     known = look(at_work, learner_idle_share_lately=0.5, load={"staleness": 1}, alarm="S = 1 is too small")
-    assert known == waiting.Waiting("waits", "S = 1 is too small")
+    assert known == waiting.LearnerWaiting("waits", "S = 1 is too small")
 
 
 def test_the_end_is_no_waiting(at_work: World) -> None:

@@ -13,7 +13,7 @@ from coordinator.clock import now_ms
 from coordinator.store.state import Database
 from ledger import note, witness
 from ledger.checkpoint import Checkpoint, open_checkpoint, sign
-from ledger.note import NOTE_MAX_BYTES, Key, Kind
+from ledger.note import NOTE_MAX_BYTES, KeyKind, NoteKey
 from ledger.tables import cosignatures_table
 from ledger.tree import EMPTY_ROOT
 from ledger.witness import CosignatureReply, Cosigned, Witnesses
@@ -67,7 +67,7 @@ def now_s() -> int:
     return now_ms() // 1000
 
 
-def cosigned(data: bytes, who: tuple[Key, Ed25519PrivateKey], time_s: int | None = None) -> bytes:
+def cosigned(data: bytes, who: tuple[NoteKey, Ed25519PrivateKey], time_s: int | None = None) -> bytes:
     key, private = who
     return witness.cosign(data, key, private.sign, now_s() if time_s is None else time_s)
 
@@ -108,7 +108,7 @@ async def test_a_strangers_signature_and_a_lying_one_are_refused(served: Served)
         ANN[0], (6).to_bytes(8) + moved.value[8:]
     )
     assert await send(served, later.to_bytes()) == "checkpoint_invalid", "the time is signed, too"
-    of_a_log = Key(ANN[0].name, ANN[0].public, Kind.LOG)
+    of_a_log = NoteKey(ANN[0].name, ANN[0].public, KeyKind.LOG)
     assert of_a_log.id != ANN[0].id
     assert await kept(served) == ()
 

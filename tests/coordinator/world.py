@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from coordinator.audit import casework, lottery
 from coordinator.audit.lottery import AuditTerms
-from coordinator.audit.trust import Finding, Rules, Standing
+from coordinator.audit.trust import Finding, OwnerStanding, TrustRules
 from coordinator.money import escrow
 from coordinator.people import registry, standings
 from coordinator.store import payout_tables, tables
@@ -25,11 +25,10 @@ from coordinator.store.state import Database, engine
 from coordinator.transactions import policy_versions
 from coordinator.work import answers, batches, intake, leases, offers
 from coordinator.work.intake import Judge
-from coordinator.work.leases import Terms
-from coordinator.work.offers import Draw
-from coordinator.work.prompts import Source
-from coordinator.work.selection import OFF
-from coordinator.work.selection import Rules as SelectionRules
+from coordinator.work.leases import LeaseTerms
+from coordinator.work.offers import PromptDraw
+from coordinator.work.prompts import PromptRef
+from coordinator.work.selection import OFF, SelectionRules
 from ledger import store
 from ledger import tables as ledger_tables
 from ledger.accounts import BUDGET, payable, pending
@@ -37,9 +36,9 @@ from ledger.entry import Deposit
 from ledger.fsck import Difference
 from protocol.auditing import Cases, Judged
 from protocol.chunks import digest
-from protocol.fragment import Fragment, Part
+from protocol.fragment import Fragment, FragmentPart
 from protocol.ids import NodeId
-from protocol.learning import Batch, Report
+from protocol.learning import TrainingBatch, UpdateReport
 from protocol.lease import Lease
 from protocol.manifest import PolicyManifest
 from protocol.messages import (
@@ -69,15 +68,15 @@ MAX_COST = SAMPLES * MAX_NEW
 
 HONEST_TOKENS = 2 * SAMPLES
 
-NO_AUDITS = Rules(first_groups=0, floor=0.0, trusted_floor=0.0)
+NO_AUDITS = TrustRules(first_groups=0, floor=0.0, trusted_floor=0.0)
 
 
-def said(source: Source) -> int:
+def said(source: PromptRef) -> int:
     """The token that a problem's prompt and its right answer begin with."""
     return source.number + (10 if source.split == "train" else 5_000)
 
 
-def reward(source: Source, completion: list[int]) -> Reward:
+def reward(source: PromptRef, completion: list[int]) -> Reward:
     return Reward(float(completion == [said(source), END]), "ok")
 
 
@@ -133,7 +132,7 @@ class World:
         lookahead: int = 0,
         selection: SelectionRules = OFF,
         problems: int = 0,
-        rules: Rules = NO_AUDITS,
+        rules: TrustRules = NO_AUDITS,
         epoch_groups: int = 256,
         master: bytes = bytes(32),
         postgres_url: str = "",
@@ -146,7 +145,7 @@ class World:
             clear(self.where)
         self.database = Database(self.where)
         self.now_ms = NOW_MS
-        self.terms = Terms(
+        self.terms = LeaseTerms(
             staleness=staleness,
             groups_per_update=size,
             groups_per_request=groups_per_request,
@@ -163,7 +162,7 @@ class World:
         self.audits = AuditTerms(master, rules, epoch_groups=epoch_groups)
         self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), self.reward, self.audits)
         self._numbers = count(1)
-        self.draw = Draw(
+        self.draw = PromptDraw(
             prompt=lambda source: [said(self.problem(source))],
             lease_id=lambda: f"{next(self._numbers):032x}",
             seed=self._numbers.__next__,
@@ -172,11 +171,11 @@ class World:
         if budget_micros:
             self.run(store.append, Deposit(reference="opening", amount_micros=budget_micros), 0)
 
-    def problem(self, source: Source) -> Source:
+    def problem(self, source: PromptRef) -> PromptRef:
         """The same one again after so many, where the train split ends."""
-        return Source(source.split, source.number % self.problems) if self.problems else source
+        return PromptRef(source.split, source.number % self.problems) if self.problems else source
 
-    def reward(self, source: Source, completion: list[int]) -> Reward:
+    def reward(self, source: PromptRef, completion: list[int]) -> Reward:
         return reward(self.problem(source), completion)
 
     def run(self, effect: Any, *arguments: Any, **named: Any) -> Any:
@@ -218,7 +217,7 @@ class World:
     def prove(self, owner: NodeKey, groups: int = 100) -> None:
         """Have so many groups of an owner found right, as if there had been any."""
         self.run(standings.count, owner.node_id, groups)
-        self.run(standings.put, owner.node_id, Standing(claims=groups, groups=groups))
+        self.run(standings.put, owner.node_id, OwnerStanding(claims=groups, groups=groups))
 
     def lease(self, key: NodeKey, *, version: int = 1) -> Lease:
         """One lease, which must be to be had."""
@@ -258,8 +257,8 @@ class World:
         ended: int = self.run(leases.give_back, key.node_id, message, terms=self.terms, now_ms=self.now_ms)
         return ended
 
-    def batch(self, number: int) -> Batch | None:
-        batch: Batch | None = self.run(
+    def batch(self, number: int) -> TrainingBatch | None:
+        batch: TrainingBatch | None = self.run(
             batches.get,
             number,
             terms=self.terms,
@@ -269,11 +268,11 @@ class World:
         return batch
 
     def report(self, number: int, mismatched: Sequence[str] = ()) -> bool:
-        message = Report(number=number, mismatched=tuple(mismatched), metrics={}, idle_s=1.0, busy_s=3.0)
+        message = UpdateReport(number=number, mismatched=tuple(mismatched), metrics={}, idle_s=1.0, busy_s=3.0)
         settled: bool = self.run(batches.report, message, audits=self.audits, now_ms=self.now_ms)
         return settled
 
-    def train(self, number: int) -> Batch:
+    def train(self, number: int) -> TrainingBatch:
         """Form a batch, which must be ready, and report it."""
         batch = self.batch(number)
         assert batch is not None
@@ -366,7 +365,7 @@ def honest_sample(lease: Lease) -> Sample:
 def fragment(key: NodeKey, lease: Lease, tokens: dict[int, list[int]], **change: Any) -> bytes:
     """A signed fragment: the first tokens of some samples, by their numbers."""
     parts = tuple(
-        Part(
+        FragmentPart(
             sample=number,
             start=0,
             tokens=pack_tokens(new),

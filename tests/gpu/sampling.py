@@ -7,7 +7,7 @@ import numpy as np
 
 from protocol.rollout import Completion, pack_tokens, unpack_tokens
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 
 SAMPLES, NEW_TOKENS = 8, 24
 
@@ -19,8 +19,8 @@ class Leased:
     prompt: tuple[int, ...]
     seed: int
 
-    def request(self, version: int) -> Request:
-        return Request(
+    def request(self, version: int) -> SampleRequest:
+        return SampleRequest(
             request_id=str(self.seed),
             version=version,
             prompt=pack_tokens(list(self.prompt)),

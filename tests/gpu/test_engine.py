@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import SwarmError
 from swarm_node.engine.torch_engine import TorchEngine
@@ -52,7 +52,7 @@ def test_a_damaged_projection_is_found(policy: Path, device: str, dtype: str, tm
 
 
 def test_a_new_version_in_place_draws_what_a_fresh_engine_draws(policy: Path, device: str, tmp_path: Path) -> None:
-    learner = Policy(policy, TrainSettings(learning_rate=1e-2, warmup_updates=1, max_completion_length=64))
+    learner = TrainedPolicy(policy, TrainSettings(learning_rate=1e-2, warmup_updates=1, max_completion_length=64))
     learner.train_step(BATCH)
     learner.save_hub(tmp_path)
     engine = engine_of(policy, device, "float32")

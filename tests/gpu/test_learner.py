@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from bench.gpu.learner import Load
 from coordinator.learner.diagnostics import Metrics
-from coordinator.learner.memory import Batch, Estimate, Simulations
-from coordinator.learner.policy import Policy
+from coordinator.learner.memory import Estimate, LargestBatch, Simulations
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.gpu.conftest import CONFIGURATIONS
@@ -30,7 +30,7 @@ WAYS = {
 
 def updated(folder: Path, settings: TrainSettings, out: Path) -> Metrics:
     """Make two updates, publish, and return the metrics of the last."""
-    policy = Policy(folder, settings)
+    policy = TrainedPolicy(folder, settings)
     steps = [policy.train_step(BATCH) for _ in range(2)]
     policy.save_hub(out)
     return steps[-1].metrics
@@ -57,10 +57,10 @@ def test_a_published_version_loads_with_its_canary(policy: Path, device: str, tm
 
 def test_a_checkpoint_resumes_to_the_bit(policy: Path, device: str, tmp_path: Path) -> None:
     settings = replace(SETTINGS, device=device)
-    first = Policy(policy, settings)
+    first = TrainedPolicy(policy, settings)
     first.train_step(BATCH)
     first.save(tmp_path)
-    second = Policy(policy, settings)
+    second = TrainedPolicy(policy, settings)
     second.restore(next(tmp_path.iterdir()))
     for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -75,11 +75,11 @@ def test_memory_is_what_the_preflight_predicts(device: str, way: str, tmp_path: 
     config = type(CONFIGURATIONS["qwen3"])(**{**CONFIGURATIONS["qwen3"].to_dict(), **sizes})
     folder = make_other_policy(tmp_path / "policy", config, dtype=torch.bfloat16)
     settings = replace(WAYS[way], device=device, max_completion_length=512, micro_batch_tokens=2048)
-    batch = Batch(groups=4, samples=4, prompt=128)
+    batch = LargestBatch(groups=4, samples=4, prompt=128)
     predicted = Estimate(Simulations(config), settings, batch).footprint(1, device=device).peak_bytes
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    policy = Policy(folder, settings)
+    policy = TrainedPolicy(folder, settings)
     load = Load(groups=4, samples=4, prompt=128, completion=(512, 512), micro_batch_tokens=2048)
     for seed in range(2):
         policy.train_step(load.batch(32_000, seed))

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from ledger import store
-from ledger.book import Outcome
+from ledger.book import EntryOutcome
 from ledger.entry import Entry
 from tests.ledger.engines import sqlite_file
 from tests.ledger.values import credit, post, void
@@ -24,7 +24,7 @@ def main(path: Path) -> None:
         for entry in (credit(number, of=number % 4), settlement):
             with engine.begin() as conn:
                 outcome = store.append(conn, entry, 0)
-            if outcome is not Outcome.APPLIED:
+            if outcome is not EntryOutcome.APPLIED:
                 sys.exit(f"{entry} was refused: {outcome}")
             print(entry.content_hash, flush=True)
 

@@ -3,7 +3,7 @@
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger.checkpoint import Checkpoint, ledger_key, sign
-from ledger.note import Key, Kind
+from ledger.note import KeyKind, NoteKey
 
 ROUND_ID = "ab" * 32
 
@@ -13,9 +13,9 @@ KEY = ledger_key(ROUND_ID, PRIVATE.public_key().public_bytes_raw())
 THIEF = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
 
 
-def witness(number: int) -> tuple[Key, Ed25519PrivateKey]:
+def witness(number: int) -> tuple[NoteKey, Ed25519PrivateKey]:
     private = Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
-    return Key(f"witness-{number}", private.public_key().public_bytes_raw(), Kind.WITNESS), private
+    return NoteKey(f"witness-{number}", private.public_key().public_bytes_raw(), KeyKind.WITNESS), private
 
 
 def checkpoint(size: int, root: bytes = b"r" * 32) -> bytes:

@@ -1,6 +1,6 @@
 """Texts and proofs that others made and published; beside each stands who, and in which file."""
 
-from ledger.note import Kind
+from ledger.note import KeyKind
 
 SIGNED_NOTE_KEY = "example.com/foo+530d903a+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k"
 SIGNED_NOTE = (
@@ -10,14 +10,14 @@ SIGNED_NOTE = (
 """The test vector of C2SP signed-note, as florolf/tlog-scales has it in tests/test_signing.py."""
 
 KEYS = {
-    SIGNED_NOTE_KEY: Kind.LOG,
-    "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW": Kind.LOG,  # golang/mod, note_test.go
-    "sum.golang.org+033de0ae+Ac4zctda0e5eza+HJyk9SxEdh+s3Ux18htTTAD8OuAn8": Kind.LOG,  # golang/go, modfetch/key.go
-    "remora.n621.de+da77ade7+BOvN63jn/bLvkieywe8R6UYAtVtNbZpXh34x7onlmtw2": Kind.WITNESS,
-    "TEST+7997405c+AQcC+FTVKf0jlTdHDY3rbevmnKxxPjigCXlVtGe6RIr6": Kind.LOG,
+    SIGNED_NOTE_KEY: KeyKind.LOG,
+    "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW": KeyKind.LOG,  # golang/mod, note_test.go
+    "sum.golang.org+033de0ae+Ac4zctda0e5eza+HJyk9SxEdh+s3Ux18htTTAD8OuAn8": KeyKind.LOG,  # golang/go, modfetch/key.go
+    "remora.n621.de+da77ade7+BOvN63jn/bLvkieywe8R6UYAtVtNbZpXh34x7onlmtw2": KeyKind.WITNESS,
+    "TEST+7997405c+AQcC+FTVKf0jlTdHDY3rbevmnKxxPjigCXlVtGe6RIr6": KeyKind.LOG,
     "sigsum.org/v1/tree/2ef59132082631d13e353b5ae49b22bc51a9bd59f41a2d570960a9658c1ed151"
-    "+e2137795+ATp+37IPHc3SbPGzFMyZmPTOUlClk6PYPH+Ce5JiCb/h": Kind.LOG,
-    "transparency.dev/DEV:witness-little-garden+d8042a87+BCtusOxINQNUTN5Oj8HObRkh2yHf/MwYaGX4CPdiVEPM": Kind.WITNESS,
+    "+e2137795+ATp+37IPHc3SbPGzFMyZmPTOUlClk6PYPH+Ce5JiCb/h": KeyKind.LOG,
+    "transparency.dev/DEV:witness-little-garden+d8042a87+BCtusOxINQNUTN5Oj8HObRkh2yHf/MwYaGX4CPdiVEPM": KeyKind.WITNESS,
 }
 """The fourth and fifth: transparency-dev/formats, note/note_cosigv1_test.go. The sixth: FiloSottile/torchwood,
 cmd/litewitness/testdata/loglist.txt. The last: its owners' page, transparency.dev/witnesses."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ledger import note, witness
 from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint, sign
-from ledger.note import Key, Kind
+from ledger.note import KeyKind, NoteKey
 from protocol.errors import CheckpointInvalid, NotWitnessed, SwarmError
 from tests.ledger import notes
 from tests.ledger.notes import KEY, PRIVATE, ROUND_ID, THIEF
@@ -41,7 +41,7 @@ def test_checkpoint_text_is_frozen_and_reads_back() -> None:
 
 
 def test_the_key_reads_and_verifies_what_go_has_signed() -> None:
-    key, found = Key.parse(GO_KEY), note.parse(GO_NOTE.encode())
+    key, found = NoteKey.parse(GO_KEY), note.parse(GO_NOTE.encode())
     line = found.of(key)
     assert line
     key.verify(line.value, found.text.encode())
@@ -50,7 +50,7 @@ def test_the_key_reads_and_verifies_what_go_has_signed() -> None:
 
 
 def test_checkpoint_signed_by_somebody_else_is_refused() -> None:
-    mine = Key(KEY.name, THIEF.public_key().public_bytes_raw())
+    mine = NoteKey(KEY.name, THIEF.public_key().public_bytes_raw())
     forged = [
         sign(Checkpoint(KEY.name, 5, b"r" * 32), mine, THIEF.sign),  # the right name, another key
         sign(Checkpoint(KEY.name, 5, b"r" * 32), KEY, THIEF.sign),  # the right id, too
@@ -115,14 +115,14 @@ def test_no_changed_byte_of_a_checkpoint_goes_unnoticed(data: st.DataObject) -> 
 
 
 def test_signatures_of_strangers_are_passed_over() -> None:
-    stranger = Key("somebody", THIEF.public_key().public_bytes_raw())
+    stranger = NoteKey("somebody", THIEF.public_key().public_bytes_raw())
     assert open_checkpoint(note.parse(NOTE).signed_by(stranger, b"rubbish").to_bytes(), [KEY]).size == 20_852_163
 
 
 @pytest.mark.parametrize("text", ["", "name", "name+00000000+AAAA", GO_KEY + "=", GO_KEY.replace("c74f", "c74e")])
 def test_other_texts_are_no_keys(text: str) -> None:
     with pytest.raises(CheckpointInvalid):
-        Key.parse(text)
+        NoteKey.parse(text)
 
 
 class TestWitnesses:
@@ -151,7 +151,7 @@ class TestWitnesses:
 
     def test_one_key_under_two_names_counts_once(self) -> None:
         key, private = notes.witness(1)
-        alias = Key("alias", key.public, Kind.WITNESS)
+        alias = NoteKey("alias", key.public, KeyKind.WITNESS)
         data = witness.cosign(witness.cosign(NOTE, key, private.sign, 5), alias, private.sign, 5)
         with pytest.raises(NotWitnessed):
             witness.require(witness.cosigned(data, [key, alias]), [key, alias], 2)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from coordinator.audit.lottery import secret_of
 from ledger import drawing
-from ledger.drawing import ALL_PPM, Draw
+from ledger.drawing import ALL_PPM, LotteryDraw
 from protocol.errors import ProofInvalid
 
 SECRET = secret_of(bytes(32), 1)
@@ -47,12 +47,12 @@ def test_epochs_draw_apart_and_other_masters_make_other_secrets() -> None:
 
 
 def test_whoever_has_the_secret_and_the_list_draws_the_same() -> None:
-    draws = [Draw(claim, 50_000) for claim in CLAIMS]
+    draws = [LotteryDraw(claim, 50_000) for claim in CLAIMS]
     again = drawing.check(SECRET, drawing.draws_digest(draws), draws)
     assert again == [claim for claim in CLAIMS if drawing.is_drawn(SECRET, claim, 50_000)]
 
 
 def test_a_list_with_one_rate_changed_is_not_the_one_in_the_log() -> None:
-    draws = [Draw(claim, 50_000) for claim in CLAIMS[:3]]
+    draws = [LotteryDraw(claim, 50_000) for claim in CLAIMS[:3]]
     with pytest.raises(ProofInvalid):
-        drawing.check(SECRET, drawing.draws_digest(draws), [Draw(CLAIMS[0], 1), *draws[1:]])
+        drawing.check(SECRET, drawing.draws_digest(draws), [LotteryDraw(CLAIMS[0], 1), *draws[1:]])

@@ -9,7 +9,7 @@ from ledger.entry import (
     DEPOSITS_MAX_MICROS,
     ENTRY_MAX_BYTES,
     KINDS,
-    Appeal,
+    AppealEntry,
     Deposit,
     Entry,
     OwnerAct,
@@ -17,7 +17,7 @@ from ledger.entry import (
     Payout,
     Pending,
     Root,
-    Ruling,
+    RulingEntry,
     Void,
     amount,
     parse,
@@ -130,7 +130,7 @@ def test_deposit_out_of_bounds_is_refused(amount_micros: int) -> None:
 @pytest.mark.parametrize("change", [{"outcome": "perhaps"}, {"reason_code": "Because I say so"}, {"claim_id": "12"}])
 def test_ruling_out_of_bounds_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(MalformedMessage):
-        Ruling.from_value(ruling(1).model_dump() | change)
+        RulingEntry.from_value(ruling(1).model_dump() | change)
 
 
 def test_a_reinstatement_names_the_ruling_that_it_follows_from() -> None:
@@ -238,6 +238,6 @@ def test_entries_name_only_what_may_be_public() -> None:
     assert set(OwnerAct.model_fields) == {"kind", "owner", "number", "act", "node_id", "statement_digest"}
     assert set(Root.model_fields) == {"kind", "version", "root_digest"}
     assert set(Payout.model_fields) == {"kind", "batch", "node_id", "amount_micros"}
-    assert set(Appeal.model_fields) == {"kind", "claim_id", "statement_digest"}
-    assert set(Ruling.model_fields) == {"kind", "claim_id", "outcome", "reason_code"}
+    assert set(AppealEntry.model_fields) == {"kind", "claim_id", "statement_digest"}
+    assert set(RulingEntry.model_fields) == {"kind", "claim_id", "outcome", "reason_code"}
     assert set(Paid.model_fields) == {"kind", "batch", "node_id", "reference"}

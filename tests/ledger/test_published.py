@@ -4,20 +4,20 @@ import pytest
 
 from ledger import note, tree, witness
 from ledger.checkpoint import open_checkpoint
-from ledger.note import Key, Kind
+from ledger.note import KeyKind, NoteKey
 from ledger.tiles import TILE_HASHES, tile_of
 from protocol.errors import CheckpointInvalid, ProofInvalid
 from tests.ledger import published
 
 
 @pytest.mark.parametrize(("text", "kind"), published.KEYS.items())
-def test_ids_of_keys_are_what_their_owners_say(text: str, kind: Kind) -> None:
-    key = Key.parse(text)
+def test_ids_of_keys_are_what_their_owners_say(text: str, kind: KeyKind) -> None:
+    key = NoteKey.parse(text)
     assert (key.kind, str(key), key.id.hex()) == (kind, text, text.split("+")[1])
 
 
 def test_the_standards_signed_note_verifies() -> None:
-    key, found = Key.parse(published.SIGNED_NOTE_KEY), note.parse(published.SIGNED_NOTE.encode())
+    key, found = NoteKey.parse(published.SIGNED_NOTE_KEY), note.parse(published.SIGNED_NOTE.encode())
     line = found.of(key)
     assert line
     assert found.to_bytes() == published.SIGNED_NOTE.encode()
@@ -25,13 +25,13 @@ def test_the_standards_signed_note_verifies() -> None:
 
 
 def test_a_running_logs_checkpoint_is_signed_by_it_and_cosigned_by_two_known_witnesses() -> None:
-    log, *witnesses = map(Key.parse, published.COSIGNED_KEYS)
+    log, *witnesses = map(NoteKey.parse, published.COSIGNED_KEYS)
     assert open_checkpoint(published.COSIGNED, [log]).size == 1_432_088_532
     assert witness.cosigned(published.COSIGNED, witnesses) == dict.fromkeys(witnesses, published.COSIGNED_AT_S)
 
 
 def test_a_cosignature_covers_text_and_time() -> None:
-    log, *witnesses = map(Key.parse, published.COSIGNED_KEYS)
+    log, *witnesses = map(NoteKey.parse, published.COSIGNED_KEYS)
     larger = published.COSIGNED.replace(b"\n1432088532\n", b"\n1432088533\n")
     later = published.COSIGNED.replace(b" 2net5wAAAABqEiEg", b" 2net5wAAAABqEiEh")
     assert published.COSIGNED not in (larger, later)

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from ledger import store
 from ledger.accounts import BUDGET, OUTSIDE, payable, pending
-from ledger.book import BookBroken, Outcome
+from ledger.book import BookBroken, EntryOutcome
 from ledger.entry import Entry
 from ledger.store import NodeTotals
 from ledger.tables import (
@@ -32,7 +32,7 @@ NOW_MS = 1_700_000_000_000
 LIFE: list[Entry] = [deposit(1_000), credit(1), credit(2), credit(3, of=2), post(1), void(2)]
 
 
-def append(engine: Engine, *entries: Entry) -> list[Outcome]:
+def append(engine: Engine, *entries: Entry) -> list[EntryOutcome]:
     """Each entry in a transaction of its own."""
     outcomes = []
     for entry in entries:
@@ -50,7 +50,7 @@ def contents(engine: Engine) -> list[list[Any]]:
 
 
 def test_a_life_of_entries(engine: Engine) -> None:
-    assert append(engine, *LIFE) == [Outcome.APPLIED] * len(LIFE)
+    assert append(engine, *LIFE) == [EntryOutcome.APPLIED] * len(LIFE)
     with engine.begin() as conn:
         assert store.balances(conn) == {
             OUTSIDE: -1_000,
@@ -97,25 +97,25 @@ def test_entries_come_in_pages(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("entry", "outcome"),
     [
-        (deposit(1_000), Outcome.ALREADY_APPLIED),
-        (deposit(1), Outcome.CONFLICT),
-        (deposit(2**62, "wire-2"), Outcome.DEPOSIT_LIMIT),
-        (credit(3, of=2), Outcome.ALREADY_APPLIED),
-        (credit(1), Outcome.ALREADY_APPLIED),
-        (credit(2), Outcome.ALREADY_APPLIED),
-        (credit(3), Outcome.CONFLICT),
-        (credit(4, tokens=200), Outcome.BUDGET_EXHAUSTED),
-        (post(1), Outcome.ALREADY_POSTED),
-        (void(1), Outcome.ALREADY_POSTED),
-        (post(2), Outcome.ALREADY_VOIDED),
-        (void(2), Outcome.ALREADY_VOIDED),
-        (void(2, "stale"), Outcome.ALREADY_VOIDED),
-        (post(4), Outcome.UNKNOWN_CLAIM),
-        (void(4), Outcome.UNKNOWN_CLAIM),
+        (deposit(1_000), EntryOutcome.ALREADY_APPLIED),
+        (deposit(1), EntryOutcome.CONFLICT),
+        (deposit(2**62, "wire-2"), EntryOutcome.DEPOSIT_LIMIT),
+        (credit(3, of=2), EntryOutcome.ALREADY_APPLIED),
+        (credit(1), EntryOutcome.ALREADY_APPLIED),
+        (credit(2), EntryOutcome.ALREADY_APPLIED),
+        (credit(3), EntryOutcome.CONFLICT),
+        (credit(4, tokens=200), EntryOutcome.BUDGET_EXHAUSTED),
+        (post(1), EntryOutcome.ALREADY_POSTED),
+        (void(1), EntryOutcome.ALREADY_POSTED),
+        (post(2), EntryOutcome.ALREADY_VOIDED),
+        (void(2), EntryOutcome.ALREADY_VOIDED),
+        (void(2, "stale"), EntryOutcome.ALREADY_VOIDED),
+        (post(4), EntryOutcome.UNKNOWN_CLAIM),
+        (void(4), EntryOutcome.UNKNOWN_CLAIM),
     ],
     ids=str,
 )
-def test_refused_entry_changes_not_a_byte(engine: Engine, entry: Entry, outcome: Outcome) -> None:
+def test_refused_entry_changes_not_a_byte(engine: Engine, entry: Entry, outcome: EntryOutcome) -> None:
     append(engine, *LIFE)
     before = contents(engine)
     assert append(engine, entry) == [outcome]
@@ -132,15 +132,15 @@ def test_the_callers_rollback_takes_everything_back(engine: Engine) -> None:
     append(engine, deposit(1_000))
     before = contents(engine)
     with engine.connect() as conn:
-        assert store.append(conn, credit(1), NOW_MS) is Outcome.APPLIED
+        assert store.append(conn, credit(1), NOW_MS) is EntryOutcome.APPLIED
         conn.rollback()
     assert contents(engine) == before
-    assert append(engine, credit(1)) == [Outcome.APPLIED]
+    assert append(engine, credit(1)) == [EntryOutcome.APPLIED]
 
 
 def test_many_entries_in_one_transaction(engine: Engine) -> None:
     with engine.begin() as conn:
-        assert {store.append(conn, entry, NOW_MS) for entry in LIFE} == {Outcome.APPLIED}
+        assert {store.append(conn, entry, NOW_MS) for entry in LIFE} == {EntryOutcome.APPLIED}
     with engine.begin() as conn:
         assert store.rebuild(conn) == []
 
@@ -164,7 +164,7 @@ def test_a_batch_costs_few_statements_and_each_entry_few_calls() -> None:
                 outcomes = store.append_all(conn, batch, NOW_MS)
             finally:
                 sys.setprofile(None)
-        assert outcomes == [Outcome.APPLIED] * len(batch)
+        assert outcomes == [EntryOutcome.APPLIED] * len(batch)
     # Head, claims, accounts, entries, accounts moved, claims made, each tile read and written, made or widened.
     assert len(statements) <= 10, statements
     assert calls["call"] / (2 * pairs) <= 25, calls
@@ -255,17 +255,17 @@ BEGUN: list[Entry] = [*EARNED, batch(1, micros=500, payees=2), payout(1)]
 @pytest.mark.parametrize(
     ("path", "entry", "outcome"),
     [
-        (EARNED, payout(1), Outcome.UNKNOWN_BATCH),
-        ([*EARNED, batch(1)], payout(11), Outcome.UNKNOWN_BATCH),
-        ([*EARNED, batch(11)], payout(1), Outcome.UNKNOWN_BATCH),
-        (BEGUN, payout(1, of=2, micros=201), Outcome.BEYOND_BATCH),
-        (BEGUN, paid(1), Outcome.BATCH_INCOMPLETE),
-        ([*BEGUN, payout(1, of=2, micros=100)], paid(1), Outcome.BATCH_INCOMPLETE),
+        (EARNED, payout(1), EntryOutcome.UNKNOWN_BATCH),
+        ([*EARNED, batch(1)], payout(11), EntryOutcome.UNKNOWN_BATCH),
+        ([*EARNED, batch(11)], payout(1), EntryOutcome.UNKNOWN_BATCH),
+        (BEGUN, payout(1, of=2, micros=201), EntryOutcome.BEYOND_BATCH),
+        (BEGUN, paid(1), EntryOutcome.BATCH_INCOMPLETE),
+        ([*BEGUN, payout(1, of=2, micros=100)], paid(1), EntryOutcome.BATCH_INCOMPLETE),
     ],
     ids=["no batch", "batch 1 for 11", "batch 11 for 1", "too much", "paid too soon", "paid before it is whole"],
 )
 def test_payout_outside_of_its_batch_changes_not_a_byte(
-    engine: Engine, path: list[Entry], entry: Entry, outcome: Outcome
+    engine: Engine, path: list[Entry], entry: Entry, outcome: EntryOutcome
 ) -> None:
     """Each entry in a transaction of its own: the store must find again what the batch says and holds."""
     append(engine, *path)
@@ -277,10 +277,10 @@ def test_payout_outside_of_its_batch_changes_not_a_byte(
 def test_batch_is_filled_and_paid_in_one_transaction_or_in_many(engine: Engine) -> None:
     shares = [payout(1), payout(1, of=2, micros=200)]
     ends = [paid(1), paid(1, of=2)]
-    assert set(append(engine, *EARNED, batch(1, micros=500, payees=2), *shares, *ends)) == {Outcome.APPLIED}
+    assert set(append(engine, *EARNED, batch(1, micros=500, payees=2), *shares, *ends)) == {EntryOutcome.APPLIED}
     again: list[Entry] = [credit(3), post(3), batch(11, payees=2), payout(11, micros=200), payout(11, of=2, micros=100)]
     with engine.begin() as conn:
-        assert set(store.append_all(conn, [*again, paid(11), paid(11, of=2)], NOW_MS)) == {Outcome.APPLIED}
+        assert set(store.append_all(conn, [*again, paid(11), paid(11, of=2)], NOW_MS)) == {EntryOutcome.APPLIED}
         assert store.rebuild(conn) == []
 
 

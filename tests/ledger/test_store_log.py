@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine, delete, update
 
 from ledger import store, tiles
-from ledger.book import BookBroken, Outcome
+from ledger.book import BookBroken, EntryOutcome
 from ledger.checkpoint import ledger_key, open_checkpoint
 from ledger.entry import Entry
 from ledger.tables import checkpoint_table, head_table, tiles_table
@@ -20,7 +20,7 @@ from tests.ledger.values import claim, credit, deposit, post, root, version, voi
 LIFE: list[Entry] = [deposit(1_000), root(1), version(1), credit(1), credit(2), credit(3, of=2), post(1)]
 
 
-def append(engine: Engine, *entries: Entry) -> list[Outcome]:
+def append(engine: Engine, *entries: Entry) -> list[EntryOutcome]:
     with engine.begin() as conn:
         return store.append_all(conn, entries, 0)
 
@@ -32,15 +32,15 @@ def publish(engine: Engine) -> bytes:
 
 def test_a_batch_says_of_each_entry_what_one_by_one_would_say(engine: Engine) -> None:
     batch = [*LIFE, deposit(1_000), credit(1), credit(9, tokens=1_000), post(1), void(1), post(7), version(1), void(2)]
-    assert append(engine, *batch) == [Outcome.APPLIED] * len(LIFE) + [
-        Outcome.ALREADY_APPLIED,
-        Outcome.ALREADY_APPLIED,
-        Outcome.BUDGET_EXHAUSTED,
-        Outcome.ALREADY_POSTED,
-        Outcome.ALREADY_POSTED,
-        Outcome.UNKNOWN_CLAIM,
-        Outcome.ALREADY_APPLIED,
-        Outcome.APPLIED,
+    assert append(engine, *batch) == [EntryOutcome.APPLIED] * len(LIFE) + [
+        EntryOutcome.ALREADY_APPLIED,
+        EntryOutcome.ALREADY_APPLIED,
+        EntryOutcome.BUDGET_EXHAUSTED,
+        EntryOutcome.ALREADY_POSTED,
+        EntryOutcome.ALREADY_POSTED,
+        EntryOutcome.UNKNOWN_CLAIM,
+        EntryOutcome.ALREADY_APPLIED,
+        EntryOutcome.APPLIED,
     ]
     with engine.begin() as conn:
         assert [row.entry for row in store.entries(conn, 0, 100)] == [*LIFE, void(2)]
@@ -51,7 +51,7 @@ def test_a_batch_says_of_each_entry_what_one_by_one_would_say(engine: Engine) ->
 def test_a_batch_larger_than_a_tile_and_a_question(engine: Engine) -> None:
     many = [credit(number, price=0, of=number % 600) for number in range(700)]
     append(engine, deposit(1), *many[:300])
-    assert append(engine, *many) == [Outcome.ALREADY_APPLIED] * 300 + [Outcome.APPLIED] * 400
+    assert append(engine, *many) == [EntryOutcome.ALREADY_APPLIED] * 300 + [EntryOutcome.APPLIED] * 400
     bodies = [entry.body for entry in (deposit(1), *many)]
     assert open_checkpoint(publish(engine), [KEY]).root == naive_tree.mth(bodies)
     with engine.begin() as conn:

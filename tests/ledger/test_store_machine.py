@@ -20,10 +20,10 @@ from sqlalchemy import Engine, event
 
 from ledger import book, store
 from ledger.accounts import BUDGET, paid, payable, paying
-from ledger.book import Outcome, State
+from ledger.book import BookState, EntryOutcome
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.entry import (
-    Appeal,
+    AppealEntry,
     ClaimEntry,
     Deposit,
     Entry,
@@ -35,7 +35,7 @@ from ledger.entry import (
     Post,
     Reinstate,
     Reveal,
-    Ruling,
+    RulingEntry,
     Void,
     parse,
 )
@@ -143,7 +143,7 @@ class Auditor:
         """Whether an honest clerk would book it."""
         if isinstance(entry, Reveal) and entry.commitment not in self.happened:
             return False
-        if isinstance(entry, Ruling) and not self.asked_about(entry.claim_id):
+        if isinstance(entry, RulingEntry) and not self.asked_about(entry.claim_id):
             return False
         if isinstance(entry, OnceEntry):
             return not any(old.effect == entry.effect for old in self.happened)
@@ -181,7 +181,7 @@ class Auditor:
         return any(left >= 0 and left + len(lines) >= head.payees for head in heads)
 
     def asked_about(self, claim_id: str) -> bool:
-        return any(isinstance(old, Appeal) and old.claim_id == claim_id for old in self.happened)
+        return any(isinstance(old, AppealEntry) and old.claim_id == claim_id for old in self.happened)
 
 
 class Died(Exception):
@@ -212,7 +212,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.engine = self.open_engine()
         with self.engine.begin() as conn:
             store.create(conn)
-        self.book = State()
+        self.book = BookState()
         self.auditor = Auditor()
         self.signed: Checkpoint | None = None
 
@@ -302,15 +302,15 @@ class LedgerMachine(RuleBasedStateMachine):
         with self.engine.begin() as conn:
             outcome = store.append(conn, entry, 0)
         assert outcome in {
-            Outcome.ALREADY_APPLIED, Outcome.ALREADY_POSTED, Outcome.ALREADY_VOIDED, Outcome.ALREADY_PAID,
+            EntryOutcome.ALREADY_APPLIED, EntryOutcome.ALREADY_POSTED, EntryOutcome.ALREADY_VOIDED, EntryOutcome.ALREADY_PAID,
         }  # fmt: skip
         self._expect(entry, outcome)
 
-    def _expect(self, entry: Entry, outcome: Outcome) -> None:
+    def _expect(self, entry: Entry, outcome: EntryOutcome) -> None:
         self.book, expected = book.apply(self.book, entry)
         assert outcome is expected
-        assert (outcome is Outcome.APPLIED) == self.auditor.allows(entry)
-        if outcome is Outcome.APPLIED:
+        assert (outcome is EntryOutcome.APPLIED) == self.auditor.allows(entry)
+        if outcome is EntryOutcome.APPLIED:
             self.auditor.happened.append(entry)
 
     @invariant()

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine
 
 from ledger import store
-from ledger.book import Outcome
+from ledger.book import EntryOutcome
 from ledger.entry import Entry
 from tests.ledger.conftest import Connect
 from tests.ledger.values import credit, deposit, post, void
@@ -16,10 +16,10 @@ ROUNDS = 10
 """Fresh claims to fight over; each round is another chance to meet in the middle."""
 
 
-def race(connect: Connect, left: Entry, right: Entry) -> list[Outcome]:
+def race(connect: Connect, left: Entry, right: Entry) -> list[EntryOutcome]:
     """Append both at once from two threads with a connection each; their outcomes in the order of the arguments."""
     barrier = Barrier(2)
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, EntryOutcome] = {}
 
     def run(side: int, engine: Engine, entry: Entry) -> None:
         with engine.connect() as conn:
@@ -59,21 +59,24 @@ def assert_sound(connect: Connect, size: int) -> None:
 
 def test_same_post_from_two_connections_pays_once(ledger: Connect) -> None:
     for number in range(ROUNDS):
-        assert sorted(race(ledger, post(number), post(number))) == [Outcome.ALREADY_POSTED, Outcome.APPLIED]
+        assert sorted(race(ledger, post(number), post(number))) == [EntryOutcome.ALREADY_POSTED, EntryOutcome.APPLIED]
     assert_sound(ledger, 1 + 2 * ROUNDS)
 
 
 def test_post_against_void_has_one_winner_and_the_loser_hears_of_it(ledger: Connect) -> None:
     for number in range(ROUNDS):
         found = race(ledger, post(number), void(number))
-        assert found in ([Outcome.APPLIED, Outcome.ALREADY_POSTED], [Outcome.ALREADY_VOIDED, Outcome.APPLIED])
+        assert found in (
+            [EntryOutcome.APPLIED, EntryOutcome.ALREADY_POSTED],
+            [EntryOutcome.ALREADY_VOIDED, EntryOutcome.APPLIED],
+        )
     assert_sound(ledger, 1 + 2 * ROUNDS)
 
 
 def test_same_rollout_submitted_twice_at_once_is_credited_once(ledger: Connect) -> None:
     for number in range(ROUNDS, ROUNDS + 5):
         found = race(ledger, credit(number), credit(number))
-        assert sorted(found) == [Outcome.ALREADY_APPLIED, Outcome.APPLIED]
+        assert sorted(found) == [EntryOutcome.ALREADY_APPLIED, EntryOutcome.APPLIED]
     assert_sound(ledger, 1 + ROUNDS + 5)
 
 
@@ -81,5 +84,5 @@ def test_last_of_the_budget_is_spent_once(ledger: Connect) -> None:
     """150 × ROUNDS are left and each side wants more than half of it."""
     tokens = 50 * ROUNDS - 1
     found = race(ledger, credit(ROUNDS, tokens=tokens), credit(ROUNDS + 1, tokens=tokens, of=2))
-    assert Counter(found) == {Outcome.APPLIED: 1, Outcome.BUDGET_EXHAUSTED: 1}
+    assert Counter(found) == {EntryOutcome.APPLIED: 1, EntryOutcome.BUDGET_EXHAUSTED: 1}
     assert_sound(ledger, 1 + ROUNDS + 1)

@@ -91,7 +91,7 @@ def test_old_roots_and_proofs_come_out_of_tiles_that_have_grown_since(
 
 def test_tile_cut_short_is_noticed() -> None:
     with pytest.raises(ProofInvalid, match="ends before"):
-        tiles.node_in(bytes(32 * 3), tree.Node(1, 1))
+        tiles.node_in(bytes(32 * 3), tree.Subtree(1, 1))
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20))

@@ -9,7 +9,7 @@ from pymerkle import InmemoryTree
 from pymerkle.proof import InclusionProof
 
 from ledger import tree
-from ledger.tree import Hash, HashOf, Node, inner_hash, leaf_hash
+from ledger.tree import Hash, HashOf, Subtree, inner_hash, leaf_hash
 from protocol.errors import ProofInvalid
 from tests.ledger import naive_tree
 
@@ -37,11 +37,11 @@ SIZES = st.integers(1, 70)
 def hashes_of(entries: Sequence[bytes]) -> HashOf:
     """Nodes straight from the entries."""
 
-    def hash_of(node: Node) -> Hash:
+    def hash_of(node: Subtree) -> Hash:
         if node.level == 0:
             return leaf_hash(entries[node.index])
-        left = Node(node.level - 1, 2 * node.index)
-        return inner_hash(hash_of(left), hash_of(Node(left.level, left.index + 1)))
+        left = Subtree(node.level - 1, 2 * node.index)
+        return inner_hash(hash_of(left), hash_of(Subtree(left.level, left.index + 1)))
 
     return hash_of
 

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from ledger.entry import (
-    Appeal,
+    AppealEntry,
     Commitment,
     Deposit,
     OwnerAct,
@@ -15,8 +15,8 @@ from ledger.entry import (
     Reinstate,
     Reveal,
     Root,
-    Ruling,
-    Verdict,
+    RulingEntry,
+    VerdictEntry,
     Version,
     Void,
     amount,
@@ -66,8 +66,8 @@ def reveal(epoch: int, secret: bytes = bytes(32)) -> Reveal:
     return Reveal(epoch=epoch, secret=secret, draws_digest="d" * 64)
 
 
-def verdict(number: int) -> Verdict:
-    return Verdict(claim_id=claim(number), outcome="pass", validator="replay/1", evidence_digest="e" * 64)
+def verdict(number: int) -> VerdictEntry:
+    return VerdictEntry(claim_id=claim(number), outcome="pass", validator="replay/1", evidence_digest="e" * 64)
 
 
 def post(number: int) -> Post:
@@ -78,12 +78,14 @@ def void(number: int, reason_code: str = "replay_mismatch") -> Void:
     return Void(claim_id=claim(number), reason_code=reason_code)
 
 
-def appeal(number: int, *, digest: str = "d") -> Appeal:
-    return Appeal(claim_id=claim(number), statement_digest=digest * 64)
+def appeal(number: int, *, digest: str = "d") -> AppealEntry:
+    return AppealEntry(claim_id=claim(number), statement_digest=digest * 64)
 
 
-def ruling(number: int, outcome: Literal["granted", "denied"] = "granted", reason: str = "fault_refuted") -> Ruling:
-    return Ruling(claim_id=claim(number), outcome=outcome, reason_code=reason)
+def ruling(
+    number: int, outcome: Literal["granted", "denied"] = "granted", reason: str = "fault_refuted"
+) -> RulingEntry:
+    return RulingEntry(claim_id=claim(number), outcome=outcome, reason_code=reason)
 
 
 def reinstate(number: int, *, by: int = 1, reason: str = "fault_refuted") -> Reinstate:

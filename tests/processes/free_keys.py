@@ -29,14 +29,14 @@ from protocol.ids import ChunkId
 from protocol.message import Message
 from protocol.messages import (
     Fetched,
+    FetchPlan,
     Heartbeat,
     HeartbeatReply,
-    Plan,
+    PeerUpload,
     PlanRequest,
-    Receipt,
     Register,
     Transfer,
-    Upload,
+    TransferReceipt,
     seal_request,
 )
 from protocol.signing import NodeKey
@@ -88,16 +88,16 @@ class Key:
 
     async def follow(self, http: httpx.AsyncClient, version: int) -> None:
         """Ask for the plan, call whom it says, and praise others."""
-        plan = await self._call(http, "/v1/plan", PlanRequest(version=version), Plan)
+        plan = await self._call(http, "/v1/plan", PlanRequest(version=version), FetchPlan)
         if self.host is not None:
             self.host.call(peer for peer in plan.calls if peer.address)
         others = secrets.SystemRandom().sample(self.crowd.names, min(PRAISED, len(self.crowd.names)))
-        receipt = Receipt(
+        receipt = TransferReceipt(
             round_id=self.crowd.round_id,
             version=version,
             seconds=0.5,
             uploads=tuple(
-                Upload(peer_id=name, size_bytes=limits.MIB, busy_s=0.1) for name in others if name != self.name
+                PeerUpload(peer_id=name, size_bytes=limits.MIB, busy_s=0.1) for name in others if name != self.name
             ),
         )
         await self._call(

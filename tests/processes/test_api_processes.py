@@ -18,7 +18,7 @@ from ledger.accounts import OUTSIDE, pending
 from ledger.proof import check_receipt
 from protocol import chunks
 from protocol.errors import NonceReplayed, NotFound
-from protocol.messages import Heartbeat, HeartbeatReply, Plan, PlanRequest, Transfer, Verdict
+from protocol.messages import FetchPlan, Heartbeat, HeartbeatReply, PlanRequest, Transfer, Verdict
 from protocol.signing import open_envelope
 from tests.ledger import postgres
 from tests.processes.light_node import LightNode, at_work
@@ -177,7 +177,7 @@ def test_the_process_beside_hears_of_a_version_and_leaves_plans_to_the_first(doo
     version = doors.operator.publish(update=1)
     until("the news", lambda: node.call("/v1/heartbeat", BEAT, HeartbeatReply).newest_version == version)
     with pytest.raises(NotFound, match="the process that leads"):
-        node.call("/v1/plan", PlanRequest(version=version), Plan)
+        node.call("/v1/plan", PlanRequest(version=version), FetchPlan)
     assert node.http.get("/v1/learner/state").status_code == NotFound.http_status
     until("the status to know it", lambda: node.http.get("/v1/status").json()["version"] == version)
     node.close()

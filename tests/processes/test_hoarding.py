@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.learning import Report
+from protocol.learning import UpdateReport
 from tests.processes.light_node import LightNode
 from tests.processes.programs import Swarm
 from tests.processes.rounds import Coordinator, Operator, assert_ledger_is_sound, operator_of
@@ -22,7 +22,7 @@ def train(node: LightNode, operator: Operator, number: int) -> None:
     assert len(leases) == BATCH, "all the room of a batch is this node's"
     assert {verdict.outcome for verdict in node.submit(*map(node.answer, leases))} == {"accepted"}
     assert operator.client.batch(number).number == number
-    operator.client.report(Report(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
+    operator.client.report(UpdateReport(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
     operator.publish(number)
 
 

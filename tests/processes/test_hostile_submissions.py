@@ -16,7 +16,7 @@ import pytest
 
 from protocol import canonical, chunks, limits
 from protocol.errors import ERRORS, SwarmError
-from protocol.learning import Report
+from protocol.learning import UpdateReport
 from protocol.lease import Lease
 from protocol.message import Message
 from protocol.messages import HeartbeatReply, LeaseRequest, ReturnLeases, Submission, seal_request
@@ -63,7 +63,7 @@ class Scene:
             node.submit(*map(node.answer, leases))
         client = self.operator.client
         assert client.batch(number).number == number
-        client.report(Report(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
+        client.report(UpdateReport(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
         self.operator.publish(number)
 
 

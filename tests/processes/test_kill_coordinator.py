@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from protocol import chunks, limits
 from protocol.errors import SwarmError, Unreachable
-from protocol.learning import Batch, Report
+from protocol.learning import TrainingBatch, UpdateReport
 from protocol.signing import open_envelope
 from tests.processes.light_node import Labourer, at_work
 from tests.processes.programs import Swarm, until
@@ -37,7 +37,7 @@ class Trainer(threading.Thread):
         super().__init__(name="trainer")
         self._operator = operator
         self._enough = threading.Event()
-        self.batches: dict[int, Batch] = {}
+        self.batches: dict[int, TrainingBatch] = {}
         self.failure: BaseException | None = None
 
     def run(self) -> None:
@@ -61,7 +61,7 @@ class Trainer(threading.Thread):
         client = self._operator.client
         batch = client.batch(number)
         assert client.batch(number) == batch  # asking again, after whatever happened, gives the same groups
-        client.report(Report(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
+        client.report(UpdateReport(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
         if number % 2 == 0:
             client.publish(1 + number // 2, number, self._operator.policy)
         self.batches[number] = batch

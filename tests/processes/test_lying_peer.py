@@ -11,7 +11,7 @@ import trio
 from protocol.chunks import blob_path, chunk_id
 from protocol.frames import Chunk, Want
 from protocol.ids import ChunkId
-from protocol.messages import Plan, PlanRequest
+from protocol.messages import FetchPlan, PlanRequest
 from swarm_node.p2p.host import open_host
 from swarm_node.p2p.link import Link
 from tests.processes.light_node import LightNode
@@ -46,7 +46,7 @@ class Liar:
 
     def plan(self) -> set[str]:
         """What kinds of sources the coordinator names."""
-        plan = self.node.call("/v1/plan", PlanRequest(version=1), Plan)
+        plan = self.node.call("/v1/plan", PlanRequest(version=1), FetchPlan)
         return {peer.kind for peer in plan.peers}
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ def test_what_is_typed_twice_at_once_pays_once(round_: tuple[Swarm, Coordinator,
     assert second[0] == 0 or "payout_busy" in second[1], second[1]
     world = Books(where)
     (row,) = world.run(payouts.listed)
-    assert (row.state, row.reference) == (payouts.State.SETTLED, "SEPA-1")
+    assert (row.state, row.reference) == (payouts.BatchState.SETTLED, "SEPA-1")
     paid = {at: micros for at, micros in world.run(store.balances).items() if at.kind is AccountKind.PAID}
     assert list(paid.values()) == 3 * [OWED // 3]
     assert world.run(store.rebuild) == []

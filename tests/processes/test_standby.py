@@ -25,7 +25,7 @@ from ledger import proof, store
 from ledger.checkpoint import Checkpoint
 from ledger.gaps import Keys
 from protocol.errors import SwarmError
-from protocol.learning import Report
+from protocol.learning import UpdateReport
 from protocol.messages import Verdict
 from tests.processes.light_node import Labourer, at_work
 from tests.processes.programs import Program, Swarm, said, script, until
@@ -66,7 +66,7 @@ class Trainer(threading.Thread):
                 state = self._client.state()
                 number = int(self._coordinator.http.get("/v1/status").json()["batch"]) + 1
                 self._client.batch(number)
-                self._client.report(Report(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
+                self._client.report(UpdateReport(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
                 self._client.publish(state.newest_version + 1, number, self._policy)
                 self._enough.wait(0.1)
             except (SwarmError, httpx.HTTPError):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ledger import tiles
-from ledger.entry import Appeal, Entry, Ruling, Verdict, parse
+from ledger.entry import AppealEntry, Entry, RulingEntry, VerdictEntry, parse
 from protocol.auditing import Explanation, Explanations, Why
 from protocol.chunks import digest
 from protocol.lease import Lease
@@ -177,16 +177,16 @@ def test_an_appeal_and_its_ruling_are_entries_that_everybody_can_prove(swarm: Sw
 
     def about_it() -> list[type[Entry]]:
         entries = logged(swarm, caught.coordinator, "after")
-        about = [entry for entry in entries if isinstance(entry, Appeal | Ruling)]
+        about = [entry for entry in entries if isinstance(entry, AppealEntry | RulingEntry)]
         return [type(entry) for entry in about if entry.claim_id == caught.told.claim_id]
 
-    until("the ruling to be published", lambda: about_it() == [Appeal, Ruling])
+    until("the ruling to be published", lambda: about_it() == [AppealEntry, RulingEntry])
 
 
 def verdict_in(entries: list[Entry], explanation: Explanation) -> int | None:
     """Where the log has the verdict on a claim."""
     for index, entry in enumerate(entries):
-        if isinstance(entry, Verdict) and entry.claim_id == explanation.claim_id:
+        if isinstance(entry, VerdictEntry) and entry.claim_id == explanation.claim_id:
             assert (entry.outcome, entry.evidence_digest) == ("hard", digest(explanation.report))
             return index
     return None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger.note import Key, Kind
+from ledger.note import KeyKind, NoteKey
 from swarm_node import identity
 from tests.ledger import notes
 from tests.processes.programs import Swarm, said, until
@@ -15,11 +15,11 @@ from tests.processes.rounds import Coordinator, operator_of
 pytestmark = pytest.mark.processes
 
 
-def key_of(home: Path, name: str) -> Key:
+def key_of(home: Path, name: str) -> NoteKey:
     """A witness's key, made before its first run, as an operator would be told of it."""
     seed = identity.load_or_create(home / "witness.key").seed
     public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
-    return Key(name, public, Kind.WITNESS)
+    return NoteKey(name, public, KeyKind.WITNESS)
 
 
 def test_two_witnesses_vouch_for_a_running_log_and_a_third_is_missed(swarm: Swarm, policy: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Literal, cast
 import pytest
 
 from protocol.tasks import Episodes, task
-from protocol.tasks.sokoban import Room, Sokoban
+from protocol.tasks.sokoban import Sokoban, SokobanGame
 
 EASY = {"pulls": 3, "turns": 2}
 TASK = cast(Episodes, task("sokoban", parameters={**EASY, "held_out": 50}))
@@ -17,7 +17,7 @@ class Counting(Sokoban):
 
     made = 0
 
-    def reset(self, seed: int) -> Room:
+    def reset(self, seed: int) -> SokobanGame:
         type(self).made += 1
         return super().reset(seed)
 

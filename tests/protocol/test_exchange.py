@@ -16,11 +16,11 @@ from protocol.exchange import (
     REQUESTER,
     RESPONDER,
     TRANSITIONS,
+    ChunkStanding,
     Requester,
     Responder,
     Speech,
     SpokeAfterBye,
-    Standing,
     TooMuchNews,
     UnaskedAnswer,
     WantRefused,
@@ -289,14 +289,14 @@ def test_a_chunk_under_way_cannot_be_cancelled() -> None:
     assert requester.receive(responder.chunk(A, b"a")) == Chunk(A, b"a")
 
 
-@pytest.mark.parametrize("standing", Standing)
+@pytest.mark.parametrize("standing", ChunkStanding)
 @pytest.mark.parametrize("message", [Want(A), Cancel(A), Chunk(A, b"a"), Reject(A, Reason.BUSY)], ids=repr)
-def test_what_the_table_does_not_list_is_refused_on_both_sides(standing: Standing, message: Message) -> None:
+def test_what_the_table_does_not_list_is_refused_on_both_sides(standing: ChunkStanding, message: Message) -> None:
     requester, responder = Requester(), Responder()
-    if standing is not Standing.CLOSED:
+    if standing is not ChunkStanding.CLOSED:
         responder.receive(requester.want(A, 1))
         responder.take(A)
-    if standing is Standing.CANCELLED and (cancel := requester.cancel(A)):
+    if standing is ChunkStanding.CANCELLED and (cancel := requester.cancel(A)):
         responder.receive(cancel)
     listed = (standing, type(message)) in TRANSITIONS
     receiver = responder if isinstance(message, Want | Cancel) else requester

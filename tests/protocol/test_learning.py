@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, NonFiniteNumber, SwarmError
-from protocol.learning import Batch, Progress, Publication, Report, TrainingGroup, TrainingSample
+from protocol.learning import LearnerProgress, Publication, TrainingBatch, TrainingGroup, TrainingSample, UpdateReport
 from protocol.message import Message
 
 UPLOAD = {"path": "model.safetensors", "digest": "d" * 64}
 GOOD: dict[type[Message], dict[str, Any]] = {
-    Report: {"number": 1, "mismatched": ["c" * 64], "metrics": {"loss": 0.5}, "idle_s": 0.0, "busy_s": 1.5},
+    UpdateReport: {"number": 1, "mismatched": ["c" * 64], "metrics": {"loss": 0.5}, "idle_s": 0.0, "busy_s": 1.5},
     Publication: {"version": 1, "update": 0, "files": [UPLOAD]},
-    Progress: {"phase": "p", "fraction": 0.5, "detail": "", "accuracy_before": None, "accuracy_after": 0.5},
+    LearnerProgress: {"phase": "p", "fraction": 0.5, "detail": "", "accuracy_before": None, "accuracy_after": 0.5},
 }
 
 
@@ -27,17 +27,17 @@ def test_the_good_examples_are_good(kind: type[Message]) -> None:
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        (Report, {"number": 0}),
-        (Report, {"mismatched": ["c" * 63]}),
-        (Report, {"metrics": {"loss": "low"}}),
-        (Report, {"idle_s": -0.1}),
+        (UpdateReport, {"number": 0}),
+        (UpdateReport, {"mismatched": ["c" * 63]}),
+        (UpdateReport, {"metrics": {"loss": "low"}}),
+        (UpdateReport, {"idle_s": -0.1}),
         (Publication, {"version": 0}),
         (Publication, {"version": limits.VERSION_MAX + 1}),
         (Publication, {"files": []}),
         (Publication, {"files": [UPLOAD | {"path": "../state.db"}]}),
         (Publication, {"files": [UPLOAD | {"digest": "D" * 64}]}),
-        (Progress, {"fraction": 1.5}),
-        (Progress, {"phase": "p" * 41}),
+        (LearnerProgress, {"fraction": 1.5}),
+        (LearnerProgress, {"phase": "p" * 41}),
     ],
     ids=str,
 )
@@ -48,7 +48,7 @@ def test_a_field_out_of_bounds_is_refused(kind: type[Message], change: dict[str,
 
 def test_a_metric_that_is_no_number_is_never_sent() -> None:
     with pytest.raises((NonFiniteNumber, ValueError)):
-        Report(number=1, mismatched=(), metrics={"loss": float("nan")}, idle_s=0.0, busy_s=0.0).to_bytes()
+        UpdateReport(number=1, mismatched=(), metrics={"loss": float("nan")}, idle_s=0.0, busy_s=0.0).to_bytes()
 
 
 samples = st.builds(
@@ -66,12 +66,12 @@ groups = st.builds(
 )
 
 
-@given(st.builds(Batch, number=st.integers(1, 1000), groups=st.lists(groups, max_size=3).map(tuple)))
-def test_every_batch_survives_the_round_trip(batch: Batch) -> None:
-    assert Batch.from_bytes(batch.to_bytes()) == batch
+@given(st.builds(TrainingBatch, number=st.integers(1, 1000), groups=st.lists(groups, max_size=3).map(tuple)))
+def test_every_batch_survives_the_round_trip(batch: TrainingBatch) -> None:
+    assert TrainingBatch.from_bytes(batch.to_bytes()) == batch
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(SwarmError):
-        Batch.from_bytes(data)
+        TrainingBatch.from_bytes(data)

@@ -6,33 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.lease import OPEN, TRANSITIONS, Event, State
+from protocol.lease import OPEN, TRANSITIONS, LeaseEvent, LeaseState
 
-ENDS = set(State) - set(OPEN)
-WORDS = {Event.HOLD, Event.BEGIN}
+ENDS = set(LeaseState) - set(OPEN)
+WORDS = {LeaseEvent.HOLD, LeaseEvent.BEGIN}
 """What a node says of a lease while it is open."""
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(State, sorted(set(Event) - WORDS))))
-def test_an_open_lease_may_end_in_any_way_and_an_ended_one_never_again(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(LeaseState, sorted(set(LeaseEvent) - WORDS))))
+def test_an_open_lease_may_end_in_any_way_and_an_ended_one_never_again(state: LeaseState, event: LeaseEvent) -> None:
     assert ((state, event) in TRANSITIONS) == (state in OPEN)
     assert TRANSITIONS.get((state, event)) in {None, *ENDS}
 
 
 def test_every_end_is_reached_by_an_event_of_its_own() -> None:
     for state in OPEN:
-        assert {TRANSITIONS[state, event] for event in set(Event) - WORDS} == ENDS
+        assert {TRANSITIONS[state, event] for event in set(LeaseEvent) - WORDS} == ENDS
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(State, sorted(WORDS))))
-def test_what_a_node_says_only_ever_brings_a_lease_forward(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(LeaseState, sorted(WORDS))))
+def test_what_a_node_says_only_ever_brings_a_lease_forward(state: LeaseState, event: LeaseEvent) -> None:
     after = TRANSITIONS.get((state, event))
     assert after is None or OPEN.index(after) > OPEN.index(state)
 
 
-@given(st.lists(st.sampled_from(Event)))
-def test_whatever_happens_a_lease_ends_once(events: list[Event]) -> None:
-    state, ends = State.OFFERED, 0
+@given(st.lists(st.sampled_from(LeaseEvent)))
+def test_whatever_happens_a_lease_ends_once(events: list[LeaseEvent]) -> None:
+    state, ends = LeaseState.OFFERED, 0
     for event in events:
         after = TRANSITIONS.get((state, event), state)
         ends += after != state and after in ENDS

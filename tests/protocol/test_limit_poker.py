@@ -11,7 +11,7 @@ from open_spiel.python import policy as policies
 from open_spiel.python.algorithms import exploitability as reference
 
 from protocol.tasks import chance
-from protocol.tasks.betting import KUHN, LEDUC, Rules, Table
+from protocol.tasks.betting import KUHN, LEDUC, BettingRules, BettingTable
 from protocol.tasks.limit_poker import OPPONENTS, SPOKEN, Kuhn, Leduc, transcript, weights_of
 from protocol.tasks.poker_solver import exploitability, game_value, situation, situations, solve
 from protocol.tasks.poker_tables import near_equilibrium
@@ -28,7 +28,7 @@ def uneven(name: str, count: int) -> list[float]:
     return [1.0 + (sum(map(ord, name)) * (place + 3)) % 7 for place in range(count)]
 
 
-def theirs(rules: Rules, weights: Callable[[str, int], list[float]]) -> Any:
+def theirs(rules: BettingRules, weights: Callable[[str, int], list[float]]) -> Any:
     """The same strategy as open_spiel has it."""
     game = pyspiel.load_game(f"{rules.name}_poker")
     tabular = policies.TabularPolicy(game)
@@ -43,14 +43,14 @@ def theirs(rules: Rules, weights: Callable[[str, int], list[float]]) -> Any:
     return game, tabular
 
 
-def action_of(rules: Rules, letter: str, legal: str, actions: list[int]) -> int:
+def action_of(rules: BettingRules, letter: str, legal: str, actions: list[int]) -> int:
     """Kuhn's two actions are pass and bet; Leduc's are fold, call, raise."""
     return actions[legal.index(letter)] if rules is KUHN else "fcr".index(letter)
 
 
-def named(rules: Rules, state: Any, player: int) -> tuple[str, str]:
+def named(rules: BettingRules, state: Any, player: int) -> tuple[str, str]:
     """What we call a situation of open_spiel's, and what is legal there, replayed from its history."""
-    table, cards, board = Table(rules), list[str](), ""
+    table, cards, board = BettingTable(rules), list[str](), ""
     for action in state.history():
         if len(cards) < 2:
             cards.append(rules.ranks[action // rules.suits])
@@ -64,7 +64,7 @@ def named(rules: Rules, state: Any, player: int) -> tuple[str, str]:
 
 
 @GAMES
-def test_exploitability_is_that_of_open_spiel(rules: Rules) -> None:
+def test_exploitability_is_that_of_open_spiel(rules: BettingRules) -> None:
     counts = {name: len(table.legal) for name, table in situations(rules)}
     for weights in (even, uneven):
         game, tabular = theirs(rules, weights)
@@ -74,7 +74,7 @@ def test_exploitability_is_that_of_open_spiel(rules: Rules) -> None:
 
 
 @GAMES
-def test_the_frozen_strategy_is_what_solving_the_game_gives(rules: Rules) -> None:
+def test_the_frozen_strategy_is_what_solving_the_game_gives(rules: BettingRules) -> None:
     frozen, solved = near_equilibrium(rules), solve(rules, 20)
     assert frozen.keys() == solved.keys()
     assert all(len(frozen[name]) == len(solved[name]) for name in frozen)
@@ -85,7 +85,7 @@ def test_the_frozen_strategy_is_what_solving_the_game_gives(rules: Rules) -> Non
 
 
 @GAMES
-def test_a_situation_is_reached_by_its_transcript(rules: Rules) -> None:
+def test_a_situation_is_reached_by_its_transcript(rules: BettingRules) -> None:
     """What a policy is asked at an evaluation is what it would have read in a hand."""
     hands = {"kuhn": Kuhn(opponent="random"), "leduc": Leduc(opponent="random")}[rules.name]
     wanted = {name for name, _ in situations(rules)}
@@ -106,7 +106,7 @@ def test_a_situation_is_reached_by_its_transcript(rules: Rules) -> None:
 
 
 @GAMES
-def test_opponents_only_do_what_is_legal(rules: Rules) -> None:
+def test_opponents_only_do_what_is_legal(rules: BettingRules) -> None:
     for name, table in situations(rules):
         known = name.partition(":")[0]
         for opponent in OPPONENTS[:-1]:

@@ -10,15 +10,15 @@ from protocol import canonical, generation, limits
 from protocol.errors import BadSignature, MalformedMessage, RequestExpired, SwarmError, WrongAudience
 from protocol.message import Message
 from protocol.messages import (
+    FetchPlan,
     Heartbeat,
     LeaseRequest,
-    Plan,
     PlanRequest,
-    Receipt,
     Register,
     Request,
     ReturnLeases,
     Submission,
+    TransferReceipt,
     open_request,
     seal_request,
 )
@@ -57,12 +57,12 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
     PlanRequest: {
         "version": 1, "observed": ["203.0.113.5:4001"], "punched": [KEY.node_id], "unpunched": [KEY.node_id],
     },
-    Plan: {
+    FetchPlan: {
         "stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "rate": 1e6, "hops": 2, "help_rate": 1e5, "probe": PEER,
         "dialled": True,
         "punches": [PEER], "observers": [PEER],
     },
-    Receipt: {
+    TransferReceipt: {
         "round_id": ROUND, "version": 1, "seconds": 1.0,
         "uploads": [{"peer_id": KEY.node_id, "size_bytes": 1, "busy_s": 0.5}],
         "answered": [KEY.node_id], "unanswered": [KEY.node_id], "missed_probe": KEY.node_id, "from_origins": 0,
@@ -177,15 +177,15 @@ def test_every_kind_of_message_has_a_good_example(kind: type[Message]) -> None:
         (LeaseRequest, {"groups": 0}),
         (LeaseRequest, {"groups": limits.LEASES_PER_REQUEST_MAX + 1}),
         (PlanRequest, {"version": 0}),
-        (Plan, {"stripes": 0}),
-        (Plan, {"peers": [PEER] * (limits.PEERS_MAX + 1)}),
-        (Plan, {"calls": [PEER] * (limits.CALLS_MAX + 1)}),
-        (Plan, {"probe": PEER | {"address": "nowhere"}}),
-        (Receipt, {"seconds": 0.0}),
-        (Receipt, {"answered": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
-        (Receipt, {"unanswered": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
-        (Receipt, {"unanswered": ["me"]}),
-        (Receipt, {"missed_probe": ""}),
+        (FetchPlan, {"stripes": 0}),
+        (FetchPlan, {"peers": [PEER] * (limits.PEERS_MAX + 1)}),
+        (FetchPlan, {"calls": [PEER] * (limits.CALLS_MAX + 1)}),
+        (FetchPlan, {"probe": PEER | {"address": "nowhere"}}),
+        (TransferReceipt, {"seconds": 0.0}),
+        (TransferReceipt, {"answered": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
+        (TransferReceipt, {"unanswered": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
+        (TransferReceipt, {"unanswered": ["me"]}),
+        (TransferReceipt, {"missed_probe": ""}),
         (ReturnLeases, {"lease_ids": ["0" * 32 + "\0"]}),
         (ReturnLeases, {"lease_ids": ["f" * 32] * (limits.LEASES_PER_REQUEST_MAX + 1)}),
         (Submission, {"rollouts": []}),

@@ -8,7 +8,7 @@ from pokerkit import Automation, NoLimitTexasHoldem, StandardHighHand, State
 
 from protocol.tasks import chance
 from protocol.tasks.hand_ranks import DECK, rank
-from protocol.tasks.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, Table, dealt
+from protocol.tasks.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, NoLimitTable, dealt
 
 BY_HAND = {
     Automation.CARD_BURNING,
@@ -27,7 +27,7 @@ def theirs(stacks: Sequence[int]) -> State:
     )
 
 
-def moves_of(table: Table) -> list[Move]:
+def moves_of(table: NoLimitTable) -> list[Move]:
     """Some of what is allowed: the raises that are as small and as large as may be, and some between."""
     moves = [Move("call")] + [Move("fold")] * table.may_fold
     if table.raise_bounds:
@@ -36,7 +36,7 @@ def moves_of(table: Table) -> list[Move]:
     return moves
 
 
-def assert_same(table: Table, state: State) -> None:
+def assert_same(table: NoLimitTable, state: State) -> None:
     """Before each move."""
     assert state.actor_index == table.actor
     assert state.can_fold() == table.may_fold
@@ -94,7 +94,7 @@ def test_a_hand_is_that_of_pokerkit(cards: list[str], stacks: list[int], data: s
     assert all(abs(mine - others) <= odd for mine, others in zip(won, state.payoffs, strict=True))
 
 
-def played(stacks: Sequence[int], *moves: Move) -> Table:
+def played(stacks: Sequence[int], *moves: Move) -> NoLimitTable:
     table = dealt(stacks)
     for move in moves:
         assert table.allows(move)

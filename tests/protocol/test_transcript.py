@@ -22,7 +22,7 @@ from protocol.errors import (
     TokensInvalid,
     UnknownEnvironment,
 )
-from protocol.fragment import Fragment, Part, check_fragment
+from protocol.fragment import Fragment, FragmentPart, check_fragment
 from protocol.lease import Lease
 from protocol.rollout import PolicyBounds, RolloutClaim, Sample, check_claim, pack_logprobs, pack_tokens
 from protocol.tasks import chance, environments
@@ -272,7 +272,9 @@ def test_a_fragment_of_an_episode_is_refused() -> None:
         lease_id="1" * 32, version=3, seed=7, samples=1, prompt=pack_tokens([1]), price_micros_per_mtok=1,
         expires_ms=0, episode=wanted,
     )  # fmt: skip
-    part = Part(sample=0, start=0, tokens=pack_tokens(tokens[:place]), logprobs=pack_logprobs([0.0] * place), finish="")
+    part = FragmentPart(
+        sample=0, start=0, tokens=pack_tokens(tokens[:place]), logprobs=pack_logprobs([0.0] * place), finish=""
+    )
     told = Fragment(round_id=ROUND, lease_id="1" * 32, lease_digest=lease.digest, previous="", parts=(part,))
     with pytest.raises(FragmentMismatch, match="not handed on"):
         check_fragment(told, lease, ROUND, BOUNDS, before=(), head="")

@@ -16,7 +16,7 @@ from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Tar
 from protocol import limits, trust
 from protocol.errors import SwarmError
 from protocol.manifest import PolicyManifest, target_path
-from protocol.trust import Conversation, Documents, Refreshed, Wanted
+from protocol.trust import Conversation, Documents, Refreshed, WantedDocument
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, DAY, YEAR = timedelta(hours=1), timedelta(days=1), timedelta(days=365)
@@ -42,9 +42,11 @@ def manifest_bytes(round_id: str, version: int, task: str = "arithmetic") -> byt
     ).to_bytes()
 
 
-def converse(conversation: Conversation, fetch: Callable[[str], bytes | None]) -> tuple[Refreshed, list[Wanted]]:
+def converse(
+    conversation: Conversation, fetch: Callable[[str], bytes | None]
+) -> tuple[Refreshed, list[WantedDocument]]:
     """Hold a conversation to its end, and say what it asked for."""
-    asked: list[Wanted] = []
+    asked: list[WantedDocument] = []
     answer: bytes | None = None
     while True:
         try:
@@ -124,7 +126,7 @@ class Repository:
         by = signed_by or (root_before, *({self.keys["root"]} - {root_before}))
         self.put(f"{self.root.version}.root.json", self.root, *by)
 
-    def answer(self, conversation: Conversation) -> tuple[Refreshed, list[Wanted]]:
+    def answer(self, conversation: Conversation) -> tuple[Refreshed, list[WantedDocument]]:
         return converse(conversation, self.documents.get)
 
     def refresh(self, stored: Documents, now: datetime = NOW) -> Refreshed:

@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.canary import FILE_NAME, TOKENS, Canary
 from protocol.errors import EngineFailed
@@ -37,7 +37,7 @@ PRECISIONS = ("bf16", "fp16", "q8_0")
 def version(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Publish the model as the learner does."""
     folder = tmp_path_factory.mktemp("smollm2") / "version"
-    Policy(smollm2_folder, TrainSettings(learning_rate=1e-5)).save_hub(folder)
+    TrainedPolicy(smollm2_folder, TrainSettings(learning_rate=1e-5)).save_hub(folder)
     return folder
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from tests.coordinator.learner.groups import UNEQUAL
 
@@ -28,7 +28,7 @@ def round_file(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     """A round whose learner has made an update that every weight shows."""
     home = tmp_path_factory.mktemp("export")
     shutil.copytree(smollm2_folder, home / "round" / "learner" / "start")
-    policy = Policy(home / "round" / "learner" / "start", TrainSettings(learning_rate=1e-5))
+    policy = TrainedPolicy(home / "round" / "learner" / "start", TrainSettings(learning_rate=1e-5))
     policy.train_step(UNEQUAL)
     policy.save(home / "round" / "learner" / "checkpoints")
     (home / "round.toml").write_text(f'[round]\ndirectory = "{home}/round"\n')

@@ -15,12 +15,12 @@ from bench.verification.cheats import quantised
 from bench.verification.sampler import Group, sample
 from coordinator.audit.calibration import Tolerance, derive
 from coordinator.audit.reference_node import ReferenceNode
-from coordinator.audit.replay import Measured, Prefill, measure
+from coordinator.audit.replay import Prefill, ReplayMeasurement, measure
 from coordinator.audit.rounding import drawings, honest_groups
-from coordinator.audit.scorer import Scorer
-from coordinator.audit.verdict import Outcome, judge
+from coordinator.audit.scorer import VersionScorer
+from coordinator.audit.verdict import AuditOutcome, judge
 from protocol.rollout import Completion, PolicyBounds, end_tokens, pack_tokens, unpack_tokens
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 
 ROUND, CLASS = "a" * 64, "torch/bf16/cpu"
@@ -47,12 +47,12 @@ def prompts(smollm2_folder: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def scorer(smollm2_folder: Path) -> Scorer:
-    return Scorer(smollm2_folder)
+def scorer(smollm2_folder: Path) -> VersionScorer:
+    return VersionScorer(smollm2_folder)
 
 
 @pytest.fixture(scope="module")
-def tolerance(smollm2_folder: Path, prompts: list[list[int]], scorer: Scorer) -> Tolerance:
+def tolerance(smollm2_folder: Path, prompts: list[list[int]], scorer: VersionScorer) -> Tolerance:
     """Measured on half of the prompts."""
     node = ReferenceNode(smollm2_folder, "bf16")
     asked = [(np.array(prompt, np.uint32), seed) for seed, prompt in enumerate(prompts[::2])]
@@ -74,22 +74,22 @@ def bounds(smollm2_folder: Path) -> PolicyBounds:
     return PolicyBounds(config["vocab_size"], end_tokens(config, generation), NEW_TOKENS)
 
 
-def replayed(scorer: Scorer, group: Group, said: Sequence[Completion]) -> Measured:
+def replayed(scorer: VersionScorer, group: Group, said: Sequence[Completion]) -> ReplayMeasurement:
     claim = Prefill(np.array(group.prompt, np.uint32), [one.tokens for one in said], group.seed, 1.0)
     return measure(said, scorer.score([claim])[0], group.seed)
 
 
-def outcomes(measured: Iterable[Measured], tolerance: Tolerance) -> list[Outcome]:
+def outcomes(measured: Iterable[ReplayMeasurement], tolerance: Tolerance) -> list[AuditOutcome]:
     return [judge(group, tolerance, 1).outcome for group in measured]
 
 
 def test_honest_groups_of_the_engine_that_nodes_run_pass(
-    smollm2_folder: Path, scorer: Scorer, tolerance: Tolerance, groups: list[Group]
+    smollm2_folder: Path, scorer: VersionScorer, tolerance: Tolerance, groups: list[Group]
 ) -> None:
     engine, done = TorchEngine(dtype="bfloat16"), list[GroupDone]()
     engine.load(smollm2_folder, 1)
     wanted = [
-        Request(
+        SampleRequest(
             request_id=str(group.number),
             version=1,
             prompt=pack_tokens(group.prompt),
@@ -108,7 +108,7 @@ def test_honest_groups_of_the_engine_that_nodes_run_pass(
         for one in done
     }
     found = outcomes((replayed(scorer, group, said[group.number]) for group in groups), tolerance)
-    assert found == [Outcome.PASS] * HONEST
+    assert found == [AuditOutcome.PASS] * HONEST
 
 
 def four_bits(model: Any) -> Any:
@@ -122,7 +122,7 @@ def four_bits(model: Any) -> Any:
 )
 def test_cheats_are_found_in_the_first_groups(
     smollm2_folder: Path,
-    scorer: Scorer,
+    scorer: VersionScorer,
     tolerance: Tolerance,
     groups: list[Group],
     bounds: PolicyBounds,
@@ -133,5 +133,5 @@ def test_cheats_are_found_in_the_first_groups(
     model = change(model) if change else model
     as_drawn = [replayed(scorer, group, sample(model, [group], bounds, **how)[0]) for group in groups[:CHEATING]]
     prefilled = [replace(measured, claimed_logprobs=measured.logprobs) for measured in as_drawn]
-    assert Outcome.HARD in outcomes(as_drawn, tolerance)
-    assert Outcome.HARD in outcomes(prefilled, tolerance), "true log-probabilities do not hide other tokens"
+    assert AuditOutcome.HARD in outcomes(as_drawn, tolerance)
+    assert AuditOutcome.HARD in outcomes(prefilled, tolerance), "true log-probabilities do not hide other tokens"

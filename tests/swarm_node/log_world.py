@@ -10,8 +10,8 @@ from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import store
 from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint, sign
 from ledger.entry import Entry, Root
-from ledger.note import Key
-from ledger.proof import Receipt
+from ledger.note import NoteKey
+from ledger.proof import LedgerReceipt
 from ledger.tiles import Tile
 from protocol.errors import NotFound, SwarmError
 from tests.ledger.engines import sqlite_memory
@@ -41,7 +41,7 @@ class Log:
             self.add(history)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> NoteKey:
         return ledger_key(self.round_id, self.metadata.ledger_public())
 
     def add(self, entries: Sequence[Entry]) -> None:
@@ -82,7 +82,7 @@ class Log:
                     return store.read_file(conn, Tile.parse(name.removeprefix("tile/")))
                 if shelf == "receipts":
                     note, entries = store.prove_claim(conn, name)
-                    made = Receipt(roots=self.metadata.roots(), checkpoint=note, entries=tuple(entries))
+                    made = LedgerReceipt(roots=self.metadata.roots(), checkpoint=note, entries=tuple(entries))
                     return made.to_bytes()
             except NotFound:
                 return None

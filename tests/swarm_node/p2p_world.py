@@ -15,10 +15,10 @@ from protocol.chunks import chunk_id, digest, split
 from protocol.frames import Want
 from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, PolicyManifest, Sampler
-from protocol.messages import Peer, Plan
+from protocol.messages import FetchPlan, Peer
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.download import AnotherPlan, FetchReport, FetchRules, Origin, Progress, fetch_chunks
+from swarm_node.p2p.download import AnotherPlan, DownloadProgress, FetchReport, FetchRules, Origin, fetch_chunks
 from swarm_node.p2p.fetch import Deadlines
 from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.link import Link
@@ -99,10 +99,10 @@ async def node(
         yield host
 
 
-def plan_of(*peers: Peer) -> Plan:
+def plan_of(*peers: Peer) -> FetchPlan:
     """A plan that deals the stripes to these, one each."""
     dealt = [peer.model_copy(update={"stripes": (number,)}) for number, peer in enumerate(peers)]
-    return Plan(stripes=max(1, len(peers)), peers=tuple(dealt), rate=1e9, hops=1, help_rate=1e9)
+    return FetchPlan(stripes=max(1, len(peers)), peers=tuple(dealt), rate=1e9, hops=1, help_rate=1e9)
 
 
 def sizes_of(version: Version) -> dict[ChunkId, int]:
@@ -119,13 +119,13 @@ def as_seeder(host: Host) -> Peer:
 
 async def fetch(
     version: Version,
-    plan: Plan,
+    plan: FetchPlan,
     host: Host,
     blobs: BlobStore,
     *,
     origin: Origin | None = None,
     another_plan: AnotherPlan | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[DownloadProgress], None] | None = None,
     arrivals: Arrivals | None = None,
     rules: FetchRules = QUICK,
 ) -> FetchReport:

@@ -7,17 +7,17 @@ from protocol.ids import ChunkId
 from swarm_node.picker import Ask, Picker, TakeBack
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import ORIGIN, Source
+from swarm_node.sources import ORIGIN, ChunkSource
 
-PEER_A, PEER_C = Source("a-peer", "peer", (0,)), Source("c-peer", "peer", (1,))
-SEEDER, HTTP = Source("seeder", "seeder", (2,)), Source(ORIGIN, "origin")
+PEER_A, PEER_C = ChunkSource("a-peer", "peer", (0,)), ChunkSource("c-peer", "peer", (1,))
+SEEDER, HTTP = ChunkSource("seeder", "seeder", (2,)), ChunkSource(ORIGIN, "origin")
 CHUNKS = [chunk_id(bytes([number])) for number in range(12)]
 RULES = PickerRules()
 STRIPES = 3
 
 
 def picker_for(
-    *sources: Source,
+    *sources: ChunkSource,
     chunks: list[ChunkId] = CHUNKS,
     rules: PickerRules = RULES,
     pace: PlanPace | None = None,
@@ -28,9 +28,9 @@ def picker_for(
     )
 
 
-def asked_of(orders: list[Ask | TakeBack], source: Source) -> list[ChunkId]:
+def asked_of(orders: list[Ask | TakeBack], source: ChunkSource) -> list[ChunkId]:
     return [order.chunk for order in orders if isinstance(order, Ask) and order.source == source.name]
 
 
-def taken_back_from(orders: list[Ask | TakeBack], source: Source) -> list[ChunkId]:
+def taken_back_from(orders: list[Ask | TakeBack], source: ChunkSource) -> list[ChunkId]:
     return [order.chunk for order in orders if isinstance(order, TakeBack) and order.source == source.name]

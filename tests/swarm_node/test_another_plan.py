@@ -13,10 +13,10 @@ from trio.testing import MockClock
 from protocol.errors import Unreachable
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
-from protocol.messages import Peer, Plan, PlanRequest
+from protocol.messages import FetchPlan, Peer, PlanRequest
 from protocol.signing import NodeKey
 from swarm_node.p2p.another_plan import FIRST_S, LONGEST_S, ask_while_alone, pauses_s
-from swarm_node.p2p.download import Progress
+from swarm_node.p2p.download import DownloadProgress
 from swarm_node.p2p.serve import ChunkServer, ServeLimits
 from tests.swarm_node.p2p_world import (
     Version,
@@ -40,11 +40,11 @@ NOBODY = Peer(peer_id=NodeKey(b"n" * 32).node_id, address="127.0.0.1:1", kind="p
 class Moved(Round):
     """A round with one plan for the first question and another one from then on; its own files are away."""
 
-    def __init__(self, version: Version, first: Plan, later: Plan) -> None:
+    def __init__(self, version: Version, first: FetchPlan, later: FetchPlan) -> None:
         super().__init__(version, NOBODY)
         self._plans = [first, later]
 
-    async def plan(self, request: PlanRequest) -> Plan:
+    async def plan(self, request: PlanRequest) -> FetchPlan:
         self.planned = self._plans[min(self.plans, 1)]
         return await super().plan(request)
 
@@ -82,13 +82,13 @@ async def test_when_all_are_lost_in_the_middle_the_rest_comes_from_who_is_named_
         await trio.sleep_forever()
         raise AssertionError
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: DownloadProgress) -> None:
         if progress.chunks_done == len(half):
             came.set()
 
     async with node(1, honest(full)) as next_one, node(3) as me, trio.open_nursery() as nursery:
 
-        async def another_plan() -> Plan:
+        async def another_plan() -> FetchPlan:
             asked.append(len(list(blobs._files())))
             return plan_of(as_peer(next_one))
 

@@ -13,8 +13,8 @@ from protocol.errors import ConfigInvalid
 from swarm_node import bench
 from swarm_node.cli import app
 from swarm_node.engine import memory
-from swarm_node.engine.choose import ENGINES, Options
-from swarm_node.engine.messages import Measured
+from swarm_node.engine.choose import ENGINES, EngineOptions
+from swarm_node.engine.messages import SamplingStats
 from swarm_node.join_string import JoinString
 from swarm_node.throughput import Throughput
 from tests.swarm_node.engine.hostile_tokenizers import make_hostile
@@ -27,7 +27,7 @@ MEMORY_MAX_BYTES = 250 * limits.MIB
 
 def test_a_policy_folder_is_measured(tmp_path: Path) -> None:
     folder = make_tiny_policy(tmp_path / "policy")
-    program = ENGINES["torch"].command(Options())[0]
+    program = ENGINES["torch"].command(EngineOptions())[0]
     options = ["--max-new-tokens", "3", "--samples", "2", "--groups", "2", "--batches", "2", "--json"]
     done = subprocess.run([program, "bench", str(folder), *options], capture_output=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
@@ -41,7 +41,7 @@ def test_a_policy_folder_is_measured(tmp_path: Path) -> None:
 def test_a_hostile_tokenizer_takes_the_memory_of_the_engine_and_not_of_the_command(tmp_path: Path) -> None:
     """The attack of nested replacements: six characters become a billion. It took 3 GB of this process in 12 s."""
     folder = make_hostile(tmp_path / "hostile", make_tiny_policy(tmp_path / "policy"), "normalizer Replace")
-    program = ENGINES["llama"].command(Options())[0]
+    program = ENGINES["llama"].command(EngineOptions())[0]
     largest = 0
     with subprocess.Popen(
         [program, "bench", str(folder), "--engine", "llama"], stderr=subprocess.PIPE, text=True
@@ -60,11 +60,11 @@ def test_a_hostile_tokenizer_takes_the_memory_of_the_engine_and_not_of_the_comma
 
 
 def test_rates_are_over_the_time_they_belong_to() -> None:
-    measured = Measured(prompt_tokens=30, first_tokens=10, prefill_s=2.0, later_tokens=50, decode_s=4.0)
+    measured = SamplingStats(prompt_tokens=30, first_tokens=10, prefill_s=2.0, later_tokens=50, decode_s=4.0)
     assert Throughput.of(measured) == Throughput(
         tokens_per_s=10.0, prompt_tokens_per_s=15.0, decoded_tokens_per_s=12.5, tokens=60
     )
-    nothing = Measured(prompt_tokens=0, first_tokens=0, prefill_s=0.0, later_tokens=0, decode_s=0.0)
+    nothing = SamplingStats(prompt_tokens=0, first_tokens=0, prefill_s=0.0, later_tokens=0, decode_s=0.0)
     assert Throughput.of(nothing).tokens_per_s == 0.0
 
 

@@ -2,7 +2,7 @@
 
 from protocol.lease import Lease, Prefix
 from protocol.rollout import pack_tokens
-from swarm_node.feasible import Pace, sort_out
+from swarm_node.feasible import NodePace, sort_out
 
 NOW_MS = 1_000_000
 
@@ -22,8 +22,8 @@ def lease(number: int, *, ends_in_s: float = 60.0, samples: int = 10, price: int
     )
 
 
-def begun(*leases: Lease, pace: Pace | None = None, floor: int = 0) -> list[int]:
-    found = sort_out(leases, now_ms=NOW_MS, pace=pace or Pace(), price_floor=floor)
+def begun(*leases: Lease, pace: NodePace | None = None, floor: int = 0) -> list[int]:
+    found = sort_out(leases, now_ms=NOW_MS, pace=pace or NodePace(), price_floor=floor)
     assert {one.lease_id for one in found.begun} | set(found.declined) == {one.lease_id for one in leases}
     assert bool(found.declined) == bool(found.why)
     return [one.seed for one in found.begun]
@@ -34,17 +34,17 @@ def test_a_node_that_does_not_know_its_pace_begins_whatever_has_not_expired() ->
 
 
 def test_only_as_much_is_begun_as_can_be_met_together() -> None:
-    pace = Pace(tokens_per_s=100.0, tokens_per_sample=100.0)  # ten seconds a lease
+    pace = NodePace(tokens_per_s=100.0, tokens_per_sample=100.0)  # ten seconds a lease
     assert begun(*(lease(n, ends_in_s=35.0) for n in range(5)), pace=pace) == [0, 1, 2]
 
 
 def test_a_lease_that_cannot_be_met_takes_no_time_from_the_next() -> None:
-    pace = Pace(tokens_per_s=100.0, tokens_per_sample=100.0)
+    pace = NodePace(tokens_per_s=100.0, tokens_per_sample=100.0)
     assert begun(lease(1, ends_in_s=5.0), lease(2, ends_in_s=10.0), pace=pace) == [2]
 
 
 def test_what_others_have_finished_needs_no_time() -> None:
-    pace = Pace(tokens_per_s=100.0, tokens_per_sample=100.0)
+    pace = NodePace(tokens_per_s=100.0, tokens_per_sample=100.0)
     assert begun(lease(1, ends_in_s=1.5), pace=pace) == []
     assert begun(lease(1, ends_in_s=1.5, done=9), pace=pace) == [1]
 

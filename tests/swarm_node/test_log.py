@@ -14,8 +14,8 @@ from coordinator.publishing.role_keys import LEDGER, RoleKeys
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import proof, witness
 from ledger.entry import Entry
-from ledger.note import Key, Kind
-from ledger.proof import Fork, Receipt
+from ledger.note import KeyKind, NoteKey
+from ledger.proof import Fork, LedgerReceipt
 from ledger.witness import Witnesses
 from protocol import chunks, trust
 from protocol.errors import (
@@ -54,21 +54,21 @@ class TestProofs:
     """Files that convince or are refused."""
 
     @pytest.fixture
-    def receipt(self, log: Log) -> Receipt:
-        return Receipt.from_bytes(trio.run(LogReader(log).receipt, claim(1)))
+    def receipt(self, log: Log) -> LedgerReceipt:
+        return LedgerReceipt.from_bytes(trio.run(LogReader(log).receipt, claim(1)))
 
-    def test_receipt_proves_its_claim_without_a_network(self, log: Log, receipt: Receipt) -> None:
+    def test_receipt_proves_its_claim_without_a_network(self, log: Log, receipt: LedgerReceipt) -> None:
         assert proof.check_claim(receipt.to_bytes(), log.round_id, claim(1)) == (credit(1), post(1))
         with pytest.raises(ProofInvalid):
             proof.check_claim(receipt.to_bytes(), log.round_id, claim(2))
 
-    def test_receipt_outlives_the_key_that_signed_it(self, log: Log, receipt: Receipt, tmp_path: Path) -> None:
+    def test_receipt_outlives_the_key_that_signed_it(self, log: Log, receipt: LedgerReceipt, tmp_path: Path) -> None:
         keys = RoleKeys(tmp_path / "keys")
         rotation.install(log.metadata, keys, rotation.prepare(log.metadata, keys, LEDGER, 1, 1, NOW), NOW)
         renewed = receipt.model_copy(update={"roots": log.metadata.roots()})
         assert proof.check_claim(renewed.to_bytes(), log.round_id, claim(1))[1] == post(1)
 
-    def test_receipt_tampered_anywhere_is_refused(self, log: Log, receipt: Receipt) -> None:
+    def test_receipt_tampered_anywhere_is_refused(self, log: Log, receipt: LedgerReceipt) -> None:
         first, second = receipt.entries
         other = Log(log.metadata, [*LIFE, credit(7)])
         wrong: list[dict[str, object]] = [
@@ -84,7 +84,9 @@ class TestProofs:
             with pytest.raises((ProofInvalid, CheckpointInvalid)):
                 proof.check_receipt(receipt.model_copy(update=change).to_bytes(), log.round_id)
 
-    def test_receipt_under_forged_or_foreign_roots_is_refused(self, log: Log, receipt: Receipt, tmp_path: Path) -> None:
+    def test_receipt_under_forged_or_foreign_roots_is_refused(
+        self, log: Log, receipt: LedgerReceipt, tmp_path: Path
+    ) -> None:
         foreign = SignedMetadata.create(tmp_path / "k", tmp_path / "m", 3600.0, NOW)
         with pytest.raises(UntrustedRoot):
             proof.check_receipt(receipt.to_bytes(), foreign.round_id)
@@ -92,7 +94,7 @@ class TestProofs:
         with pytest.raises(UntrustedMetadata):
             proof.check_receipt(grafted.to_bytes(), log.round_id)
 
-    def test_huge_proof_and_garbage_are_refused_before_they_are_hashed(self, log: Log, receipt: Receipt) -> None:
+    def test_huge_proof_and_garbage_are_refused_before_they_are_hashed(self, log: Log, receipt: LedgerReceipt) -> None:
         huge = receipt.entries[0].model_copy(update={"proof": (bytes(32),) * 65})
         for data in (receipt.model_copy(update={"entries": (huge,)}).to_bytes(), b"", b"\xc1", bytes(1_000)):
             with pytest.raises((MalformedMessage, NotCanonical)):
@@ -137,7 +139,7 @@ class TestReceipts:
         assert list(claims) == [chunks.digest(bytes([number])) for number in range(3)]
 
     def test_credit_of_this_nodes_work_to_another_node_is_no_receipt(self, log: Log, tmp_path: Path) -> None:
-        async def first(owner: NodeId) -> receipts.Receipt | None:
+        async def first(owner: NodeId) -> receipts.ClaimReceipt | None:
             found = receipts.fetch(LogReader(log), log.round_id, owner, [claim(1)], tmp_path / "receipts")
             return [receipt async for _, receipt in found].pop()
 
@@ -262,7 +264,7 @@ class TestVerify:
 
     def test_witnesses_are_demanded(self, log: Log) -> None:
         private = Ed25519PrivateKey.from_private_bytes(bytes(32))
-        key = Key("somebody", private.public_key().public_bytes_raw(), Kind.WITNESS)
+        key = NoteKey("somebody", private.public_key().public_bytes_raw(), KeyKind.WITNESS)
         with pytest.raises(NotWitnessed):
             self.verify(log, Witnesses((key,), 1))
         note = trio.run(LogReader(log).checkpoint)

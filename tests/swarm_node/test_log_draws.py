@@ -10,11 +10,11 @@ import trio
 from coordinator.audit.lottery import secret_of
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import drawing
-from ledger.drawing import ALL_PPM, Draw
-from ledger.entry import Commitment, Entry, Reveal, Verdict
+from ledger.drawing import ALL_PPM, LotteryDraw
+from ledger.entry import Commitment, Entry, Reveal, VerdictEntry
 from ledger.witness import Witnesses
 from protocol.errors import NotFound, ProofInvalid
-from swarm_node.log_draws import Drawn
+from swarm_node.log_draws import DrawSummary
 from swarm_node.log_reader import Folder, LogReader, Saving
 from swarm_node.log_verify import Verified, verify
 from tests.ledger.values import claim, credit, deposit, post, void
@@ -32,15 +32,15 @@ def log(tmp_path: Path) -> Log:
     return Log(SignedMetadata.create(tmp_path / "keys", tmp_path / "metadata", 3600.0, NOW), begun)
 
 
-def found(number: int, outcome: str = "pass") -> Verdict:
-    return Verdict.model_validate(
+def found(number: int, outcome: str = "pass") -> VerdictEntry:
+    return VerdictEntry.model_validate(
         {"claim_id": claim(number), "outcome": outcome, "validator": "replay/3", "evidence_digest": "e" * 64}
     )
 
 
-def reveal(log: Log, epoch: int, rates: dict[int, int], also: Sequence[Draw] = ()) -> None:
+def reveal(log: Log, epoch: int, rates: dict[int, int], also: Sequence[LotteryDraw] = ()) -> None:
     """The epoch ends: its secret and its list are public."""
-    own = [Draw(claim(number), rate) for number, rate in rates.items()]
+    own = [LotteryDraw(claim(number), rate) for number, rate in rates.items()]
     draws = sorted([*own, *also], key=lambda one: one.claim_id)
     log.lies[f"audits/{epoch}"] = json.dumps([[one.claim_id, one.rate_ppm] for one in draws]).encode()
     log.add([Reveal(epoch=epoch, secret=SECRETS[epoch], draws_digest=drawing.draws_digest(draws))])
@@ -63,7 +63,7 @@ def three_epochs(log: Log) -> None:
 def test_honest_lottery_is_proved_and_so_are_its_saved_files(log: Log, tmp_path: Path) -> None:
     three_epochs(log)
     proved = verified(log, LogReader(Saving(log, tmp_path / "saved")))
-    assert proved.audits == Drawn(claims=6, drawn=2, pardoned=1)
+    assert proved.audits == DrawSummary(claims=6, drawn=2, pardoned=1)
     assert verified(log, LogReader(Folder(tmp_path / "saved"))) == proved
 
 
@@ -79,13 +79,13 @@ def test_friend_that_was_drawn_and_paid_unseen_is_named(log: Log, late: tuple[En
 def test_who_was_drawn_and_is_not_paid_harms_nobody(log: Log, end: tuple[Entry, ...]) -> None:
     log.add([credit(7), *end])
     reveal(log, 1, {7: ALL_PPM})
-    assert verified(log).audits == Drawn(claims=1, drawn=1)
+    assert verified(log).audits == DrawSummary(claims=1, drawn=1)
 
 
 def test_friend_that_is_left_out_of_every_list_is_named(log: Log) -> None:
     log.add([credit(7), post(7)])
     reveal(log, 1, {})
-    assert verified(log).audits == Drawn(), "a part of the epoch's last group is drawn in the next one"
+    assert verified(log).audits == DrawSummary(), "a part of the epoch's last group is drawn in the next one"
     reveal(log, 2, {})
     with pytest.raises(ProofInvalid, match="is in no epoch's list"):
         verified(log)
@@ -96,7 +96,7 @@ def test_epoch_whose_secret_was_lost_is_audited_whole(log: Log) -> None:
     reveal(log, 2, {})
     log.add([credit(8), post(8)])
     reveal(log, 3, {8: NEVER})
-    assert verified(log).audits == Drawn(claims=1)
+    assert verified(log).audits == DrawSummary(claims=1)
 
 
 def test_what_an_audit_found_wrong_is_not_paid(log: Log) -> None:
@@ -119,8 +119,10 @@ def test_list_that_is_withheld_is_missed(log: Log) -> None:
         verified(log)
 
 
-@pytest.mark.parametrize("also", [Draw(claim(1), NEVER), Draw(claim(77), NEVER)], ids=["twice", "nobody's"])
-def test_list_of_claims_that_are_none_is_refused(log: Log, also: Draw) -> None:
+@pytest.mark.parametrize(
+    "also", [LotteryDraw(claim(1), NEVER), LotteryDraw(claim(77), NEVER)], ids=["twice", "nobody's"]
+)
+def test_list_of_claims_that_are_none_is_refused(log: Log, also: LotteryDraw) -> None:
     log.add([credit(1)])
     reveal(log, 1, {1: NEVER}, [also])
     with pytest.raises(ProofInvalid, match="wrongly"):

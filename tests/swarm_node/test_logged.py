@@ -9,8 +9,8 @@ import trio
 
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import tiles
-from ledger.entry import Entry, Verdict
-from ledger.proof import Receipt
+from ledger.entry import Entry, VerdictEntry
+from ledger.proof import LedgerReceipt
 from ledger.tiles import TILE_HASHES, Tile, tile_of
 from protocol import chunks
 from protocol.auditing import Explanation, Explanations
@@ -33,9 +33,9 @@ def log(tmp_path: Path) -> Log:
     return Log(SignedMetadata.create(tmp_path / "keys", tmp_path / "metadata", 3600.0, NOW), BEFORE)
 
 
-def verdict(outcome: Literal["pass", "hard"] = "hard", report: bytes = REPORT, of: int = CLAIM) -> Verdict:
+def verdict(outcome: Literal["pass", "hard"] = "hard", report: bytes = REPORT, of: int = CLAIM) -> VerdictEntry:
     digest = chunks.digest(report)
-    return Verdict(claim_id=claim(of), outcome=outcome, validator="replay/1", evidence_digest=digest)
+    return VerdictEntry(claim_id=claim(of), outcome=outcome, validator="replay/1", evidence_digest=digest)
 
 
 def told(**change: Any) -> Explanation:
@@ -115,7 +115,7 @@ def test_a_receipt_that_this_home_keeps_finds_the_lie_where_the_coordinator_show
 
 def test_a_receipt_that_points_behind_the_end_is_not_believed(log: Log, tmp_path: Path) -> None:
     log.add([verdict("pass"), post(CLAIM)])
-    honest = Receipt.from_bytes(log._honest(receipt_of(CLAIM)) or b"")
+    honest = LedgerReceipt.from_bytes(log._honest(receipt_of(CLAIM)) or b"")
     (credited, *rest) = honest.entries
     moved = honest.model_copy(update={"entries": (credited.model_copy(update={"index": 99}), *rest)})
     log.lies[receipt_of(CLAIM)] = moved.to_bytes()

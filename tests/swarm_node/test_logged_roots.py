@@ -14,7 +14,7 @@ from coordinator.publishing.role_keys import LEDGER, RoleKeys
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger.checkpoint import Checkpoint, sign
 from ledger.entry import Root
-from ledger.note import Key
+from ledger.note import NoteKey
 from ledger.witness import Witnesses
 from protocol import chunks
 from protocol.errors import CheckpointInvalid, ProofInvalid, RolledBack, UntrustedMetadata
@@ -77,7 +77,7 @@ def test_a_root_that_was_replaced_in_secret_is_found(log: Log, tmp_path: Path, r
     log.lies[SECOND] = lie
     if role == LEDGER:  # the reader's checkpoint must be signed by the key that the reader is told of
         said = log.checkpoint()
-        key = Key(log.key.name, shown.ledger_public())
+        key = NoteKey(log.key.name, shown.ledger_public())
         log.lies["ledger/checkpoint"] = sign(Checkpoint(key.name, said.size, said.root), key, shown.sign_for_ledger)
     with pytest.raises(UntrustedMetadata) as found:
         verified(log, LogReader(Saving(log, tmp_path / "saved")))
@@ -234,7 +234,7 @@ class Growing(LogReader):
 
 def test_a_checkpoint_by_a_key_that_no_root_names_is_refused(log: Log) -> None:
     said = log.checkpoint()
-    thief = Key(log.key.name, THIEF.public_key().public_bytes_raw())
+    thief = NoteKey(log.key.name, THIEF.public_key().public_bytes_raw())
     log.lies["ledger/checkpoint"] = sign(Checkpoint(thief.name, said.size, said.root), thief, THIEF.sign)
     with pytest.raises(CheckpointInvalid):
         verified(log)

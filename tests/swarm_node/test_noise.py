@@ -11,9 +11,9 @@ from swarm_node.p2p.noise import (
     PLAINTEXT_MAX_BYTES,
     UNSENT_MAX_BYTES,
     UNSENT_MIN_BYTES,
+    NoiseSealer,
     Opener,
-    Pace,
-    Sealer,
+    SendPace,
 )
 from swarm_node.p2p.noise_xx import NoiseBroken
 
@@ -21,7 +21,7 @@ KEY = bytes(range(32))
 
 
 def sealed(*plaintexts: bytes, nonce: int = 0) -> bytes:
-    return Sealer(KEY, nonce).seal(plaintexts)
+    return NoiseSealer(KEY, nonce).seal(plaintexts)
 
 
 @given(st.lists(st.binary(max_size=50) | st.just(bytes(PLAINTEXT_MAX_BYTES)), max_size=6), st.integers(1, 200_000))
@@ -68,7 +68,7 @@ def test_a_changed_bit_is_found_out(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("order", [(0, 0), (1, 0), (1,), (0, 2)])
 def test_repeated_reordered_and_dropped_messages_are_found_out(order: tuple[int, ...]) -> None:
-    sealer = Sealer(KEY, 0)
+    sealer = NoiseSealer(KEY, 0)
     messages = [sealer.seal([bytes([number])]) for number in range(3)]
     with pytest.raises(NoiseBroken, match="damaged, repeated or forged"):
         Opener(KEY, 0).open(b"".join(messages[number] for number in order))
@@ -82,7 +82,7 @@ def test_a_message_without_room_for_its_tag_is_refused() -> None:
 def test_a_nonce_is_never_used_twice() -> None:
     last = 2**64 - 2
     wire = sealed(b"last", nonce=last)
-    sealer = Sealer(KEY, last)
+    sealer = NoiseSealer(KEY, last)
     sealer.seal([b"last"])
     with pytest.raises(NoiseBroken, match="used up"):
         sealer.seal([b"one more"])
@@ -103,7 +103,7 @@ def test_what_is_missing_is_known_once_the_length_is_here() -> None:
     assert opener.missing == 2
 
 
-def paced(pace: Pace, bytes_per_s: float, *, from_s: float = 0.0) -> int:
+def paced(pace: SendPace, bytes_per_s: float, *, from_s: float = 0.0) -> int:
     """What is given ahead after two seconds of writing to a link of that pace."""
     write_s = 65_536 / bytes_per_s
     return [pace.write(65_536, from_s + number * write_s) for number in range(2 + int(2 / write_s))][-1]
@@ -114,16 +114,16 @@ def paced(pace: Pace, bytes_per_s: float, *, from_s: float = 0.0) -> int:
     [(1e4, UNSENT_MIN_BYTES), (3e5, 16_384), (6e5, 32_768), (12.5e6, UNSENT_MAX_BYTES), (1e8, UNSENT_MAX_BYTES)],
 )
 def test_a_link_is_given_ahead_what_it_takes_in_a_moment(bytes_per_s: float, unsent_bytes: int) -> None:
-    assert paced(Pace(), bytes_per_s) == unsent_bytes
+    assert paced(SendPace(), bytes_per_s) == unsent_bytes
 
 
 def test_a_queue_that_swallows_some_writes_at_once_is_not_taken_for_a_fast_link() -> None:
-    pace = Pace()
+    pace = SendPace()
     bursts = [pace.write(16_384, second + number / 1e6) for second in range(5) for number in range(4)]
     assert set(bursts) == {UNSENT_MIN_BYTES}
 
 
 def test_a_link_that_becomes_slow_is_given_less() -> None:
-    pace = Pace()
+    pace = SendPace()
     assert paced(pace, 1e8) == UNSENT_MAX_BYTES
     assert paced(pace, 1e5, from_s=2.0) == UNSENT_MIN_BYTES

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import limits
-from swarm_node.p2p.noise import Opener, Sealer
-from swarm_node.p2p.noise_xx import MESSAGES, TABLE, Event, NoiseBroken, Role, XxHandshake
+from swarm_node.p2p.noise import NoiseSealer, Opener
+from swarm_node.p2p.noise_xx import MESSAGES, TABLE, HandshakeStep, NoiseBroken, Role, XxHandshake
 
 FOLDER = Path(__file__).parent
 VECTORS = json.loads((FOLDER / "noise_xx_vectors.json").read_text())["vectors"]
@@ -79,7 +79,7 @@ def test_the_public_vectors_come_out_byte_for_byte(vector: dict[str, Any]) -> No
     assert responder.is_finished
     assert initiator.hash == responder.hash
     assert "handshake_hash" not in vector or initiator.hash.hex() == vector["handshake_hash"]
-    sealers = [Sealer(side.keys[0], 0) for side in (responder, initiator)]
+    sealers = [NoiseSealer(side.keys[0], 0) for side in (responder, initiator)]
     openers = [Opener(side.keys[1], 0) for side in (initiator, responder)]
     for number, (payload, expected) in enumerate(messages[MESSAGES:]):
         sealed = sealers[number % 2].seal([payload])
@@ -122,14 +122,14 @@ def test_a_wrong_message_ends_the_handshake_for_good(case: dict[str, Any]) -> No
 
 
 def test_every_step_that_the_table_does_not_list_is_a_mistake_of_the_caller() -> None:
-    for role, passed, event in product(Role, range(MESSAGES + 1), Event):
+    for role, passed, event in product(Role, range(MESSAGES + 1), HandshakeStep):
         sides = fresh()
         for writer, reader in in_turns(sides)[:passed]:
             reader.read(writer.write())
         side = sides[role is Role.RESPONDER]
         if (role, passed, event) not in TABLE:
             with pytest.raises(RuntimeError, match=f"must not {event.value} after {passed} messages"):
-                (side.write if event is Event.WRITE else side.read)(b"")
+                (side.write if event is HandshakeStep.WRITE else side.read)(b"")
     assert len(TABLE) == 2 * MESSAGES
 
 

@@ -24,7 +24,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.yamux import TICK_S, YamuxConnection
-from swarm_node.p2p.yamux_frames import INITIAL_WINDOW_BYTES, Kind, PeerSilent, pack
+from swarm_node.p2p.yamux_frames import INITIAL_WINDOW_BYTES, FrameKind, PeerSilent, pack
 from swarm_node.p2p.yamux_machine import BODY_MAX_BYTES
 from tests.swarm_node.muxed_world import PROTOCOL, close_all, face_to_face, host_of, info_of, stock_muxer
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, key
@@ -161,7 +161,7 @@ async def test_a_peer_that_ignores_flow_control_fills_no_memory(kind: str, autoj
     async with face_to_face(YamuxConnection, MUXERS[kind]) as (one, two):
         stream = await one.muxed.open_stream()
         other = await two.muxed.accept_stream()
-        frame = pack(Kind.DATA, 0, stream.stream_id, BODY_MAX_BYTES) + bytes(BODY_MAX_BYTES)
+        frame = pack(FrameKind.DATA, 0, stream.stream_id, BODY_MAX_BYTES) + bytes(BODY_MAX_BYTES)
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             for _ in range(2**23 // len(frame)):
                 await one.muxed.secured_conn.send([frame])

@@ -21,7 +21,7 @@ from protocol.messages import Peer
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.disk import DiskFailed
-from swarm_node.p2p.download import FetchReport, NoSource, Progress
+from swarm_node.p2p.download import DownloadProgress, FetchReport, NoSource
 from swarm_node.p2p.fetch import Began, Delivered, Outcome, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link
@@ -224,7 +224,7 @@ async def test_a_peer_killed_in_mid_transfer_costs_a_moment(tmp_path: Path) -> N
     with server_process(served, 2) as (process, doomed):
         async with node(1, honest(served)) as seeder, node(3) as me:
 
-            def kill_in_the_middle(progress: Progress) -> None:
+            def kill_in_the_middle(progress: DownloadProgress) -> None:
                 if progress.chunks_done == 10:
                     process.kill()
 
@@ -279,7 +279,7 @@ async def test_somebody_else_at_a_peers_address_gets_nothing(tmp_path: Path) -> 
 @pytest.mark.trio
 async def test_an_interrupted_download_resumes_from_what_is_stored(tmp_path: Path) -> None:
     first = dict(list(VERSION.chunks.items())[:10])
-    blobs, progress = store(tmp_path / "me", first), list[Progress]()
+    blobs, progress = store(tmp_path / "me", first), list[DownloadProgress]()
     async with node(1, honest(store(tmp_path / "seeder", VERSION.chunks))) as seeder, node(3) as me:
         report = await fetch(VERSION, plan_of(as_seeder(seeder)), me, blobs, on_progress=progress.append)
     assert report.bytes_on_disk == sum(map(len, first.values()))
@@ -329,7 +329,7 @@ async def test_a_cancelled_download_leaves_only_whole_chunks_and_resumes(tmp_pat
     async with node(1, honest(store(tmp_path / "seeder", VERSION.chunks))) as seeder, node(3) as me:
         with trio.CancelScope() as scope:
 
-            def cancel_in_the_middle(progress: Progress) -> None:
+            def cancel_in_the_middle(progress: DownloadProgress) -> None:
                 if progress.chunks_done == 8:
                     scope.cancel()
 

@@ -14,7 +14,7 @@ from protocol.errors import DiskFull
 from protocol.frames import Bye, Chunk, Farewell, Want, encode
 from protocol.ids import ChunkId
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Failed, Lied, Outcome, Parted, Upstream
+from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Lied, Outcome, Parted, Upstream, UpstreamFailed
 from swarm_node.p2p.link import Link
 from tests.swarm_node.p2p_world import (
     PATIENT_SECONDS,
@@ -115,7 +115,7 @@ async def test_who_lies_and_leaves_has_lied(tmp_path: Path, behind: bytes, leave
 async def test_the_chunks_of_who_leaves_are_kept(tmp_path: Path, behind: bytes, leave: Leave) -> None:
     *chunks, end = await told_by(answering(sound, behind, leave), store(tmp_path))
     assert {chunk.chunk for chunk in chunks if isinstance(chunk, Delivered)} == set(CHUNKS[:ASKED])
-    assert isinstance(end, Failed | Parted)
+    assert isinstance(end, UpstreamFailed | Parted)
     assert holds_exactly(BlobStore(tmp_path), {name: sound(name) for name in CHUNKS[:ASKED]})
 
 
@@ -169,7 +169,7 @@ async def test_the_end_of_a_peer_waits_for_the_disk_but_not_for_ever(tmp_path: P
         told = await told_by(
             answering(sound, encode(Bye(Farewell.DONE)), wait), blobs, replace(QUICK.deadlines, store_s=0.2)
         )
-        assert [type(end) for end in told] == [Failed]
+        assert [type(end) for end in told] == [UpstreamFailed]
         assert trio.current_time() - started < PATIENT_SECONDS / 2
 
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from protocol.messages import Peer, Plan
+from protocol.messages import FetchPlan, Peer
 from swarm_node.p2p.link import Link
 from tests.swarm_node.p2p_world import (
     PATIENT_SECONDS,
@@ -38,7 +38,7 @@ NEVER_LATE = replace(UNHURRIED, picker=PATIENT)
 SIZE = sum(map(len, VERSION.chunks.values()))
 
 
-def spare_seeder(parent: Peer, seeder: Peer, *, help_rate: float) -> Plan:
+def spare_seeder(parent: Peer, seeder: Peer, *, help_rate: float) -> FetchPlan:
     """All stripes are the parent's; of the seeder no more is to be asked than so many bytes per second, 0 freely."""
     plan = plan_of(parent)
     return plan.model_copy(update={"peers": (*plan.peers, seeder), "help_rate": help_rate})

@@ -17,7 +17,7 @@ from protocol.messages import Peer
 from protocol.signing import NodeKey
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.fetch import Deadlines, Delivered, Failed, Outcome, Refused, Upstream
+from swarm_node.p2p.fetch import ChunkRefused, Deadlines, Delivered, Outcome, Upstream, UpstreamFailed
 from swarm_node.p2p.link import Link, PeerStalled
 from swarm_node.p2p.serve import ChunkServer, ServeLimits, _Conversation
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, honest, make_version, node, sizes_of, store
@@ -91,9 +91,9 @@ async def asked(folder: Path, script: Sequence[Event], wanted: int) -> list[tupl
         nursery.start_soon(upstream.run)
         for name in CHUNKS[:wanted]:
             upstream.ask(name)
-        while len(found) < wanted and not (found and isinstance(found[-1][1], Failed)):
+        while len(found) < wanted and not (found and isinstance(found[-1][1], UpstreamFailed)):
             news = await heard.receive()
-            if isinstance(news, Delivered | Refused | Failed):
+            if isinstance(news, Delivered | ChunkRefused | UpstreamFailed):
                 found.append((trio.current_time() - started, news))
         nursery.cancel_scope.cancel()
     return found
@@ -112,7 +112,7 @@ async def test_a_parent_that_says_again_and_again_that_it_still_waits_is_not_giv
 ) -> None:
     absent = [(30.0, Reject(name, Reason.ABSENT)) for name in CHUNKS[:3]]
     told = await asked(tmp_path, [*absent, (30.0, chunk(3))], wanted=4)
-    assert [type(news) for _, news in told] == [Refused] * 3 + [Delivered]
+    assert [type(news) for _, news in told] == [ChunkRefused] * 3 + [Delivered]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_a_parent_that_owes_chunks_and_sends_none_is_given_up(
 ) -> None:
     told = await asked(tmp_path, script, wanted=4)
     at_s, last = told[-1]
-    assert isinstance(last, Failed)
+    assert isinstance(last, UpstreamFailed)
     assert at_s == pytest.approx(given_up_at)
 
 

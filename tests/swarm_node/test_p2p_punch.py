@@ -15,7 +15,7 @@ from protocol import limits
 from protocol.messages import Peer
 from protocol.signing import NodeKey
 from swarm_node.p2p.host import Host
-from swarm_node.p2p.punch import PunchBudget, Report
+from swarm_node.p2p.punch import PunchBudget, ReachReport
 from tests.swarm_node.p2p_world import (
     PATIENT_SECONDS,
     as_peer,
@@ -63,10 +63,10 @@ async def test_two_that_dial_each_other_at_once_have_one_connection_and_feed_eac
         assert [len(host._connections()) for host in (it, me)] == [1, 1]
         assert me.dials.tell() == ([], []), "who was punched is not known to be dialable"
         await until("both to know that it worked", lambda: it.punches.has_news and me.punches.has_news)
-        assert it.punches.report() == Report(punched=(me.node_id,))
-        assert me.punches.report() == Report(punched=(it.node_id,))
+        assert it.punches.report() == ReachReport(punched=(me.node_id,))
+        assert me.punches.report() == ReachReport(punched=(it.node_id,))
         me.punches.confirm(me.punches.report())
-        assert me.punches.report() == Report()
+        assert me.punches.report() == ReachReport()
         assert not me.punches.has_news
 
 

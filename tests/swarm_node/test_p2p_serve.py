@@ -14,7 +14,7 @@ from protocol.chunks import chunk_id
 from protocol.exchange import Requester
 from protocol.frames import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
 from protocol.ids import ChunkId, NodeId
-from swarm_node.allowance.uploads import Uploads
+from swarm_node.allowance.uploads import UploadCounter
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.host import Host, HostSettings
@@ -368,7 +368,7 @@ async def test_a_want_taken_back_while_it_waits_costs_no_bytes(tmp_path: Path) -
 
 @pytest.mark.trio
 async def test_at_the_owners_cap_a_want_is_answered_with_busy_and_nothing_more_leaves(tmp_path: Path) -> None:
-    uploads = Uploads(tmp_path, lambda: datetime.now(UTC))
+    uploads = UploadCounter(tmp_path, lambda: datetime.now(UTC))
     uploads.cap_bytes = len(VERSION.chunks[CHUNKS[0]])
     async with served(store(tmp_path, VERSION.chunks)) as (server, host, client):
         server.meter = uploads.take

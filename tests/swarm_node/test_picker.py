@@ -12,7 +12,7 @@ from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.picker import Ask, Picker, TakeBack
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import Source
+from swarm_node.sources import ChunkSource
 from tests.swarm_node.picker_world import (
     CHUNKS,
     HTTP,
@@ -46,7 +46,7 @@ def test_no_source_has_more_to_answer_than_its_window() -> None:
 
 
 def test_the_seeder_alone_delivers_everything() -> None:
-    alone = Source("seeder", "seeder", range(STRIPES))
+    alone = ChunkSource("seeder", "seeder", range(STRIPES))
     picker = picker_for(alone)
     got = []
     while picker.missing:
@@ -158,7 +158,7 @@ def test_a_source_is_never_asked_for_what_it_still_owes() -> None:
 
 
 def test_at_the_end_who_has_nothing_to_do_takes_over_what_waits_for_its_turn_elsewhere() -> None:
-    both = [replace(PEER_A, stripes=(0, 1, 2)), Source("d", "peer")]
+    both = [replace(PEER_A, stripes=(0, 1, 2)), ChunkSource("d", "peer")]
     picker = Picker(CHUNKS[:2], CHUNKS[:2], both, stripes=STRIPES, rng=Random(1), now=0.0)
     picker.next(0.0)
     picker.had(PEER_A.name, CHUNKS[:2], 0.0)
@@ -171,7 +171,7 @@ def test_at_the_end_who_has_nothing_to_do_takes_over_what_waits_for_its_turn_els
 
 def test_what_is_kept_for_a_source_that_is_asked_for_it_early_is_not_asked_again() -> None:
     """The chunk began to come after all, and stalled: its heir is asked as for anything late, and only once."""
-    both = [replace(PEER_A, stripes=(0, 1, 2)), Source("d", "peer")]
+    both = [replace(PEER_A, stripes=(0, 1, 2)), ChunkSource("d", "peer")]
     picker = Picker(CHUNKS[:2], CHUNKS[:2], both, stripes=STRIPES, rng=Random(1), now=0.0)
     picker.next(0.0)
     picker.had(PEER_A.name, CHUNKS[:2], 0.0)
@@ -180,7 +180,7 @@ def test_what_is_kept_for_a_source_that_is_asked_for_it_early_is_not_asked_again
     assert picker.next(0.1) == [TakeBack(PEER_A.name, CHUNKS[1])]
     picker.delivered(PEER_A.name, CHUNKS[0], 0.2)
     picker.began(PEER_A.name, CHUNKS[1], 0.2)
-    asked = [chunk for tenths in range(3, 40) for chunk in asked_of(picker.next(tenths / 10), Source("d", "peer"))]
+    asked = [chunk for tenths in range(3, 40) for chunk in asked_of(picker.next(tenths / 10), ChunkSource("d", "peer"))]
     assert asked == [CHUNKS[1]]
 
 
@@ -233,7 +233,9 @@ def picker_after_refusals() -> list[Ask | TakeBack]:
 
 
 def test_a_late_answer_is_asked_of_one_other_source_at_a_time() -> None:
-    picker = picker_for(PEER_A, PEER_C, Source("d", "peer"), rules=replace(RULES, waits=2))  # so not all is asked of A
+    picker = picker_for(
+        PEER_A, PEER_C, ChunkSource("d", "peer"), rules=replace(RULES, waits=2)
+    )  # so not all is asked of A
     picker.next(0.0)
     for source in ("a-peer", "c-peer", "d"):
         picker.had(source, CHUNKS[:1], 0.0)
@@ -340,7 +342,7 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
 ) -> None:
     """Plays all sources by dice: each answer, refusal, failure and lie comes at some time, in some order."""
     chunks = [chunk_id(number.to_bytes(2)) for number in range(chunk_count)]
-    sources = [Source(f"peer-{number}", "peer", (number % STRIPES,)) for number in range(peer_count)]
+    sources = [ChunkSource(f"peer-{number}", "peer", (number % STRIPES,)) for number in range(peer_count)]
     sources += [SEEDER] * seeder + [HTTP] * origin
     picker = picker_for(*sources, chunks=chunks)
     habits = {source.name: chance.choice([*HABITS, "any"]) for source in sources}

@@ -6,7 +6,7 @@ from random import Random
 from protocol.chunks import chunk_id
 from swarm_node.picker import Picker
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import Source
+from swarm_node.sources import ChunkSource
 from tests.swarm_node.picker_world import PEER_A, PEER_C, RULES, SEEDER, STRIPES, asked_of, picker_for
 
 MANY = [chunk_id(number.to_bytes(2)) for number in range(300)]
@@ -67,7 +67,7 @@ def test_who_is_behind_takes_over_what_it_can_before_anybody_is_late() -> None:
 
 def test_nodes_that_ask_the_seeder_ask_for_different_chunks() -> None:
     """In one order, all would have the same at any time, and nothing to give to each other."""
-    alone = Source("seeder", "seeder", range(3))
+    alone = ChunkSource("seeder", "seeder", range(3))
     first = [
         Picker(MANY, MANY, [alone], stripes=3, rng=Random(seed), now=0.0, rules=replace(RULES, window=16)).next(0.0)
         for seed in range(2)
@@ -76,14 +76,14 @@ def test_nodes_that_ask_the_seeder_ask_for_different_chunks() -> None:
 
 
 def test_the_seeder_is_asked_for_what_no_peer_holds() -> None:
-    alone = Source("seeder", "seeder", range(3))
+    alone = ChunkSource("seeder", "seeder", range(3))
     picker = picker_for(alone, replace(PEER_A, stripes=()), chunks=MANY[:20])
     picker.had(PEER_A.name, MANY[:18], 0.0)
     assert set(asked_of(picker.next(0.0), alone)) == set(MANY[18:20])
 
 
 def test_whose_exchange_ended_does_not_count_as_one_that_holds_nothing() -> None:
-    spares = [Source("d", "peer"), Source("e", "peer")]
+    spares = [ChunkSource("d", "peer"), ChunkSource("e", "peer")]
     picker = picker_for(PEER_A, PEER_C, *spares, chunks=MANY)
     for peer in (PEER_A, PEER_C):
         picker.had(peer.name, MANY, 0.0)
@@ -100,7 +100,7 @@ def test_whose_exchange_ended_does_not_count_as_one_that_holds_nothing() -> None
 
 
 def test_whom_a_later_plan_does_not_name_does_not_count_as_one_that_holds_nothing() -> None:
-    gone = [Source(name, "peer") for name in ("never", "reached")]
+    gone = [ChunkSource(name, "peer") for name in ("never", "reached")]
     picker = picker_for(PEER_A, *gone, chunks=MANY)
     picker.had(PEER_A.name, MANY, 0.0)
     picker.next(0.0)

@@ -13,7 +13,7 @@ from protocol.ids import ChunkId
 from swarm_node.p2p.link import Link
 from swarm_node.picker import Ask, Picker, TakeBack
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import Source
+from swarm_node.sources import ChunkSource
 from tests.swarm_node.p2p_world import (
     QUICK,
     as_peer,
@@ -79,7 +79,7 @@ def test_an_origin_that_sends_on_what_was_taken_back_is_not_asked_for_it_again()
     assert asked_of(picker.next(late_s), HTTP) == []
 
 
-def lost_by(source: Source, chunks: list[ChunkId], picker: Picker, now: float) -> None:
+def lost_by(source: ChunkSource, chunks: list[ChunkId], picker: Picker, now: float) -> None:
     """It says that it holds these, and has none of them when asked."""
     picker.had(source.name, chunks, now)
     for chunk in chunks:

@@ -18,7 +18,7 @@ from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.picker import Ask, Picker
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import Source
+from swarm_node.sources import ChunkSource
 from tests.swarm_node.picker_world import HTTP, RULES, SEEDER, STRIPES, picker_for
 
 SEEDS = 4000
@@ -40,7 +40,7 @@ USUAL_S, SLOW_S, SILENCE_S = 0.3, 6.0, 60.0
 class Player:
     """One source, what it does, and what it was asked for."""
 
-    source: Source
+    source: ChunkSource
     habit: str
     holds: list[ChunkId]
     """What it says it holds; of these, who is honest has all, and who is absent or boasts none."""
@@ -63,7 +63,7 @@ class Play:
         self._chance = chance = Random(seed)
         self._chunks = [chunk_id(number.to_bytes(2)) for number in range(chance.choice(SIZES))]
         self._missing = set(self._chunks)
-        peers = [Source(f"peer-{number}", "peer") for number in range(chance.randint(0, PEERS_MAX))]
+        peers = [ChunkSource(f"peer-{number}", "peer") for number in range(chance.randint(0, PEERS_MAX))]
         seeders = [SEEDER, replace(SEEDER, name="another seeder")]
         self._players = {source.name: self._player(source) for source in (*peers, *seeders, HTTP)}
         self._honest = self._players[chance.choice([HTTP, SEEDER, *peers[:1]]).name]
@@ -86,13 +86,13 @@ class Play:
             self._wait()
         assert not self._picker.missing
 
-    def _player(self, source: Source) -> Player:
+    def _player(self, source: ChunkSource) -> Player:
         habit = self._chance.choice(ORIGIN_HABITS if source == HTTP else (*HABITS, "any"))
         tells_all = source.kind != "peer" or habit == "boasts"
         share = 1.0 if tells_all else self._chance.choice([0.0, 0.5, 1.0])
         return Player(source, habit, [chunk for chunk in self._chunks if self._chance.random() < share])
 
-    def _drawn_plan(self) -> dict[str, Source]:
+    def _drawn_plan(self) -> dict[str, ChunkSource]:
         """Some of all, at most one seeder, and the honest source; its parts by chance."""
         chance, players = self._chance, self._players.values()
         named = {player.name: player.source for player in players if player is self._honest or chance.random() < 0.6}

@@ -10,7 +10,7 @@ from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.picker import Ask, Picker, TakeBack
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import Source
+from swarm_node.sources import ChunkSource
 from tests.swarm_node.picker_world import HTTP, PEER_A, PEER_C, RULES, SEEDER, asked_of, picker_for, taken_back_from
 
 MANY = [chunk_id(number.to_bytes(2)) for number in range(300)]
@@ -22,7 +22,7 @@ SOON_S = 1.0
 class Talk:
     """Sources that answer one chunk each `every_s`, unless they are stopped; looks that come in time, or late."""
 
-    def __init__(self, picker: Picker, *sources: Source, every_s: float = 0.1) -> None:
+    def __init__(self, picker: Picker, *sources: ChunkSource, every_s: float = 0.1) -> None:
         self.picker, self.now, self.every_s = picker, 0.0, every_s
         self.owed: dict[str, list[ChunkId]] = {source.name: [] for source in sources}
         self.stopped: set[str] = set()
@@ -60,7 +60,7 @@ class Talk:
                 self.picker.refused(order.source, order.chunk, Reason.CANCELLED, self.now)
 
 
-def talk_of(*sources: Source, every_s: float = 0.1, pace: PlanPace | None = None) -> Talk:
+def talk_of(*sources: ChunkSource, every_s: float = 0.1, pace: PlanPace | None = None) -> Talk:
     """They have talked for a while; each holds everything."""
     talk = Talk(picker_for(*sources, chunks=MANY, pace=pace), *sources, every_s=every_s)
     for source in sources:
@@ -70,7 +70,7 @@ def talk_of(*sources: Source, every_s: float = 0.1, pace: PlanPace | None = None
     return talk
 
 
-def may_be_silent_s(talk: Talk, source: Source) -> float:
+def may_be_silent_s(talk: Talk, source: ChunkSource) -> float:
     """How long it takes until all is taken back that a source owes which stops now."""
     talk.stopped.add(source.name)
     began, taken_back = talk.now, list[ChunkId]()

@@ -3,14 +3,14 @@
 import pytest
 
 from protocol.chunks import chunk_id
-from swarm_node.sources import Source
+from swarm_node.sources import ChunkSource
 from tests.swarm_node.picker_world import CHUNKS, PEER_A, PEER_C, RULES, SEEDER, STRIPES, asked_of, picker_for
 
 
 def open_wants(*phases: tuple[int, float]) -> list[int]:
     """How many WANTs a source has after each phase: so many chunks, each taking 0.1 s, so long after one another."""
     many = [chunk_id(number.to_bytes(2)) for number in range(400)]
-    alone = Source("seeder", "seeder", range(STRIPES))
+    alone = ChunkSource("seeder", "seeder", range(STRIPES))
     picker = picker_for(alone, chunks=many)
     owed, found, now = asked_of(picker.next(0.0), alone), [], 0.0
     for chunks, idle_s in phases:
@@ -32,7 +32,7 @@ def test_a_link_that_falls_idle_between_chunks_is_asked_for_more_until_it_does_n
 
 
 def test_the_time_that_a_want_travels_does_not_count_as_time_of_sending() -> None:
-    alone = Source("seeder", "seeder", range(STRIPES))
+    alone = ChunkSource("seeder", "seeder", range(STRIPES))
     picker = picker_for(alone, chunks=CHUNKS[:1])
     assert len(picker.next(0.0)) == 1
     picker.began(alone.name, CHUNKS[0], 0.4)

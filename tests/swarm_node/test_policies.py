@@ -17,12 +17,12 @@ from protocol.chunks import chunk_id
 from protocol.errors import NotFound, RequestExpired, SwarmError, UnknownNode, Unreachable, UntrustedMetadata
 from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, PolicyManifest
-from protocol.messages import Peer, Plan, PlanRequest, Receipt
+from protocol.messages import FetchPlan, Peer, PlanRequest, TransferReceipt
 from protocol.signing import NodeKey
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.host import Host
-from swarm_node.p2p.punch import Report
+from swarm_node.p2p.punch import ReachReport
 from swarm_node.p2p.serve import ChunkServer
 from swarm_node.policies import REFRESH_S, RETRY_S, PolicyFollower, refresh_in_s
 from tests.swarm_node.p2p_world import (
@@ -73,11 +73,11 @@ class Round:
         self.own_network = True
         self.dials = SimpleNamespace(begin=lambda peer: None, tell=lambda: ([], []))
         self.punches = SimpleNamespace(
-            follow=lambda punches, observers: None, has_news=False, report=Report, confirm=lambda report: None
+            follow=lambda punches, observers: None, has_news=False, report=ReachReport, confirm=lambda report: None
         )
 
     async def learn(self) -> None: ...
-    async def fetched(self, receipt: Receipt) -> None: ...
+    async def fetched(self, receipt: TransferReceipt) -> None: ...
 
     async def at_home(self) -> bool:
         return True
@@ -95,7 +95,7 @@ class Round:
             raise error
         return self._version.manifest
 
-    async def plan(self, request: PlanRequest) -> Plan:
+    async def plan(self, request: PlanRequest) -> FetchPlan:
         self.plans += 1
         if self.trouble:
             error, self.trouble = self.trouble, self.trouble if self.stubborn else None

@@ -10,7 +10,7 @@ import pytest
 from protocol import canonical, evidence
 from protocol.auditing import Explanation, Explanations
 from protocol.errors import DiskFull, LeaseClosed, NonceReplayed, Overloaded, SwarmError, TokensInvalid
-from protocol.evidence import Evidence
+from protocol.evidence import RejectionEvidence
 from protocol.ids import LeaseId
 from protocol.messages import Submission, SubmissionReply, Verdict
 from protocol.signing import NodeKey
@@ -42,7 +42,7 @@ def envelope(lease_id: str) -> bytes:
     return KEY.seal("rollout", lease_id.encode())
 
 
-def found(error: SwarmError, lease_id: str) -> Evidence:
+def found(error: SwarmError, lease_id: str) -> RejectionEvidence:
     return evidence.of(error, envelope=envelope(lease_id), lease_id=lease_id)
 
 
@@ -85,7 +85,7 @@ async def test_a_refused_request_is_kept_for_each_of_its_rollouts_until_they_are
 class Full(Refusals):
     """A record on a disk without room."""
 
-    def keep(self, lease_id: str, envelope: bytes, evidence: Evidence) -> None:
+    def keep(self, lease_id: str, envelope: bytes, evidence: RejectionEvidence) -> None:
         raise DiskFull("No room.")
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from protocol.chunks import digest
 from protocol.errors import Unreachable
-from protocol.fragment import Fragment, Part
+from protocol.fragment import Fragment, FragmentPart
 from protocol.lease import Lease
 from protocol.messages import LeaseProgress, LeaseProgressReply
 from protocol.rollout import pack_logprobs, pack_tokens
 from protocol.signing import NodeKey, open_envelope
-from swarm_node.teller import TELL_S, Teller
+from swarm_node.teller import TELL_S, ProgressReporter
 
 pytestmark = pytest.mark.trio
 
@@ -33,7 +33,7 @@ class World:
         self.told: list[LeaseProgress] = []
         self.takes, self.away = True, False
         self.gone: tuple[str, ...] = ()
-        self.teller = Teller(cast(Any, self), NodeKey(bytes(32)), "0" * 64)
+        self.teller = ProgressReporter(cast(Any, self), NodeKey(bytes(32)), "0" * 64)
         self.teller.begin(LEASE)
 
     async def progress(self, message: LeaseProgress) -> LeaseProgressReply:
@@ -46,7 +46,7 @@ class World:
     def grow(self, sample: int, start: int, *tokens: int) -> None:
         packed, logprobs = pack_tokens(list(tokens)), pack_logprobs([-1.0] * len(tokens))
         self.teller.grew(
-            LEASE.lease_id, [Part(sample=sample, start=start, tokens=packed, logprobs=logprobs, finish="")]
+            LEASE.lease_id, [FragmentPart(sample=sample, start=start, tokens=packed, logprobs=logprobs, finish="")]
         )
 
     def payloads(self) -> list[bytes]:

@@ -10,13 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from coordinator.audit.calibration import SHIPPED, read
-from coordinator.audit.replay import Measured
+from coordinator.audit.replay import ReplayMeasurement
 from coordinator.audit.verdict import judge
 from ledger.book import ClaimState
 from protocol.auditing import Explanation, Explanations
 from protocol.chunks import digest
 from protocol.errors import ProofInvalid
-from protocol.lease import State
+from protocol.lease import LeaseState
 from protocol.rollout import RolloutClaim, Sample, pack_tokens
 from protocol.signing import NodeKey
 from swarm_node import identity, why
@@ -41,7 +41,7 @@ def a_report() -> dict[str, Any]:
     dictated[2] = 77
     margins, said = np.zeros(10), np.full(10, -0.5)
     margins[2], said[5] = 31.25, -0.125
-    measured = Measured(
+    measured = ReplayMeasurement(
         sample=np.zeros(10, np.int64),
         position=np.arange(10),
         context=np.arange(10),
@@ -106,7 +106,7 @@ def test_the_one_lease_that_is_named_is_told_in_full() -> None:
 
 
 def test_every_state_that_a_lease_can_have_is_explained() -> None:
-    assert set(why.MEANING) == {*State, ClaimState.PENDING, ClaimState.POSTED, ClaimState.VOIDED}
+    assert set(why.MEANING) == {*LeaseState, ClaimState.PENDING, ClaimState.POSTED, ClaimState.VOIDED}
 
 
 def test_scripts_get_a_command_that_works_at_the_node_and_not_the_operators() -> None:

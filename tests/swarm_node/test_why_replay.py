@@ -20,7 +20,7 @@ from protocol.rollout import RolloutClaim, pack_tokens
 from protocol.signing import NodeKey, open_envelope
 from protocol.trust import Documents
 from swarm_node import why
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 from swarm_node.join_string import JoinString, round_folder
 from swarm_node.leased import FILE, Leased
@@ -61,7 +61,7 @@ def explained(policies: dict[int, Path]) -> Explanation:
     lease = Lease(**terms, samples=SAMPLES, prompt=prompt, price_micros_per_mtok=1, expires_ms=1, judged_as=CLASS)
     engine, done = TorchEngine(), list[GroupDone]()
     engine.load(policies[BEFORE], BEFORE)
-    request = Request(
+    request = SampleRequest(
         request_id=lease.lease_id, version=BEFORE, prompt=lease.prompt, seed=lease.seed, samples=SAMPLES,
         max_new_tokens=NEW_TOKENS, temperature=1.0,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from protocol.errors import DiskFull, EngineFailed, EngineNotStarted, Unreachable
 from swarm_node.appetite import ASK_AGAIN_S
-from swarm_node.policies import Policy
+from swarm_node.policies import HeldVersion
 from swarm_node.worker import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, LOAD_AGAIN_S, VERSION_FAILURES_MAX
 from tests.swarm_node.worker_world import World, answered, policy
 
@@ -169,7 +169,7 @@ async def test_a_version_that_was_removed_before_it_could_be_loaded_gives_way_to
     world.pruned[1] = True
     pick = world.usable_now
 
-    def publish() -> Policy | None:
+    def publish() -> HeldVersion | None:
         chosen, world.ready = pick(), policy(2)
         return chosen
 

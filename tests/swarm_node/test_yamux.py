@@ -9,7 +9,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamEOF,
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from swarm_node.p2p.yamux import TICK_S
-from swarm_node.p2p.yamux_frames import Kind, PeerSilent, WindowExceeded, pack
+from swarm_node.p2p.yamux_frames import FrameKind, PeerSilent, WindowExceeded, pack
 from swarm_node.p2p.yamux_machine import BODY_MAX_BYTES
 from tests.swarm_node.muxed_world import face_to_face
 
@@ -186,7 +186,7 @@ async def test_a_peer_that_ignores_flow_control_is_cut_off() -> None:
     async with face_to_face() as (one, two):
         stream = await one.muxed.open_stream()
         await two.muxed.accept_stream()
-        frame = pack(Kind.DATA, 0, stream.stream_id, BODY_MAX_BYTES) + bytes(BODY_MAX_BYTES)
+        frame = pack(FrameKind.DATA, 0, stream.stream_id, BODY_MAX_BYTES) + bytes(BODY_MAX_BYTES)
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while True:
                 await one.muxed.secured_conn.send([frame])

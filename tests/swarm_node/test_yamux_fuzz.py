@@ -7,14 +7,14 @@ from itertools import product
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swarm_node.p2p.yamux_frames import INITIAL_WINDOW_BYTES, LENGTH_MAX, Flag, Kind, MuxViolation, pack
-from swarm_node.p2p.yamux_machine import BODY_MAX_BYTES, Arrived, Ended, Event, Left, Machine, Opened, Reset
+from swarm_node.p2p.yamux_frames import INITIAL_WINDOW_BYTES, LENGTH_MAX, Flag, FrameKind, MuxViolation, pack
+from swarm_node.p2p.yamux_machine import BODY_MAX_BYTES, Arrived, Ended, Event, Left, Opened, Reset, YamuxMachine
 from swarm_node.p2p.yamux_stream import MuxLimits
 from tests.swarm_node.test_yamux_machine import EVERYTHING, SMALL, data, syn
 
 FRAMES = st.builds(
     lambda kind, flags, name, length, body: pack(kind, flags, name, length) + body,
-    st.sampled_from(Kind),
+    st.sampled_from(FrameKind),
     st.integers(0, 15),
     st.integers(0, 9) | st.integers(0, LENGTH_MAX),
     st.integers(0, 20) | st.sampled_from([INITIAL_WINDOW_BYTES, INITIAL_WINDOW_BYTES + 1, 2**31, LENGTH_MAX]),
@@ -37,10 +37,10 @@ def fitting(names: range) -> st.SearchStrategy[bytes]:
     name, flag = st.sampled_from(names), st.sampled_from([0, 0, 0, Flag.FIN, Flag.RST])
     return st.one_of(
         st.builds(data, name, st.binary(max_size=20), flag),
-        st.builds(partial(pack, Kind.WINDOW_UPDATE), flag, name, st.integers(0, 2**20)),
-        st.builds(partial(pack, Kind.PING), st.sampled_from([Flag.SYN, Flag.ACK]), st.just(0), st.integers(0, 9)),
-        st.just(pack(Kind.GO_AWAY, 0, 0, 0)),
-        st.builds(partial(pack, Kind.DATA, 0), name, st.just(INITIAL_WINDOW_BYTES + 1)),
+        st.builds(partial(pack, FrameKind.WINDOW_UPDATE), flag, name, st.integers(0, 2**20)),
+        st.builds(partial(pack, FrameKind.PING), st.sampled_from([Flag.SYN, Flag.ACK]), st.just(0), st.integers(0, 9)),
+        st.just(pack(FrameKind.GO_AWAY, 0, 0, 0)),
+        st.builds(partial(pack, FrameKind.DATA, 0), name, st.just(INITIAL_WINDOW_BYTES + 1)),
     )
 
 
@@ -69,7 +69,7 @@ EVENTS = [kind.__name__ for kind in (Opened, Arrived, Ended, Reset, Left)]
 
 def met_by(wire: list[bytes], side: bool, met: Counter[str]) -> int:
     """What a machine makes of it, counted in `met`; how many events there were."""
-    machine = Machine(initiator=side, limits=SMALL)
+    machine = YamuxMachine(initiator=side, limits=SMALL)
     machine.open()
     kept = events = 0
     try:
@@ -102,7 +102,7 @@ class Model:
         self.ended: set[tuple[int, int]] = set()
         self.reset: set[int] = set()
 
-    def take(self, side: int, machine: Machine, events: list[Event]) -> None:
+    def take(self, side: int, machine: YamuxMachine, events: list[Event]) -> None:
         for event in events:
             match event:
                 case Opened(name) if name in machine:
@@ -129,7 +129,7 @@ STEPS = st.tuples(
 @settings(max_examples=60)
 @given(st.lists(STEPS, max_size=40))
 def test_two_machines_carry_what_is_said_and_forget_what_is_over(steps: list[tuple[str, int, int, int]]) -> None:
-    machines = [Machine(initiator=True), Machine(initiator=False)]
+    machines = [YamuxMachine(initiator=True), YamuxMachine(initiator=False)]
     wires = [bytearray(), bytearray()]
     model = Model()
     names: list[int] = []

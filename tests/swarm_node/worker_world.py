@@ -8,16 +8,16 @@ from typing import Any, cast
 import trio
 
 from protocol.errors import EngineFailed, SwarmError
-from protocol.fragment import Part
+from protocol.fragment import FragmentPart
 from protocol.lease import Lease
 from protocol.manifest import FileEntry, PolicyManifest, Sampler
 from protocol.messages import LeaseReply, LeaseRequest, ReturnLeases
 from protocol.rollout import Sample, pack_tokens
 from protocol.signing import NodeKey
-from swarm_node.allowance.rules import Decision, Reason, Why
-from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
+from swarm_node.allowance.rules import Decision, LimitReason, Why
+from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest, SamplingStats
 from swarm_node.milestones import Milestones
-from swarm_node.policies import Policy
+from swarm_node.policies import HeldVersion
 from swarm_node.worker import Worker
 
 DEADLINE_S = 300.0
@@ -25,7 +25,7 @@ STANDBY_S = 10.0
 FILE = FileEntry(path="config.json", size_bytes=0, digest="0" * 64, chunks=())
 
 
-def policy(version: int) -> Policy:
+def policy(version: int) -> HeldVersion:
     manifest = PolicyManifest(
         round_id="0" * 64,
         version=version,
@@ -36,7 +36,7 @@ def policy(version: int) -> Policy:
         chunk_size_bytes=1024,
         files=(FILE,),
     )
-    return Policy(manifest, Path(f"/{version}"))
+    return HeldVersion(manifest, Path(f"/{version}"))
 
 
 class World:
@@ -46,7 +46,7 @@ class World:
         self, *, leases: int, offered_version: int | None = None, at_least: int = 0, repeat: bool = False
     ) -> None:
         self.log: list[str] = []
-        self.ready: Policy | None = policy(1)
+        self.ready: HeldVersion | None = policy(1)
         self.distrust = None
         self.milestones = Milestones()
         self.finished_after = leases
@@ -70,7 +70,7 @@ class World:
         self.finishing = False
         self.gate_moved = trio.Event()
         self.kept = set[str]()
-        self._engine: deque[Request] = deque()
+        self._engine: deque[SampleRequest] = deque()
         everything = cast(Any, self)
         self.worker = Worker(
             coordinator=everything,
@@ -89,7 +89,7 @@ class World:
 
     def decide(self, *whys: Why) -> None:
         """The owner's gate, as these reasons leave it."""
-        self.decision = Decision(tuple(Reason(why, why) for why in whys))
+        self.decision = Decision(tuple(LimitReason(why, why) for why in whys))
         self.gate_moved.set()
         self.gate_moved = trio.Event()
 
@@ -119,23 +119,23 @@ class World:
             raise error
         self.log.append(what)
 
-    async def usable(self) -> Policy:
+    async def usable(self) -> HeldVersion:
         if self.proof_ended:
             self.note("wait for proof")
             self.proof_ended = False
         assert self.ready is not None
         return self.ready
 
-    def usable_now(self) -> Policy | None:
+    def usable_now(self) -> HeldVersion | None:
         return None if self.proof_ended else self.ready
 
-    def hold(self, policy: Policy, *others: Policy | None) -> bool:
+    def hold(self, policy: HeldVersion, *others: HeldVersion | None) -> bool:
         return not self.pruned.pop(policy.manifest.version, False)
 
     def hint(self, newest_version: int) -> None:
         pass
 
-    async def newer_than(self, policy: Policy, *, patience_s: float) -> None:
+    async def newer_than(self, policy: HeldVersion, *, patience_s: float) -> None:
         await trio.lowlevel.checkpoint()
         self.on_wait(patience_s)
 
@@ -176,7 +176,7 @@ class World:
             raise error
         self.kept |= {lease.lease_id for lease in leases}
 
-    def grew(self, lease_id: str, parts: Collection[Part]) -> None:
+    def grew(self, lease_id: str, parts: Collection[FragmentPart]) -> None:
         self.note(f"told {int(lease_id, 16)}")
 
     def forget(self, lease_id: str) -> None:
@@ -187,10 +187,10 @@ class World:
         self.note(f"load v{version}")
         return Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0)
 
-    async def measured(self) -> Measured:
-        return Measured(prompt_tokens=1, first_tokens=3, prefill_s=1.0, later_tokens=3, decode_s=1.0)
+    async def measured(self) -> SamplingStats:
+        return SamplingStats(prompt_tokens=1, first_tokens=3, prefill_s=1.0, later_tokens=3, decode_s=1.0)
 
-    async def submit(self, requests: Sequence[Request]) -> None:
+    async def submit(self, requests: Sequence[SampleRequest]) -> None:
         assert self.kept >= {request.request_id for request in requests}, "sampled before it was noted"
         self._engine.extend(requests)
         self.note("submit " + " ".join(str(int(request.request_id, 16)) for request in requests))

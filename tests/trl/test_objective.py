@@ -13,7 +13,7 @@ import torch
 
 from coordinator.learner.advantages import advantages
 from coordinator.learner.algorithm import PRESETS, Algorithm, Correction
-from coordinator.learner.objective import Terms, policy_loss, shares
+from coordinator.learner.objective import LossTerms, policy_loss, shares
 from tests.tiny_policy import make_tiny_policy
 
 trl = pytest.importorskip("trl", reason="TRL is not installed here; `make test-trl` has it")
@@ -98,7 +98,7 @@ def theirs(made: Any, batch: dict[str, torch.Tensor], **inputs: torch.Tensor) ->
 def ours(algorithm: Algorithm, batch: dict[str, torch.Tensor], reference: bool = False) -> tuple[float, torch.Tensor]:
     """Loss and gradient by us."""
     mask, current = batch["mask"], (batch["current"] * batch["mask"]).requires_grad_()
-    terms = Terms(
+    terms = LossTerms(
         behaviour=batch["behaviour"] * mask,
         mask=mask,
         shares=shares(mask, algorithm, longest=LONGEST),

@@ -10,19 +10,19 @@ from protocol.rollout import Sample
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
-    Cancel,
+    CancelRequests,
     Command,
+    CommandFailed,
     Ended,
-    Failed,
+    EngineProgress,
     Generate,
     GroupDone,
-    Load,
     Loaded,
+    LoadVersion,
     Measure,
-    Progress,
     Ready,
-    Request,
     Said,
+    SampleRequest,
     frame,
 )
 
@@ -49,7 +49,7 @@ class Child:
         self._process.stdout.close()
         assert code == 0, "it does not leave when its input ends"
 
-    def tell(self, *commands: Load | Generate | Cancel | Measure) -> None:
+    def tell(self, *commands: LoadVersion | Generate | CancelRequests | Measure) -> None:
         assert self._process.stdin is not None
         for command in commands:
             self._process.stdin.write(frame(Command(body=command)))
@@ -65,26 +65,26 @@ class Child:
         assert isinstance(answer, Loaded), answer
         return answer
 
-    def try_load(self, folder: Path, version: int = 1) -> Loaded | Failed:
-        self.tell(Load(folder=str(folder), version=version))
+    def try_load(self, folder: Path, version: int = 1) -> Loaded | CommandFailed:
+        self.tell(LoadVersion(folder=str(folder), version=version))
         answer = self.answer()
-        assert isinstance(answer, Loaded | Failed)
+        assert isinstance(answer, Loaded | CommandFailed)
         return answer
 
-    def ends(self, *requests: Request) -> list[Ended]:
+    def ends(self, *requests: SampleRequest) -> list[Ended]:
         """How these requests end, in that order."""
         self.tell(Generate(requests=requests))
         return self.next_ends(len(requests))
 
     def next_ends(self, count: int) -> list[Ended]:
-        """Return the next answers but `Progress`, as far as they end a request."""
+        """Return the next answers but `EngineProgress`, as far as they end a request."""
         answers: list[Said] = []
         while len(answers) < count:
-            if not isinstance(answer := self.answer(), Progress):
+            if not isinstance(answer := self.answer(), EngineProgress):
                 answers.append(answer)
         return [answer for answer in answers if isinstance(answer, Ended)]
 
-    def sample(self, *requests: Request) -> dict[str, tuple[Sample, ...]]:
+    def sample(self, *requests: SampleRequest) -> dict[str, tuple[Sample, ...]]:
         """The samples of every request."""
         ended = self.ends(*requests)
         groups = {group.request_id: group.samples for group in ended if isinstance(group, GroupDone)}

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from coordinator.learner.embedded import Shape, make_policy
+from coordinator.learner.embedded import EmbeddedShape, make_policy
 from swarm_node.engine import vllm_command
 from tests.processes.programs import Swarm
 from tests.swarm_node.engine.asking import SIZES
 from tests.tiny_policy import make_other_policy, with_canary
 from tests.vllm.child import Child
 
-SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=96)
+SHAPE = EmbeddedShape(hidden=64, layers=2, heads=2, intermediate=96)
 """Its heads have 32 dimensions, the fewest that vLLM's attention takes on a CPU."""
 
 

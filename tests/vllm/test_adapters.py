@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from swarm_node.engine.messages import Request
+from swarm_node.engine.messages import SampleRequest
 from tests.adapted_policy import make_adapted, make_merged
 from tests.swarm_node.engine.asking import PROMPTS, asked
 from tests.vllm.child import Child
 from tests.vllm.test_engine import assert_same, of_torch
 
 
-def questions(version: int) -> list[Request]:
+def questions(version: int) -> list[SampleRequest]:
     return [asked(prompt, seed, version=version) for seed, prompt in enumerate(PROMPTS)]
 
 

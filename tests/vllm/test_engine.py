@@ -15,18 +15,18 @@ from protocol.canary import FILE_NAME
 from protocol.lease import Prefix
 from protocol.rollout import Sample, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import (
-    Cancel,
     Cancelled,
+    CancelRequests,
+    CommandFailed,
     Ended,
-    Failed,
     Generate,
     GroupDone,
     GroupFailed,
-    Load,
     Loaded,
+    LoadVersion,
     Measure,
-    Measured,
-    Request,
+    SampleRequest,
+    SamplingStats,
 )
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import PROMPTS, asked, sample
@@ -49,7 +49,7 @@ def changed(policy: Path, folder: Path, change: Callable[[torch.Tensor], torch.T
     return folder
 
 
-def of_torch(folder: Path, *requests: Request) -> dict[str, tuple[Sample, ...]]:
+def of_torch(folder: Path, *requests: SampleRequest) -> dict[str, tuple[Sample, ...]]:
     engine = TorchEngine(device="cpu", dtype="float32")
     engine.load(folder, requests[0].version)
     return sample(engine, *requests)
@@ -126,7 +126,7 @@ def test_every_end_token_of_the_policy_ends_a_completion(child: Child, policy: P
 def test_cancel_reaches_what_runs_and_leaves_the_rest(child: Child, policy: Path) -> None:
     child.load(policy)
     child.tell(Generate(requests=(asked([19], 1, max_new_tokens=500), asked([19], 2, max_new_tokens=30))))
-    child.tell(Cancel(request_ids=("seed 1", "unknown")))
+    child.tell(CancelRequests(request_ids=("seed 1", "unknown")))
     first, second = child.next_ends(2)
     assert isinstance(first, Cancelled)
     assert isinstance(second, GroupDone)
@@ -139,7 +139,7 @@ def test_weights_that_do_not_give_the_canary_are_refused_and_nothing_is_sampled_
 ) -> None:
     child.load(policy)
     failed = child.try_load(changed(policy, tmp_path / "damaged", lambda tensor: tensor * 0.9), version=2)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, CommandFailed)
     assert "does not give its canary" in failed.message
     assert message_of(child.ends(asked(PROMPTS[0], version=2))) == "No policy is loaded."
     assert child.load(policy, 3).rebuilt
@@ -159,7 +159,7 @@ def test_a_folder_that_is_no_policy_is_refused_by_name(
         if garbage == "half a file":
             weights.write_bytes(data[: len(data) // 2])
     failed = child.try_load(folder)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, CommandFailed)
     assert failed.code == "engine_failed"
     assert "cannot be loaded" in failed.message
 
@@ -181,7 +181,7 @@ def test_probabilities_that_are_no_numbers_fail_the_group(child: Child, policy: 
         (asked([5], prefixes=(Prefix(tokens=pack_tokens([320]), finish=""),) * 5), "beyond the vocabulary"),
     ],
 )
-def test_what_the_policy_cannot_do_is_refused(child: Child, policy: Path, wrong: Request, message: str) -> None:
+def test_what_the_policy_cannot_do_is_refused(child: Child, policy: Path, wrong: SampleRequest, message: str) -> None:
     child.load(policy)
     assert message in message_of(child.ends(wrong))
 
@@ -212,7 +212,7 @@ def test_what_was_sampled_is_counted_once(child: Child, policy: Path) -> None:
     drawn = child.sample(*(asked(prompt, seed) for seed, prompt in enumerate(PROMPTS)))
     child.tell(Measure())
     measured = child.answer()
-    assert isinstance(measured, Measured)
+    assert isinstance(measured, SamplingStats)
     assert measured.prompt_tokens == sum(map(len, PROMPTS))
     assert measured.first_tokens == 5 * len(PROMPTS)
     tokens = sum(len(unpack_tokens(one.tokens)) for group in drawn.values() for one in group)
@@ -223,7 +223,7 @@ def test_what_was_sampled_is_counted_once(child: Child, policy: Path) -> None:
 
 def test_a_load_waits_for_what_runs(child: Child, policy: Path, other: Path) -> None:
     child.load(policy)
-    child.tell(Generate(requests=(asked([19], max_new_tokens=40),)), Load(folder=str(other), version=2))
+    child.tell(Generate(requests=(asked([19], max_new_tokens=40),)), LoadVersion(folder=str(other), version=2))
     first, second = child.answer(), child.answer()
     assert isinstance(first, GroupDone)
     assert isinstance(second, Loaded)

@@ -13,7 +13,7 @@ from coordinator.store.tables import batches as formed
 from coordinator.store.tables import blames, broadcasts, fleet, nodes, receipts, rejections, uploads, versions
 from coordinator.work import batches
 from protocol.ids import NodeId
-from protocol.learning import Report
+from protocol.learning import UpdateReport
 from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
 
@@ -56,7 +56,7 @@ async def earn(served: Served, *keys: NodeKey) -> None:
         batch = batches.get(connection, number + 1, terms=terms, audits=audits, now_ms=now_ms())
         assert batch is not None
         metrics = {"reward/mean": 0.5 + 0.1 * number, "<b>kl/k3": 0.01}
-        report = Report(number=number + 1, mismatched=(), metrics=metrics, idle_s=1.0, busy_s=3.0)
+        report = UpdateReport(number=number + 1, mismatched=(), metrics=metrics, idle_s=1.0, busy_s=3.0)
         batches.report(connection, report, audits=audits, now_ms=now_ms())
 
     await served.round.database.run(train)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coordinator.figures import curves, history
 from coordinator.figures.curves import Branch, Curves, thinned
 from coordinator.figures.history import DAY_MS
-from coordinator.figures.ranking import HALF_LIFE_MS, Fold, Line, by_node, by_owner, by_team
+from coordinator.figures.ranking import HALF_LIFE_MS, Fold, RankingLine, by_node, by_owner, by_team
 from coordinator.web import charts, tree, words
 from coordinator.web.board import Wish
 from coordinator.web.html import Markup, el
@@ -23,8 +23,8 @@ from tests.coordinator.world import HONEST_TOKENS, World
 ANY_TEXT = st.text(st.characters(exclude_categories=[]))
 
 
-def lines(world: World, fold: Fold) -> dict[str, Line]:
-    def read(connection: object) -> list[Line]:
+def lines(world: World, fold: Fold) -> dict[str, RankingLine]:
+    def read(connection: object) -> list[RankingLine]:
         fold.read(connection)  # type: ignore[arg-type]  # the world's effects are untyped
         return by_node(connection, fold, {}, silent_after_ms=10_000, now_ms=world.now_ms)  # type: ignore[arg-type]  # the same
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from coordinator.api.bounds import Bounds
-from coordinator.api.snapshot import Snapshot
+from coordinator.api.snapshot import PageSnapshot
 from coordinator.api.stats import number
 from coordinator.api.watch import WATCH, Watch
 from protocol.signing import NodeKey
@@ -183,7 +183,7 @@ class TestSnapshot:
 
     async def test_a_crowd_costs_one_computation(self) -> None:
         made = Made()
-        snapshot = Snapshot(made.compute, clock=made.clock)
+        snapshot = PageSnapshot(made.compute, clock=made.clock)
         crowd = [asyncio.create_task(snapshot.get()) for _ in range(100)]
         await made.started.wait()
         made.release.set()
@@ -191,7 +191,7 @@ class TestSnapshot:
 
     async def test_who_asks_while_newer_figures_are_made_gets_the_last_unless_they_are_too_old(self) -> None:
         made = Made()
-        snapshot = Snapshot(made.compute, fresh_s=2, shown_at_most_s=10, clock=made.clock)
+        snapshot = PageSnapshot(made.compute, fresh_s=2, shown_at_most_s=10, clock=made.clock)
         made.release.set()
         assert (await snapshot.get()).figures == 1
         made.now_s = 1.9
@@ -209,7 +209,7 @@ class TestSnapshot:
         made = Made()
         made.release.set()
         made.fails = True
-        snapshot = Snapshot(made.compute, clock=made.clock)
+        snapshot = PageSnapshot(made.compute, clock=made.clock)
         with pytest.raises(RuntimeError):
             await snapshot.get()
         assert "could not be computed" in caplog.text

@@ -18,7 +18,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Batch:
+class TransferBatch:
     """Who gets what; the same bytes whenever it is asked for."""
 
     round_id: str
@@ -41,6 +41,6 @@ class Batch:
 class Rail(Protocol):
     """What moves money."""
 
-    def send(self, batch: Batch) -> str: ...
+    def send(self, batch: TransferBatch) -> str: ...
 
     def status(self, reference: str) -> Status: ...

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from coordinator.config import PayoutsSection
-from coordinator.money.rails.base import Batch, Status
+from coordinator.money.rails.base import Status, TransferBatch
 from protocol.errors import ConfigInvalid, PayoutFailed, Unreachable
 
 GAS_PRICE_PERCENT = 125
@@ -101,7 +101,7 @@ class Evm:
     def close(self) -> None:
         self._chain.close()
 
-    def send(self, batch: Batch) -> str:
+    def send(self, batch: TransferBatch) -> str:
         terms = _words(batch.root, len(batch.payees), batch.amount_micros)
         topics = [CONTRACT["topics"]["Opened"], "0x" + batch.key.hex()]
         query = {"address": self._contract, "fromBlock": "0x0", "toBlock": "latest", "topics": topics}

@@ -1,6 +1,6 @@
 """A person pays by the CSV file, and says by which reference: `payout settle --reference`."""
 
-from coordinator.money.rails.base import Batch, Status
+from coordinator.money.rails.base import Status, TransferBatch
 from protocol.errors import PayoutFailed
 
 
@@ -10,7 +10,7 @@ class Manual:
     def __init__(self, reference: str) -> None:
         self._reference = reference
 
-    def send(self, batch: Batch) -> str:
+    def send(self, batch: TransferBatch) -> str:
         if not self._reference:
             raise PayoutFailed(
                 f"Batch {batch.number} waits for a person to pay it.",

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.audit.calibration import Calibration, Limit, Tolerance
-from coordinator.audit.replay import Measured, measure, score
+from coordinator.audit.replay import ReplayMeasurement, measure, score
 from protocol.rollout import Completion
 from protocol.sampling import uniforms
 
@@ -42,13 +42,15 @@ def drawn(table: NDArray[np.float64], seed: int, number: int = 0) -> Completion:
     return Completion(tokens.astype(np.uint32), logprobs.astype(np.float32), "length")
 
 
-def replayed(table: NDArray[np.float64], said: Completion, seed: int, number: int = 0) -> Measured:
+def replayed(table: NDArray[np.float64], said: Completion, seed: int, number: int = 0) -> ReplayMeasurement:
     """What an auditor measures who has these logits."""
     scored = score(table, uniforms(seed, number, len(table)), said.tokens.tolist())
     return measure([said], [scored], seed, [number])
 
 
-def honest(count: int, *, noise: float = 0.0, seed: int = 1, shift: NDArray[np.float64] | None = None) -> Measured:
+def honest(
+    count: int, *, noise: float = 0.0, seed: int = 1, shift: NDArray[np.float64] | None = None
+) -> ReplayMeasurement:
     """Positions of a node whose logits differ from the auditor's by noise and a shift."""
     table = logits(count)
     rough = table + noise * logits(count, seed=99) + (0 if shift is None else shift)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coordinator.audit.auditor import Auditor
 from coordinator.audit.case import RoundArchive
-from coordinator.audit.scorer import Scorer
+from coordinator.audit.scorer import VersionScorer
 from coordinator.config import load
 
 SLOW_MODULES = 10
@@ -23,7 +23,7 @@ def main(pace: str, url: str, folder: str, file: str, *settings: str) -> None:
     def stand_still() -> None:
         threading.Event().wait()
 
-    def paced_load(policy: Path, moved: Callable[[], None]) -> Scorer:
+    def paced_load(policy: Path, moved: Callable[[], None]) -> VersionScorer:
         def slow_module() -> None:
             if left[0]:
                 left[0] -= 1
@@ -34,7 +34,7 @@ def main(pace: str, url: str, folder: str, file: str, *settings: str) -> None:
             after_each[0]()
 
         after_each = [moved]
-        scorer = Scorer(policy, threads=1, moved=module)
+        scorer = VersionScorer(policy, threads=1, moved=module)
         after_each[0] = {"slow": slow_module, "stands": stand_still}[pace]
         return scorer
 

@@ -26,11 +26,11 @@ from protocol.auditing import AuditCase, Cases
 from protocol.canary import FILE_NAME
 from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, DiskFull, NotAuthorised, SwarmError
-from protocol.learning import Publication, Upload
+from protocol.learning import Publication, UploadedFile
 from protocol.lease import Lease
 from protocol.rollout import RolloutClaim, Sample, pack_tokens
 from protocol.signing import NodeKey
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.coordinator.answering import CUT, PROXY, Answer, answering, error
 from tests.coordinator.audit.claims import honest, on_round
@@ -79,7 +79,7 @@ class Played:
             weights[name].view(-1)[version] += 1.0
             save_file(weights, uploads / "model.safetensors", {"format": "pt"})
             files = tuple(
-                Upload(path=path.name, digest=blake3(path.read_bytes()).hexdigest()) for path in uploads.iterdir()
+                UploadedFile(path=path.name, digest=blake3(path.read_bytes()).hexdigest()) for path in uploads.iterdir()
             )
             manifest, named = round_.publisher.publish(Publication(version=version, update=version - 1, files=files))
             assert version == 1 or any(entry.patches for entry in manifest.files)
@@ -100,7 +100,7 @@ class Played:
         )  # fmt: skip
         engine, done = TorchEngine(), list[GroupDone]()
         engine.load(policy, version)
-        wanted = Request(
+        wanted = SampleRequest(
             request_id="a", version=version, prompt=PROMPT, seed=SEED, samples=SAMPLES, max_new_tokens=NEW_TOKENS,
             temperature=self.config.sampling.temperature,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from tuf.api.metadata import Root
 
 from coordinator.audit import calibration
 from coordinator.audit.calibration import FLOOR_NATS, SHIPPED, UNNAMED, Calibration, derive, load, read, sign
-from coordinator.audit.verdict import Outcome, judge
+from coordinator.audit.verdict import AuditOutcome, judge
 from protocol.errors import AuditFailed
 from tests.coordinator.audit.claims import EXACT, honest
 
@@ -21,8 +21,8 @@ def test_what_was_probed_passes_and_ten_times_the_noise_does_not(noise: float) -
     tolerance = derive("a/b/c", [honest(600, noise=noise, seed=seed) for seed in range(20)])
     assert tolerance.margin.tolerance >= FLOOR_NATS
     for seed in range(20, 40):
-        assert judge(honest(600, noise=noise, seed=seed), tolerance, 1).outcome is Outcome.PASS
-    assert judge(honest(600, noise=max(10 * noise, 1e-2), seed=1), tolerance, 1).outcome is Outcome.HARD
+        assert judge(honest(600, noise=noise, seed=seed), tolerance, 1).outcome is AuditOutcome.PASS
+    assert judge(honest(600, noise=max(10 * noise, 1e-2), seed=1), tolerance, 1).outcome is AuditOutcome.HARD
 
 
 def test_few_probes_are_refused() -> None:

@@ -7,14 +7,14 @@ import pytest
 
 from coordinator.audit.case import earlier
 from coordinator.audit.check import look_closer
-from coordinator.audit.verdict import Finding, Outcome, Report
+from coordinator.audit.verdict import AuditFinding, AuditOutcome, AuditReport
 
 
-def report(*outcomes: Outcome) -> Report:
-    return Report("a class", 1, findings=tuple(Finding("version", outcome, "", "") for outcome in outcomes))
+def report(*outcomes: AuditOutcome) -> AuditReport:
+    return AuditReport("a class", 1, findings=tuple(AuditFinding("version", outcome, "", "") for outcome in outcomes))
 
 
-PASSED, SOFT, HARD = report(), report(Outcome.SOFT), report(Outcome.HARD)
+PASSED, SOFT, HARD = report(), report(AuditOutcome.SOFT), report(AuditOutcome.HARD)
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_earlier_versions_lie_twice_as_far_back_each(version: int, count: int, o
 
 def test_a_provisional_report_that_is_no_pass_is_held() -> None:
     outcomes = [replace(one, provisional=True).outcome for one in (PASSED, SOFT, HARD)]
-    assert outcomes == [Outcome.PASS, Outcome.HELD, Outcome.HELD]
+    assert outcomes == [AuditOutcome.PASS, AuditOutcome.HELD, AuditOutcome.HELD]
 
 
 def test_only_what_fails_softly_is_compared_with_versions_farther_back() -> None:
     asked = []
 
-    def compare(places: Sequence[int], others: Sequence[int]) -> list[Report]:
+    def compare(places: Sequence[int], others: Sequence[int]) -> list[AuditReport]:
         asked.append((list(places), list(others)))
         first = [PASSED, SOFT, HARD, SOFT]
         return [first[place] for place in places] if len(others) == 1 else [HARD, PASSED]
@@ -54,7 +54,7 @@ def test_only_what_fails_softly_is_compared_with_versions_farther_back() -> None
 def test_without_versions_farther_back_a_soft_fail_stays_one(others: list[int]) -> None:
     asked = []
 
-    def compare(places: Sequence[int], versions: Sequence[int]) -> list[Report]:
+    def compare(places: Sequence[int], versions: Sequence[int]) -> list[AuditReport]:
         asked.append(list(versions))
         return [SOFT for _ in places]
 

@@ -15,23 +15,23 @@ from typer.testing import CliRunner
 from coordinator.audit.calibration import FILE
 from coordinator.cli import app
 from coordinator.config import load
-from coordinator.data.policy_text import PolicyText
+from coordinator.data.policy_text import TaskText
 from coordinator.people import registry
 from coordinator.round import Round
 from coordinator.transactions import policy_versions
 from coordinator.work import answers, intake, leases, offers
 from coordinator.work.intake import Judge
-from coordinator.work.offers import Draw
+from coordinator.work.offers import PromptDraw
 from protocol.chunks import digest
 from protocol.errors import AuditFailed, SwarmError
-from protocol.fragment import Fragment, Part
-from protocol.learning import Publication, Upload
+from protocol.fragment import Fragment, FragmentPart
+from protocol.learning import Publication, UploadedFile
 from protocol.lease import Lease
 from protocol.messages import LeaseRequest, Register, ReturnLeases
 from protocol.rollout import RolloutClaim, Sample
 from protocol.signing import NodeKey
 from protocol.tasks import task
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.tiny_policy import with_canary
 
@@ -73,7 +73,7 @@ def publish_policy(round_: Round, version: int, policy: Path) -> None:
     moved = {name: tensor + 0.002 * version * torch.ones_like(tensor) for name, tensor in load_file(weights).items()}
     save_file(moved, weights, {"format": "pt"})
     with_canary(folder)
-    uploads = [Upload(path=path.name, digest=blake3(path.read_bytes()).hexdigest()) for path in folder.iterdir()]
+    uploads = [UploadedFile(path=path.name, digest=blake3(path.read_bytes()).hexdigest()) for path in folder.iterdir()]
     manifest, name = round_.publisher.publish(Publication(version=version, update=version - 1, files=tuple(uploads)))
     round_.database.run_now(policy_versions.record, manifest, name, now_ms=1)
 
@@ -86,19 +86,19 @@ def play(
     With an heir the node tells of half of each sample and gives up, and the heir goes on; the claims of both.
     """
     problems = task(round_.config.task.name, seed=0)
-    text = PolicyText(lambda name: round_.publisher.read_file(version, name), problems, NEW_TOKENS)
+    text = TaskText(lambda name: round_.publisher.read_file(version, name), problems, NEW_TOKENS)
     judge = Judge(round_.round_id, round_.terms, text.bounds, text.reward, round_.audits)
     message = Register(name="n", price_micros_per_mtok=1, addresses=(), agent="")
     for each in (key, heir or key):
         round_.database.run_now(registry.register, each.node_id, message, max_price=10, now_ms=1)
     numbers = count(10**6 * lie + 10**3 * bool(heir))
-    draw = Draw(prompt=text.prompt, lease_id=lambda: f"{next(numbers):032x}", seed=numbers.__next__)
+    draw = PromptDraw(prompt=text.prompt, lease_id=lambda: f"{next(numbers):032x}", seed=numbers.__next__)
     wanted = LeaseRequest(version=version, groups=groups)
     given = round_.database.run_now(offers.offer, key.node_id, wanted, terms=round_.terms, draw=draw, now_ms=1)
     engine, done, claims = TorchEngine(), list[GroupDone](), list[str]()
     engine.load(round_.publisher.uploads / str(version), version)
     requests = [
-        Request(
+        SampleRequest(
             request_id=lease.lease_id,
             version=version,
             prompt=lease.prompt,
@@ -143,7 +143,7 @@ def leave_half(round_: Round, key: NodeKey, lease: Lease, samples: tuple[Sample,
     """A node tells of the first halves and gives up; what its claim will be."""
     halves = [(number, cut(sample)[0]) for number, sample in enumerate(samples)]
     parts = tuple(
-        Part(sample=number, start=0, tokens=half.tokens, logprobs=half.logprobs, finish="")
+        FragmentPart(sample=number, start=0, tokens=half.tokens, logprobs=half.logprobs, finish="")
         for number, half in halves
         if half.tokens
     )

@@ -13,18 +13,18 @@ import pytest
 from coordinator.audit import calibration
 from coordinator.audit.case import Case, opened
 from coordinator.audit.check import audit, replay
-from coordinator.audit.replay import Measured
-from coordinator.audit.scorer import Scorer
-from coordinator.audit.verdict import Outcome, Report
+from coordinator.audit.replay import ReplayMeasurement
+from coordinator.audit.scorer import VersionScorer
+from coordinator.audit.verdict import AuditOutcome, AuditReport
 from protocol.auditing import CaseFile
 from protocol.chunks import digest
 from protocol.errors import AuditFailed, SwarmError
-from protocol.fragment import Fragment, Part
+from protocol.fragment import Fragment, FragmentPart
 from protocol.lease import Lease, Prefix
 from protocol.manifest import Sampler
 from protocol.rollout import RolloutClaim, Sample, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey, open_envelope
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 
 FIRST, SECOND = NodeKey(b"\1" * 32), NodeKey(b"\2" * 32)
@@ -39,7 +39,7 @@ def whole(policy: Path) -> tuple[Sample, ...]:
     """The group as one honest node would have answered it, no sample with an early end."""
     engine, done = TorchEngine(), list[GroupDone]()
     engine.load(policy, 1)
-    wanted = Request(
+    wanted = SampleRequest(
         request_id="a", version=1, prompt=PROMPT, seed=SEED, samples=len(CUTS), max_new_tokens=NEW_TOKENS,
         temperature=1.0,
     )  # fmt: skip
@@ -65,7 +65,7 @@ def part(policy: Path, whole: tuple[Sample, ...], *, pieces: int = 1, **change: 
             if end > start:
                 finish = sample.finish if end == NEW_TOKENS else ""
                 grown = {"tokens": sample.tokens[4 * start : 4 * end], "logprobs": sample.logprobs[4 * start : 4 * end]}
-                parts.append(Part(sample=number, start=start, finish=finish, **grown))
+                parts.append(FragmentPart(sample=number, start=start, finish=finish, **grown))
                 starts[number] = end
         fields: dict[str, Any] = {
             "round_id": ROUND,
@@ -112,16 +112,16 @@ def wrong(samples: tuple[Sample, ...], number: int, position: int) -> tuple[Samp
     )
 
 
-def judged(policy: Path, case: Case) -> Report:
-    scorer = Scorer(policy)
+def judged(policy: Path, case: Case) -> AuditReport:
+    scorer = VersionScorer(policy)
     (report,) = audit(
         [case], lambda _, claims: scorer.score(claims), calibration.read(calibration.SHIPPED), "torch/fp32/cpu"
     )
     return report
 
 
-def measured(policy: Path, case: Case) -> Measured:
-    scorer = Scorer(policy)
+def measured(policy: Path, case: Case) -> ReplayMeasurement:
+    scorer = VersionScorer(policy)
     (found,) = replay([case], lambda _, claims: scorer.score(claims))
     assert not isinstance(found, SwarmError), found
     return found[1]
@@ -133,7 +133,7 @@ def test_an_honest_part_and_an_honest_rest_pass_with_their_own_tokens_only(
 ) -> None:
     first, second = part(policy, whole, pieces=pieces), rest(policy, whole, whole)
     assert (first.node, second.node) == (FIRST.node_id, SECOND.node_id)
-    assert [judged(policy, case).outcome for case in (first, second)] == [Outcome.PASS] * 2
+    assert [judged(policy, case).outcome for case in (first, second)] == [AuditOutcome.PASS] * 2
     places = [measured(policy, case) for case in (first, second)]
     assert [len(place) for place in places] == [5 + 12, 7 + 12]
     assert all((place.claimed == place.dictated).all() for place in places)
@@ -153,14 +153,14 @@ def test_each_claim_is_judged_by_the_class_that_its_lease_names(policy: Path, wh
 
 def test_one_wrong_token_of_the_rest_is_found_at_its_place(policy: Path, whole: tuple[Sample, ...]) -> None:
     report = judged(policy, rest(policy, wrong(whole, 0, 8), whole))
-    assert report.outcome is Outcome.HARD
+    assert report.outcome is AuditOutcome.HARD
     worst = report.findings[0].positions[0]
     assert (worst.sample, worst.position) == (0, 8)
 
 
 def test_one_wrong_token_of_a_part_is_found_at_its_place(policy: Path, whole: tuple[Sample, ...]) -> None:
     report = judged(policy, part(policy, wrong(whole, 2, 3)))
-    assert report.outcome is Outcome.HARD
+    assert report.outcome is AuditOutcome.HARD
     worst = report.findings[0].positions[0]
     assert (worst.sample, worst.position) == (2, 3)
 
@@ -171,7 +171,7 @@ def test_whoever_went_on_from_a_wrong_token_is_not_blamed_for_it(policy: Path, w
     prefixes = rest(policy, whole, garbage).lease.prefixes
     engine, done = TorchEngine(), list[GroupDone]()
     engine.load(policy, 1)
-    wanted = Request(
+    wanted = SampleRequest(
         request_id="a", version=1, prompt=PROMPT, seed=SEED, samples=len(CUTS), max_new_tokens=NEW_TOKENS,
         temperature=1.0, prefixes=prefixes,
     )  # fmt: skip
@@ -179,8 +179,8 @@ def test_whoever_went_on_from_a_wrong_token_is_not_blamed_for_it(policy: Path, w
     after = lease(prefixes)
     claim = RolloutClaim(round_id=ROUND, lease_id=after.lease_id, lease_digest=after.digest, samples=done[0].samples)
     second = opened(file(after, rollout=SECOND.seal("rollout", claim.to_bytes())), policy, [])
-    assert judged(policy, second).outcome is Outcome.PASS
-    assert judged(policy, part(policy, garbage)).outcome is Outcome.HARD
+    assert judged(policy, second).outcome is AuditOutcome.PASS
+    assert judged(policy, part(policy, garbage)).outcome is AuditOutcome.HARD
 
 
 def test_a_part_that_its_lease_does_not_allow_needs_no_model(policy: Path, whole: tuple[Sample, ...]) -> None:

@@ -9,8 +9,8 @@ import pytest
 from coordinator.audit import calibration
 from coordinator.audit.case import Case, opened
 from coordinator.audit.check import audit
-from coordinator.audit.scorer import Scorer
-from coordinator.audit.verdict import Outcome, Report
+from coordinator.audit.scorer import VersionScorer
+from coordinator.audit.verdict import AuditOutcome, AuditReport
 from protocol.auditing import CaseFile
 from protocol.codec import PolicyCodec
 from protocol.episode import Episode
@@ -21,7 +21,7 @@ from protocol.signing import NodeKey
 from protocol.transcript import prompt
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama_engine import LlamaEngine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 
 NODE = NodeKey(b"\1" * 32)
@@ -39,7 +39,7 @@ def played(policy: Path, request: pytest.FixtureRequest) -> tuple[Sample, ...]:
     """A group as an honest node plays it."""
     engine, done = ENGINES[request.param](), list[GroupDone]()
     engine.load(policy, 1)
-    wanted = Request(
+    wanted = SampleRequest(
         request_id="a", version=1, prompt=asks(policy), seed=SEED, samples=SAMPLES, max_new_tokens=TOKENS_MAX,
         temperature=1.0, episode=EPISODE,
     )  # fmt: skip
@@ -60,8 +60,8 @@ def case(policy: Path, samples: tuple[Sample, ...]) -> Case:
     )
 
 
-def judged(policy: Path, samples: tuple[Sample, ...]) -> Report:
-    scorer = Scorer(policy)
+def judged(policy: Path, samples: tuple[Sample, ...]) -> AuditReport:
+    scorer = VersionScorer(policy)
     (report,) = audit(
         [case(policy, samples)],
         lambda _, claims: scorer.score(claims),
@@ -79,7 +79,7 @@ def edited(sample: Sample, place: int, token: int) -> Sample:
 
 def test_an_honest_episode_passes_and_only_what_was_drawn_is_measured(policy: Path, played: tuple[Sample, ...]) -> None:
     report = judged(policy, played)
-    assert report.outcome == Outcome.PASS
+    assert report.outcome == AuditOutcome.PASS
     drawn = sum(said.paid_tokens for said in case(policy, played).completions())
     assert report.summary.positions == drawn < sum(len(one.tokens) // 4 for one in played)
     assert report.summary.error_max < 1e-4
@@ -91,7 +91,7 @@ def test_a_move_that_the_seed_did_not_dictate_fails(policy: Path, played: tuple[
     end, moves = 2, PolicyCodec((policy / "tokenizer.json").read_text()).encode("u")
     place = next(int(at) for at in drawn[:4] if unpack_tokens(played[0].tokens)[at] not in (end, moves[0]))
     report = judged(policy, (edited(played[0], place, moves[0]), *played[1:]))
-    assert report.outcome == Outcome.HARD
+    assert report.outcome == AuditOutcome.HARD
     assert {finding.rule for finding in report.findings} <= {"token", "tokens", "logprob", "logprobs", "mean", "form"}
 
 

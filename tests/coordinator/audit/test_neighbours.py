@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from coordinator.audit import calibration
-from coordinator.audit.replay import Measured, Prefill, measure
-from coordinator.audit.scorer import Scorer
-from coordinator.audit.verdict import Outcome, Report, judge
+from coordinator.audit.replay import Prefill, ReplayMeasurement, measure
+from coordinator.audit.scorer import VersionScorer
+from coordinator.audit.verdict import AuditOutcome, AuditReport, judge
 from protocol.rollout import Completion, pack_tokens, unpack_logprobs, unpack_tokens
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 
 PROMPT = [19, 20, 31, 33, 40]
@@ -47,7 +47,7 @@ def sampled(folder: Path) -> list[Completion]:
     """A group as the shipped engine draws it."""
     engine, done = TorchEngine(), list[GroupDone]()
     engine.load(folder, 1)
-    request = Request(
+    request = SampleRequest(
         request_id="0",
         version=1,
         prompt=pack_tokens(PROMPT),
@@ -60,12 +60,12 @@ def sampled(folder: Path) -> list[Completion]:
     return [Completion(unpack_tokens(one.tokens), unpack_logprobs(one.logprobs), one.finish) for one in done[0].samples]
 
 
-def replayed(folder: Path, said: list[Completion]) -> Measured:
+def replayed(folder: Path, said: list[Completion]) -> ReplayMeasurement:
     prefill = Prefill(np.array(PROMPT, np.uint32), [one.tokens for one in said], SEED, 1.0)
-    return measure(said, Scorer(folder).score([prefill])[0], SEED)
+    return measure(said, VersionScorer(folder).score([prefill])[0], SEED)
 
 
-def judged(said: list[Completion], claimed: Path, other: Path, tolerance: str) -> Report:
+def judged(said: list[Completion], claimed: Path, other: Path, tolerance: str) -> AuditReport:
     allowed = calibration.read(calibration.SHIPPED).of(tolerance)
     return judge(replayed(claimed, said), allowed, 1, {1: replayed(other, said)})
 
@@ -75,7 +75,7 @@ def test_an_honest_node_is_not_blamed_for_a_version_that_hardly_differs(
     policy: Path, tmp_path: Path, count: int
 ) -> None:
     before = with_last_bits_of(policy, tmp_path / "before", count)
-    assert judged(sampled(policy), policy, before, "torch/fp32/cpu").outcome is not Outcome.HARD
+    assert judged(sampled(policy), policy, before, "torch/fp32/cpu").outcome is not AuditOutcome.HARD
 
 
 def test_who_claims_what_the_auditors_own_program_says_of_an_older_version_is_found(
@@ -84,11 +84,11 @@ def test_who_claims_what_the_auditors_own_program_says_of_an_older_version_is_fo
     before = shifted(policy, tmp_path / "before", 1e-5)
     said = sampled(before)
     prefill = Prefill(np.array(PROMPT, np.uint32), [one.tokens for one in said], SEED, 1.0)
-    (scored,) = Scorer(before).score([prefill])
+    (scored,) = VersionScorer(before).score([prefill])
     forged = [
         Completion(one.tokens, found.logprobs.astype(np.float32), one.finish)
         for one, found in zip(said, scored, strict=True)
     ]
     for claim in (said, forged):
         report = judged(claim, policy, before, "torch/bf16/cpu")
-        assert [(finding.rule, finding.outcome) for finding in report.findings] == [("version", Outcome.HARD)]
+        assert [(finding.rule, finding.outcome) for finding in report.findings] == [("version", AuditOutcome.HARD)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.audit import casework, pace
-from coordinator.audit.trust import Rules
+from coordinator.audit.trust import TrustRules
 from coordinator.config import Config, parse
 from coordinator.figures import overview, summary
 from coordinator.people import standings
@@ -24,7 +24,7 @@ CONFIG: Config = parse({"audit": {"backlog_max": BACKLOG_MAX}})
 
 @pytest.fixture
 def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
-    made = World(tmp_path, staleness=100, budget_micros=10**9, rules=Rules(), postgres_url=store_url)
+    made = World(tmp_path, staleness=100, budget_micros=10**9, rules=TrustRules(), postgres_url=store_url)
     made.audits = replace(made.audits, backlog_max=BACKLOG_MAX)
     made.judge = replace(made.judge, audits=made.audits)
     made.publish(1, 0)

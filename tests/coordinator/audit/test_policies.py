@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.audit.auditor import LOADED_MAX, Policies
 from coordinator.audit.replay import Prefill
-from coordinator.audit.scorer import Scorer
+from coordinator.audit.scorer import VersionScorer
 from coordinator.learner.watchdog import Watchdog
 from tests.tiny_policy import make_tiny_policy
 
@@ -32,9 +32,9 @@ def uncollected() -> Iterator[None]:
 def test_a_version_leaves_memory_before_another_is_loaded(tmp_path: Path) -> None:
     known, alive = list[weakref.ref[Any]](), list[int]()
 
-    def load(folder: Path, moved: Callable[[], None]) -> Scorer:
+    def load(folder: Path, moved: Callable[[], None]) -> VersionScorer:
         alive.append(sum(model() is not None for model in known))
-        scorer = Scorer(folder, moved=moved)
+        scorer = VersionScorer(folder, moved=moved)
         known.append(weakref.ref(scorer._model))
         return scorer
 

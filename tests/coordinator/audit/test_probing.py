@@ -7,8 +7,8 @@ import pytest
 
 from coordinator.audit.calibration import POSITIONS_MIN, SHIPPED, Calibration, Tolerance, read
 from coordinator.audit.probing import WIDEST, Probes
-from coordinator.audit.replay import Measured
-from coordinator.audit.verdict import Outcome, judge
+from coordinator.audit.replay import ReplayMeasurement
+from coordinator.audit.verdict import AuditOutcome, judge
 from protocol.errors import AuditFailed
 from tests.coordinator.audit.claims import drawn, honest, logits, replayed
 
@@ -25,10 +25,10 @@ class Field:
         self.probes = Probes(ROUND)
         self._claims = 0
 
-    def bring(self, group: Measured, node: str = "probe", name: str = CLASS) -> None:
+    def bring(self, group: ReplayMeasurement, node: str = "probe", name: str = CLASS) -> None:
         """Have an auditor replay a group of a probe, as `Auditor` does."""
         self._claims += 1
-        if self.outcome(group) is not Outcome.HARD:
+        if self.outcome(group) is not AuditOutcome.HARD:
             self.probes.add(name, node, str(self._claims), group)
         for tolerance in self.probes.due(self.made):
             self.made = self.made.with_class(tolerance, made=date(2026, 11, 25), model="m")
@@ -37,9 +37,9 @@ class Field:
         for seed in range(first, first + groups):
             self.bring(honest(LENGTH, noise=noise, seed=seed), node)
 
-    def outcome(self, group: Measured) -> Outcome:
+    def outcome(self, group: ReplayMeasurement) -> AuditOutcome:
         allowed, is_measured = self.made.judging(CLASS, ROUND)
-        return judge(group, allowed, 1).outcome if is_measured else Outcome.HELD
+        return judge(group, allowed, 1).outcome if is_measured else AuditOutcome.HELD
 
     @property
     def tolerance(self) -> Tolerance:
@@ -56,8 +56,8 @@ def test_a_class_is_calibrated_as_soon_as_a_probe_has_brought_enough() -> None:
     assert CLASS in field.made.measured_on(ROUND)
     assert field.tolerance.first == field.tolerance.limits
     for seed in range(100, 120):
-        assert field.outcome(honest(LENGTH, noise=NOISE, seed=seed)) is Outcome.PASS
-    assert field.outcome(honest(LENGTH, noise=10 * NOISE)) is Outcome.HARD
+        assert field.outcome(honest(LENGTH, noise=NOISE, seed=seed)) is AuditOutcome.PASS
+    assert field.outcome(honest(LENGTH, noise=10 * NOISE)) is AuditOutcome.HARD
 
 
 def test_the_same_group_counts_once() -> None:
@@ -97,7 +97,7 @@ def test_another_card_of_the_class_widens_it() -> None:
     assert all(one <= other for one, other in zip(alone.limits, both.limits, strict=True))
     assert both.error.tolerance > 1.5 * alone.error.tolerance
     for seed in range(200, 210):
-        assert field.outcome(honest(LENGTH, noise=1.8 * NOISE, seed=seed)) is Outcome.PASS
+        assert field.outcome(honest(LENGTH, noise=1.8 * NOISE, seed=seed)) is AuditOutcome.PASS
 
 
 def test_a_card_with_five_times_the_outliers_of_the_probe_fails_not_even_softly() -> None:
@@ -106,11 +106,11 @@ def test_a_card_with_five_times_the_outliers_of_the_probe_fails_not_even_softly(
     for seed in range(GROUPS * 4):
         field.bring(with_outliers(7e-4, seed))
     outcomes = {field.outcome(with_outliers(35e-4, 1_000 + seed, LONG)) for seed in range(20)}
-    assert outcomes == {Outcome.PASS}
-    assert field.outcome(with_outliers(0.05, 1, LONG)) is Outcome.HARD
+    assert outcomes == {AuditOutcome.PASS}
+    assert field.outcome(with_outliers(0.05, 1, LONG)) is AuditOutcome.HARD
 
 
-def with_outliers(rate: float, seed: int, length: int = LENGTH) -> Measured:
+def with_outliers(rate: float, seed: int, length: int = LENGTH) -> ReplayMeasurement:
     chance = np.random.Generator(np.random.Philox(seed))
     table = logits(length, seed=seed)
     rough = NOISE * chance.normal(0, 1, table.shape)
@@ -125,14 +125,14 @@ def test_a_probe_that_was_taken_over_cannot_widen_its_class_until_a_cheat_passes
     first, noise = field.tolerance, NOISE
     for turn in range(1, 40):
         grown = 1.2 * noise
-        if field.outcome(honest(LENGTH, noise=grown, seed=7)) is Outcome.PASS:
+        if field.outcome(honest(LENGTH, noise=grown, seed=7)) is AuditOutcome.PASS:
             noise = grown
         field.bring_many(noise, first=100 * turn, groups=3 * GROUPS)
     assert noise > 2 * NOISE, "it did poison"
     for value, most in zip(field.tolerance.limits, first.limits, strict=True):
         assert value <= WIDEST * most
     for seed in range(20):
-        assert field.outcome(honest(LENGTH, noise=20 * NOISE, seed=seed)) is Outcome.HARD
+        assert field.outcome(honest(LENGTH, noise=20 * NOISE, seed=seed)) is AuditOutcome.HARD
 
 
 def test_hard_failures_of_a_probe_do_not_count() -> None:

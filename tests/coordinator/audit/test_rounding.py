@@ -14,7 +14,7 @@ from coordinator.audit.calibration import POSITIONS_MIN, SHIPPED, Calibration, d
 from coordinator.audit.reference_node import ReferenceNode
 from coordinator.audit.replay import Prefill, Scored, measure
 from coordinator.audit.rounding import GROUPS_MAX, RENEW_VERSIONS, Drawing, Rounding, drawings, honest_groups
-from coordinator.audit.scorer import Scorer
+from coordinator.audit.scorer import VersionScorer
 from protocol.auditing import AuditCase, Cases
 from protocol.errors import AuditFailed
 from protocol.rollout import Completion
@@ -91,7 +91,7 @@ def test_the_reference_node_samples_as_an_honest_node_in_its_precision(policy: P
     node = ReferenceNode(policy, precision)
     assert node.numerics == f"torch/{precision}/cpu"
     said = node.sample(DRAWING)
-    [scored] = Scorer(policy).score(
+    [scored] = VersionScorer(policy).score(
         [Prefill(DRAWING.prompt, [one.tokens for one in said], DRAWING.seed, DRAWING.temperature)]
     )
     group = measure(said, scored, DRAWING.seed)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from coordinator.audit import scorer as module
 from coordinator.audit.replay import Prefill, Scored, score
-from coordinator.audit.scorer import Scorer
+from coordinator.audit.scorer import VersionScorer
 from protocol.errors import AuditFailed
 from protocol.sampling import uniforms
 from tests.adapted_policy import make_adapted, make_merged
@@ -67,24 +67,24 @@ def same(left: Scored, right: Scored) -> bool:
 
 def test_scores_are_those_of_the_definition_at_each_claims_own_temperature(policy: Path) -> None:
     claims = prefills()
-    for claim, found in zip(claims, Scorer(policy).score(claims), strict=True):
+    for claim, found in zip(claims, VersionScorer(policy).score(claims), strict=True):
         for number, scored in enumerate(found):
             assert same(scored, expected(policy, claim, number))
 
 
 @pytest.mark.parametrize(("body", "head"), [(1, 1), (64, 3 * 320), (10**6, 10**9)])
 def test_slices_and_batches_change_nothing(policy: Path, monkeypatch: pytest.MonkeyPatch, body: int, head: int) -> None:
-    whole = Scorer(policy).score(prefills())
+    whole = VersionScorer(policy).score(prefills())
     monkeypatch.setattr(module, "BODY_TOKENS_MAX", body)
     monkeypatch.setattr(module, "HEAD_LOGITS_MAX", head)
-    parts = Scorer(policy).score(prefills())
+    parts = VersionScorer(policy).score(prefills())
     assert all(same(a, b) for left, right in zip(whole, parts, strict=True) for a, b in zip(left, right, strict=True))
 
 
 def test_no_tensor_holds_samples_times_tokens_times_vocabulary(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest input of the head is a slice, however many tokens there are."""
     monkeypatch.setattr(module, "HEAD_LOGITS_MAX", 4 * 320)
-    scorer, seen = Scorer(policy), list[int]()
+    scorer, seen = VersionScorer(policy), list[int]()
     scorer._head.output.register_forward_hook(lambda _module, _inputs, output: seen.append(output.numel()))
     scorer.score(prefills())
     assert 0 < max(seen) <= 4 * 320
@@ -93,19 +93,19 @@ def test_no_tensor_holds_samples_times_tokens_times_vocabulary(policy: Path, mon
 def test_an_adapter_beside_its_base_is_scored_as_the_merged_policy(policy: Path, tmp_path: Path) -> None:
     adapted = make_adapted(policy, tmp_path / "adapted", seed=1)
     merged = make_merged(adapted, tmp_path / "merged")
-    found, wanted, base = (Scorer(folder).score(prefills()) for folder in (adapted, merged, policy))
+    found, wanted, base = (VersionScorer(folder).score(prefills()) for folder in (adapted, merged, policy))
     assert all(same(*pair) for claim in zip(found, wanted, strict=True) for pair in zip(*claim, strict=True))
     assert not all(same(*pair) for claim in zip(found, base, strict=True) for pair in zip(*claim, strict=True))
 
 
 def test_nothing_to_score_is_nothing(policy: Path) -> None:
-    assert Scorer(policy).score([]) == []
+    assert VersionScorer(policy).score([]) == []
 
 
 def test_tokens_beyond_a_versions_vocabulary_are_a_named_error(policy: Path) -> None:
     claim = Prefill(np.array([19], np.uint32), [np.array([400], np.uint32)], 1, 1.0)
     with pytest.raises(AuditFailed, match="vocabulary"):
-        Scorer(policy).score([claim])
+        VersionScorer(policy).score([claim])
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "nan", "a tensor too few", "pickled", "config"])
@@ -129,7 +129,7 @@ def test_a_damaged_policy_is_a_named_error(policy: Path, tmp_path: Path, damage:
     else:
         save_file({name: tensor * torch.nan for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
     with pytest.raises(AuditFailed):
-        Scorer(folder).score(prefills())
+        VersionScorer(folder).score(prefills())
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_configuration_that_promises_more_than_it_has_is_refused_before_it_cos
     config = json.loads((folder / "config.json").read_bytes())
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(AuditFailed, match=said):
-        Scorer(folder)
+        VersionScorer(folder)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_packed_or_in_rows_a_replay_says_what_the_definition_says(
 ) -> None:
     """Strict as ever: within 1e-4 nats of each sample alone in float32, also where matrices stay in 16 bits."""
     folder = zoo.make(architecture, tmp_path / "policy", dtype=dtype)
-    scorer = Scorer(folder)
+    scorer = VersionScorer(folder)
     assert scorer.packs == packed
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     for claim, found in zip(prefills(), scorer.score(prefills()), strict=True):
@@ -177,13 +177,13 @@ def test_matrices_stay_in_the_type_in_which_they_were_published(tmp_path: Path) 
     """Two bytes for each number of a model in bfloat16, and four where a tensor is wider."""
     narrow, wide = (zoo.make("Qwen3", tmp_path / str(dtype), dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
     for folder, size in ((narrow, 2), (wide, 4)):
-        matrices = [one for one in Scorer(folder)._model.parameters() if one.ndim > 1]
+        matrices = [one for one in VersionScorer(folder)._model.parameters() if one.ndim > 1]
         assert {one.element_size() for one in matrices} == {size}
 
 
 def test_every_module_moves(policy: Path) -> None:
     moves = list[int]()
-    scorer = Scorer(policy, moved=lambda: moves.append(1))
+    scorer = VersionScorer(policy, moved=lambda: moves.append(1))
     moves.clear()
     scorer.score(prefills())
     assert len(moves) > 20

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.audit import trust
-from coordinator.audit.trust import Finding, Level, Rules, Standing
+from coordinator.audit.trust import Finding, Level, OwnerStanding, TrustRules
 from ledger.drawing import ALL_PPM
 
-RULES = Rules()
+RULES = TrustRules()
 FINDINGS: st.SearchStrategy[list[Finding]] = st.lists(st.sampled_from(["pass", "soft", "hard", "pardon"]), max_size=30)
 
 
@@ -28,19 +28,19 @@ FINDINGS: st.SearchStrategy[list[Finding]] = st.lists(st.sampled_from(["pass", "
     ],
 )
 def test_rate_and_window_follow_the_validated_groups(groups: int, rate: float, window: int) -> None:
-    standing = Standing(claims=groups, groups=groups)
+    standing = OwnerStanding(claims=groups, groups=groups)
     assert trust.rate_ppm(standing, RULES) / ALL_PPM == pytest.approx(rate, abs=1e-6)
     assert trust.window(standing, RULES) == window
 
 
 def test_one_hard_fault_holds_everything_and_a_second_bans() -> None:
-    once = trust.found(Standing(5000, 5000), "hard", RULES)
+    once = trust.found(OwnerStanding(5000, 5000), "hard", RULES)
     assert (trust.level(once, RULES), trust.rate_ppm(once, RULES)) == ("held", ALL_PPM)
     assert trust.level(trust.found(once, "hard", RULES), RULES) == "banned"
 
 
 def test_a_hold_ends_after_ten_validated_groups_and_the_fault_is_forgotten_after_a_thousand() -> None:
-    standing = trust.found(Standing(5000, 5000), "hard", RULES)
+    standing = trust.found(OwnerStanding(5000, 5000), "hard", RULES)
     seen: list[tuple[Level, int]] = []
     for groups in (9, 1, 989, 1):
         standing = trust.validated(standing, RULES, groups)
@@ -49,46 +49,48 @@ def test_a_hold_ends_after_ten_validated_groups_and_the_fault_is_forgotten_after
 
 
 def test_accepted_groups_lower_the_rate_only_as_far_as_validated_ones_follow() -> None:
-    rates = [trust.rate_ppm(Standing(claims, groups), RULES) for claims, groups in ((10**6, 9), (10**6, 10), (15, 10))]
+    rates = [
+        trust.rate_ppm(OwnerStanding(claims, groups), RULES) for claims, groups in ((10**6, 9), (10**6, 10), (15, 10))
+    ]
     assert rates == [ALL_PPM, ALL_PPM // 4, 666_667]
 
 
 def test_a_soft_fault_raises_the_rate_of_an_old_owner_and_spares_a_new_one() -> None:
-    old, new = (trust.found(Standing(groups, groups), "soft", RULES) for groups in (5000, 5))
+    old, new = (trust.found(OwnerStanding(groups, groups), "soft", RULES) for groups in (5000, 5))
     assert trust.rate_ppm(old, RULES) == ALL_PPM // 4
     assert (new.groups, new.soft) == (5, 1)
     assert trust.level(old, RULES) == "known"
 
 
 def test_a_pardon_changes_nothing() -> None:
-    assert trust.found(Standing(8, 7, 1, 1), "pardon", RULES) == Standing(8, 7, 1, 1)
+    assert trust.found(OwnerStanding(8, 7, 1, 1), "pardon", RULES) == OwnerStanding(8, 7, 1, 1)
 
 
 def test_a_round_without_audits_keeps_no_escrow() -> None:
-    none = Rules(first_groups=0, floor=0.0, trusted_floor=0.0)
-    assert (trust.rate_ppm(Standing(), none), trust.window(Standing(), none)) == (0, 0)
+    none = TrustRules(first_groups=0, floor=0.0, trusted_floor=0.0)
+    assert (trust.rate_ppm(OwnerStanding(), none), trust.window(OwnerStanding(), none)) == (0, 0)
 
 
 @settings(max_examples=200, deadline=None)
 @given(groups=st.integers(10, 3000), worth=st.integers(1, 10**12), held=st.integers(0, 10**12))
 def test_whatever_a_claim_is_worth_faking_it_costs_more_than_it_earns(groups: int, worth: int, held: int) -> None:
-    rate = trust.rate_ppm(Standing(groups, groups), RULES, worth_micros=worth, held_micros=held) / ALL_PPM
+    rate = trust.rate_ppm(OwnerStanding(groups, groups), RULES, worth_micros=worth, held_micros=held) / ALL_PPM
     assert (1 - rate) * worth <= rate * held
-    assert rate >= trust.rate_ppm(Standing(groups, groups), RULES) / ALL_PPM
+    assert rate >= trust.rate_ppm(OwnerStanding(groups, groups), RULES) / ALL_PPM
 
 
 def test_work_that_is_worth_nothing_is_audited_at_the_floor() -> None:
-    assert trust.rate_ppm(Standing(500, 500), RULES, worth_micros=0, held_micros=0) == ALL_PPM // 20
+    assert trust.rate_ppm(OwnerStanding(500, 500), RULES, worth_micros=0, held_micros=0) == ALL_PPM // 20
 
 
 def test_who_has_nothing_to_lose_is_audited_whole() -> None:
-    assert trust.rate_ppm(Standing(500, 500), RULES, worth_micros=1000, held_micros=0) == ALL_PPM
+    assert trust.rate_ppm(OwnerStanding(500, 500), RULES, worth_micros=1000, held_micros=0) == ALL_PPM
 
 
 @settings(max_examples=100, deadline=None)
 @given(findings=FINDINGS, groups=st.integers(0, 3000))
 def test_no_history_makes_a_bad_rate_or_a_cheaper_escrow(findings: list[Finding], groups: int) -> None:
-    standing = Standing(claims=4 * groups, groups=groups)
+    standing = OwnerStanding(claims=4 * groups, groups=groups)
     for finding in findings:
         before = trust.rate_ppm(standing, RULES)
         standing = trust.found(standing, finding, RULES)
@@ -101,15 +103,15 @@ def test_no_history_makes_a_bad_rate_or_a_cheaper_escrow(findings: list[Finding]
 
 
 def test_a_rate_that_is_eased_falls_to_the_trusted_floor_and_the_window_grows_by_as_much() -> None:
-    known, newcomer = Standing(50, 50), Standing(5, 5)
+    known, newcomer = OwnerStanding(50, 50), OwnerStanding(5, 5)
     assert trust.rate_ppm(known, RULES) == ALL_PPM // 5
     assert trust.rate_ppm(known, RULES, ease=0.5) == 110_000
     least = trust.rate_ppm(known, RULES, ease=1.0)
     assert least == RULES.trusted_floor * ALL_PPM
     assert least * trust.window(known, RULES, drawn_ppm=least) >= ALL_PPM - least
     assert trust.rate_ppm(newcomer, RULES, ease=1.0) == ALL_PPM
-    assert trust.rate_ppm(Standing(50, 50, hard=1), RULES, ease=1.0) == least
-    assert trust.rate_ppm(Standing(5, 5, hard=1), RULES, ease=1.0) == ALL_PPM, "who is held is audited whole"
+    assert trust.rate_ppm(OwnerStanding(50, 50, hard=1), RULES, ease=1.0) == least
+    assert trust.rate_ppm(OwnerStanding(5, 5, hard=1), RULES, ease=1.0) == ALL_PPM, "who is held is audited whole"
 
 
 @settings(max_examples=200, deadline=None)
@@ -119,13 +121,15 @@ def test_a_rate_that_is_eased_falls_to_the_trusted_floor_and_the_window_grows_by
 def test_faking_costs_more_than_it_earns_however_far_rates_are_eased(
     groups: int, worth: int, held: int, ease: float
 ) -> None:
-    standing = Standing(groups, groups)
+    standing = OwnerStanding(groups, groups)
     rate = trust.rate_ppm(standing, RULES, worth_micros=worth, held_micros=held, ease=ease) / ALL_PPM
     assert (1 - rate) * worth <= rate * held
 
 
 def test_rates_of_nothing_stay_what_they_are() -> None:
-    none = Rules(first_groups=0, floor=0.0, trusted_floor=0.0)
-    assert trust.rate_ppm(Standing(), none, ease=1.0) == 0
-    shrinking = Rules(floor=0.0, trusted_floor=0.0)
-    assert trust.rate_ppm(Standing(100, 100), shrinking, ease=1.0) == trust.rate_ppm(Standing(100, 100), shrinking)
+    none = TrustRules(first_groups=0, floor=0.0, trusted_floor=0.0)
+    assert trust.rate_ppm(OwnerStanding(), none, ease=1.0) == 0
+    shrinking = TrustRules(floor=0.0, trusted_floor=0.0)
+    assert trust.rate_ppm(OwnerStanding(100, 100), shrinking, ease=1.0) == trust.rate_ppm(
+        OwnerStanding(100, 100), shrinking
+    )

@@ -10,23 +10,23 @@ import pytest
 
 from coordinator.audit.calibration import SHIPPED, Tolerance, read
 from coordinator.audit.chances import fisher, normal_of_t, tail
-from coordinator.audit.replay import Measured, joined, margins, score
-from coordinator.audit.verdict import EVIDENCE_MAX, Outcome, Report, judge, malformed
+from coordinator.audit.replay import ReplayMeasurement, joined, margins, score
+from coordinator.audit.verdict import EVIDENCE_MAX, AuditOutcome, AuditReport, judge, malformed
 from protocol.errors import TokensInvalid
 from protocol.rollout import Completion
 from protocol.sampling import uniforms
 from tests.coordinator.audit.claims import EXACT, drawn, honest, logits, replayed
 
 
-def outcome(measured: Measured, rule: str, tolerance: Tolerance = EXACT) -> Outcome:
+def outcome(measured: ReplayMeasurement, rule: str, tolerance: Tolerance = EXACT) -> AuditOutcome:
     """What one rule says."""
     found = [finding.outcome for finding in judge(measured, tolerance, 1).findings if finding.rule == rule]
-    return max(found, default=Outcome.PASS)
+    return max(found, default=AuditOutcome.PASS)
 
 
 def test_honest_work_passes() -> None:
     report = judge(honest(600), EXACT, 1)
-    assert report.outcome is Outcome.PASS
+    assert report.outcome is AuditOutcome.PASS
     assert report.findings == ()
     assert report.summary.dictated_share == 1
 
@@ -41,11 +41,11 @@ def test_an_edited_token_is_far_and_is_shown() -> None:
     ]
     (place,) = finding.positions
     assert (place.position, place.claimed, place.dictated) == (123, tokens[123], said.tokens[123])
-    assert finding.outcome is Outcome.HARD
+    assert finding.outcome is AuditOutcome.HARD
 
 
-@pytest.mark.parametrize(("out", "expected"), [(1, Outcome.PASS), (2, Outcome.SOFT), (4, Outcome.HARD)])
-def test_single_positions_out_of_tolerance_are_chance_and_many_are_not(out: int, expected: Outcome) -> None:
+@pytest.mark.parametrize(("out", "expected"), [(1, AuditOutcome.PASS), (2, AuditOutcome.SOFT), (4, AuditOutcome.HARD)])
+def test_single_positions_out_of_tolerance_are_chance_and_many_are_not(out: int, expected: AuditOutcome) -> None:
     measured = honest(400)
     margins = np.zeros(400)
     margins[:out] = 0.01
@@ -56,10 +56,10 @@ def test_single_positions_out_of_tolerance_are_chance_and_many_are_not(out: int,
 
 def test_small_errors_everywhere_move_the_mean() -> None:
     measured = honest(400)
-    for error, expected in ((0.5e-4, Outcome.PASS), (1.5e-4, Outcome.SOFT), (3e-4, Outcome.HARD)):
+    for error, expected in ((0.5e-4, AuditOutcome.PASS), (1.5e-4, AuditOutcome.SOFT), (3e-4, AuditOutcome.HARD)):
         assert outcome(replace(measured, claimed_logprobs=measured.logprobs + error), "mean") is expected
     few = honest(40)
-    assert outcome(replace(few, claimed_logprobs=few.logprobs + 3e-4), "mean") is Outcome.PASS
+    assert outcome(replace(few, claimed_logprobs=few.logprobs + 3e-4), "mean") is AuditOutcome.PASS
 
 
 def test_an_older_version_in_noise_is_told_by_where_the_claim_leans() -> None:
@@ -71,10 +71,10 @@ def test_an_older_version_in_noise_is_told_by_where_the_claim_leans() -> None:
         | {"mean_error": 1.0}
     )
     table = logits(count)
-    for shift, expected in ((0 * step, Outcome.PASS), (step, Outcome.HARD)):
+    for shift, expected in ((0 * step, AuditOutcome.PASS), (step, AuditOutcome.HARD)):
         said = drawn(table + shift + 0.03 * logits(count, seed=77), 1)
         claimed, neighbour = replayed(table, said, 1), replayed(table + step, said, 1)
-        assert judge(claimed, loose, 1).outcome is Outcome.PASS
+        assert judge(claimed, loose, 1).outcome is AuditOutcome.PASS
         report = judge(claimed, loose, 1, {41: neighbour})
         assert report.outcome is expected
         assert report.fits[0].version == 41
@@ -84,12 +84,12 @@ def test_an_older_version_in_noise_is_told_by_where_the_claim_leans() -> None:
 def test_a_neighbour_that_is_the_same_says_nothing() -> None:
     measured = honest(100)
     report = judge(measured, EXACT, 1, {4: measured})
-    assert report.outcome is Outcome.PASS
+    assert report.outcome is AuditOutcome.PASS
     assert (report.fits[0].lean, report.fits[0].only_here, report.fits[0].only_there) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("measured", [honest(5, noise=30.0), joined([honest(1)] * 3), honest(300, noise=3.0)])
-def test_every_report_is_json_with_finite_numbers_and_bounded_evidence(measured: Measured) -> None:
+def test_every_report_is_json_with_finite_numbers_and_bounded_evidence(measured: ReplayMeasurement) -> None:
     report = judge(measured, EXACT, 3, {2: honest(len(measured))})
     read = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert read["outcome"] == report.outcome.words
@@ -98,8 +98,8 @@ def test_every_report_is_json_with_finite_numbers_and_bounded_evidence(measured:
 
 
 def test_a_claim_that_its_lease_does_not_allow_fails_hard_without_a_model() -> None:
-    report: Report = malformed(TokensInvalid("Sample 3 goes on after its end token."), EXACT, 1)
-    assert report.outcome is Outcome.HARD
+    report: AuditReport = malformed(TokensInvalid("Sample 3 goes on after its end token."), EXACT, 1)
+    assert report.outcome is AuditOutcome.HARD
     assert "tokens_invalid" in report.findings[0].observed
 
 
@@ -141,7 +141,7 @@ def test_a_claim_of_another_versions_numbers_bit_for_bit_is_that_versions() -> N
     claimed, neighbour = replayed(table, said, 1), replayed(older, said, 1)
     exact = replace(claimed, claimed_logprobs=neighbour.logprobs, dictated=claimed.claimed)
     (finding,) = judge(exact, LOOSE, 1, {41: neighbour}).findings
-    assert (finding.rule, finding.outcome) == ("version", Outcome.HARD)
+    assert (finding.rule, finding.outcome) == ("version", AuditOutcome.HARD)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -154,10 +154,12 @@ def test_versions_that_differ_by_less_than_rounding_accuse_nobody(seed: int) -> 
     report = judge(replay, EXACT, 1, {41: neighbour})
     assert report.fits[0].lean == pytest.approx(0.5, abs=0.05)
     assert report.fits[0].standard_errors > 20
-    assert report.outcome is Outcome.PASS
+    assert report.outcome is AuditOutcome.PASS
 
 
-def repeating(seed: int, *, noise: float, step: float, contexts: int = 8, samples: int = 16) -> tuple[Measured, ...]:
+def repeating(
+    seed: int, *, noise: float, step: float, contexts: int = 8, samples: int = 16
+) -> tuple[ReplayMeasurement, ...]:
     """A trained policy's group, whose samples say the same few tokens: by the claimed version, and by another one."""
     chance = np.random.Generator(np.random.Philox(seed))
     measured = honest(contexts)
@@ -168,7 +170,7 @@ def repeating(seed: int, *, noise: float, step: float, contexts: int = 8, sample
     return tuple(together([each] * samples) for each in (one, other))
 
 
-def together(parts: list[Measured]) -> Measured:
+def together(parts: list[ReplayMeasurement]) -> ReplayMeasurement:
     """Samples that share all their contexts."""
     return replace(joined(parts), context=np.concatenate([part.context for part in parts]))
 
@@ -180,8 +182,8 @@ def test_honest_groups_of_a_thousand_that_repeat_themselves_are_not_accused(step
     for seed in range(1000):
         claimed, neighbour = repeating(seed, noise=1e-2, step=step)
         outcomes.append(judge(claimed, LOOSE, 1, {41: neighbour}).outcome)
-    assert outcomes.count(Outcome.HARD) == 0
-    assert outcomes.count(Outcome.SOFT) <= 10
+    assert outcomes.count(AuditOutcome.HARD) == 0
+    assert outcomes.count(AuditOutcome.SOFT) <= 10
 
 
 def test_one_rounding_that_all_samples_repeat_is_one_position_out_of_tolerance() -> None:
@@ -189,14 +191,14 @@ def test_one_rounding_that_all_samples_repeat_is_one_position_out_of_tolerance()
     errors, margins = np.zeros(400), np.zeros(400)
     errors[0] = margins[0] = 0.01
     one = replace(measured, logprobs=measured.logprobs + errors, margins=margins)
-    assert outcome(together([one] * 16), "logprobs") is Outcome.PASS
-    assert outcome(together([one] * 16), "tokens") is Outcome.PASS
+    assert outcome(together([one] * 16), "logprobs") is AuditOutcome.PASS
+    assert outcome(together([one] * 16), "tokens") is AuditOutcome.PASS
     apart = joined([one] * 16)
-    assert outcome(apart, "logprobs") is outcome(apart, "tokens") is Outcome.HARD
+    assert outcome(apart, "logprobs") is outcome(apart, "tokens") is AuditOutcome.HARD
 
 
-@pytest.mark.parametrize(("out", "expected"), [(1, Outcome.PASS), (3, Outcome.SOFT), (5, Outcome.HARD)])
-def test_a_context_of_sixteen_draws_has_sixteen_times_the_chance_to_be_out(out: int, expected: Outcome) -> None:
+@pytest.mark.parametrize(("out", "expected"), [(1, AuditOutcome.PASS), (3, AuditOutcome.SOFT), (5, AuditOutcome.HARD)])
+def test_a_context_of_sixteen_draws_has_sixteen_times_the_chance_to_be_out(out: int, expected: AuditOutcome) -> None:
     measured = honest(20)
     clean = together([measured] * 16)
     margins = np.zeros(len(clean))
@@ -211,11 +213,13 @@ def test_who_repeats_another_versions_numbers_in_few_contexts_is_still_found(noi
     rounding = np.random.Generator(np.random.Philox(5)).normal(0, noise, 8)
     stale = replace(claimed, claimed_logprobs=neighbour.logprobs + np.tile(rounding, 16))
     (finding,) = judge(stale, LOOSE, 1, {41: neighbour}).findings
-    assert (finding.rule, finding.outcome) == ("version", Outcome.HARD)
+    assert (finding.rule, finding.outcome) == ("version", AuditOutcome.HARD)
 
 
-@pytest.mark.parametrize(("count", "expected"), [(1, Outcome.PASS), (2, Outcome.SOFT), (3, Outcome.HARD)])
-def test_no_single_context_accuses_however_near(count: int, expected: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1, AuditOutcome.PASS), (2, AuditOutcome.SOFT), (3, AuditOutcome.HARD)]
+)
+def test_no_single_context_accuses_however_near(count: int, expected: AuditOutcome) -> None:
     """Of sixty-four, the others of which say nothing of where two versions lie."""
     measured, distance = honest(64), np.zeros(64)
     distance[:count] = 0.5
@@ -251,7 +255,7 @@ def test_fishers_tail_is_that_of_uniform_chances(count: int) -> None:
     assert fisher(np.zeros(0)) == 1
 
 
-def steered(contexts: int, *, of: int = 8, samples: int = 64, noise: float = 0.0, seed: int = 1) -> Measured:
+def steered(contexts: int, *, of: int = 8, samples: int = 64, noise: float = 0.0, seed: int = 1) -> ReplayMeasurement:
     """Samples of few contexts; in some of them each takes the likeliest token wherever that is not far by bf16."""
     table = np.repeat(logits(of, seed=seed), samples, 0)
     rough = table + np.repeat(noise * logits(of, seed=10**6 + seed) / 2, samples, 0)
@@ -272,15 +276,15 @@ def test_who_steers_many_samples_in_few_contexts_is_found() -> None:
     found = {
         contexts: [outcome(steered(contexts, seed=seed), "tokens", BF16) for seed in range(10)] for contexts in (3, 5)
     }
-    assert found[3].count(Outcome.PASS) <= 5
-    assert found[5].count(Outcome.HARD) >= 5
-    assert Outcome.PASS not in found[5]
+    assert found[3].count(AuditOutcome.PASS) <= 5
+    assert found[5].count(AuditOutcome.HARD) >= 5
+    assert AuditOutcome.PASS not in found[5]
 
 
 def test_honest_samples_of_few_contexts_steer_nothing() -> None:
     outcomes = [outcome(steered(0, noise=0.03, seed=seed), "tokens", BF16) for seed in range(400)]
-    assert outcomes.count(Outcome.HARD) == 0
-    assert outcomes.count(Outcome.SOFT) <= 4
+    assert outcomes.count(AuditOutcome.HARD) == 0
+    assert outcomes.count(AuditOutcome.SOFT) <= 4
 
 
 @pytest.mark.parametrize(("t", "freedom", "normal"), [(2.5706, 5, 1.96), (12.706, 1, 1.96), (6.8688, 5, 3.29)])

@@ -15,14 +15,14 @@ from coordinator.learner import offering
 from coordinator.learner.crew import Crew
 from coordinator.learner.export import export
 from coordinator.learner.lora import Adapters
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.start import place
 from coordinator.round import Round
 from protocol import adapter, canary
 from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, NotFound
-from protocol.learning import Publication, Upload
+from protocol.learning import Publication, UploadedFile
 from tests.adapted_policy import SETTINGS, make_adapted, make_merged
 from tests.coordinator.learner.groups import UNEQUAL
 
@@ -79,7 +79,7 @@ def test_the_canary_is_what_base_and_adapter_say_together(policy_folder: Path, t
 
 
 def test_training_goes_on_as_if_nothing_had_been_published(policy_folder: Path, tmp_path: Path) -> None:
-    quiet, publishing = Policy(policy_folder, SETTINGS), Policy(policy_folder, SETTINGS)
+    quiet, publishing = TrainedPolicy(policy_folder, SETTINGS), TrainedPolicy(policy_folder, SETTINGS)
     for number in range(2):
         publishing.save_adapter(tmp_path / str(number))
         assert quiet.train_step(UNEQUAL) == publishing.train_step(UNEQUAL)
@@ -122,7 +122,7 @@ def test_a_version_is_exported_merged_or_as_its_adapter(config: Config, tmp_path
     round_ = Round(config)
     round_.publisher.uploads.mkdir(exist_ok=True)
     shutil.copytree(version, round_.publisher.uploads / "1")
-    uploads = [Upload(path=path.name, digest=digest(path.read_bytes())) for path in version.iterdir()]
+    uploads = [UploadedFile(path=path.name, digest=digest(path.read_bytes())) for path in version.iterdir()]
     round_.publisher.publish(Publication(version=1, update=1, files=tuple(uploads)))
     round_.close()
     export(config, tmp_path / "merged", version=1)

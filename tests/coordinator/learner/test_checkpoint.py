@@ -16,7 +16,7 @@ import torch
 
 from coordinator.learner import checkpoint
 from coordinator.learner.algorithm import PRESETS, Trajectories
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import UNEQUAL
@@ -108,15 +108,15 @@ def test_resumed_updates_come_to_the_weights_of_an_uninterrupted_run(
     """What an update draws follows from its number: it is drawn again."""
     settings = replace(SETTINGS, algorithm=replace(PRESETS["echo2"], trajectories=trajectories), seed=3)
     batches = [UNEQUAL, UNEQUAL[:2], UNEQUAL[1:], UNEQUAL]
-    straight = Policy(policy_folder, settings)
+    straight = TrainedPolicy(policy_folder, settings)
     for batch in batches:
         straight.train_step(batch)
 
-    resumed = Policy(policy_folder, settings)
+    resumed = TrainedPolicy(policy_folder, settings)
     while resumed.update < len(batches):
         resumed.train_step(batches[resumed.update])
         resumed.save(tmp_path)
-        resumed = Policy(policy_folder, settings)  # as another process would
+        resumed = TrainedPolicy(policy_folder, settings)  # as another process would
         resumed.restore(last(tmp_path))
     for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -125,14 +125,14 @@ def test_resumed_updates_come_to_the_weights_of_an_uninterrupted_run(
 @pytest.mark.parametrize("damage", ["empty", "cut", "text", "missing"])
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "beside"])
 def test_what_is_no_checkpoint_is_told_by_name(policy_folder: Path, tmp_path: Path, name: str, damage: str) -> None:
-    Policy(policy_folder, SETTINGS).save(tmp_path)
+    TrainedPolicy(policy_folder, SETTINGS).save(tmp_path)
     file = last(tmp_path) / name
     whole = file.read_bytes()
     file.write_bytes({"cut": whole[: len(whole) // 2], "text": b"no checkpoint\n" * 9}.get(damage, b""))
     if damage == "missing":
         file.unlink()
     with pytest.raises(ConfigInvalid, match="no checkpoint"):
-        Policy(policy_folder, SETTINGS).restore(last(tmp_path))
+        TrainedPolicy(policy_folder, SETTINGS).restore(last(tmp_path))
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
@@ -141,7 +141,7 @@ def test_reading_a_checkpoint_runs_no_code(policy_folder: Path, tmp_path: Path, 
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (exec, ("raise SystemExit",))
 
-    Policy(policy_folder, SETTINGS).save(tmp_path)
+    TrainedPolicy(policy_folder, SETTINGS).save(tmp_path)
     file = last(tmp_path) / name
     if name == ".metadata":
         file.write_bytes(pickle.dumps(Trap()))
@@ -150,12 +150,12 @@ def test_reading_a_checkpoint_runs_no_code(policy_folder: Path, tmp_path: Path, 
         torch.save(Trap(), trap)
         file.write_bytes(trap.getvalue() * (1 + file.stat().st_size // len(trap.getvalue())))
     with pytest.raises(ConfigInvalid, match="no checkpoint"):
-        Policy(policy_folder, SETTINGS).restore(last(tmp_path))
+        TrainedPolicy(policy_folder, SETTINGS).restore(last(tmp_path))
 
 
 def test_the_newest_whole_checkpoint_counts(policy_folder: Path, tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path / "checkpoints") is None
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.save(tmp_path, said=b"first")
     policy.train_step(UNEQUAL)
     (tmp_path / "000000001.new").mkdir()  # what a kill left
@@ -163,4 +163,6 @@ def test_the_newest_whole_checkpoint_counts(policy_folder: Path, tmp_path: Path)
     policy.save(tmp_path, said=b"second")
     policy.save(tmp_path, said=b"third")
     assert [path.name for path in tmp_path.iterdir()] == ["000000001"]
-    assert Policy(policy_folder, SETTINGS).restore(last(tmp_path))["said"] == b"second", "the same state has one name"
+    assert TrainedPolicy(policy_folder, SETTINGS).restore(last(tmp_path))["said"] == b"second", (
+        "the same state has one name"
+    )

@@ -19,7 +19,16 @@ from protocol.errors import (
     OutOfOrder,
     SwarmError,
 )
-from protocol.learning import Batch, LearnerState, Progress, Publication, TrainingGroup, TrainingSample, Upload, Uploads
+from protocol.learning import (
+    KnownUploads,
+    LearnerProgress,
+    LearnerState,
+    Publication,
+    TrainingBatch,
+    TrainingGroup,
+    TrainingSample,
+    UploadedFile,
+)
 from protocol.rollout import pack_logprobs, pack_tokens
 from tests.coordinator.answering import CUT, PROXY, Answer, Asked, answering, error
 
@@ -38,7 +47,7 @@ def test_a_batch_of_the_largest_papers_is_read() -> None:
     """512 prompts with 16 samples each, as DAPO has them: more values than any message of a node may have."""
     sample = TrainingSample(tokens=pack_tokens([1, 2]), logprobs=pack_logprobs([-1.0, -2.0]), reward=1.0)
     group = TrainingGroup(claim_id="ab" * 32, prompt=pack_tokens([3]), policy_update=0, samples=(sample,) * 16)
-    batch = Batch(number=1, groups=(group,) * 512, credit_micros=5)
+    batch = TrainingBatch(number=1, groups=(group,) * 512, credit_micros=5)
     assert read_batch(batch.to_bytes()) == batch
 
 
@@ -47,7 +56,7 @@ def test_a_batch_of_long_answers_is_read() -> None:
     long = [7] * 10_000
     sample = TrainingSample(tokens=pack_tokens(long), logprobs=pack_logprobs([-1.0] * len(long)), reward=1.0)
     group = TrainingGroup(claim_id="ab" * 32, prompt=pack_tokens([3]), policy_update=0, samples=(sample,) * 16)
-    batch = Batch(number=1, groups=(group,) * 64, credit_micros=5)
+    batch = TrainingBatch(number=1, groups=(group,) * 64, credit_micros=5)
     assert read_batch(batch.to_bytes()) == batch
 
 
@@ -93,7 +102,7 @@ def test_an_address_that_is_none_is_not_waited_for(url: str) -> None:
 
 
 def test_in_the_middle_of_a_step_nobody_is_waited_for() -> None:
-    progress = Progress(phase="warm start", fraction=0.5, detail="")
+    progress = LearnerProgress(phase="warm start", fraction=0.5, detail="")
     with asking(PROXY, CUT, Answer(204)) as (client, asked):
         for _ in range(3):
             client.mention(progress)
@@ -108,7 +117,7 @@ def version(folder: Path, size: int) -> bytes:
     return data
 
 
-NOTHING_HELD = Answer(200, Uploads(files=()).to_bytes())
+NOTHING_HELD = Answer(200, KnownUploads(files=()).to_bytes())
 
 
 def test_a_file_is_uploaded_from_its_beginning_again(tmp_path: Path) -> None:
@@ -135,7 +144,7 @@ def test_uploads_that_a_power_cut_took_are_made_again(tmp_path: Path) -> None:
 def test_a_file_is_fetched_from_its_beginning_again(tmp_path: Path) -> None:
     data = version(tmp_path / "policy", 2 * limits.MIB)
     digest = blake3(data).hexdigest()
-    files = Publication(version=1, update=0, files=(Upload(path="model.safetensors", digest=digest),))
+    files = Publication(version=1, update=0, files=(UploadedFile(path="model.safetensors", digest=digest),))
     (taken := tmp_path / "taken").mkdir()
     with asking(Answer(200, files.to_bytes()), Answer(200, data, lost=1), CUT, Answer(200, data)) as (client, _):
         client.fetch(1, taken)

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.config import load
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.round import Round
 from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, NotFound, SwarmError
-from protocol.learning import Publication, Upload
+from protocol.learning import Publication, UploadedFile
 from tests.coordinator.learner.groups import UNEQUAL
 
 
@@ -33,7 +33,7 @@ def round_file(policy_folder: Path, tmp_path: Path) -> Path:
     """A round whose learner has made two updates."""
     folder = tmp_path / "round" / "learner"
     shutil.copytree(policy_folder, folder / "start")
-    policy = Policy(folder / "start", TrainSettings(learning_rate=1e-2))
+    policy = TrainedPolicy(folder / "start", TrainSettings(learning_rate=1e-2))
     for _ in range(2):
         policy.train_step(UNEQUAL)
     policy.save(folder / "checkpoints")
@@ -50,7 +50,7 @@ def test_an_exported_checkpoint_generates(round_file: Path, tmp_path: Path) -> N
     made = model.generate(**tokenizer("1+2=", return_tensors="pt"), max_new_tokens=3, do_sample=False)
     assert made.shape[1] > 4
     folder = round_file.parent / "round" / "learner"
-    policy = Policy(folder / "start", TrainSettings(learning_rate=1e-2))
+    policy = TrainedPolicy(folder / "start", TrainSettings(learning_rate=1e-2))
     policy.restore(folder / "checkpoints" / "000000002")
     assert all(torch.equal(tensor, policy.model.state_dict()[name]) for name, tensor in model.state_dict().items())
 
@@ -60,7 +60,7 @@ def test_an_exported_version_is_what_nodes_had(policy_folder: Path, tmp_path: Pa
     file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
     round_ = Round(load(file, []))
     shutil.copytree(policy_folder, round_.publisher.uploads / "1")
-    uploads = [Upload(path=path.name, digest=digest(path.read_bytes())) for path in policy_folder.iterdir()]
+    uploads = [UploadedFile(path=path.name, digest=digest(path.read_bytes())) for path in policy_folder.iterdir()]
     round_.publisher.publish(Publication(version=1, update=0, files=tuple(uploads)))
     round_.close()
     export(str(file), str(tmp_path / "out"), "--version", "1")

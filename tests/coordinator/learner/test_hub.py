@@ -17,7 +17,7 @@ from coordinator.round import Round
 from coordinator.store.state import set_fact
 from coordinator.transactions import policy_versions
 from protocol.chunks import digest
-from protocol.learning import Publication, Upload
+from protocol.learning import Publication, UploadedFile
 from tests.coordinator.learner.hub_server import TOKEN, Hub, running
 
 PUSH = "from pathlib import Path; from coordinator.learner.hub import push; import sys; " + (
@@ -38,7 +38,7 @@ def round_file(policy_folder: Path, tmp_path: Path) -> Path:
     file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n[learner]\nalgorithm = "dapo"\n')
     round_ = Round(load(file, []))
     shutil.copytree(policy_folder, round_.publisher.uploads / "1")
-    uploads = [Upload(path=path.name, digest=digest(path.read_bytes())) for path in policy_folder.iterdir()]
+    uploads = [UploadedFile(path=path.name, digest=digest(path.read_bytes())) for path in policy_folder.iterdir()]
     made, name = round_.publisher.publish(Publication(version=1, update=0, files=tuple(uploads)))
     round_.database.run_now(policy_versions.record, made, name, now_ms=1)
     (tmp_path / "manifest").write_text(name)
@@ -97,11 +97,11 @@ def test_a_card_and_every_file_arrive_in_one_commit(round_file: Path, tmp_path: 
 
 
 def test_nothing_of_progress_bars_is_printed(round_file: Path, tmp_path: Path, policy_folder: Path) -> None:
-    from coordinator.learner.policy import Policy
+    from coordinator.learner.policy import TrainedPolicy
     from coordinator.learner.settings import TrainSettings
 
     shutil.copytree(policy_folder, tmp_path / "round" / "learner" / "start")
-    Policy(policy_folder, TrainSettings(learning_rate=1e-2)).save(tmp_path / "round" / "learner" / "checkpoints")
+    TrainedPolicy(policy_folder, TrainSettings(learning_rate=1e-2)).save(tmp_path / "round" / "learner" / "checkpoints")
     program = str(Path(sys.executable).with_name("swarm-coordinator"))
     done = subprocess.run(
         [program, "export", str(round_file), "out"], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from coordinator.learner.lora import merged
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.publication import HubFiles, scored_canary
 from coordinator.learner.settings import TrainSettings
 from protocol import adapter, canary
@@ -46,7 +46,7 @@ FAMILIES = {
 }
 
 
-def saved_at_once(policy: Policy, weights: dict[str, torch.Tensor], folder: Path) -> None:
+def saved_at_once(policy: TrainedPolicy, weights: dict[str, torch.Tensor], folder: Path) -> None:
     """Write what transformers writes of whole weights that all lie in memory."""
     dtype = policy._published_dtype
     policy.model.save_pretrained(folder, state_dict={name: weight.to(dtype) for name, weight in weights.items()})
@@ -58,17 +58,17 @@ def saved_at_once(policy: Policy, weights: dict[str, torch.Tensor], folder: Path
         shutil.copyfile(source, folder / source.name)
 
 
-def trained(folder: Path, settings: TrainSettings) -> Policy:
-    policy = Policy(folder, settings)
+def trained(folder: Path, settings: TrainSettings) -> TrainedPolicy:
+    policy = TrainedPolicy(folder, settings)
     policy.train_step(UNEQUAL)
     return policy
 
 
-def masters(policy: Policy) -> dict[str, torch.Tensor]:
+def masters(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
     return {name: weight.detach().float() for name, weight in policy.model.named_parameters()}
 
 
-def with_what_was_learned(policy: Policy) -> dict[str, torch.Tensor]:
+def with_what_was_learned(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
     """The weights with their adapters in them."""
     adapters: Any = policy._adapters
     return {
@@ -89,7 +89,7 @@ def same_files(found: Path, wanted: Path) -> None:
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-def said_by(policy: Policy, weights: dict[str, torch.Tensor]) -> tuple[float, ...]:
+def said_by(policy: TrainedPolicy, weights: dict[str, torch.Tensor]) -> tuple[float, ...]:
     """The canary of a model into which these weights, rounded as they are published, are copied."""
     before = masters(policy)
     adapters: Any = policy._adapters
@@ -145,7 +145,7 @@ def test_a_base_and_its_adapter_have_the_bytes_that_transformers_would_write(tmp
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"experts"}))
 def test_weights_in_several_files_have_the_bytes_that_transformers_would_write(family: str, tmp_path: Path) -> None:
     config, dtype = FAMILIES[family]
-    policy = Policy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
+    policy = TrainedPolicy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
     weights = {name: weight.to(dtype) for name, weight in masters(policy).items()}
     files = HubFiles(policy.model, dtype, {}, part_size="20KB")
     with files.open(tmp_path / "parts") as write:
@@ -161,7 +161,7 @@ def test_weights_in_several_files_have_the_bytes_that_transformers_would_write(f
 def test_experts_in_several_files_are_loaded_as_they_were(tmp_path: Path) -> None:
     """Transformers keeps all experts of a layer in one file; each goes where there is room, and that is as good."""
     config, dtype = FAMILIES["experts"]
-    policy = Policy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
+    policy = TrainedPolicy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
     files = HubFiles(policy.model, dtype, {}, part_size="20KB")
     weights = {name: weight.to(dtype) for name, weight in masters(policy).items()}
     policy.save_hub(tmp_path / "version")
@@ -178,7 +178,7 @@ def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def held_bytes(policy: Policy) -> int:
+def held_bytes(policy: TrainedPolicy) -> int:
     """Weights, adapters, gradients and what the optimizer remembers."""
     weights = {*policy.model.parameters(), *policy._trained.values()}
     moments = [value for state in policy._optimizer.state.values() for value in state.values()]

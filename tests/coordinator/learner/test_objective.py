@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.learner.algorithm import PRESETS, Algorithm, Correction
 from coordinator.learner.diagnostics import Metrics
-from coordinator.learner.objective import Terms, kept, policy_loss, shares
+from coordinator.learner.objective import LossTerms, kept, policy_loss, shares
 
 WIDE = Algorithm(loss_aggregation="token", correction=Correction(sequence_low=0.5, sequence_high=2.0))
 BYPASS = replace(WIDE, correction=replace(WIDE.correction, mode="bypass"))
@@ -35,7 +35,7 @@ def judged(
     mask = torch.ones_like(behaviour) if mask is None else mask
     current = current.detach().requires_grad_()
     share = shares(mask, algorithm, longest=8)
-    terms = Terms(behaviour, mask, share, torch.tensor(advantages), old=old, reference=reference)
+    terms = LossTerms(behaviour, mask, share, torch.tensor(advantages), old=old, reference=reference)
     loss, metrics = policy_loss(current, terms, algorithm)
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     assert current.grad is not None
@@ -245,7 +245,7 @@ def test_losses_and_gradients_of_pieces_add_up(name: str, values: list[tuple[flo
     algorithm = PRESETS[name]
     current, behaviour, old = torch.tensor(values).T.reshape(3, 3, 2)
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
-    terms = Terms(behaviour, mask, shares(mask, algorithm, longest=4), torch.tensor([1.0, -2.0, 0.5]), old=old)
+    terms = LossTerms(behaviour, mask, shares(mask, algorithm, longest=4), torch.tensor([1.0, -2.0, 0.5]), old=old)
     rows = (torch.arange(cut), torch.arange(cut, 3))
     whole, _ = policy_loss(current, terms, algorithm)
     parts = [policy_loss(current[some], terms.rows(some, 2), algorithm)[0] for some in rows]

@@ -8,7 +8,7 @@ import torch
 
 from coordinator.learner.algorithm import PRESETS
 from coordinator.learner.optimizer import MOMENTS, SmallAdamW, rounded
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from tests.coordinator.learner.groups import UNEQUAL
 
@@ -21,13 +21,13 @@ SMALL = {
 UPDATES = 12
 
 
-def weights(policy: Policy) -> torch.Tensor:
+def weights(policy: TrainedPolicy) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in policy.model.parameters()])
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_updates_stay_close_to_those_of_float32_moments(name: str, policy_folder: Path) -> None:
-    exact, small = Policy(policy_folder, PLAIN), Policy(policy_folder, SMALL[name])
+    exact, small = TrainedPolicy(policy_folder, PLAIN), TrainedPolicy(policy_folder, SMALL[name])
     start = weights(exact)
     for _ in range(UPDATES):
         exact.train_step(UNEQUAL)
@@ -39,11 +39,11 @@ def test_updates_stay_close_to_those_of_float32_moments(name: str, policy_folder
 
 @pytest.mark.parametrize("name", SMALL)
 def test_an_update_after_a_resume_is_the_same_bit_for_bit(name: str, policy_folder: Path, tmp_path: Path) -> None:
-    policy = Policy(policy_folder, SMALL[name])
+    policy = TrainedPolicy(policy_folder, SMALL[name])
     for _ in range(2):
         policy.train_step(UNEQUAL)
     policy.save(tmp_path / "checkpoints")
-    resumed = Policy(policy_folder, SMALL[name])
+    resumed = TrainedPolicy(policy_folder, SMALL[name])
     resumed.restore(tmp_path / "checkpoints" / f"{policy.update:09d}")
     for _ in range(2):
         policy.train_step(UNEQUAL)
@@ -57,7 +57,7 @@ def test_an_update_after_a_resume_is_the_same_bit_for_bit(name: str, policy_fold
 def test_moments_in_bfloat16_are_four_bytes_for_each_parameter(policy_folder: Path) -> None:
     found = {}
     for way, settings in {"float32": PLAIN, **SMALL}.items():
-        policy = Policy(policy_folder, settings)
+        policy = TrainedPolicy(policy_folder, settings)
         policy.train_step(UNEQUAL)
         moments = [state[name] for state in policy._optimizer.state.values() for name in MOMENTS]
         found[way] = sum(moment.nbytes for moment in moments) / policy.model.num_parameters()

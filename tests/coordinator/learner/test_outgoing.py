@@ -15,12 +15,12 @@ from coordinator.learner.algorithm import PRESETS
 from coordinator.learner.batch import collate
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.outgoing import Outgoing
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.watchdog import Watchdog
 from protocol import canary
 from protocol.errors import DiskFull, OutOfOrder
-from protocol.learning import Uploads
+from protocol.learning import KnownUploads
 from tests.coordinator.answering import Answer, answering, error
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.live_bytes import live_bytes
@@ -124,7 +124,7 @@ def test_a_refused_version_ends_a_loop_that_waits_for_a_batch_that_will_never_co
 ) -> None:
     """Nodes wait for the version, and the learner for them."""
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    held, refused = Answer(200, Uploads(files=()).to_bytes()), error(OutOfOrder("not this one"))
+    held, refused = Answer(200, KnownUploads(files=()).to_bytes()), error(OutOfOrder("not this one"))
     none_yet = [Answer(204)] * 1000
     with (
         answering(held, Answer(204), refused) as (sends, _),
@@ -139,7 +139,7 @@ def test_a_refused_version_ends_a_loop_that_waits_for_a_batch_that_will_never_co
 
 def test_an_update_beside_the_writing_changes_no_byte_of_what_is_written(policy_folder: Path, tmp_path: Path) -> None:
     """All that reads the weights is held back until the backward pass is over; then the update waits for it."""
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.train_step(UNEQUAL)
     policy.save(tmp_path / "before")
     policy.save_hub(tmp_path / "version")
@@ -172,7 +172,7 @@ def test_an_update_beside_the_writing_changes_no_byte_of_what_is_written(policy_
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
 
 
-class Interrupted(Policy):
+class Interrupted(TrainedPolicy):
     """Computes the log-probabilities of a batch in the middle of its canary, as an update beside it would."""
 
     data = collate(UNEQUAL)
@@ -200,11 +200,11 @@ def test_an_update_in_the_middle_of_a_canary_sees_the_weights_in_training_and_th
     policy.save_hub(tmp_path / "alone")
     ours, theirs = ((tmp_path / name / canary.FILE_NAME).read_bytes() for name in ("interrupted", "alone"))
     assert ours == theirs
-    assert not torch.equal(Policy(tmp_path / "alone", SETTINGS).logprobs(policy.data), wanted)
+    assert not torch.equal(TrainedPolicy(tmp_path / "alone", SETTINGS).logprobs(policy.data), wanted)
 
 
 def test_taking_a_version_waits_for_who_reads_the_weights(policy_folder: Path, tmp_path: Path) -> None:
-    policy, seen = Policy(policy_folder, SETTINGS), list[torch.Tensor]()
+    policy, seen = TrainedPolicy(policy_folder, SETTINGS), list[torch.Tensor]()
     policy.train_step(UNEQUAL)
     policy.save_hub(tmp_path / "version")
     policy.train_step(UNEQUAL)
@@ -216,7 +216,7 @@ def test_taking_a_version_waits_for_who_reads_the_weights(policy_folder: Path, t
 
 
 def test_what_is_captured_for_later_holds_no_copy(policy_folder: Path, tmp_path: Path) -> None:
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.train_step(UNEQUAL)
     with live_bytes() as count:
         jobs = policy.saving(tmp_path / "checkpoints"), policy.publishing(tmp_path / "version")

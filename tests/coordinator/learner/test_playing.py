@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from coordinator.data.policy_text import PolicyText
+from coordinator.data.policy_text import TaskText
 from coordinator.learner import playing
 from coordinator.learner.batch import collate
-from coordinator.learner.embedded import Shape, make_policy
+from coordinator.learner.embedded import EmbeddedShape, make_policy
 from coordinator.learner.evaluate import NOT_JUDGED
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import pack_logprobs, pack_tokens
@@ -20,7 +20,7 @@ from protocol.tasks import Episodes, task
 from protocol.tasks.limit_poker import SPOKEN
 from protocol.transcript import Player
 
-SHAPE = Shape(hidden=16, layers=1, heads=2, intermediate=24)
+SHAPE = EmbeddedShape(hidden=16, layers=1, heads=2, intermediate=24)
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +38,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory, kuhn: Episodes) -> Path:
 
 
 @pytest.fixture(scope="module")
-def text(folder: Path, kuhn: Episodes) -> PolicyText:
-    return PolicyText(lambda name: (folder / name).read_bytes(), kuhn, 64)
+def text(folder: Path, kuhn: Episodes) -> TaskText:
+    return TaskText(lambda name: (folder / name).read_bytes(), kuhn, 64)
 
 
 def model_of(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
-def test_a_games_words_are_tokens_and_any_text_survives(text: PolicyText) -> None:
+def test_a_games_words_are_tokens_and_any_text_survives(text: TaskText) -> None:
     said = ("hold K\n>", "they raise\n>", "fold", "call", "raise")
     assert [len(text.encode(piece)) for piece in said] == [4, 4, 1, 1, 1]
     assert text.decode(text.encode("hold Q\nthey call\n> naïve 47+38=")) == "hold Q\nthey call\n> naïve 47+38="
 
 
-def test_imitation_teaches_to_act_and_to_act_legally(folder: Path, kuhn: Episodes, text: PolicyText) -> None:
+def test_imitation_teaches_to_act_and_to_act_legally(folder: Path, kuhn: Episodes, text: TaskText) -> None:
     model, frame = model_of(folder), text.framed(kuhn.game(0))
     (end,) = text.bounds.end_tokens
     told = list[float]()
@@ -63,7 +63,7 @@ def test_imitation_teaches_to_act_and_to_act_legally(folder: Path, kuhn: Episode
     assert min(sum(after[name]) / sum(before[name]) for name in before) > 50
 
 
-def test_a_strategy_is_what_the_policy_says_in_a_real_game(folder: Path, kuhn: Episodes, text: PolicyText) -> None:
+def test_a_strategy_is_what_the_policy_says_in_a_real_game(folder: Path, kuhn: Episodes, text: TaskText) -> None:
     """The second turn of a game that a player really plays, by a plain forward pass over its tokens."""
     model, frame = model_of(folder), text.framed(kuhn.game(0))
     (end,) = text.bounds.end_tokens
@@ -88,7 +88,7 @@ def test_a_strategy_is_what_the_policy_says_in_a_real_game(folder: Path, kuhn: E
     assert checked > 5
 
 
-def test_lessons_judge_turns_only(kuhn: Episodes, text: PolicyText) -> None:
+def test_lessons_judge_turns_only(kuhn: Episodes, text: TaskText) -> None:
     frame = text.framed(kuhn.game(0))
     (end,) = text.bounds.end_tokens
     lessons = playing._lessons(kuhn, frame, text.codec, end)
@@ -114,7 +114,7 @@ def test_what_an_environment_said_is_in_no_loss_ratio_or_length(folder: Path) ->
     steps = []
     for claimed in (0.0, -9.0):
         logprobs = [-5.0 if one else claimed for one in drawn]
-        policy = Policy(folder, TrainSettings(learning_rate=1e-2, warmup_updates=0))
+        policy = TrainedPolicy(folder, TrainSettings(learning_rate=1e-2, warmup_updates=0))
         step = policy.train_step([game(drawn, tokens, logprobs)])
         steps.append((step, [weight.detach().clone() for weight in policy.model.parameters()]))
     (one, first), (other, second) = steps

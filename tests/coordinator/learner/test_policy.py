@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from coordinator.learner.algorithm import PRESETS, Algorithm
 from coordinator.learner.batch import collate
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol import canary
 from protocol.errors import ConfigInvalid
@@ -25,7 +25,7 @@ from tests.coordinator.learner.groups import UNEQUAL, group
 SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
 
 
-def plain_logprobs(policy: Policy, one: TrainingGroup, sample: int) -> torch.Tensor:
+def plain_logprobs(policy: TrainedPolicy, one: TrainingGroup, sample: int) -> torch.Tensor:
     """What an unpadded forward pass says about one completion: [T]."""
     prompt = unpack_tokens(one.prompt).tolist()
     tokens = unpack_tokens(one.samples[sample].tokens).tolist()
@@ -34,7 +34,7 @@ def plain_logprobs(policy: Policy, one: TrainingGroup, sample: int) -> torch.Ten
     return chosen.detach()
 
 
-def fresh(policy: Policy, groups: tuple[TrainingGroup, ...]) -> tuple[TrainingGroup, ...]:
+def fresh(policy: TrainedPolicy, groups: tuple[TrainingGroup, ...]) -> tuple[TrainingGroup, ...]:
     """The same groups, with the log-probabilities that this policy gives them."""
     return tuple(
         group(
@@ -50,7 +50,7 @@ def fresh(policy: Policy, groups: tuple[TrainingGroup, ...]) -> tuple[TrainingGr
 
 
 def test_a_step_makes_rewarded_completions_likelier(policy_folder: Path) -> None:
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     groups = fresh(policy, UNEQUAL)
     before = plain_logprobs(policy, groups[0], 0).sum() - plain_logprobs(policy, groups[0], 1).sum()
     step = policy.train_step(groups)
@@ -66,11 +66,11 @@ def test_a_step_makes_rewarded_completions_likelier(policy_folder: Path) -> None
 def test_token_0_may_be_the_end(policy_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(policy_folder, folder := tmp_path / "policy")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
-    assert Policy(folder, SETTINGS).ends == [0]
+    assert TrainedPolicy(folder, SETTINGS).ends == [0]
 
 
 def test_a_claim_with_invented_logprobs_stands_out(policy_folder: Path) -> None:
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     honest = fresh(policy, UNEQUAL)
     liar = group(9, [19, 20, 31], [([21, 22, 2], [-0.01] * 3, 1.0), ([23, 2], [-0.01] * 2, 0.0)])
     distances = policy.train_step([*honest, liar]).distances
@@ -79,7 +79,7 @@ def test_a_claim_with_invented_logprobs_stands_out(policy_folder: Path) -> None:
 
 
 def test_infinity_where_nothing_was_drawn_hides_no_distance_and_stops_no_step(policy_folder: Path) -> None:
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     one = group(9, [19, 20, 31], [([21, 22, 2], [-0.01, -inf, -0.01], 1.0), ([23, 2], [-0.01] * 2, 0.0)])
     episode = one.samples[0].model_copy(update={"sampled": b"\1\0\1"})
     step = policy.train_step([one.model_copy(update={"samples": (episode, one.samples[1])})])
@@ -89,7 +89,7 @@ def test_infinity_where_nothing_was_drawn_hides_no_distance_and_stops_no_step(po
 
 
 def test_infinity_of_whoever_began_is_not_held_against_whoever_finished(policy_folder: Path) -> None:
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     (whole,) = fresh(policy, UNEQUAL[:1])
     samples = tuple(
         sample.model_copy(update={"logprobs": pack_logprobs([-inf]) + sample.logprobs[4:]}) for sample in whole.samples
@@ -107,7 +107,7 @@ def _with_rewards_times(factor: float, one: TrainingGroup) -> TrainingGroup:
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_the_next_one_does(policy_folder: Path) -> None:
-    policy = Policy(policy_folder, replace(SETTINGS, algorithm=Algorithm(scale_rewards="none")))
+    policy = TrainedPolicy(policy_folder, replace(SETTINGS, algorithm=Algorithm(scale_rewards="none")))
     before = [tensor.clone() for tensor in policy.model.parameters()]
     groups = fresh(policy, UNEQUAL)
     step = policy.train_step([_with_rewards_times(3e38, one) for one in groups])
@@ -120,14 +120,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_the_next_one_does(pol
 
 
 def test_a_batch_without_signal_changes_no_weight(policy_folder: Path) -> None:
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     before = [tensor.clone() for tensor in policy.model.parameters()]
     policy.train_step(UNEQUAL[2:])
     assert all(torch.equal(old, new) for old, new in zip(before, policy.model.parameters(), strict=True))
 
 
 def test_a_published_folder_is_the_policy_as_it_stands(policy_folder: Path, tmp_path: Path) -> None:
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.train_step(UNEQUAL)
     policy.save_hub(tmp_path / "version")
     published = AutoModelForCausalLM.from_pretrained(tmp_path / "version")
@@ -148,7 +148,7 @@ def bf16_folder(policy_folder: Path, target: Path) -> Path:
 
 def test_a_bf16_policy_is_published_as_bf16_and_trained_in_float32(policy_folder: Path, tmp_path: Path) -> None:
     start = bf16_folder(policy_folder, tmp_path / "start")
-    policy = Policy(start, SETTINGS)
+    policy = TrainedPolicy(start, SETTINGS)
     assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
     policy.train_step(UNEQUAL)
     policy.save_hub(tmp_path / "version")
@@ -163,7 +163,9 @@ def test_a_bf16_policy_is_published_as_bf16_and_trained_in_float32(policy_folder
 
 def test_updates_too_small_for_bf16_add_up(policy_folder: Path, tmp_path: Path) -> None:
     """In bf16 alone each of them would be rounded away: just below 1 its steps are 1/256."""
-    policy = Policy(bf16_folder(policy_folder, tmp_path / "start"), TrainSettings(learning_rate=1e-3, warmup_updates=1))
+    policy = TrainedPolicy(
+        bf16_folder(policy_folder, tmp_path / "start"), TrainSettings(learning_rate=1e-3, warmup_updates=1)
+    )
     weight = policy.model.model.norm.weight
     assert torch.all(weight == 1)
     policy.train_step(fresh(policy, UNEQUAL))
@@ -175,7 +177,7 @@ def test_updates_too_small_for_bf16_add_up(policy_folder: Path, tmp_path: Path) 
 
 
 def test_publishing_twice_gives_the_same_bytes(policy_folder: Path, tmp_path: Path) -> None:
-    policy = Policy(bf16_folder(policy_folder, tmp_path / "start"), SETTINGS)
+    policy = TrainedPolicy(bf16_folder(policy_folder, tmp_path / "start"), SETTINGS)
     policy.train_step(UNEQUAL)
     for name in ("once", "again"):
         policy.save_hub(tmp_path / name)
@@ -184,12 +186,12 @@ def test_publishing_twice_gives_the_same_bytes(policy_folder: Path, tmp_path: Pa
 
 
 def test_the_step_after_a_restore_is_bit_for_bit_the_same(policy_folder: Path, tmp_path: Path) -> None:
-    straight = Policy(policy_folder, SETTINGS)
+    straight = TrainedPolicy(policy_folder, SETTINGS)
     straight.train_step(UNEQUAL)
     straight.save(tmp_path)
     expected = straight.train_step(UNEQUAL)
 
-    resumed = Policy(policy_folder, SETTINGS)
+    resumed = TrainedPolicy(policy_folder, SETTINGS)
     resumed.restore(tmp_path / "000000001")
     assert resumed.update == 1
     assert resumed.train_step(UNEQUAL) == expected
@@ -201,7 +203,7 @@ def test_the_step_after_a_restore_is_bit_for_bit_the_same(policy_folder: Path, t
 
 def trained(folder: Path, groups: tuple[TrainingGroup, ...], updates: int = 1, **changes: Any) -> list[torch.Tensor]:
     """The weights after some updates."""
-    policy = Policy(folder, replace(SETTINGS, **changes))
+    policy = TrainedPolicy(folder, replace(SETTINGS, **changes))
     for _ in range(updates):
         policy.train_step(groups)
     return [weight.detach() for weight in policy.model.parameters()]
@@ -209,7 +211,7 @@ def trained(folder: Path, groups: tuple[TrainingGroup, ...], updates: int = 1, *
 
 def gradient(folder: Path, groups: tuple[TrainingGroup, ...], **changes: Any) -> torch.Tensor:
     """The gradient of one update, all weights in a row."""
-    policy = Policy(folder, replace(SETTINGS, max_grad_norm=1e9, **changes))
+    policy = TrainedPolicy(folder, replace(SETTINGS, max_grad_norm=1e9, **changes))
     found: list[torch.Tensor] = []
 
     def record(*_: Any) -> None:
@@ -223,7 +225,7 @@ def gradient(folder: Path, groups: tuple[TrainingGroup, ...], **changes: Any) ->
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_micro_batches_have_the_gradient_of_the_whole(policy_folder: Path, name: str) -> None:
-    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    groups = fresh(TrainedPolicy(policy_folder, SETTINGS), UNEQUAL)
     algorithm = replace(PRESETS[name], minibatches=1)
     whole = gradient(policy_folder, groups, algorithm=algorithm)
     parts = gradient(policy_folder, groups, algorithm=algorithm, micro_batch_tokens=6)
@@ -232,14 +234,14 @@ def test_micro_batches_have_the_gradient_of_the_whole(policy_folder: Path, name:
 
 
 def test_layers_computed_twice_have_the_same_gradient(policy_folder: Path) -> None:
-    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    groups = fresh(TrainedPolicy(policy_folder, SETTINGS), UNEQUAL)
     assert torch.allclose(
         gradient(policy_folder, groups), gradient(policy_folder, groups, gradient_checkpointing=True), atol=1e-6
     )
 
 
 def test_products_in_bf16_point_the_same_way(policy_folder: Path) -> None:
-    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    groups = fresh(TrainedPolicy(policy_folder, SETTINGS), UNEQUAL)
     fine, coarse = (gradient(policy_folder, groups, dtype=dtype) for dtype in ("float32", "bfloat16"))
     assert coarse.dtype == torch.float32
     assert torch.cosine_similarity(fine, coarse, dim=0) > 0.99
@@ -247,12 +249,12 @@ def test_products_in_bf16_point_the_same_way(policy_folder: Path) -> None:
 
 
 def test_samples_that_teach_nothing_change_nothing_and_are_still_checked(policy_folder: Path) -> None:
-    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    groups = fresh(TrainedPolicy(policy_folder, SETTINGS), UNEQUAL)
     token_mean = Algorithm(loss_aggregation="constant")  # whose shares of the others do not depend on the last group
     alone = gradient(policy_folder, groups[:2], algorithm=token_mean)
     beside = gradient(policy_folder, groups, algorithm=token_mean)
     assert torch.allclose(alone * 4 / 6, beside, atol=1e-6)
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     assert set(policy.train_step(groups).distances) == {one.claim_id for one in groups}
 
 
@@ -261,7 +263,7 @@ def test_skipped_tokens_teach_nothing_and_no_share_is_kept_for_them(policy_folde
     both = [([21, 22, 2], [-1.0] * 3, 1.0), ([23, 24, 2], [-1.0] * 3, 0.0)]
     whole = group(0, [19, 20, 31], both)
     skipped = tuple(sample.model_copy(update={"skip": ((0, 1), (2, 3))}) for sample in whole.samples)
-    policy = Policy(policy_folder, replace(SETTINGS, max_grad_norm=1e9))
+    policy = TrainedPolicy(policy_folder, replace(SETTINGS, max_grad_norm=1e9))
     data = collate([whole.model_copy(update={"samples": skipped})])
     terms = policy._terms(data)
     assert terms.mask.tolist() == [[0, 1, 0], [0, 1, 0]]
@@ -273,7 +275,9 @@ def test_skipped_tokens_teach_nothing_and_no_share_is_kept_for_them(policy_folde
 
 def test_entropy_is_that_of_every_drawn_token_before_the_update(policy_folder: Path) -> None:
     """Those that are not judged, and those of groups without signal, are drawn like any other."""
-    policy = Policy(policy_folder, replace(SETTINGS, num_iterations=2, temperature=0.7, algorithm=PRESETS["dapo"]))
+    policy = TrainedPolicy(
+        policy_folder, replace(SETTINGS, num_iterations=2, temperature=0.7, algorithm=PRESETS["dapo"])
+    )
     expected = []
     for one in UNEQUAL:
         prompt = unpack_tokens(one.prompt).tolist()
@@ -292,7 +296,7 @@ def test_only_chosen_samples_are_trained_on(policy_folder: Path) -> None:
     rewards = [1.0, 0.5, 0.25, 0.0]
     four = (group(0, [19, 20, 31], [([21 + number, 2], [-1.0, -1.0], one) for number, one in enumerate(rewards)]),)
     pairs = replace(PRESETS["echo2"], trajectories="pairs", trajectory_share=0.5)
-    policy = Policy(policy_folder, replace(SETTINGS, algorithm=pairs))
+    policy = TrainedPolicy(policy_folder, replace(SETTINGS, algorithm=pairs))
     assert policy.train_step(four).metrics["reward/taught"] == 0.5
     some, every = (gradient(policy_folder, four, algorithm=one) for one in (pairs, PRESETS["echo2"]))
     assert some.any()
@@ -300,20 +304,20 @@ def test_only_chosen_samples_are_trained_on(policy_folder: Path) -> None:
 
 
 def test_truncated_samples_and_groups_without_signal_are_left_out_by_dapo(policy_folder: Path) -> None:
-    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)  # the sample of four tokens has no end token
+    groups = fresh(TrainedPolicy(policy_folder, SETTINGS), UNEQUAL)  # the sample of four tokens has no end token
     dapo = replace(PRESETS["dapo"], minibatches=1)
     found = gradient(policy_folder, groups, algorithm=dapo)
     cut = (groups[0], group(1, [19, 20, 13, 21, 31], [([2], [-4.0], 0.0), ([24, 2], [-1.0, -1.0], 1.0)]))
     by_hand = replace(dapo, mask_truncated_completions=False, filter_zero_variance=False)
-    kept = gradient(policy_folder, fresh(Policy(policy_folder, SETTINGS), cut), algorithm=by_hand)
+    kept = gradient(policy_folder, fresh(TrainedPolicy(policy_folder, SETTINGS), cut), algorithm=by_hand)
     assert not torch.allclose(found, kept), "the truncated sample said something"
-    step = Policy(policy_folder, replace(SETTINGS, algorithm=dapo)).train_step(groups)
+    step = TrainedPolicy(policy_folder, replace(SETTINGS, algorithm=dapo)).train_step(groups)
     assert step.metrics["tokens"] == 14, "what is left out is still counted as sampled"
 
 
 def test_a_second_step_on_a_batch_is_clipped_around_the_first(policy_folder: Path) -> None:
-    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
-    policy = Policy(policy_folder, replace(SETTINGS, num_iterations=3))
+    groups = fresh(TrainedPolicy(policy_folder, SETTINGS), UNEQUAL)
+    policy = TrainedPolicy(policy_folder, replace(SETTINGS, num_iterations=3))
     step = policy.train_step(groups)
     assert policy.update == 1
     assert step.metrics["is/ratio_mean"] == pytest.approx(1.0, abs=1e-4), "π_old is the policy before the update"
@@ -321,7 +325,7 @@ def test_a_second_step_on_a_batch_is_clipped_around_the_first(policy_folder: Pat
 
 
 def test_divergence_from_the_start_pulls_back(policy_folder: Path) -> None:
-    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    groups = fresh(TrainedPolicy(policy_folder, SETTINGS), UNEQUAL)
     start = trained(policy_folder, groups, 0)
 
     def moved(beta: float) -> float:
@@ -355,7 +359,9 @@ def test_the_rate_rises_by_the_updates_that_the_optimizer_has_seen() -> None:
 
 def test_the_rate_waits_for_steps_that_were_not_made(policy_folder: Path) -> None:
     """Nothing was learned of how large gradients are: the first that comes is still the first."""
-    policy = Policy(policy_folder, replace(SETTINGS, warmup_updates=4, algorithm=Algorithm(scale_rewards="none")))
+    policy = TrainedPolicy(
+        policy_folder, replace(SETTINGS, warmup_updates=4, algorithm=Algorithm(scale_rewards="none"))
+    )
     groups = fresh(policy, UNEQUAL)
     batches = [[_with_rewards_times(3e38, one) for one in groups], groups[2:], groups, groups]
     found = [policy.train_step(batch).metrics["learner/learning_rate"] for batch in batches]
@@ -363,7 +369,7 @@ def test_the_rate_waits_for_steps_that_were_not_made(policy_folder: Path) -> Non
 
 
 def test_lora_trains_adapters_alone_and_publishes_merged_weights(policy_folder: Path, tmp_path: Path) -> None:
-    policy = Policy(policy_folder, replace(SETTINGS, lora_rank=4))
+    policy = TrainedPolicy(policy_folder, replace(SETTINGS, lora_rank=4))
     groups = fresh(policy, UNEQUAL)
     base = [weight.clone() for weight in policy.model.parameters()]
     for _ in range(3):
@@ -384,16 +390,16 @@ def test_lora_trains_adapters_alone_and_publishes_merged_weights(policy_folder: 
 
 def test_lora_resumes_bit_for_bit(policy_folder: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, lora_rank=4, learning_rate=1e-1)
-    straight = Policy(policy_folder, settings)
+    straight = TrainedPolicy(policy_folder, settings)
     groups = fresh(straight, UNEQUAL)
     straight.train_step(groups)
     straight.save(tmp_path)
     expected = straight.train_step(groups)
-    resumed = Policy(policy_folder, settings)
+    resumed = TrainedPolicy(policy_folder, settings)
     resumed.restore(tmp_path / "000000001")
     assert resumed.train_step(groups) == expected
     with pytest.raises(ConfigInvalid, match="no checkpoint of this policy"):
-        Policy(policy_folder, SETTINGS).restore(tmp_path / "000000001")
+        TrainedPolicy(policy_folder, SETTINGS).restore(tmp_path / "000000001")
 
 
 def test_a_copy_of_a_gguf_file_that_calls_itself_a_tokenizer_is_not_published(
@@ -403,14 +409,14 @@ def test_a_copy_of_a_gguf_file_that_calls_itself_a_tokenizer_is_not_published(
     folder = shutil.copytree(policy_folder, tmp_path / "policy")
     (folder / "tokenizer.model").write_bytes(b"GGUF" + bytes(1000))
     (folder / "special_tokens_map.json").write_text("{}")
-    Policy(folder, SETTINGS).save_hub(tmp_path / "version")
+    TrainedPolicy(folder, SETTINGS).save_hub(tmp_path / "version")
     names = {file.name for file in (tmp_path / "version").iterdir()}
     assert "special_tokens_map.json" in names
     assert "tokenizer.model" not in names
 
 
 def test_a_canary_is_text_where_the_tokenizer_writes_it(policy_folder: Path, tmp_path: Path) -> None:
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.save_hub(tmp_path / "version")
     said = canary.Canary.from_value(json.loads((tmp_path / "version" / canary.FILE_NAME).read_text()))
     tokenizer: Any = AutoTokenizer.from_pretrained(policy_folder)

@@ -21,9 +21,9 @@ from coordinator.learner.algorithm import Algorithm
 from coordinator.learner.cards import GIB
 from coordinator.learner.cards import parse as parse_cards
 from coordinator.learner.forward import prepare
-from coordinator.learner.memory import Batch, Estimate, Simulations, described, estimate
-from coordinator.learner.policy import Policy
-from coordinator.learner.preflight import Room, refusal
+from coordinator.learner.memory import Estimate, LargestBatch, Simulations, described, estimate
+from coordinator.learner.policy import TrainedPolicy
+from coordinator.learner.preflight import FreeBytes, refusal
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import group
@@ -78,7 +78,7 @@ WAYS = {
     "entropy bonus": replace(PLAIN, algorithm=Algorithm(entropy_bonus=0.01)),
     "LoRA, bf16, entropy bonus": replace(PLAIN, lora_rank=8, dtype="bfloat16", algorithm=Algorithm(entropy_bonus=0.01)),
 }
-BATCH = Batch(groups=3, samples=8, prompt=24)
+BATCH = LargestBatch(groups=3, samples=8, prompt=24)
 GROUPS = tuple(
     group(
         number,
@@ -98,7 +98,7 @@ def simulations(shape: str) -> Simulations:
     return Simulations(described)
 
 
-def tensor_bytes(policy: Policy) -> int:
+def tensor_bytes(policy: TrainedPolicy) -> int:
     """Weights, adapters and moments; gradients are gone between updates."""
     moments = [value for state in policy._optimizer.state.values() for value in state.values()]
     held = [*{*policy.model.parameters(), *policy._trained.values()}, *moments]
@@ -114,7 +114,7 @@ MEASURED += [("many layers", "all weights, bf16, layers twice"), ("many layers",
 @pytest.mark.parametrize(("shape", "way"), MEASURED)
 def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_path: Path) -> None:
     settings = WAYS[way]
-    policy = Policy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), settings)
+    policy = TrainedPolicy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), settings)
     policy.train_step(GROUPS)  # before it, there are no moments
     held = tensor_bytes(policy)
     with live_bytes() as update:
@@ -136,7 +136,7 @@ def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_p
 @pytest.mark.parametrize("way", ["all weights", "all weights, bf16, layers twice", "LoRA, bf16"])
 def test_a_self_check_is_predicted(shape: str, way: str, tmp_path: Path) -> None:
     """Of a policy that has just been loaded; it is compared in float32, whatever it is trained in."""
-    policy = Policy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), WAYS[way])
+    policy = TrainedPolicy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), WAYS[way])
     held = tensor_bytes(policy)
     with live_bytes() as check:
         prepare(policy.model, gradient_checkpointing=WAYS[way].gradient_checkpointing)
@@ -190,7 +190,7 @@ def small(tmp_path: Path) -> Path:
 def test_a_refusal_names_the_phase_and_settings_that_fit(small: Path, tmp_path: Path) -> None:
     config = round_of(small, tmp_path / "round")
     needed = estimate(config, Simulations(described(config))).footprint(1, device="cuda")
-    room = Room(memory=512 * GIB, disk=512 * GIB, card=needed.peak_bytes - 1)
+    room = FreeBytes(memory=512 * GIB, disk=512 * GIB, card=needed.peak_bytes - 1)
     refused = refusal(config, room)
     assert refused is not None
     assert "forward and backward on each card needs" in refused.message
@@ -204,12 +204,12 @@ def test_a_refusal_simulates_no_way_to_train_whose_weights_alone_are_too_much(
     simulated = list[TrainSettings]()
 
     class Recorded(Simulations):
-        def activations(self, settings: TrainSettings, batch: Batch) -> tuple[int, int]:
+        def activations(self, settings: TrainSettings, batch: LargestBatch) -> tuple[int, int]:
             simulated.append(settings)
             return super().activations(settings, batch)
 
     monkeypatch.setattr(memory, Simulations.__name__, Recorded)
-    refused = refusal(round_of(small, tmp_path / "round"), Room(memory=512 * GIB, disk=512 * GIB, card=2**20))
+    refused = refusal(round_of(small, tmp_path / "round"), FreeBytes(memory=512 * GIB, disk=512 * GIB, card=2**20))
     assert refused is not None
     assert "No setting that was tried fits" in refused.hint
     assert len(simulated) == 1, "the one that is refused"
@@ -230,14 +230,14 @@ def test_a_disk_or_a_machine_without_room_is_named(small: Path, tmp_path: Path) 
     found = estimate(config := round_of(small, tmp_path / "round"), Simulations(described(config))).footprint(
         1, device="cuda"
     )
-    assert Room(found.host_bytes + found.auditor_bytes, found.disk_bytes, found.peak_bytes).lack(found) is None
-    disk = Room(512 * GIB, found.disk_bytes - 1, 79 * GIB).lack(found)
-    memory = Room(found.host_bytes, 512 * GIB, 79 * GIB).lack(found)
+    assert FreeBytes(found.host_bytes + found.auditor_bytes, found.disk_bytes, found.peak_bytes).lack(found) is None
+    disk = FreeBytes(512 * GIB, found.disk_bytes - 1, 79 * GIB).lack(found)
+    memory = FreeBytes(found.host_bytes, 512 * GIB, 79 * GIB).lack(found)
     assert disk is not None
     assert memory is not None
     assert "on the disk" in disk[0]
     assert "memory of this machine" in memory[0]
-    assert Room(found.host_bytes, 512 * GIB, 79 * GIB, auditor=False).lack(found) is None
+    assert FreeBytes(found.host_bytes, 512 * GIB, 79 * GIB, auditor=False).lack(found) is None
 
 
 @pytest.mark.processes

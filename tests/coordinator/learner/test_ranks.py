@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from coordinator.learner import checkpoint
 from coordinator.learner.batch import collate, pieces
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.watchdog import Watchdog
 from protocol import canary
@@ -93,7 +93,7 @@ def test_two_ranks_go_on_from_the_checkpoint_of_one(results: Path, name: str) ->
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_one_process_goes_on_from_the_checkpoint_of_two(results: Path, policy_folder: Path, name: str) -> None:
-    policy = Policy(policy_folder, SCENARIOS[name])
+    policy = TrainedPolicy(policy_folder, SCENARIOS[name])
     last = checkpoint.newest(results / "two" / name / "checkpoints")
     assert last
     assert policy.restore(last)["update"] == policy.update == UPDATES

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 
 from coordinator.config import ModelSection, parse
 from coordinator.learner.loading import load_model
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.start import place, require_here, warnings
 from coordinator.round import Round
@@ -42,7 +42,7 @@ def test_a_sharded_llama_starts_trains_and_is_published(tmp_path: Path) -> None:
     place(ModelSection(path=str(source)), tmp_path / "start", seed=0)
     assert not list((tmp_path / "start").glob("*.py"))
     assert not list((tmp_path / "start").glob("*.bin"))
-    policy = Policy(tmp_path / "start", TrainSettings(learning_rate=1e-3))
+    policy = TrainedPolicy(tmp_path / "start", TrainSettings(learning_rate=1e-3))
     policy.train_step(UNEQUAL)
     policy.save_hub(tmp_path / "version")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "version").dtype == torch.bfloat16
@@ -71,7 +71,7 @@ def test_a_policy_that_lacks_a_weight_is_refused(policy_folder: Path, tmp_path: 
     del weights["model.norm.weight"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigInvalid, match=r"model\.norm\.weight is missing"):
-        Policy(folder, TrainSettings(learning_rate=1e-3))
+        TrainedPolicy(folder, TrainSettings(learning_rate=1e-3))
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_weights_that_cannot_be_trained_are_refused_by_name(
     with pytest.raises(ConfigInvalid, match=said):
         require_here(ModelSection(path=str(folder)))
     with pytest.raises(ConfigInvalid, match=said):
-        Policy(folder, TrainSettings(learning_rate=1e-3))
+        TrainedPolicy(folder, TrainSettings(learning_rate=1e-3))
 
 
 def test_a_policy_in_float16_is_trained_and_its_range_is_said_at_launch(policy_folder: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_policy_in_float16_is_trained_and_its_range_is_said_at_launch(policy_f
     assert not warnings(ModelSection(path=str(policy_folder)))
     (line,) = warnings(ModelSection(path=str(source)))
     assert "65,504" in line
-    policy = Policy(source, TrainSettings(learning_rate=1e-3))
+    policy = TrainedPolicy(source, TrainSettings(learning_rate=1e-3))
     policy.train_step(UNEQUAL)
     policy.save_hub(tmp_path / "version")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "version").dtype == torch.float16

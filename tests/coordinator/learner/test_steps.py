@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from coordinator.learner import checkpoint
 from coordinator.learner.algorithm import PRESETS, Algorithm, Correction
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from tests.coordinator.learner.groups import group
 
@@ -158,7 +158,7 @@ def loop(folder: Path, settings: TrainSettings, loss: Loss, parts: int, updates:
     return dict(model.named_parameters())
 
 
-def furthest(policy: Policy, expected: dict[str, torch.Tensor]) -> float:
+def furthest(policy: TrainedPolicy, expected: dict[str, torch.Tensor]) -> float:
     """Return the largest difference of any weight."""
     found = dict(policy.model.named_parameters())
     return max(float((found[name] - expected[name]).abs().max().detach()) for name in expected)
@@ -182,7 +182,7 @@ def test_minibatches_are_steps_on_parts_of_a_batch(
     policy_folder: Path, algorithm: Algorithm, loss: Loss, iterations: int
 ) -> None:
     settings = replace(SETTINGS, algorithm=algorithm, num_iterations=iterations)
-    policy = Policy(policy_folder, settings)
+    policy = TrainedPolicy(policy_folder, settings)
     policy.train_step(GROUPS)
     metrics = policy.train_step(GROUPS).metrics
     assert furthest(policy, loop(policy_folder, settings, loss, 2, updates=2)) < 1e-6
@@ -208,7 +208,7 @@ def test_minibatches_are_steps_on_parts_of_a_batch(
 )
 def test_parts_of_the_objective(policy_folder: Path, algorithm: Algorithm, loss: Loss) -> None:
     settings = replace(SETTINGS, algorithm=replace(algorithm, minibatches=2))
-    policy = Policy(policy_folder, settings)
+    policy = TrainedPolicy(policy_folder, settings)
     for _ in range(2):
         policy.train_step(GROUPS)
     assert furthest(policy, loop(policy_folder, settings, loss, 2, updates=2)) < 1e-6
@@ -220,7 +220,7 @@ def test_the_entropy_bonus_raises_the_entropy(policy_folder: Path) -> None:
     even = GROUPS[0].model_copy(
         update={"samples": tuple(sample.model_copy(update={"reward": 1.0}) for sample in GROUPS[0].samples)}
     )
-    policy = Policy(policy_folder, replace(SETTINGS, algorithm=of_preset("grpo", entropy_bonus=1.0)))
+    policy = TrainedPolicy(policy_folder, replace(SETTINGS, algorithm=of_preset("grpo", entropy_bonus=1.0)))
     found = [policy.train_step([even]).metrics["entropy"] for _ in range(4)]
     assert found == sorted(found)
     assert found[-1] > found[0]
@@ -232,7 +232,7 @@ def test_adams_settings_are_those_of_the_operator(policy_folder: Path, decayed: 
     settings = replace(
         SETTINGS, betas=(0.7, 0.8), eps=1e-3, weight_decay=10.0, decayed=decayed, algorithm=of_preset("grpo")
     )
-    policy = Policy(policy_folder, settings)
+    policy = TrainedPolicy(policy_folder, settings)
     for _ in range(3):
         policy.train_step(GROUPS)
     assert furthest(policy, loop(policy_folder, settings, grpo, 1, updates=3)) < 1e-6
@@ -242,7 +242,7 @@ def test_adams_settings_are_those_of_the_operator(policy_folder: Path, decayed: 
 
 def test_dropped_tokens_are_counted(policy_folder: Path) -> None:
     correction = replace(ALL, token_low=0.5, token_high=1.5)
-    policy = Policy(policy_folder, replace(SETTINGS, algorithm=replace(PRESETS["grpo"], correction=correction)))
+    policy = TrainedPolicy(policy_folder, replace(SETTINGS, algorithm=replace(PRESETS["grpo"], correction=correction)))
     masked = policy.train_step(GROUPS).metrics["is/masked_frac"]
     model: Any = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
     weights = torch.cat([icepop(said) for said in plain_samples(model)])
@@ -255,7 +255,7 @@ def test_the_clip_acts_within_a_batch_only_where_it_is_split(policy_folder: Path
         step["clip/low"] + step["clip/high"]
         for parts in (1, 5)
         for step in [
-            Policy(policy_folder, replace(SETTINGS, algorithm=of_preset("gspo", minibatches=parts)))
+            TrainedPolicy(policy_folder, replace(SETTINGS, algorithm=of_preset("gspo", minibatches=parts)))
             .train_step(GROUPS)
             .metrics
         ]
@@ -267,7 +267,9 @@ def test_the_clip_acts_within_a_batch_only_where_it_is_split(policy_folder: Path
 def test_what_the_policy_said_before_the_update_is_what_is_reported(policy_folder: Path) -> None:
     """Distances, entropy and ratios are those before the first step, however many follow."""
     once, split = (
-        Policy(policy_folder, replace(SETTINGS, algorithm=of_preset("grpo", minibatches=parts))).train_step(GROUPS)
+        TrainedPolicy(policy_folder, replace(SETTINGS, algorithm=of_preset("grpo", minibatches=parts))).train_step(
+            GROUPS
+        )
         for parts in (1, 3)
     )
     assert split.distances == pytest.approx(once.distances, abs=1e-6)
@@ -277,10 +279,10 @@ def test_what_the_policy_said_before_the_update_is_what_is_reported(policy_folde
 
 def test_a_resumed_learner_makes_the_same_steps_bit_for_bit(policy_folder: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, algorithm=of_preset("gspo", minibatches=2), warmup_updates=3)
-    policy = Policy(policy_folder, settings)
+    policy = TrainedPolicy(policy_folder, settings)
     policy.train_step(GROUPS)
     policy.save(tmp_path)
-    resumed = Policy(policy_folder, settings)
+    resumed = TrainedPolicy(policy_folder, settings)
     last = checkpoint.newest(tmp_path)
     assert last
     resumed.restore(last)
@@ -292,7 +294,7 @@ def test_a_resumed_learner_makes_the_same_steps_bit_for_bit(policy_folder: Path,
 
 def test_more_minibatches_than_groups_are_as_many_as_there_are(policy_folder: Path) -> None:
     assert (
-        Policy(policy_folder, replace(SETTINGS, algorithm=of_preset("grpo", minibatches=9)))
+        TrainedPolicy(policy_folder, replace(SETTINGS, algorithm=of_preset("grpo", minibatches=9)))
         .train_step(GROUPS[:2])
         .metrics["learner/grad_norm"]
     )

@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.store import tables
-from coordinator.work.prompts import Source
-from protocol.fragment import Part
+from coordinator.work.prompts import PromptRef
+from protocol.fragment import FragmentPart
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.lease import Lease
 from protocol.rollout import PolicyBounds, Sample, unpack_tokens
 from protocol.signing import NodeKey
 from protocol.tasks import Reward
-from swarm_node.engine.messages import Request
+from swarm_node.engine.messages import SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.coordinator.world import MAX_NEW, SAMPLES, World, answer, fragment
 
@@ -28,7 +28,7 @@ one piece where the other engine drew its tokens one by one."""
 SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
 
 
-def reward(_source: Source, completion: list[int]) -> Reward:
+def reward(_source: PromptRef, completion: list[int]) -> Reward:
     return Reward(float(completion[0] % 3), "ok")
 
 
@@ -38,23 +38,23 @@ class Sampler:
     def __init__(self, folder: Path) -> None:
         self._folder, self._engine, self._loads = folder, TorchEngine(), 0
 
-    def load(self, policy: Policy) -> None:
+    def load(self, policy: TrainedPolicy) -> None:
         self._loads += 1
         folder = self._folder / str(self._loads)
         policy.save_hub(folder)
         self._engine.load(folder, 1)
 
     def sample(self, **lease: Any) -> tuple[Sample, ...]:
-        request = Request(request_id="0", version=1, max_new_tokens=MAX_NEW, temperature=1.0, **lease)
+        request = SampleRequest(request_id="0", version=1, max_new_tokens=MAX_NEW, temperature=1.0, **lease)
         done: list[Any] = []
         self._engine.generate([request], done.append)
         samples: tuple[Sample, ...] = done[0].samples
         return samples
 
 
-def synchronous(folder: Path, seeds: list[tuple[bytes, int]], sampler: Sampler) -> Policy:
+def synchronous(folder: Path, seeds: list[tuple[bytes, int]], sampler: Sampler) -> TrainedPolicy:
     """Sample a batch from the policy as it stands, train on it, and again."""
-    policy = Policy(folder, SETTINGS)
+    policy = TrainedPolicy(folder, SETTINGS)
     for update in range(UPDATES):
         sampler.load(policy)
         groups = []
@@ -64,7 +64,7 @@ def synchronous(folder: Path, seeds: list[tuple[bytes, int]], sampler: Sampler) 
                 TrainingSample(
                     tokens=one.tokens,
                     logprobs=one.logprobs,
-                    reward=reward(Source("train", 0), unpack_tokens(one.tokens).tolist()).score,
+                    reward=reward(PromptRef("train", 0), unpack_tokens(one.tokens).tolist()).score,
                 )
                 for one in drawn
             )
@@ -75,7 +75,7 @@ def synchronous(folder: Path, seeds: list[tuple[bytes, int]], sampler: Sampler) 
 
 def lose(world: World, key: NodeKey, lease: Lease, samples: tuple[Sample, ...]) -> Lease:
     """The node tells of its first token and gives up; another takes the group over."""
-    first = Part(sample=0, start=0, tokens=samples[0].tokens[:4], logprobs=samples[0].logprobs[:4], finish="")
+    first = FragmentPart(sample=0, start=0, tokens=samples[0].tokens[:4], logprobs=samples[0].logprobs[:4], finish="")
     world.tell(key, fragment(key, lease, {}, parts=(first,)))
     world.give_back(key, lease)
     (heir,) = world.offer(key, version=lease.version, continues=True).leases
@@ -83,9 +83,9 @@ def lose(world: World, key: NodeKey, lease: Lease, samples: tuple[Sample, ...]) 
     return heir
 
 
-def swarm(world: World, folder: Path, seeds: list[tuple[bytes, int]], sampler: Sampler) -> Policy:
+def swarm(world: World, folder: Path, seeds: list[tuple[bytes, int]], sampler: Sampler) -> TrainedPolicy:
     """The same by leases, claims, batches and reports; notes which prompts and seeds were leased."""
-    policy, key = Policy(folder, SETTINGS), world.join(1)
+    policy, key = TrainedPolicy(folder, SETTINGS), world.join(1)
     bounds = PolicyBounds(policy.model.config.vocab_size, frozenset({policy.model.config.eos_token_id}), MAX_NEW)
     world.judge = replace(world.judge, bounds=bounds, reward=reward)
     for update in range(UPDATES):
@@ -112,7 +112,7 @@ def test_a_bound_of_zero_gives_the_weights_of_the_synchronous_loop(policy_folder
     seeds: list[tuple[bytes, int]] = []
     ours = swarm(world, policy_folder, seeds, Sampler(tmp_path / "swarm"))
     plain = synchronous(policy_folder, seeds, Sampler(tmp_path / "plain"))
-    start = Policy(policy_folder, SETTINGS).model.state_dict()
+    start = TrainedPolicy(policy_folder, SETTINGS).model.state_dict()
     moved = 0.0
     for name, weights in plain.model.state_dict().items():
         torch.testing.assert_close(ours.model.state_dict()[name], weights, rtol=0, atol=TOLERANCE)

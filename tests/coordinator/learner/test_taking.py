@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from coordinator.learner import offering
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol import adapter, canary
 from protocol.errors import ConfigInvalid
@@ -24,7 +24,7 @@ SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
 WEIGHTS = "model.safetensors"
 
 
-def published(policy: Policy, folder: Path) -> Path:
+def published(policy: TrainedPolicy, folder: Path) -> Path:
     policy.save_hub(folder)
     return folder
 
@@ -32,7 +32,7 @@ def published(policy: Policy, folder: Path) -> Path:
 def test_after_taking_a_version_the_policy_is_that_version_at_the_update_that_was_reached(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    policy = Policy(policy_folder, SETTINGS)
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.train_step(UNEQUAL)
     wanted = published(policy, tmp_path / "wanted")
     policy.train_step(UNEQUAL)
@@ -46,8 +46,8 @@ def test_after_taking_a_version_the_policy_is_that_version_at_the_update_that_wa
 def test_even_a_policy_that_is_no_number_any_more_learns_again_as_a_new_one_would(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    wanted = published(Policy(policy_folder, SETTINGS), tmp_path / "wanted")
-    broken, fresh = Policy(policy_folder, SETTINGS), Policy(policy_folder, SETTINGS)
+    wanted = published(TrainedPolicy(policy_folder, SETTINGS), tmp_path / "wanted")
+    broken, fresh = TrainedPolicy(policy_folder, SETTINGS), TrainedPolicy(policy_folder, SETTINGS)
     broken.train_step(UNEQUAL)
     with torch.no_grad():
         for weight in broken.model.parameters():
@@ -62,7 +62,7 @@ def test_even_a_policy_that_is_no_number_any_more_learns_again_as_a_new_one_woul
         assert torch.equal(here, there)
 
 
-def rate(policy: Policy) -> float:
+def rate(policy: TrainedPolicy) -> float:
     """That of the next update."""
     return policy.train_step(UNEQUAL).metrics["learner/learning_rate"]
 
@@ -72,13 +72,13 @@ def test_after_taking_a_version_the_rate_rises_anew_and_falls_as_it_would_have(
 ) -> None:
     """In the middle of the second rise another process goes on."""
     settings = replace(SETTINGS, warmup_updates=4, schedule="linear", max_updates=10)
-    policy = Policy(policy_folder, settings)
+    policy = TrainedPolicy(policy_folder, settings)
     wanted = published(policy, tmp_path / "wanted")
     found = [rate(policy) for _ in range(5)]
     policy.take(wanted)
     found += [rate(policy) for _ in range(2)]
     policy.save(tmp_path / "checkpoints")
-    again = Policy(policy_folder, settings)
+    again = TrainedPolicy(policy_folder, settings)
     again.restore(tmp_path / "checkpoints" / "000000007")
     found += [rate(again) for _ in range(3)]
     rises = [0.25, 0.5, 0.75, 1.0, 1.0] * 2
@@ -86,12 +86,12 @@ def test_after_taking_a_version_the_rate_rises_anew_and_falls_as_it_would_have(
 
 
 def test_what_was_taken_survives_a_checkpoint(policy_folder: Path, tmp_path: Path) -> None:
-    wanted = published(Policy(policy_folder, SETTINGS), tmp_path / "wanted")
-    policy = Policy(policy_folder, SETTINGS)
+    wanted = published(TrainedPolicy(policy_folder, SETTINGS), tmp_path / "wanted")
+    policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.train_step(UNEQUAL)
     policy.take(wanted)
     policy.save(tmp_path / "checkpoints", taken=7)
-    again = Policy(policy_folder, SETTINGS)
+    again = TrainedPolicy(policy_folder, SETTINGS)
     assert again.restore(tmp_path / "checkpoints" / "000000001")["taken"] == 7
     policy.train_step(UNEQUAL)
     again.train_step(UNEQUAL)
@@ -102,7 +102,7 @@ def test_what_was_taken_survives_a_checkpoint(policy_folder: Path, tmp_path: Pat
 @pytest.mark.parametrize("alpha", [8.0, 16.0])
 def test_an_adapter_is_taken_beside_the_same_base(policy_folder: Path, tmp_path: Path, alpha: float) -> None:
     wanted = make_adapted(policy_folder, tmp_path / "wanted", seed=3)
-    policy = Policy(policy_folder, replace(ADAPTERS, lora_alpha=alpha))
+    policy = TrainedPolicy(policy_folder, replace(ADAPTERS, lora_alpha=alpha))
     policy.train_step(UNEQUAL)
     policy.take(wanted)
     policy.save_base(tmp_path / "taken")
@@ -115,7 +115,7 @@ def test_an_adapter_is_taken_beside_the_same_base(policy_folder: Path, tmp_path:
 
 
 def test_a_folder_of_others_becomes_a_version_with_its_own_canary(policy_folder: Path, tmp_path: Path) -> None:
-    current = published(Policy(policy_folder, SETTINGS), tmp_path / "current")
+    current = published(TrainedPolicy(policy_folder, SETTINGS), tmp_path / "current")
     other = make_tiny_policy(tmp_path / "other", seed=2)
     (other / "README.md").write_text("a card")
     offering.prepare(other, current, tmp_path / "made")
@@ -128,7 +128,7 @@ def test_a_folder_of_others_becomes_a_version_with_its_own_canary(policy_folder:
 
 
 def test_weights_in_several_files_are_one_policy(policy_folder: Path, tmp_path: Path) -> None:
-    current = published(Policy(policy_folder, SETTINGS), tmp_path / "current")
+    current = published(TrainedPolicy(policy_folder, SETTINGS), tmp_path / "current")
     other = make_tiny_policy(tmp_path / "other", seed=2)
     tensors = load_file(other / WEIGHTS)
     (other / WEIGHTS).unlink()
@@ -153,7 +153,7 @@ def test_a_configuration_is_compared_by_what_it_means(policy_folder: Path, tmp_p
     theta = short.pop("rope_parameters", said["rope_parameters"])["rope_theta"]
     short |= {"rope_theta": theta, "torch_dtype": short.pop("dtype", "float32"), "transformers_version": "4.40.0"}
     (start / "config.json").write_text(json.dumps(short))
-    current = published(Policy(start, SETTINGS), tmp_path / "current")
+    current = published(TrainedPolicy(start, SETTINGS), tmp_path / "current")
     assert json.loads((current / "config.json").read_text()).keys() > short.keys() - {"rope_theta", "torch_dtype"}
     offering.prepare(start, current, tmp_path / "made")
     (start / "config.json").write_text(json.dumps(short | {"rope_theta": 2 * theta}))
@@ -171,7 +171,7 @@ def refused(folder: Path, current: Path, words: str) -> None:
 def test_everything_that_is_not_this_policy_with_other_weights_is_refused_by_name(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    current = published(Policy(policy_folder, SETTINGS), tmp_path / "current")
+    current = published(TrainedPolicy(policy_folder, SETTINGS), tmp_path / "current")
     tensors = load_file(policy_folder / WEIGHTS)
     name = next(iter(tensors))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coordinator.learner.algorithm import GRPO, Algorithm
-from coordinator.learner.objective import Terms, policy_loss, shares
+from coordinator.learner.objective import LossTerms, policy_loss, shares
 from coordinator.learner.trajectories import factors
 
 OWNERS = torch.tensor([0, 0, 0, 0, 1, 1, 1])
@@ -86,7 +86,7 @@ def test_the_loss_of_all_draws_is_on_the_mean_that_of_all_samples(preset: Algori
     torch.manual_seed(0)
     mask = torch.ones(7, 3)
     current = torch.log(torch.rand(7, 3) * 0.5 + 0.4)
-    terms = Terms(
+    terms = LossTerms(
         behaviour=torch.log(torch.rand(7, 3) * 0.5 + 0.4),
         mask=mask,
         shares=shares(mask, preset, longest=3),

@@ -12,7 +12,7 @@ import torch
 
 from coordinator.learner import checkpoint
 from coordinator.learner.algorithm import PRESETS, Algorithm
-from coordinator.learner.policy import Policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from tests.coordinator.learner.groups import UNEQUAL
@@ -43,7 +43,7 @@ BATCHES = [UNEQUAL, UNEQUAL[:2], UNEQUAL[1:], UNEQUAL[2:], UNEQUAL, UNEQUAL[:1]]
 
 def train(folder: Path, settings: TrainSettings, results: Path, ranks: Ranks, resumed: Path | None = None) -> None:
     """Some updates, a checkpoint, one update more; and the policy as it is then published."""
-    policy = Policy(folder, settings, ranks)
+    policy = TrainedPolicy(folder, settings, ranks)
     if resumed:
         policy.restore(resumed)
     metrics = []

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from coordinator.rewards.functions import Job
-from coordinator.rewards.pool import Pool, checked
+from coordinator.rewards.pool import RewardPool, checked
 from coordinator.rewards.spec import RewardSpec
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Problem, Reward
@@ -71,9 +71,9 @@ def fn(completions, **kwargs):
 
 
 @pytest_asyncio.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(tmp_path: Path) -> AsyncIterator[RewardPool]:
     (tmp_path / "r.py").write_text(FUNCTIONS)
-    made = Pool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),), timeout_s=30.0, processes=1, memory_mib=1024))
+    made = RewardPool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),), timeout_s=30.0, processes=1, memory_mib=1024))
     yield made
     await made.close()
 
@@ -82,14 +82,14 @@ def job(what: str) -> Job:
     return Job(Problem("p"), [what], [[1]])
 
 
-async def pid(pool: Pool) -> int:
+async def pid(pool: RewardPool) -> int:
     """The child that judges now."""
     (reward,) = await pool.judge(job("fine"))
     return int(reward.score)
 
 
 @pytest.mark.asyncio
-async def test_a_child_judges_many_groups(pool: Pool) -> None:
+async def test_a_child_judges_many_groups(pool: RewardPool) -> None:
     first = await pid(pool)
     assert first != os.getpid()
     assert [await pid(pool) for _ in range(3)] == [first] * 3
@@ -105,7 +105,7 @@ async def test_secrets_of_the_operators_environment_are_none_of_a_rewards(
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     place = f"{tmp_path}/r.py:fn"
-    pool = Pool(RewardSpec(((place, 1.0),), timeout_s=30.0, processes=1, environment=("JUDGE_KEY",)))
+    pool = RewardPool(RewardSpec(((place, 1.0),), timeout_s=30.0, processes=1, environment=("JUDGE_KEY",)))
     found = {name for name in there if (await pool.judge(job(f"has {name}")))[0].score}
     await pool.close()
     assert found == {"JUDGE_KEY", "HF_HOME", "LC_ALL", "PATH"}
@@ -126,7 +126,7 @@ async def test_secrets_of_the_operators_environment_are_none_of_a_rewards(
         ("pipe", "bytes; 1048576 are read|no JSON"),
     ],
 )
-async def test_a_child_that_fails_is_named_and_replaced(pool: Pool, what: str, says: str) -> None:
+async def test_a_child_that_fails_is_named_and_replaced(pool: RewardPool, what: str, says: str) -> None:
     before = await pid(pool)
     with pytest.raises(VerifierFailed, match=says):
         await pool.judge(job(what))
@@ -138,7 +138,7 @@ async def test_a_child_that_fails_is_named_and_replaced(pool: Pool, what: str, s
 @pytest.mark.parametrize("what", ["spin", "regex", "sleep", "offspring"])
 async def test_a_child_that_hangs_is_killed_with_all_it_started(tmp_path: Path, what: str) -> None:
     (tmp_path / "r.py").write_text(FUNCTIONS)
-    pool = Pool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),), timeout_s=2.0, processes=1))
+    pool = RewardPool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),), timeout_s=2.0, processes=1))
     child = psutil.Process(await pid(pool))
     with pytest.raises(VerifierFailed, match="did not answer within 2 s"):
         await pool.judge(job(what))
@@ -167,7 +167,7 @@ def _session(process: int) -> int:
 
 
 @pytest.mark.asyncio
-async def test_what_functions_print_and_read_harms_nothing(pool: Pool) -> None:
+async def test_what_functions_print_and_read_harms_nothing(pool: RewardPool) -> None:
     assert await pool.judge(job("noise")) == [Reward(1.0, "ok", {"fn": 1.0})]
     assert await pool.judge(job("reads")) == [Reward(0.0, "ok", {"fn": 0.0})]
 
@@ -175,7 +175,7 @@ async def test_what_functions_print_and_read_harms_nothing(pool: Pool) -> None:
 @pytest.mark.asyncio
 async def test_functions_that_cannot_be_loaded_are_the_operators_to_mend(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("import no_such_library\n")
-    pool = Pool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),)))
+    pool = RewardPool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),)))
     with pytest.raises(VerifierDown, match=r"no_such_library.*r\.py:1"):
         await pool.judge(job("fine"))
     (tmp_path / "r.py").write_text(FUNCTIONS)

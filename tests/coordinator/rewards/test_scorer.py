@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.data.policy_text import PolicyText
+from coordinator.data.policy_text import TaskText
 from coordinator.rewards import scorer
-from coordinator.rewards.scorer import Scorer
+from coordinator.rewards.scorer import RewardScorer
 from coordinator.rewards.spec import RewardSpec
 from coordinator.store import tables
 from coordinator.store.state import Database
 from coordinator.work import scoring
-from coordinator.work.prompts import Source
+from coordinator.work.prompts import PromptRef
 from protocol.tasks import Problem
 from protocol.tasks.arithmetic import Arithmetic
 from tests.coordinator.policy_files import policy_files
@@ -47,8 +47,8 @@ class Here:
         self.audits, self.terms = world.audits, world.terms
         self.unscored, self.batch_ready = asyncio.Event(), asyncio.Event()
 
-    async def text(self) -> PolicyText:
-        return PolicyText(policy_files().__getitem__, Arithmetic(), 4)
+    async def text(self) -> TaskText:
+        return TaskText(policy_files().__getitem__, Arithmetic(), 4)
 
 
 def judged(
@@ -56,7 +56,7 @@ def judged(
     folder: Path,
     prompts: list[str],
     until: Callable[[dict[int, str]], bool],
-    problem: Callable[[Source], Problem] | None = None,
+    problem: Callable[[PromptRef], Problem] | None = None,
     *,
     given_up_max: int = scorer.GIVEN_UP_MAX,
 ) -> dict[int, str]:
@@ -71,7 +71,7 @@ def judged(
 
     async def work() -> None:
         about = problem or (lambda source: Problem(prompts[source.number]))
-        scoring_all = Scorer(here, spec, about, lambda: world.now_ms, pause_s=0.2, given_up_max=given_up_max)
+        scoring_all = RewardScorer(here, spec, about, lambda: world.now_ms, pause_s=0.2, given_up_max=given_up_max)
         running = asyncio.create_task(scoring_all.run())
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -144,7 +144,7 @@ def test_completions_that_crash_every_reward_do_not_hold_up_those_behind_them(wo
 def test_a_failure_of_ours_is_tried_again_and_does_not_end_the_coordinator(world: World, tmp_path: Path) -> None:
     failures = [OSError("the disk with the problems is away")]
 
-    def problem(_source: Source) -> Problem:
+    def problem(_source: PromptRef) -> Problem:
         if failures:
             raise failures.pop()
         return Problem("fine")

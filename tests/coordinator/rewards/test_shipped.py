@@ -11,7 +11,7 @@ from reasoning_gym.factory import DATASETS
 
 from coordinator.rewards import gym, math
 from coordinator.rewards.functions import Job
-from coordinator.rewards.pool import Pool
+from coordinator.rewards.pool import RewardPool
 from coordinator.rewards.spec import RewardSpec
 from protocol.errors import ConfigInvalid, VerifierFailed
 from protocol.tasks import Problem, Reward
@@ -58,7 +58,7 @@ HANGING = (
 
 @pytest.mark.asyncio
 async def test_answers_on_which_the_library_hangs_are_failures_and_no_zeros() -> None:
-    pool = Pool(RewardSpec((("math", 1.0),), timeout_s=5.0, processes=len(HANGING)))
+    pool = RewardPool(RewardSpec((("math", 1.0),), timeout_s=5.0, processes=len(HANGING)))
 
     async def judged(said: str) -> str:
         with pytest.raises(VerifierFailed) as failure:
@@ -68,7 +68,7 @@ async def test_answers_on_which_the_library_hangs_are_failures_and_no_zeros() ->
     reasons = await asyncio.gather(*map(judged, HANGING))
     assert set(reasons) <= {"It did not answer within 5 s.", "MemoryError: "}
     assert "It did not answer within 5 s." in reasons
-    sound = Pool(RewardSpec((("math", 1.0),), timeout_s=60.0, processes=1))
+    sound = RewardPool(RewardSpec((("math", 1.0),), timeout_s=60.0, processes=1))
     assert await sound.judge(Job(Problem("p", "1"), [r"\boxed{1}"], [[1]])) == [Reward(1.0, "ok", {"math": 1.0})]
     await sound.close()
     await pool.close()

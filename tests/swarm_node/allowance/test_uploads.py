@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from protocol import limits
-from swarm_node.allowance.uploads import FILE, PORTION_BYTES, Uploads
+from swarm_node.allowance.uploads import FILE, PORTION_BYTES, UploadCounter
 
 pytestmark = pytest.mark.trio
 
@@ -23,22 +23,22 @@ class Clock:
 
 
 async def test_what_was_counted_outlives_a_restart_to_the_byte(tmp_path: Path) -> None:
-    uploads = Uploads(tmp_path, Clock())
+    uploads = UploadCounter(tmp_path, Clock())
     assert await uploads.take(1000)
     uploads.close()
-    assert Uploads(tmp_path, Clock()).this_month() == 1000
+    assert UploadCounter(tmp_path, Clock()).this_month() == 1000
 
 
 async def test_a_kill_counts_too_much_and_never_too_little(tmp_path: Path) -> None:
-    uploads = Uploads(tmp_path, Clock())
+    uploads = UploadCounter(tmp_path, Clock())
     for _ in range(20):
         assert await uploads.take(limits.MIB)
-        found = Uploads(tmp_path, Clock()).this_month()  # as after a kill
+        found = UploadCounter(tmp_path, Clock()).this_month()  # as after a kill
         assert uploads.bytes <= found <= uploads.bytes + PORTION_BYTES
 
 
 async def test_the_cap_holds_and_a_node_at_it_shares_no_more(tmp_path: Path) -> None:
-    uploads = Uploads(tmp_path, Clock())
+    uploads = UploadCounter(tmp_path, Clock())
     uploads.cap_bytes = 10 * limits.MIB
     taken = [await uploads.take(4 * limits.MIB) for _ in range(4)]
     assert taken == [True, True, False, False]
@@ -47,7 +47,7 @@ async def test_the_cap_holds_and_a_node_at_it_shares_no_more(tmp_path: Path) -> 
 
 
 async def test_many_at_once_do_not_pass_the_cap(tmp_path: Path) -> None:
-    uploads, taken = Uploads(tmp_path, Clock()), list[bool]()
+    uploads, taken = UploadCounter(tmp_path, Clock()), list[bool]()
     uploads.cap_bytes = 40 * limits.MIB
 
     async def send() -> None:
@@ -57,12 +57,12 @@ async def test_many_at_once_do_not_pass_the_cap(tmp_path: Path) -> None:
         for _ in range(20):
             nursery.start_soon(send)
     assert taken.count(True) == 10
-    assert Uploads(tmp_path, Clock()).this_month() >= 40 * limits.MIB
+    assert UploadCounter(tmp_path, Clock()).this_month() >= 40 * limits.MIB
 
 
 async def test_a_new_month_begins_at_zero(tmp_path: Path) -> None:
     clock = Clock()
-    uploads = Uploads(tmp_path, clock)
+    uploads = UploadCounter(tmp_path, clock)
     uploads.cap_bytes = 8 * limits.MIB
     assert await uploads.take(8 * limits.MIB)
     assert uploads.used_up
@@ -70,13 +70,13 @@ async def test_a_new_month_begins_at_zero(tmp_path: Path) -> None:
     assert not uploads.used_up
     assert await uploads.take(1)
     uploads.close()
-    assert Uploads(tmp_path, clock).this_month() == 1
+    assert UploadCounter(tmp_path, clock).this_month() == 1
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"[]", b'{"month": "2026-11"}', b'{"month": "2026-11", "bytes": "many"}'])
 async def test_a_counter_that_cannot_be_read_is_taken_for_used_up(tmp_path: Path, junk: bytes) -> None:
     (tmp_path / FILE).write_bytes(junk)
-    uploads = Uploads(tmp_path, Clock())
+    uploads = UploadCounter(tmp_path, Clock())
     uploads.cap_bytes = 10**12
     assert uploads.used_up
     assert not await uploads.take(1)

@@ -17,7 +17,7 @@ import trio
 
 from protocol.errors import DiskFull, SwarmError
 from swarm_node.allowance.governor import Governor
-from swarm_node.allowance.uploads import Uploads
+from swarm_node.allowance.uploads import UploadCounter
 from swarm_node.control import stopped
 from swarm_node.control.client import ask
 from swarm_node.control.door import FOLDER, LINE_MAX_BYTES, PORT, SOCKET, NoAgent, knock
@@ -43,14 +43,14 @@ trio.run(main)
 
 def governor(home: Path) -> Governor:
     home.mkdir(parents=True, exist_ok=True)
-    return Governor(home, Uploads(home, lambda: datetime.now(UTC)))
+    return Governor(home, UploadCounter(home, lambda: datetime.now(UTC)))
 
 
 async def test_what_the_engine_itself_computes_is_not_taken_for_somebody_at_the_machine(tmp_path: Path) -> None:
     asked: list[int] = []
     made = Governor(
         tmp_path,
-        Uploads(tmp_path, lambda: datetime.now(UTC)),
+        UploadCounter(tmp_path, lambda: datetime.now(UTC)),
         given={"idle_minutes": 5.0},
         threads=4,
         look_at_load=asked.append,

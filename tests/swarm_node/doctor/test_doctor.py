@@ -15,11 +15,11 @@ from swarm_node.control.server import listening
 from swarm_node.doctor import cards, house, line, report, storage
 from swarm_node.doctor.engines import engine, engines, processor
 from swarm_node.doctor.examine import Patient, examine
-from swarm_node.doctor.report import Finding, State
+from swarm_node.doctor.report import CheckResult, CheckState
 from swarm_node.doctor.tiny_model import make_tiny_model
-from swarm_node.engine.choose import Machine, Options, this_machine
+from swarm_node.engine.choose import EngineOptions, HostMachine, this_machine
 from swarm_node.join_string import JoinString
-from swarm_node.machine.gpu import Card, Seen
+from swarm_node.machine.gpu import Card, GpuProbe
 
 GB = 10**9
 UNASKED = cast(Governor, None)
@@ -27,7 +27,7 @@ UNASKED = cast(Governor, None)
 RTX = Card("nvidia", "RTX 4090", "550.54", 24 * GB, 1 * GB, 40.0, 20.0, 450.0)
 
 
-def states(*findings: Finding) -> list[str]:
+def states(*findings: CheckResult) -> list[str]:
     return [finding.state.value for finding in findings]
 
 
@@ -35,52 +35,52 @@ def test_a_home_that_cannot_be_written_fails_and_one_that_is_not_there_yet_does_
     assert states(house.home(tmp_path / "a" / "b"), house.home(tmp_path)) == ["ok", "ok"]
     assert not list(tmp_path.iterdir()), "nothing is left behind"
     (tmp_path / "file").touch()
-    assert house.home(tmp_path / "file").state is State.FAIL
+    assert house.home(tmp_path / "file").state is CheckState.FAIL
 
 
 def test_a_key_that_others_can_read_fails_with_the_command_that_mends_it(tmp_path: Path) -> None:
-    assert house.key(tmp_path).state is State.SKIP
+    assert house.key(tmp_path).state is CheckState.SKIP
     identity.load_or_create(tmp_path / identity.FILE)
-    assert house.key(tmp_path).state is State.OK
+    assert house.key(tmp_path).state is CheckState.OK
     (tmp_path / identity.FILE).chmod(0o644)
     finding = house.key(tmp_path)
-    assert (finding.state, finding.evidence) == (State.FAIL, "mode 0644")
+    assert (finding.state, finding.evidence) == (CheckState.FAIL, "mode 0644")
     assert "chmod 600" in finding.next_step
     (tmp_path / identity.FILE).chmod(0o600)
     (tmp_path / identity.FILE).write_text("half a k")
-    assert house.key(tmp_path).state is State.FAIL
+    assert house.key(tmp_path).state is CheckState.FAIL
 
 
 @pytest.mark.parametrize(
     ("seen", "state"),
     [
-        (Seen((RTX,)), "warn"),
-        (Seen((RTX._replace(driver="580.65.06"),)), "ok"),
-        (Seen((RTX._replace(driver="[N/A]"),)), "skip"),
-        (Seen((RTX._replace(vendor="amd", driver="550.1"),)), "skip"),
-        (Seen(), "skip"),
+        (GpuProbe((RTX,)), "warn"),
+        (GpuProbe((RTX._replace(driver="580.65.06"),)), "ok"),
+        (GpuProbe((RTX._replace(driver="[N/A]"),)), "skip"),
+        (GpuProbe((RTX._replace(vendor="amd", driver="550.1"),)), "skip"),
+        (GpuProbe(), "skip"),
     ],
 )
-def test_a_driver_that_is_too_old_for_the_engines_is_named_with_the_next_step(seen: Seen, state: str) -> None:
+def test_a_driver_that_is_too_old_for_the_engines_is_named_with_the_next_step(seen: GpuProbe, state: str) -> None:
     finding = cards.driver(seen)
     assert finding.state.value == state
     assert ("Update the driver" in finding.next_step) == (state == "warn")
 
 
 def test_a_driver_is_judged_by_the_torch_that_is_installed() -> None:
-    assert states(cards.driver(Seen((RTX,)), 12), cards.driver(Seen((RTX,)), 13)) == ["ok", "warn"]
+    assert states(cards.driver(GpuProbe((RTX,)), 12), cards.driver(GpuProbe((RTX,)), 13)) == ["ok", "warn"]
 
 
 @pytest.mark.parametrize(
     ("seen", "state"),
     [
-        (Seen((RTX,)), "ok"),
-        (Seen(), "warn"),
-        (Seen(trouble="Driver/library version mismatch"), "fail"),
-        (Seen((RTX._replace(celsius=93.0),)), "warn"),
+        (GpuProbe((RTX,)), "ok"),
+        (GpuProbe(), "warn"),
+        (GpuProbe(trouble="Driver/library version mismatch"), "fail"),
+        (GpuProbe((RTX._replace(celsius=93.0),)), "warn"),
     ],
 )
-def test_a_card_that_answers_is_told_from_none_and_from_one_in_trouble(seen: Seen, state: str) -> None:
+def test_a_card_that_answers_is_told_from_none_and_from_one_in_trouble(seen: GpuProbe, state: str) -> None:
     assert cards.card(seen).state.value == state
 
 
@@ -90,21 +90,21 @@ def test_a_card_that_answers_is_told_from_none_and_from_one_in_trouble(seen: See
 def test_the_model_is_compared_with_the_memory_that_is_free_and_allowed(
     weights_gb: int, share: float, state: str
 ) -> None:
-    assert cards.memory(Seen((RTX,)), weights_gb * GB, vram_share=share).state.value == state
+    assert cards.memory(GpuProbe((RTX,)), weights_gb * GB, vram_share=share).state.value == state
 
 
 def test_the_threads_of_an_engine_are_told_before_it_joins() -> None:
     here = this_machine()._replace(nvidia=False, llama_offloads=False, threads=4)
-    finding = processor(Options(threads=0), here)
-    assert (finding.state, finding.check) == (State.OK, "cpu")
+    finding = processor(EngineOptions(threads=0), here)
+    assert (finding.state, finding.check) == (CheckState.OK, "cpu")
     assert "takes 4 threads" in finding.said
     assert "--threads" in finding.evidence
-    assert "takes 1 thread of" in processor(Options(threads=1), here).said
+    assert "takes 1 thread of" in processor(EngineOptions(threads=1), here).said
 
 
 def test_memory_that_nobody_tells_is_not_judged() -> None:
-    assert states(cards.memory(Seen(), 1), cards.memory(Seen((RTX,)), None)) == ["skip", "skip"]
-    assert cards.memory(Seen((RTX._replace(memory_bytes=None),)), 1).state is State.SKIP
+    assert states(cards.memory(GpuProbe(), 1), cards.memory(GpuProbe((RTX,)), None)) == ["skip", "skip"]
+    assert cards.memory(GpuProbe((RTX._replace(memory_bytes=None),)), 1).state is CheckState.SKIP
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_the_machines_memory_must_hold_what_no_card_does(
 
 
 def test_disks_are_measured_where_the_home_is_and_nothing_stays(tmp_path: Path) -> None:
-    assert storage.space(tmp_path / "home", 1).state is State.OK
-    assert storage.space(tmp_path, 10**18).state is State.FAIL
-    assert storage.speed(tmp_path / "home", tried_bytes=2**20).state in (State.OK, State.WARN)
+    assert storage.space(tmp_path / "home", 1).state is CheckState.OK
+    assert storage.space(tmp_path, 10**18).state is CheckState.FAIL
+    assert storage.speed(tmp_path / "home", tried_bytes=2**20).state in (CheckState.OK, CheckState.WARN)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_a_finding(tiny_disk: Path) -> None:
-    assert storage.space(tiny_disk, 1).state is State.FAIL
-    assert storage.speed(tiny_disk).state is State.FAIL
+    assert storage.space(tiny_disk, 1).state is CheckState.FAIL
+    assert storage.speed(tiny_disk).state is CheckState.FAIL
     assert not list(tiny_disk.iterdir())
 
 
@@ -151,16 +151,16 @@ def nothing(_python: str) -> str:
 
 @pytest.mark.trio
 async def test_a_machine_without_any_engine_fails_and_names_what_to_install() -> None:
-    bare = Machine(nvidia=False, packages=frozenset(), llama_offloads=False, find_vllm=nothing)
-    found = await engines(Options(), lambda: bare)
+    bare = HostMachine(nvidia=False, packages=frozenset(), llama_offloads=False, find_vllm=nothing)
+    found = await engines(EngineOptions(), lambda: bare)
     assert states(*found) == ["skip", "skip", "skip", "fail"]
     assert "pip install" in found[-1].next_step
 
 
 @pytest.mark.trio
 async def test_an_installed_engine_samples_the_tiny_model(tmp_path: Path) -> None:
-    finding = await engine("llama", Options(), this_machine(), make_tiny_model(tmp_path / "model"))
-    assert finding.state is State.OK, finding
+    finding = await engine("llama", EngineOptions(), this_machine(), make_tiny_model(tmp_path / "model"))
+    assert finding.state is CheckState.OK, finding
     assert "llama/fp32" in finding.evidence
 
 
@@ -168,8 +168,8 @@ async def test_an_installed_engine_samples_the_tiny_model(tmp_path: Path) -> Non
 async def test_an_engine_that_cannot_load_is_told_from_one_that_is_not_installed(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     await trio.Path(model / "model.safetensors").write_bytes(b"not weights")
-    finding = await engine("llama", Options(), this_machine(), model)
-    assert finding.state is State.FAIL
+    finding = await engine("llama", EngineOptions(), this_machine(), model)
+    assert finding.state is CheckState.FAIL
     assert finding.next_step
 
 
@@ -178,21 +178,21 @@ async def test_a_round_that_does_not_answer_is_a_finding_and_the_machine_is_exam
     tmp_path: Path,
 ) -> None:
     join = JoinString("http://127.0.0.1:9", "0" * 64)
-    told: list[Finding] = []
-    patient = Patient(tmp_path, join, "127.0.0.1:0", Options(), with_engines=False)
+    told: list[CheckResult] = []
+    patient = Patient(tmp_path, join, "127.0.0.1:0", EngineOptions(), with_engines=False)
     with trio.fail_after(60):
         found = await examine(patient, told.append)
     assert found == told
     by_name = {finding.check: finding.state for finding in found}
-    assert by_name["round"] is State.FAIL
-    assert {by_name[name] for name in ("clock", "down", "up", "reach")} == {State.SKIP}
-    assert by_name["disk"] is State.OK
+    assert by_name["round"] is CheckState.FAIL
+    assert {by_name[name] for name in ("clock", "down", "up", "reach")} == {CheckState.SKIP}
+    assert by_name["disk"] is CheckState.OK
     assert report.failed(found)
     assert not await trio.to_thread.run_sync(lambda: list(tmp_path.iterdir())), "an examination leaves nothing behind"
 
 
 def test_every_finding_that_is_not_well_says_what_to_do() -> None:
-    found = [cards.card(Seen()), line.clock(100.0), house.key(Path(os.devnull) / "none")]
+    found = [cards.card(GpuProbe()), line.clock(100.0), house.key(Path(os.devnull) / "none")]
     for finding in found[:2]:
         assert finding.next_step
         assert "→" in "\n".join(report.lines(finding))
@@ -207,8 +207,8 @@ def test_a_finding_is_plain_json() -> None:
 @pytest.mark.parametrize("listen", ["8701", "::1:0", "no-such-host.invalid:0"])
 async def test_an_address_on_which_the_node_would_not_start_is_a_failure(listen: str) -> None:
     coordinator = Coordinator("http://127.0.0.1:9", "0" * 64, NodeKey(bytes(32)))
-    finding = await line.reach(line.Line(coordinator, None), listen)
-    assert finding.state is State.FAIL
+    finding = await line.reach(line.RoundAnswer(coordinator, None), listen)
+    assert finding.state is CheckState.FAIL
     assert listen in finding.said
 
 
@@ -220,13 +220,13 @@ async def test_an_address_on_which_the_node_would_not_start_is_a_failure(listen:
 async def test_a_running_agent_knows_whether_others_could_dial_it(tmp_path: Path, dialled: bool, said: str) -> None:
     coordinator = Coordinator("http://127.0.0.1:9", "0" * 64, NodeKey(bytes(32)))
     async with listening(tmp_path, UNASKED, lambda: {"dialled": dialled}):
-        finding = await line.reach(line.Line(coordinator, None), "", tmp_path)
-    assert (finding.state, finding.said) == (State.OK, said)
+        finding = await line.reach(line.RoundAnswer(coordinator, None), "", tmp_path)
+    assert (finding.state, finding.said) == (CheckState.OK, said)
 
 
 @pytest.mark.trio
 async def test_an_agent_of_which_nobody_has_said_anything_is_tried(tmp_path: Path) -> None:
     coordinator = Coordinator("http://127.0.0.1:9", "0" * 64, NodeKey(bytes(32)))
     async with listening(tmp_path, UNASKED, lambda: {"dialled": None}):
-        finding = await line.reach(line.Line(coordinator, None), "", tmp_path)
-    assert finding.state is State.SKIP, "nobody answers at that address"
+        finding = await line.reach(line.RoundAnswer(coordinator, None), "", tmp_path)
+    assert finding.state is CheckState.SKIP, "nobody answers at that address"

@@ -5,7 +5,7 @@ from typing import Any
 
 from protocol.rollout import Sample, pack_tokens
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 
 END = 2
 PROMPTS = ([19], [19, 20, 31], [19, 20, 13, 21, 22, 31], list(range(10, 30)))
@@ -16,7 +16,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip  # one word after the other
 
 
-def asked(prompt: Sequence[int], seed: int = 7, **changes: Any) -> Request:
+def asked(prompt: Sequence[int], seed: int = 7, **changes: Any) -> SampleRequest:
     fields: dict[str, Any] = {
         "request_id": f"seed {seed}",
         "version": 1,
@@ -24,10 +24,10 @@ def asked(prompt: Sequence[int], seed: int = 7, **changes: Any) -> Request:
         "max_new_tokens": 12,
         "temperature": 1.0,
     }
-    return Request(prompt=pack_tokens(list(prompt)), seed=seed, **(fields | changes))
+    return SampleRequest(prompt=pack_tokens(list(prompt)), seed=seed, **(fields | changes))
 
 
-def sample(engine: Engine, *requests: Request) -> dict[str, tuple[Sample, ...]]:
+def sample(engine: Engine, *requests: SampleRequest) -> dict[str, tuple[Sample, ...]]:
     groups: list[GroupDone] = []
     engine.generate(requests, groups.append)
     assert sorted(group.request_id for group in groups) == sorted(wanted.request_id for wanted in requests)

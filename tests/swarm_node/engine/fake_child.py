@@ -11,21 +11,21 @@ from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
     Command,
+    CommandFailed,
     Ended,
-    Failed,
+    EngineProgress,
     Generate,
     GroupDone,
-    Load,
     Loaded,
-    Measured,
-    Progress,
+    LoadVersion,
     Ready,
     Reply,
+    SamplingStats,
     frame,
 )
 
 
-def answer(body: Ended | Progress | Reply) -> None:
+def answer(body: Ended | EngineProgress | Reply) -> None:
     os.write(1, frame(Answer(body=body)))
 
 
@@ -44,10 +44,10 @@ def main(fault: str) -> None:
     answer(Ready())
     while True:
         command = Command.from_bytes(read_exactly(int.from_bytes(read_exactly(LENGTH_BYTES)))).body
-        if isinstance(command, Load):
+        if isinstance(command, LoadVersion):
             answer(Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0))
         elif not isinstance(command, Generate):
-            answer(Measured(prompt_tokens=1, first_tokens=1, prefill_s=1.0, later_tokens=1, decode_s=1.0))
+            answer(SamplingStats(prompt_tokens=1, first_tokens=1, prefill_s=1.0, later_tokens=1, decode_s=1.0))
         else:
             end("first")
             misbehave(fault)
@@ -60,14 +60,14 @@ def start_late(start: Path) -> NoReturn:
     answer(Ready())
     while True:
         command = Command.from_bytes(read_exactly(int.from_bytes(read_exactly(LENGTH_BYTES)))).body
-        if isinstance(command, Load) and Path(command.folder).is_dir():
+        if isinstance(command, LoadVersion) and Path(command.folder).is_dir():
             with start.with_suffix(".loaded").open("a") as file:
                 file.write(f"{command.version}\n")
             answer(Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0))
-        elif isinstance(command, Load):
-            answer(Failed(code="engine_failed", message=f"FileNotFoundError: {command.folder}", hint=""))
+        elif isinstance(command, LoadVersion):
+            answer(CommandFailed(code="engine_failed", message=f"FileNotFoundError: {command.folder}", hint=""))
         else:
-            answer(Measured(prompt_tokens=1, first_tokens=1, prefill_s=1.0, later_tokens=1, decode_s=1.0))
+            answer(SamplingStats(prompt_tokens=1, first_tokens=1, prefill_s=1.0, later_tokens=1, decode_s=1.0))
 
 
 def end(name: str) -> None:
@@ -100,7 +100,7 @@ def misbehave(fault: str) -> None:
         case "is slow":
             for _ in range(8):
                 threading.Event().wait(0.5)
-                answer(Progress())
+                answer(EngineProgress())
             end("second")
         case "answers twice":
             end("first")

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from swarm_node.engine.choose import ENGINES, Options
+from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
     Command,
-    Failed,
+    CommandFailed,
     Generate,
     GroupFailed,
-    Load,
+    LoadVersion,
     Ready,
-    Request,
+    SampleRequest,
     frame,
 )
 
@@ -27,7 +27,7 @@ DEADLINE_S = 120.0
 
 @pytest.fixture(scope="module", params=["llama", "torch"])
 def child(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
-    command = ENGINES[request.param].command(Options())
+    command = ENGINES[request.param].command(EngineOptions())
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert answer_of(process) == Answer(body=Ready())
         yield process
@@ -50,7 +50,7 @@ def tell(process: subprocess.Popen[bytes], data: bytes) -> Answer:
 
 
 def test_a_request_before_any_policy_fails_with_its_code(child: subprocess.Popen[bytes]) -> None:
-    request = Request(
+    request = SampleRequest(
         request_id="a",
         version=1,
         prompt=b"\x13\x00\x00\x00",
@@ -67,8 +67,8 @@ def test_a_request_before_any_policy_fails_with_its_code(child: subprocess.Popen
 
 def test_a_folder_that_is_no_policy_fails_and_the_child_lives_on(child: subprocess.Popen[bytes]) -> None:
     for _ in range(2):
-        failed = tell(child, frame(Command(body=Load(folder="/nowhere", version=1)))).body
-        assert isinstance(failed, Failed)
+        failed = tell(child, frame(Command(body=LoadVersion(folder="/nowhere", version=1)))).body
+        assert isinstance(failed, CommandFailed)
         assert failed.code == "engine_failed"
 
 
@@ -85,7 +85,7 @@ def test_a_frame_that_is_no_command_is_answered_with_an_error(
     child: subprocess.Popen[bytes], body: bytes, code: str
 ) -> None:
     failed = tell(child, len(body).to_bytes(LENGTH_BYTES) + body).body
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, CommandFailed)
     assert failed.code == code
 
 
@@ -109,14 +109,14 @@ def test_a_library_that_is_broken_is_named_and_the_child_ends(tmp_path: Path) ->
     (tmp_path / "llama_cpp.py").write_text("raise RuntimeError('libggml.so: cannot open shared object file')")
     places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
-        ENGINES["llama"].command(Options()),
+        ENGINES["llama"].command(EngineOptions()),
         env={**os.environ, "PYTHONPATH": places},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
         failed = answer_of(process).body
         assert process.wait(DEADLINE_S) == 1
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, CommandFailed)
     assert "llama does not start: libggml.so" in failed.message
     assert "--engine" in failed.hint
 

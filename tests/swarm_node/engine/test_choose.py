@@ -5,46 +5,49 @@ import sys
 import pytest
 
 from protocol.errors import ConfigInvalid
-from swarm_node.engine.choose import Machine, Options, choose, cuda_major, this_machine, threads_of
-from swarm_node.engine.vllm_command import Found
+from swarm_node.engine.choose import EngineOptions, HostMachine, choose, cuda_major, this_machine, threads_of
+from swarm_node.engine.vllm_command import VllmInstallation
 
 BOTH = frozenset({"torch", "transformers", "llama_cpp", "gguf"})
 TORCH = frozenset({"torch", "transformers"})
 LLAMA = frozenset({"llama_cpp", "gguf"})
-VLLMS: dict[str, Found | str] = {"/vllm/python": Found("0.32.0", "cuda"), "/broken/python": "it has no module vllm"}
+VLLMS: dict[str, VllmInstallation | str] = {
+    "/vllm/python": VllmInstallation("0.32.0", "cuda"),
+    "/broken/python": "it has no module vllm",
+}
 """By interpreter; another one, or none, must not be asked for."""
 
 
-def machine(packages: frozenset[str], *, nvidia: bool = False, llama_offloads: bool = False) -> Machine:
-    return Machine(nvidia, packages, llama_offloads, VLLMS.__getitem__)
+def machine(packages: frozenset[str], *, nvidia: bool = False, llama_offloads: bool = False) -> HostMachine:
+    return HostMachine(nvidia, packages, llama_offloads, VLLMS.__getitem__)
 
 
 @pytest.mark.parametrize(
     ("here", "options", "name", "why"),
     [
-        (machine(BOTH), Options(), "torch", "not llama: in float32 torch is faster"),
-        (machine(BOTH), Options(dtype="bfloat16"), "llama", "llama: llama-cpp-python is installed"),
-        (machine(LLAMA), Options(), "llama", "llama: llama-cpp-python is installed"),
-        (machine(TORCH), Options(), "torch", "gguf and llama_cpp not installed"),
-        (machine(BOTH, nvidia=True), Options(), "torch", "leaves the NVIDIA GPU idle"),
-        (machine(BOTH, nvidia=True), Options(dtype="bfloat16", device="cpu"), "llama", "installed"),
-        (machine(BOTH, nvidia=True, llama_offloads=True), Options(), "llama", "uses the GPU"),
-        (machine(LLAMA, nvidia=True), Options(), "llama", "installed"),
-        (machine(BOTH), Options(device="cuda"), "torch", "has no GPU"),
-        (machine(BOTH), Options(), "torch", "not vllm: --vllm-python names no interpreter"),
-        (machine(BOTH), Options(vllm_python="/vllm/python"), "vllm", "names an environment where it works"),
+        (machine(BOTH), EngineOptions(), "torch", "not llama: in float32 torch is faster"),
+        (machine(BOTH), EngineOptions(dtype="bfloat16"), "llama", "llama: llama-cpp-python is installed"),
+        (machine(LLAMA), EngineOptions(), "llama", "llama: llama-cpp-python is installed"),
+        (machine(TORCH), EngineOptions(), "torch", "gguf and llama_cpp not installed"),
+        (machine(BOTH, nvidia=True), EngineOptions(), "torch", "leaves the NVIDIA GPU idle"),
+        (machine(BOTH, nvidia=True), EngineOptions(dtype="bfloat16", device="cpu"), "llama", "installed"),
+        (machine(BOTH, nvidia=True, llama_offloads=True), EngineOptions(), "llama", "uses the GPU"),
+        (machine(LLAMA, nvidia=True), EngineOptions(), "llama", "installed"),
+        (machine(BOTH), EngineOptions(device="cuda"), "torch", "has no GPU"),
+        (machine(BOTH), EngineOptions(), "torch", "not vllm: --vllm-python names no interpreter"),
+        (machine(BOTH), EngineOptions(vllm_python="/vllm/python"), "vllm", "names an environment where it works"),
         (
             machine(BOTH),
-            Options(vllm_python="/vllm/python", plays=True),
+            EngineOptions(vllm_python="/vllm/python", plays=True),
             "torch",
             "it plays no episodes",
         ),
-        (machine(BOTH), Options(vllm_python="/broken/python"), "torch", "not vllm: it has no module vllm"),
-        (machine(BOTH), Options(device="cpu", vllm_python="/vllm/python"), "torch", "runs on cuda, not on cpu"),
-        (machine(LLAMA), Options(dtype="q8_0", vllm_python="/unasked"), "llama", "does not compute in q8_0"),
+        (machine(BOTH), EngineOptions(vllm_python="/broken/python"), "torch", "not vllm: it has no module vllm"),
+        (machine(BOTH), EngineOptions(device="cpu", vllm_python="/vllm/python"), "torch", "runs on cuda, not on cpu"),
+        (machine(LLAMA), EngineOptions(dtype="q8_0", vllm_python="/unasked"), "llama", "does not compute in q8_0"),
     ],
 )
-def test_the_first_engine_that_fits_is_taken(here: Machine, options: Options, name: str, why: str) -> None:
+def test_the_first_engine_that_fits_is_taken(here: HostMachine, options: EngineOptions, name: str, why: str) -> None:
     choice = choose("auto", options, here)
     assert choice.name == name
     assert why in choice.why
@@ -55,19 +58,19 @@ def test_the_first_engine_that_fits_is_taken(here: Machine, options: Options, na
 @pytest.mark.parametrize(
     ("here", "options", "threads"),
     [
-        (machine(TORCH), Options(threads=0), 4),
-        (machine(TORCH), Options(threads=7), 7),
-        (machine(TORCH, nvidia=True), Options(threads=0), 1),
-        (machine(TORCH, nvidia=True), Options(threads=6), 6),
-        (machine(TORCH, nvidia=True), Options(threads=0, device="cpu"), 4),
-        (machine(LLAMA, llama_offloads=True), Options(threads=0), 1),
-        (machine(LLAMA, llama_offloads=True), Options(threads=0, gpu_layers=0), 4),
-        (machine(BOTH), Options(threads=0, vllm_python="/vllm/python", device="cuda"), 1),
+        (machine(TORCH), EngineOptions(threads=0), 4),
+        (machine(TORCH), EngineOptions(threads=7), 7),
+        (machine(TORCH, nvidia=True), EngineOptions(threads=0), 1),
+        (machine(TORCH, nvidia=True), EngineOptions(threads=6), 6),
+        (machine(TORCH, nvidia=True), EngineOptions(threads=0, device="cpu"), 4),
+        (machine(LLAMA, llama_offloads=True), EngineOptions(threads=0), 1),
+        (machine(LLAMA, llama_offloads=True), EngineOptions(threads=0, gpu_layers=0), 4),
+        (machine(BOTH), EngineOptions(threads=0, vllm_python="/vllm/python", device="cuda"), 1),
     ],
     ids=["processor", "as said", "beside a GPU", "said, beside a GPU", "not on the GPU", "Metal", "none there", "vllm"],
 )
 def test_several_threads_where_the_processor_computes_and_one_beside_a_gpu(
-    here: Machine, options: Options, threads: int
+    here: HostMachine, options: EngineOptions, threads: int
 ) -> None:
     command = choose("auto", options, here._replace(threads=4, nvidia=here.nvidia or options.device == "cuda")).command
     assert command[command.index("--threads") + 1] == str(threads)
@@ -75,28 +78,28 @@ def test_several_threads_where_the_processor_computes_and_one_beside_a_gpu(
 
 def test_a_precision_that_only_one_engine_has_chooses_it() -> None:
     here = machine(BOTH, nvidia=True, llama_offloads=True)
-    assert choose("auto", Options(dtype="q8_0"), here).name == "llama"
+    assert choose("auto", EngineOptions(dtype="q8_0"), here).name == "llama"
     with pytest.raises(ConfigInvalid, match="does not compute in q8_0, but in bfloat16, float32"):
-        choose("torch", Options(dtype="q8_0"), here)
+        choose("torch", EngineOptions(dtype="q8_0"), here)
 
 
 def test_a_named_engine_is_taken_or_refused_with_what_it_lacks() -> None:
-    assert choose("torch", Options(), machine(BOTH)).why == "torch: it was asked for"
-    assert choose("llama", Options(), machine(BOTH, nvidia=True)).why == "llama: it was asked for"
+    assert choose("torch", EngineOptions(), machine(BOTH)).why == "torch: it was asked for"
+    assert choose("llama", EngineOptions(), machine(BOTH, nvidia=True)).why == "llama: it was asked for"
     with pytest.raises(ConfigInvalid, match="llama: gguf and llama_cpp not installed") as refused:
-        choose("llama", Options(), machine(TORCH))
+        choose("llama", EngineOptions(), machine(TORCH))
     assert "echo-swarm[llama]" in refused.value.hint
     assert "echo-swarm[torch]" not in refused.value.hint
 
 
 def test_vllm_by_name_is_taken_or_refused_with_what_it_lacks() -> None:
-    choice = choose("vllm", Options(vllm_python="/vllm/python"), machine(BOTH))
+    choice = choose("vllm", EngineOptions(vllm_python="/vllm/python"), machine(BOTH))
     assert (choice.why, choice.command[0]) == ("vllm: it was asked for", "/vllm/python")
     with pytest.raises(ConfigInvalid, match="vllm: --vllm-python names no interpreter") as refused:
-        choose("vllm", Options(), machine(BOTH))
+        choose("vllm", EngineOptions(), machine(BOTH))
     assert "pip install vllm" in refused.value.hint
     with pytest.raises(ConfigInvalid, match="vllm: it has no module vllm"):
-        choose("vllm", Options(vllm_python="/broken/python"), machine(BOTH))
+        choose("vllm", EngineOptions(vllm_python="/broken/python"), machine(BOTH))
 
 
 def test_an_interpreter_is_really_asked_for_its_vllm_and_once_only() -> None:
@@ -109,7 +112,7 @@ def test_an_interpreter_is_really_asked_for_its_vllm_and_once_only() -> None:
 
 def test_with_nothing_installed_the_next_step_is_said() -> None:
     with pytest.raises(ConfigInvalid, match="No engine can sample here") as refused:
-        choose("auto", Options(), machine(frozenset()))
+        choose("auto", EngineOptions(), machine(frozenset()))
     assert "pip install 'echo-swarm[torch]'" in refused.value.hint
 
 
@@ -122,21 +125,21 @@ TOO_OLD = "CUDA 13 needs NVIDIA driver 580 or newer, and this machine has 550"
     ("here", "reason"), [(OLD, TOO_OLD), (WITHOUT_CUDA, "this build of torch has no CUDA")], ids=["driver", "build"]
 )
 def test_a_torch_that_cannot_use_the_card_is_refused_for_it_and_else_says_why_it_leaves_it_idle(
-    here: Machine, reason: str
+    here: HostMachine, reason: str
 ) -> None:
     with pytest.raises(ConfigInvalid, match=reason):
-        choose("torch", Options(device="cuda"), here)
-    assert f"it samples on the processor, since {reason}" in choose("auto", Options(), here).why
-    assert "processor, since" not in choose("auto", Options(), here._replace(driver=580, torch_cuda=13)).why
-    assert threads_of(Options(threads=0), here._replace(threads=6)) == 6
+        choose("torch", EngineOptions(device="cuda"), here)
+    assert f"it samples on the processor, since {reason}" in choose("auto", EngineOptions(), here).why
+    assert "processor, since" not in choose("auto", EngineOptions(), here._replace(driver=580, torch_cuda=13)).why
+    assert threads_of(EngineOptions(threads=0), here._replace(threads=6)) == 6
 
 
 def test_a_vllm_whose_cuda_the_driver_does_not_run_gives_way_before_it_is_started() -> None:
-    found = choose("auto", Options(vllm_python="/vllm/python"), OLD)
+    found = choose("auto", EngineOptions(vllm_python="/vllm/python"), OLD)
     assert found.name == "torch"
     assert f"not vllm: {TOO_OLD}" in found.why
     with pytest.raises(ConfigInvalid, match="580"):
-        choose("vllm", Options(vllm_python="/vllm/python"), OLD)
+        choose("vllm", EngineOptions(vllm_python="/vllm/python"), OLD)
 
 
 @pytest.mark.parametrize(

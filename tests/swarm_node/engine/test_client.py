@@ -15,9 +15,9 @@ from protocol import limits
 from protocol.errors import EngineFailed
 from protocol.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine import memory
-from swarm_node.engine.choose import ENGINES, Options, for_policy
+from swarm_node.engine.choose import ENGINES, EngineOptions, for_policy
 from swarm_node.engine.client import EngineClient, open_engine
-from swarm_node.engine.messages import GroupDone, GroupFailed, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, SampleRequest
 
 pytestmark = pytest.mark.trio
 
@@ -29,8 +29,8 @@ def fake(fault: str) -> list[str]:
     return [sys.executable, str(FAKE), fault]
 
 
-def request(name: str, *, max_new_tokens: int = 1, samples: int = 2, version: int = 1) -> Request:
-    return Request(
+def request(name: str, *, max_new_tokens: int = 1, samples: int = 2, version: int = 1) -> SampleRequest:
+    return SampleRequest(
         request_id=name,
         version=version,
         prompt=pack_tokens([19, 20, 31]),
@@ -55,7 +55,7 @@ async def ends(engine: EngineClient) -> list[str]:
 
 async def test_load_generate_measure_and_cancel(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(ENGINES["torch"].command(Options())) as engine:
+        async with open_engine(ENGINES["torch"].command(EngineOptions())) as engine:
             loaded = await engine.load(policy, 1)
             assert loaded.rebuilt
             assert loaded.parameters > 10_000
@@ -94,7 +94,7 @@ async def test_kill_9_in_mid_generation_is_named_and_the_next_request_finds_a_ne
     name: str, policy: Path
 ) -> None:
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(ENGINES[name].command(Options())) as engine:
+        async with open_engine(ENGINES[name].command(EngineOptions())) as engine:
             await engine.load(policy, 1)
             await engine.submit([request("short"), ENDLESS])
             assert await engine.finished()
@@ -127,7 +127,7 @@ async def test_a_policy_of_another_architecture_finds_the_engine_that_knows_it(
 ) -> None:
     caplog.set_level("INFO")
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(partial(for_policy, "auto", Options(dtype="bfloat16"))) as engine:
+        async with open_engine(partial(for_policy, "auto", EngineOptions(dtype="bfloat16"))) as engine:
             with pytest.raises(EngineFailed, match="No policy is loaded"):
                 await engine.submit([request("early")])
             assert (await engine.load(policy, 1)).numerics == "llama/bf16/cpu"
@@ -261,7 +261,7 @@ async def test_a_policy_that_the_best_engine_cannot_load_falls_back_to_the_next_
     starts = trio.Path(f"{python}.starts")
     caplog.set_level("INFO")
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(partial(for_policy, "auto", Options(vllm_python=str(python)))) as engine:
+        async with open_engine(partial(for_policy, "auto", EngineOptions(vllm_python=str(python)))) as engine:
             assert (await engine.load(policy, 1)).numerics == "torch/fp32/cpu"
             assert engine.name == "torch"
             assert "; not vllm: it cannot load the policy (The engine ended with exit code 7.)" in caplog.text
@@ -269,14 +269,14 @@ async def test_a_policy_that_the_best_engine_cannot_load_falls_back_to_the_next_
             assert await ends(engine) == ["a"]
             await engine.load(policy, 2)
             assert await starts.read_text() == "started\n", "what failed once is not tried at every version"
-        async with open_engine(partial(for_policy, "vllm", Options(vllm_python=str(python)))) as engine:
+        async with open_engine(partial(for_policy, "vllm", EngineOptions(vllm_python=str(python)))) as engine:
             with pytest.raises(EngineFailed, match="exit code 7"):
                 await engine.load(policy, 1)
 
 
 async def test_a_policy_that_no_engine_can_load_makes_none_unfit(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(partial(for_policy, "auto", Options())) as engine:
+        async with open_engine(partial(for_policy, "auto", EngineOptions())) as engine:
             with pytest.raises(EngineFailed, match="cannot be loaded"):
                 await engine.load(policy / "absent", 1)
             assert (await engine.load(policy, 2)).numerics == "torch/fp32/cpu"

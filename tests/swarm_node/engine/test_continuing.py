@@ -9,7 +9,7 @@ from protocol.errors import EngineFailed
 from protocol.fragment import Begun, Finish
 from protocol.lease import Prefix
 from protocol.rollout import Sample, pack_tokens, unpack_tokens
-from swarm_node.engine.messages import GroupDone, GroupGrown, Request
+from swarm_node.engine.messages import GroupDone, GroupGrown, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
 
@@ -106,7 +106,7 @@ def test_prefixes_that_cannot_be_are_refused_by_name(policy: Path, bad: tuple[Pr
 
 def test_the_end_token_is_part_of_what_is_told(policy: Path) -> None:
     engine = engine_for(policy)
-    request: Request = asked(PROMPTS[1], samples=32, max_new_tokens=60, tell_every_s=TELL_AT_ONCE)
+    request: SampleRequest = asked(PROMPTS[1], samples=32, max_new_tokens=60, tell_every_s=TELL_AT_ONCE)
     engine.add(request)
     parts = []
     while engine.busy:

@@ -22,7 +22,7 @@ from protocol.sampling import pick, uniform_table, uniforms
 from swarm_node.engine import engine as sampling_loop
 from swarm_node.engine import weights
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.qwen3 import Qwen3
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
@@ -294,7 +294,7 @@ def test_memory_that_ends_while_groups_are_let_in_costs_none_of_them(
     ("wrong", "message"),
     [(asked([320]), "vocabulary"), (asked([5], max_new_tokens=512), "positions")],
 )
-def test_what_the_policy_cannot_do_is_refused(engine: Engine, wrong: Request, message: str) -> None:
+def test_what_the_policy_cannot_do_is_refused(engine: Engine, wrong: SampleRequest, message: str) -> None:
     with pytest.raises(EngineFailed, match=message):
         sample(engine, wrong)
 

@@ -15,7 +15,7 @@ from protocol.rollout import Sample, unpack_tokens
 from protocol.sampling import pick, uniforms
 from protocol.tasks import environments
 from protocol.transcript import Player, Transcript, prompt, replay
-from swarm_node.engine.messages import GroupDone, GroupFailed, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, SampleRequest
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
 from tests.swarm_node.engine.conftest import Make
 from tests.swarm_node.engine.test_engines import reference
@@ -29,7 +29,7 @@ def codec(policy: Path) -> PolicyCodec:
     return PolicyCodec((policy / "tokenizer.json").read_text())
 
 
-def game(policy: Path, episode: Episode, seed: int = 7, **changes: Any) -> Request:
+def game(policy: Path, episode: Episode, seed: int = 7, **changes: Any) -> SampleRequest:
     return asked(prompt(episode, codec(policy)), seed, **({"episode": episode, "max_new_tokens": TOKENS_MAX} | changes))
 
 

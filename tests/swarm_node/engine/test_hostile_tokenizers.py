@@ -16,9 +16,9 @@ from protocol.errors import EngineFailed
 from protocol.rollout import pack_tokens
 from protocol.tasks import stand_in
 from swarm_node.engine import memory, policy_text
-from swarm_node.engine.choose import ENGINES, Options
+from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.client import EngineClient, open_engine
-from swarm_node.engine.messages import GroupFailed, Request
+from swarm_node.engine.messages import GroupFailed, SampleRequest
 from tests.swarm_node.engine.hostile_tokenizers import DECODING, ENCODING, make_hostile
 
 DEADLINE_S = 300.0
@@ -28,12 +28,12 @@ AGENT_MAX_BYTES = 64 * limits.MIB
 CHILD_MAX_BYTES = policy_text.MEMORY_MAX_BYTES + 512 * limits.MIB
 """What the child may have at any time: the library's share, and what it is without a tokenizer."""
 
-COMMAND = ENGINES["llama"].command(Options())
+COMMAND = ENGINES["llama"].command(EngineOptions())
 
 NO_PART = {"DecodeStream"}
 """What stands among the decoders, and cannot be named in a file."""
 
-GAME = Request(
+GAME = SampleRequest(
     request_id="game",
     version=1,
     prompt=pack_tokens([19, 20, 31]),

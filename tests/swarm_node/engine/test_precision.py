@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import EngineFailed
-from swarm_node.engine.choose import Machine, Options
+from swarm_node.engine.choose import EngineOptions, HostMachine
 from swarm_node.engine.precision import GB, Memory, Model, choose_precision, describe_model, needed_bytes
 
 LLAMA: dict[str, Any] = {
@@ -27,8 +27,8 @@ def model(config: dict[str, Any], size_bytes: int = GB) -> Model:
 ALL = frozenset({"torch", "transformers", "llama_cpp", "gguf"})
 
 
-def machine(*, packages: frozenset[str] = ALL, nvidia: bool = False, offloads: bool = False) -> Machine:
-    return Machine(nvidia, packages, offloads, lambda _python: "not asked for")
+def machine(*, packages: frozenset[str] = ALL, nvidia: bool = False, offloads: bool = False) -> HostMachine:
+    return HostMachine(nvidia, packages, offloads, lambda _python: "not asked for")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def machine(*, packages: frozenset[str] = ALL, nvidia: bool = False, offloads: b
 )
 def test_the_precision_is_the_finest_that_fits(free_gb: int, offloads: bool, expected: tuple[str, str]) -> None:
     memory = Memory(free_gb * GB, free_gb * GB)
-    found = choose_precision("auto", Options(), machine(offloads=offloads), FOUR_B, memory)
+    found = choose_precision("auto", EngineOptions(), machine(offloads=offloads), FOUR_B, memory)
     assert (found.engine, found.dtype) == expected
     assert f"{found.engine} in {found.dtype}: 4.00 billion parameters" in found.line
     assert f"of {free_gb}.0 GB memory" in found.line
@@ -52,41 +52,41 @@ def test_the_precision_is_the_finest_that_fits(free_gb: int, offloads: bool, exp
 
 def test_a_card_computes_in_the_type_of_the_policy() -> None:
     here = machine(packages=frozenset({"torch", "transformers"}), nvidia=True)
-    assert choose_precision("auto", Options(), here, FOUR_B, Memory(12 * GB, 0)).dtype == "bfloat16"
+    assert choose_precision("auto", EngineOptions(), here, FOUR_B, Memory(12 * GB, 0)).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("wanted", ["auto", "llama", "torch"])
 def test_where_nothing_fits_the_figures_are_given_with_the_next_step(wanted: str) -> None:
     with pytest.raises(EngineFailed, match=r"4\.00 billion parameters take about .* and 2\.0 GB of memory") as refused:
-        choose_precision(wanted, Options(), machine(), FOUR_B, Memory(None, 2 * GB))
+        choose_precision(wanted, EngineOptions(), machine(), FOUR_B, Memory(None, 2 * GB))
     assert refused.value.message.startswith("No engine of this machine can sample this round's model. ")
     assert "another model, free memory" in refused.value.hint
 
 
 def test_a_precision_that_the_owner_named_is_kept_or_refused() -> None:
     memory = Memory(None, 12 * GB)
-    assert choose_precision("llama", Options(dtype="q8_0"), machine(), FOUR_B, memory).dtype == "q8_0"
+    assert choose_precision("llama", EngineOptions(dtype="q8_0"), machine(), FOUR_B, memory).dtype == "q8_0"
     with pytest.raises(EngineFailed, match=r"20\.5 GB in float32, and 12\.0 GB"):
-        choose_precision("llama", Options(dtype="float32"), machine(), FOUR_B, memory)
+        choose_precision("llama", EngineOptions(dtype="float32"), machine(), FOUR_B, memory)
 
 
 def test_memory_that_nobody_states_refuses_nothing() -> None:
-    found = choose_precision("auto", Options(), machine(), FOUR_B, Memory(None, None))
+    found = choose_precision("auto", EngineOptions(), machine(), FOUR_B, Memory(None, None))
     assert (found.dtype, "memory is not known" in found.line) == ("float32", True)
 
 
 def test_only_classes_that_the_round_admits_are_chosen() -> None:
     memory = Memory(None, 100 * GB)
-    found = choose_precision("auto", Options(), machine(), FOUR_B, memory, ["torch/bf16/cuda", "llama/q8_0/cpu"])
+    found = choose_precision("auto", EngineOptions(), machine(), FOUR_B, memory, ["torch/bf16/cuda", "llama/q8_0/cpu"])
     assert (found.engine, found.dtype) == ("llama", "q8_0")
     assert "torch" in found.unfit
     with pytest.raises(EngineFailed, match="the round admits torch/bf16/cuda, and this machine computes torch/fp32"):
-        choose_precision("torch", Options(), machine(), FOUR_B, memory, ["torch/bf16/cuda"])
+        choose_precision("torch", EngineOptions(), machine(), FOUR_B, memory, ["torch/bf16/cuda"])
 
 
 def test_an_activation_in_half_precision_counts_as_such() -> None:
     memory, gemma = Memory(None, 100 * GB), model(GEMMA)
-    assert choose_precision("llama", Options(), machine(), gemma, memory, ["llama/fp16/cpu"]).dtype == "float32"
+    assert choose_precision("llama", EngineOptions(), machine(), gemma, memory, ["llama/fp16/cpu"]).dtype == "float32"
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_an_activation_in_half_precision_counts_as_such() -> None:
 )
 def test_a_model_that_no_engine_knows_is_refused_by_name(wanted: str, config: dict[str, Any], reason: str) -> None:
     with pytest.raises(EngineFailed, match=reason):
-        choose_precision(wanted, Options(), machine(offloads=True), model(config), Memory(100 * GB, 100 * GB))
+        choose_precision(wanted, EngineOptions(), machine(offloads=True), model(config), Memory(100 * GB, 100 * GB))
 
 
 def test_another_engine_takes_what_the_first_does_not_know() -> None:
-    found = choose_precision("auto", Options(), machine(offloads=True), model(WINDOWED), Memory(None, None))
+    found = choose_precision("auto", EngineOptions(), machine(offloads=True), model(WINDOWED), Memory(None, None))
     assert found.engine == "torch"
     assert "mistral" in found.unfit["llama"]
 
@@ -117,13 +117,13 @@ def test_a_model_is_described_by_a_child() -> None:
 @pytest.mark.parametrize("config", [None, b"", b"[]", b"\xff", b"[" * 100_000])
 def test_a_model_whose_configuration_is_not_known_is_judged_by_its_size(config: bytes | None) -> None:
     assert describe_model(GB, config) == Model(GB)
-    assert choose_precision("auto", Options(), machine(), Model(GB), Memory(None, 100 * GB)).engine == "torch"
+    assert choose_precision("auto", EngineOptions(), machine(), Model(GB), Memory(None, 100 * GB)).engine == "torch"
     assert needed_bytes(10**9, "q8_0") < needed_bytes(10**9, "float16") < needed_bytes(10**9, "float32")
 
 
 def test_a_card_that_torch_cannot_use_counts_for_nothing() -> None:
     here = machine(packages=frozenset({"torch", "transformers"}), nvidia=True)._replace(driver=550, torch_cuda=13)
-    found = choose_precision("auto", Options(), here, FOUR_B, Memory(100 * GB, 12 * GB), ("torch/bf16/cpu",))
+    found = choose_precision("auto", EngineOptions(), here, FOUR_B, Memory(100 * GB, 12 * GB), ("torch/bf16/cpu",))
     assert found.dtype == "bfloat16"
     with pytest.raises(EngineFailed, match="this machine computes torch/fp32/cpu, torch/bf16/cpu"):
-        choose_precision("auto", Options(), here, FOUR_B, Memory(100 * GB, 100 * GB), ("torch/bf16/cuda",))
+        choose_precision("auto", EngineOptions(), here, FOUR_B, Memory(100 * GB, 100 * GB), ("torch/bf16/cuda",))

@@ -8,7 +8,17 @@ import pytest
 
 from protocol.rollout import pack_tokens
 from swarm_node.engine.engine import Answered, Engine
-from swarm_node.engine.messages import Cancel, Command, Encode, Encoded, Generate, Load, Measure, Request, Said
+from swarm_node.engine.messages import (
+    CancelRequests,
+    Command,
+    Encode,
+    Encoded,
+    Generate,
+    LoadVersion,
+    Measure,
+    Said,
+    SampleRequest,
+)
 from swarm_node.engine.session import Session
 from swarm_node.engine.torch_engine import TorchEngine
 
@@ -20,7 +30,7 @@ class Talk:
         self.said: list[str] = []
         self._session = Session(engine, lambda body: self.said.append(_words(body.model_dump())), now=now)
 
-    def tell(self, *commands: Load | Generate | Cancel | Measure) -> None:
+    def tell(self, *commands: LoadVersion | Generate | CancelRequests | Measure) -> None:
         for command in commands:
             self._session.take(Command(body=command).to_bytes())
 
@@ -41,7 +51,7 @@ def generate(*names: str, version: int = 1, max_new_tokens: int = 1) -> Generate
     prompt = pack_tokens([19, 20, 31])
     return Generate(
         requests=tuple(
-            Request(
+            SampleRequest(
                 request_id=name,
                 version=version,
                 prompt=prompt,
@@ -58,7 +68,7 @@ def generate(*names: str, version: int = 1, max_new_tokens: int = 1) -> Generate
 @pytest.fixture
 def talk(policy: Path) -> Talk:
     talk = Talk(TorchEngine())
-    talk.tell(Load(folder=str(policy), version=1))
+    talk.tell(LoadVersion(folder=str(policy), version=1))
     assert talk.go_on() == ["loaded"]
     return talk
 
@@ -71,7 +81,7 @@ def test_requests_join_those_that_run(talk: Talk) -> None:
 
 
 def test_a_load_waits_for_what_came_before_it_and_what_comes_after_waits_for_the_load(talk: Talk, policy: Path) -> None:
-    talk.tell(generate("long", max_new_tokens=30), Load(folder=str(policy), version=2))
+    talk.tell(generate("long", max_new_tokens=30), LoadVersion(folder=str(policy), version=2))
     talk.tell(generate("new", version=2), Measure(), generate("old"))
     assert talk.go_on() == [
         "group_done long",
@@ -85,19 +95,19 @@ def test_a_load_waits_for_what_came_before_it_and_what_comes_after_waits_for_the
 def test_cancel_reaches_requests_that_run_and_those_behind_a_waiting_load(talk: Talk, policy: Path) -> None:
     talk.tell(generate("runs", "stays", max_new_tokens=100))
     talk.go_on(2)
-    talk.tell(Load(folder=str(policy), version=2), generate("waits", "next", version=2))
-    talk.tell(Cancel(request_ids=("runs", "waits", "unknown")))
+    talk.tell(LoadVersion(folder=str(policy), version=2), generate("waits", "next", version=2))
+    talk.tell(CancelRequests(request_ids=("runs", "waits", "unknown")))
     assert talk.go_on() == ["cancelled runs", "cancelled waits", "group_done stays", "loaded", "group_done next"]
-    talk.tell(Cancel(request_ids=("stays", "next")))
+    talk.tell(CancelRequests(request_ids=("stays", "next")))
     assert talk.go_on() == [], "each request is answered once"
 
 
 def test_after_a_failed_load_nothing_is_sampled_until_one_succeeds(talk: Talk, policy: Path, tmp_path: Path) -> None:
-    talk.tell(Load(folder=str(tmp_path / "absent"), version=2), generate("old"), generate("new", version=2))
+    talk.tell(LoadVersion(folder=str(tmp_path / "absent"), version=2), generate("old"), generate("new", version=2))
     failed, *others = talk.go_on()
     assert failed.startswith("failed The policy in")
     assert others == [f"group_failed {name} No policy is loaded." for name in ("old", "new")]
-    talk.tell(Load(folder=str(policy), version=2), generate("new", version=2))
+    talk.tell(LoadVersion(folder=str(policy), version=2), generate("new", version=2))
     assert talk.go_on() == ["loaded", "group_done new"]
 
 
@@ -110,7 +120,7 @@ def test_a_failure_in_a_step_is_the_answer_to_every_request_and_the_next_one_wor
             raise ZeroDivisionError("division by zero")
 
     talk = Talk(Stumbling())
-    talk.tell(Load(folder=str(policy), version=1), generate("a", "b", "c", max_new_tokens=9))
+    talk.tell(LoadVersion(folder=str(policy), version=1), generate("a", "b", "c", max_new_tokens=9))
     assert talk.go_on() == ["loaded", *(f"group_failed {name} ZeroDivisionError: division by zero" for name in "abc")]
     talk.tell(generate("d"))
     assert talk.go_on() == ["group_done d"]
@@ -121,9 +131,9 @@ def test_an_engine_is_limited_before_it_loads_and_texts_are_encoded_with_what_it
     session = Session(TorchEngine(), said.append, limited.append)
     for command in (
         Encode(texts=("42",)),
-        Load(folder=str(policy), version=1, memory_max_bytes=7),
+        LoadVersion(folder=str(policy), version=1, memory_max_bytes=7),
         Encode(texts=("42+76=", "4")),
-        Load(folder="/nowhere", version=2),
+        LoadVersion(folder="/nowhere", version=2),
         Encode(texts=("42",)),
     ):
         session.take(Command(body=command).to_bytes())
@@ -140,7 +150,7 @@ def test_a_long_group_reports_progress_every_second_of_its_steps(policy: Path) -
     """Without a word for 300 s the agent stopped an engine that was sampling a long text."""
     ticks = count()
     talk = Talk(TorchEngine(), now=lambda: 0.4 * next(ticks))
-    talk.tell(Load(folder=str(policy), version=1), generate("long", max_new_tokens=40))
+    talk.tell(LoadVersion(folder=str(policy), version=1), generate("long", max_new_tokens=40))
     loaded, *said = talk.go_on()
     assert (loaded, said[-1]) == ("loaded", "group_done long")
     assert set(said[:-1]) == {"progress"}
@@ -150,5 +160,5 @@ def test_a_long_group_reports_progress_every_second_of_its_steps(policy: Path) -
 def test_a_step_that_reports_something_needs_no_progress_beside_it(policy: Path) -> None:
     ticks = count()
     talk = Talk(TorchEngine(), now=lambda: 1.0 * next(ticks))
-    talk.tell(Load(folder=str(policy), version=1), generate("short"))
+    talk.tell(LoadVersion(folder=str(policy), version=1), generate("short"))
     assert talk.go_on() == ["loaded", "group_done short"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from protocol.rollout import pack_tokens
 from swarm_node.engine.llama_engine import LlamaEngine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, SampleRequest
 
 GROUPS, SAMPLES = 4, 64
 PROMPT = [19, 20, 31] * 250
@@ -22,7 +22,7 @@ def sample(engine: LlamaEngine) -> list[bytes]:
     done: list[GroupDone] = []
     prompt = pack_tokens(PROMPT)
     requests = [
-        Request(
+        SampleRequest(
             request_id=str(number),
             version=1,
             prompt=prompt,

@@ -8,7 +8,7 @@ import torch
 
 from protocol.rollout import pack_tokens
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine
 
 GROUPS, SAMPLES = 32, 64
@@ -19,7 +19,7 @@ ROOM_BYTES = 20 * 2**20
 def sample(engine: Engine, groups: int, prompt: list[int]) -> list[GroupDone | GroupFailed]:
     for number in range(groups):
         engine.add(
-            Request(
+            SampleRequest(
                 request_id=f"{number:02}",
                 version=1,
                 prompt=pack_tokens(prompt),

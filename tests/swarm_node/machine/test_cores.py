@@ -7,7 +7,7 @@ import pytest
 from swarm_node.machine import cores
 
 
-def machine(root: Path, siblings: list[str], *, quota: str = "", group: str = "/") -> cores.Files:
+def machine(root: Path, siblings: list[str], *, quota: str = "", group: str = "/") -> cores.LinuxFiles:
     """What Linux tells of a processor with these threads on each core, below a limit of containers or services."""
     cpu = root / "cpu"
     for core in siblings:
@@ -21,7 +21,7 @@ def machine(root: Path, siblings: list[str], *, quota: str = "", group: str = "/
     if quota:
         (folder / "cpu.max").write_text(f"{quota}\n")
     (root / "own").write_text(f"0::{group}\n")
-    return cores.Files(cpu, root / "own", root / "cgroup")
+    return cores.LinuxFiles(cpu, root / "own", root / "cgroup")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_quota_counts_as_so_many_cores(tmp_path: Path, quota: str, group: str,
 
 
 def test_a_system_that_tells_nothing_counts_what_python_does(tmp_path: Path) -> None:
-    assert cores.usable(cores.Files(tmp_path, tmp_path, tmp_path), range(5)) == 5
+    assert cores.usable(cores.LinuxFiles(tmp_path, tmp_path, tmp_path), range(5)) == 5
 
 
 def test_this_machine_has_a_core_and_lets_an_engine_have_one() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swarm_node.reach import igd_messages as igd
 from swarm_node.reach import port_messages as messages
 from swarm_node.reach.gateway import Gateway, NoMapping, gateway_from_command, gateway_from_routes
-from swarm_node.reach.mapping import Pace, PortMapper
+from swarm_node.reach.mapping import PortMapper, RenewalPace
 from swarm_node.reach.methods import DATAGRAMS_MAX, Method, NatPmp, Pcp, Upnp
 from swarm_node.reach.state import Reachability
 from tests.swarm_node.p2p_world import PATIENT_SECONDS
@@ -73,7 +73,7 @@ async def found() -> Gateway:
 
 
 def mapper(reach: Reachability, *methods: Method, **pace: float) -> PortMapper:
-    return PortMapper(PORT, reach, find=found, methods=methods, pace=Pace(lease_s=600, **pace))
+    return PortMapper(PORT, reach, find=found, methods=methods, pace=RenewalPace(lease_s=600, **pace))
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -189,7 +189,7 @@ async def test_a_router_that_dies_loses_its_mapping_when_the_lease_has_ended_and
     ("lease_s", "pause_s"), [(0, 900.0), (1, 30.0), (60, 30.0), (600, 300.0), (1800, 900.0), (2**32 - 1, 900.0)]
 )
 async def test_no_lease_makes_the_node_ask_without_pause_or_forget_to_ask(lease_s: int, pause_s: float) -> None:
-    assert Pace().renewal_s(lease_s) == pause_s
+    assert RenewalPace().renewal_s(lease_s) == pause_s
 
 
 async def test_a_machine_with_a_public_address_asks_nobody() -> None:

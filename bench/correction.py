@@ -21,8 +21,8 @@ from bench.harness import Bench, quick_from_environment
 from bench.learning.trial import Trial
 from coordinator.config import Config, load
 from coordinator.learner.algorithm import Correction
-from coordinator.learner.batch import collate
 from coordinator.learner.objective import kept
+from coordinator.model.batch import collate
 
 FOLDER = Path(os.environ.get("SWARM_SMOLLM2", Path(__file__).parents[1] / ".venv-real" / "smollm2"))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Bench, no_options, quick_from_environment
-from coordinator.children import script
+from coordinator.base.children import script
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_S = 0.05

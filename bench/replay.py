@@ -15,8 +15,8 @@ import torch
 from transformers import AutoTokenizer
 
 from bench.harness import Bench, quick_from_environment
-from coordinator.audit.replay import Prefill
 from coordinator.audit.scorer import VersionScorer
+from coordinator.rules.replay import Prefill
 from protocol.rollout import pack_tokens, unpack_logprobs, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from bench.harness import Bench, quick_from_environment
-from coordinator.fleet.choice import FleetRules
+from coordinator.rules.fleet_choice import FleetRules
 from coordinator.sim.outcome import SimulationOutcome
 from coordinator.sim.report import figures
 from coordinator.sim.scenario import Links, Scenario, SimulatedPool

@@ -26,10 +26,10 @@ import psutil
 import sqlalchemy as sa
 
 from bench.harness import Bench, no_options, quick_from_environment
-from coordinator.children import script
-from coordinator.clock import now_ms
+from coordinator.base.children import script
+from coordinator.base.clock import now_ms
 from coordinator.config import load
-from coordinator.round import Round
+from coordinator.service.round import Round
 from coordinator.store.tables import nodes
 from ledger import store
 from ledger.entry import Deposit, Entry, Pending, Post, amount

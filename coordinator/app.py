@@ -15,48 +15,39 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from coordinator import local_nodes, opening, tls
 from coordinator.api import (
     appeals,
     auditor,
-    events,
     learner,
     ledger,
-    metrics,
     nodes,
     openapi,
     operator,
     pages,
-    planning,
     probes,
     public,
     stats,
+    watch,
 )
-from coordinator.api.bodies import BODIES, Bodies, held_until_answered
-from coordinator.api.bounds import BOUNDS, Bounds
-from coordinator.api.callers import Callers
-from coordinator.api.connections import Runner, listen
+from coordinator.api.guard import BODIES, BOUNDS, Bodies, Bounds, Callers, Runner, held_until_answered, listen
 from coordinator.api.http import ROUND, errors
 from coordinator.api.watch import WATCH, Watch
-from coordinator.audit import casework, lottery
-from coordinator.children import Life, keep_running, script
-from coordinator.clock import now_ms
+from coordinator.base.children import Life, keep_running, script
+from coordinator.base.clock import now_ms
 from coordinator.config import Config
-from coordinator.data.kinds import reward_spec
-from coordinator.figures import programs
-from coordinator.fleet import activation
-from coordinator.people import registry
-from coordinator.rewards.scorer import RewardScorer
-from coordinator.round import Round, join_string
-from coordinator.spreading import links
-from coordinator.work import evaluations, leases
-from coordinator.work.prompts import problem_of
+from coordinator.reports import programs
+from coordinator.service import local_nodes, opening, tls
+from coordinator.service.reward_scorer import RewardScorer
+from coordinator.service.round import Round, join_string
+from coordinator.tasks.kinds import reward_spec
+from coordinator.transactions import audits, evaluations, fleet, leases, links, lottery, registry
+from coordinator.transactions.prompts import problem_of
 from ledger.book import BookBroken
 from protocol.messages import Peer
 from protocol.tasks import Judging
 
 if TYPE_CHECKING:
-    from coordinator.figures.screen import Show
+    from coordinator.reports.screen import Show
 
 log = logging.getLogger(__name__)
 
@@ -88,18 +79,18 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     app[BODIES] = Bodies(bounds.bodies_bytes)
     app[WATCH] = Watch(round_, bounds)
     app.cleanup_ctx.append(app[WATCH].run)
-    metrics.measure(app)
+    public.measure(app)
     rooms = (
         nodes,
         ledger,
         public,
-        metrics,
+        public,
         pages,
-        events,
+        watch,
         stats,
         probes,
         appeals,
-        *([learner, auditor, operator, planning] if round_.leads else []),
+        *([learner, auditor, operator, operator] if round_.leads else []),
     )
     tables = [room.routes for room in rooms]
     for table in tables:
@@ -244,7 +235,7 @@ async def _make_up_for_absence(round_: Round) -> None:
     times = {"timeout_ms": round_.terms.timeout_ms, "back_ms": BACK_MS, "now_ms": moment_ms}
     if pardoned := await round_.database.run(leases.pardon, alive_ms=alive_ms, **times):
         log.info("%d leases go on after %.0f s without a coordinator", pardoned, (moment_ms - alive_ms) / 1000)
-    await round_.database.run(casework.resume, terms=round_.audits, now_ms=moment_ms)
+    await round_.database.run(audits.resume, terms=round_.audits, now_ms=moment_ms)
 
 
 async def _sweep(round_: Round) -> None:
@@ -276,7 +267,7 @@ async def _look_at_evaluations(round_: Round) -> None:
 async def _steer(round_: Round) -> None:
     """Let the fleet follow what is measured, and say what that changes."""
     changes = await round_.database.run(
-        activation.steer,
+        fleet.steer,
         round_.config,
         silent_after_ms=round_.silent_after_ms,
         up_since_ms=round_.up_since_ms,

@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from coordinator import logs
+from coordinator.base import logs
+from coordinator.base.files import private_from_now_on
 from coordinator.commands import (
     appeals,
     audit,
@@ -35,7 +36,6 @@ from coordinator.commands import (
 )
 from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import Config, load
-from coordinator.files import private_from_now_on
 from protocol.errors import ConfigInvalid, DiskFull, SwarmError, named
 from protocol.lesson import lesson
 from protocol.log_lines import VARIABLE
@@ -123,9 +123,9 @@ def launch(
     """
     from coordinator import app as coordinator
     from coordinator.config import manual
-    from coordinator.figures import screen
     from coordinator.learner import start
     from coordinator.learner.preflight import require_fits
+    from coordinator.reports import screen
 
     logs.to_stderr(quiet)
     private_from_now_on()
@@ -187,7 +187,7 @@ def fsck(
 
     The coordinator must be stopped.
     """
-    from coordinator import opening
+    from coordinator.service import opening
     from coordinator.store.state import Database
     from ledger import store
 
@@ -316,7 +316,7 @@ def auditor(
     there where the coordinator is.
     """
     from coordinator.audit.auditor import run
-    from coordinator.children import leave_with_parent
+    from coordinator.base.children import leave_with_parent
 
     logs.to_stderr(quiet=False)
     private_from_now_on()
@@ -350,7 +350,7 @@ def learner(
     On other machines than the coordinator's it needs a copy of the file and of `operator.token`, and a round.directory
     for its checkpoints, which all machines that train share. torchrun starts it as several ranks.
     """
-    from coordinator.children import leave_with_parent, script
+    from coordinator.base.children import leave_with_parent, script
     from coordinator.learner import launch
 
     logs.to_stderr(quiet=False)

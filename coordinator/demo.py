@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coordinator.children import script
+from coordinator.base.children import script
 from protocol.errors import SwarmError
 from protocol.plain import counted
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from coordinator.learner import adapter_files
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
+from coordinator.model import adapter_files
 
 SETTINGS = TrainSettings(learning_rate=1e-3, lora_rank=4, lora_alpha=8.0)
 

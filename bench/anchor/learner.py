@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from coordinator import logs
+from coordinator.base import logs
 from coordinator.config import Config
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.crew import Crew
 from coordinator.learner.loop import Learner
 from coordinator.learner.policy import UpdateResult
 from coordinator.learner.ranks import Ranks
-from coordinator.learner.watchdog import Watchdog
+from coordinator.model.watchdog import Watchdog
 from protocol.learning import TrainingGroup
 
 

@@ -3,7 +3,7 @@
 from bench.broadcast.cells import PAYLOAD_SHARE, Cell
 from bench.broadcast.net import QUEUE_MS
 from bench.simulation.world import Simulation
-from coordinator.spreading.topology import NodeLinks
+from coordinator.rules.topology import NodeLinks
 from protocol import chunks
 from swarm_node.picker_rules import PickerRules
 

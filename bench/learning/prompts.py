@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from coordinator.rules.selection import SelectionRules
 from coordinator.store import tables
-from coordinator.work import curriculum
-from coordinator.work.curriculum import Prompt
-from coordinator.work.prompts import PromptRef, source_of
-from coordinator.work.selection import SelectionRules
+from coordinator.transactions import curriculum
+from coordinator.transactions.curriculum import Prompt
+from coordinator.transactions.prompts import PromptRef, source_of
 
 
 class Prompts:

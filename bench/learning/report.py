@@ -10,7 +10,7 @@ from statistics import fmean
 from bench.harness import Bench
 from bench.learning.cells import OBJECTIVES, Cell
 from bench.learning.subjects import SUBJECTS, Subject
-from coordinator.figures import plot
+from coordinator.sim import plot
 
 KEPT = 0.9
 """The paper: up to S = 6, within a few per cent of synchronous training."""

@@ -14,9 +14,9 @@ from bench.learning.cells import OBJECTIVES, Cell
 from bench.learning.subjects import EXAMPLES, Subject
 from bench.learning.trial import Trial
 from coordinator.config import Config, load
-from coordinator.data.importing import needs_data
-from coordinator.data.task import open_task
 from coordinator.learner.embedded import make_policy
+from coordinator.tasks.importing import needs_data
+from coordinator.tasks.task import open_task
 from protocol.tasks import Episodes
 
 

@@ -15,19 +15,19 @@ import numpy as np
 
 from bench.learning.prompts import Prompts
 from coordinator.config import Config
-from coordinator.data.importing import FOLDER, make_copy, needs_data
-from coordinator.data.kinds import functions_of
-from coordinator.data.policy_text import TaskText
-from coordinator.data.task import open_task
 from coordinator.learner import playing
 from coordinator.learner.crew import Crew
 from coordinator.learner.evaluate import accuracy
 from coordinator.learner.policy import UpdateResult
 from coordinator.learner.ranks import Ranks
-from coordinator.rewards import functions
-from coordinator.rewards.functions import Job
-from coordinator.work.leases import rules_of
-from coordinator.work.prompts import PromptRef
+from coordinator.tasks import reward_functions
+from coordinator.tasks.importing import FOLDER, make_copy, needs_data
+from coordinator.tasks.kinds import functions_of
+from coordinator.tasks.reward_functions import Job
+from coordinator.tasks.task import open_task
+from coordinator.tasks.task_text import TaskText
+from coordinator.transactions.leases import rules_of
+from coordinator.transactions.prompts import PromptRef
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import pack_tokens, unpack_tokens
 from protocol.tasks import Episodes, Problem, Reward
@@ -54,7 +54,7 @@ class Trial:
         (self.end,) = self.text.bounds.end_tokens
         self._prompts = Prompts(rules_of(config), self.text.prompt)
         self._engine, self._loaded = TorchEngine(), 0
-        self._judges = [] if self.text.judges else [functions.load(place) for place in functions_of(config)]
+        self._judges = [] if self.text.judges else [reward_functions.load(place) for place in functions_of(config)]
         self._versions: dict[int, Path] = {}
         self.max_distance = 0.0
         """The largest mean |log π/μ| of an honest group: what a limit for dishonest ones must lie above."""
@@ -183,4 +183,4 @@ class Trial:
         if self.text.judges:
             return [self.text.judge(problem, completion) for completion in completions]
         said = [self.text.said(completion) for completion in completions]
-        return functions.judge(self._judges, Job(problem, said, completions))
+        return reward_functions.judge(self._judges, Job(problem, said, completions))

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.harness import Bench, quick_from_environment
 from bench.paper import headline, knee, spread, table2
 from bench.paper.setting import BROADCAST_S, MODEL_MB
-from coordinator.figures import plot
+from coordinator.sim import plot
 from coordinator.sim.scenario import Admission
 
 NEAR = 0.02

@@ -4,8 +4,8 @@
 - Implied by Table 2: κ = 2; what nine and ten machines give (from the waits), what they cost (from the costs per step).
 """
 
-from coordinator.fleet.capacity import PoolLoad
-from coordinator.fleet.choice import FleetCandidate
+from coordinator.rules.capacity import PoolLoad
+from coordinator.rules.fleet_choice import FleetCandidate
 
 HOUR_S = 3600.0
 ROLLOUTS = 128 * 16

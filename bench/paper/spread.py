@@ -1,7 +1,7 @@
 """Figure 4: seconds until every worker has a version, against their number, in fluid links."""
 
 from bench.paper.setting import LOAD_S, MODEL_MB
-from coordinator.spreading.topology import NodeLinks, fluid_bound_s, plan
+from coordinator.rules.topology import NodeLinks, fluid_bound_s, plan
 
 WORKERS = (1, 2, 4, 8, 9, 10, 16, 32, 64)
 SOURCES_MBIT = (300, 800)

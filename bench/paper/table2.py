@@ -6,8 +6,8 @@ from random import Random
 from statistics import mean
 
 from bench.paper.setting import GAMMA, HOUR_S, LEARNER_PER_HOUR, MACHINES, load
-from coordinator.fleet.capacity import OVERLAP
-from coordinator.fleet.choice import FleetCandidate, cheapest_cover
+from coordinator.rules.capacity import OVERLAP
+from coordinator.rules.fleet_choice import FleetCandidate, cheapest_cover
 
 DRAWS = 2000
 

@@ -17,7 +17,7 @@ from itertools import product
 from bench.harness import Bench, quick_from_environment
 from bench.simulation.swarms import BELIEFS, LINK_BYTES_PER_S, MIXES, believed, swarm
 from bench.simulation.world import TICK, Simulation
-from coordinator.spreading import topology
+from coordinator.rules import topology
 from protocol.limits import KIB
 from swarm_node.picker_rules import PickerRules
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
-from coordinator.spreading.topology import NodeLinks
+from coordinator.rules.topology import NodeLinks
 
 LINK_BYTES_PER_S = 2.5e6
 

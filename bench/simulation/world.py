@@ -14,13 +14,13 @@ from functools import partial
 from random import Random
 
 from bench.simulation.links import Links
-from coordinator.spreading import topology
-from coordinator.spreading.topology import SOURCE, NodeLinks, Topology
+from coordinator.rules import topology
+from coordinator.rules.topology import SOURCE, NodeLinks, Topology
 from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.p2p.serve import ServeLimits
 from swarm_node.p2p.turns import Turns
-from swarm_node.picker import Ask, Picker
+from swarm_node.picker_core import Ask, Picker
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ChunkSource

@@ -29,11 +29,11 @@ from bench.verification.cells import Cell, Said, generate, judged, load, prefill
 from bench.verification.cheats import Cheater
 from bench.verification.model import SHAPE, Text, train, versions
 from bench.verification.sampler import Group
-from coordinator.audit.calibration import SHIPPED, Tolerance, derive, read
-from coordinator.audit.replay import ReplayMeasurement
 from coordinator.audit.scorer import VersionScorer
-from coordinator.audit.verdict import AuditOutcome
 from coordinator.learner.embedded import DEFAULT_SHAPE, EmbeddedShape
+from coordinator.rules.calibration import SHIPPED, Tolerance, derive, read
+from coordinator.rules.replay import ReplayMeasurement
+from coordinator.rules.verdict import AuditOutcome
 from protocol.rollout import Completion, pack_tokens, unpack_tokens
 from swarm_node.engine import vllm_command
 from swarm_node.engine.client import open_engine

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from bench.verification.model import Text
 from bench.verification.sampler import Group, sample
-from coordinator.audit.calibration import Tolerance
 from coordinator.audit.check import look_closer
-from coordinator.audit.replay import Prefill, ReplayMeasurement, joined, measure
 from coordinator.audit.scorer import VersionScorer
-from coordinator.audit.verdict import AuditOutcome, AuditReport, judge
+from coordinator.rules.calibration import Tolerance
+from coordinator.rules.replay import Prefill, ReplayMeasurement, joined, measure
+from coordinator.rules.verdict import AuditOutcome, AuditReport, judge
 from protocol.rollout import Completion
 
 GROUPS_AT_ONCE = 16

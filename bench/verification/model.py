@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from bench.verification.sampler import Group, sample
-from coordinator.data.policy_text import TaskText
 from coordinator.learner.embedded import EmbeddedShape, make_policy
 from coordinator.learner.evaluate import answered
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.warmstart import imitate
+from coordinator.tasks.task_text import TaskText
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import Completion, pack_logprobs, pack_tokens
 from protocol.tasks import Problem

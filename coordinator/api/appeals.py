@@ -7,10 +7,10 @@ from aiohttp import web
 from pydantic import Field, StringConstraints, ValidationError
 
 from coordinator.api.http import ROUND, body, reply, reply_json, require_operator
-from coordinator.clock import now_ms
+from coordinator.base.clock import now_ms
 from coordinator.config.section import Section
-from coordinator.people import appeals
-from coordinator.people.appeals import SAID_MAX_CHARS, Ruled
+from coordinator.transactions import appeals
+from coordinator.transactions.appeals import SAID_MAX_CHARS, Ruled
 from ledger.entry import ReasonCode
 from protocol import limits
 from protocol.errors import MalformedMessage

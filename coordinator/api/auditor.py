@@ -5,8 +5,8 @@ import asyncio
 from aiohttp import web
 
 from coordinator.api.http import ROUND, body, reply, reply_json, require_operator
-from coordinator.audit import casework, lottery
-from coordinator.clock import now_ms
+from coordinator.base.clock import now_ms
+from coordinator.transactions import audits, lottery
 from protocol.auditing import Cases, HoldCases, TakeCases, Verdicts
 from protocol.errors import NotFound
 
@@ -27,7 +27,7 @@ async def take(request: web.Request) -> web.Response:
     deadline = asyncio.get_running_loop().time() + CASES_WAIT_S
     while True:
         found: Cases = await here.database.run(
-            casework.take, message.auditor, message.at_most, terms=here.audits, now_ms=now_ms()
+            audits.take, message.auditor, message.at_most, terms=here.audits, now_ms=now_ms()
         )
         if found.cases or found.done or asyncio.get_running_loop().time() >= deadline:
             return reply(found)
@@ -39,7 +39,7 @@ async def hold(request: web.Request) -> web.Response:
     """An auditor needs longer for what it has taken."""
     here = require_operator(request)
     message = HoldCases.from_bytes(await body(request))
-    await here.database.run(casework.hold, message.auditor, terms=here.audits, now_ms=now_ms())
+    await here.database.run(audits.hold, message.auditor, terms=here.audits, now_ms=now_ms())
     return web.Response(status=204)
 
 
@@ -49,7 +49,7 @@ async def verdicts(request: web.Request) -> web.Response:
     here = require_operator(request)
     message = Verdicts.from_bytes(await body(request))
     await here.database.run(
-        casework.bring,
+        audits.bring,
         message.verdicts,
         seconds=message.seconds,
         threads=message.threads,

@@ -4,7 +4,7 @@
 - People speak JSON; an address asked for with `Accept: application/json` (or a browser's) gets JSON errors.
 - A body is refused by its declared length before a byte of it is read, one without a length where it gets too long, and
   any that comes too slowly: a connection that is held open is one that others do not get. What is read takes its
-  memory from a budget (`coordinator.api.bodies`).
+  memory from a budget (`coordinator.api.guard`).
 """
 
 import asyncio
@@ -20,11 +20,10 @@ from typing import Any, Generic, TypeVar
 import sqlalchemy as sa
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from coordinator.api.bodies import BODIES
-from coordinator.api.bounds import BOUNDS
-from coordinator.clock import now_ms
-from coordinator.people import registry
-from coordinator.round import Round
+from coordinator.api.guard import BODIES, BOUNDS
+from coordinator.base.clock import now_ms
+from coordinator.service.round import Round
+from coordinator.transactions import registry
 from protocol import canonical, limits
 from protocol.errors import (
     MalformedMessage,

@@ -9,17 +9,13 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator import publication
 from coordinator.api.http import ROUND, body, pieces, reply, require_operator
-from coordinator.audit import lottery
-from coordinator.clock import now_ms
-from coordinator.figures import programs
-from coordinator.files import ArrivingFile
-from coordinator.fleet import activation
-from coordinator.money import escrow
+from coordinator.base.clock import now_ms
+from coordinator.base.files import ArrivingFile
+from coordinator.reports import programs
+from coordinator.service import publication
 from coordinator.store.state import get_fact, set_fact
-from coordinator.transactions import policy_versions
-from coordinator.work import batches, evaluations
+from coordinator.transactions import batches, escrow, evaluations, fleet, lottery, policy_versions
 from ledger import store
 from protocol import limits
 from protocol.errors import MalformedMessage, NotFound
@@ -54,12 +50,12 @@ async def state(request: web.Request) -> web.Response:
         programs.heard(connection, now_ms())
         version, update = policy_versions.newest_version(connection)
         finished = bool(get_fact(connection, "finished", False))
-        asked = activation.load(connection, here.config, alive_since_ms=now_ms() - here.silent_after_ms)
+        asked = fleet.load(connection, here.config, alive_since_ms=now_ms() - here.silent_after_ms)
         return LearnerState(
             round_id=here.round_id,
             newest_version=version,
             newest_update=update,
-            publish_every=activation.kappa(asked, here.config),
+            publish_every=fleet.kappa(asked, here.config),
             ledger_size=store.size(connection),
             ledger_head=store.checkpoint(connection) or b"",
             finished=finished,

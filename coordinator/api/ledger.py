@@ -8,9 +8,9 @@
 from aiohttp import web
 
 from coordinator.api.http import MSGPACK, ROUND, body, reply
-from coordinator.clock import now_ms
-from coordinator.money import witnessing
+from coordinator.base.clock import now_ms
 from coordinator.publishing.mirror import IMMUTABLE
+from coordinator.transactions import witnesses
 from ledger import store
 from ledger.gaps import Keys
 from ledger.note import NOTE_MAX_BYTES
@@ -25,7 +25,7 @@ routes = web.RouteTableDef()
 async def checkpoint(request: web.Request) -> web.Response:
     """The newest signed checkpoint of the ledger."""
     here = request.app[ROUND]
-    note = await here.database.read(witnessing.checkpoint, here.config.ledger.keys)
+    note = await here.database.read(witnesses.checkpoint, here.config.ledger.keys)
     if note is None:
         raise NotFound("No checkpoint is signed yet.", hint="Wait for the first one.")
     headers = {"Cache-Control": "no-store"}
@@ -36,7 +36,7 @@ async def checkpoint(request: web.Request) -> web.Response:
 async def cosigned(request: web.Request) -> web.Response:
     """The last checkpoint that each of the round's witnesses has signed."""
     here = request.app[ROUND]
-    found = await here.database.read(witnessing.cosigned, here.config.ledger.keys)
+    found = await here.database.read(witnesses.cosigned, here.config.ledger.keys)
     return web.Response(body=found.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})
 
 
@@ -46,7 +46,7 @@ async def cosign(request: web.Request) -> web.Response:
     here = request.app[ROUND]
     here.database.require_room()
     taken = await here.database.run_for_node(
-        witnessing.take,
+        witnesses.take,
         await body(request, NOTE_MAX_BYTES),
         keys=Keys(here.roots, here.round_id),
         witnesses=here.config.ledger.keys,

@@ -7,23 +7,32 @@ from typing import TypeVar
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator.api.bounds import BOUNDS
+from coordinator.api.guard import BOUNDS, HERE, place
 from coordinator.api.http import ROUND, Asked, act, asked, body, commit, reply
-from coordinator.api.places import HERE, place
 from coordinator.api.probes import is_proxied
-from coordinator.clock import now_ms
-from coordinator.money import payouts, rails
-from coordinator.people import owners, registry
-from coordinator.people.explain import explain
-from coordinator.round import Round
-from coordinator.spreading import blames, broadcasts, links
+from coordinator.base.clock import now_ms
+from coordinator.reports.explain import explain
+from coordinator.service.round import Round
 from coordinator.store.state import get_fact
-from coordinator.transactions import policy_versions
-from coordinator.work import answers, batches, intake, leases, offers
-from coordinator.work.answers import CheckedRollout, Known, Owners, Unreadable
-from coordinator.work.continuation import SignedFragment
-from coordinator.work.intake import Judge
-from coordinator.work.leases import LeaseTerms
+from coordinator.transactions import (
+    batches,
+    blames,
+    broadcasts,
+    checked_rollouts,
+    claims,
+    leases,
+    links,
+    offers,
+    owners,
+    payouts,
+    policy_versions,
+    rails,
+    registry,
+)
+from coordinator.transactions.checked_rollouts import CheckedRollout, Known, Owners, Unreadable
+from coordinator.transactions.claims import Judge
+from coordinator.transactions.leases import LeaseTerms
+from coordinator.transactions.partial_rollouts import SignedFragment
 from ledger.payout_proof import PayoutRequest
 from protocol import limits
 from protocol.auditing import Why
@@ -121,7 +130,7 @@ async def progress(request: web.Request) -> web.Response:
     """Told of leases that take long, so that nothing is lost with their node."""
     judge = await request.app[ROUND].judge()
     said = await asked(request, LeaseProgress)
-    words = await _read(request, said, said.message.fragments, answers.read_fragments, judge)
+    words = await _read(request, said, said.message.fragments, checked_rollouts.read_fragments, judge)
     return reply(await commit(request, said, _progress, words=words, judge=judge))
 
 
@@ -131,7 +140,7 @@ async def submit(request: web.Request) -> web.Response:
     here = request.app[ROUND]
     judge = await here.judge()
     said = await asked(request, Submission)
-    rollouts = await _read(request, said, said.message.rollouts, answers.read_rollouts, judge)
+    rollouts = await _read(request, said, said.message.rollouts, checked_rollouts.read_rollouts, judge)
     verdicts = await commit(request, said, _take_all, rollouts=rollouts, judge=judge)
     here.batch_ready.set()
     here.unscored.set()
@@ -146,10 +155,10 @@ async def _read(
     judge: Judge,
 ) -> T:
     """Read the envelopes of a request; where they may be dear to decode, only after their leases were looked up."""
-    if not answers.are_heavy(envelopes):
+    if not checked_rollouts.are_heavy(envelopes):
         return read(said.node, envelopes, None)
     beside = request.app[ROUND].beside_the_loop
-    named = await beside(lambda: answers.leases_named(envelopes))
+    named = await beside(lambda: checked_rollouts.leases_named(envelopes))
     known = Known(said.node, await commit(request, said, _owners_of, named=named), judge.bounds.max_new_tokens)
     return await beside(lambda: read(said.node, envelopes, known))
 
@@ -291,7 +300,7 @@ def _owners_of(
     connection: sa.Connection, node: NodeId, _message: Message, *, named: Collection[str], now_ms: int
 ) -> Owners:
     registry.require_node(connection, node)
-    return intake.owners_of(connection, named) if named else {}
+    return claims.owners_of(connection, named) if named else {}
 
 
 def _progress(
@@ -304,7 +313,7 @@ def _progress(
     now_ms: int,
 ) -> LeaseProgressReply:
     registry.require_node(connection, node)
-    return intake.take_progress(connection, node, message.held, words, judge=judge, now_ms=now_ms)
+    return claims.take_progress(connection, node, message.held, words, judge=judge, now_ms=now_ms)
 
 
 def _take_all(
@@ -317,7 +326,7 @@ def _take_all(
     now_ms: int,
 ) -> tuple[Verdict, ...]:
     registry.require_node(connection, node)
-    verdicts = intake.take(connection, node, rollouts, judge=judge, now_ms=now_ms)
+    verdicts = claims.take(connection, node, rollouts, judge=judge, now_ms=now_ms)
     if get_fact(connection, "finished", False):
         # Leased before the round ended, and no report will come to settle it.
         batches.release_leftovers(connection, audits=judge.audits, now_ms=now_ms)

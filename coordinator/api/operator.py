@@ -1,19 +1,25 @@
-"""What the operator's commands call, with the operator's token: about nodes and versions."""
+"""What the operator's commands call, with the operator's token: about nodes and versions.
+
+What `swarm-coordinator plan --live` asks of a running round, with the operator's token.
+"""
 
 import json
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import sqlalchemy as sa
 from aiohttp import web
 from pydantic import Field, ValidationError
 
 from coordinator.api.http import body, reply_json, require_operator
-from coordinator.clock import now_ms
+from coordinator.base.clock import now_ms
 from coordinator.config.section import Section
-from coordinator.orders import REASON_MAX_CHARS, Action
-from coordinator.people import moderation
-from coordinator.publication import Replacement
-from coordinator.round import Round
+from coordinator.reports import moderation
+from coordinator.service.publication import Replacement
+from coordinator.service.round import Round
+from coordinator.transactions import fleet
+from coordinator.transactions.orders import REASON_MAX_CHARS, Action
 from protocol import limits
 from protocol.errors import MalformedMessage
 
@@ -77,3 +83,21 @@ async def replace_version(request: web.Request) -> web.Response:
     except (ValidationError, json.JSONDecodeError) as error:
         raise MalformedMessage(f"This is no order: {error}.") from None
     return reply_json(await here.publication.replace(wanted))
+
+
+@routes.get("/v1/measured")
+async def measured(request: web.Request) -> web.Response:
+    """The load, and each node's rate and cost, as the fleet sees them."""
+    here = require_operator(request)
+    return reply_json(await here.database.read(_measured, here, now_ms()))
+
+
+def _measured(connection: sa.Connection, here: Round, moment_ms: int) -> dict[str, Any]:
+    load = fleet.load(connection, here.config, alive_since_ms=moment_ms - here.silent_after_ms)
+    nodes = fleet.candidates(connection, here.config, silent_after_ms=here.silent_after_ms, now_ms=moment_ms)
+    return {
+        "load": asdict(load) if load else None,
+        "publish_every": here.config.staleness.publish_every,
+        "gamma": here.config.fleet.gamma,
+        "nodes": [{"name": one.name, "groups_per_s": one.rate, "cost_micros_per_s": one.cost} for one in nodes],
+    }

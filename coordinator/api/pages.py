@@ -1,6 +1,6 @@
 """The pages: leaderboard, training, a node, the ledger's entries, and the static files that they use.
 
-- First paint needs no script: the server renders everything (`coordinator.web`), a script only fetches it again.
+- First paint needs no script: the server renders everything (`coordinator.pages`), a script only fetches it again.
 - The board and the training page are made once a moment and sent compressed; who has them is answered by their ETag.
 - What is not there is a page, too, with the error's words.
 """
@@ -16,11 +16,11 @@ from aiohttp import web
 from coordinator.api.http import ROUND
 from coordinator.api.snapshot import Page
 from coordinator.api.watch import WATCH
-from coordinator.figures import history
-from coordinator.figures.ranking import RankingLine
-from coordinator.round import join_string
-from coordinator.web import board, entries, layout, node, training
-from coordinator.web.board import Wish
+from coordinator.pages import board, entries, layout, node, training
+from coordinator.pages.board import Wish
+from coordinator.reports import history
+from coordinator.reports.ranking import RankingLine
+from coordinator.service.round import join_string
 from ledger import store
 from ledger.store import Recorded
 from protocol.errors import NotFound

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 from aiohttp import web
 
-from coordinator.figures.overview import OLD_S
+from coordinator.reports.overview import OLD_S
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from aiohttp import web
 
 from coordinator.api.snapshot import Page
 from coordinator.api.watch import WATCH
-from coordinator.figures.history import DAY_MS
-from coordinator.figures.ranking import HALF_LIFE_MS, RankingLine
-from coordinator.web import words
-from coordinator.web.board import BoardFigures
+from coordinator.pages import words
+from coordinator.pages.board import BoardFigures
+from coordinator.reports.history import DAY_MS
+from coordinator.reports.ranking import HALF_LIFE_MS, RankingLine
 from protocol.nicknames import nickname
 
 routes = web.RouteTableDef()

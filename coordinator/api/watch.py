@@ -4,6 +4,19 @@
 - While somebody listens, one task looks at the board every `LOOK_S` for all listeners; else only who asks does.
 - A listener gets the newest state and never a queue: who is slow skips what it missed. States have a name made of their
   content, so who comes back with that name is told only what it does not know.
+
+The round as it happens, as server-sent events: a `moment` whenever the figures of the pages have changed.
+
+    id: 9f86d081884c7d65
+    event: moment
+    data: {"phase": "learning", "version": 7, "update": 19, …}
+
+- Whoever comes back with `Last-Event-ID` hears only of what it does not know; there is no history to replay, since
+  every event has the whole state.
+- A comment goes out every `BEAT_S`, so that proxies and both ends know that the other is there.
+- Who does not read for `BEAT_S` is let go. There are so many streams and no more, of all together and of one
+  neighbourhood: 503 means to ask now and then. Where all are taken, the neighbourhood with most loses its newest.
+- A proxy on this machine names whom it speaks for in `X-Forwarded-For`. Without that, this machine has a quarter.
 """
 
 import asyncio
@@ -18,20 +31,17 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import orders
-from coordinator.api.bounds import Bounds
-from coordinator.api.places import HERE, place
-from coordinator.api.snapshot import PageSnapshot
-from coordinator.clock import now_ms
-from coordinator.figures import curves, history, summary
-from coordinator.figures.curves import Curves
-from coordinator.figures.ranking import Fold, by_node, by_owner, by_team
-from coordinator.people import standings
-from coordinator.round import Round, join_string
+from coordinator.api.guard import HERE, Bounds, caller, place
+from coordinator.api.snapshot import SECURITY, PageSnapshot
+from coordinator.base.clock import now_ms
+from coordinator.pages.board import BoardFigures
+from coordinator.pages.training import Training
+from coordinator.reports import curves, history, summary
+from coordinator.reports.curves import Curves
+from coordinator.reports.ranking import Fold, by_node, by_owner, by_team
+from coordinator.service.round import Round, join_string
 from coordinator.store.tables import versions
-from coordinator.web.board import BoardFigures
-from coordinator.web.training import Training
-from coordinator.work import evaluations
+from coordinator.transactions import evaluations, orders, standings
 from ledger import store
 
 LOOK_S = 2.0
@@ -187,3 +197,38 @@ TOLD = ("phase", "fraction", "version", "update", "nodes_alive", "nodes_up_to_da
 def _seen(board: BoardFigures) -> str:
     """Changes when any node's state does."""
     return sha256("".join(line.state[0] for line in board.nodes).encode()).hexdigest()[:8]
+
+
+routes = web.RouteTableDef()
+
+BEAT_S = 15.0
+RETRY_MS = 5000
+"""How long a browser waits before it comes back."""
+
+
+@routes.get("/v1/events")
+async def events(request: web.Request) -> web.StreamResponse:
+    """The round as it happens, as server-sent events."""
+    watch = request.app[WATCH]
+    address = caller(request)
+    if not watch.has_room(address):
+        return web.Response(status=503, text="Too many listen; ask again instead.\n", headers={"Retry-After": "30"})
+    headers = {**SECURITY, "Cache-Control": "no-store", "X-Accel-Buffering": "no", "Content-Type": "text/event-stream"}
+    stream = web.StreamResponse(headers=headers)
+    await stream.prepare(request)
+    known = request.headers.get("Last-Event-ID", "")
+    said = f"retry: {RETRY_MS}\n\n"
+    with suppress(ConnectionError, TimeoutError):
+        async with watch.listening(address):
+            while True:
+                async with asyncio.timeout(BEAT_S):
+                    await stream.write(said.encode())
+                try:
+                    async with asyncio.timeout(BEAT_S):
+                        state = await watch.state_after(known)
+                except TimeoutError:
+                    said = ": still here\n\n"
+                else:
+                    known = state.name
+                    said = f"id: {state.name}\nevent: moment\ndata: {state.data}\n\n"
+    return stream

@@ -31,18 +31,18 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from coordinator.audit import calibration
-from coordinator.audit.calibration import POSITIONS_MIN, Calibration
 from coordinator.audit.case import Case, RoundArchive, earlier, opened
 from coordinator.audit.check import look_closer, replay, report_on
 from coordinator.audit.probing import Probes
-from coordinator.audit.replay import Prefill, Scored
 from coordinator.audit.rounding import Rounding, drawings, honest_groups
-from coordinator.audit.verdict import VALIDATOR, AuditOutcome, AuditReport
+from coordinator.base.answers import named, pause_s, refusal
 from coordinator.config import Config
-from coordinator.learner.watchdog import Watchdog
+from coordinator.model.watchdog import Watchdog
 from coordinator.publishing.role_keys import RoleKeys
-from coordinator.refusals import named, pause_s, refusal
+from coordinator.rules import calibration
+from coordinator.rules.calibration import POSITIONS_MIN, Calibration
+from coordinator.rules.replay import Prefill, Scored
+from coordinator.rules.verdict import VALIDATOR, AuditOutcome, AuditReport
 from protocol import limits
 from protocol.auditing import AuditCase, CaseFile, Cases, Found, HoldCases, Judged, TakeCases, Verdicts
 from protocol.errors import AuditFailed, SwarmError, Unreachable

@@ -17,15 +17,15 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from coordinator.audit import calibration
+from coordinator.base.files import read_at_most
 from coordinator.config import Config
-from coordinator.data.policy_text import policy_bounds
-from coordinator.files import read_at_most
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.rules import calibration
 from coordinator.store.state import engine
 from coordinator.store.tables import audits, leases, rollouts
-from coordinator.work import continuation
+from coordinator.tasks.task_text import policy_bounds
+from coordinator.transactions import partial_rollouts
 from protocol import chunks, limits
 from protocol.auditing import CaseFile
 from protocol.codec import PolicyCodec
@@ -118,7 +118,7 @@ class RoundArchive:
             row = connection.execute(query).first()
             if row is None:
                 raise AuditFailed(f"No claim {claim_id[:64]} was accepted in this round.")
-            rollout, told = continuation.signed(connection, row.lease_id)
+            rollout, told = partial_rollouts.signed(connection, row.lease_id)
         sampler = self.sampler(row.version)
         if sampler is None:
             raise AuditFailed(f"The manifest of version {row.version} is gone.")

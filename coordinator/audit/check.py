@@ -10,10 +10,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from coordinator.audit.calibration import Calibration
 from coordinator.audit.case import Case
-from coordinator.audit.replay import Prefill, ReplayMeasurement, Scored, measure
-from coordinator.audit.verdict import AuditOutcome, AuditReport, judge, malformed
+from coordinator.rules.calibration import Calibration
+from coordinator.rules.replay import Prefill, ReplayMeasurement, Scored, measure
+from coordinator.rules.verdict import AuditOutcome, AuditReport, judge, malformed
 from protocol.errors import SwarmError, TokensInvalid
 from protocol.rollout import Completion, unpack_tokens, whole_tokens
 

@@ -14,8 +14,8 @@ Pure: measured groups in, tolerances out.
 
 from collections import OrderedDict, defaultdict
 
-from coordinator.audit.calibration import POSITIONS_MIN, Calibration, Limit, Tolerance, derive
-from coordinator.audit.replay import ReplayMeasurement
+from coordinator.rules.calibration import POSITIONS_MIN, Calibration, Limit, Tolerance, derive
+from coordinator.rules.replay import ReplayMeasurement
 
 KEPT_POSITIONS = 4 * POSITIONS_MIN
 """Positions kept of one probe: about a megabyte."""

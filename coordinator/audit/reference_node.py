@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import linear
 
-from coordinator.audit.replay import Integers
 from coordinator.audit.rounding import Drawing
 from coordinator.audit.scorer import load_policy, nobody_watches
-from coordinator.data.policy_text import policy_bounds
-from coordinator.files import read_at_most
+from coordinator.base.files import read_at_most
+from coordinator.rules.replay import Integers
+from coordinator.tasks.task_text import policy_bounds
 from protocol.errors import AuditFailed
 from protocol.limits import POLICY_CONFIG_MAX_BYTES, TOKENS_MAX
 from protocol.rollout import Completion

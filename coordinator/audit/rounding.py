@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from coordinator.audit.calibration import POSITIONS_MIN, Calibration
-from coordinator.audit.replay import Prefill, ReplayMeasurement, Scored, measure
+from coordinator.rules.calibration import POSITIONS_MIN, Calibration
+from coordinator.rules.replay import Prefill, ReplayMeasurement, Scored, measure
 from protocol.rollout import Completion, Tokens
 
 PRECISIONS = frozenset({"bf16", "fp16"})

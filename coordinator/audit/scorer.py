@@ -1,12 +1,12 @@
 """Scores the samples of whole groups under one version: the auditor's model, which computes as the learner does.
 
-- Samples are packed, each prompt is computed once, and nothing is padding (`coordinator.learner.forward`). Where that
+- Samples are packed, each prompt is computed once, and nothing is padding (`coordinator.model.forward`). Where that
   says something else than the model says of a sample alone, each sample is computed behind a copy of its prompt.
 - Matrices keep the type in which they were published and are widened while they are used: float32 products of the
   same numbers, in half the memory.
 - Memory is bounded: so many tokens at once through the body, so many logits at once through the head. There is never a
   tensor [samples, tokens, vocabulary].
-- What a position needs of its distribution is computed of each slice as `coordinator.audit.replay.score` defines it.
+- What a position needs of its distribution is computed of each slice as `coordinator.rules.replay.score` defines it.
 - After every module that computed something, `moved` is called: that is how a slow replay differs from one that hangs.
 """
 
@@ -24,15 +24,15 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from coordinator.audit.replay import Prefill, Scored
-from coordinator.files import read_at_most
-from coordinator.learner.adapter_files import adapted_weights, without_adapter
-from coordinator.learner.batch import Tensors, pieces
-from coordinator.learner.forward import choose_way, packs, predict
-from coordinator.learner.head import Head
-from coordinator.learner.loading import keep_as_published, load_model
-from coordinator.learner.lora import weights_by_stored_name
+from coordinator.base.files import read_at_most
+from coordinator.model.adapter_files import adapted_weights, without_adapter
+from coordinator.model.batch import Tensors, pieces
+from coordinator.model.forward import choose_way, packs, predict
+from coordinator.model.head import Head
+from coordinator.model.loading import keep_as_published, load_model
+from coordinator.model.lora import weights_by_stored_name
 from coordinator.publishing import weights
+from coordinator.rules.replay import Prefill, Scored
 from protocol import architectures, limits, policy_config
 from protocol.errors import AuditFailed
 from protocol.sampling import uniforms

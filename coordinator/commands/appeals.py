@@ -41,7 +41,7 @@ class RulingWord(StrEnum):
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all appeals: those that wait, the oldest first, then those that were ruled on."""
-    from coordinator.people import appeals
+    from coordinator.transactions import appeals
 
     config = load(config_file, settings)
     found = ask(config, "GET", "/v1/operator/appeals")
@@ -74,8 +74,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one appeal: who says what, what the audit found, and what granting it would pay."""
-    from coordinator.opening import audit_rules
-    from coordinator.people import appeals
+    from coordinator.service.opening import audit_rules
+    from coordinator.transactions import appeals
 
     config = load(config_file, settings)
     found = ask(config, "GET", f"/v1/operator/appeals/{number}")
@@ -109,7 +109,7 @@ def rule(
     said: Annotated[str, typer.Option("--reason", help="Why, in words for the node; kept beside the log.")] = "",
 ) -> None:
     """Rule on an appeal, for good: an entry of the log, and one for each claim that is paid after all."""
-    from coordinator.orders import whoami
+    from coordinator.transactions.orders import whoami
 
     config = load(config_file, settings)
     outcome = "granted" if word is RulingWord.GRANT else "denied"
@@ -127,7 +127,7 @@ def rule(
 
 
 def _print(row: dict[str, Any], config_file: Path) -> None:
-    from coordinator.terminal import block
+    from coordinator.base.terminal import block
 
     typer.echo(f"appeal {row['number']}, {row['state']} {row['reason_code']}".rstrip())
     typer.echo(f"made {when(row['made_ms'])} by {row['signer']}, owner {row['owner']}, about {row['about']}")

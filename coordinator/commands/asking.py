@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.opening import led_until_ms
+from coordinator.service.opening import led_until_ms
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable
 from protocol.places import host_and_port
 
@@ -92,7 +92,7 @@ def stopped_since_ms(config: Config) -> int:
 
 def stopped_line(config: Config, config_file: Path, since_ms: int) -> str:
     """That it is stopped, since when, and how it goes on; or that it has yet to begin."""
-    from coordinator.figures import programs
+    from coordinator.reports import programs
 
     if not read_store(config, programs.was_launched):
         return f"NOT LAUNCHED YET: `swarm-coordinator launch {config_file}` begins it."

@@ -22,8 +22,8 @@ from protocol.lesson import lesson
 if TYPE_CHECKING:
     from coordinator.audit.case import Case, RoundArchive
     from coordinator.audit.check import Score
-    from coordinator.audit.replay import ReplayMeasurement
-    from coordinator.audit.verdict import AuditReport
+    from coordinator.rules.replay import ReplayMeasurement
+    from coordinator.rules.verdict import AuditReport
 
 app = typer.Typer(help="Replay what nodes claim to have sampled.", no_args_is_help=True, add_completion=False)
 
@@ -115,7 +115,7 @@ def provenance(
 ) -> None:
     """Tell which updates an owner's groups went into, and the first version with each, one line of JSON per update."""
     from coordinator.audit.case import RoundArchive
-    from coordinator.people import standings
+    from coordinator.transactions import standings
 
     with closing(RoundArchive(load(config_file, settings))) as archive:
         for row in archive.read(standings.provenance, owner):
@@ -133,9 +133,9 @@ def calibrate(
 
     Needs the round's targets key, and rollouts of versions that are still kept.
     """
-    from coordinator.audit import calibration
     from coordinator.audit.case import RoundArchive
     from coordinator.publishing.role_keys import RoleKeys
+    from coordinator.rules import calibration
 
     config = load(config_file, settings)
     folder = config.round.directory
@@ -161,9 +161,9 @@ def _probes(archive: "RoundArchive", node: str) -> "list[ReplayMeasurement]":
 
 def _audit(folder: Path, tolerance: str, claim: str = "") -> "tuple[Case, AuditReport]":
     """The verdict on the case in a folder, if it is that of this claim."""
-    from coordinator.audit import calibration
     from coordinator.audit.case import POLICIES, open_case
     from coordinator.audit.check import audit
+    from coordinator.rules import calibration
 
     case = open_case(folder)
     if claim not in ("", case.claim_id):

@@ -20,7 +20,7 @@ from protocol.errors import ConfigInvalid
 from protocol.plain import counted
 
 if TYPE_CHECKING:
-    from coordinator.backup.restoring import Restored
+    from coordinator.service.backup.restoring import Restored
 
 PassphraseFile = Annotated[
     Path | None, typer.Option("--passphrase-file", exists=True, help="File with the passphrase; else it is asked for.")
@@ -53,7 +53,7 @@ def backup(
     if follow:
         _follow(config, config_file, target, passphrase, every)
         return
-    from coordinator.backup.making import make
+    from coordinator.service.backup.making import make
 
     with _progress() as tell:
         made = make(config, config_file, target, passphrase=passphrase, tell=tell)
@@ -68,10 +68,10 @@ def backup(
 
 def _follow(config: Config, config_file: Path, target: Path, passphrase: str | None, every_s: float) -> None:
     """Follow until a signal ends it."""
-    from coordinator import logs
-    from coordinator.backup.following import Follower, follow
-    from coordinator.backup.sealed import Sealer
-    from coordinator.files import private_from_now_on
+    from coordinator.base import logs
+    from coordinator.base.files import private_from_now_on
+    from coordinator.service.backup.archive import Sealer
+    from coordinator.service.backup.following import Follower, follow
 
     logs.to_stderr(quiet=False)
     private_from_now_on()
@@ -121,8 +121,8 @@ def restore(
     With --take-over the copy of `backup --follow` becomes the round. If it lacks published entries, they are listed,
     and --after-gap prepares the root document by which nodes and witnesses accept that they are gone.
     """
-    from coordinator.backup import restoring
-    from coordinator.backup.archive import BackupInvalid
+    from coordinator.service.backup import restoring
+    from coordinator.service.backup.archive import BackupInvalid
 
     if after_gap and not take_over:
         raise ConfigInvalid("--after-gap is for a take-over.", hint="Say --take-over as well.")

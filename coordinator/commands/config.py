@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.commands import presence
+from coordinator.commands import options
 from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import load, manual
 from protocol.errors import ConfigInvalid
@@ -27,7 +27,7 @@ EXIT_CODES = "Exit codes: 0 good, 2 a setting is wrong."
 def check(config_file: ConfigFile, settings: Settings) -> None:
     """Say whether the settings are good and what they name is here, and what is probably not meant; starts nothing."""
     config = load(config_file, settings)
-    presence.require(config)
+    options.require(config)
     for line in manual.warnings(config):
         typer.echo(f"warning: {line}")
     typer.echo(f"{config_file} is good.")

@@ -14,7 +14,7 @@ import typer
 from coordinator.commands.asking import opened_store
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import load
-from coordinator.figures import overview
+from coordinator.reports import overview
 from protocol.errors import ConfigInvalid, NotFound, Unreachable
 from protocol.lesson import lesson
 
@@ -55,10 +55,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Have the nodes of a running round measure the version that they hold."""
-    from coordinator.clock import now_ms
-    from coordinator.transactions import policy_versions
-    from coordinator.work import evaluations
-    from coordinator.work.evaluations import EvaluationTerms
+    from coordinator.base.clock import now_ms
+    from coordinator.transactions import evaluations, policy_versions
+    from coordinator.transactions.evaluations import EvaluationTerms
 
     config = load(config_file, settings)
     size = _size(config, split)
@@ -81,7 +80,7 @@ def run(
 )
 def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
     """List what was measured, the oldest first."""
-    from coordinator.work import evaluations
+    from coordinator.transactions import evaluations
 
     with closing(opened_store(load(config_file, settings))) as database:
         rows = database.run_now(evaluations.shown, version=version)
@@ -101,7 +100,7 @@ def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_
 )
 def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
     """Show the last evaluation, or the last of a version, problem by problem."""
-    from coordinator.work import evaluations
+    from coordinator.transactions import evaluations
 
     with closing(opened_store(load(config_file, settings))) as database:
         rows = database.run_now(evaluations.shown, version=version)
@@ -119,7 +118,7 @@ def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_j
 
 
 def _size(config: "Config", split: str) -> int:
-    from coordinator.data.task import open_task
+    from coordinator.tasks.task import open_task
 
     problems = open_task(config)
     sizes = {name: len(problems.problems(name)) for name in EVALUATED}
@@ -147,7 +146,7 @@ def _await(
 
 
 def _one(database: "Database", number: int) -> dict[str, Any]:
-    from coordinator.work import evaluations
+    from coordinator.transactions import evaluations
 
     return next(row for row in database.run_now(evaluations.shown) if row["number"] == number)
 

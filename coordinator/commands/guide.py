@@ -8,11 +8,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.commands import presence
+from coordinator.commands import options
 from coordinator.config import parse
 from coordinator.config.manual import every
 from coordinator.config.reading import with_settings
-from coordinator.data.kinds import FROM_FILES, KNOWN
+from coordinator.tasks.kinds import FROM_FILES, KNOWN
 from protocol.errors import SwarmError
 
 
@@ -70,7 +70,7 @@ def _answer(
             complain("This has no default.")
             continue
         try:
-            presence.require(parse(with_settings({}, [*before, setting])))
+            options.require(parse(with_settings({}, [*before, setting])))
         except SwarmError as error:
             complain(str(error))
         else:

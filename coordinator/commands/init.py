@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.commands import presence
+from coordinator.commands import options
 from coordinator.commands.options import Settings
 from coordinator.config import Config, load, manual, parse
 from coordinator.config.reading import with_settings
@@ -32,12 +32,12 @@ def init(
     If the file does not exist, a few questions are asked first, and it is written with every setting explained.
     Take keys/root.pem of the round's folder offline afterwards: it is needed only to change the other keys.
     """
-    from coordinator.round import Round, join_string
+    from coordinator.service.round import Round, join_string
 
     new = not config_file.exists()
     if new:
         chosen = settings if yes else _asked(config_file, settings)
-        presence.require(parse(with_settings({}, chosen)))
+        options.require(parse(with_settings({}, chosen)))
         _write(config_file, chosen)
     config = load(config_file, settings)
     round_ = Round(config)
@@ -56,7 +56,7 @@ def _asked(config_file: Path, settings: list[str]) -> list[str]:
             f"There is no file {config_file}, and nobody to ask for its settings.",
             hint="Give --yes, with --set for what shall not be the default.",
         )
-    presence.require(parse(with_settings({}, settings)))  # before the first question
+    options.require(parse(with_settings({}, settings)))  # before the first question
     typer.echo(f"{config_file} does not exist: a few questions, Enter takes what stands in brackets.", err=True)
     return guide.ask(
         settings,
@@ -67,7 +67,7 @@ def _asked(config_file: Path, settings: list[str]) -> list[str]:
 
 def _write(path: Path, settings: list[str]) -> None:
     """Write the file whole or not at all; it must read as what was chosen."""
-    from coordinator.files import write_durably
+    from coordinator.base.files import write_durably
 
     chosen = with_settings({}, settings)
     wanted = parse(chosen)

@@ -72,11 +72,11 @@ def rotate(
     threshold: Annotated[int, typer.Option(min=1, max=16, help="How many of them must sign.")] = 1,
 ) -> None:
     """Give a role new keys and revoke the old ones. Needs enough root keys, here or of other holders afterwards."""
-    from coordinator.opening import only_coordinator
     from coordinator.publishing import rotation
     from coordinator.publishing.role_keys import LEDGER, ROLES, RoleKeys
     from coordinator.publishing.rotation import PENDING
     from coordinator.publishing.signed_metadata import utc_now
+    from coordinator.service.opening import only_coordinator
 
     if role not in (*ROLES, LEDGER):
         raise ConfigInvalid(f"There is no role {role}.", hint=f"Roles: {', '.join((*ROLES, LEDGER))}.")
@@ -101,7 +101,7 @@ def sign(
     root_keys: RootKeys,
 ) -> None:
     """Sign a prepared root with the root keys of a folder, on any machine. Needs nothing else of the round."""
-    from coordinator.files import write_durably
+    from coordinator.base.files import write_durably
     from coordinator.publishing import rotation
 
     data, signatures = file.read_bytes(), 0
@@ -123,9 +123,9 @@ def sign(
 )
 def install(config_file: ConfigFile, settings: Settings) -> None:
     """Publish a prepared root that has enough signatures. Needs the keys of targets, snapshot and timestamp."""
-    from coordinator.opening import only_coordinator
     from coordinator.publishing.role_keys import RoleKeys
     from coordinator.publishing.rotation import PENDING
+    from coordinator.service.opening import only_coordinator
 
     metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory
     if not (folder / PENDING).exists():
@@ -136,7 +136,7 @@ def install(config_file: ConfigFile, settings: Settings) -> None:
 
 def _finish(metadata: "SignedMetadata", keys: "RoleKeys", folder: Path, data: bytes) -> None:
     """Install a root that has enough signatures, or keep it until it has."""
-    from coordinator.files import write_durably
+    from coordinator.base.files import write_durably
     from coordinator.publishing import rotation
     from coordinator.publishing.rotation import PENDING
     from coordinator.publishing.signed_metadata import utc_now

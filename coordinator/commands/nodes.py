@@ -16,7 +16,7 @@ import typer
 from coordinator.commands.asking import ask, read_store, stopped_line, stopped_since_ms
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
-from coordinator.web.words import line, readable
+from coordinator.pages.words import line, readable
 from protocol.errors import Unreachable
 from protocol.lesson import lesson
 from protocol.plain import counted
@@ -35,8 +35,8 @@ Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the own
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all nodes, the best earner first."""
-    from coordinator.figures.summary import AFTER_ALL_MS
-    from coordinator.people import moderation
+    from coordinator.reports import moderation
+    from coordinator.reports.summary import AFTER_ALL_MS
 
     config = load(config_file, settings)
     found = ask(config, "GET", "/v1/operator/nodes")
@@ -65,8 +65,8 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 )
 def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJson = False) -> None:
     """Show one node: its owner, its work, why answers were refused, and the orders about it."""
-    from coordinator.figures.summary import AFTER_ALL_MS
-    from coordinator.people import moderation
+    from coordinator.reports import moderation
+    from coordinator.reports.summary import AFTER_ALL_MS
 
     config = load(config_file, settings)
     found = ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")
@@ -139,7 +139,7 @@ def unban(config_file: ConfigFile, node: Node, settings: Settings, reason: Reaso
 
 
 def _order(config_file: Path, settings: list[str], action: str, node: str, reason: str) -> None:
-    from coordinator.orders import whoami
+    from coordinator.transactions.orders import whoami
 
     config = load(config_file, settings)
     wanted = {"action": action, "node": node, "reason": reason, "given_by": whoami()}

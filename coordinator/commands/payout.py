@@ -1,6 +1,6 @@
 """`swarm-coordinator payout`: from what the ledger owes to what was paid. The round may go on meanwhile.
 
-- Every command may be repeated after every interruption; `coordinator.money.payouts` says why nothing is paid twice.
+- Every command may be repeated after every interruption; `coordinator.transactions.payouts` says why nothing is paid twice.
 - One hand at a time: while a batch is made or settled, a second command that would is refused, on whichever machine.
 """
 
@@ -21,9 +21,9 @@ from protocol.lesson import lesson
 from protocol.plain import counted
 
 if TYPE_CHECKING:
-    from coordinator.money.payouts import StoredBatch
-    from coordinator.money.rails.base import TransferBatch
     from coordinator.store.state import Database
+    from coordinator.transactions.payouts import StoredBatch
+    from coordinator.transactions.rails.base import TransferBatch
 
 app = typer.Typer(help="Pay owners what the ledger owes them.", no_args_is_help=True, add_completion=False)
 
@@ -43,7 +43,7 @@ PUBLIC = "The reference goes into the public ledger for ever; one that names a p
 )
 def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """Put all who are owed enough, and whose address counts, into a new batch, and export it."""
-    from coordinator.money import payouts, rails
+    from coordinator.transactions import payouts, rails
 
     config = load(config_file, settings)
     with _paying(config) as (database, round_id):
@@ -55,7 +55,7 @@ def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False)
 @app.command(epilog=lesson("swarm-coordinator payout show round.toml 1", "`payout settle` has it paid.", EXIT_CODES))
 def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: AsJson = False) -> None:
     """Show a batch, and export it again."""
-    from coordinator.money import payouts
+    from coordinator.transactions import payouts
 
     config = load(config_file, settings)
     with _opened(config) as (database, round_id):
@@ -68,7 +68,7 @@ def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: A
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all batches and where they stand."""
-    from coordinator.money import payouts
+    from coordinator.transactions import payouts
 
     with _opened(load(config_file, settings)) as (database, _):
         rows = database.run_now(payouts.listed)
@@ -95,8 +95,8 @@ def settle(
     ] = "",
 ) -> None:
     """Have a batch paid by its rail, or take your word that it is paid, and record that in the ledger."""
-    from coordinator.money import payouts, rails
-    from coordinator.money.rails.base import Status
+    from coordinator.transactions import payouts, rails
+    from coordinator.transactions.rails.base import Status
 
     if reference and not REFERENCE.fullmatch(reference):
         raise ConfigInvalid(f"{reference[:40]!r} is no reference.", hint="Letters, digits and ._/- only, at most 100.")
@@ -130,7 +130,7 @@ def deploy(
     unit: Annotated[int, typer.Option(min=1, help="The token's smallest units to a micro-unit.")] = 1,
 ) -> None:
     """Put the payouts contract of rail evm on the chain; prints the transaction, whose receipt names its address."""
-    from coordinator.money.rails import evm
+    from coordinator.transactions.rails import evm
 
     config = load(config_file, settings)
     typer.echo(evm.deploy(evm.open_chain(config.payouts, config.round.directory), token, unit))
@@ -138,7 +138,7 @@ def deploy(
 
 def _tell(row: "StoredBatch", batch: "TransferBatch", config: Config, as_json: bool) -> None:
     """What a batch says, once its files are there."""
-    from coordinator.money import payouts
+    from coordinator.transactions import payouts
 
     table, proofs = payouts.export(batch, config.round.directory / "payouts")
     if as_json:

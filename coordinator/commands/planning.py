@@ -96,7 +96,7 @@ def plan(
 
     With `--gpu` it prints instead the memory that the learner needs on such cards, from the model's config.json alone.
     """
-    from coordinator.fleet import planning
+    from coordinator.reports import planning
 
     if gpu:
         _plan_memory(config_file, settings, gpu, model, prompt_tokens, as_json=as_json)
@@ -136,7 +136,8 @@ def _plan_memory(
     config_file: Path | None, settings: list[str], gpu: str, model: str, prompt_tokens: int, *, as_json: bool
 ) -> None:
     """Print what the learner needs on cards; exit code 2 if it does not fit."""
-    from coordinator.learner import cards, memory_plan
+    from coordinator.learner import memory_plan
+    from coordinator.learner import memory_plan as cards
 
     named = [f"model.path={json.dumps(model.removesuffix('/config.json'))}"] if model else []
     found = memory_plan.report(load(config_file, [*settings, *named]), cards.parse(gpu), prompt_tokens)
@@ -149,7 +150,7 @@ def _plan_live(config: Config, gamma: float, learner_price: float, *, as_json: b
     """The same from what a running coordinator has measured."""
     import httpx
 
-    from coordinator.fleet import live_plan
+    from coordinator.reports import live_plan
 
     address = f"http://{config.round.listen}"
     try:

@@ -53,12 +53,12 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
     """List the published versions, the newest first."""
     from coordinator.audit.case import RoundArchive
     from coordinator.commands.asking import stopped_line
-    from coordinator.opening import led_until_ms
-    from coordinator.publishing import policies
+    from coordinator.reports import versions
+    from coordinator.service.opening import led_until_ms
 
     config = load(config_file, settings)
     with closing(RoundArchive(config)) as archive:
-        rows = archive.read(policies.listed, archive.publisher, archive.metadata, last=last)
+        rows = archive.read(versions.listed, archive.publisher, archive.metadata, last=last)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -80,10 +80,10 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
 def show(config_file: ConfigFile, version: Version, settings: Settings, as_json: AsJson = False) -> None:
     """Show one version: its manifest, its files with their digests, and whose keys signed what nodes see."""
     from coordinator.audit.case import RoundArchive
-    from coordinator.publishing import policies
+    from coordinator.reports import versions
 
     with closing(RoundArchive(load(config_file, settings))) as archive:
-        row = archive.read(policies.shown, archive.publisher, archive.metadata, version=version)
+        row = archive.read(versions.shown, archive.publisher, archive.metadata, version=version)
     if as_json:
         typer.echo(json.dumps(row, indent=2))
         return
@@ -123,11 +123,11 @@ def verify(
 ) -> None:
     """Rebuild a version from the chunks that are kept, and compare every digest and the trust metadata."""
     from coordinator.audit.case import RoundArchive
-    from coordinator.publishing import policies
     from coordinator.publishing.verifying import Verification
+    from coordinator.reports import versions
 
     with closing(RoundArchive(load(config_file, settings))) as archive:
-        digest = archive.read(policies.recorded, version)
+        digest = archive.read(versions.recorded, version)
         run = Verification(
             version, recorded=digest, metadata=archive.metadata, publisher=archive.publisher, now=datetime.now(UTC)
         )
@@ -184,9 +184,9 @@ def publish(
     a base, the folder is an adapter of the same rank, as `export --adapter` writes it. Needs torch and the round's
     folder.
     """
-    from coordinator import publication
     from coordinator.audit.case import RoundArchive
     from coordinator.commands.asking import launched, require_round
+    from coordinator.service import publication
 
     config = load(config_file, settings)
     require_round(config)
@@ -211,14 +211,14 @@ def publish(
 def _replace(config: Config, wanted: dict[str, Any], as_json: bool) -> None:
     """Order it, or do it where no coordinator runs; and say what came of it."""
     from coordinator.commands.asking import ask, launched
-    from coordinator.orders import whoami
-    from coordinator.publication import Replacement
+    from coordinator.service.publication import Replacement
+    from coordinator.transactions.orders import whoami
 
     order = Replacement(**wanted, given_by=whoami())
     done = ask(config, "POST", "/v1/operator/versions", order.model_dump(), patience_s=PUBLICATION_S)
     is_stopped = done is None
     if is_stopped:
-        from coordinator.round import Round
+        from coordinator.service.round import Round
 
         with closing(Round(launched(config))) as here:
             here.publication.mirror = None  # which is for a running coordinator, and catches up when it is

@@ -1,7 +1,7 @@
-"""`swarm-coordinator samples`: what the nodes sampled, to be read in the terminal.
+"""`swarm-coordinator sample_records`: what the nodes sampled, to be read in the terminal.
 
 - The store is only read, whether the round runs or not.
-- Strangers wrote what is shown; nothing of it reaches the terminal as it is (`coordinator.terminal`).
+- Strangers wrote what is shown; nothing of it reaches the terminal as it is (`coordinator.base.terminal`).
 """
 
 import json
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator import terminal
+from coordinator.base import terminal
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
-from coordinator.web.words import readable
+from coordinator.pages.words import readable
 from protocol.errors import ConfigInvalid
 from protocol.lesson import lesson
 from protocol.limits import NAME_MAX_CHARS
 from protocol.names import visible
 
 if TYPE_CHECKING:
-    from coordinator.work.samples import SampleFilter, Shown
+    from coordinator.commands.sample_records import SampleFilter, Shown
 
 app = typer.Typer(help="Read what the nodes sampled.", no_args_is_help=True, add_completion=False)
 
@@ -56,7 +56,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show samples, those of the newest group first."""
-    from coordinator.work.samples import SampleFilter
+    from coordinator.commands.sample_records import SampleFilter
 
     wanted = SampleFilter(version, node, reward_min, reward_max)
     tell(_find(load(config_file, settings), wanted, limit), as_json)
@@ -84,7 +84,7 @@ def grep(
     as_json: AsJson = False,
 ) -> None:
     """Show the samples whose prompt or completion matches, those of the newest group first."""
-    from coordinator.work.samples import SampleFilter
+    from coordinator.commands.sample_records import SampleFilter
 
     try:
         text = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
@@ -96,12 +96,12 @@ def grep(
 
 def _find(config: Config, wanted: "SampleFilter", limit: int) -> "list[Shown]":
     from coordinator.audit.case import RoundArchive
-    from coordinator.work import samples
+    from coordinator.commands import sample_records
 
     if not (config.round.directory / "resolved.json").exists():
         raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Launch it first.")
     with closing(RoundArchive(config)) as archive:
-        return samples.of_round(archive, config, wanted, limit)
+        return sample_records.of_round(archive, config, wanted, limit)
 
 
 def tell(found: "list[Shown]", as_json: bool) -> None:

@@ -35,7 +35,7 @@ def status(
     """
     from rich.console import Console
 
-    from coordinator.figures import screen
+    from coordinator.reports import screen
 
     config = load(config_file, settings)
     console = Console()
@@ -58,7 +58,7 @@ def status(
 
 def look(config: Config, config_file: Path) -> dict[str, Any]:
     """What the coordinator says of its round, or of a stopped one its store; and the string to join it with."""
-    from coordinator.round import join_string
+    from coordinator.service.round import join_string
 
     told = _told(config, config_file)
     return told | {"join_string": join_string(asking.launched(config), told["round_id"])}
@@ -73,7 +73,7 @@ def _told(config: Config, config_file: Path) -> dict[str, Any]:
         found = asking.ask(config, "GET", "/v1/status", as_operator=False)
     if found is not None:
         return found | {"stopped_since_ms": None, "stopped": ""}
-    from coordinator.figures import summary
+    from coordinator.reports import summary
 
     asking.require_round(config)
     since_ms, settings = asking.stopped_since_ms(config), asking.launched(config)
@@ -94,7 +94,7 @@ def _looks(config: Config, config_file: Path) -> Iterator[tuple[dict[str, Any], 
 
 
 def _print_on(config: Config, config_file: Path, as_json: bool) -> None:
-    from coordinator.figures import overview
+    from coordinator.reports import overview
 
     for told, note in _looks(config, config_file):
         if note:
@@ -106,7 +106,7 @@ def _print_on(config: Config, config_file: Path, as_json: bool) -> None:
 def _draw_on(console: "Console", config: Config, config_file: Path) -> None:
     from rich.live import Live
 
-    from coordinator.figures import screen
+    from coordinator.reports import screen
 
     with Live(console=console, auto_refresh=False, screen=False) as live:
         for told, note in _looks(config, config_file):

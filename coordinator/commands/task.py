@@ -11,7 +11,7 @@ import typer
 
 from coordinator.commands.options import EXIT_CODES, AsJson, Settings
 from coordinator.config import load
-from coordinator.data.kinds import SHIPPED
+from coordinator.tasks.kinds import SHIPPED
 from protocol.lesson import lesson
 from protocol.tasks import BUILT_IN, environments
 
@@ -53,7 +53,7 @@ def check(
     Rewards are tried as the round would run them, in processes that are killed, on real problems: with their answers,
     with others' answers, with nothing and with nonsense. Findings name their place and what to do.
     """
-    from coordinator.data.task_check import check as look
+    from coordinator.tasks.task_check import check as look
 
     plain = source.suffix == ".py"
     config = load(None if plain else source, [f"task.name={source}", *settings] if plain else settings)

@@ -32,7 +32,7 @@ def upgrade(
 
     The store is copied before. Whatever interrupts it, run it again: each step happened whole or not at all.
     """
-    from coordinator.opening import only_coordinator
+    from coordinator.service.opening import only_coordinator
     from coordinator.store import upgrading
     from coordinator.store.state import Database
 
@@ -69,8 +69,8 @@ def _refuse_company(config: Config, database: "Database") -> None:
 
 def _copy(config: Config, config_file: Path, there: int) -> Path:
     """The store as it is, under a name that says of which schema and when."""
-    from coordinator.backup import making
-    from coordinator.files import make_folder
+    from coordinator.base.files import make_folder
+    from coordinator.service.backup import making
 
     folder = make_folder(config.round.directory / "backups")
     target = folder / f"schema-{there}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"

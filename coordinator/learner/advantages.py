@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from coordinator.learner.algorithm import Algorithm, Baseline
-from coordinator.learner.batch import Tensors, collate
+from coordinator.model.batch import Tensors, collate
 from protocol.learning import TrainingGroup
 
 

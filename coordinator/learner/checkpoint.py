@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from coordinator.files import sync
+from coordinator.base.files import sync
 from coordinator.learner.ranks import Ranks
 from protocol import canonical, limits
 from protocol.errors import ConfigInvalid, SwarmError

@@ -6,7 +6,7 @@
 - A coordinator that is away is waited for, as nodes wait for it, and then asked the same again. It may have done it
   already, and need not say so: a batch is formed once, a report counts once, a version has its number, a file its
   digest. So no group is trained on twice, and none is lost.
-- Who is away, `coordinator.refusals` says; a refusal is raised by its name, and ends the learner.
+- Who is away, `coordinator.base.answers` says; a refusal is raised by its name, and ends the learner.
 """
 
 import logging
@@ -21,7 +21,7 @@ from typing import TypeVar
 import httpx
 from blake3 import blake3
 
-from coordinator.refusals import named, pause_s, refusal
+from coordinator.base.answers import named, pause_s, refusal
 from protocol import canonical, limits
 from protocol.errors import ChunkMismatch, ManifestInvalid, Unreachable
 from protocol.learning import (

@@ -15,11 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from coordinator.base.files import sync
 from coordinator.config import Config
-from coordinator.data.chat import Chat
-from coordinator.data.policy_text import Coder, TaskText
-from coordinator.data.task import task_here
-from coordinator.files import sync
 from coordinator.learner import checkpoint, playing
 from coordinator.learner.evaluate import accuracy
 from coordinator.learner.outgoing import Job
@@ -28,6 +25,9 @@ from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import train_settings
 from coordinator.learner.start import place
 from coordinator.learner.warmstart import Progress, warm_start
+from coordinator.tasks.chat import Chat
+from coordinator.tasks.task import task_here
+from coordinator.tasks.task_text import Coder, TaskText
 from protocol.episode import Episode
 from protocol.errors import ConfigInvalid
 from protocol.learning import TrainingGroup

@@ -90,7 +90,7 @@ def _best(config: Config, folder: Path, _version: int, adapter: bool) -> int:
 def _fold(folder: Path, version: int, adapter: bool) -> None:
     """An adapter into its base, or by itself."""
     if (folder / CONFIG).exists():
-        from coordinator.learner import adapter_files
+        from coordinator.model import adapter_files
 
         (adapter_files.keep_adapter if adapter else adapter_files.merge)(folder)
     elif adapter:

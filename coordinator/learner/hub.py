@@ -15,12 +15,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.audit.case import RoundArchive
+from coordinator.base.files import mapped
 from coordinator.config import Config
-from coordinator.files import mapped
 from coordinator.learner.settings import algorithm
 from coordinator.store.state import get_fact
 from coordinator.store.tables import rollouts, versions
-from coordinator.work import evaluations
+from coordinator.transactions import evaluations
 from ledger import store
 from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, NotAuthorised, Unreachable

@@ -34,13 +34,12 @@ import torch
 
 from coordinator.config import Config
 from coordinator.learner import start
-from coordinator.learner.boards import boards
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.crew import Crew
 from coordinator.learner.outgoing import Job, Outgoing
 from coordinator.learner.ranks import Ranks
-from coordinator.learner.tracking import Tracker
-from coordinator.learner.watchdog import Watchdog
+from coordinator.learner.tracking import Tracker, boards
+from coordinator.model.watchdog import Watchdog
 from protocol.errors import OutOfOrder
 from protocol.learning import LearnerProgress, LearnerState, UpdateReport
 

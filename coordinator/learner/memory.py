@@ -24,11 +24,11 @@ from transformers import AutoConfig
 
 from coordinator.config import Config
 from coordinator.learner import start
-from coordinator.learner.batch import Tensors
-from coordinator.learner.forward import require_supported
 from coordinator.learner.optimizer import COPIES_BYTES
 from coordinator.learner.settings import TrainSettings, train_settings
 from coordinator.learner.simulated import MEASURED_LAYERS, SimulatedPolicy
+from coordinator.model.batch import Tensors
+from coordinator.model.forward import require_supported
 from protocol.errors import ConfigInvalid
 
 PROMPT_TOKENS = 512

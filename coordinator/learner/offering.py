@@ -16,10 +16,10 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from coordinator.learner.adapter_files import without_adapter
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.start import require
+from coordinator.model.adapter_files import without_adapter
 from coordinator.publishing import weights
 from protocol import adapter
 from protocol.errors import ConfigInvalid

@@ -28,14 +28,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from coordinator.files import sync
+from coordinator.base.files import sync
 from coordinator.learner import checkpoint
 from coordinator.learner.advantages import judged, of_batch, varied
-from coordinator.learner.batch import Tensors, collate, minibatches, pieces
 from coordinator.learner.diagnostics import Metrics, mean
-from coordinator.learner.forward import completion_logprobs, packs, prepare, require_supported
-from coordinator.learner.loading import keep_as_published, load_model
-from coordinator.learner.lora import TARGETS, Adapters
 from coordinator.learner.objective import LossTerms, policy_loss, shares
 from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optimizer
 from coordinator.learner.publication import (
@@ -51,6 +47,10 @@ from coordinator.learner.publication import (
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.trajectories import factors
+from coordinator.model.batch import Tensors, collate, minibatches, pieces
+from coordinator.model.forward import completion_logprobs, packs, prepare, require_supported
+from coordinator.model.loading import keep_as_published, load_model
+from coordinator.model.lora import TARGETS, Adapters
 from protocol import adapter, canary
 from protocol.learning import TrainingGroup
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.config import Config
 from coordinator.learner import start
-from coordinator.learner.cards import GIB, Cards
+from coordinator.learner.memory_plan import GIB, Cards
 from protocol.errors import ConfigInvalid
 
 if TYPE_CHECKING:

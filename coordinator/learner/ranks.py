@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from coordinator.learner.launch import STORE
-from coordinator.learner.watchdog import Watchdog, show_stacks_when_told_to_end
+from coordinator.model.watchdog import Watchdog, show_stacks_when_told_to_end
 
 Told = TypeVar("Told")
 

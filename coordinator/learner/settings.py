@@ -6,7 +6,7 @@ from typing import Literal
 
 from coordinator.config import Config
 from coordinator.learner.algorithm import PRESETS, Algorithm
-from coordinator.learner.products import Products
+from coordinator.model.products import Products
 
 NOT_OF_AN_UPDATE = {
     "algorithm",

@@ -24,8 +24,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers.initialization import no_init_weights
 
-from coordinator.learner.batch import Tensors
-from coordinator.learner.forward import (
+from coordinator.learner.publication import computing_as_published, scores
+from coordinator.learner.settings import TrainSettings
+from coordinator.model.batch import Tensors
+from coordinator.model.forward import (
     CHECKED_PROMPTS,
     CHECKED_WITH,
     alone,
@@ -34,12 +36,10 @@ from coordinator.learner.forward import (
     compute_layers_twice,
     describes_all,
 )
-from coordinator.learner.loading import class_of, keep_as_published
-from coordinator.learner.lora import TARGETS, Adapters
-from coordinator.learner.packing import IMPLEMENTATION
-from coordinator.learner.products import Products
-from coordinator.learner.publication import computing_as_published, scores
-from coordinator.learner.settings import TrainSettings
+from coordinator.model.loading import class_of, keep_as_published
+from coordinator.model.lora import TARGETS, Adapters
+from coordinator.model.packing import IMPLEMENTATION
+from coordinator.model.products import Products
 from protocol import canary
 
 MEASURED_LAYERS = (6, 3)

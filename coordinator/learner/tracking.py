@@ -6,15 +6,22 @@
 - A learner that resumes makes some updates again: their lines are taken out first, and with them the half of a line
   that a kill left. So the file reads as if nothing had happened.
 - Whoever else is told gets the same row; where it keeps what it was told of an update before, the later row counts.
+
+Where metrics go beside the file, when asked: TensorBoard, and Weights & Biases.
+
+- Either is an extra: a setting that needs one which is not installed is refused at the start, with the command.
+- A run of Weights & Biases has the round's id as its own: a learner that resumes goes on in the same run. Where the
+  service cannot be reached, or `WANDB_MODE=offline`, its package keeps the rows for `wandb sync`.
 """
 
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from protocol.errors import ConfigInvalid
 from protocol.learning import Evaluated
 
 COUNTED = ("samples", "tokens", "seconds", "cost")
@@ -81,3 +88,60 @@ def read(path: Path) -> list[dict[str, float]]:
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return [json.loads(line) for line in lines]
+
+
+def boards(folder: Path, *, update: int, tensorboard: bool, wandb: str, run: str) -> tuple[TrackingBoard, ...]:
+    """Those that the configuration names, from an update on."""
+
+    def wanted() -> Iterator[TrackingBoard]:
+        if tensorboard:
+            yield TensorBoard(folder, update)
+        if wandb:
+            yield WeightsAndBiases(folder, project=wandb, run=run)
+
+    return tuple(wanted())
+
+
+class TensorBoard:
+    """A scalar for every figure and axis, by update."""
+
+    def __init__(self, folder: Path, update: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError:
+            raise _lacks("learner.tensorboard", "tensorboard") from None
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
+
+    def log(self, row: Row) -> None:
+        for name in row.keys() - {"update"}:
+            self._writer.add_scalar(name, row[name], int(row["update"]))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run whose figures can be drawn over any axis; over updates where nothing is chosen."""
+
+    def __init__(self, folder: Path, *, project: str, run: str) -> None:
+        try:
+            import wandb
+        except ModuleNotFoundError:
+            raise _lacks("learner.wandb", "wandb") from None
+        # What only watches must neither take signals from the learner nor read its files.
+        settings = wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_meta=True, silent=True)
+        self._run: Any = wandb.init(project=project, id=run, resume="allow", dir=str(folder), settings=settings)
+        for axis in AXES:
+            self._run.define_metric(axis, hidden=axis != "update")
+        self._run.define_metric("*", step_metric="update")
+
+    def log(self, row: Row) -> None:
+        self._run.log(dict(row))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _lacks(setting: str, extra: str) -> ConfigInvalid:
+    return ConfigInvalid(f"{setting} needs a package of its own.", hint=f"pip install 'echo-swarm[{extra}]'")

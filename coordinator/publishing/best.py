@@ -16,9 +16,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.files import write_durably
+from coordinator.base.files import write_durably
 from coordinator.store.state import Database
-from coordinator.work import evaluations
+from coordinator.transactions import evaluations
 
 FILE = "evaluation.json"
 

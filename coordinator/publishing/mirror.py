@@ -21,7 +21,7 @@ from pathlib import Path
 import aiohttp
 from tuf.api.metadata import Metadata, Snapshot, Targets, Timestamp
 
-from coordinator.files import make_folder, write_durably
+from coordinator.base.files import make_folder, write_durably
 from coordinator.publishing.s3 import Bucket, Target, target
 from protocol.origin import document_path
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Root
 
-from coordinator.files import write_durably
+from coordinator.base.files import write_durably
 from protocol.errors import ConfigInvalid
 
 ROLES = ("root", "targets", "snapshot", "timestamp")

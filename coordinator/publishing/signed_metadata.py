@@ -16,7 +16,7 @@ from typing import Any
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp, VerificationResult
 
-from coordinator.files import write_durably
+from coordinator.base.files import write_durably
 from coordinator.publishing.role_keys import LEDGER, ROLES, RoleKeys
 from protocol import trust
 from protocol.errors import ConfigInvalid

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from tuf.api.exceptions import LengthOrHashMismatchError, RepositoryError
 from tuf.api.metadata import Metadata, TargetFile, Targets, Timestamp
 
-from coordinator.files import read_at_most
+from coordinator.base.files import read_at_most
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol import chunks, delta, limits, trust

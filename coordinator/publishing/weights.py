@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.files import mapped
+from coordinator.base.files import mapped
 from protocol.errors import ConfigInvalid, PatchInvalid
 from protocol.tensors import header_of, layout
 

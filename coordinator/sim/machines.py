@@ -1,15 +1,20 @@
-"""The simulated nodes, the groups that they sample, and the leases between them."""
+"""The simulated nodes, the groups that they sample, and the leases between them.
+
+Audits of simulated claims, by the real trust: which are looked at, what a verdict does, who is banned.
+"""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
-from coordinator.audit.trust import OwnerStanding
-from coordinator.fleet.choice import GroupRecord
+from coordinator.rules import trust
+from coordinator.rules.fleet_choice import GroupRecord
+from coordinator.rules.lease_allowance import MEASURED_MAX
+from coordinator.rules.topology import NodeLinks
+from coordinator.rules.trust import OwnerStanding, TrustRules
 from coordinator.sim.scenario import HOUR_S, Scenario, around
 from coordinator.sim.spread import draw_links
-from coordinator.spreading.topology import NodeLinks
-from coordinator.work.sizing import MEASURED_MAX
+from ledger.drawing import ALL_PPM
 from protocol.lease import OPEN, TRANSITIONS, LeaseEvent, LeaseState
 
 NOTHING = -1
@@ -130,3 +135,18 @@ def pace(seen: "deque[tuple[float, float]]") -> float | None:
     """Seconds that a group of mean length lately took."""
     lengths = sum(length for _, length in seen)
     return sum(took for took, _ in seen) / lengths if lengths else None
+
+
+def is_drawn(node: SimulatedNode, rules: TrustRules, chance: Random) -> bool:
+    """Whether this claim of the node is audited."""
+    node.standing = replace(node.standing, claims=node.standing.claims + 1)
+    return chance.random() * ALL_PPM < trust.rate_ppm(node.standing, rules)
+
+
+def judge(node: SimulatedNode, rules: TrustRules, *, forged: bool) -> bool:
+    """A verdict comes; whether the node is banned by it."""
+    if node.banned:
+        return False
+    node.standing = trust.found(node.standing, "hard" if forged else "pass", rules)
+    node.banned = trust.level(node.standing, rules) == "banned"
+    return node.banned

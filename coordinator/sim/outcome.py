@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from coordinator.fleet.choice import Change
+from coordinator.rules.fleet_choice import Change
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from coordinator.figures import plot
-from coordinator.figures.health import percentile
+from coordinator.reports.health import percentile
+from coordinator.sim import plot
 from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome
 from coordinator.sim.scenario import Scenario
 

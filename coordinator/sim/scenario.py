@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
-from coordinator.audit.trust import TrustRules as Audits
 from coordinator.config import Config
-from coordinator.fleet.capacity import OVERLAP, VISIBLE, AdmissionRule, PoolLoad
-from coordinator.fleet.choice import FleetRules
-from coordinator.spreading.topology import NodeLinks, fluid_bound_s
+from coordinator.rules.capacity import OVERLAP, VISIBLE, AdmissionRule, PoolLoad
+from coordinator.rules.fleet_choice import FleetRules
+from coordinator.rules.topology import NodeLinks, fluid_bound_s
+from coordinator.rules.trust import TrustRules as Audits
 
 HOUR_S = 3600.0
 BYTES_PER_MBIT = 1e6 / 8

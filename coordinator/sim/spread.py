@@ -10,8 +10,8 @@
 from collections.abc import Mapping, Sequence
 from random import Random
 
+from coordinator.rules.topology import SOURCE, NodeLinks, Topology, plan
 from coordinator.sim.scenario import BYTES_PER_MBIT, Links, around
-from coordinator.spreading.topology import SOURCE, NodeLinks, Topology, plan
 from protocol.chunks import fitting_size
 
 

@@ -1,7 +1,7 @@
 """The groups of a simulated round: who is given which, and what comes back.
 
 - A node is given what was begun under its version first, then, of a window of those that come next, what suits its
-  speed (`coordinator.work.lengths`).
+  speed (`coordinator.rules.lengths`).
 - What a lost node has told of a group is gone on with by the next node of the same version; anybody else starts afresh.
 - A lease that is not answered in time ends, and its group is open again, whether its node is there or not.
 """
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from math import inf
 from random import Random
 
+from coordinator.rules import lease_allowance, lengths
+from coordinator.rules.lengths import WaitingGroup
 from coordinator.sim.machines import BOAST, SimulatedGroup, SimulatedLease, SimulatedNode, draw_length, make_group, pace
 from coordinator.sim.outcome import SimulationOutcome
 from coordinator.sim.scenario import Scenario
-from coordinator.work import lengths, sizing
-from coordinator.work.leases import LEASES_HELD_FACTOR
-from coordinator.work.lengths import WaitingGroup
-from coordinator.work.stragglers import LATE, choose
-from coordinator.work.stragglers import GroupAtWork as Late
+from coordinator.transactions.leases import LEASES_HELD_FACTOR
+from coordinator.transactions.stragglers import LATE, choose
+from coordinator.transactions.stragglers import GroupAtWork as Late
 from protocol.lease import LeaseEvent
 
 TELL_S = 5.0
@@ -40,7 +40,7 @@ class SimulatedWork:
         self._next = 0
         self.out: dict[int, SimulatedGroup] = {}
         """Groups that somebody works on."""
-        self.pace: deque[tuple[float, float]] = deque(maxlen=sizing.MEASURED_MAX)
+        self.pace: deque[tuple[float, float]] = deque(maxlen=lease_allowance.MEASURED_MAX)
 
     def give(self, node: SimulatedNode, count: int, now_s: float) -> list[SimulatedLease]:
         """So many leases."""
@@ -106,7 +106,7 @@ class SimulatedWork:
         lease.group.out.remove(lease)
         lease.node.out.remove(lease)
         most = max(1, LEASES_HELD_FACTOR * lease.node.hands)
-        lease.node.allowance = sizing.allowance_after(lease.node.allowance, event, most=most)
+        lease.node.allowance = lease_allowance.allowance_after(lease.node.allowance, event, most=most)
 
     def reopen(self, group: SimulatedGroup) -> None:
         """It was accepted, and is not to be trained on after all."""

@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from coordinator.fleet.choice import Fleet, FleetCandidate, Need, decide, measured_rate
-from coordinator.fleet.choice import GroupRecord as Done
-from coordinator.sim import audits
+from coordinator.rules.fleet_choice import Fleet, FleetCandidate, Need, decide, measured_rate
+from coordinator.rules.fleet_choice import GroupRecord as Done
+from coordinator.rules.lease_allowance import admissible_groups, is_stale, room_in_buffer
+from coordinator.sim import machines
 from coordinator.sim.machines import NOTHING, SimulatedGroup, SimulatedLease, SimulatedNode, make_node
 from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome, Trace
 from coordinator.sim.scenario import HOUR_S, Scenario, around
 from coordinator.sim.spread import SimulatedSpread
 from coordinator.sim.work import SimulatedWork
-from coordinator.work.dispatch import admissible_groups, is_stale, room_in_buffer
 from protocol.lease import LeaseEvent
 
 STALLED_S = 10 * 24 * HOUR_S
@@ -256,14 +256,14 @@ class Simulation:
         self._outcome.forged += accepted.node.lies
         self._buffer[update].append(accepted)
         self._buffered += 1
-        if self._scenario.pool.liars and audits.is_drawn(accepted.node, self._scenario.audits, self._chance):
+        if self._scenario.pool.liars and machines.is_drawn(accepted.node, self._scenario.audits, self._chance):
             self._at(self._scenario.audit_s, self._verdict, accepted)
         self._form()
         self._help()
 
     def _verdict(self, accepted: Accepted) -> None:
         node = accepted.node
-        if audits.judge(node, self._scenario.audits, forged=node.lies):
+        if machines.judge(node, self._scenario.audits, forged=node.lies):
             self._outcome.banned += 1
             self._throw_out(lambda one: one.node is node)
             for lease in list(node.out):

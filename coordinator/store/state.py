@@ -29,7 +29,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from coordinator.files import open_private
+from coordinator.base.files import open_private
 from coordinator.store import schema
 from coordinator.store.tables import facts
 from ledger.prepared import Prepared, say

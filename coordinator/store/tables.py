@@ -171,7 +171,7 @@ lengths = sa.Table(
     sa.Column("groups", sa.Integer, nullable=False),
 )
 
-# How the groups of a prompt came out, where prompts are chosen by that; as in `coordinator.work.selection`.
+# How the groups of a prompt came out, where prompts are chosen by that; as in `coordinator.rules.selection`.
 outcomes = sa.Table(
     "outcomes",
     metadata,
@@ -209,7 +209,7 @@ sa.Index("leases_over", leases.c.ended_ms, sqlite_where=_over, postgresql_where=
 sa.Index("leases_of_group", leases.c.group_no, sqlite_where=IS_OPEN, postgresql_where=IS_OPEN)
 sa.Index("leases_by_node", leases.c.node_id, leases.c.ended_ms)
 
-# What every lease would else count, as in `coordinator.work.tally`; one row.
+# What every lease would else count, as in `coordinator.transactions.tally`; one row.
 tally = sa.Table(
     "tally",
     metadata,
@@ -253,7 +253,9 @@ rollouts = sa.Table(
     sa.Column("credit_micros", sa.BigInteger, nullable=False),
     sa.Column("rewards", sa.LargeBinary, nullable=False),  # float32, one per sample
     sa.Column("sampled", sa.LargeBinary, nullable=True),  # of an episode: per token 1 if drawn, 0 if its environment's
-    sa.Column("marks", sa.JSON, nullable=False),  # what they are made of, as in `coordinator.work.marks`
+    sa.Column(
+        "marks", sa.JSON, nullable=False
+    ),  # what they are made of, as in `coordinator.transactions.reward_columns`
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
     # unscored, buffered, batched, stale, unused, surplus, alike, retracted, verifier_error, measured
@@ -326,7 +328,7 @@ trust = sa.Table(
     metadata,
     sa.Column("owner", sa.String, primary_key=True),
     sa.Column("accepted", sa.BigInteger, nullable=False),  # claims in all
-    sa.Column("claims", sa.BigInteger, nullable=False),  # this and the next three as in `coordinator.audit.trust`
+    sa.Column("claims", sa.BigInteger, nullable=False),  # this and the next three as in `coordinator.rules.trust`
     sa.Column("groups", sa.BigInteger, nullable=False),
     sa.Column("soft", sa.Integer, nullable=False),
     sa.Column("hard", sa.Integer, nullable=False),
@@ -398,7 +400,7 @@ evaluations = sa.Table(
     sa.Column("begun_ms", sa.BigInteger, nullable=False),
     sa.Column("ended_ms", sa.BigInteger, nullable=True),
     sa.Column("axes", sa.JSON, nullable=False),  # what had been trained on and spent until then
-    sa.Column("result", sa.JSON, nullable=True),  # as in `coordinator.work.scores`
+    sa.Column("result", sa.JSON, nullable=True),  # as in `coordinator.rules.scores`
 )
 
 versions = sa.Table(

@@ -33,7 +33,7 @@ class Decoder(Protocol):
     joins_midway: bool
     """Whether prompts may be let in while other rows are decoded."""
     numerics: str
-    """What it computes with: engine/dtype/device, as in `coordinator/audit/tolerances.json`."""
+    """What it computes with: engine/dtype/device, as in `coordinator/rules/tolerances.json`."""
 
     def swap(self, folder: Path) -> bool:
         """Copy the weights of another version over these; False, and nothing copied, if its tensors are others.

@@ -30,7 +30,7 @@ from swarm_node.blobs import BlobStore
 from swarm_node.p2p.another_plan import ask_while_alone
 from swarm_node.p2p.fetch import Began, Broke, ChunkRefused, Deadlines, Delivered, Had, Lied, Outcome, Parted, Upstream
 from swarm_node.p2p.host import Host
-from swarm_node.picker import Ask, Picker, TakeBack
+from swarm_node.picker_core import Ask, Picker, TakeBack
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ORIGIN, ChunkSource

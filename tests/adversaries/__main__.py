@@ -29,10 +29,10 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from bench.harness import quick_from_environment
-from coordinator.audit.trust import TrustRules
+from coordinator.base.files import write_durably
 from coordinator.config import Config, load
-from coordinator.files import write_durably
 from coordinator.learner.embedded import make_policy
+from coordinator.rules.trust import TrustRules
 from tests.adversaries import outsiders, patience, tournament, trials
 from tests.adversaries.arena import CLASS, UPDATES_PER_VERSION, Stage
 from tests.adversaries.campaign import Result

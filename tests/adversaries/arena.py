@@ -17,20 +17,20 @@ from pathlib import Path
 import sqlalchemy as sa
 from tokenizers import Tokenizer
 
-from coordinator.audit import casework
 from coordinator.audit.auditor import CASES_AT_ONCE, FINDINGS
-from coordinator.audit.calibration import SHIPPED, read
 from coordinator.audit.case import opened
 from coordinator.audit.check import audit
-from coordinator.audit.replay import Prefill, Scored
 from coordinator.audit.scorer import VersionScorer
-from coordinator.audit.trust import TrustRules
 from coordinator.config import Config
-from coordinator.data.policy_text import TaskText
+from coordinator.rules.calibration import SHIPPED, read
+from coordinator.rules.replay import Prefill, Scored
+from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
 from coordinator.store.state import set_fact
-from coordinator.work.intake import Judge
-from coordinator.work.offers import PromptDraw
+from coordinator.tasks.task_text import TaskText
+from coordinator.transactions import audits
+from coordinator.transactions.claims import Judge
+from coordinator.transactions.offers import PromptDraw
 from ledger.tables import claims_table
 from protocol.auditing import AuditCase, CaseFile, Cases, Judged
 from protocol.learning import TrainingBatch
@@ -154,7 +154,7 @@ class Arena:
 
     def _take(self) -> Cases:
         taken: Cases = self.world.run(
-            casework.take, "auditor", CASES_AT_ONCE, terms=self.world.audits, now_ms=self.world.now_ms
+            audits.take, "auditor", CASES_AT_ONCE, terms=self.world.audits, now_ms=self.world.now_ms
         )
         return taken
 
@@ -177,7 +177,7 @@ class Arena:
             Judged(claim_id=case.claim_id, finding=FINDINGS[report.outcome], validator=report.validator, report=b"{}")
             for case, report in zip(cases, reports, strict=True)
         )
-        self.world.run(casework.bring, judged, terms=self.world.audits, now_ms=self.world.now_ms)
+        self.world.run(audits.bring, judged, terms=self.world.audits, now_ms=self.world.now_ms)
         for case, verdict in zip(cases, judged, strict=True):
             self._owner(case.node).hear(verdict.finding)
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from coordinator.audit import trust
-from coordinator.audit.trust import OwnerStanding, TrustRules
+from coordinator.rules import trust
+from coordinator.rules.trust import OwnerStanding, TrustRules
 from ledger.drawing import ALL_PPM
 
 HONEST_MICROS = 1_000

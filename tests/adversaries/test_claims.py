@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.people import owners
+from coordinator.transactions import owners
 from tests.adversaries import answers, mismatch, poisoning, theft, waiting
 from tests.adversaries.__main__ import tiny
 from tests.adversaries.arena import Arena, Stage

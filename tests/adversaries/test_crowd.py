@@ -19,12 +19,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.audit import trust
-from coordinator.audit.trust import TrustRules
-from coordinator.money import escrow
-from coordinator.people import standings
+from coordinator.rules import trust
+from coordinator.rules.trust import TrustRules
 from coordinator.store.state import set_fact
 from coordinator.store.tables import audits
+from coordinator.transactions import escrow, standings
 from ledger.drawing import ALL_PPM
 from ledger.tables import claims_table
 from protocol import chunks

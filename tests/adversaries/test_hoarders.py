@@ -13,8 +13,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.audit.trust import TrustRules
 from coordinator.config import Config
+from coordinator.rules.trust import TrustRules
 from protocol.lease import Lease
 from protocol.signing import NodeKey
 from tests.coordinator.world import World, answer

@@ -5,7 +5,7 @@
 
 import pytest
 
-from coordinator.audit.trust import TrustRules
+from coordinator.rules.trust import TrustRules
 from tests.adversaries.patience import PLANS, Gain, gain
 
 

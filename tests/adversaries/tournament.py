@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from coordinator.files import write_durably
+from coordinator.base.files import write_durably
 from tests.adversaries.arena import Stage
 from tests.adversaries.campaign import Result, fight
 from tests.adversaries.catalogue import AT_ONCE, PATIENT

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 
 from coordinator.config import Config
-from coordinator.data.policy_text import TaskText
 from coordinator.learner.embedded import make_policy
 from coordinator.learner.evaluate import accuracy
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import train_settings
 from coordinator.learner.warmstart import warm_start
+from coordinator.tasks.task_text import TaskText
 from protocol.learning import TrainingBatch
 from protocol.tasks import Teaching, task
 from tests.adversaries.arena import Arena, Stage, claims_of

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from xml.etree import ElementTree
 
-from coordinator.files import write_durably
+from coordinator.base.files import write_durably
 from tests.adversaries.outsiders import Outsider
 from tests.adversaries.tournament import alone
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from coordinator.audit import trust
-from coordinator.people import standings
+from coordinator.rules import trust
+from coordinator.transactions import standings
 from ledger import drawing, store
 from ledger.entry import Reveal
 from protocol import chunks

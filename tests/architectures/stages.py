@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from coordinator.audit.replay import Prefill
 from coordinator.audit.scorer import VersionScorer
 from coordinator.config import ModelSection
 from coordinator.learner import start
-from coordinator.learner.batch import collate
-from coordinator.learner.forward import completion_logprobs, packs
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
+from coordinator.model.batch import collate
+from coordinator.model.forward import completion_logprobs, packs
+from coordinator.rules.replay import Prefill
 from protocol.errors import SwarmError
 from protocol.rollout import unpack_logprobs, unpack_tokens
 from swarm_node.engine.engine import Engine

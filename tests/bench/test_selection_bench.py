@@ -7,12 +7,12 @@ from bench.learning.prompts import Prompts
 from bench.learning.subjects import EXAMPLES
 from bench.selection import DATA, EVEN, RULES, SKEWED, play, settings
 from coordinator.config import load
-from coordinator.data.importing import FOLDER, make_copy
-from coordinator.data.task import open_task
 from coordinator.learner.embedded import make_policy
-from coordinator.work.leases import rules_of
-from coordinator.work.prompts import PromptRef
-from coordinator.work.selection import OFF, SelectionRules
+from coordinator.rules.selection import OFF, SelectionRules
+from coordinator.tasks.importing import FOLDER, make_copy
+from coordinator.tasks.task import open_task
+from coordinator.transactions.leases import rules_of
+from coordinator.transactions.prompts import PromptRef
 from protocol.rollout import pack_tokens
 
 PROBLEM_COUNT = 4

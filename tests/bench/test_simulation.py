@@ -11,8 +11,8 @@ import pytest
 from bench.simulation.links import Links
 from bench.simulation.swarms import LINK_BYTES_PER_S, swarm
 from bench.simulation.world import TICK, Outcome, Simulation
-from coordinator.spreading import topology
-from coordinator.spreading.topology import NodeLinks, fluid_bound_s
+from coordinator.rules import topology
+from coordinator.rules.topology import NodeLinks, fluid_bound_s
 from protocol.limits import KIB
 
 CHUNKS, CHUNK_BYTES = 128, 128 * KIB

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.money.rails.base import Status, TransferBatch
+from coordinator.transactions.rails.base import Status, TransferBatch
 
 
 class Bank:

@@ -10,11 +10,11 @@ from typing import TypeVar
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import BaseTestServer, TestClient
 
-from coordinator.api.bounds import Bounds
+from coordinator.api.guard import Bounds
 from coordinator.app import make_runner
-from coordinator.clock import now_ms
+from coordinator.base.clock import now_ms
 from coordinator.config import load
-from coordinator.round import Round
+from coordinator.service.round import Round
 from protocol import canonical, chunks, limits
 from protocol.learning import Publication, UploadedFile
 from protocol.lease import Lease

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from coordinator.config import Config, parse
-from coordinator.figures import summary
-from coordinator.fleet import activation
-from coordinator.fleet.choice import Change
-from coordinator.people import registry
+from coordinator.reports import summary
+from coordinator.rules.fleet_choice import Change
 from coordinator.store import tables
+from coordinator.transactions import fleet as activation
+from coordinator.transactions import registry
 from protocol import limits
 from protocol.messages import Heartbeat, Transfer
 from protocol.signing import NodeKey

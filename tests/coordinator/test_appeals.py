@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.audit.trust import OwnerStanding, TrustRules
-from coordinator.people import appeals, explain, moderation, owners, standings
-from coordinator.people.appeals import Ruled
+from coordinator.reports import explain, moderation
+from coordinator.rules.trust import OwnerStanding, TrustRules
 from coordinator.store import tables
 from coordinator.store.state import set_fact
-from coordinator.work import tally
+from coordinator.transactions import appeals, owners, standings, tally
+from coordinator.transactions.appeals import Ruled
 from ledger import store
 from ledger.entry import AppealEntry, Reinstate, RulingEntry
 from protocol import limits

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from coordinator.cli import app
 from coordinator.commands import asking
 from coordinator.config import load
-from coordinator.opening import LOCK, led_until_ms, only_coordinator, touch
+from coordinator.service.opening import LOCK, led_until_ms, only_coordinator, touch
 from protocol.errors import ConfigInvalid, NotAuthorised, NotFound, SwarmError, Unreachable
 from tests.coordinator.served import SETTINGS, serve
 from tests.processes.programs import free_address

@@ -12,9 +12,9 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from coordinator.audit.auditor import Auditor
-from coordinator.audit.calibration import Calibration
 from coordinator.audit.case import RoundArchive
-from coordinator.clock import now_ms
+from coordinator.base.clock import now_ms
+from coordinator.rules.calibration import Calibration
 from coordinator.store.state import set_fact
 from coordinator.store.tables import audits
 from protocol import canonical

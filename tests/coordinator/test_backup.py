@@ -18,13 +18,12 @@ from blake3 import blake3
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.audit.trust import TrustRules
-from coordinator.backup import database, making, restoring
-from coordinator.backup.archive import BackupInvalid, escaped, plain, reading, writing
-from coordinator.backup.sealed import seal, unseal
 from coordinator.commands.backup import launch_line
 from coordinator.config import Config, load
 from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.rules.trust import TrustRules
+from coordinator.service.backup import database, making, restoring
+from coordinator.service.backup.archive import BackupInvalid, escaped, plain, reading, seal, unseal, writing
 from coordinator.store.state import Database
 from coordinator.transactions.policy_versions import newest_version
 from ledger import store

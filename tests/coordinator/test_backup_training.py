@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.backup import making, restoring, training
-from coordinator.backup.archive import BackupInvalid
-from coordinator.backup.following import Follower
 from coordinator.learner import checkpoint
 from coordinator.learner.ranks import Ranks
+from coordinator.service.backup import making, restoring, training
+from coordinator.service.backup.archive import BackupInvalid
+from coordinator.service.backup.following import Follower
 from protocol.errors import ConfigInvalid
 from tests.coordinator.served import serve
 

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.audit.trust import OwnerStanding
-from coordinator.figures import history, summary
-from coordinator.people import standings
-from coordinator.spreading import blames
-from coordinator.spreading.blames import BlameEvidence
+from coordinator.reports import history, summary
+from coordinator.rules.trust import OwnerStanding
 from coordinator.store import tables
+from coordinator.transactions import blames, standings
+from coordinator.transactions.blames import BlameEvidence
 from protocol.ids import NodeId
 from protocol.messages import Blame
 from protocol.signing import NodeKey

@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, TCPConnector, web
 
-from coordinator.api.bodies import BODIES
-from coordinator.api.bounds import Bounds
+from coordinator.api.guard import BODIES, Bounds
 from protocol import canonical, limits
 from protocol.messages import Submission
 from tests.coordinator.served import Served, serve

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.config import parse
-from coordinator.figures import summary
-from coordinator.fleet.activation import kappa
+from coordinator.reports import summary
 from coordinator.store import tables
 from coordinator.store.state import get_fact, set_fact
-from coordinator.work import batches, bound
-from coordinator.work.bound import (
+from coordinator.transactions import batches, staleness_bound
+from coordinator.transactions.fleet import kappa
+from coordinator.transactions.leases import terms_of
+from coordinator.transactions.staleness_bound import (
     CALM_UPDATES,
     LOUD_UPDATES,
     PATIENCE_MAX,
@@ -25,7 +26,6 @@ from coordinator.work.bound import (
     UpdateFigures,
     after,
 )
-from coordinator.work.leases import terms_of
 from protocol.errors import ConfigInvalid
 from protocol.learning import UpdateReport
 from protocol.signing import NodeKey
@@ -132,11 +132,11 @@ def report(world: World, number: int, **metrics: float) -> None:
 
 
 def stand_at(world: World, state: BoundState) -> None:
-    world.run(set_fact, bound.BOUND, asdict(state))
+    world.run(set_fact, staleness_bound.BOUND, asdict(state))
 
 
 def stored(world: World) -> Any:
-    return world.run(get_fact, bound.BOUND)
+    return world.run(get_fact, staleness_bound.BOUND)
 
 
 def take(world: World, key: NodeKey, groups: int = 8) -> int:
@@ -186,21 +186,24 @@ class TestInForce:
         world.earn(key)
         world.batch(1)
         for _ in range(2):
-            report(world, 1, **{bound.MASKED: 0.0, bound.EFFECTIVE: 1.0})
+            report(world, 1, **{staleness_bound.MASKED: 0.0, staleness_bound.EFFECTIVE: 1.0})
         assert stored(world)["bound"] == 1
         assert stored(world)["judged_from"] == 1 + 1 + 2
-        assert world.rows(tables.batches)[0]["metrics"][bound.IN_FORCE] == 1
+        assert world.rows(tables.batches)[0]["metrics"][staleness_bound.IN_FORCE] == 1
         before = stored(world)
         world.reopen()
         assert stored(world) == before
         assert take(world, key) == 2, "(1 + 0 + 1) · 2 groups, of which two are trained"
 
-    @pytest.mark.parametrize("metrics", [{}, {bound.MASKED: 0.9}, {bound.MASKED: math.inf, bound.EFFECTIVE: 1.0}])
+    @pytest.mark.parametrize(
+        "metrics",
+        [{}, {staleness_bound.MASKED: 0.9}, {staleness_bound.MASKED: math.inf, staleness_bound.EFFECTIVE: 1.0}],
+    )
     def test_an_update_that_measured_nothing_says_nothing(self, world: World, metrics: dict[str, float]) -> None:
         adapting(world)
         before = asdict(settled(2, seen=(LOUD,) * 3, calm=3))
-        world.run(set_fact, bound.BOUND, before)
-        assert world.run(bound.follow, 9, metrics, world.terms.adapts) == 2
+        world.run(set_fact, staleness_bound.BOUND, before)
+        assert world.run(staleness_bound.follow, 9, metrics, world.terms.adapts) == 2
         assert stored(world)["calm"] == 3
 
     def test_where_it_does_not_adapt_nothing_is_remembered(self, world: World) -> None:
@@ -208,9 +211,9 @@ class TestInForce:
         world.earn(key)
         world.earn(key)
         world.batch(1)
-        report(world, 1, **{bound.MASKED: 0.9, bound.EFFECTIVE: 0.1})
+        report(world, 1, **{staleness_bound.MASKED: 0.9, staleness_bound.EFFECTIVE: 0.1})
         assert stored(world) is None
-        assert bound.IN_FORCE not in world.rows(tables.batches)[0]["metrics"]
+        assert staleness_bound.IN_FORCE not in world.rows(tables.batches)[0]["metrics"]
 
     def test_status_says_which_is_in_force(self, world: World) -> None:
         config = parse({"staleness": {"adaptive": True}})
@@ -228,9 +231,9 @@ class TestSettings:
 
     def test_versions_come_often_enough_for_every_bound(self) -> None:
         assert kappa(None, parse({"staleness": {"adaptive": True, "max_updates": 9}})) == 1
-        assert bound.rules_of(parse({"staleness": {"adaptive": True, "publish_every": 4}}).staleness) == StalenessRules(
-            3, 4
-        )
+        assert staleness_bound.rules_of(
+            parse({"staleness": {"adaptive": True, "publish_every": 4}}).staleness
+        ) == StalenessRules(3, 4)
 
     @pytest.mark.parametrize(
         ("settings", "why"),

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from coordinator.config import parse
-from coordinator.figures import summary
-from coordinator.people import registry
-from coordinator.spreading import broadcasts, links
+from coordinator.reports import summary
 from coordinator.store import tables
+from coordinator.transactions import broadcasts, links, registry
 from protocol.chunks import digest
 from protocol.messages import Fetched, Heartbeat, PeerUpload, Reached, Stage, Transfer, TransferReceipt
 from protocol.signing import NodeKey

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.fleet.capacity import OVERLAP, VISIBLE, AdmissionRule, PoolLoad, least_staleness, staleness_bound
+from coordinator.rules.capacity import OVERLAP, VISIBLE, AdmissionRule, PoolLoad, least_staleness, staleness_bound
 
 PAPER = PoolLoad(staleness=3, rollouts_per_update=2048, train_s=1631.2, broadcast_s=1437)
 """ECHO-2's own setting: r = 0.88."""

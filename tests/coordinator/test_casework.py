@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.audit import casework
-from coordinator.audit.casework import TRIES_MAX
-from coordinator.audit.trust import TrustRules
+from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
+from coordinator.transactions import audits
+from coordinator.transactions.audits import TRIES_MAX
 from protocol.signing import NodeKey
 from tests.coordinator.world import World
 
@@ -32,7 +32,7 @@ def earn(world: World, key: NodeKey, groups: int = 1) -> list[str]:
 
 
 def hold(world: World, auditor: str) -> int:
-    held: int = world.run(casework.hold, auditor, terms=world.audits, now_ms=world.now_ms)
+    held: int = world.run(audits.hold, auditor, terms=world.audits, now_ms=world.now_ms)
     return held
 
 
@@ -143,7 +143,7 @@ def test_auditors_lose_nothing_while_the_coordinator_is_away(audited: World) -> 
     for _ in range(TRIES_MAX + 1):
         pass_time(audited, 5)
         audited.reopen()
-        audited.run(casework.resume, terms=audited.audits, now_ms=audited.now_ms)
+        audited.run(audits.resume, terms=audited.audits, now_ms=audited.now_ms)
         pass_time(audited, 0.9)
         assert audited.take_cases("two") == []
         assert hold(audited, "one") == 1

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from coordinator.config import Config
-from coordinator.data.chat import PLAIN_CHAT, Chat, ChatTemplate
+from coordinator.tasks.chat import PLAIN_CHAT, Chat, ChatTemplate
 from protocol.errors import ConfigInvalid
 from protocol.tasks import ChatMessage
 

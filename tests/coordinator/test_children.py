@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.children import Life, keep_running
+from coordinator.base.children import Life, keep_running
 
 DEADLINE_S = 30.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.people import explain
+from coordinator.reports import explain
 from protocol.auditing import Why
 from protocol.errors import MalformedMessage
 from protocol.lease import Lease

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.store import tables
-from coordinator.work import answers, intake
+from coordinator.transactions import checked_rollouts, claims
 from protocol import limits
 from protocol.chunks import digest
 from protocol.fragment import Fragment, FragmentPart
@@ -244,8 +244,8 @@ def _told_and_read(world: World, key: NodeKey, told: bytes) -> tuple[tuple[str, 
             if "fragments.envelope" in text:
                 reads.append("LIMIT" in text)
 
-        words = answers.read_fragments(key.node_id, [told])
-        return intake.take_progress(connection, key.node_id, [], words, judge=world.judge, now_ms=world.now_ms).taken
+        words = checked_rollouts.read_fragments(key.node_id, [told])
+        return claims.take_progress(connection, key.node_id, [], words, judge=world.judge, now_ms=world.now_ms).taken
 
     taken: tuple[str, ...] = world.run(tell)
     assert reads

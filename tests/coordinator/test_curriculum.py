@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from coordinator.config import parse
-from coordinator.figures import summary
-from coordinator.figures.metrics import exposition
-from coordinator.figures.overview import _prompts
+from coordinator.reports import summary
+from coordinator.reports.metrics import exposition
+from coordinator.reports.overview import _prompts
+from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store import tables
-from coordinator.work import curriculum, scoring
-from coordinator.work.selection import OFF, SelectionRules
+from coordinator.transactions import curriculum, scoring
 from protocol import chunks
 from protocol.errors import ConfigInvalid
 from protocol.lease import Lease

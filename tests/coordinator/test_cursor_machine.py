@@ -17,10 +17,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store import tables
 from coordinator.store.state import get_fact
-from coordinator.work.curriculum import FACT
-from coordinator.work.selection import OFF, SelectionRules
+from coordinator.transactions.curriculum import FACT
 from protocol.lease import Lease
 from protocol.rollout import pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey

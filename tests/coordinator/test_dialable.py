@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.people.dialable import dialable
+from coordinator.transactions.registry import dialable
 from protocol.errors import MalformedMessage
 
 ELSEWHERE = "203.0.113.7"

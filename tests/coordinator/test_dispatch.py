@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from coordinator.work.dispatch import admissible_groups, is_stale
+from coordinator.rules.lease_allowance import admissible_groups, is_stale
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.audit import lottery
-from coordinator.audit.trust import OwnerStanding, TrustRules
-from coordinator.people import standings
+from coordinator.rules.trust import OwnerStanding, TrustRules
 from coordinator.store import tables
 from coordinator.store.state import set_fact
+from coordinator.transactions import lottery, standings
 from ledger import drawing, store
 from ledger.drawing import ALL_PPM
 from ledger.entry import Commitment, Pending, Reveal, VerdictEntry, Void

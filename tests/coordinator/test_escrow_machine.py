@@ -13,12 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from coordinator.audit import trust
-from coordinator.audit.trust import Finding, TrustRules
-from coordinator.people import appeals, standings
+from coordinator.rules import trust
+from coordinator.rules.trust import Finding, TrustRules
 from coordinator.store import tables
 from coordinator.store.state import set_fact
-from coordinator.work import tally
+from coordinator.transactions import appeals, standings, tally
 from ledger.tables import claims_table
 from protocol.appeal import Appeal, seal_appeal
 from protocol.errors import OwnerBanned

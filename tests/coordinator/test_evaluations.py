@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.audit.trust import TrustRules
 from coordinator.commands import evaluate
+from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
-from coordinator.work import evaluations
-from coordinator.work.evaluations import EvaluationTerms
+from coordinator.transactions import evaluations
+from coordinator.transactions.evaluations import EvaluationTerms
 from protocol.errors import NotFound, OutOfOrder, Unreachable
 from protocol.lease import Lease
 from protocol.messages import LeaseReply

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.people import registry
-from coordinator.work import answers, intake
+from coordinator.transactions import checked_rollouts, claims, registry
 from ledger.tables import balances_table
 from protocol import canonical, chunks, errors, evidence, limits
 from protocol.episode import Episode
@@ -121,8 +120,8 @@ def unread(world: World) -> RejectionEvidence:
     """The answer behind three that are garbage, in one request."""
     key = world.join(1)
     envelopes = [b"garbage", b"garbage", b"garbage", answer(key, world.lease(key))]
-    read = answers.read_rollouts(key.node_id, envelopes)
-    verdicts = world.run(intake.take, key.node_id, read, judge=world.judge, now_ms=world.now_ms)
+    read = checked_rollouts.read_rollouts(key.node_id, envelopes)
+    verdicts = world.run(claims.take, key.node_id, read, judge=world.judge, now_ms=world.now_ms)
     assert verdicts[3].code == "not_read"
     found: RejectionEvidence = verdicts[3].evidence
     return found

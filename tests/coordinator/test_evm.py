@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import PayoutsSection
-from coordinator.money.rails import open_rail, scheme
-from coordinator.money.rails.base import Status, TransferBatch
-from coordinator.money.rails.evm import CONTRACT, Evm, deploy, open_chain
+from coordinator.transactions.rails import open_rail, scheme
+from coordinator.transactions.rails.base import Status, TransferBatch
+from coordinator.transactions.rails.evm import CONTRACT, Evm, deploy, open_chain
 from ledger import payees
 from ledger.payees import Payee
 from protocol.errors import ConfigInvalid, PayoutFailed, Unreachable

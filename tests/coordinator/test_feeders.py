@@ -4,13 +4,13 @@ from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
-from coordinator.audit.trust import OwnerStanding
-from coordinator.people import standings
-from coordinator.spreading import topology
-from coordinator.spreading.feeders import TRIALS_MIN, Feeders
-from coordinator.spreading.links import VERSIONS_KEPT
-from coordinator.spreading.topology import NodeLinks, Topology
+from coordinator.rules import topology
+from coordinator.rules.topology import NodeLinks, Topology
+from coordinator.rules.trust import OwnerStanding
 from coordinator.store.tables import uploads
+from coordinator.transactions import standings
+from coordinator.transactions.feeders import TRIALS_MIN, Feeders
+from coordinator.transactions.links import VERSIONS_KEPT
 from protocol.ids import NodeId
 from protocol.limits import MIB
 from tests.coordinator.world import World

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.files import close_to_others, together, write_durably
+from coordinator.base.files import close_to_others, together, write_durably
 
 
 def test_a_file_is_made_with_its_folders(tmp_path: Path) -> None:

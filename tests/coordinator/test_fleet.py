@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.fleet.choice import (
+from coordinator.rules.fleet_choice import (
     PROOF_S,
     TRUST,
     Change,

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tuf.api.metadata import Metadata, Root
 
-from coordinator.money import witnessing
 from coordinator.publishing import rotation
 from coordinator.publishing.role_keys import RoleKeys
 from coordinator.publishing.signed_metadata import SignedMetadata, name_ledger_key, utc_now
+from coordinator.transactions import witnesses
 from ledger import proof, witness
 from ledger.checkpoint import Checkpoint, ledger_key, sign
 from ledger.gaps import Keys
@@ -144,6 +144,6 @@ def test_a_witness_that_has_signed_lost_entries_is_answered_that_its_word_is_old
     key, private = named_witness(1)
     lost = witness.cosign(roots.checkpoint(LOST), key, private.sign, 1)
     roots.resume(KEPT, len(LOST))
-    reply = world.run(witnessing.take, lost, keys=roots.read(), witnesses=[key], now_ms=10_000)
+    reply = world.run(witnesses.take, lost, keys=roots.read(), witnesses=[key], now_ms=10_000)
     assert reply.outcome == "stale"
     assert roots.read().without_lost([lost]) == ()

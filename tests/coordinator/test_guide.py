@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from coordinator import cli
 from coordinator.commands import guide, init
 from coordinator.config import load
-from coordinator.data.kinds import KNOWN
+from coordinator.tasks.kinds import KNOWN
 from protocol.errors import ConfigInvalid, SwarmError
 
 

@@ -9,12 +9,12 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.config import parse
-from coordinator.figures import health, overview, summary
-from coordinator.figures.health import alarm, percentile
-from coordinator.fleet.activation import kappa
-from coordinator.fleet.capacity import VISIBLE, PoolLoad
+from coordinator.reports import health, overview, summary
+from coordinator.reports.health import alarm, percentile
+from coordinator.rules.capacity import VISIBLE, PoolLoad
 from coordinator.store.state import set_fact
 from coordinator.store.tables import batches
+from coordinator.transactions.fleet import kappa
 from tests.coordinator.world import World, answer
 
 CALM = PoolLoad(staleness=3, rollouts_per_update=16, train_s=100.0, broadcast_s=50.0, rollout_s=20.0)

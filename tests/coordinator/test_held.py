@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.audit import casework
-from coordinator.audit.casework import TRIES_MAX
-from coordinator.audit.trust import TrustRules
-from coordinator.figures import health
-from coordinator.people import explain, standings
+from coordinator.reports import explain, health
+from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
 from coordinator.store.state import set_fact
+from coordinator.transactions import audits, standings
+from coordinator.transactions.audits import TRIES_MAX
 from ledger import tables as ledger_tables
 from protocol import limits
 from protocol.auditing import Cases, Explanation, Explanations, Found, Judged, Why
@@ -48,12 +47,12 @@ def bring(world: World, claim: str, finding: Found) -> int:
         report=json.dumps({"outcome": finding}).encode(),
         waits_for=BF16 if finding == "held" else "",
     )
-    counted: int = world.run(casework.bring, (verdict,), terms=world.audits, now_ms=world.now_ms)
+    counted: int = world.run(audits.bring, (verdict,), terms=world.audits, now_ms=world.now_ms)
     return counted
 
 
 def take(world: World, *classes: str) -> Cases:
-    taken: Cases = world.run(casework.take, "one", 64, classes, terms=world.audits, now_ms=world.now_ms)
+    taken: Cases = world.run(audits.take, "one", 64, classes, terms=world.audits, now_ms=world.now_ms)
     return taken
 
 

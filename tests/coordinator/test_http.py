@@ -13,7 +13,7 @@ from tuf.ngclient import Updater
 from yarl import URL
 
 from coordinator.api import learner, nodes
-from coordinator.figures.summary import leaderboard
+from coordinator.reports.summary import leaderboard
 from ledger import store
 from protocol import canonical, limits
 from protocol.chunks import chunk_id

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientConnectionError
 
-from coordinator.api.bounds import Bounds
+from coordinator.api.guard import Bounds
 from protocol import limits
 from tests.coordinator.served import Served, serve
 from tests.coordinator.test_http import MB, refused

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.store import tables
-from coordinator.work import answers, continuation, intake
-from coordinator.work.prompts import PromptRef
+from coordinator.transactions import checked_rollouts, claims, partial_rollouts
+from coordinator.transactions.prompts import PromptRef
 from ledger import store
 from ledger.book import BookBroken
 from ledger.entry import Pending
@@ -276,8 +276,8 @@ def test_what_a_refusal_quotes_is_kept_in_every_place_without_what_a_store_canno
         raise TokensInvalid(f"The completion \0 of {source.split} is none.")
 
     judge = replace(world.judge, reward=quoting)
-    read = answers.read_rollouts(key.node_id, [answer(key, lease)])
-    (verdict,) = world.run(intake.take, key.node_id, read, judge=judge, now_ms=world.now_ms)
+    read = checked_rollouts.read_rollouts(key.node_id, [answer(key, lease)])
+    (verdict,) = world.run(claims.take, key.node_id, read, judge=judge, now_ms=world.now_ms)
     refused(world, verdict, "tokens_invalid")
     (row,), (counted,) = world.rows(tables.leases), world.rows(tables.rejections)
     assert row["said"] == counted["last_message"] == "The completion  of train is none."
@@ -308,7 +308,7 @@ class TestOurOwnFault:
         first, second = world.join(1), world.join(2)
         after = world.leave(first, {0: [10]}, heir=second)
         (left,) = world.rows(tables.fragments)
-        (told,) = world.run(continuation.chain, left["lease_id"])
+        (told,) = world.run(partial_rollouts.chain, left["lease_id"])
         world.run(store.append, told.pending, 0)
         self.fails(world, second, answer(second, after))
 
@@ -346,8 +346,8 @@ def test_a_crash_at_any_statement_of_acceptance_leaves_no_trace(world: World) ->
                 raise Crash
 
         try:
-            read = answers.read_rollouts(key.node_id, [envelope])
-            return intake.take(connection, key.node_id, read, judge=world.judge, now_ms=world.now_ms)[0]
+            read = checked_rollouts.read_rollouts(key.node_id, [envelope])
+            return claims.take(connection, key.node_id, read, judge=world.judge, now_ms=world.now_ms)[0]
         finally:
             sa.event.remove(connection, "before_cursor_execute", count_down)
 

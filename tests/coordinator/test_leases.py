@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.figures.summary import leaderboard
+from coordinator.reports.summary import leaderboard
 from coordinator.store import tables
 from coordinator.store.state import set_fact
-from coordinator.work import leases, tally
+from coordinator.transactions import leases, tally
 from protocol.errors import UnknownNode
 from protocol.lease import LeaseEvent
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens

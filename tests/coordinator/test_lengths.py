@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.store import tables
-from coordinator.work import foresight
-from coordinator.work.lengths import (
+from coordinator.rules.lengths import (
     ALIKE,
     OVERTAKEN_MAX,
     REMEMBERED,
@@ -18,6 +16,8 @@ from coordinator.work.lengths import (
     neighbourhood,
     pick,
 )
+from coordinator.store import tables
+from coordinator.transactions import foresight
 from protocol.lease import Lease
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey

@@ -10,12 +10,11 @@ import pytest
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from coordinator.spreading import links
-from coordinator.spreading.links import MeasuredLinks
-from coordinator.spreading.plans import Plans
-from coordinator.spreading.topology import NodeLinks
+from coordinator.rules.topology import NodeLinks
+from coordinator.service.plans import Plans
 from coordinator.store.tables import versions
-from coordinator.transactions import policy_versions
+from coordinator.transactions import links, policy_versions
+from coordinator.transactions.links import MeasuredLinks
 from protocol import limits
 from protocol.chunks import digest
 from protocol.errors import BadSignature, MalformedMessage, WrongAudience

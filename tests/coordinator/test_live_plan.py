@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.fleet.capacity import VISIBLE, PoolLoad
-from coordinator.fleet.choice import FleetCandidate
-from coordinator.fleet.live_plan import MICROS, Live, advise, live, report, sensitivity, text
+from coordinator.reports.live_plan import MICROS, Live, advise, live, report, sensitivity, text
+from coordinator.rules.capacity import VISIBLE, PoolLoad
+from coordinator.rules.fleet_choice import FleetCandidate
 from protocol.errors import Unreachable
 from tests.coordinator.served import serve
 

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.config import Config, load
-from coordinator.opening import open_books
 from coordinator.publishing import rotation
 from coordinator.publishing.role_keys import LEDGER, RoleKeys
 from coordinator.publishing.signed_metadata import SignedMetadata
-from coordinator.round import Round
+from coordinator.service.opening import open_books
+from coordinator.service.round import Round
 from coordinator.store.state import Database
 from ledger import store
 from ledger.checkpoint import open_checkpoint
@@ -139,7 +139,7 @@ def test_a_round_that_began_without_such_entries_gets_all_of_them(place: Place) 
 KILLED = """
 import os, signal, sys
 from coordinator.config import load
-from coordinator.round import Round
+from coordinator.service.round import Round
 
 Round(load(None, sys.argv[1:]))
 os.kill(os.getpid(), signal.SIGKILL)

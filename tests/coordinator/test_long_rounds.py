@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.people import standings
 from coordinator.store import tables
-from coordinator.work import offers, stragglers, tally
+from coordinator.transactions import offers, standings, stragglers, tally
 from protocol.ids import NodeId
 from protocol.messages import LeaseRequest
 from tests.coordinator.world import NOW_MS, World

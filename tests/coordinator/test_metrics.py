@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.figures import metrics
+from coordinator.reports import metrics
 from tests.coordinator.served import Served, serve
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from alembic.autogenerate import produce_migrations, render_python_code
 from alembic.migration import MigrationContext
 
-from coordinator.people import standings
 from coordinator.store import payout_tables, schema, tables, upgrading
 from coordinator.store.schema import numbered, stamp
 from coordinator.store.state import Database, engine
+from coordinator.transactions import standings
 from ledger import store
 from ledger import tables as ledger_tables
 from protocol import names

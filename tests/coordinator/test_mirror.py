@@ -15,8 +15,8 @@ from coordinator.publishing.mirror import FRESH, IMMUTABLE, Mirror, make_public
 from coordinator.publishing.s3 import Target, target
 from coordinator.publishing.signed_metadata import utc_now
 from protocol.manifest import PolicyManifest, target_path
+from tests.coordinator.object_store import BUCKET, Store, object_store
 from tests.coordinator.served import serve
-from tests.coordinator.store import BUCKET, Store, object_store
 from tests.coordinator.test_publish import Press
 
 pytestmark = pytest.mark.asyncio

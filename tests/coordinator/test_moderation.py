@@ -9,13 +9,13 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from coordinator import orders
-from coordinator.audit.trust import OwnerStanding, TrustRules
 from coordinator.cli import app
-from coordinator.figures.summary import AFTER_ALL_MS
-from coordinator.people import moderation, standings
+from coordinator.reports import moderation
+from coordinator.reports.summary import AFTER_ALL_MS
+from coordinator.rules.trust import OwnerStanding, TrustRules
 from coordinator.store import tables
 from coordinator.store.state import Database
+from coordinator.transactions import orders, standings
 from ledger import store
 from protocol.errors import NotAuthorised, NotFound, OwnerBanned
 from protocol.messages import LeaseReply, LeaseRequest

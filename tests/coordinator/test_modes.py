@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import local_nodes
 from coordinator.config import Config, load, parse
-from coordinator.people import registry
-from coordinator.round import Round
+from coordinator.service import local_nodes
+from coordinator.service.round import Round
+from coordinator.transactions import registry
 from protocol.errors import ConfigInvalid, NotInvited
 from protocol.messages import Register
 from protocol.signing import NodeKey

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.figures import summary
-from coordinator.figures.curves import Branch
-from coordinator.people import moderation, naming, owners
+from coordinator.pages import tree
+from coordinator.reports import moderation, summary
+from coordinator.reports.curves import Branch
 from coordinator.store.tables import nodes
-from coordinator.web import tree
+from coordinator.transactions import naming, owners
 from protocol import names
 from protocol.errors import NotFound
 from protocol.ids import NodeId

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.audit.trust import OwnerStanding
-from coordinator.people import standings
+from coordinator.rules.trust import OwnerStanding
 from coordinator.store import tables
 from coordinator.store.state import get_fact
-from coordinator.work import offers, tally
-from coordinator.work.newcomers import IN_LINE_MS, LINE, LINE_MAX
+from coordinator.transactions import offers, standings, tally
+from coordinator.transactions.newcomers import IN_LINE_MS, LINE, LINE_MAX
 from protocol.lease import Lease
 from protocol.messages import LeaseRequest
 from protocol.signing import NodeKey

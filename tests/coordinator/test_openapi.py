@@ -17,22 +17,20 @@ from schemathesis.schemas import APIOperation
 from coordinator.api import (
     appeals,
     auditor,
-    events,
     learner,
     ledger,
-    metrics,
     nodes,
     openapi,
     operator,
     pages,
-    planning,
     probes,
     public,
     stats,
+    watch,
 )
 from tests.coordinator.served import serve
 
-ROOMS = (nodes, ledger, public, metrics, pages, events, stats, probes, appeals, learner, auditor, operator, planning)
+ROOMS = (nodes, ledger, public, public, pages, watch, stats, probes, appeals, learner, auditor, operator, operator)
 HELD_OPEN = "/v1/events"
 """An answer that does not end."""
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.config import parse
-from coordinator.figures import overview, screen, summary
+from coordinator.reports import overview, screen, summary
 from tests.coordinator.world import World, answer
 
 ROUND = {"round_id": "a" * 64, "staleness": 2, "max_updates": 9}

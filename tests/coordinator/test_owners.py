@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.audit.trust import OwnerStanding
-from coordinator.orders import Action
-from coordinator.people import moderation, owners, registry, standings
+from coordinator.reports import moderation
+from coordinator.rules.trust import OwnerStanding
 from coordinator.store import tables
+from coordinator.transactions import owners, registry, standings
+from coordinator.transactions.orders import Action
 from ledger import store
 from ledger.entry import OwnerAct
 from protocol import chunks, limits

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.audit import casework, lottery
-from coordinator.audit.trust import OwnerStanding, TrustRules
-from coordinator.people import explain, standings
+from coordinator.reports import explain
+from coordinator.rules.trust import OwnerStanding, TrustRules
 from coordinator.store import tables
 from coordinator.store.state import set_fact
+from coordinator.transactions import audits, lottery, standings
 from ledger import store
 from ledger.entry import Pending, Void
 from protocol.auditing import AuditCase, Cases, Explanations, Why
@@ -74,7 +74,7 @@ def test_structural_mismatch_what_is_audited_is_what_was_paid(audited: World) ->
         for row in audited.run(store.entries, 0, 1000)
         if isinstance(row.entry, Pending)
     }
-    taken: Cases = audited.run(casework.take, "auditor", 64, terms=audited.audits, now_ms=audited.now_ms)
+    taken: Cases = audited.run(audits.take, "auditor", 64, terms=audited.audits, now_ms=audited.now_ms)
     read = {case.claim_id: tokens_of(audited, case) for case in taken.cases}
     assert read == {claim_id: (claim_id, tokens) for claim_id, tokens in paid.items()}
     assert len(read) == 3
@@ -300,7 +300,7 @@ class TestEvidence:
     def test_a_case_has_what_its_node_signed_and_its_own_lease(self, audited: World) -> None:
         first, heir = audited.join(1), audited.join(2)
         part, whole = share(audited, first, heir)
-        taken: Cases = audited.run(casework.take, "a", 8, terms=audited.audits, now_ms=audited.now_ms)
+        taken: Cases = audited.run(audits.take, "a", 8, terms=audited.audits, now_ms=audited.now_ms)
         cases = {case.claim_id: case for case in taken.cases}
         assert (cases[part].rollout, cases[whole].fragments) == (b"", ())
         (envelope,) = cases[part].fragments

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator.money import payouts
-from coordinator.money.rails.manual import Manual
-from coordinator.people import owners
 from coordinator.store.state import Database, PayoutBusy, engine, get_fact, set_fact
+from coordinator.transactions import owners, payouts
+from coordinator.transactions.rails.manual import Manual
 from ledger import store
 from ledger.accounts import AccountKind
 from ledger.entry import Paid, Payout

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator.money import payouts
-from coordinator.money.payouts import BatchState, PayoutTerms
-from coordinator.money.rails.base import Rail, Status, TransferBatch
-from coordinator.money.rails.manual import Manual
-from coordinator.people import owners
 from coordinator.store.state import Database
+from coordinator.transactions import owners, payouts
+from coordinator.transactions.payouts import BatchState, PayoutTerms
+from coordinator.transactions.rails.base import Rail, Status, TransferBatch
+from coordinator.transactions.rails.manual import Manual
 from ledger import store
 from ledger.accounts import OUTSIDE, AccountKind, paid, payable, paying
 from ledger.entry import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.fleet.planning import NODES_MAX, Inputs, bubble, plan, report, sensitivity, ways
+from coordinator.reports.planning import NODES_MAX, Inputs, bubble, plan, report, sensitivity, ways
 
 PAPER = Inputs(
     staleness=3,

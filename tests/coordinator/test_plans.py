@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator.spreading.plans import PLANNED_FOR_MS, Plans
-from coordinator.spreading.topology import FAN_OUT_MAX, SPARES, STRIPES, NodeLinks
+from coordinator.rules.topology import FAN_OUT_MAX, SPARES, STRIPES, NodeLinks
+from coordinator.service.plans import PLANNED_FOR_MS, Plans
 from protocol import limits
 from protocol.errors import UnknownNode
 from protocol.ids import NodeId

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from coordinator.data.chat import ChatTemplate
-from coordinator.data.policy_text import TaskText
-from coordinator.work.prompts import PromptRef
+from coordinator.tasks.chat import ChatTemplate
+from coordinator.tasks.task_text import TaskText
+from coordinator.transactions.prompts import PromptRef
 from protocol.episode import PLAIN
 from protocol.errors import ConfigInvalid
 from protocol.tasks import ChatMessage, Problem, Reward, Spans, task

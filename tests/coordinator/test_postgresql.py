@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator.round import Round
+from coordinator.service.round import Round
 from coordinator.store.state import Database, engine, get_fact, set_fact
 from ledger import store
 from ledger.prepared import STRAIGHT, say

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.children import Life
+from coordinator.base.children import Life
 from coordinator.config import parse
-from coordinator.figures import overview, programs, summary
-from coordinator.figures.metrics import exposition
+from coordinator.reports import overview, programs, summary
+from coordinator.reports.metrics import exposition
 from coordinator.store.state import set_fact
 from coordinator.store.tables import batches
 from tests.coordinator.world import World

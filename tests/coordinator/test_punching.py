@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.spreading.links import VERSIONS_KEPT
-from coordinator.spreading.plans import Plans
-from coordinator.spreading.punching import Punching
-from coordinator.spreading.topology import NodeLinks
+from coordinator.rules.topology import NodeLinks
+from coordinator.service.plans import Plans
+from coordinator.transactions.hole_punching import Punching
+from coordinator.transactions.links import VERSIONS_KEPT
 from protocol.ids import NodeId
 from protocol.messages import FetchPlan, Peer, PlanRequest
 from protocol.signing import NodeKey

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from coordinator.config import parse
-from coordinator.figures import summary
+from coordinator.reports import summary
+from coordinator.rules.selection import SelectionRules
 from coordinator.store import tables
-from coordinator.work.selection import SelectionRules
 from protocol.rollout import pack_tokens
 from protocol.signing import NodeKey
 from tests.coordinator.world import END, HONEST_TOKENS, World, answer, honest_sample
@@ -108,6 +108,6 @@ def test_status_counts_them(world: World) -> None:
 
 @pytest.mark.parametrize("refill", [0.0, 1.5])
 def test_the_setting_reaches_the_terms(refill: float) -> None:
-    from coordinator.work.leases import terms_of
+    from coordinator.transactions.leases import terms_of
 
     assert terms_of(parse({"selection": {"refill": refill}})).selection.refill == refill

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from coordinator.config import parse
-from coordinator.figures import summary
-from coordinator.people import registry
+from coordinator.reports import summary
 from coordinator.store import tables
+from coordinator.transactions import registry
 from protocol import canonical, limits
 from protocol.errors import AgentTooOld, KeyRevoked, MalformedMessage, NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId

@@ -12,13 +12,14 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
-from coordinator import orders, publication
-from coordinator.publication import Replacement, newest_replacement
-from coordinator.publishing import policies
+from coordinator.reports import versions as policies
+from coordinator.service import publication
+from coordinator.service.publication import Replacement, newest_replacement
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import batches, versions
+from coordinator.transactions import orders
+from coordinator.transactions.leases import latest_batch
 from coordinator.transactions.policy_versions import newest_version
-from coordinator.work.leases import latest_batch
 from ledger import store
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.learning import LearnerState

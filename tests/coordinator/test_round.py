@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.app import run
 from coordinator.config import load
-from coordinator.round import Round
+from coordinator.service.round import Round
 from protocol.errors import ConfigInvalid
 
 

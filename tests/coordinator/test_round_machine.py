@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from coordinator.store import tables
-from coordinator.work import tally
+from coordinator.transactions import tally
 from protocol.lease import OPEN, Lease
 from protocol.rollout import unpack_tokens
 from protocol.signing import NodeKey

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.commands import samples
-from coordinator.work.samples import SampleFilter, Shown, find
+from coordinator.commands.sample_records import SampleFilter, Shown, find
 from protocol.errors import ConfigInvalid, NotFound
 from protocol.learning import TrainingGroup
 from protocol.rollout import Sample, pack_logprobs, pack_tokens

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.work.scores import pass_at, result, wilson
+from coordinator.rules.scores import pass_at, result, wilson
 
 
 def test_two_problems_by_hand() -> None:

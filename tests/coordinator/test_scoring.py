@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.figures import health, history
+from coordinator.reports import health, history
 from coordinator.store import tables
-from coordinator.work import marks, scoring
+from coordinator.transactions import reward_columns, scoring
 from protocol.signing import NodeKey
 from protocol.tasks import Reward
 from tests.coordinator.world import END, HONEST_TOKENS, World, answer, rest
@@ -50,7 +50,7 @@ def test_acceptance_and_pay_wait_for_no_reward(later: World) -> None:
     key, claims = earned(later, 2)
     assert later.owed(key.node_id) == (2 * HONEST_TOKENS, 0)
     assert states(later) == ["unscored"] * 2
-    assert all(marks.read(row) == [] for row in later.rows(tables.rollouts))
+    assert all(reward_columns.read(row) == [] for row in later.rows(tables.rollouts))
     assert later.batch(1) is None, "nothing is trained on without its reward"
     assert [one.completions for one in waiting(later)] == [((10, END),) * 2, ((11, END),) * 2]
     assert score(later, claims[0])
@@ -58,7 +58,7 @@ def test_acceptance_and_pay_wait_for_no_reward(later: World) -> None:
     assert score(later, claims[1])
     batch = later.train(1)
     assert [[sample.reward for sample in group.samples] for group in batch.groups] == [[1.0, 0.5]] * 2
-    assert marks.read(later.rows(tables.rollouts)[0]) == GOOD
+    assert reward_columns.read(later.rows(tables.rollouts)[0]) == GOOD
     assert later.owed(key.node_id) == (0, 2 * HONEST_TOKENS)
 
 
@@ -87,7 +87,7 @@ def test_a_group_that_cannot_be_judged_is_paid_and_never_trained_on(later: World
     assert later.rejected() == {}, "its node is not punished"
     (row,) = (row for row in later.rows(tables.rollouts) if row["claim_id"] == claims[0])
     assert np.isnan(np.frombuffer(row["rewards"], "<f4")).all(), "and it is no reward of 0"
-    assert {(one.status, one.reason) for one in marks.read(row)} == {("verifier_error", "It hung.")}
+    assert {(one.status, one.reason) for one in reward_columns.read(row)} == {("verifier_error", "It hung.")}
     assert later.group_states()[0] == "verifier_error"
     assert later.audit() == []
 

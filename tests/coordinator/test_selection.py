@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.work.selection import OFF, REMEMBERED, PromptCandidate, PromptOutcome, SelectionRules, choose, worth
+from coordinator.rules.selection import OFF, REMEMBERED, PromptCandidate, PromptOutcome, SelectionRules, choose, worth
 
 FILTER = SelectionRules(filter_after=2, probe_every=3, window=4)
 BEST = SelectionRules(window=4, share=0.5, exploration=0.5)

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.people import standings
 from coordinator.store import tables
-from coordinator.work import leases, scoring
+from coordinator.transactions import leases, scoring, standings
 from protocol.signing import NodeKey
 from tests.coordinator.test_escrow import finish, states
 from tests.coordinator.world import World, answer

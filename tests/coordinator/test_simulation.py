@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.audit.trust import TrustRules as Audits
 from coordinator.config import load
-from coordinator.fleet.choice import FleetRules
+from coordinator.rules.fleet_choice import FleetRules
+from coordinator.rules.topology import NodeLinks, plan
+from coordinator.rules.trust import TrustRules as Audits
 from coordinator.sim.machines import SimulatedNode, make_node
 from coordinator.sim.outcome import SimulationOutcome
 from coordinator.sim.report import draw, figures, text
 from coordinator.sim.scenario import BYTES_PER_MBIT, Admission, Links, Scenario, SimulatedPool, scenario_of
 from coordinator.sim.spread import SimulatedSpread, depths, draw_links
 from coordinator.sim.world import Simulation
-from coordinator.spreading.topology import NodeLinks, plan
 from protocol.chunks import fitting_size
 
 BOTH: tuple[Admission, ...] = ("visible", "overlap")

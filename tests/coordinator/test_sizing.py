@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.work.sizing import MEASURED_MIN, MISSED_MAX, allowance_after, groups_in_time, wait_ms
+from coordinator.rules.lease_allowance import MEASURED_MIN, MISSED_MAX, allowance_after, groups_in_time, wait_ms
 from protocol.lease import LeaseEvent
 
 MOST = 16

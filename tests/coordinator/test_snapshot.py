@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from coordinator.api.snapshot import REST_MAX_S, PageSnapshot
-from coordinator.figures import overview
+from coordinator.reports import overview
 
 pytestmark = pytest.mark.asyncio
 

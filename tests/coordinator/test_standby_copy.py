@@ -15,15 +15,15 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from coordinator.backup import confirmed, restoring
-from coordinator.backup.archive import BackupInvalid
-from coordinator.backup.confirmed import PATIENCE_S, Confirmed
-from coordinator.backup.following import Follower
-from coordinator.backup.making import newest_document
-from coordinator.backup.sealed import Sealer
-from coordinator.backup.store_copy import StoreCopy, assemble
+from coordinator.base.clock import now_ms
 from coordinator.cli import app
-from coordinator.clock import now_ms
+from coordinator.reports import standby
+from coordinator.reports.standby import PATIENCE_S, Confirmed
+from coordinator.service.backup import restoring
+from coordinator.service.backup.archive import BackupInvalid, Sealer
+from coordinator.service.backup.following import Follower
+from coordinator.service.backup.making import newest_document
+from coordinator.service.backup.store_copy import StoreCopy, assemble
 from ledger import store
 from ledger.entry import Deposit
 from protocol.errors import ConfigInvalid, DiskFull
@@ -164,7 +164,7 @@ async def test_full_target_is_reported_and_stops_nothing_and_goes_on_when_there_
             with pytest.raises(DiskFull) as full:
                 await asyncio.to_thread(following.step)
             following.failed(full.value)
-            known = confirmed.read(served.round.folder)
+            known = standby.read(served.round.folder)
             assert known is not None
             assert "no room left" in known.problem
             await work(served, 2)
@@ -221,15 +221,15 @@ async def test_no_checkpoint_covers_what_a_copy_lacks_until_the_copy_is_given_up
         copy = Confirmed(target="t", taken_ms=now_ms(), ledger_size=size + 1, version=0, lag_max_s=0.0)
         for number in range(3):
             await here.database.run(deposit, number)
-        confirmed.write(here.folder, copy)
+        standby.write(here.folder, copy)
         assert published(await here.publish_checkpoint()) == size + 1
-        confirmed.write(here.folder, copy.model_copy(update={"ledger_size": size}))
+        standby.write(here.folder, copy.model_copy(update={"ledger_size": size}))
         assert published(await here.publish_checkpoint()) == size + 1, "what is signed stays signed"
         late_ms = now_ms() - int(1000 * PATIENCE_S) - 1000
-        confirmed.write(here.folder, copy.model_copy(update={"taken_ms": late_ms}))
+        standby.write(here.folder, copy.model_copy(update={"taken_ms": late_ms}))
         assert published(await here.publish_checkpoint()) == size + 3
         await here.database.run(deposit, 3)
-        confirmed.write(here.folder, copy.model_copy(update={"taken_ms": now_ms() + 3_600_000}))
+        standby.write(here.folder, copy.model_copy(update={"taken_ms": now_ms() + 3_600_000}))
         assert published(await here.publish_checkpoint()) == size + 4, "the clock was set back, and nobody follows"
 
 
@@ -244,7 +244,7 @@ async def test_work_is_given_for_a_version_once_the_copy_has_it(tmp_path: Path) 
 
         def confirm(version: int) -> bool:
             copy = Confirmed(target="t", taken_ms=now_ms(), ledger_size=None, version=version, lag_max_s=0.0)
-            confirmed.write(here.folder, copy)
+            standby.write(here.folder, copy)
             return True
 
         confirm(0)

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.backup import database, restoring
-from coordinator.backup.archive import BackupInvalid
-from coordinator.backup.following import Follower
-from coordinator.backup.restoring import TakeOver
-from coordinator.backup.sealed import Sealer
 from coordinator.config import load
-from coordinator.round import Round
+from coordinator.service.backup import database, restoring
+from coordinator.service.backup.archive import BackupInvalid, Sealer
+from coordinator.service.backup.following import Follower
+from coordinator.service.backup.restoring import TakeOver
+from coordinator.service.round import Round
 from ledger import store
 from protocol.errors import ConfigInvalid
 from tests.coordinator.served import serve

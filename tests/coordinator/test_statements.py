@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.audit.trust import TrustRules
+from coordinator.rules.trust import TrustRules
 from coordinator.store.tables import WAITS, audits
-from coordinator.work import answers, intake, offers
+from coordinator.transactions import checked_rollouts, claims, offers
 from protocol.messages import LeaseRequest
 from protocol.signing import NodeKey
 from tests.coordinator.world import World, answer
@@ -73,8 +73,8 @@ def test_a_lease_and_a_rollout_take_few_statements(usual: World) -> None:
     for key in at_work(usual):
         offered, statements = counted(usual, offers.offer, key.node_id, ask, terms=usual.terms, draw=usual.draw)
         assert len(statements) <= LEASE, "\n".join(statements)
-        read = answers.read_rollouts(key.node_id, [answer(key, offered.leases[0])])
-        (verdict,), statements = counted(usual, intake.take, key.node_id, read, judge=usual.judge)
+        read = checked_rollouts.read_rollouts(key.node_id, [answer(key, offered.leases[0])])
+        (verdict,), statements = counted(usual, claims.take, key.node_id, read, judge=usual.judge)
         assert verdict.outcome == "accepted"
         assert len(statements) <= ROLLOUT, "\n".join(statements)
 
@@ -90,8 +90,8 @@ def test_an_accepted_rollout_takes_few_calls(usual: World, store_url: str) -> No
     def submit(connection: sa.Connection) -> Any:
         sys.setprofile(lambda _frame, what, _argument: calls.update([what]))
         try:
-            read = answers.read_rollouts(key.node_id, [envelope])
-            return intake.take(connection, key.node_id, read, judge=usual.judge, now_ms=usual.now_ms)[0]
+            read = checked_rollouts.read_rollouts(key.node_id, [envelope])
+            return claims.take(connection, key.node_id, read, judge=usual.judge, now_ms=usual.now_ms)[0]
         finally:
             sys.setprofile(None)
 

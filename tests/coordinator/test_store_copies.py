@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.backup import making, restoring
-from coordinator.backup.archive import BackupInvalid
 from coordinator.cli import app
 from coordinator.config import Config, load
-from coordinator.opening import only_coordinator
+from coordinator.service.backup import making, restoring
+from coordinator.service.backup.archive import BackupInvalid
+from coordinator.service.opening import only_coordinator
 from coordinator.store.state import Database
 from ledger import store
 from protocol.errors import ConfigInvalid

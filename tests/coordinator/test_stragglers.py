@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.store import tables
-from coordinator.work import evaluations
-from coordinator.work.stragglers import GroupAtWork, choose
+from coordinator.transactions import evaluations
+from coordinator.transactions.stragglers import GroupAtWork, choose
 from protocol.lease import Lease
 from protocol.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, World, answer, fragment

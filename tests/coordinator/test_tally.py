@@ -4,8 +4,8 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.store import tables
-from coordinator.work import tally
-from coordinator.work.tally import Tally
+from coordinator.transactions import tally
+from coordinator.transactions.tally import Tally
 from tests.coordinator.world import MAX_COST, World, answer
 
 

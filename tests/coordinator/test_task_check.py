@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.children import script
+from coordinator.base.children import script
 from coordinator.commands import task
 from coordinator.config import load
-from coordinator.data.kinds import SHIPPED
-from coordinator.data.task_check import TaskIssue, check
+from coordinator.tasks.kinds import SHIPPED
+from coordinator.tasks.task_check import TaskIssue, check
 from protocol.tasks import BUILT_IN, environments
 from tests.coordinator.policy_files import write_policy
 

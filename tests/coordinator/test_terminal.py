@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.terminal import GUTTER, block
+from coordinator.base.terminal import GUTTER, block
 from protocol.limits import NAME_MARKS_MAX
 from protocol.names import UNREADABLE
 

@@ -16,11 +16,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from coordinator import tls
-from coordinator.api.bounds import Bounds
-from coordinator.api.connections import Runner, listen
+from coordinator.api.guard import Bounds, Runner, listen
 from coordinator.config import Config, load
-from coordinator.round import join_string
+from coordinator.service import tls
+from coordinator.service.round import join_string
 from protocol.errors import ConfigInvalid
 from tests.coordinator.served import serve
 

@@ -11,17 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.spreading import topology
-from coordinator.spreading.topology import (
-    FAN_OUT_MAX,
-    SOURCE,
-    SPARES,
-    STRIPES,
-    NodeLinks,
-    Topology,
-    fluid_bound_s,
-    plan,
-)
+from coordinator.rules import topology
+from coordinator.rules.topology import FAN_OUT_MAX, SOURCE, SPARES, STRIPES, NodeLinks, Topology, fluid_bound_s, plan
 
 W = 2.5e6
 

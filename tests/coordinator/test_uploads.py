@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiohttp import ClientResponse
 
 from coordinator.api import learner
-from coordinator.files import ArrivingFile
+from coordinator.base.files import ArrivingFile
 from protocol import canonical, chunks, limits
 from protocol.learning import KnownUploads, Publication, UploadedFile
 from tests.coordinator.served import Served, serve

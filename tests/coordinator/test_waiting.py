@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.audit.trust import TrustRules
 from coordinator.config import Config, parse
-from coordinator.figures import summary, waiting
-from coordinator.people import standings
+from coordinator.reports import learner_waiting, summary
+from coordinator.rules.trust import TrustRules
 from coordinator.store.state import set_fact
+from coordinator.transactions import standings
 from tests.coordinator.world import World
 
 CONFIG = parse({"market": {"max_price_micros_per_mtok": 1_000_000}, "audit": {"backlog_max": 2}})
@@ -20,8 +20,8 @@ def told(world: World, config: Config = CONFIG, *, silent: bool = False) -> dict
     return found
 
 
-def look(world: World, **change: Any) -> waiting.LearnerWaiting:
-    return waiting.look(told(world) | change, CONFIG, backlog=world.run(standings.backlog))
+def look(world: World, **change: Any) -> learner_waiting.LearnerWaiting:
+    return learner_waiting.look(told(world) | change, CONFIG, backlog=world.run(standings.backlog))
 
 
 @pytest.fixture
@@ -41,14 +41,14 @@ def test_a_round_without_a_version_says_where_its_learner_writes(tmp_path: Path)
 
 
 def test_a_learner_that_hardly_waits_is_told_to_work(at_work: World) -> None:
-    assert look(at_work, learner_idle_share_lately=0.02) == waiting.LearnerWaiting(
+    assert look(at_work, learner_idle_share_lately=0.02) == learner_waiting.LearnerWaiting(
         "works", "The learner waits 2% of its time, over its last 32 updates."
     )
 
 
 def test_before_the_first_update_no_share_is_told(world: World) -> None:
     world.join(1)
-    assert look(world) == waiting.LearnerWaiting(
+    assert look(world) == learner_waiting.LearnerWaiting(
         "works", "No update is done yet: the first batch is being sampled, or trained on."
     )
 
@@ -57,7 +57,7 @@ def test_without_a_node_it_waits_and_with_a_batch_at_hand_it_will(at_work: World
     alone = told(at_work, silent=True)
     assert alone["learner"]["state"] == "waits"
     assert "Hand out the join string" in alone["learner"]["why"]
-    assert waiting.look(alone | {"batch": 2}, CONFIG, backlog=0).state == "will wait"
+    assert learner_waiting.look(alone | {"batch": 2}, CONFIG, backlog=0).state == "will wait"
 
 
 def test_claims_that_wait_for_an_auditor_stop_the_work(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_reward_that_fails_comes_before_everything_else(at_work: World) -> Non
 def test_a_learner_that_waits_is_told_the_cause_once_that_is_measured(at_work: World) -> None:
     assert "have been measured" in look(at_work, learner_idle_share_lately=0.5, load=None).why
     known = look(at_work, learner_idle_share_lately=0.5, load={"staleness": 1}, alarm="S = 1 is too small")
-    assert known == waiting.LearnerWaiting("waits", "S = 1 is too small")
+    assert known == learner_waiting.LearnerWaiting("waits", "S = 1 is too small")
 
 
 def test_the_end_is_no_waiting(at_work: World) -> None:

@@ -9,7 +9,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.clock import now_ms
+from coordinator.base.clock import now_ms
 from coordinator.store.state import Database
 from ledger import note, witness
 from ledger.checkpoint import Checkpoint, open_checkpoint, sign

@@ -15,20 +15,28 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.audit import casework, lottery
-from coordinator.audit.lottery import AuditTerms
-from coordinator.audit.trust import Finding, OwnerStanding, TrustRules
-from coordinator.money import escrow
-from coordinator.people import registry, standings
+from coordinator.rules.selection import OFF, SelectionRules
+from coordinator.rules.trust import Finding, OwnerStanding, TrustRules
 from coordinator.store import payout_tables, tables
 from coordinator.store.state import Database, engine
-from coordinator.transactions import policy_versions
-from coordinator.work import answers, batches, intake, leases, offers
-from coordinator.work.intake import Judge
-from coordinator.work.leases import LeaseTerms
-from coordinator.work.offers import PromptDraw
-from coordinator.work.prompts import PromptRef
-from coordinator.work.selection import OFF, SelectionRules
+from coordinator.transactions import (
+    audits,
+    batches,
+    checked_rollouts,
+    claims,
+    escrow,
+    leases,
+    lottery,
+    offers,
+    policy_versions,
+    registry,
+    standings,
+)
+from coordinator.transactions.claims import Judge
+from coordinator.transactions.leases import LeaseTerms
+from coordinator.transactions.lottery import AuditTerms
+from coordinator.transactions.offers import PromptDraw
+from coordinator.transactions.prompts import PromptRef
 from ledger import store
 from ledger import tables as ledger_tables
 from ledger.accounts import BUDGET, payable, pending
@@ -226,9 +234,9 @@ class World:
 
     def submit(self, key: NodeKey, envelope: bytes) -> Verdict:
         verdicts: tuple[Verdict, ...] = self.run(
-            intake.take,
+            claims.take,
             key.node_id,
-            answers.read_rollouts(key.node_id, [envelope]),
+            checked_rollouts.read_rollouts(key.node_id, [envelope]),
             judge=self.judge,
             now_ms=self.now_ms,
         )
@@ -236,9 +244,9 @@ class World:
 
     def tell(self, key: NodeKey, *told: bytes, held: Sequence[Lease] = ()) -> LeaseProgressReply:
         """Say which leases a node holds, and what it has sampled of them."""
-        ids, words = [lease.lease_id for lease in held], answers.read_fragments(key.node_id, told)
+        ids, words = [lease.lease_id for lease in held], checked_rollouts.read_fragments(key.node_id, told)
         reply: LeaseProgressReply = self.run(
-            intake.take_progress, key.node_id, ids, words, judge=self.judge, now_ms=self.now_ms
+            claims.take_progress, key.node_id, ids, words, judge=self.judge, now_ms=self.now_ms
         )
         return reply
 
@@ -286,13 +294,13 @@ class World:
 
     def take_cases(self, auditor: str = "auditor", at_most: int = 64) -> list[str]:
         """The claims that an auditor is given."""
-        taken: Cases = self.run(casework.take, auditor, at_most, terms=self.audits, now_ms=self.now_ms)
+        taken: Cases = self.run(audits.take, auditor, at_most, terms=self.audits, now_ms=self.now_ms)
         return [case.claim_id for case in taken.cases]
 
     def find(self, claim_id: str, finding: Finding = "pass") -> bool:
         """What an auditor says of a claim; False if it was not waited for."""
         verdict = Judged(claim_id=claim_id, finding=finding, validator="replay/1", report=b"{}")
-        counted: int = self.run(casework.bring, (verdict,), terms=self.audits, now_ms=self.now_ms)
+        counted: int = self.run(audits.bring, (verdict,), terms=self.audits, now_ms=self.now_ms)
         return bool(counted)
 
     def leave(self, key: NodeKey, tokens: dict[int, list[int]], *, heir: NodeKey) -> Lease:

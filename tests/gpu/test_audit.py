@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.audit.calibration import Tolerance, derive
 from coordinator.audit.reference_node import ReferenceNode
-from coordinator.audit.replay import Prefill, ReplayMeasurement, measure
 from coordinator.audit.rounding import drawings, honest_groups
 from coordinator.audit.scorer import VersionScorer
-from coordinator.audit.verdict import AuditOutcome, judge
+from coordinator.rules.calibration import Tolerance, derive
+from coordinator.rules.replay import Prefill, ReplayMeasurement, measure
+from coordinator.rules.verdict import AuditOutcome, judge
 from protocol.rollout import Completion
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.gpu.sampling import NEW_TOKENS, Leased, leased, sampled

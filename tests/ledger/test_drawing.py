@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.audit.lottery import secret_of
+from coordinator.transactions.lottery import secret_of
 from ledger import drawing
 from ledger.drawing import ALL_PPM, LotteryDraw
 from protocol.errors import ProofInvalid

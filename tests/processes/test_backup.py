@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.backup import making
+from coordinator.service.backup import making
 from tests.processes.light_node import Labourer, at_work
 from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until
 from tests.processes.rounds import Coordinator, Operator, Settings, assert_ledger_is_sound, operator_of

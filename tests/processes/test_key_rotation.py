@@ -12,8 +12,8 @@ from tuf.api.metadata import Metadata, MetaFile, Snapshot, Timestamp
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.opening import only_coordinator
 from coordinator.publishing.role_keys import ROLES
+from coordinator.service.opening import only_coordinator
 from protocol import limits
 from protocol.errors import ConfigInvalid, RolledBack, UntrustedMetadata
 from tests.processes.trust_world import ONLINE, Node, Operator, Served, forge_everything, forge_timestamp

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from bench.control.books import CHECKS, Heard, examine
 from coordinator.store.state import Database, engine
 from coordinator.store.tables import rollouts
-from coordinator.work import marks
+from coordinator.transactions import reward_columns
 from tests.ledger import postgres
 from tests.processes.light_node import Labourer, at_work
 from tests.processes.programs import Swarm, free_address, script, until
@@ -34,7 +34,7 @@ SETTINGS: Settings = {
 STUCK = sa.text(
     "SELECT application_name FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'relation'"
 )
-WAITING = sa.select(sa.func.count()).where(rollouts.c.state.in_(marks.WAITING))
+WAITING = sa.select(sa.func.count()).where(rollouts.c.state.in_(reward_columns.WAITING))
 
 
 @contextmanager

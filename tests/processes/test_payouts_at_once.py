@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.money import payouts
 from coordinator.store.state import Database, engine
+from coordinator.transactions import payouts
 from ledger import store
 from ledger.accounts import AccountKind
 from tests.coordinator.test_payouts import owe, owner, publish

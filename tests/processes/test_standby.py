@@ -17,10 +17,10 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from coordinator.backup import restoring
-from coordinator.backup.archive import BackupInvalid
-from coordinator.backup.restoring import Restored, TakeOver
 from coordinator.learner.client import CoordinatorClient
+from coordinator.service.backup import restoring
+from coordinator.service.backup.archive import BackupInvalid
+from coordinator.service.backup.restoring import Restored, TakeOver
 from ledger import proof, store
 from ledger.checkpoint import Checkpoint
 from ledger.gaps import Keys

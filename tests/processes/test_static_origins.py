@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.coordinator.store import BUCKET, object_store
+from tests.coordinator.object_store import BUCKET, object_store
 from tests.processes.impostor import Impostor
 from tests.processes.programs import Program, Swarm, free_address, until
 from tests.processes.rounds import Coordinator, join, operator_of, other_weights

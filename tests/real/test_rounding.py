@@ -13,12 +13,12 @@ from transformers import AutoTokenizer
 from bench.verification.cells import load
 from bench.verification.cheats import quantised
 from bench.verification.sampler import Group, sample
-from coordinator.audit.calibration import Tolerance, derive
 from coordinator.audit.reference_node import ReferenceNode
-from coordinator.audit.replay import Prefill, ReplayMeasurement, measure
 from coordinator.audit.rounding import drawings, honest_groups
 from coordinator.audit.scorer import VersionScorer
-from coordinator.audit.verdict import AuditOutcome, judge
+from coordinator.rules.calibration import Tolerance, derive
+from coordinator.rules.replay import Prefill, ReplayMeasurement, measure
+from coordinator.rules.verdict import AuditOutcome, judge
 from protocol.rollout import Completion, PolicyBounds, end_tokens, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine

@@ -4,7 +4,7 @@ from random import Random
 
 from protocol.chunks import chunk_id
 from protocol.ids import ChunkId
-from swarm_node.picker import Ask, Picker, TakeBack
+from swarm_node.picker_core import Ask, Picker, TakeBack
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ORIGIN, ChunkSource

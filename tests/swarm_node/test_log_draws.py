@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from coordinator.audit.lottery import secret_of
 from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.transactions.lottery import secret_of
 from ledger import drawing
 from ledger.drawing import ALL_PPM, LotteryDraw
 from ledger.entry import Commitment, Entry, Reveal, VerdictEntry

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocol.chunks import chunk_id
 from protocol.frames import Reason
 from protocol.ids import ChunkId
-from swarm_node.picker import Ask, Picker, TakeBack
+from swarm_node.picker_core import Ask, Picker, TakeBack
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ChunkSource
 from tests.swarm_node.picker_world import (

@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 from protocol.chunks import chunk_id
-from swarm_node.picker import Picker
+from swarm_node.picker_core import Picker
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ChunkSource
 from tests.swarm_node.picker_world import PEER_A, PEER_C, RULES, SEEDER, STRIPES, asked_of, picker_for

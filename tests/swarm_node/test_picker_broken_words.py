@@ -11,7 +11,7 @@ from protocol import limits
 from protocol.frames import Have, Reason, Reject, Want
 from protocol.ids import ChunkId
 from swarm_node.p2p.link import Link
-from swarm_node.picker import Ask, Picker, TakeBack
+from swarm_node.picker_core import Ask, Picker, TakeBack
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ChunkSource
 from tests.swarm_node.p2p_world import (

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from coordinator.audit.calibration import SHIPPED, read
-from coordinator.audit.replay import ReplayMeasurement
-from coordinator.audit.verdict import judge
+from coordinator.rules.calibration import SHIPPED, read
+from coordinator.rules.replay import ReplayMeasurement
+from coordinator.rules.verdict import judge
 from ledger.book import ClaimState
 from protocol.auditing import Explanation, Explanations
 from protocol.chunks import digest

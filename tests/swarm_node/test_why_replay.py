@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from coordinator.audit.calibration import SHIPPED, read
+from coordinator.rules.calibration import SHIPPED, read
 from protocol import canonical
 from protocol.auditing import Explanation, Explanations
 from protocol.chunks import digest

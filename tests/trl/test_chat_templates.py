@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from coordinator.data.chat import Chat, ChatTemplate
-from coordinator.data.jinja_environment import strftime_now
+from coordinator.tasks.chat import Chat, ChatTemplate
+from coordinator.tasks.jinja_environment import strftime_now
 from protocol.errors import ConfigInvalid
 from protocol.tasks import ChatMessage
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from coordinator import orders
-from coordinator.clock import now_ms
+from coordinator.base.clock import now_ms
 from coordinator.store.tables import batches as formed
 from coordinator.store.tables import blames, broadcasts, fleet, nodes, receipts, rejections, uploads, versions
-from coordinator.work import batches
+from coordinator.transactions import batches, orders
 from protocol.ids import NodeId
 from protocol.learning import UpdateReport
 from protocol.signing import NodeKey

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from coordinator.web import charts
+from coordinator.pages import charts
 from protocol.nicknames import nickname
 from protocol.signing import NodeKey
 from tests import npm

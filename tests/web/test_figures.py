@@ -9,14 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.figures import curves, history
-from coordinator.figures.curves import Branch, Curves, thinned
-from coordinator.figures.history import DAY_MS
-from coordinator.figures.ranking import HALF_LIFE_MS, Fold, RankingLine, by_node, by_owner, by_team
-from coordinator.web import charts, tree, words
-from coordinator.web.board import Wish
-from coordinator.web.html import Markup, el
-from coordinator.work.scores import wilson
+from coordinator.pages import charts, tree, words
+from coordinator.pages.board import Wish
+from coordinator.pages.html import Markup, el
+from coordinator.reports import curves, history
+from coordinator.reports.curves import Branch, Curves, thinned
+from coordinator.reports.history import DAY_MS
+from coordinator.reports.ranking import HALF_LIFE_MS, Fold, RankingLine, by_node, by_owner, by_team
+from coordinator.rules.scores import wilson
 from protocol.limits import NAME_MAX_CHARS
 from tests.coordinator.world import HONEST_TOKENS, World
 

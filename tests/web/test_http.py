@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from coordinator.api.bounds import Bounds
+from coordinator.api.guard import Bounds
 from coordinator.api.snapshot import PageSnapshot
 from coordinator.api.stats import number
 from coordinator.api.watch import WATCH, Watch

@@ -5,8 +5,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.audit.calibration import Calibration, Limit, Tolerance
-from coordinator.audit.replay import ReplayMeasurement, measure, score
+from coordinator.rules.calibration import Calibration, Limit, Tolerance
+from coordinator.rules.replay import ReplayMeasurement, measure, score
 from protocol.rollout import Completion
 from protocol.sampling import uniforms
 

@@ -14,13 +14,13 @@ import pytest
 from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
-from coordinator.audit import calibration
 from coordinator.audit.auditor import Auditor, Policies, loader, threads_of
-from coordinator.audit.calibration import Calibration, Limit, Tolerance
 from coordinator.audit.case import RoundArchive
 from coordinator.config import Config, load, parse
-from coordinator.learner.watchdog import Watchdog
-from coordinator.round import Round
+from coordinator.model.watchdog import Watchdog
+from coordinator.rules import calibration
+from coordinator.rules.calibration import Calibration, Limit, Tolerance
+from coordinator.service.round import Round
 from coordinator.transactions import policy_versions
 from protocol.auditing import AuditCase, Cases
 from protocol.canary import FILE_NAME

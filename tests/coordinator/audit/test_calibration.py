@@ -9,9 +9,9 @@ import pytest
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Root
 
-from coordinator.audit import calibration
-from coordinator.audit.calibration import FLOOR_NATS, SHIPPED, UNNAMED, Calibration, derive, load, read, sign
-from coordinator.audit.verdict import AuditOutcome, judge
+from coordinator.rules import calibration
+from coordinator.rules.calibration import FLOOR_NATS, SHIPPED, UNNAMED, Calibration, derive, load, read, sign
+from coordinator.rules.verdict import AuditOutcome, judge
 from protocol.errors import AuditFailed
 from tests.coordinator.audit.claims import EXACT, honest
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.audit import calibration
 from coordinator.audit.case import FILE, NEIGHBOURS_MAX, POLICIES, open_case
+from coordinator.rules import calibration
 from protocol.auditing import CaseFile
 from protocol.errors import AuditFailed
 from protocol.lease import Lease

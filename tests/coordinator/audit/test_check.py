@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.audit.case import earlier
 from coordinator.audit.check import look_closer
-from coordinator.audit.verdict import AuditFinding, AuditOutcome, AuditReport
+from coordinator.rules.verdict import AuditFinding, AuditOutcome, AuditReport
 
 
 def report(*outcomes: AuditOutcome) -> AuditReport:

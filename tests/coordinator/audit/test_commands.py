@@ -12,16 +12,15 @@ from blake3 import blake3
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from coordinator.audit.calibration import FILE
 from coordinator.cli import app
 from coordinator.config import load
-from coordinator.data.policy_text import TaskText
-from coordinator.people import registry
-from coordinator.round import Round
-from coordinator.transactions import policy_versions
-from coordinator.work import answers, intake, leases, offers
-from coordinator.work.intake import Judge
-from coordinator.work.offers import PromptDraw
+from coordinator.rules.calibration import FILE
+from coordinator.service.round import Round
+from coordinator.tasks.task_text import TaskText
+from coordinator.transactions import checked_rollouts, leases, offers, policy_versions, registry
+from coordinator.transactions import claims as intake
+from coordinator.transactions.claims import Judge
+from coordinator.transactions.offers import PromptDraw
 from protocol.chunks import digest
 from protocol.errors import AuditFailed, SwarmError
 from protocol.fragment import Fragment, FragmentPart
@@ -124,7 +123,7 @@ def play(
             round_id=round_.round_id, lease_id=lease.lease_id, lease_digest=lease.digest, samples=answer
         )
         envelope = author.seal("rollout", claim.to_bytes())
-        read = answers.read_rollouts(author.node_id, [envelope])
+        read = checked_rollouts.read_rollouts(author.node_id, [envelope])
         (verdict,) = round_.database.run_now(intake.take, author.node_id, read, judge=judge, now_ms=2)
         assert verdict.outcome == "accepted", verdict
         claims.append(digest(claim.to_bytes()))
@@ -154,7 +153,7 @@ def leave_half(round_: Round, key: NodeKey, lease: Lease, samples: tuple[Sample,
         previous="",
         parts=parts,
     )
-    words = answers.read_fragments(key.node_id, [key.seal("fragment", told.to_bytes())])
+    words = checked_rollouts.read_fragments(key.node_id, [key.seal("fragment", told.to_bytes())])
     round_.database.run_now(intake.take_progress, key.node_id, [], words, judge=judge, now_ms=2)
     back = ReturnLeases(lease_ids=(lease.lease_id,))
     round_.database.run_now(leases.give_back, key.node_id, back, terms=round_.terms, now_ms=2)

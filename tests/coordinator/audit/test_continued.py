@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.audit import calibration
 from coordinator.audit.case import Case, opened
 from coordinator.audit.check import audit, replay
-from coordinator.audit.replay import ReplayMeasurement
 from coordinator.audit.scorer import VersionScorer
-from coordinator.audit.verdict import AuditOutcome, AuditReport
+from coordinator.rules import calibration
+from coordinator.rules.replay import ReplayMeasurement
+from coordinator.rules.verdict import AuditOutcome, AuditReport
 from protocol.auditing import CaseFile
 from protocol.chunks import digest
 from protocol.errors import AuditFailed, SwarmError

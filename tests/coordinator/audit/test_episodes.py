@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.audit import calibration
 from coordinator.audit.case import Case, opened
 from coordinator.audit.check import audit
 from coordinator.audit.scorer import VersionScorer
-from coordinator.audit.verdict import AuditOutcome, AuditReport
+from coordinator.rules import calibration
+from coordinator.rules.verdict import AuditOutcome, AuditReport
 from protocol.auditing import CaseFile
 from protocol.codec import PolicyCodec
 from protocol.episode import Episode

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from coordinator.audit import calibration
-from coordinator.audit.replay import Prefill, ReplayMeasurement, measure
 from coordinator.audit.scorer import VersionScorer
-from coordinator.audit.verdict import AuditOutcome, AuditReport, judge
+from coordinator.rules import calibration
+from coordinator.rules.replay import Prefill, ReplayMeasurement, measure
+from coordinator.rules.verdict import AuditOutcome, AuditReport, judge
 from protocol.rollout import Completion, pack_tokens, unpack_logprobs, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch_engine import TorchEngine

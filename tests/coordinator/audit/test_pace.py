@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.audit import casework, pace
-from coordinator.audit.trust import TrustRules
 from coordinator.config import Config, parse
-from coordinator.figures import overview, summary
-from coordinator.people import standings
+from coordinator.reports import overview, summary
+from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
+from coordinator.transactions import audit_pace, audits, standings
 from ledger.drawing import ALL_PPM
 from protocol.auditing import Judged
 from protocol.signing import NodeKey
@@ -35,7 +34,7 @@ def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
 def judge(world: World, claims: list[str], seconds: float, threads: int = 2) -> None:
     """An auditor judges these and says how long it took."""
     verdicts = tuple(Judged(claim_id=one, finding="pass", validator="replay/1", report=b"{}") for one in claims)
-    world.run(casework.bring, verdicts, seconds=seconds, threads=threads, terms=world.audits, now_ms=world.now_ms)
+    world.run(audits.bring, verdicts, seconds=seconds, threads=threads, terms=world.audits, now_ms=world.now_ms)
 
 
 def status_of(world: World) -> dict[str, Any]:
@@ -54,7 +53,7 @@ def rates(world: World, key: NodeKey) -> list[int]:
     ("backlog", "eased"), [(0, 0), (127, 0), (128, 1 / 3), (256, 2 / 3), (384, 1), (512, 1), (5000, 1)]
 )
 def test_rates_fall_by_steps_from_a_quarter_of_the_largest_backlog_on(backlog: int, eased: float) -> None:
-    assert pace.ease(backlog, 512) == pytest.approx(eased)
+    assert audit_pace.ease(backlog, 512) == pytest.approx(eased)
 
 
 def test_status_says_that_auditors_do_not_keep_up_before_no_work_is_offered(audited: World) -> None:
@@ -63,7 +62,7 @@ def test_status_says_that_auditors_do_not_keep_up_before_no_work_is_offered(audi
         audited.earn(key)
     claims = audited.take_cases()
     judge(audited, claims[:1], seconds=2.0)
-    assert pace.alarm(audited.run(pace.measure, audited.now_ms), BACKLOG_MAX) == ""
+    assert audit_pace.alarm(audited.run(audit_pace.measure, audited.now_ms), BACKLOG_MAX) == ""
     audited.now_ms += 1000
     for _ in range(3):
         audited.earn(key)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from coordinator.audit.auditor import LOADED_MAX, Policies
-from coordinator.audit.replay import Prefill
 from coordinator.audit.scorer import VersionScorer
-from coordinator.learner.watchdog import Watchdog
+from coordinator.model.watchdog import Watchdog
+from coordinator.rules.replay import Prefill
 from tests.tiny_policy import make_tiny_policy
 
 TOKENS = np.array([19, 20, 13, 31], np.uint32)

@@ -5,10 +5,10 @@ from datetime import date
 import numpy as np
 import pytest
 
-from coordinator.audit.calibration import POSITIONS_MIN, SHIPPED, Calibration, Tolerance, read
 from coordinator.audit.probing import WIDEST, Probes
-from coordinator.audit.replay import ReplayMeasurement
-from coordinator.audit.verdict import AuditOutcome, judge
+from coordinator.rules.calibration import POSITIONS_MIN, SHIPPED, Calibration, Tolerance, read
+from coordinator.rules.replay import ReplayMeasurement
+from coordinator.rules.verdict import AuditOutcome, judge
 from protocol.errors import AuditFailed
 from tests.coordinator.audit.claims import drawn, honest, logits, replayed
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.audit.replay import MARGIN_MAX, joined, measure, score
+from coordinator.rules.replay import MARGIN_MAX, joined, measure, score
 from protocol.errors import NonFiniteNumber
 from protocol.rollout import Completion
 from protocol.sampling import pick, uniforms

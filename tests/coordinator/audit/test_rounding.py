@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.audit import calibration
-from coordinator.audit.calibration import POSITIONS_MIN, SHIPPED, Calibration, derive, read
 from coordinator.audit.reference_node import ReferenceNode
-from coordinator.audit.replay import Prefill, Scored, measure
 from coordinator.audit.rounding import GROUPS_MAX, RENEW_VERSIONS, Drawing, Rounding, drawings, honest_groups
 from coordinator.audit.scorer import VersionScorer
+from coordinator.rules import calibration
+from coordinator.rules.calibration import POSITIONS_MIN, SHIPPED, Calibration, derive, read
+from coordinator.rules.replay import Prefill, Scored, measure
 from protocol.auditing import AuditCase, Cases
 from protocol.errors import AuditFailed
 from protocol.rollout import Completion

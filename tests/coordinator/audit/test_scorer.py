@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from coordinator.audit import scorer as module
-from coordinator.audit.replay import Prefill, Scored, score
 from coordinator.audit.scorer import VersionScorer
+from coordinator.rules.replay import Prefill, Scored, score
 from protocol.errors import AuditFailed
 from protocol.sampling import uniforms
 from tests.adapted_policy import make_adapted, make_merged

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.audit import trust
-from coordinator.audit.trust import Finding, Level, OwnerStanding, TrustRules
+from coordinator.rules import trust
+from coordinator.rules.trust import Finding, Level, OwnerStanding, TrustRules
 from ledger.drawing import ALL_PPM
 
 RULES = TrustRules()

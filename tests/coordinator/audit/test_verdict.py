@@ -8,10 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.audit.calibration import SHIPPED, Tolerance, read
-from coordinator.audit.chances import fisher, normal_of_t, tail
-from coordinator.audit.replay import ReplayMeasurement, joined, margins, score
-from coordinator.audit.verdict import EVIDENCE_MAX, AuditOutcome, AuditReport, judge, malformed
+from coordinator.rules.calibration import SHIPPED, Tolerance, read
+from coordinator.rules.replay import ReplayMeasurement, joined, margins, score
+from coordinator.rules.verdict import (
+    EVIDENCE_MAX,
+    AuditOutcome,
+    AuditReport,
+    fisher,
+    judge,
+    malformed,
+    normal_of_t,
+    tail,
+)
 from protocol.errors import TokensInvalid
 from protocol.rollout import Completion
 from protocol.sampling import uniforms

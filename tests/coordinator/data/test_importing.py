@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from coordinator.config import Config, parse
-from coordinator.data import importing
-from coordinator.data.child import prepare
-from coordinator.data.task import DataTask, ExactTask, open_task
+from coordinator.tasks import importing
+from coordinator.tasks.import_child import prepare
+from coordinator.tasks.task import DataTask, ExactTask, open_task
 from protocol.errors import ConfigInvalid, UnknownTask
 from protocol.tasks import ChatMessage, Exact, Judging, Problem
 

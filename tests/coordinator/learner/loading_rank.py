@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from coordinator.learner.loading import keep_as_published, load_model
 from coordinator.learner.ranks import Ranks
+from coordinator.model.loading import keep_as_published, load_model
 
 SAMPLE_S = 0.002
 

@@ -14,11 +14,11 @@ from coordinator.config import Config, load
 from coordinator.learner import offering
 from coordinator.learner.crew import Crew
 from coordinator.learner.export import export
-from coordinator.learner.lora import Adapters
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.start import place
-from coordinator.round import Round
+from coordinator.model.lora import Adapters
+from coordinator.service.round import Round
 from protocol import adapter, canary
 from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, NotFound

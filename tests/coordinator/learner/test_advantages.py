@@ -7,7 +7,7 @@ import torch
 
 from coordinator.learner.advantages import advantages, judged, of_batch, of_group, overlong_penalty, varied
 from coordinator.learner.algorithm import PRESETS, Algorithm, Baseline
-from coordinator.learner.batch import collate
+from coordinator.model.batch import collate
 from tests.coordinator.learner.groups import UNEQUAL
 
 TWO_GROUPS = torch.tensor([0, 0, 0, 0, 1, 1])

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.learner.batch import collate, pieces
+from coordinator.model.batch import collate, pieces
 from tests.coordinator.learner.groups import UNEQUAL, group
 
 

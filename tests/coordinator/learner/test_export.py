@@ -13,7 +13,7 @@ from coordinator.cli import app
 from coordinator.config import load
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from coordinator.round import Round
+from coordinator.service.round import Round
 from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, NotFound, SwarmError
 from protocol.learning import Publication, UploadedFile

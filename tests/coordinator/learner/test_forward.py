@@ -9,10 +9,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from coordinator.learner.batch import Tensors, collate
-from coordinator.learner.forward import completion_logprobs, packs, prepare
-from coordinator.learner.head import CHUNK_BYTES, body_of, chunk_rows, selected_logprobs
 from coordinator.learner.settings import TrainSettings
+from coordinator.model.batch import Tensors, collate
+from coordinator.model.forward import completion_logprobs, packs, prepare
+from coordinator.model.head import CHUNK_BYTES, body_of, chunk_rows, selected_logprobs
 from protocol.errors import ConfigInvalid
 from tests.architectures import zoo
 from tests.coordinator.learner.groups import UNEQUAL, group
@@ -80,7 +80,7 @@ def test_families_with_shared_key_heads(config: Any) -> None:
 def test_samples_that_are_cut_apart_by_their_lengths_say_the_same(
     policy_folder: Path, monkeypatch: Any, padded: int
 ) -> None:
-    monkeypatch.setattr("coordinator.learner.packing.PADDED_MAX", padded)
+    monkeypatch.setattr("coordinator.model.packing.PADDED_MAX", padded)
     lengths = [1, 9, 2, 30, 3, 17, 4, 1]
     cut = [group(0, [19, 20, 31], [(list(range(20, 20 + length)), [-1.0] * length, 1.0) for length in lengths[:5]])]
     cut += [group(1, [19], [(list(range(30, 30 + length)), [-1.0] * length, 1.0) for length in lengths[5:]])]
@@ -96,7 +96,7 @@ def test_one_sample_without_an_end_costs_the_others_nothing(policy_folder: Path,
         seen.append(query.shape[0] * query.shape[2])
         return scaled_dot_product_attention(query, *others, **more)
 
-    monkeypatch.setattr("coordinator.learner.packing.scaled_dot_product_attention", looked_at)
+    monkeypatch.setattr("coordinator.model.packing.scaled_dot_product_attention", looked_at)
     with torch.no_grad():
         completion_logprobs(model, data, torch.arange(len(data.mask)), PLAIN.products)
     layers = model.config.num_hidden_layers
@@ -195,7 +195,7 @@ def test_chunks_of_a_head_that_learns_grow_with_its_gradient(vocabulary: int, wi
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_the_head_in_chunks_is_log_softmax(monkeypatch: Any, temperature: float, chunks: int) -> None:
     rows, vocabulary = 7, 11
-    monkeypatch.setattr("coordinator.learner.head.CHUNK_BYTES", CHUNK_BYTES if chunks == 1 else 4 * vocabulary * 3)
+    monkeypatch.setattr("coordinator.model.head.CHUNK_BYTES", CHUNK_BYTES if chunks == 1 else 4 * vocabulary * 3)
     random = torch.Generator().manual_seed(1)
     hidden, weight = torch.randn(rows, 5, generator=random), torch.randn(vocabulary, 5, generator=random)
     source, tokens = torch.tensor([0, 0, 0, 2, 3, 3, 5, 6, 6]), torch.tensor([1, 1, 4, 0, 10, 2, 3, 9, 9])

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.config import load
 from coordinator.learner.hub import write_card
-from coordinator.round import Round
+from coordinator.service.round import Round
 from coordinator.store.state import set_fact
 from coordinator.transactions import policy_versions
 from protocol.chunks import digest

@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-from coordinator.learner.lora import merged
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.publication import HubFiles, scored_canary
 from coordinator.learner.settings import TrainSettings
+from coordinator.model.lora import merged
 from protocol import adapter, canary
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.live_bytes import live_bytes

@@ -12,12 +12,12 @@ from transformers import Qwen3Config
 
 from coordinator.learner import checkpoint
 from coordinator.learner.algorithm import PRESETS
-from coordinator.learner.batch import collate
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.outgoing import Outgoing
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from coordinator.learner.watchdog import Watchdog
+from coordinator.model.batch import collate
+from coordinator.model.watchdog import Watchdog
 from protocol import canary
 from protocol.errors import DiskFull, OutOfOrder
 from protocol.learning import KnownUploads

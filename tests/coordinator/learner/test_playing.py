@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from coordinator.data.policy_text import TaskText
 from coordinator.learner import playing
-from coordinator.learner.batch import collate
 from coordinator.learner.embedded import EmbeddedShape, make_policy
 from coordinator.learner.evaluate import NOT_JUDGED
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
+from coordinator.model.batch import collate
+from coordinator.tasks.task_text import TaskText
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import pack_logprobs, pack_tokens
 from protocol.tasks import Episodes, task

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from coordinator.learner.algorithm import PRESETS, Algorithm
-from coordinator.learner.batch import collate
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
+from coordinator.model.batch import collate
 from protocol import canary
 from protocol.errors import ConfigInvalid
 from protocol.learning import Earlier, TrainingGroup

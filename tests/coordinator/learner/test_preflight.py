@@ -13,18 +13,18 @@ import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 from typer.testing import CliRunner
 
-from coordinator.children import script
+from coordinator.base.children import script
 from coordinator.cli import app
 from coordinator.config import Config, parse
 from coordinator.learner import memory
 from coordinator.learner.algorithm import Algorithm
-from coordinator.learner.cards import GIB
-from coordinator.learner.cards import parse as parse_cards
-from coordinator.learner.forward import prepare
 from coordinator.learner.memory import Estimate, LargestBatch, Simulations, described, estimate
+from coordinator.learner.memory_plan import GIB
+from coordinator.learner.memory_plan import parse as parse_cards
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.preflight import FreeBytes, refusal
 from coordinator.learner.settings import TrainSettings
+from coordinator.model.forward import prepare
 from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import group
 from tests.live_bytes import live_bytes

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from coordinator.learner import checkpoint
-from coordinator.learner.batch import collate, pieces
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
-from coordinator.learner.watchdog import Watchdog
+from coordinator.model.batch import collate, pieces
+from coordinator.model.watchdog import Watchdog
 from protocol import canary
 from tests.coordinator.learner import loading_rank, two_ranks
 from tests.coordinator.learner.groups import UNEQUAL
@@ -171,7 +171,7 @@ def test_a_rank_loads_its_share_of_the_weights_and_no_more(
 HANGS = """
 import sys, threading
 from coordinator.learner.ranks import Ranks
-from coordinator.learner.watchdog import Watchdog
+from coordinator.model.watchdog import Watchdog
 
 ranks = Ranks(watchdog=Watchdog(3.0))
 
@@ -198,7 +198,7 @@ def test_a_rank_that_hangs_ends_all_with_a_stack(tmp_path: Path) -> None:
 
 def test_who_waits_for_the_coordinator_is_not_watched() -> None:
     code = (
-        "from coordinator.learner.watchdog import Watchdog\n"
+        "from coordinator.model.watchdog import Watchdog\n"
         "import time\n"
         "dog = Watchdog(0.2)\n"
         "with dog.watching():\n"

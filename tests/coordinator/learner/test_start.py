@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 
 from coordinator.config import ModelSection, parse
-from coordinator.learner.loading import load_model
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.start import place, require_here, warnings
-from coordinator.round import Round
+from coordinator.model.loading import load_model
+from coordinator.service.round import Round
 from protocol.errors import ConfigInvalid
 from tests.architectures import zoo
 from tests.coordinator.learner.groups import UNEQUAL

@@ -9,7 +9,7 @@ import torch
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.store import tables
-from coordinator.work.prompts import PromptRef
+from coordinator.transactions.prompts import PromptRef
 from protocol.fragment import FragmentPart
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.lease import Lease

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.learner.boards import boards
-from coordinator.learner.tracking import AXES, Row, Tracker, read
+from coordinator.learner.tracking import AXES, Row, Tracker, boards, read
 from protocol.errors import ConfigInvalid
 from protocol.learning import Evaluated
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.rewards import functions
-from coordinator.rewards.functions import BadAnswer, Job, load
+from coordinator.tasks import reward_functions
+from coordinator.tasks.reward_functions import BadAnswer, Job, load
 from protocol.errors import ConfigInvalid
 from protocol.tasks import ChatMessage, Problem, Reward
 
@@ -68,7 +68,7 @@ def place(folder: Path, text: str, name: str) -> str:
 
 
 def scores(folder: Path, text: str, name: str, job: Job = JOB) -> list[float]:
-    return [reward.score for reward in functions.judge([load(place(folder, text, name))], job)]
+    return [reward.score for reward in reward_functions.judge([load(place(folder, text, name))], job)]
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_chat_comes_as_messages(tmp_path: Path) -> None:
 
 def test_parts_are_weighed_and_named(tmp_path: Path) -> None:
     weighted = [load(place(tmp_path, VERL, "compute_score"), 2.0), load(place(tmp_path, TRL, "only_some"), 0.5)]
-    right, wrong = functions.judge(weighted, JOB)
+    right, wrong = reward_functions.judge(weighted, JOB)
     parts = {"compute_score": 1.0, "compute_score/acc": 1.0, "only_some": 1.0}
     assert right == Reward(2.5, "ok", parts)
     assert wrong == Reward(0.0, "ok", {"compute_score": 0.0, "compute_score/acc": 0.0})
 
 
 def test_what_broke_the_form_is_invalid(tmp_path: Path) -> None:
-    right, wrong = functions.judge([load(place(tmp_path, OURS, "judged"))], JOB)
+    right, wrong = reward_functions.judge([load(place(tmp_path, OURS, "judged"))], JOB)
     assert (right.status, wrong.status) == ("ok", "invalid")
     assert right.components == {"judged": 0.5, "judged/form": 1.0}
 
@@ -157,7 +157,7 @@ def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_built_in_exact_reward() -> None:
-    assert [one.score for one in functions.judge([load("exact")], JOB)] == [1.0, 0.0]
+    assert [one.score for one in reward_functions.judge([load("exact")], JOB)] == [1.0, 0.0]
 
 
 def test_a_file_may_import_what_stands_beside_it(tmp_path: Path) -> None:
@@ -203,10 +203,10 @@ def many(problem, completion):
 
 def test_a_reward_says_what_is_trained_on_and_how_much_it_counts(tmp_path: Path) -> None:
     """Of several functions weights multiply, and spans come together; any signature may say it."""
-    (one,) = functions.judge([load(place(tmp_path, LESSONS, "halves"))], JOB._replace(completions=["4"]))
+    (one,) = reward_functions.judge([load(place(tmp_path, LESSONS, "halves"))], JOB._replace(completions=["4"]))
     assert (one.weight, one.skip) == (0.5, ((0, 1),))
     both = [load(place(tmp_path, LESSONS, name)) for name in ("halves", "doubled", "halves")]
-    assert [(each.weight, each.skip) for each in functions.judge(both, JOB)] == [(0.75, ((0, 1),))] * 2
+    assert [(each.weight, each.skip) for each in reward_functions.judge(both, JOB)] == [(0.75, ((0, 1),))] * 2
 
 
 @pytest.mark.parametrize(
@@ -224,4 +224,4 @@ def test_a_reward_says_what_is_trained_on_and_how_much_it_counts(tmp_path: Path)
 )
 def test_lessons_that_cannot_be_are_no_reward(tmp_path: Path, name: str, says: str) -> None:
     with pytest.raises(BadAnswer, match=says):
-        functions.judge([load(place(tmp_path, LESSONS, name))], JOB)
+        reward_functions.judge([load(place(tmp_path, LESSONS, name))], JOB)

@@ -12,9 +12,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from coordinator.rewards.functions import Job
-from coordinator.rewards.pool import RewardPool, checked
-from coordinator.rewards.spec import RewardSpec
+from coordinator.tasks.reward_functions import Job
+from coordinator.tasks.reward_pool import RewardPool, checked
+from coordinator.tasks.reward_process import RewardSpec
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Problem, Reward
 
@@ -230,9 +230,9 @@ DEADLINE_S = 120
 
 ASKING = """
 import asyncio, sys
-from coordinator.rewards.functions import Job
-from coordinator.rewards.pool import Pool
-from coordinator.rewards.spec import RewardSpec
+from coordinator.tasks.reward_functions import Job
+from coordinator.tasks.reward_pool import Pool
+from coordinator.tasks.reward_process import RewardSpec
 from protocol.tasks import Problem
 
 async def ask():

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.data.policy_text import TaskText
-from coordinator.rewards import scorer
-from coordinator.rewards.scorer import RewardScorer
-from coordinator.rewards.spec import RewardSpec
+from coordinator.service import reward_scorer
+from coordinator.service.reward_scorer import RewardScorer
 from coordinator.store import tables
 from coordinator.store.state import Database
-from coordinator.work import scoring
-from coordinator.work.prompts import PromptRef
+from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.task_text import TaskText
+from coordinator.transactions import scoring
+from coordinator.transactions.prompts import PromptRef
 from protocol.tasks import Problem
 from protocol.tasks.arithmetic import Arithmetic
 from tests.coordinator.policy_files import policy_files
@@ -58,7 +58,7 @@ def judged(
     until: Callable[[dict[int, str]], bool],
     problem: Callable[[PromptRef], Problem] | None = None,
     *,
-    given_up_max: int = scorer.GIVEN_UP_MAX,
+    given_up_max: int = reward_scorer.GIVEN_UP_MAX,
 ) -> dict[int, str]:
     """Let one node answer a group for each prompt, and the scorer work until the states are so."""
     world.judge = replace(world.judge, reward=None)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from coordinator.rewards import gym, math
-from coordinator.rewards.functions import Job
-from coordinator.rewards.pool import RewardPool
-from coordinator.rewards.spec import RewardSpec
+from coordinator.tasks import reward_gym, reward_math
+from coordinator.tasks.reward_functions import Job
+from coordinator.tasks.reward_pool import RewardPool
+from coordinator.tasks.reward_process import RewardSpec
 from protocol.errors import ConfigInvalid, VerifierFailed
 from protocol.tasks import Problem, Reward
 
@@ -39,12 +39,12 @@ NONE = Reward(0.0, "invalid")
     ],
 )
 def test_answers_are_compared_as_mathematics(gold: str, said: str, reward: Reward) -> None:
-    assert math.reward(Problem("p", gold), said) == reward
+    assert reward_math.reward(Problem("p", gold), said) == reward
 
 
 def test_a_gold_answer_that_says_nothing_is_no_zero() -> None:
     with pytest.raises(ConfigInvalid, match="says nothing"):
-        math.reward(Problem("p", ""), r"\boxed{7}")
+        reward_math.reward(Problem("p", ""), r"\boxed{7}")
 
 
 HANGING = (
@@ -75,50 +75,50 @@ async def test_answers_on_which_the_library_hangs_are_failures_and_no_zeros() ->
 
 
 def test_a_generators_own_score_counts() -> None:
-    dataset = gym.open_dataset("chain_sum", 7, 10, {"min_terms": 2, "max_terms": 2})
+    dataset = reward_gym.open_dataset("chain_sum", 7, 10, {"min_terms": 2, "max_terms": 2})
     entry = dataset[3]
     made = {"generator": "chain_sum", "seed": 7, "size": 10, "index": 3}
     problem = Problem(entry["question"], entry["answer"], made | {"parameters": {"min_terms": 2, "max_terms": 2}})
-    assert gym.reward(problem, entry["answer"]).score == 1.0
-    assert gym.reward(problem, f"It is <answer> {entry['answer']} </answer>, I say").score == 1.0
-    assert gym.reward(problem, "<answer>no</answer>").score < 1.0
-    assert gym.reward(problem, "").status == "invalid"
+    assert reward_gym.reward(problem, entry["answer"]).score == 1.0
+    assert reward_gym.reward(problem, f"It is <answer> {entry['answer']} </answer>, I say").score == 1.0
+    assert reward_gym.reward(problem, "<answer>no</answer>").score < 1.0
+    assert reward_gym.reward(problem, "").status == "invalid"
 
 
 def test_tags_without_end_are_read_in_one_pass() -> None:
     """As long as a completion can be; looking for the end of each tag anew would take minutes, and stop all rewards."""
     problem = asked("chain_sum")
-    assert gym.reward(problem, "<answer>" * 32_768).score == 0.0
+    assert reward_gym.reward(problem, "<answer>" * 32_768).score == 0.0
     said = f"<answer>no</answer>{'<answer>' * 32_768}{problem.answer}</answer><answer>never mind"
-    assert gym.reward(problem, said).score == 1.0
+    assert reward_gym.reward(problem, said).score == 1.0
 
 
 def test_a_generator_that_is_none_is_refused_with_the_list() -> None:
     with pytest.raises(ConfigInvalid, match="chain_sum"):
-        gym.open_dataset("no_such", 0, 1, {})
+        reward_gym.open_dataset("no_such", 0, 1, {})
     with pytest.raises(ConfigInvalid, match="refuses its parameters"):
-        gym.open_dataset("chain_sum", 0, 1, {"colour": "red"})
+        reward_gym.open_dataset("chain_sum", 0, 1, {"colour": "red"})
 
 
 def asked(generator: str, **parameters: Any) -> Problem:
     """The first problem of a generator, as the round's copy has it."""
-    entry = gym.open_dataset(generator, 7, 1, parameters)[0]
+    entry = reward_gym.open_dataset(generator, 7, 1, parameters)[0]
     made = {"generator": generator, "seed": 7, "size": 1, "index": 0, "parameters": parameters}
     return Problem(entry["question"], entry["answer"], made)
 
 
 def test_an_answer_at_which_a_generator_raises_is_invalid_and_costs_no_group() -> None:
     problem = asked("prime_factorization")
-    assert gym.reward(problem, problem.answer) == RIGHT
-    assert gym.reward(problem, "no number") == NONE
+    assert reward_gym.reward(problem, problem.answer) == RIGHT
+    assert reward_gym.reward(problem, "no number") == NONE
 
 
 def test_a_problem_is_made_once_for_all_its_completions() -> None:
     problem = asked("chain_sum")
-    gym._entry.cache_clear()
+    reward_gym._entry.cache_clear()
     for said in ("1", "2", "3"):
-        gym.reward(problem, said)
-    assert gym._entry.cache_info().misses == 1
+        reward_gym.reward(problem, said)
+    assert reward_gym._entry.cache_info().misses == 1
 
 
 RUNS_ANSWERS = {
@@ -134,7 +134,7 @@ def test_every_generator_that_runs_answers_is_known() -> None:
     files = {name: Path(inspect.getfile(dataset)).read_text() for name, (dataset, _) in DATASETS.items()}
     found = {name for name, source in files.items() if evaluating.search(source)}
     assert found <= RUNS_ANSWERS
-    assert {name for name in DATASETS if gym.readers(name)} == RUNS_ANSWERS
+    assert {name for name in DATASETS if reward_gym.readers(name)} == RUNS_ANSWERS
 
 
 @pytest.mark.parametrize("generator", sorted(RUNS_ANSWERS))
@@ -154,7 +154,7 @@ def test_every_generator_that_runs_answers_is_known() -> None:
 def test_code_in_a_strangers_answer_is_not_run(generator: str, answer: str, tmp_path: Path) -> None:
     target = tmp_path / "owned"
     said = answer.format(target=str(target), deep="-" * 5_000)
-    reward = gym.reward(asked(generator), f"<answer>{said}</answer>")
+    reward = reward_gym.reward(asked(generator), f"<answer>{said}</answer>")
     assert not target.exists()
     assert reward.score < 0.1
 
@@ -162,11 +162,11 @@ def test_code_in_a_strangers_answer_is_not_run(generator: str, answer: str, tmp_
 @pytest.mark.parametrize("generator", sorted(RUNS_ANSWERS))
 def test_right_answers_of_generators_that_run_them_still_count(generator: str) -> None:
     problem = asked(generator)
-    assert gym.reward(problem, problem.answer).score == 1.0
+    assert reward_gym.reward(problem, problem.answer).score == 1.0
 
 
 def test_answers_that_are_arithmetic_or_lists_are_still_worth_what_they_were() -> None:
     matrix = asked("spiral_matrix")
-    assert gym.reward(matrix, str(matrix.answer.split())).score == 0.1
+    assert reward_gym.reward(matrix, str(matrix.answer.split())).score == 0.1
     integral = asked("simple_integration")
-    assert gym.reward(integral, integral.answer.replace("+ C", "+ 3*C - sin(C)**2/4")).score == 1.0
+    assert reward_gym.reward(integral, integral.answer.replace("+ C", "+ 3*C - sin(C)**2/4")).score == 1.0

@@ -1,0 +1,71 @@
+"""An adapter in a policy folder, read: for those who load the policy, and for those who want it merged.
+
+- Weights are made one at a time, from the base as it lies on the disk.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from coordinator.model.lora import merged
+from protocol import adapter
+
+
+@contextmanager
+def without_adapter(folder: Path) -> Iterator[Path]:
+    """The folder for transformers, which would make something of its own of an adapter, while the block lasts."""
+    with TemporaryDirectory(prefix="echo-swarm-") as scratch:
+        for file in folder.iterdir():
+            if file.name not in adapter.FILES:
+                (Path(scratch) / file.name).symlink_to(file.absolute())
+        yield Path(scratch)
+
+
+def adapted_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each weight that an adapter in the folder changes, with the change, in the type in which it is stored."""
+    if not (folder / adapter.CONFIG).exists():
+        return
+    scale = adapter.scale((folder / adapter.CONFIG).read_bytes())
+    with ExitStack() as stack:
+        matrices: Any = stack.enter_context(safe_open(folder / adapter.WEIGHTS, framework="pt"))
+        base = {
+            name: part
+            for path in sorted(folder.glob("*.safetensors"))
+            if path.name != adapter.WEIGHTS
+            for part in [stack.enter_context(safe_open(path, framework="pt"))]
+            for name in part.keys()  # noqa: SIM118  # a file of safetensors is no mapping
+        }
+        for name in adapter.adapted(matrices.keys()):
+            down, up = (matrices.get_tensor(part) for part in adapter.names(name))
+            yield name, merged(base[name].get_tensor(name), down, up, scale)
+
+
+def merge(folder: Path) -> None:
+    """Make one policy of a base and its adapter, in this folder."""
+    changed = dict(adapted_weights(folder))
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.name == adapter.WEIGHTS:
+            continue
+        with safe_open(path, framework="pt") as part:
+            names = list(part.keys())
+            tensors = {name: changed[name] if name in changed else part.get_tensor(name) for name in names}
+            metadata = part.metadata()
+        beside = path.with_suffix(".new")
+        save_file(tensors, beside, metadata)
+        beside.replace(path)
+    for name in adapter.FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def keep_adapter(folder: Path) -> None:
+    """Leave the adapter alone in this folder."""
+    for path in list(folder.iterdir()):
+        if path.name not in adapter.FILES:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

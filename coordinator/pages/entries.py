@@ -1,0 +1,126 @@
+"""The ledger's log, a page at a time: what stands at an index, and in which public file."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from coordinator.pages import words
+from coordinator.pages.html import Markup, el
+from coordinator.pages.layout import Column, Screen, document, table
+from ledger import tiles
+from ledger.entry import (
+    AppealEntry,
+    Commitment,
+    Deposit,
+    OwnerAct,
+    Paid,
+    Payout,
+    PayoutBatch,
+    Pending,
+    Reinstate,
+    Reveal,
+    Root,
+    RulingEntry,
+    VerdictEntry,
+    Version,
+    Void,
+)
+from ledger.store import Recorded
+from ledger.tiles import TILE_HASHES, Tile
+from protocol.nicknames import nickname
+
+SHOWN = 50
+
+COLUMNS = (
+    Column("index"),
+    Column("kind", is_text=True),
+    Column("says", is_text=True),
+    Column("recorded", is_text=True, screen=Screen.TABLET),
+    Column("content hash", is_text=True, screen=Screen.TABLET),
+)
+
+
+def render(start: int, found: Sequence[Recorded], size: int, join_string: str) -> str:
+    """The page."""
+    rows = [
+        [el("a", one.index, href=f"/entries/{one.index}"), one.entry.kind, _says(one), words.moment(one.recorded_ms),
+         el("code", f"{one.content_hash[:12]}…", title=one.content_hash, class_="short")]
+        for one in found
+    ]  # fmt: skip
+    about = el(
+        "p",
+        f"{words.counted(size, 'entry', 'entries')}, each under a signed checkpoint within seconds; ",
+        el("code", "swarm-node ledger verify"),
+        " rebuilds all of it. ",
+        el("a", "The file with these entries", href=f"/v1/ledger/tile/{_bundle(start, size).name}") if found else None,
+    )
+    pager = el(
+        "nav",
+        el("a", "← earlier", href=f"/entries/{max(0, start - SHOWN)}", rel="prev") if start else None,
+        el("a", "later →", href=f"/entries/{start + SHOWN}", rel="next") if start + SHOWN < size else None,
+        el("a", "newest", href=f"/entries/{max(0, size - SHOWN)}"),
+        class_="pager",
+        aria_label="Pages of the log",
+    )
+    listed = table(f"Entries from {start} on", COLUMNS, rows, empty="The log does not reach so far.")
+    return document("Ledger", "/entries/0", join_string, about, listed, pager)
+
+
+def _bundle(index: int, size: int) -> Tile:
+    return tiles.tile_of(Tile.BUNDLE, index // TILE_HASHES, size)
+
+
+def _says(one: Recorded) -> Any:
+    entry = one.entry
+    if isinstance(entry, Pending):
+        node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)
+        return (
+            node,
+            f" is credited {words.whole(entry.amount_micros)} for {words.whole(entry.tokens)} tokens",
+            _claim(entry),
+        )
+    if isinstance(entry, Deposit):
+        return f"{words.whole(entry.amount_micros)} come in as {entry.reference}"
+    if isinstance(entry, Version | Root):
+        digest = entry.manifest_digest if isinstance(entry, Version) else entry.root_digest
+        return f"{entry.kind} {entry.version} is ", el("code", f"{digest[:16]}…", title=digest)
+    if isinstance(entry, Commitment | Reveal):
+        return f"audits of epoch {entry.epoch}: the secret that draws them is {_TOLD[type(entry)]}"
+    if isinstance(entry, VerdictEntry):
+        return f"audited: {entry.outcome}", _claim(entry)
+    if isinstance(entry, AppealEntry | RulingEntry | Reinstate):
+        return _of_appeal(entry), _claim(entry)
+    if isinstance(entry, OwnerAct | PayoutBatch | Payout | Paid):
+        return _of_money(entry)
+    return f"refused as {entry.reason_code}" if isinstance(entry, Void) else "validated", _claim(entry)
+
+
+_TOLD = {Commitment: "committed to", Reveal: "revealed"}
+
+
+def _of_appeal(entry: AppealEntry | RulingEntry | Reinstate) -> str:
+    match entry:
+        case AppealEntry():
+            return "an appeal against what was taken"
+        case RulingEntry():
+            return f"the appeal is {entry.outcome} as {entry.reason_code}"
+        case Reinstate():
+            return f"credited after all, by the appeal about claim {entry.appealed_claim_id[:12]}…"
+
+
+def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid) -> Any:
+    if isinstance(entry, OwnerAct):
+        return f"owner {words.owner(entry.owner)}: {entry.act}"
+    if isinstance(entry, PayoutBatch):
+        return f"payout {entry.batch}: {words.whole(entry.amount_micros)} for {words.counted(entry.payees, 'payee')}"
+    node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)
+    if isinstance(entry, Payout):
+        return f"payout {entry.batch}: {words.whole(entry.amount_micros)} go to ", node
+    return f"payout {entry.batch}: paid as {entry.reference} to ", node
+
+
+def _claim(entry: Any) -> Markup:
+    claim = entry.claim_id
+    receipt = el(
+        "a", el("code", f"{claim[:12]}…"), href=f"/v1/receipts/{claim}", download=f"{claim}.receipt", title=claim
+    )
+    return el("span", ", claim ", receipt)

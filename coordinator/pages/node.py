@@ -1,0 +1,149 @@
+"""A node's page: its figures, its days, why it was refused, and its receipts, which the browser can check itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.pages import charts, words
+from coordinator.pages.html import Markup, el
+from coordinator.pages.layout import Column, Screen, document, live, table
+from coordinator.reports.ranking import RankingLine
+from protocol.nicknames import nickname
+
+DAY_COLUMNS = (
+    Column("day", is_text=True),
+    Column("groups", screen=Screen.TABLET),
+    Column("tokens"),
+    Column("credit"),
+    Column("pending"),
+    Column("void", screen=Screen.TABLET),
+)
+REFUSAL_COLUMNS = (
+    Column("code", is_text=True),
+    Column("times"),
+    Column("last", is_text=True, screen=Screen.TABLET),
+    Column("what was said", is_text=True),
+)
+CLAIM_COLUMNS = (
+    Column("claim", is_text=True),
+    Column("accepted", is_text=True, screen=Screen.TABLET),
+    Column("version", screen=Screen.TABLET),
+    Column("tokens"),
+    Column("credit"),
+    Column("state", is_text=True),
+    Column("proof", is_text=True),
+)
+
+
+@dataclass(frozen=True)
+class NodeFigures:
+    """The figures of one moment."""
+
+    line: RankingLine
+    days: Sequence[Mapping[str, int]]
+    refusals: Sequence[Mapping[str, Any]]
+    claims: Sequence[Mapping[str, Any]]
+    round_id: str
+    now_ms: int
+    join_string: str
+
+
+def render(node: NodeFigures) -> str:
+    """The page."""
+    line = node.line
+    return document(
+        words.readable(line.name, line.node_id),
+        "",
+        node.join_string,
+        el("p", el("code", line.node_id)),
+        live("node", _facts(node)),
+        live("days", _days(node.days), heading="By day"),
+        live("refusals", _refusals(node.refusals), heading="Refused"),
+        el("section", el("h2", "Receipts", id="receipts-heading"), _receipts(node), id="receipts",
+           aria_labelledby="receipts-heading"),
+    )  # fmt: skip
+
+
+def _facts(node: NodeFigures) -> Markup:
+    line = node.line
+    owner: Any = words.owner(line.owner) if line.owner != line.node_id else "itself"
+    interval = line.accept_interval
+    facts = {
+        "nickname": nickname(line.node_id),
+        "owner": owner,
+        "state": el("span", line.state, class_=f"state {line.state}"),
+        "last heard of": words.ago(node.now_ms - line.last_seen_ms),
+        "score": words.whole(round(line.score_micros)),
+        "credit": words.whole(line.posted_micros),
+        "pending": words.whole(line.pending_micros),
+        "void": words.whole(line.voided_micros),
+        "validated tokens": words.whole(line.validated_tokens),
+        "accepted": f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}",
+        "accept ratio": f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}\u202f%" if interval else words.DASH,
+        "policy lag": words.DASH if line.lag is None else words.counted(line.lag, "update"),
+        "price / Mtok": words.whole(line.price_micros_per_mtok),
+        "cost / Mtok": words.figure(line.cost_micros_per_mtok),
+        "uploaded": words.size(line.uploaded_bytes),
+        "tokens/s": words.figure(line.tokens_per_s),
+        "version": line.version,
+    }
+    return el("dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items()), class_="facts")
+
+
+def _days(days: Sequence[Mapping[str, int]]) -> Any:
+    rows = [
+        [
+            words.day(day["day"]),
+            *(words.whole(day[name]) for name in ("groups", "tokens", "posted", "pending", "voided")),
+        ]
+        for day in days
+    ]
+    points = [(float(day["day"] - days[0]["day"]), float(day["posted"])) for day in reversed(days)]
+    chart = charts.bars("credit-by-day", "validated credit", "days from the last", points) if len(points) > 1 else None
+    return chart, table("Claims by the day of their acceptance", DAY_COLUMNS, rows, empty="No claims yet.")
+
+
+def _refusals(refusals: Sequence[Mapping[str, Any]]) -> Markup:
+    rows = [
+        [
+            el("code", one["code"]),
+            words.whole(one["count"]),
+            words.moment(one["last_ms"]),
+            words.line(one["last_message"]),
+        ]
+        for one in refusals
+    ]
+    return table("Answers that were refused, by the code of the reason", REFUSAL_COLUMNS, rows, empty="Never.")
+
+
+def _receipts(node: NodeFigures) -> Any:
+    rows = [
+        [
+            el("code", f"{claim['claim_id'][:12]}…", title=claim["claim_id"]),
+            words.moment(claim["accepted_ms"]),
+            claim["version"],
+            words.whole(claim["tokens"]),
+            _entry(claim["entry"], words.whole(claim["credit_micros"])),
+            _entry(claim["settled_entry"], claim["state"]),
+            [el("button", "check", type="button", data_claim=claim["claim_id"]), " ",
+             el("a", "file", href=f"/v1/receipts/{claim['claim_id']}", download=f"{claim['claim_id']}.receipt")],
+        ]
+        for claim in node.claims
+    ]  # fmt: skip
+    about = el(
+        "p",
+        "A receipt proves a credit by the ledger's signed checkpoint. Your browser checks it by itself: the chain of "
+        "root keys from the round's id, the checkpoint's signature, and the way of the entry to the tree's root. "
+        "Compare the round's id with the end of your join string: ",
+        el("code", node.round_id),
+        class_="soft",
+    )
+    script = el("script", type="module", src="/static/check.js")
+    checking = el(
+        "div", about, el("p", "", id="checked", role="status"), data_round=node.round_id, data_node=node.line.node_id
+    )
+    return checking, table("The last claims", CLAIM_COLUMNS, rows, empty="No claims yet."), script
+
+
+def _entry(index: int | None, text: str) -> Any:
+    return text if index is None else el("a", text, href=f"/entries/{index}")

@@ -1,0 +1,1 @@
+"""Read-only queries and the figures made of them, for pages, terminal, API and Prometheus."""

@@ -1,0 +1,304 @@
+"""Lasting figures of a round, and an alarm that names the cause of waste and the setting that cures it.
+
+- Age: how many updates old the groups were that the learner trained on.
+- In vain: groups that a node worked on and that nobody trained on, by what became of them.
+- `length_bias`: how much longer nodes worked on groups that came too late than on those that were trained on. Far above
+  1, long answers are being thrown away, and the policy is taught to be short.
+- A wait that goes on counts as one that has ended does.
+- Everything is read from the store, so a restart forgets nothing.
+- An alarm is a call to act: a finished round raises none, and its figures stay.
+"""
+
+import math
+from collections import Counter
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.rules.capacity import VISIBLE, PoolLoad, least_staleness
+from coordinator.store.state import get_fact
+from coordinator.store.tables import batches, leases, rollouts
+from coordinator.transactions import reward_columns, scoring, standings
+from protocol.errors import StaleVersion
+from protocol.lease import LeaseState
+
+UPDATES_LATELY = 32
+"""The idle share that may raise the alarm is that of so many updates."""
+
+IDLE_MAX = 0.1
+
+SKIPPED = "learner/skipped"
+SKIPPED_MAX = 3
+"""A gradient that is not finite comes now and then, and one after another from weights that are lost."""
+
+MASKED = "is/masked_frac"
+MASKED_MAX = 0.1
+MASKED_UPDATES = 8
+"""The share of tokens that the correction drops is that of so many last updates; fewer raise no alarm."""
+
+OUTGOING_S = "learner/outgoing_s"
+
+IN_VAIN_MAX = 0.1
+
+LENGTH_BIAS_MAX = 1.5
+LATE_MIN = 0.02
+"""Where fewer groups than this come too late, their lengths say little and teach little."""
+
+IN_BUFFER = "stale_in_buffer"
+SURPLUS = "surplus"
+
+KEPT = "kept_for_audits"
+"""The fact of what versions take that only audits and evaluations wait for, and of the most that they may."""
+
+KEPT_MAX = 0.8
+
+ADVICE = {
+    LeaseState.EXPIRED.value: "raise leases.timeout_s, or give less at once by leases.groups_per_request",
+    StaleVersion.code: "raise staleness.max_updates, or publish more often by staleness.publish_every",
+    IN_BUFFER: "raise staleness.max_updates",
+    SURPLUS: "lower leases.over_issue",
+    reward_columns.GIVEN_UP: "mend the reward; the incidents on the training page say what went wrong",
+}
+
+
+def figures(
+    connection: sa.Connection,
+    asked: PoolLoad | None,
+    kappa: int,
+    *,
+    staleness_max: int = 0,
+    programs_alarm: str = "",
+    waits_s: float = 0.0,
+) -> dict[str, Any]:
+    """Return the figures of the round's health; the learner has waited for its next batch for `waits_s`.
+
+    `staleness_max` is the operator's bound, which the one in force may be below.
+    """
+    ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection, waits_s)
+    kept = get_fact(connection, KEPT, {"size_bytes": 0, "room_bytes": 0})
+    lately = _metrics_lately(connection)
+    skipped, masked = sum(bool(metrics.get(SKIPPED, 0)) for metrics in lately), _masked_share(lately)
+    trained, verifier, bias = ages.total(), scoring.trouble(connection), _length_bias(connection)
+    share = sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
+    return {
+        "age": {
+            "mean": sum(age * count for age, count in ages.items()) / max(1, trained),
+            "p99": percentile(ages, 0.99),
+            "max": max(ages, default=0),
+        },
+        "in_vain": dict(in_vain),
+        "in_vain_share": share,
+        "length_bias": bias,
+        "learner_idle_share_lately": idle_share,
+        "learner_outgoing_share_lately": _outgoing_lately(connection),
+        "updates_skipped_lately": skipped,
+        "masked_share_lately": masked,
+        "verifier": verifier,
+        KEPT: kept,
+        "alarm": ""
+        if get_fact(connection, "finished", False)
+        else programs_alarm
+        or verifier_alarm(verifier)
+        or skipped_alarm(skipped, len(lately))
+        or held_alarm(standings.held(connection))
+        or kept_alarm(kept)
+        or masked_alarm(masked)
+        or alarm(asked, kappa, idle_share, in_vain, share, staleness_max)
+        or _bias_alarm(bias, in_vain, trained),
+    }
+
+
+def verifier_alarm(verifier: dict[str, Any]) -> str:
+    """Nothing else matters while no group can be judged; empty if groups are."""
+    if not verifier.get("down"):
+        return ""
+    return (
+        f"No rewards: {verifier['reason']} Groups wait, and are not lost. Mend the reward: it is tried again every "
+        "few seconds."
+    )
+
+
+def skipped_alarm(skipped: int, seen: int) -> str:
+    """Nothing is learned, and everything is paid for; empty if steps are made."""
+    if skipped <= SKIPPED_MAX:
+        return ""
+    return (
+        f"{skipped} of the last {seen} updates changed nothing, since their gradient was not finite, and their groups "
+        "were paid for. Lower learner.learning_rate or mend the reward, and go back to a version from before: "
+        "`swarm-coordinator policy rollback`."
+    )
+
+
+def masked_alarm(share: float | None) -> str:
+    """Paid samples are dropped as too far from the policy, and the others teach alone; empty if few are."""
+    if share is None or share <= MASKED_MAX:
+        return ""
+    return (
+        f"The correction dropped {share:.0%} of the tokens of the last {MASKED_UPDATES} updates: their samples are too "
+        "far from the policy. Lower learner.learning_rate or staleness.max_updates, or widen "
+        "correction.sequence_low and correction.sequence_high."
+    )
+
+
+def held_alarm(held: dict[str, int]) -> str:
+    """Claims wait for a calibration, and their nodes get no more work; empty if none do."""
+    if not held:
+        return ""
+    classes = ", ".join(held)
+    return (
+        f"{sum(held.values())} claims are held unpaid: no tolerances of {classes} were measured on this policy yet. "
+        "Nobody is blamed, and nodes of such a class get no more work until then. Run a node of it yourself, name its "
+        "id in audit.probes and launch again (fleet.local_nodes need no naming), or "
+        f"`swarm-coordinator calibrate FILE.toml --node NODE --class {next(iter(held))}`."
+    )
+
+
+def kept_alarm(kept: dict[str, int]) -> str:
+    """Versions whose claims wait for an audit are about to go, and their audits with them; empty if none are."""
+    size, room = kept["size_bytes"], kept["room_bytes"]
+    if not size or size < KEPT_MAX * room:
+        return ""
+    return (
+        f"Versions that claims wait for take {size / 2**30:.2f} of {room / 2**30:.2f} GiB; beyond that the oldest go "
+        "and their audits pardoned. Start another auditor, free some disk, or raise audit.kept_gib."
+    )
+
+
+def alarm(
+    asked: PoolLoad | None,
+    kappa: int,
+    idle_share: float,
+    in_vain: Counter[str],
+    in_vain_share: float,
+    staleness_max: int = 0,
+) -> str:
+    """What is wrong, why, and what to set; empty if nothing is."""
+    if asked is not None and idle_share > IDLE_MAX:
+        return _why_idle(asked, kappa, idle_share, staleness_max)
+    if in_vain_share > IN_VAIN_MAX:
+        (most, _), *_ = in_vain.most_common(1)
+        advice = ADVICE.get(most, "docs/protocol.md says what this code means")
+        return f"{in_vain_share:.0%} of the work is in vain, most of it as {most}: {advice}."
+    return ""
+
+
+def _bias_alarm(bias: float | None, in_vain: Counter[str], trained: int) -> str:
+    """Long answers are thrown away more often than short ones; empty if they are not."""
+    late = sum(in_vain[why] for why in (LeaseState.EXPIRED.value, StaleVersion.code, IN_BUFFER))
+    if bias is None or bias <= LENGTH_BIAS_MAX or late < LATE_MIN * (late + trained):
+        return ""
+    return (
+        f"Groups that come too late take {bias:.1f} times as long as those that are trained on, so the policy "
+        "is taught to be short: raise staleness.max_updates or leases.timeout_s."
+    )
+
+
+def percentile(ages: Counter[int], share: float) -> int:
+    """The smallest age that at least this share of the groups does not exceed."""
+    below = 0
+    for age in sorted(ages):
+        below += ages[age]
+        if below >= share * ages.total():
+            return age
+    return 0
+
+
+def _why_idle(asked: PoolLoad, kappa: int, idle_share: float, staleness_max: int) -> str:
+    waits = f"The learner waits {idle_share:.0%} of its time: "
+    # What would be left of it if rollouts took no throughput at all is the bound's fault.
+    if VISIBLE.bubble(asked, kappa, math.inf) < idle_share / 2:
+        needed = asked.rollouts_per_update / asked.train_s
+        return waits + (
+            f"nodes gave {needed * (1 - idle_share):.3g} of {needed:.3g} groups/s. More nodes on other machines "
+            "are needed, or a higher fleet.gamma or market.max_price_micros_per_mtok."
+        )
+    enough = least_staleness(asked, kappa)
+    if asked.rollout_s > asked.broadcast_s:
+        what, cure = f"rollouts of {asked.steps_per_rollout:.1f} steps", "shorten them by sampling.max_new_tokens"
+    else:
+        what, cure = f"broadcasts of {asked.steps_per_broadcast:.1f} steps", "lower staleness.publish_every"
+    waits += f"S = {asked.staleness} is too small for {what}: "
+    if asked.staleness < staleness_max:
+        return waits + (
+            f"the bound adapts, and may be {staleness_max} once the correction drops little. Lower "
+            f"learner.learning_rate, raise staleness.min_updates, or {cure}."
+        )
+    return waits + f"raise staleness.max_updates to {enough}, or {cure}."
+
+
+def trained_ages(connection: sa.Connection) -> Counter[int]:
+    age = rollouts.c.batch - 1 - rollouts.c.policy_update
+    found = sa.select(age, sa.func.count()).where(rollouts.c.batch.is_not(None)).group_by(age)
+    return Counter({int(age): int(count) for age, count in connection.execute(found)})
+
+
+def _in_vain(connection: sa.Connection) -> Counter[str]:
+    """Leases that were refused, by the code, or expired; and groups that were accepted and aged."""
+    refused = sa.select(leases.c.code, sa.func.count()).where(leases.c.state == LeaseState.REJECTED.value)
+    found = Counter({code: int(count) for code, count in connection.execute(refused.group_by(leases.c.code))})
+    ends = (
+        (LeaseState.EXPIRED.value, leases, LeaseState.EXPIRED.value),
+        (IN_BUFFER, rollouts, "stale"),
+        (SURPLUS, rollouts, SURPLUS),
+        (reward_columns.GIVEN_UP, rollouts, reward_columns.GIVEN_UP),
+    )
+    for name, table, state in ends:
+        here = sa.select(sa.func.count()).select_from(table).where(table.c.state == state)
+        found[name] = connection.execute(here).scalar_one()
+    return +found
+
+
+def _metrics_lately(connection: sa.Connection) -> list[dict[str, float]]:
+    """Return the metrics of the last updates, the newest first."""
+    lately = sa.select(batches.c.metrics).where(batches.c.reported_ms.is_not(None)).order_by(batches.c.batch.desc())
+    return [metrics or {} for metrics in connection.execute(lately.limit(UPDATES_LATELY)).scalars()]
+
+
+def _masked_share(lately: list[dict[str, float]]) -> float | None:
+    """Return the share that was dropped lately; None until enough updates were reported."""
+    shares = [float(metrics[MASKED]) for metrics in lately[:MASKED_UPDATES] if MASKED in metrics]
+    return sum(shares) / len(shares) if len(shares) == MASKED_UPDATES else None
+
+
+def _idle_lately(connection: sa.Connection, waits_s: float) -> float:
+    """All of its time while it waits for its first batch; none before it asks for that."""
+    lately = (
+        sa.select(batches.c.idle_s, batches.c.busy_s)
+        .where(batches.c.busy_s > 0)
+        .order_by(batches.c.batch.desc())
+        .limit(UPDATES_LATELY)
+    )
+    rows = connection.execute(lately).all()
+    idle_s, busy_s = (sum(row[place] for row in rows) for place in (0, 1))
+    idle_s += waits_s
+    return idle_s / (idle_s + busy_s) if idle_s + busy_s else 0.0
+
+
+def _outgoing_lately(connection: sa.Connection) -> float:
+    """Return the share of its last updates' time for which the learner stood still for versions."""
+    lately = (
+        sa.select(batches.c.idle_s + batches.c.busy_s, batches.c.metrics)
+        .where(batches.c.busy_s > 0)
+        .order_by(batches.c.batch.desc())
+        .limit(UPDATES_LATELY)
+    )
+    rows = connection.execute(lately).all()
+    all_s, stood_s = sum(row[0] for row in rows), sum((row[1] or {}).get(OUTGOING_S, 0.0) for row in rows)
+    return min(1.0, stood_s / all_s) if all_s else 0.0
+
+
+def _length_bias(connection: sa.Connection) -> float | None:
+    """None while there is nothing to compare."""
+    worked_ms = sa.func.avg(leases.c.ended_ms - leases.c.issued_ms)
+    aged = sa.select(rollouts.c.lease_id).where(rollouts.c.state == "stale")
+    late = (
+        (leases.c.code == StaleVersion.code)
+        | (leases.c.state == LeaseState.EXPIRED.value)
+        | leases.c.lease_id.in_(aged)
+    )
+    late_ms = connection.execute(sa.select(worked_ms).where(late)).scalar()
+    if not late_ms:
+        return None
+    by_rollout = sa.select(worked_ms).join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
+    trained_ms = connection.execute(by_rollout.where(rollouts.c.batch.is_not(None))).scalar()
+    return float(late_ms) / float(trained_ms) if trained_ms else None

@@ -1,0 +1,175 @@
+"""The round's figures for Prometheus, read from the same status that everybody gets.
+
+- The table below is all there is: name, kind, help, and where in the status the samples are.
+- Counters are the store's own sums, so a restart of the coordinator does not reset them.
+- Labels come from closed sets (states, codes of the protocol, reasons), never from what strangers choose.
+- Amounts are in the operator's unit, times in seconds, sizes in bytes, as Prometheus expects.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coordinator.rules.selection import Reason
+
+Status = Mapping[str, Any]
+Samples = Mapping[str, float]
+"""Value of the one label → value; a family without a label has one sample under the empty name."""
+
+MICROS = 1_000_000
+
+
+@dataclass(frozen=True)
+class MetricFamily:
+    """One metric."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    read: Callable[[Status], Samples]
+    label: str = ""
+
+
+def _one(*path: str, scale: float = 1.0) -> Callable[[Status], Samples]:
+    """The number at a place in the status, if there is one."""
+
+    def read(status: Status) -> Samples:
+        found: Any = status
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return {} if found is None else {"": float(found) * scale}
+
+    return read
+
+
+def _each(*path: str) -> Callable[[Status], Samples]:
+    """All numbers of a table in the status, by their names."""
+
+    def read(status: Status) -> Samples:
+        found: Any = status
+        for key in path:
+            found = found.get(key) or {}
+        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+    return read
+
+
+def _programs(read: Callable[[Mapping[str, Any]], float]) -> Callable[[Status], Samples]:
+    """One figure of each of the coordinator's children."""
+    return lambda status: {name: float(read(one)) for name, one in status.get("programs", {}).items()}
+
+
+def _fleet(status: Status) -> Samples:
+    working = sum(1 for node in status.get("fleet") or () if node["works"])
+    return {"working": working, "standby": len(status.get("fleet") or ()) - working}
+
+
+def _prompts(status: Status) -> Samples:
+    told = _each("selection")(status)
+    return {name.removeprefix("prompts_"): value for name, value in told.items() if name.startswith("prompts_")}
+
+
+def _left_out(status: Status) -> Samples:
+    told = _each("selection")(status)
+    return {name: told[name] for name in get_args(Reason) if name in told}
+
+
+FAMILIES = (
+    MetricFamily("learner_update", "gauge", "Last update that the learner reported.", _one("update")),
+    MetricFamily("learner_idle_seconds", "counter", "Time the learner waited for a batch.", _one("learner_idle_s")),
+    MetricFamily("learner_busy_seconds", "counter", "Time the learner worked.", _one("learner_busy_s")),
+    MetricFamily(
+        "learner_idle_share", "gauge", "Share of its last updates that it waited.", _one("learner_idle_share_lately")
+    ),
+    MetricFamily("learner_wait_seconds", "gauge", "The wait for a batch that goes on.", _one("learner_waits_s")),
+    MetricFamily("learner_silent_seconds", "gauge", "Since the learner was last heard of.", _one("learner_silent_s")),
+    MetricFamily("update_age_seconds", "gauge", "Since the last update was reported.", _one("update_age_s")),
+    MetricFamily(
+        "program_up",
+        "gauge",
+        "1 while a child of the coordinator runs.",
+        _programs(lambda one: one["state"] == "runs"),
+        "program",
+    ),
+    MetricFamily(
+        "program_restarts",
+        "gauge",
+        "How often it was started again since the launch.",
+        _programs(lambda one: one["restarts"]),
+        "program",
+    ),
+    MetricFamily("figures_age_seconds", "gauge", "Since the figures of the status were read.", _one("age_s")),
+    MetricFamily(
+        "updates_skipped", "gauge", "Of the last 32, those that made no step.", _one("updates_skipped_lately")
+    ),
+    MetricFamily(
+        "masked_ratio",
+        "gauge",
+        "Tokens that the correction dropped, of those of the last 8 updates.",
+        _one("masked_share_lately"),
+    ),
+    MetricFamily("policy_version", "gauge", "Newest published version.", _one("version")),
+    MetricFamily("policy_version_update", "gauge", "Update that it was made at.", _one("version_update")),
+    MetricFamily(
+        "broadcast_median_seconds", "gauge", "Publication to first token, median node.", _one("broadcast", "median_s")
+    ),
+    MetricFamily("broadcast_max_seconds", "gauge", "The same of the last node.", _one("broadcast", "max_s")),
+    MetricFamily(
+        "broadcast_nodes_reached", "gauge", "Nodes that sample with the version shown.", _one("broadcast", "reached")
+    ),
+    MetricFamily("staleness_bound", "gauge", "S as leases are offered by it.", _one("staleness_bound")),
+    MetricFamily("trained_age_mean", "gauge", "Updates between sampling and training, mean.", _one("age", "mean")),
+    MetricFamily("trained_age_p99", "gauge", "The same of the 99th percentile.", _one("age", "p99")),
+    MetricFamily("trained_age_max", "gauge", "The same of the oldest group.", _one("age", "max")),
+    MetricFamily("length_bias", "gauge", "Work on late groups over work on trained ones.", _one("length_bias")),
+    MetricFamily("groups_in_vain", "counter", "Groups that nobody trained on.", _each("in_vain"), "reason"),
+    MetricFamily("groups_in_vain_share", "gauge", "Their share of all finished groups.", _one("in_vain_share")),
+    MetricFamily(
+        "kept_for_audits_bytes", "gauge", "Versions that only claims wait for.", _one("kept_for_audits", "size_bytes")
+    ),
+    MetricFamily("standby_behind_seconds", "gauge", "How far the standby copy is behind.", _one("standby", "behind_s")),
+    MetricFamily(
+        "alarm", "gauge", "1 while `status` names a cause and a setting.", lambda s: {"": float(bool(s["alarm"]))}
+    ),
+    MetricFamily("prompts", "gauge", "Prompts by how their groups came out lately.", _prompts, "outcome"),
+    MetricFamily("prompts_left_out", "counter", "Times that a prompt came up and was left out.", _left_out, "reason"),
+    MetricFamily("prompts_probed", "counter", "Times that one was taken after that.", _one("selection", "probed")),
+    MetricFamily("rollouts", "gauge", "Accepted groups by what became of them.", _each("rollouts"), "state"),
+    MetricFamily("rollouts_rejected", "counter", "Refused rollouts.", _each("rejected"), "code"),
+    MetricFamily("leases", "gauge", "Leases by state.", _each("leases"), "state"),
+    MetricFamily("audits", "gauge", "Audits by state and verdict.", _each("audit"), "state"),
+    MetricFamily(
+        "budget", "gauge", "What is left to pay with, in the operator's unit.", _one("budget_micros", scale=1 / MICROS)
+    ),
+    MetricFamily("nodes_registered", "gauge", "Nodes that ever registered.", _one("nodes")),
+    MetricFamily("nodes_alive", "gauge", "Nodes heard of lately.", _one("nodes_alive")),
+    MetricFamily("nodes_up_to_date", "gauge", "Alive nodes that hold the newest version.", _one("nodes_up_to_date")),
+    MetricFamily("fleet_nodes", "gauge", "Nodes at work and on standby.", _fleet, "part"),
+    MetricFamily("finished", "gauge", "1 when the round has all its updates.", lambda s: {"": float(s["finished"])}),
+)
+
+
+class _Round(Collector):
+    """One status as Prometheus sees it."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        for family in FAMILIES:
+            kind = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
+            metric = kind(f"echo_swarm_{family.name}", family.help, labels=[family.label] if family.label else [])
+            for label, value in sorted(family.read(self._status).items()):
+                metric.add_metric([label] if family.label else [], value)
+            yield metric
+
+
+def exposition(status: Status) -> bytes:
+    """The page that Prometheus reads."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Round(status))
+    return generate_latest(registry)

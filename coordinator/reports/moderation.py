@@ -1,0 +1,101 @@
+"""What an operator may order about nodes, as effects: pause and resume one, ban and unban an owner.
+
+- A paused node gets no new work; what it holds it may finish, and is paid.
+- A ban is its owner's, with all their nodes: leases end, groups leave the buffer, what no audit found right is void, an
+  entry of the ledger for each claim. Whoever is let in again is audited in full until they have proved themselves.
+- Every order is recorded with its reason in the same transaction. The same order again changes nothing.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.reports import history, summary
+from coordinator.store.tables import nodes, trust
+from coordinator.transactions import escrow, orders, standings
+from coordinator.transactions.lottery import AuditTerms
+from coordinator.transactions.orders import Action
+from protocol import names
+from protocol.errors import NotFound
+from protocol.ids import NodeId
+
+SHORTEST = 6
+"""Characters of an id that name a node, if no other begins or ends so."""
+
+
+def find(connection: sa.Connection, text: str) -> NodeId:
+    """The node that is meant: by its id, the beginning or end of one, or its name; else by a name without its team.
+
+    Names are the nodes' own words: nobody hides behind another's id, nor puts somebody else in the place of theirs. Who
+    has a name alone may change, so one that is shown with ids as well names nobody.
+    """
+    rows = connection.execute(sa.select(nodes.c.node_id, nodes.c.name)).all()
+    found = [row.node_id for row in rows if row.node_id == text]
+    if not found:
+        found = [
+            row.node_id for row in rows if text in (row.name, names.without_id(row.name)) or _is_part(row.node_id, text)
+        ]
+    if not found:
+        found = [row.node_id for row in rows if text and row.name.rpartition("@")[0] == text]
+    if len(found) != 1:
+        what = "No node is" if not found else f"{len(found)} nodes are"
+        raise NotFound(f"{what} called {text[:80]}.", hint="`swarm-coordinator nodes list` shows their ids.")
+    return NodeId(found[0])
+
+
+def _is_part(node_id: str, text: str) -> bool:
+    return len(text) >= SHORTEST and (node_id.startswith(text) or node_id.endswith(text))
+
+
+def listed(connection: sa.Connection, *, alive_since_ms: int) -> list[dict[str, Any]]:
+    """Every node as the leaderboard has it, with its owner, whether it is alive, and what was ordered about it."""
+    columns = (nodes.c.node_id, nodes.c.owner, nodes.c.paused_ms, nodes.c.revoked_ms)
+    banned = sa.select(sa.func.max(trust.c.banned_ms)).where(standings.ANSWERS).scalar_subquery().label("banned_ms")
+    rows = connection.execute(sa.select(*columns, banned)).mappings()
+    about = {row["node_id"]: dict(row) for row in rows}
+    return [
+        line | about[line["node_id"]] | {"alive": line["last_seen_ms"] >= alive_since_ms}
+        for line in summary.leaderboard(connection)
+    ]
+
+
+def shown(connection: sa.Connection, text: str, *, alive_since_ms: int) -> dict[str, Any]:
+    """One node, with its refusals and the orders about it and its owner."""
+    node = find(connection, text)
+    (line,) = (line for line in listed(connection, alive_since_ms=alive_since_ms) if line["node_id"] == node)
+    return {
+        **line,
+        "refusals": history.refusals(connection, node),
+        "orders": orders.about(connection, node, line["owner"]),
+    }
+
+
+def order(
+    connection: sa.Connection, action: Action, text: str, reason: str, *, given_by: str, terms: AuditTerms, now_ms: int
+) -> dict[str, Any]:
+    """Carry out an order; what it was about, and whether it changed anything."""
+    node = find(connection, text)
+    owner = standings.owner_of(connection, node)
+    if action == "unban":  # a node may have been banned before it had an owner
+        owner = next(iter(standings.banned_among(connection, [node])), owner)
+    subject = owner if action in ("ban", "unban") else node
+    match action:
+        case "pause":
+            changed = _set_pause(connection, node, now_ms)
+        case "resume":
+            changed = _set_pause(connection, node, None)
+        case "ban":
+            changed = escrow.ban(connection, owner, terms=terms, now_ms=now_ms)
+        case "unban":
+            changed = standings.forgive(connection, owner)
+        case _:
+            raise NotFound(f"There is no order {action}.")
+    if changed:
+        orders.record(connection, action, subject, reason, given_by=given_by, now_ms=now_ms)
+    return {"action": action, "node_id": node, "owner": owner, "changed": changed}
+
+
+def _set_pause(connection: sa.Connection, node: NodeId, moment_ms: int | None) -> bool:
+    before = nodes.c.paused_ms.is_(None) if moment_ms is not None else nodes.c.paused_ms.is_not(None)
+    here = sa.update(nodes).where(nodes.c.node_id == node, before)
+    return bool(connection.execute(here.values(paused_ms=moment_ms)).rowcount)

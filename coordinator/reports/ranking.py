@@ -1,0 +1,244 @@
+"""The leaderboard's figures: what each node, each owner and each day has brought, and where they stand.
+
+- The score is validated credit with a half-life of seven days: who stops sinks, who starts late can still rise.
+- It is a fold over the ledger's posts, kept in memory and continued where it stopped; a restart folds anew. Two scores
+  keep their ratio as time passes, so nothing is counted twice to age it.
+- Everything else is read anew from the store's totals (`coordinator.reports.summary`).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.reports import summary
+from coordinator.reports.health import percentile
+from coordinator.reports.history import DAY_MS
+from coordinator.rules.scores import wilson
+from coordinator.store.tables import fleet, nodes, rollouts
+from ledger import store
+from ledger.entry import MTOK
+from ledger.tables import claims_table, entries_table
+from protocol import names
+from protocol.ids import NodeId
+from protocol.limits import NAME_MAX_CHARS
+
+HALF_LIFE_MS = 7 * DAY_MS
+
+
+@dataclass(frozen=True)
+class Day:
+    """What was posted on one day."""
+
+    credit_micros: int = 0
+    tokens: int = 0
+    groups: int = 0
+    first_entry: int = 0
+    nodes: int = 0
+
+
+@dataclass(frozen=True)
+class RankingLine:
+    """One node's line, or that of all nodes of one owner."""
+
+    node_id: NodeId
+    owner: str
+    name: str
+    state: str
+    score_micros: float
+    posted_micros: int
+    pending_micros: int
+    voided_micros: int
+    validated_tokens: int
+    accepted: int
+    rejected: int
+    lag: int | None
+    version: int
+    tokens_per_s: float
+    price_micros_per_mtok: int
+    uploaded_bytes: int
+    last_seen_ms: int
+    registered_ms: int
+    trust: str = "new"
+    nodes: int = 1
+
+    @property
+    def team(self) -> str:
+        """What stands behind the last @ of the name: whoever calls themselves so; no team has the operator's name."""
+        team = names.without_id(self.name).rpartition("@")[2].strip() if "@" in self.name else ""
+        return "" if names.is_office(team) else names.visible(team, NAME_MAX_CHARS)
+
+    @property
+    def accept_ratio(self) -> float | None:
+        return self.accepted / tried if (tried := self.accepted + self.rejected) else None
+
+    @property
+    def accept_interval(self) -> tuple[float, float] | None:
+        return wilson(self.accepted, self.accepted + self.rejected)
+
+    @property
+    def cost_micros_per_mtok(self) -> float | None:
+        """What a million validated tokens of this node have cost."""
+        return self.posted_micros * MTOK / self.validated_tokens if self.validated_tokens else None
+
+    @property
+    def escrow_share(self) -> float | None:
+        """How much of what was earned and not voided still waits."""
+        earned = self.posted_micros + self.pending_micros
+        return self.pending_micros / earned if earned else None
+
+
+class Fold:
+    """What the ledger and the batches have said so far; `read` takes what is new."""
+
+    def __init__(self) -> None:
+        self.days: dict[int, Day] = {}
+        self._weights: defaultdict[str, float] = defaultdict(float)
+        self._ages: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self._last_days: dict[str, int] = {}
+        self._began_ms: int | None = None
+        self._entries = self._batches = 0
+
+    def read(self, connection: sa.Connection) -> None:
+        end = store.size(connection)
+        entry = entries_table.c
+        posts = connection.execute(
+            sa.select(entry.index, entry.recorded_ms, claims_table.c.node_id, claims_table.c.amount_micros,
+                      claims_table.c.tokens)
+            .join(claims_table, claims_table.c.claim_id == sa.func.substr(entry.effect, len("settle:") + 1))
+            .where(entry.index >= self._entries, entry.index < end, entry.kind == "post")
+            .order_by(entry.index)
+        ).all()  # fmt: skip
+        age = rollouts.c.batch - 1 - rollouts.c.policy_update
+        trained = connection.execute(
+            sa.select(rollouts.c.node_id, age, sa.func.count(), sa.func.max(rollouts.c.batch))
+            .where(rollouts.c.batch > self._batches)
+            .group_by(rollouts.c.node_id, age)
+        ).all()
+        for post in posts:
+            self._post(*post)
+        for node_id, old, count, _ in trained:
+            self._ages[node_id][old] += count
+        self._entries = end
+        self._batches = max((newest for *_, newest in trained), default=self._batches)
+
+    def score(self, node_id: str, now_ms: int) -> float:
+        """A node's validated credit, in micro-units, each half as much after every half-life."""
+        began_ms = now_ms if self._began_ms is None else self._began_ms
+        return self._weights.get(node_id, 0.0) * float(0.5 ** ((now_ms - began_ms) / HALF_LIFE_MS))
+
+    def lag(self, node_id: str) -> int | None:
+        """How many updates old, in the median, a node's groups were when they were trained on."""
+        ages = self._ages.get(node_id)
+        return percentile(ages, 0.5) if ages else None
+
+    def _post(self, index: int, recorded_ms: int, node_id: str, amount_micros: int, tokens: int) -> None:
+        if self._began_ms is None:
+            self._began_ms = recorded_ms
+        self._weights[node_id] += amount_micros * 2.0 ** ((recorded_ms - self._began_ms) / HALF_LIFE_MS)
+        number = recorded_ms // DAY_MS
+        day = self.days.get(number, Day(first_entry=index))
+        is_first = self._last_days.get(node_id) != number
+        self._last_days[node_id] = number
+        self.days[number] = Day(
+            credit_micros=day.credit_micros + amount_micros,
+            tokens=day.tokens + tokens,
+            groups=day.groups + 1,
+            first_entry=day.first_entry,
+            nodes=day.nodes + is_first,
+        )
+
+
+def by_node(
+    connection: sa.Connection, fold: Fold, levels: Mapping[str, str], *, silent_after_ms: int, now_ms: int
+) -> list[RankingLine]:
+    """One line per node, the highest score first; `levels` says how far owners are trusted."""
+    standby = set(connection.execute(sa.select(fleet.c.node_id).where(fleet.c.works.is_(False))).scalars())
+    joined = sa.select(nodes.c.node_id, nodes.c.owner, nodes.c.registered_ms)
+    here = {row.node_id: row for row in connection.execute(joined)}
+    lines = []
+    for row in summary.leaderboard(connection):
+        node_id = row["node_id"]
+        is_silent = row["last_seen_ms"] < now_ms - silent_after_ms
+        state = "silent" if is_silent else "standby" if node_id in standby else row["phase"]
+        lines.append(
+            RankingLine(
+                node_id=node_id,
+                owner=here[node_id].owner,
+                state=state,
+                score_micros=fold.score(node_id, now_ms),
+                accepted=row["accepted_rollouts"],
+                rejected=row["rejected_rollouts"],
+                lag=fold.lag(node_id),
+                registered_ms=here[node_id].registered_ms,
+                trust=levels.get(here[node_id].owner, "new"),
+                **{name: row[name] for name in _TAKEN},
+            )
+        )
+    return sorted(lines, key=lambda line: (-line.score_micros, -line.pending_micros, line.node_id))
+
+
+_TAKEN = (
+    "name", "posted_micros", "pending_micros", "voided_micros", "validated_tokens", "version", "tokens_per_s",
+    "price_micros_per_mtok", "uploaded_bytes", "last_seen_ms",
+)  # fmt: skip
+
+
+def by_owner(lines: Iterable[RankingLine]) -> list[RankingLine]:
+    """One line per owner; of lag, price and version it says what the owner's best node does."""
+    found: dict[str, RankingLine] = {}
+    for line in lines:
+        known = found.get(line.owner)
+        found[line.owner] = line if known is None else _together(known, line)
+    return sorted(found.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.owner))
+
+
+def by_team(lines: Iterable[RankingLine]) -> list[RankingLine]:
+    """One line per team, however its name is written so that it looks the same; who has none is in no line."""
+    found: dict[str, RankingLine] = {}
+    for line in lines:
+        if team := names.skeleton(line.team):
+            known = found.get(team)
+            found[team] = line if known is None else _teamed(known, line)
+    return sorted(found.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.team.casefold()))
+
+
+def _teamed(first: RankingLine, second: RankingLine) -> RankingLine:
+    """Both, called as the older one is: a member that comes later does not rename the team."""
+    older = min(first, second, key=lambda line: (line.registered_ms, line.node_id))
+    return replace(_together(first, second), name=older.name)
+
+
+_SUMMED = (
+    "score_micros", "posted_micros", "pending_micros", "voided_micros", "validated_tokens", "accepted", "rejected",
+    "tokens_per_s", "uploaded_bytes", "nodes",
+)  # fmt: skip
+
+
+def _together(first: RankingLine, second: RankingLine) -> RankingLine:
+    sums: dict[str, Any] = {name: getattr(first, name) + getattr(second, name) for name in _SUMMED}
+    newer = max(first, second, key=lambda line: line.last_seen_ms)
+    return replace(
+        first,
+        **sums,
+        state=newer.state,
+        version=max(first.version, second.version),
+        last_seen_ms=newer.last_seen_ms,
+        registered_ms=min(first.registered_ms, second.registered_ms),
+    )
+
+
+SORTS: dict[str, Callable[[RankingLine], float]] = {
+    "score": lambda line: line.score_micros,
+    "credit": lambda line: line.posted_micros,
+    "pending": lambda line: line.pending_micros,
+    "tokens": lambda line: line.validated_tokens,
+    "accepted": lambda line: (line.accept_interval or (-1.0,))[0],
+    "lag": lambda line: -(10**9 if line.lag is None else line.lag),
+    "uploaded": lambda line: line.uploaded_bytes,
+    "cost": lambda line: -(10.0**18 if line.cost_micros_per_mtok is None else line.cost_micros_per_mtok),
+    "rate": lambda line: line.tokens_per_s,
+}
+"""What the board can be sorted by, the best first; an accept ratio by the lower end of its interval."""

@@ -1,0 +1,80 @@
+"""A round's overview on a terminal: once, again and again (`status --watch`), or below the log of `launch`.
+
+- Where nobody looks at a terminal, nothing is drawn: the same lines are printed, or the log stays as it is.
+- What is shown is the JSON of `/v1/operator/status`; where the operator's token is missing, that of `/v1/status`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.reports import overview
+from protocol.log_lines import Lines
+
+log = logging.getLogger(__name__)
+
+Look = Callable[[], Awaitable[Mapping[str, Any]]]
+Show = Callable[[Look], Awaitable[None]]
+
+DRAW_EVERY_S = 1.0
+
+LAUNCHED = "Ctrl-C stops the round; launching again goes on · swarm-coordinator status | nodes in another terminal"
+
+STYLES: dict[overview.Tone, str] = {"good": "green", "bad": "bold yellow", "plain": ""}
+
+
+def can_draw(console: Console) -> bool:
+    """Whether somebody looks at a terminal that can be drawn on."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def panel(told: Mapping[str, Any], *, note: str = "") -> RenderableType:
+    """The overview as it is drawn; the note stands below it."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(ratio=1)
+    for part in overview.parts(told):
+        table.add_row(part.title, Text("\n".join(part.lines), style=STYLES[part.tone]))
+    inside = Group(table, Text(note, style="dim")) if note else table
+    title = Text(f"round {told['round_id'][:12]}")
+    return Panel(inside, title=title, title_align="left", border_style="dim")
+
+
+def for_launch() -> Show | None:
+    """What draws the round below its log, where that is a terminal."""
+    console = Console(stderr=True)
+    return below_log(console) if can_draw(console) else None
+
+
+def below_log(console: Console, *, every_s: float = DRAW_EVERY_S) -> Show:
+    """A task that draws until it is cancelled; log lines go above the panel from now on."""
+    handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%H:%M:%S")
+    handler.setFormatter(Lines("%(message)s"))
+    logging.getLogger().handlers[:] = [handler]
+
+    async def draw(look: Look) -> None:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            while True:
+                try:
+                    live.update(panel(await look(), note=LAUNCHED), refresh=True)
+                except Exception:  # what cannot be drawn must not end the round
+                    log.exception("the view could not be drawn")
+                await asyncio.sleep(every_s)
+
+    return draw
+
+
+def show(console: Console, told: Mapping[str, Any]) -> None:
+    """Draw it, or print its lines."""
+    if can_draw(console):
+        console.print(panel(told))
+    else:
+        print(overview.text(told), flush=True)

@@ -1,0 +1,306 @@
+"""What the round looks like from outside: status, leaderboard and last broadcast, each read in one transaction."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict
+from heapq import nlargest
+from operator import itemgetter
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.config import Config
+from coordinator.reports import health, history, learner_waiting, programs, standby
+from coordinator.store.state import get_fact
+from coordinator.store.tables import batches, leases, nodes, rejections, rollouts, transfers
+from coordinator.tasks.kinds import shown
+from coordinator.transactions import (
+    audit_pace,
+    blames,
+    broadcasts,
+    curriculum,
+    evaluations,
+    fleet,
+    policy_versions,
+    staleness_bound,
+    standings,
+)
+from coordinator.transactions.leases import latest_batch, rules_of
+from ledger import store
+from ledger.accounts import BUDGET
+from ledger.book import ClaimState
+from ledger.tables import claims_table
+from protocol.lease import OPEN, LeaseState
+
+UNFINISHED_SHOWN = 10
+"""Nodes that status names for the leases they left unanswered; the leaderboard has them all."""
+
+
+AFTER_ALL_MS = 2**53
+"""A moment that nobody was heard of after."""
+
+
+def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
+    """Where the round stands; who was heard of since then is alive. No moment: no program runs that could be silent."""
+    version, version_update = policy_versions.newest_version(connection)
+    idle_s, busy_s = _learner_s(connection)
+    progress = get_fact(connection, "progress", {})
+    asked = fleet.load(connection, config, alive_since_ms=alive_since_ms)
+    kappa = fleet.kappa(asked, config)
+    running = programs.figures(connection, config, now_ms)
+    alarm, waits_s = running["programs_alarm"], running["learner_waits_s"]
+    so_far_s = idle_s + waits_s
+    return {
+        "phase": progress.get("phase", "starting"),
+        "fraction": progress.get("fraction", 0.0),
+        "detail": progress.get("detail", ""),
+        "accuracy_before": progress.get("accuracy_before"),
+        "accuracy_after": progress.get("accuracy_after"),
+        "finished": bool(get_fact(connection, "finished", False)),
+        "version": version,
+        "version_update": version_update,
+        "update": _reported_update(connection),
+        "batch": latest_batch(connection),
+        "max_staleness": connection.execute(sa.select(sa.func.max(batches.c.max_staleness))).scalar() or 0,
+        "learner_idle_s": idle_s,
+        "learner_busy_s": busy_s,
+        "learner_idle_share": so_far_s / (so_far_s + busy_s) if so_far_s + busy_s else 0.0,
+        "rollouts": _rollouts(connection),
+        "rejected": _rejected(connection),
+        "leases": _counts(connection, leases.c.state),
+        "unfinished_by": _unfinished_by(connection),
+        "audit": standings.audited(connection),
+        "budget_micros": store.balance(connection, BUDGET),
+        "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
+        **_alive(connection, version, alive_since_ms),
+        "evaluations": _last_evaluations(connection),
+        "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),
+        "selection": curriculum.shown(connection, rules_of(config)),
+        "fleet": fleet.shown(connection),
+        "publish_every": kappa,
+        "staleness_bound": staleness_bound.in_force(connection, config.staleness),
+        "load": asdict(asked) if asked else None,
+        "standby": _standby(config, now_ms),
+        **running,
+        **health.figures(
+            connection,
+            asked,
+            kappa,
+            staleness_max=config.staleness.max_updates,
+            programs_alarm=alarm,
+            waits_s=waits_s,
+        ),
+    }
+
+
+def told(config: Config, round_id: str) -> dict[str, Any]:
+    """What the operator set, as far as nodes and visitors want to know it."""
+    return {
+        "round_id": round_id,
+        "task": shown(config),
+        "staleness": config.staleness.max_updates,
+        "max_updates": config.round.max_updates,
+        "samples_per_group": config.sampling.samples_per_group,
+        "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+        "classes": list(config.audit.classes),
+    }
+
+
+def stopped(connection: sa.Connection, *, config: Config, since_ms: int) -> dict[str, Any]:
+    """What the operator sees, and `told`, of a round that no coordinator leads since then: nobody counts as alive."""
+    found = for_operator(connection, config=config, alive_since_ms=AFTER_ALL_MS)
+    return found | told(config, get_fact(connection, "round_id")) | {"stopped_since_ms": since_ms}
+
+
+def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
+    """The status, with whether the learner waits and why, what was credited, and what went wrong lately."""
+    found = status(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
+    return found | {
+        "learner": asdict(learner_waiting.look(found, config, backlog=standings.backlog(connection))),
+        "credit": _credited(connection),
+        "incidents": [asdict(one) for one in history.incidents(connection)],
+    }
+
+
+def for_operator(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
+    """What everybody is told, and how many claims wait for an auditor, which would tell nodes what was drawn."""
+    found = explained(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
+    copy = standby.read(config.round.directory)
+    if found["standby"] and copy:
+        found["standby"] |= {"target": copy.target, "problem": copy.problem}
+    found |= {"backlog": standings.backlog(connection)}
+    if not now_ms or found["finished"]:
+        return found
+    auditing = audit_pace.figures(connection, config.audit.backlog_max, now_ms)
+    return found | {"audit_pace": auditing, "alarm": found["alarm"] or auditing["alarm"]}
+
+
+def _standby(config: Config, now_ms: int) -> dict[str, Any] | None:
+    """How far the standby copy is behind; None where none follows the round, or no program runs."""
+    copy = standby.read(config.round.directory) if now_ms else None
+    return {"behind_s": copy.age_s(now_ms), "keeps_up": copy.is_current(now_ms)} if copy else None
+
+
+def _credited(connection: sa.Connection) -> dict[str, int]:
+    """Micro-units of all nodes' claims, by what became of them."""
+    claim = claims_table.c
+    amounts = _by_name(connection, sa.select(claim.state, sa.func.sum(claim.amount_micros)).group_by(claim.state))
+    states = (ClaimState.POSTED, ClaimState.PENDING, ClaimState.VOIDED)
+    return {f"{state.value}_micros": amounts.get(state.value, 0) for state in states}
+
+
+def _last_evaluations(connection: sa.Connection) -> list[dict[str, Any]]:
+    """Of each split, what was measured last, and what is being measured."""
+    last: dict[tuple[str, bool], dict[str, Any]] = {}
+    for row in evaluations.shown(connection):
+        last[row["split"], row["state"] == "running"] = row
+    return sorted(last.values(), key=lambda row: row["number"])
+
+
+def broadcast(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any]:
+    """How the last version spread, in sum and node by node."""
+    shown = broadcasts.summary(connection, alive_since_ms=alive_since_ms)
+    return {"broadcast": shown, "nodes": broadcasts.by_node(connection, shown["version"]) if shown else []}
+
+
+def leaderboard(connection: sa.Connection, others_max: int | None = None) -> list[dict[str, Any]]:
+    """One row per node, the best earner first; with `others_max`, only so many of those that have no claim.
+
+    These are the ones that passed on the most, and then those that were heard of last.
+    """
+    earned = {total.node_id: total for total in store.node_totals(connection)}
+    moved = {
+        row.node_id: row
+        for row in connection.execute(
+            sa.select(
+                transfers.c.node_id,
+                *(sa.func.sum(transfers.c[name]).label(name) for name in MOVED),
+            ).group_by(transfers.c.node_id)
+        )
+    }
+    accused = blames.counts(connection)
+    refused = _by_name(
+        connection, sa.select(rejections.c.node_id, sa.func.sum(rejections.c.count)).group_by(rejections.c.node_id)
+    )
+    ends = _lease_ends(connection)
+    accepted = _by_name(connection, sa.select(rollouts.c.node_id, sa.func.count()).group_by(rollouts.c.node_id))
+    every = connection.execute(sa.select(*_OF_NODE)).mappings().all()
+    if others_max is not None:
+        others = (row for row in every if row["node_id"] not in earned)
+        order = itemgetter("uploaded_bytes", "last_seen_ms", "node_id")
+        every = [row for row in every if row["node_id"] in earned] + nlargest(others_max, others, key=order)
+    rows = []
+    for row in every:
+        node_id = row["node_id"]
+        total = earned.get(node_id)
+        traffic = moved.get(node_id)
+        rows.append(
+            {
+                "node_id": node_id,
+                "name": row["name"],
+                "posted_micros": total.posted_micros if total else 0,
+                "pending_micros": total.pending_micros if total else 0,
+                "voided_micros": total.voided_micros if total else 0,
+                "validated_tokens": total.posted_tokens if total else 0,
+                "accepted_rollouts": accepted.get(node_id, 0),
+                "rejected_rollouts": refused.get(node_id, 0),
+                **_shares(ends.get(node_id, {})),
+                "blamed": accused.get(node_id, 0),
+                "price_micros_per_mtok": row["price_micros_per_mtok"],
+                "tokens_per_s": row["tokens_per_s"],
+                "phase": row["phase"],
+                "version": row["version"],
+                "last_seen_ms": row["last_seen_ms"],
+                "uploaded_bytes": row["uploaded_bytes"],
+                **{name: int(getattr(traffic, name)) if traffic else 0 for name in MOVED},
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["posted_micros"] - row["pending_micros"], row["node_id"]))
+
+
+_OF_NODE = (
+    *(nodes.c.node_id, nodes.c.name, nodes.c.price_micros_per_mtok, nodes.c.tokens_per_s, nodes.c.phase),
+    *(nodes.c.version, nodes.c.last_seen_ms, nodes.c.uploaded_bytes),
+)
+"""Without their addresses, which take longer to read than all else."""
+
+MOVED = ("from_peers", "from_seeder", "from_http", "to_peers")
+"""Counters of chunk bytes, as in `protocol.messages.Transfer`: the node's own word, unlike `uploaded_bytes`."""
+
+
+BLAMELESS = (LeaseState.ACCEPTED, LeaseState.REJECTED, LeaseState.CANCELLED)
+"""Ends of leases that their nodes answered, or that the coordinator took back."""
+
+
+def _lease_ends(connection: sa.Connection) -> dict[str, dict[str, int]]:
+    """Node → state → leases that ended in it."""
+    ended = sa.select(leases.c.node_id, leases.c.state, sa.func.count()).where(leases.c.state.not_in(OPEN))
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for node_id, state, count in connection.execute(ended.group_by(leases.c.node_id, leases.c.state)):
+        found[node_id][state] = count
+    return found
+
+
+def _shares(ends: Mapping[str, int]) -> dict[str, Any]:
+    """What became of a node's leases, and which share of them it did not answer, and how."""
+    total = sum(count for state, count in ends.items() if state != LeaseState.CANCELLED)
+    shares = {
+        f"{state}_share": ends.get(state, 0) / max(1, total) for state in (LeaseState.SKIPPED, LeaseState.EXPIRED)
+    }
+    return {"leases": dict(ends), **shares}
+
+
+def _unfinished_by(connection: sa.Connection) -> list[dict[str, Any]]:
+    """The nodes that left leases unanswered, whoever left the largest share first."""
+    names = {row.node_id: row.name for row in connection.execute(sa.select(nodes.c.node_id, nodes.c.name))}
+    rows = [
+        {"node_id": node_id, "name": names.get(node_id, ""), **_shares(ends)}
+        for node_id, ends in _lease_ends(connection).items()
+        if any(state not in BLAMELESS for state in ends)
+    ]
+    rows.sort(key=lambda row: (-row["skipped_share"] - row["expired_share"], row["node_id"]))
+    return rows[:UNFINISHED_SHOWN]
+
+
+def _rollouts(connection: sa.Connection) -> dict[str, int]:
+    """Accepted groups and the samples in them; then groups by what became of them."""
+    groups, rewards_bytes = connection.execute(
+        sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(sa.func.length(rollouts.c.rewards)), 0))
+    ).one()
+    return {"groups": groups, "samples": int(rewards_bytes) // 4, **_counts(connection, rollouts.c.state)}
+
+
+def _rejected(connection: sa.Connection) -> dict[str, int]:
+    by_code = sa.select(rejections.c.code, sa.func.sum(rejections.c.count)).group_by(rejections.c.code)
+    return _by_name(connection, by_code)
+
+
+def _counts(connection: sa.Connection, column: sa.Column[str]) -> dict[str, int]:
+    return _by_name(connection, sa.select(column, sa.func.count()).group_by(column))
+
+
+def _by_name(connection: sa.Connection, rows: sa.Select[Any, Any]) -> dict[str, int]:
+    """Rows of a name and a count."""
+    return {name: int(count) for name, count in connection.execute(rows)}
+
+
+def _alive(connection: sa.Connection, version: int, alive_since_ms: int) -> dict[str, int]:
+    """How many nodes are alive, and on how many of them the newest version is."""
+    up_to_date = sa.func.coalesce(sa.func.sum(sa.case((nodes.c.version >= version, 1), else_=0)), 0)
+    alive, holding = connection.execute(
+        sa.select(sa.func.count(), up_to_date).where(nodes.c.last_seen_ms >= alive_since_ms)
+    ).one()
+    return {"nodes_alive": alive, "nodes_up_to_date": holding if version else 0}
+
+
+def _learner_s(connection: sa.Connection) -> tuple[float, float]:
+    """Seconds that the learner has waited and worked."""
+    sums = (sa.func.coalesce(sa.func.sum(column), 0.0) for column in (batches.c.idle_s, batches.c.busy_s))
+    idle_s, busy_s = connection.execute(sa.select(*sums)).one()
+    return idle_s, busy_s
+
+
+def _reported_update(connection: sa.Connection) -> int:
+    """The last update the learner reported."""
+    done = sa.select(sa.func.max(batches.c.batch)).where(batches.c.reported_ms.is_not(None))
+    return connection.execute(done).scalar() or 0

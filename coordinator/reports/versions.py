@@ -1,0 +1,110 @@
+"""What is known of the published versions, and which of them are kept; only read, from the round's folder and store."""
+
+from collections.abc import Collection
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.publishing.publish import Publisher
+from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.store.tables import versions
+from coordinator.transactions import broadcasts
+from protocol import adapter, chunks
+from protocol.errors import NotFound, SwarmError
+from protocol.ids import ChunkId
+from protocol.manifest import FileEntry, PolicyManifest, target_path
+
+LOOK = "`swarm-coordinator policy list` shows the versions."
+
+
+def listed(
+    connection: sa.Connection, publisher: Publisher, metadata: SignedMetadata, *, last: int
+) -> list[dict[str, Any]]:
+    """The last versions, the newest first; at 0 all of them."""
+    newest_first = sa.select(versions).order_by(versions.c.version.desc()).limit(last or None)
+    signed = metadata.targets()
+    return [_line(connection, publisher, row, signed) for row in connection.execute(newest_first).mappings().all()]
+
+
+def shown(connection: sa.Connection, publisher: Publisher, metadata: SignedMetadata, *, version: int) -> dict[str, Any]:
+    """One version: what `listed` says, its manifest, its files, and who signed what nodes see now."""
+    row = connection.execute(sa.select(versions).where(versions.c.version == version)).mappings().first()
+    if row is None:
+        raise NotFound(f"Version {version} was not published.", hint=LOOK)
+    manifest = _manifest(publisher, version)
+    return _line(connection, publisher, row, metadata.targets()) | {
+        "parent": manifest.parent if manifest else None,
+        "task": manifest.task if manifest else None,
+        "sampler": manifest.sampler.model_dump() if manifest else None,
+        "chunk_size_bytes": manifest.chunk_size_bytes if manifest else None,
+        "files": [_file(entry) for entry in manifest.files] if manifest else [],
+        "signers": {
+            role: {"keys": sorted(result.signed), "threshold": result.threshold}
+            for role, result in metadata.signers().items()
+        },
+    }
+
+
+def _line(
+    connection: sa.Connection, publisher: Publisher, row: sa.RowMapping, signed: Collection[str]
+) -> dict[str, Any]:
+    version = int(row["version"])
+    manifest, before = _manifest(publisher, version), _manifest(publisher, version - 1)
+    held = [entry.digest for entry in before.files] if before else []
+    return {
+        "version": version,
+        "update": row["policy_update"],
+        "published_ms": row["published_ms"],
+        "manifest_digest": row["manifest_digest"],
+        "size_bytes": row["size_bytes"],
+        "newcomer_bytes": sum(manifest.chunk_sizes_for(()).values()) if manifest else None,
+        "patch_bytes": sum(manifest.chunk_sizes_for(held).values()) if manifest and before else None,
+        "adapter_bytes": _adapter_bytes(manifest) if manifest else None,
+        "kept": bool(manifest and _is_kept(publisher, manifest)),
+        "signed": target_path(version) in signed,
+        "broadcast": broadcasts.spread(connection, version),
+    }
+
+
+def _manifest(publisher: Publisher, version: int) -> PolicyManifest | None:
+    """None if it is gone, or damaged: `verify` says how."""
+    try:
+        return publisher.manifest(version) if version > 0 else None
+    except SwarmError:
+        return None
+
+
+def _adapter_bytes(manifest: PolicyManifest) -> int | None:
+    """The size of the adapter, where the policy is a base with one beside it."""
+    sizes = [entry.size_bytes for entry in manifest.files if entry.path == adapter.WEIGHTS]
+    return sizes[0] if sizes else None
+
+
+def _is_kept(publisher: Publisher, manifest: PolicyManifest) -> bool:
+    """Whether the version can be made from nothing by the chunks that are here, as far as their sizes tell."""
+    each = manifest.chunk_sizes_for(())
+    return all(_has(publisher, name, size_bytes) for name, size_bytes in each.items())
+
+
+def _has(publisher: Publisher, name: str, size_bytes: int) -> bool:
+    path = publisher.blobs / chunks.blob_path(ChunkId(name))
+    return path.is_file() and path.stat().st_size == size_bytes
+
+
+def _file(entry: FileEntry) -> dict[str, Any]:
+    return {
+        "path": entry.path,
+        "size_bytes": entry.size_bytes,
+        "digest": entry.digest,
+        "chunks": len(entry.chunks),
+        "patches": [patch.size_bytes for patch in entry.patches],
+        "patches_after_anchor": entry.patches_after_anchor,
+    }
+
+
+def recorded(connection: sa.Connection, version: int) -> str:
+    """The digest of a version's manifest, as the ledger has it, too."""
+    digest = connection.execute(sa.select(versions.c.manifest_digest).where(versions.c.version == version)).scalar()
+    if digest is None:
+        raise NotFound(f"Version {version} was not published.", hint=LOOK)
+    return str(digest)

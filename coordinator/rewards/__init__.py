@@ -1,1 +1,0 @@
-"""Rewards of the operator's: functions of any origin, run in processes that can be killed."""

@@ -1,0 +1,295 @@
+"""`swarm-coordinator restore`: a backup made a round again, in a new folder and, if it was on PostgreSQL, a new one.
+
+- Everything is read and compared before anything is written; the folder has its name only when it is whole.
+- Nothing is written over. A backup that something newer was published after is refused (`coordinator.service.backup.forks`).
+- Where the store alone was copied, as before an upgrade, the rest comes from the round's folder that the copy lies in.
+- The next launch signs the trust documents under higher numbers: those that were signed after the backup are known to
+  nodes, which take nothing older.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from coordinator.base.files import close_to_others, full_disk_named, write_durably
+from coordinator.config import Config
+from coordinator.service import opening
+from coordinator.service.backup import database, forks, taking_over
+from coordinator.service.backup.archive import (
+    SEALED,
+    BackupInvalid,
+    Contents,
+    Reader,
+    discard,
+    plain,
+    reading,
+    require_sound,
+    unseal,
+)
+from coordinator.service.backup.making import NOT_SAVED, check_store, newest_document
+from coordinator.service.backup.store_copy import assemble, is_copied
+from coordinator.store import schema
+from coordinator.store.state import get_fact
+from coordinator.transactions.policy_versions import newest_version
+from ledger import store
+from ledger.gaps import Keys
+from protocol import trust
+from protocol.errors import ConfigInvalid
+
+Tell = Callable[[str, int, int], None]
+
+PIECE_BYTES = 2**20
+
+
+MISSING = "missing-entries.jsonl"
+"""The published entries that a take-over had to leave out, as far as somebody had them."""
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """What the operator decided about a copy that may lack published entries."""
+
+    after_gap: bool = False
+    root_keys: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What became of a backup."""
+
+    contents: Contents
+    ledger_size: int
+    version: int
+    missing: str = ""
+    """What was published and is not in it, in words."""
+    gap_root: int = 0
+    """The root document that says so; 0 where nothing is missing."""
+    signatures_missing: int = 0
+    """Of root keys, under that document."""
+
+
+def describe(source: Path) -> Contents:
+    """What a backup says of itself."""
+    with reading(source) as reader:
+        return Contents.read(reader)
+
+
+def restore(
+    source: Path,
+    folder: Path,
+    *,
+    store_url: str,
+    passphrase: str | None,
+    seen: Sequence[str],
+    nothing_newer: bool,
+    tell: Tell,
+    take_over: TakeOver | None = None,
+) -> Restored:
+    """Make a round of a backup; the operator has named what was seen, or says that nothing newer was."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    _require_room(folder)
+    with reading(source) as reader, full_disk_named(folder.parent):
+        contents = Contents.read(reader)
+        _require_usable(contents, store_url, seen, nothing_newer)
+        try:
+            _unpack(reader, contents, partial, tell)
+            if contents.keys == "sealed":  # before a word of the rest is followed
+                _unseal(reader, contents, partial, passphrase)
+            if contents.folder == "as it is":
+                _take_along(source, contents, partial, tell)
+            before = Config.model_validate_json((partial / "resolved.json").read_bytes())
+            config = _resolve(partial, folder, store_url)
+            keys = forks.keys_of(contents.round_id, partial / "metadata")
+            known = _published(partial, before, keys, seen, take_over)
+            if not (take_over or is_copied(entry.name for entry in contents.files)):
+                forks.refuse_what_is_newer(known, contents.ledger_size)
+            where = _place_store(partial, contents, config, tell)
+            with database.opened(where) as connection:
+                made = _continued(partial, connection, contents, known, seen, take_over)
+                _note(connection, contents, made)
+            shutil.rmtree(partial / "store", ignore_errors=True)
+            mark = {"made_ms": contents.made_ms, "root_version": made.gap_root}
+            if (
+                made.gap_root or not (partial / opening.RESTORED).exists()
+            ):  # of a round that was restored, and not launched since
+                write_durably(partial / opening.RESTORED, json.dumps(mark).encode())
+            close_to_others(partial)
+            partial.chmod(0o755)
+            partial.rename(folder)
+        except BaseException:
+            discard(partial)
+            raise
+    return made
+
+
+def _require_room(folder: Path) -> None:
+    if folder.exists():
+        raise ConfigInvalid(f"{folder} exists; nothing is written over.", hint="Name a new folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    discard(folder.with_name(f".{folder.name}.partial"))
+
+
+def _require_usable(contents: Contents, store_url: str, seen: Sequence[str], nothing_newer: bool) -> None:
+    schema.require_known(contents.schema_number)
+    if (contents.database == "postgresql") != bool(store_url):
+        raise ConfigInvalid(
+            f"This backup is of a round on {contents.database}.",
+            hint="Name an empty PostgreSQL with --store-url." if not store_url else "Leave --store-url away.",
+        )
+    if not (seen or nothing_newer):
+        raise BackupInvalid(
+            f"This backup has {contents.ledger_size} entries. If the coordinator signed more after it, going on from "
+            "here would sign a second history of them, which every node can prove.",
+            hint="Name what nodes hold with --seen (seen.msgpack in a node's home, or a checkpoint), or say "
+            "--nothing-newer if the coordinator has not run since.",
+        )
+
+
+def _unpack(reader: Reader, contents: Contents, partial: Path, tell: Tell) -> None:
+    """Every file that belongs into the folder, after all were found to be as they were written."""
+    for number, entry in enumerate(contents.files):
+        tell("verifying", number, len(contents.files))
+        require_sound(reader, entry)
+    partial.mkdir(mode=0o700)
+    for number, entry in enumerate(contents.files):
+        tell("unpacking", number, len(contents.files))
+        top, _, inner = entry.name.partition("/")
+        if top in ("folder", "store") and inner:
+            _copy(reader, entry.name, partial / plain(inner if top == "folder" else entry.name))
+    (partial / "operator.toml").unlink(missing_ok=True)  # in older backups of a restored round
+    _copy(reader, "operator.toml", partial / "operator.toml")
+
+
+def _copy(reader: Reader, name: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with reader.open(name) as source, target.open("xb") as file:
+        shutil.copyfileobj(source, file, PIECE_BYTES)
+
+
+def _take_along(copy: Path, contents: Contents, partial: Path, tell: Tell) -> None:
+    """The rest of a stopped round, of which only the store was copied into its `backups`."""
+
+    folder = copy.absolute().parent.parent
+    root = folder / "metadata" / "1.root.json"
+    if not root.is_file() or trust.fingerprint(root.read_bytes()) != contents.round_id:
+        raise BackupInvalid(
+            f"{copy} is a copy of the store alone, and {folder} is not the folder of its round.",
+            hint="Leave the copy where `upgrade` put it: in backups/ of the round's folder.",
+        )
+    tell("copying the round's folder", 0, 1)
+    with opening.only_coordinator(folder):
+        shutil.copytree(folder, partial, ignore=_not_taken(folder), dirs_exist_ok=True)
+    if (version := newest_document(partial)) > contents.version:
+        raise BackupInvalid(
+            f"Version {version} was published after this copy was made, which knows {contents.version}.",
+            hint=forks.WHAT_TO_DO,
+        )
+
+
+def _not_taken(folder: Path) -> Callable[[str, list[str]], set[str]]:
+    """What of a round's folder is made again, or comes out of the copy."""
+    made_again = {*NOT_SAVED} - {"resolved.json"}
+
+    def ignore(place: str, names: list[str]) -> set[str]:
+        at_top = Path(place) == folder
+        return {name for name in names if at_top and (name in made_again or name.startswith((".", database.FILE)))}
+
+    return ignore
+
+
+def _resolve(partial: Path, folder: Path, store_url: str) -> Config:
+    """The round's settings, with where it is from now on."""
+    table = json.loads((partial / "resolved.json").read_text())
+    table["round"]["directory"] = str(folder.absolute())
+    table["store"]["url"] = store_url
+    config = Config.model_validate(table)
+    write_durably(partial / "resolved.json", config.model_dump_json(indent=2).encode())
+    return config
+
+
+def _published(
+    partial: Path, before: Config, keys: Keys, seen: Sequence[str], take_over: TakeOver | None
+) -> list[forks.SeenCheckpoint]:
+    """What is known to have been published; raises if the coordinator is there."""
+    forks.refuse_company(before, keys)
+    if not (take_over and take_over.after_gap):
+        forks.refuse_newer_origins(before, partial / "metadata")
+    return [*forks.told(seen, keys), *forks.left_behind(before, keys)]
+
+
+def _place_store(partial: Path, contents: Contents, config: Config, tell: Tell) -> Path | str:
+    """The store where the round will have it."""
+    place = partial / "store"
+    if is_copied(entry.name for entry in contents.files):
+        assemble(place, partial / database.FILE)
+    elif config.store.url:
+        if place.exists():
+            database.load(place, config.store.url, tell)
+        with database.opened(config.store.url) as connection:  # or it is there by PostgreSQL's own replication
+            if schema.found(connection) is None:
+                raise ConfigInvalid("The database at --store-url is empty.", hint="Name the promoted replica.")
+        return config.store.url
+    else:
+        (place / database.FILE).rename(partial / database.FILE)
+    check_store(partial / database.FILE)
+    return partial / database.FILE
+
+
+def _continued(
+    partial: Path,
+    connection: sa.Connection,
+    contents: Contents,
+    known: list[forks.SeenCheckpoint],
+    seen: Sequence[str],
+    take_over: TakeOver | None,
+) -> Restored:
+    """Find that the log continues what was published; or list what it lacks, and prepare a gap where that is wanted."""
+    size, version = store.size(connection), newest_version(connection)[0]
+    if get_fact(connection, "round_id", "") != contents.round_id:
+        raise ConfigInvalid("The database at --store-url is not that of this round.", hint="Name the promoted standby.")
+    if (signed := newest_document(partial)) < version:
+        raise BackupInvalid(
+            f"The store has version {version}, and the copy of the round's folder has {signed}.",
+            hint="Use the copy whose pass ended last; `backup --follow` keeps both together.",
+        )
+    forks.require_continued(connection, known)
+    newest = forks.newest(known, size)
+    if newest is None:
+        return Restored(contents, size, version)
+    if not take_over:
+        forks.refuse_what_is_newer(known, size)
+    entries = taking_over.missing_entries(connection, seen, newest)
+    said = taking_over.described(size, newest.checkpoint.size, entries)
+    if not (take_over and take_over.after_gap):
+        raise taking_over.refuse(said)
+    if entries is not None:
+        taking_over.write_missing(partial / MISSING, size, entries)
+    number, signatures = taking_over.prepare_gap(partial, connection, newest.checkpoint.size, take_over.root_keys)
+    return Restored(contents, size, version, said, number, signatures)
+
+
+def _unseal(reader: Reader, contents: Contents, partial: Path, passphrase: str | None) -> None:
+    if passphrase is None:
+        raise ConfigInvalid("The keys of this backup are sealed.", hint="Give --passphrase-file.")
+    with reader.open(SEALED) as file:
+        secrets = unseal(file.read(), passphrase, contents.digest())
+    for name, data in secrets.items():
+        write_durably(partial / plain(name), data)
+
+
+def _note(connection: sa.Connection, contents: Contents, made: Restored) -> None:
+    """The round's history says that it was restored; a store of an older schema has no place for it."""
+    if contents.schema_number == schema.SCHEMA:
+        from coordinator.transactions import orders
+
+        connection.exec_driver_sql("BEGIN")
+        moment_ms = time.time_ns() // 1_000_000
+        gap = f"; root {made.gap_root} resumes the log after a gap" if made.gap_root else ""
+        reason = f"from a copy of {made.ledger_size} entries{gap}"
+        orders.record(connection, "restore", "round", reason, now_ms=moment_ms)
+        connection.exec_driver_sql("COMMIT")

@@ -1,0 +1,271 @@
+"""What a round is opened with: its folder, lock, keys, books, and the settings that its history allows.
+
+- Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
+- While a coordinator leads it touches its lock every second: whoever finds that free knows since when nobody leads,
+  whatever ended it.
+- Every root is in the log before whoever leads signs or serves under it; where the files are not those that the log
+  names, nothing is signed. Static copies and processes beside may show a new root earlier, until the next launch.
+- Other users of the machine find the round's folder closed, but for what is served from it anyway.
+- A setting that batches, versions, leases or the ledger were counted with stays as it was.
+"""
+
+import fcntl
+import json
+import logging
+import secrets
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+import sqlalchemy as sa
+
+from coordinator.base.files import PUBLIC, close_to_others, make_folder, open_private, write_durably
+from coordinator.config import Config
+from coordinator.learner import start
+from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
+from coordinator.rules.trust import TrustRules
+from coordinator.store.state import get_fact, set_fact
+from coordinator.tasks.import_child import prepare
+from coordinator.tasks.importing import FOLDER, copy_digest, needs_data
+from coordinator.transactions.lottery import AuditTerms
+from ledger import store
+from ledger.entry import Deposit, Root
+from ledger.fsck import Difference
+from ledger.tables import entries_table
+from protocol import chunks
+from protocol.errors import ConfigInvalid
+
+log = logging.getLogger(__name__)
+
+LOCK = "coordinator.lock"
+
+RESTORED = "restored.json"
+"""Until the first launch: when the backup was made."""
+
+NUMBERS_PER_S = 10
+"""Documents are signed far less often than that, so no number from before the restore is above one from after it."""
+
+FIXED = (
+    "round.seed",
+    "model.path",
+    "model.revision",
+    "task.name",
+    "task.parameters",
+    "data.train",
+    "data.eval",
+    "data.revision",
+    "data.columns",
+    "data.chat",
+    "data.system_prompt",
+    "data.template_arguments",
+    "data.suffix",
+    "data.shuffle",
+    "data.size",
+    "sampling.temperature",
+    "sampling.samples_per_group",
+    "sampling.max_new_tokens",
+    "learner.groups_per_update",
+    "learner.lora_rank",
+    "learner.lora_targets",
+    "market.budget_micros",
+    "store.url",
+)
+"""Settings that batches, versions, leases or the ledger of a round were counted with."""
+
+
+def only_coordinator(folder: Path) -> IO[str]:
+    """One coordinator per round: two would sign the same version numbers."""
+    make_folder(folder, public=True)
+    lock = open_private(folder / LOCK)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigInvalid(
+            f"A coordinator is running in {folder}.", hint="Stop it, or choose another round.directory."
+        ) from None
+    return lock
+
+
+def led_until_ms(folder: Path) -> int | None:
+    """When the last coordinator was there; None while one is."""
+    try:
+        with only_coordinator(folder):
+            return touched_ms(folder)
+    except (ConfigInvalid, PermissionError):  # somebody else's, who may lead it
+        return None
+
+
+def touched_ms(folder: Path) -> int:
+    """When a coordinator last said that it leads; now, in a new round."""
+    return int((folder / LOCK).stat().st_mtime * 1000)
+
+
+def touch(folder: Path) -> None:
+    """Say that we still lead."""
+    (folder / LOCK).touch()
+
+
+def lead(config: Config) -> IO[str]:
+    """Be the round's one leader, with settings that its history allows."""
+    folder = config.round.directory
+    resolved = folder / "resolved.json"
+    _check_settings(resolved, config)
+    if not resolved.exists():
+        start.require_usable(config.model)
+    lock = only_coordinator(folder)
+    try:
+        if closed := close_to_others(folder):
+            log.info("closed to other users of this machine: %s (not %s)", ", ".join(closed), ", ".join(PUBLIC))
+        prepare(config, anew=not resolved.exists())
+        write_durably(resolved, config.model_dump_json(indent=2).encode())
+    except BaseException:  # raised again
+        lock.close()
+        raise
+    return lock
+
+
+def _check_settings(path: Path, config: Config) -> None:
+    """A round that exists goes on with the settings that its history depends on."""
+    if not path.exists():
+        return
+    before = Config.model_validate_json(path.read_text())
+    for name in FIXED:
+        section, _, key = name.partition(".")
+        old, new = (getattr(getattr(settings, section), key) for settings in (before, config))
+        if old != new:
+            raise ConfigInvalid(
+                f"The round in {path.parent} was made with {name} = {old}, not {new}.",
+                hint="Keep the old value, or give the new round another round.directory.",
+            )
+
+
+def led_as(config: Config, roots: int) -> str:
+    """What all processes of a round must agree on: every setting, and how often its keys were replaced."""
+    return chunks.digest(f"{roots} {config.model_dump_json()}".encode())
+
+
+def open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadata:
+    keys, metadata = folder / "keys", folder / "metadata"
+    lifetime_s = config.publish.timestamp_lifetime_s
+    if leads and not (metadata / "timestamp.json").exists():
+        return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
+    return SignedMetadata(keys, metadata, lifetime_s)
+
+
+def require_resumption(metadata: SignedMetadata, folder: Path) -> None:
+    """Refuse a round that was resumed after a gap before its root keys have signed that."""
+    mark = folder / RESTORED
+    number = int(json.loads(mark.read_text()).get("root_version", 0)) if mark.exists() else 0
+    if metadata.root().version < number:
+        raise ConfigInvalid(
+            f"The log of this round is resumed after a gap, and root {number}, which says so, lacks signatures.",
+            hint="Have holders of root keys `keys sign` a copy of pending.root.json, then `keys install` it.",
+        )
+
+
+def mend_metadata(metadata: SignedMetadata, folder: Path) -> None:
+    """Sign anew what the newest root's keys have not signed; once after a restore, under numbers above all before."""
+    metadata.mend(utc_now())
+    mark = folder / RESTORED
+    if mark.exists():
+        made_ms = int(json.loads(mark.read_text())["made_ms"])
+        now = utc_now()
+        metadata.leap(_numbers_since(made_ms, int(1000 * now.timestamp())), now)
+        mark.unlink()
+
+
+def _numbers_since(made_ms: int, now_ms: int) -> int:
+    """Return by how much documents leap at the first launch after a restore."""
+    return max(0, now_ms - made_ms) * NUMBERS_PER_S // 1000 + NUMBERS_PER_S
+
+
+def open_token(folder: Path) -> str:
+    path = folder / "operator.token"
+    _make_secret(path)
+    return path.read_text()
+
+
+def audit_rules(config: Config) -> TrustRules:
+    """How closely owners are looked at, as the operator set it."""
+    return TrustRules(
+        first_groups=config.audit.first_groups,
+        floor=config.audit.floor,
+        trusted_groups=config.audit.trusted_groups,
+        trusted_floor=config.audit.trusted_floor,
+        escrow_factor=config.audit.escrow_factor,
+    )
+
+
+def audit_terms(config: Config, folder: Path) -> AuditTerms:
+    """What audits go by; their master key is made with the round."""
+    path = folder / "keys" / "audit.key"
+    _make_secret(path)
+    return AuditTerms(
+        master=bytes.fromhex(path.read_text()),
+        rules=audit_rules(config),
+        epoch_groups=config.audit.epoch_groups,
+        timeout_ms=int(1000 * config.audit.timeout_s),
+        backlog_max=config.audit.backlog_max,
+    )
+
+
+def _make_secret(path: Path) -> None:
+    if not path.exists():
+        write_durably(path, secrets.token_hex(32).encode())
+
+
+def open_books(connection: sa.Connection, round_id: str, budget_micros: int, moment_ms: int) -> None:
+    """Make the store this round's, or find that it is."""
+    owner = get_fact(connection, "round_id")
+    if owner not in (None, round_id):
+        raise ConfigInvalid(
+            f"The store at store.url belongs to round {owner[:16]}…, and metadata/1.root.json is that of another.",
+            hint="Give each round a database of its own; if this is the round's, put that file back from a backup.",
+        )
+    if owner is None:
+        set_fact(connection, "round_id", round_id)
+    if budget_micros:
+        store.append(connection, Deposit(reference="opening", amount_micros=budget_micros), moment_ms)
+
+
+def log_roots(connection: sa.Connection, metadata: SignedMetadata, moment_ms: int) -> None:
+    """Enter every root that is served and not in the log yet; a root that the log names must be served as it is."""
+    for other in root_differences(connection, metadata):
+        raise ConfigInvalid(
+            f"{other.where} is missing, or not the file that the round's log names.",
+            hint="Put it back from a backup: under any other, readers would find that keys were replaced in secret.",
+        )
+    roots = [Root.of(number, document) for number, document in enumerate(metadata.roots(), 1)]
+    store.append_all(connection, roots, moment_ms)
+
+
+def root_differences(connection: sa.Connection, metadata: SignedMetadata) -> list[Difference]:
+    """Where a root that the log names is missing, or another file: what `b3sum` says of it."""
+    here, found = entries_table.c, []
+    for number in count(1):
+        logged: bytes | None = connection.execute(sa.select(here.body).where(here.effect == f"root:{number}")).scalar()
+        if logged is None:  # they are entered in order
+            break
+        expected, name = Root.from_bytes(logged).root_digest, f"{number}.root.json"
+        document = metadata.read(name)
+        digest = chunks.digest(document) if document is not None else "nothing"
+        if digest != expected:
+            found.append(Difference(f"metadata/{name}", expected, digest))
+    return found
+
+
+def open_problems(connection: sa.Connection, config: Config) -> None:
+    """Bind the store to the round's copy of its problems, or find that it is the same copy."""
+    if not needs_data(config):
+        return
+    folder = config.round.directory / FOLDER
+    here, began_with = copy_digest(folder), get_fact(connection, "problems")
+    if began_with not in (None, here):
+        raise ConfigInvalid(
+            f"The problems in {folder} are not those that this round began with: {here[:16]}…, not {began_with[:16]}….",
+            hint="Restore that folder from a backup, or delete it and put the old source back; "
+            "new problems want another round.directory.",
+        )
+    if began_with is None:
+        set_fact(connection, "problems", here)

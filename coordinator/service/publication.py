@@ -1,0 +1,286 @@
+"""Publication of versions: the learner's, and those that the operator orders in their place.
+
+    the learner's:   uploaded → signed → activated
+    the operator's:  staged → checked → intended → signed → activated
+
+- One version is published at a time, and a publication that has begun is finished, even if the caller goes away.
+- The operator orders an older version again, or the weights of another folder. Numbers only go forward: they become
+  the next version, at the update that the newest batch leads to. So every claim, also one on the version that was left,
+  stands under the same rule of staleness as before.
+- The learner goes on from them as soon as it sees that there is a replacement it has not taken. Until then it may
+  finish an update whose weights nobody will have.
+- What is intended is stored before anything is signed, and a kill in between is settled before the next version gets
+  its number: what nodes could have seen is activated, with the order; anything else has not happened.
+- The same weights as the newest version's are a named outcome, not a version: so an order can be repeated.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import sqlalchemy as sa
+from blake3 import blake3
+from pydantic import Field
+
+from coordinator.base.clock import now_ms
+from coordinator.config import Config
+from coordinator.config.section import Section
+from coordinator.publishing import weights
+from coordinator.publishing.mirror import Mirror
+from coordinator.publishing.publish import Publisher
+from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
+from coordinator.reports import health, standby
+from coordinator.store.state import Database, get_fact, set_fact
+from coordinator.transactions import broadcasts, evaluations, orders, policy_versions
+from coordinator.transactions.evaluations import EvaluationTerms
+from coordinator.transactions.leases import latest_batch
+from protocol import chunks, limits
+from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
+from protocol.learning import Publication, UploadedFile
+from protocol.manifest import PolicyManifest, target_path
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ORDERED, REPLACED = "ordered_version", "replaced_version"
+
+STAGE = r"ordered-[0-9a-f]{16}"
+"""How a folder below `uploads/` is called that is to be published by order."""
+
+LOOK = "`swarm-coordinator policy list` shows which versions are kept; `publish.keep` keeps more of them."
+
+NO_VERSION_YET = (
+    "Wait until `swarm-coordinator status` shows version 1 and give the order again; or begin a new round from these "
+    "weights, with model.path set to their folder and another round.directory."
+)
+
+
+class Replacement(Section):
+    """What shall come in place of the newest version, why, and by whose order."""
+
+    action: Literal["rollback", "publish"]
+    version: int = Field(0, ge=0, le=limits.VERSION_MAX)
+    stage: str = Field("", pattern=rf"^({STAGE})?$")
+    reason: str = Field(min_length=1, max_length=orders.REASON_MAX_CHARS)
+    given_by: str = Field(min_length=1, max_length=100)
+
+
+class VersionPublication:
+    """Signs the versions of one round and makes them the ones that work is given for."""
+
+    def __init__(
+        self,
+        config: Config,
+        publisher: Publisher,
+        metadata: SignedMetadata,
+        database: Database,
+        *,
+        mirror: Mirror | None,
+        splits: Callable[[], dict[str, int]],
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._config = config
+        self._publisher = publisher
+        self._metadata = metadata
+        self._database = database
+        self.mirror = mirror
+        self._splits = splits
+        """How many problems each split has that versions are measured on."""
+        self._refresh = refresh
+        """Wakes those who wait for a new version."""
+        self._kept = policy_versions.Keeping.by(config.publish)
+        self._silent_after_ms = config.leases.silent_after_ms
+        self._evaluation_terms = EvaluationTerms.of(config)
+        self._lock = asyncio.Lock()
+        """Held by whoever signs: a number is given to one version only."""
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    async def publish(self, publication: Publication) -> None:
+        """Publish an uploaded version; one that is published already is left as it is."""
+        await self._to_the_end(self._publish(publication))
+
+    async def replace(self, wanted: Replacement) -> dict[str, Any]:
+        """Publish what is wanted as the next version; return its number, and whether anything changed."""
+        return await self._to_the_end(self._replace(wanted))
+
+    async def settle_orders(self) -> None:
+        """Finish, or forget, what a coordinator was ordered to publish when it was killed."""
+        async with self._lock:
+            await self._settle()
+
+    async def renew_timestamp(self) -> None:
+        """Sign a fresh timestamp; never while a version is being published."""
+        async with self._lock:
+            await asyncio.to_thread(self._metadata.renew_timestamp, utc_now())
+            if self.mirror:
+                await self.mirror.changed()
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _publish(self, publication: Publication) -> None:
+        async with self._lock:
+            await self._settle()
+            newest, _ = await self._database.run(policy_versions.newest_version)
+            if publication.version <= newest:
+                return
+            if publication.version != newest + 1:
+                raise OutOfOrder(f"Version {publication.version} does not follow version {newest}.")
+            await self.sign(publication)
+
+    async def _replace(self, wanted: Replacement) -> dict[str, Any]:
+        uploads = self._publisher.uploads
+        stage = uploads / (wanted.stage or "ordered-rollback")
+        async with self._lock:
+            try:
+                await self._settle()
+                newest, update = await self._database.run(_where_it_stands)
+                await asyncio.to_thread(self._stage, wanted, stage, newest)
+                files = await asyncio.to_thread(_described, stage)
+                before = await asyncio.to_thread(self._publisher.manifest, newest)
+                named = {(file.path, file.digest) for file in files}
+                if before and {(entry.path, entry.digest) for entry in before.files} == named:
+                    return {"version": newest, "changed": False}
+                await self._database.run(set_fact, ORDERED, wanted.model_dump() | {"becomes": newest + 1})
+                await asyncio.to_thread(_move, stage, uploads / str(newest + 1))
+                await self.sign(Publication(version=newest + 1, update=update, files=files))
+            finally:
+                await asyncio.to_thread(shutil.rmtree, stage, ignore_errors=True)
+        return {"version": newest + 1, "changed": True}
+
+    async def _settle(self) -> None:
+        """Activate the next version if a killed coordinator has signed it; otherwise forget what was ordered."""
+        version = 1 + (await self._database.read(policy_versions.newest_version))[0]
+        signed = target_path(version) in self._metadata.targets()
+        manifest = self._publisher.manifest(version) if signed else None
+        if manifest:
+            await self.activate(manifest)
+        elif await self._database.read(get_fact, ORDERED):
+            await self._database.run(set_fact, ORDERED, None)
+            log.warning("what was ordered about versions was not done when the coordinator ended: order it again")
+
+    async def sign(self, publication: Publication) -> None:
+        """Sign and activate the next version; the caller holds the lock."""
+        manifest, _ = await asyncio.to_thread(self._publisher.publish, publication)
+        await self.activate(manifest)
+
+    async def activate(self, manifest: PolicyManifest) -> None:
+        """Make a signed version one that work is given for, and delete the files that nobody needs any more."""
+        await asyncio.to_thread(standby.wait_for, self._config.round.directory, manifest.version)
+        if self.mirror:
+            await self.mirror.caught_up(self._config.publish.upload_patience_s)
+        await self._database.run(self._record, manifest, now_ms=now_ms())
+        log.info("published version=%d update=%d", manifest.version, manifest.update)
+        await self._refresh()
+        needed = await self._database.read(evaluations.oldest_needed)
+        wanted = await self._database.read(self._kept.chosen, now_ms())
+        kept = await asyncio.to_thread(self._publisher.forget_old, manifest.version, audited=needed, kept=wanted)
+        await self._database.run(set_fact, health.KEPT, kept._asdict())
+
+    def _record(self, connection: sa.Connection, manifest: PolicyManifest, *, now_ms: int) -> None:
+        """Record a version for dispatch, ledger and nodes, and begin its evaluation if one is due."""
+        digest = chunks.digest(manifest.to_bytes())
+        broadcasts.begin(connection, manifest, digest, silent_after_ms=self._silent_after_ms, now_ms=now_ms)
+        entered(connection, manifest.version, now_ms)
+        evaluations.due(connection, manifest.version, self._splits(), self._evaluation_terms, now_ms)
+
+    def _stage(self, wanted: Replacement, stage: Path, newest: int) -> None:
+        """Have the files there, all of them and sound, or refuse."""
+        settings = self._config.learner
+        if settings.lora_rank and not settings.publish_adapters:
+            raise ConfigInvalid(
+                "This round's learner trains adapters and publishes merged weights: it cannot go on from a version.",
+                hint="With learner.publish_adapters=true it can.",
+            )
+        if wanted.action == "rollback":
+            if not 1 <= wanted.version <= newest:
+                raise NotFound(f"Version {wanted.version} was not published.", hint=LOOK)
+            shutil.rmtree(stage, ignore_errors=True)
+            if self._publisher.write_folder(wanted.version, stage) is None:
+                raise NotFound(f"Version {wanted.version} is not kept any more.", hint=LOOK)
+        elif not wanted.stage or not stage.is_dir():
+            raise NotFound("The staged folder is gone.", hint="Give the order again.")
+        manifest = self._publisher.manifest(newest)
+        names, wanted_names = (
+            {path.name for path in stage.iterdir()},
+            {entry.path for entry in manifest.files} if manifest else set(),
+        )
+        if names != wanted_names:
+            differ = ", ".join(sorted(names ^ wanted_names))
+            raise ConfigInvalid(f"Not the files that this round's versions have: {differ[:300]}.")
+        weights.require_finite(weights.of(stage))
+
+
+def entered(connection: sa.Connection, version: int, now_ms: int) -> None:
+    """If this version was ordered, the order is carried out: to be called in the transaction that enters it."""
+    ordered = get_fact(connection, ORDERED)
+    if not ordered or ordered["becomes"] != version:
+        return
+    set_fact(connection, ORDERED, None)
+    set_fact(connection, REPLACED, version)
+    what = f"version {ordered['version']} again: " if ordered["action"] == "rollback" else ""
+    orders.record(
+        connection,
+        ordered["action"],
+        f"version {version}",
+        f"{what}{ordered['reason']}"[: orders.REASON_MAX_CHARS],
+        given_by=ordered["given_by"],
+        now_ms=now_ms,
+    )
+
+
+def newest_replacement(connection: sa.Connection) -> int:
+    """The last version that came by order; 0 if none did."""
+    return int(get_fact(connection, REPLACED, 0))
+
+
+def file_of(publisher: Publisher, version: int, name: str, digest: str) -> Path:
+    """A whole file of a version: as it was uploaded, or made from its chunks again."""
+    path = publisher.uploads / str(version) / name
+    if not path.is_file() or _digest(path) != digest:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{name}.again")
+        beside.write_bytes(publisher.read_file(version, name))
+        beside.replace(path)
+    return path
+
+
+def _where_it_stands(connection: sa.Connection) -> tuple[int, int]:
+    """The newest version, and the update that the next one stands at."""
+    if get_fact(connection, "finished", False):
+        raise OutOfOrder(
+            "The round is finished: nothing is sampled from it any more.",
+            hint="`swarm-coordinator export --version` writes out an older policy.",
+        )
+    newest, update = policy_versions.newest_version(connection)
+    if not newest:
+        raise OutOfOrder("No version is published yet.", hint=NO_VERSION_YET)
+    return newest, max(update, latest_batch(connection))
+
+
+def _described(stage: Path) -> tuple[UploadedFile, ...]:
+    return tuple(UploadedFile(path=path.name, digest=_digest(path)) for path in sorted(stage.iterdir()))
+
+
+def _digest(path: Path) -> str:
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+
+
+def _move(stage: Path, target: Path) -> None:
+    """File by file: a learner that is uploading its own version of this number is overruled, and not disturbed."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in stage.iterdir():
+        path.replace(target / path.name)
+
+
+def stage_name() -> str:
+    """A name that no other order has."""
+    return f"ordered-{os.urandom(8).hex()}"

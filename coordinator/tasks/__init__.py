@@ -1,0 +1,1 @@
+"""The Data plane: problems, prompts and chat templates, and the functions that reward answers."""

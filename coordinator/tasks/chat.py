@@ -1,0 +1,105 @@
+"""Chat messages as the text that a policy was taught to see: its own chat template, rendered in a sandbox.
+
+- The template is a file of the policy, `chat_template.jinja` or a key of `tokenizer_config.json`. Whoever made the
+  policy wrote it, so it runs where it reaches nothing but what it is given.
+- It ends where the policy's answer begins.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.config import DataSection
+from protocol.errors import ConfigInvalid, ManifestInvalid
+from protocol.tasks import ChatMessage
+
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """The additions of a round to the messages of its prompts."""
+
+    system_prompt: str = ""
+    """The first message, of the system, where the messages have none."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Values for the template, such as `enable_thinking` or `tools`."""
+
+    @classmethod
+    def of(cls, data: DataSection) -> "Chat":
+        """Return what the operator's file says."""
+        return cls(data.system_prompt, data.template_arguments)
+
+
+PLAIN_CHAT = Chat()
+
+
+class ChatTemplate:
+    """A policy's template; read when the first messages are to be rendered."""
+
+    def __init__(self, read_file: Callable[[str], bytes], chat: Chat = PLAIN_CHAT) -> None:
+        self._read_file = read_file
+        self._chat = chat
+        self._compiled: Any = None
+        self._special: dict[str, str] = {}
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """Return the messages as text that ends where the policy's answer begins."""
+        if self._compiled is None:
+            self._compile()
+        if self._chat.system_prompt and messages[0].role != "system":
+            messages = (ChatMessage("system", self._chat.system_prompt), *messages)
+        given = {"tools": None, "documents": None, **self._special, **self._chat.arguments}
+        try:
+            text: str = self._compiled.render(
+                messages=[message._asdict() for message in messages], add_generation_prompt=True, **given
+            )
+        except Exception as error:  # a template is somebody else's program, and may fail in any way
+            raise ConfigInvalid(
+                f"The policy's chat template refuses these messages: {str(error)[:200]}.",
+                hint="Do their roles alternate as it wants? Some templates accept no system prompt.",
+            ) from error
+        return text
+
+    def _compile(self) -> None:
+        try:
+            from jinja2 import TemplateSyntaxError
+
+            from coordinator.tasks.jinja_environment import compiled
+        except ModuleNotFoundError:
+            raise ConfigInvalid("Chat prompts need jinja2.", hint="pip install 'echo-swarm[data]'") from None
+        settings = self._settings()
+        source = self._file("chat_template.jinja")
+        template = source.decode() if source is not None else _named(settings.get("chat_template"))
+        if not template:
+            raise ConfigInvalid(
+                "The prompts are chat messages, and the policy has no chat template.",
+                hint="Take an instruct model, or prompts that are plain text.",
+            )
+        self._special = {name: _token(settings[name]) for name in SPECIAL if settings.get(name)}
+        try:
+            self._compiled = compiled(template)
+        except TemplateSyntaxError as error:
+            raise ConfigInvalid(f"The policy's chat template is no Jinja: {error}.") from error
+
+    def _settings(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._file("tokenizer_config.json") or b"{}")
+        return found
+
+    def _file(self, name: str) -> bytes | None:
+        try:
+            return self._read_file(name)
+        except (ManifestInvalid, FileNotFoundError, KeyError):
+            return None
+
+
+def _named(template: Any) -> str:
+    """Some policies have several by name."""
+    if isinstance(template, list):
+        return next((str(each["template"]) for each in template if each.get("name") == "default"), "")
+    return str(template or "")
+
+
+def _token(value: Any) -> str:
+    return str(value["content"] if isinstance(value, dict) else value)

@@ -1,0 +1,58 @@
+"""The process that makes a round's copy of its problems: it alone runs the operator's generators and readers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from coordinator.config import Config
+from coordinator.tasks.importing import FOLDER, NOTE, check_copy, make_copy, needs_data
+from coordinator.tasks.kinds import require_known
+from protocol.errors import ERRORS, ConfigInvalid, SwarmError
+
+TIMEOUT_S = 24 * 3600.0
+"""For the largest of downloads; whoever waits sees it, and may stop it."""
+
+
+def prepare(config: Config, *, anew: bool) -> str:
+    """The digest of the problems of a round: of its copy, which is made now, in a process of its own, or checked."""
+    require_known(config.task.name)
+    if not needs_data(config):
+        return ""
+    folder = config.round.directory / FOLDER
+    if not anew and (folder / NOTE).exists():
+        return str(check_copy(folder)["digest"])
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "coordinator.tasks.import_child", str(folder)],
+        input=config.model_dump_json(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise _failure(done.stdout)
+    return str(check_copy(folder)["digest"])
+
+
+def _failure(said: str) -> SwarmError:
+    try:
+        value = json.loads(said.rpartition("\n")[2] or said)
+        return ERRORS[value["code"]](value["message"], hint=value["hint"])
+    except (ValueError, KeyError, TypeError):
+        return ConfigInvalid("The problems could not be read; what went wrong stands above.")
+
+
+def main() -> int:
+    sys.stdout.flush()
+    answers, sys.stdout = sys.stdout, sys.stderr
+    try:
+        make_copy(Config.model_validate_json(sys.stdin.read()), Path(sys.argv[1]))
+    except SwarmError as error:
+        answers.write(json.dumps(error.to_wire()))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""The round's own copy of its problems: made once, before the round begins, and never changed after that.
+
+- Whatever the problems come from is read through once, in a process of its own: files, the hub, a generator, or the
+  operator's `my_task.py`. From then on the round needs none of them, nor the libraries that read them.
+- No prompt is there twice: of equal ones the first is kept, held-out problems before those to learn from. So splits
+  never meet.
+- Where no held-out problems are named, the prompt's digest says which are kept back: a tenth, `HELD_OUT_MAX` at most.
+- `task.json`, with the digest of every file that was read and of the copy, is written last: a copy without it is none.
+  Sources that have changed since are refused at the next start, and so is a copy that somebody edited.
+
+Problems that are made and not read: by a my_task.py, and by reasoning-gym.
+
+- A file has a function `problems(split, seed)` that gives rows, as a file of data has them, for "train" and "held_out",
+  and if it likes for "validation".
+- Generators may go on for ever: `data.size` problems are taken, or `GENERATED`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from blake3 import blake3
+
+from coordinator.base.files import make_folder, write_durably
+from coordinator.config import Config
+from coordinator.tasks import sources
+from coordinator.tasks.columns import Columns
+from coordinator.tasks.kinds import FROM_FILES, suffix_of
+from coordinator.tasks.problem_file import line
+from coordinator.tasks.reward_functions import module
+from protocol.errors import ConfigInvalid
+from protocol.tasks import BUILT_IN, Problem, Split
+
+GENERATED = 10_000
+HELD_OUT_GENERATED = 1_000
+
+Rows = Iterable[tuple[Split | None, str, dict[str, Any]]]
+
+
+def of_file(path: Path, config: Config) -> Iterator[tuple[Split, str, dict[str, Any]]]:
+    function = getattr(module(str(path)), "problems", None)
+    if not callable(function):
+        raise ConfigInvalid(f"{path.name} has no function problems(split, seed).", hint="Copy that of docs/tasks.md.")
+    splits: tuple[Split, ...] = ("held_out", "validation", "train")
+    for split in splits:
+        try:
+            rows = function(split, config.round.seed)
+        except Exception as error:  # whatever the operator's code raises is told to them
+            raise ConfigInvalid(f"{path.name}: problems({split!r}) raised {type(error).__name__}: {error}.") from error
+        most = (config.data.size or GENERATED) if split == "train" else HELD_OUT_GENERATED
+        for number, row in enumerate(islice(rows or (), most), 1):
+            where = f"{path.name}: {split} problem {number}"
+            if not isinstance(row, dict):
+                raise ConfigInvalid(f"{where} is no dict.", hint='Rows look like {"prompt": "…", "answer": "…"}.')
+            yield split, where, row
+
+
+def of_gym(config: Config) -> Iterator[tuple[None, str, dict[str, Any]]]:
+    """A row names its generator, seed and index: the reward makes the rest of it anew."""
+    from coordinator.tasks.reward_gym import open_dataset
+
+    parameters = dict(config.task.parameters)
+    name = str(parameters.pop("generator", ""))
+    seed = int(parameters.pop("seed", config.round.seed))
+    size = config.data.size or GENERATED
+    dataset = open_dataset(name, seed, size, parameters)
+    for number in range(size):
+        entry = dataset[number]
+        made = {"generator": name, "seed": seed, "size": size, "index": number, "parameters": parameters}
+        yield None, f"{name} {number}", {"prompt": entry["question"], "answer": entry["answer"], **made}
+
+
+SPLITS: tuple[Split, ...] = ("held_out", "validation", "train")
+"""In this order: what is in one of them is not taken into the next."""
+
+FOLDER = "task"
+"""Where in the round's folder the copy is."""
+
+NOTE = "task.json"
+HELD_OUT_MAX, HELD_OUT_SHARE = 1000, 0.1
+VALIDATION_MAX, VALIDATION_SHARE = 200, 0.02
+KEY_BYTES = 16
+
+
+class ImportIssue(NamedTuple):
+    """A problem, and where it stood."""
+
+    where: str
+    problem: Problem
+
+
+def needs_data(config: Config) -> bool:
+    """Whether the task's problems are not built in."""
+    return config.task.name not in BUILT_IN
+
+
+def make_copy(config: Config, folder: Path) -> dict[str, Any]:
+    """Read all problems into a folder; what its note says."""
+    make_folder(folder)
+    paths = _sources(config)
+    seen, counts, repeated = set[bytes](), dict[str, int](), 0
+    kept: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+    for split, found in _problems(config, paths):
+        key = prompt_key(found.problem)
+        if key in seen:
+            repeated += 1
+            continue
+        seen.add(key)
+        kept[_place(split, key, kept, config)].append(line(found.problem))
+    if not kept["train"]:
+        raise ConfigInvalid("There is no problem to learn from.", hint=f"Of {config.data.train or config.task.name}.")
+    for split in SPLITS:
+        write_durably(folder / f"{split}.jsonl", b"".join(kept[split]))
+        counts[split] = len(kept[split])
+    note = {
+        "sources": {str(path): _digest(path) for path in paths},
+        "digest": copy_digest(folder),
+        "problems": counts,
+        "repeated": repeated,
+    }
+    write_durably(folder / NOTE, json.dumps(note, indent=2).encode())
+    return note
+
+
+def check_copy(folder: Path) -> dict[str, Any]:
+    """What the note of a finished copy says, if copy and sources are as they were."""
+    note: dict[str, Any] = json.loads((folder / NOTE).read_text())
+    for name, digest in note["sources"].items():
+        path = Path(name)
+        # Gone is not changed: the copy is all that is needed. A Python file may be mended, its problems stay.
+        if path.suffix != ".py" and path.is_file() and _digest(path) != digest:
+            raise ConfigInvalid(
+                f"{name} is not the file that this round was made with.",
+                hint="Put the old one back, or give the new one another round.directory.",
+            )
+    if copy_digest(folder) != note["digest"]:
+        raise ConfigInvalid(
+            f"The problems in {folder} are not those that this round was made with.", hint="Restore them from a backup."
+        )
+    return note
+
+
+def copy_digest(folder: Path) -> str:
+    """The name of what is in a copy: of all problems in their order."""
+    return blake3("".join(_digest(folder / f"{split}.jsonl") for split in SPLITS).encode()).hexdigest()
+
+
+def prompt_key(problem: Problem) -> bytes:
+    """Equal for equal prompts, whatever else differs."""
+    return blake3(json.dumps(problem.prompt).encode()).digest(KEY_BYTES)
+
+
+def problems(config: Config) -> Iterator[tuple[Split | None, ImportIssue]]:
+    """Every problem, as it comes."""
+    return _problems(config, _sources(config))
+
+
+def _sources(config: Config) -> list[Path]:
+    """The files that are read; only those of this machine, not of the hub's cache, are compared later."""
+    name, data = config.task.name, config.data
+    if name.endswith(".py"):
+        return [Path(name).absolute()]
+    if name not in FROM_FILES:
+        return []
+    if not data.train:
+        raise ConfigInvalid(f"Task {name} needs problems.", hint="Set data.train to a file or folder.")
+    places = [(data.train, "train"), (data.eval or data.train, "held_out")]
+    found = [path.absolute() for place, split in places for path in sources.files(place, split, revision=data.revision)]
+    return list(dict.fromkeys(found))
+
+
+def _problems(config: Config, paths: list[Path]) -> Iterator[tuple[Split | None, ImportIssue]]:
+    """Each with its split, or None where its prompt's digest decides."""
+    if config.task.name.endswith(".py"):
+        yield from _rows(config, of_file(paths[0], config))
+    elif config.task.name not in FROM_FILES:
+        yield from _rows(config, of_gym(config))
+    else:
+        data = config.data
+        held = sources.files(data.eval or data.train, "held_out", revision=data.revision)
+        if data.eval and not held:
+            held = sources.files(data.eval, "train", revision=data.revision)
+        train = sources.files(data.train, "train", revision=data.revision)
+        if not data.eval and held == train:
+            held = []
+        yield from _rows(config, (("held_out", where, row) for where, row in _numbered(held, 0)))
+        split: Split | None = "train" if held else None
+        yield from _rows(config, ((split, where, row) for where, row in _numbered(train, data.size)))
+
+
+def _numbered(paths: list[Path], size: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    taken = 0
+    for path in paths:
+        for number, row in enumerate(sources.rows([path]), 1):
+            if size and taken >= size:
+                return
+            taken += 1
+            yield f"{path.name}:{number}", row
+
+
+def _rows(config: Config, rows: Rows) -> Iterator[tuple[Split | None, ImportIssue]]:
+    columns = Columns(config.data, suffix_of(config))
+    for split, where, row in rows:
+        yield split, ImportIssue(where, columns.problem(row, where))
+
+
+def _place(split: Split | None, key: bytes, kept: dict[str, list[bytes]], config: Config) -> str:
+    """The split of a problem; of those without one, the digest keeps some back."""
+    if split in ("held_out", "validation") or (split == "train" and config.task.name not in FROM_FILES):
+        return str(split)
+    share = int.from_bytes(key[:8]) / 2**64
+    if split is None and share < HELD_OUT_SHARE and len(kept["held_out"]) < HELD_OUT_MAX:
+        return "held_out"
+    if HELD_OUT_SHARE <= share < HELD_OUT_SHARE + VALIDATION_SHARE and len(kept["validation"]) < VALIDATION_MAX:
+        return "validation"
+    return "train"
+
+
+def _digest(path: Path) -> str:
+    digest = blake3()
+    digest.update_mmap(path)
+    return digest.hexdigest()

@@ -1,0 +1,72 @@
+"""What kinds of tasks there are beside those built in, and what each of them implies."""
+
+from pathlib import Path
+
+from coordinator.config import Config
+from coordinator.tasks.reward_process import RewardSpec
+from protocol.errors import UnknownTask
+from protocol.tasks import BUILT_IN
+
+DATA, MATH, GYM = "data", "math", "reasoning-gym"
+FROM_FILES = (DATA, MATH)
+"""Tasks whose problems are those of `[data]`."""
+
+SHIPPED = {
+    DATA: ("problems of files, a folder or the hub; what they earn is said by [reward]", "exact"),
+    MATH: ("problems with answers in mathematics, compared as such, the answer in \\boxed{}", "math"),
+    GYM: ("any generator of reasoning-gym, by task.parameters.generator", "reasoning-gym"),
+}
+"""What each is, and which reward is its own."""
+
+BOXED = "\nReason step by step, and put the final answer within \\boxed{}."
+"""What is added to prompts of `math`, unless `data.suffix` says something else."""
+
+REWARD_OF_FILE = "reward"
+"""The function of a my_task.py that judges, unless `reward.functions` names others."""
+
+
+KNOWN = (*BUILT_IN, *SHIPPED)
+
+
+def require_known(name: str) -> None:
+    if not (name in KNOWN or name.endswith(".py")):
+        raise UnknownTask(
+            f"There is no task {name!r}.", hint=f"Known are {', '.join(KNOWN)}, and files that end in .py."
+        )
+
+
+def shown(config: Config) -> str:
+    """What nodes and visitors are told of it: no path of this machine."""
+    return Path(config.task.name).stem if config.task.name.endswith(".py") else config.task.name
+
+
+def suffix_of(config: Config) -> str:
+    default = BOXED if config.task.name == MATH else ""
+    return default if config.data.suffix is None else config.data.suffix
+
+
+def functions_of(config: Config) -> tuple[str, ...]:
+    """The reward functions of a task that is not built in."""
+    name = config.task.name
+    if config.reward.functions:
+        return config.reward.functions
+    return (f"{name}:{REWARD_OF_FILE}",) if name.endswith(".py") else (SHIPPED[name][1],)
+
+
+def reward_spec(config: Config) -> RewardSpec:
+    """What its reward processes run."""
+    reward, functions = config.reward, functions_of(config)
+    weights = reward.weights or (1.0,) * len(functions)
+    return RewardSpec(
+        tuple((_absolute(place), weight) for place, weight in zip(functions, weights, strict=True)),
+        timeout_s=reward.timeout_s,
+        processes=reward.processes,
+        memory_mib=reward.memory_mib,
+        environment=reward.environment,
+    )
+
+
+def _absolute(place: str) -> str:
+    """A function's place that means the same from any folder."""
+    where, colon, name = place.rpartition(":")
+    return f"{Path(where).absolute()}:{name}" if colon and where.endswith(".py") else place

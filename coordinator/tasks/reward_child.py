@@ -1,0 +1,113 @@
+"""A reward process: loads the operator's functions, then judges what it is asked, one question at a time.
+
+- What functions print goes to standard error, which the coordinator keeps a little of.
+- It may take so much memory, and so much processor time for each question: the kernel ends it where it takes more,
+  even after the coordinator is gone.
+- It ends with the coordinator, whatever it is doing.
+"""
+
+import json
+import os
+import resource
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from coordinator.tasks import reward_functions
+from coordinator.tasks.problem_file import from_value
+from coordinator.tasks.reward_functions import Job, Weighted
+from coordinator.tasks.reward_process import LENGTH, pack, rewards_to
+from protocol.errors import ConfigInvalid
+
+START_CPU_S = 120
+"""For importing what functions need; torch takes a tenth of it."""
+
+PARENT_CHECK_S = 0.5
+"""A thread looks so often for the parent, whose death no signal tells on every system."""
+
+REASON_MAX_CHARS = 400
+
+
+def main() -> None:
+    threading.Thread(target=_leave_after, args=(os.getppid(),), daemon=True).start()
+    questions, answers = _own_pipes()
+    settings = _receive(questions)
+    _limit(settings["memory_mib"])
+    try:
+        loaded = [reward_functions.load(place, weight) for place, weight in settings["functions"]]
+    except BaseException as error:  # told to the operator
+        _send(answers, {"error": _reason(error)})
+        return
+    _send(answers, {"ready": True})
+    while True:
+        _send(answers, _answer(loaded, _receive(questions)))
+
+
+def _answer(loaded: list[Weighted], question: dict[str, Any]) -> dict[str, Any]:
+    _allow_cpu(question["timeout_s"])
+    job = Job(from_value(question["problem"]), question["completions"], question["tokens"])
+    try:
+        return {"rewards": rewards_to(reward_functions.judge(loaded, job))}
+    except BaseException as error:  # whatever the operator's code raises is its answer
+        return {"error": _reason(error)}
+
+
+def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Our ends of the conversation; nothing that a function prints or reads gets into it."""
+    questions, answers = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    return os.fdopen(questions, "rb"), os.fdopen(answers, "wb")
+
+
+def _receive(questions: BinaryIO) -> dict[str, Any]:
+    head = questions.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        os._exit(0)  # the coordinator has gone
+    value: dict[str, Any] = json.loads(questions.read(*LENGTH.unpack(head)).decode(errors="surrogatepass"))
+    return value
+
+
+def _send(answers: BinaryIO, value: dict[str, Any]) -> None:
+    answers.write(pack(value))
+    answers.flush()
+
+
+def _limit(memory_mib: int) -> None:
+    size = memory_mib * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _allow_cpu(START_CPU_S)
+
+
+def _allow_cpu(seconds: float) -> None:
+    """So much more from now on, then the kernel's signal."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, most))
+
+
+def _leave_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)
+
+
+def _reason(error: BaseException) -> str:
+    said = str(error)
+    with suppress(Exception):  # what is raised may itself be broken
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is not None and not isinstance(error, reward_functions.BadAnswer):
+            said += f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    kind = "" if isinstance(error, reward_functions.BadAnswer | ConfigInvalid) else f"{type(error).__name__}: "
+    return f"{kind}{said}"[:REASON_MAX_CHARS]
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        main()

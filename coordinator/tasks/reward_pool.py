@@ -1,0 +1,185 @@
+"""Reward processes: a few children that judge, are killed when they misbehave, and are replaced.
+
+- `judge` either gives a reward for every completion or raises `VerifierFailed` with the reason: too slow, crashed, out
+  of memory, raised, or no proper answer. In all of these cases the child is killed, and the next question gets another.
+- A child that does not even start is `VerifierDown`: that says nothing of any completion.
+- What a child says is believed to be nothing but bytes: its length is bounded, and every number is checked here again.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from coordinator.tasks.problem_file import to_value
+from coordinator.tasks.reward_functions import SCORE_MAX, Job, unsound
+from coordinator.tasks.reward_process import ANSWER_MAX_BYTES, LENGTH, RewardSpec, pack
+from protocol.errors import VerifierDown, VerifierFailed
+from protocol.tasks import Reward
+
+START_TIMEOUT_S = 120.0
+"""For importing what functions need, on a machine that is busy."""
+
+LAST_WORDS_BYTES = 2048
+"""What is kept of a child's standard error, for the reason."""
+
+COMPONENTS_MAX = 64
+REASON_MAX_CHARS = 400
+
+
+class RewardPool:
+    """As many children as the operator allows, each started when it is first needed."""
+
+    def __init__(self, spec: RewardSpec) -> None:
+        self._spec = spec
+        self._free = asyncio.Semaphore(spec.processes)
+        self._idle: list[_Child] = []
+
+    async def judge(self, job: Job) -> list[Reward]:
+        async with self._free:
+            child = self._idle.pop() if self._idle else await _Child.start(self._spec)
+            try:
+                rewards = await child.judge(job, self._spec.timeout_s)
+            except BaseException:
+                await child.end()
+                raise
+            self._idle.append(child)
+            return rewards
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().end()
+
+
+class _Child:
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._last_words: deque[int] = deque(maxlen=LAST_WORDS_BYTES)
+        self._listening = asyncio.create_task(self._listen())
+
+    @staticmethod
+    async def start(spec: RewardSpec) -> "_Child":
+        """A child that has loaded its functions."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "coordinator.tasks.reward_child"),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                start_new_session=True,
+                env=spec.seen(os.environ),
+            )
+        except OSError as error:  # no memory, no file descriptor, no process left
+            raise VerifierDown(f"No reward process can be started: {error}.") from error
+        child = _Child(process)
+        try:
+            ready = await child._ask(spec.for_child(), START_TIMEOUT_S)
+        except VerifierFailed as failure:
+            await child.end()
+            raise VerifierDown(f"The reward process did not start: {failure.message}") from failure
+        except BaseException:
+            await child.end()
+            raise
+        if "ready" not in ready:
+            await child.end()
+            raise VerifierDown(f"The reward functions cannot be loaded: {ready.get('error', ready)}")
+        return child
+
+    async def judge(self, job: Job, timeout_s: float) -> list[Reward]:
+        question = {
+            "problem": to_value(job.problem),
+            "completions": list(job.completions),
+            "tokens": [list(tokens) for tokens in job.tokens],
+            "timeout_s": timeout_s,
+        }
+        answer = await self._ask(question, timeout_s)
+        if "error" in answer:
+            raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
+        return checked(answer.get("rewards"), [len(text) for text in job.completions])
+
+    async def end(self) -> None:
+        """Kill it, and all that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        self._listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._listening
+        # asyncio keeps the pipes' transports until they are closed.
+        self._process._transport.close()  # type: ignore[attr-defined]  # there is no public way
+
+    async def _ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._process.stdin.write(pack(question))
+                await self._process.stdin.drain()
+                (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))
+                if length > ANSWER_MAX_BYTES:
+                    raise VerifierFailed(f"It answered with {length} bytes; {ANSWER_MAX_BYTES} are read at most.")
+                answer = json.loads(await self._process.stdout.readexactly(length))
+        except TimeoutError:
+            raise VerifierFailed(f"It did not answer within {timeout_s:g} s.") from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise VerifierFailed(await self._why_it_ended()) from None
+        except (ValueError, RecursionError):
+            raise VerifierFailed("It answered with something that is no JSON.") from None
+        if not isinstance(answer, dict):
+            raise VerifierFailed("It answered with something that is no answer.")
+        return answer
+
+    async def _why_it_ended(self) -> str:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):  # it closed its pipe; without an end of it, it is killed
+                await self._process.wait()
+        code = self._process.returncode
+        how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
+        last = bytes(self._last_words).decode(errors="replace").strip().rpartition("\n")[2]
+        return f"It {how}. {last}".strip()[:REASON_MAX_CHARS]
+
+    async def _listen(self) -> None:
+        assert self._process.stderr is not None
+        while data := await self._process.stderr.read(LAST_WORDS_BYTES):
+            self._last_words.extend(data)
+
+
+def checked(said: Any, sizes: Sequence[int]) -> list[Reward]:
+    """The rewards of an answer about completions of so many characters, if that is what it is."""
+    if not isinstance(said, list) or len(said) != len(sizes):
+        raise VerifierFailed(f"It did not answer with {len(sizes)} rewards.")
+    return [_reward(one, size) for one, size in zip(said, sizes, strict=True)]
+
+
+def _reward(said: Any, size: int) -> Reward:
+    match said:
+        case [
+            int() | float() as score,
+            "ok" | "invalid" as status,
+            dict() as components,
+            int() | float() as weight,
+            list() as skip,
+        ] if _sound(score, components) and all(map(_is_span, skip)):
+            spans = tuple((int(start), int(end)) for start, end in skip)
+            if not unsound(weight, spans, size):
+                parts = {str(name): float(value) for name, value in components.items()}
+                return Reward(float(score), status, parts, weight=float(weight), skip=spans)
+    raise VerifierFailed("It answered with something that is no reward.")
+
+
+def _is_span(said: Any) -> bool:
+    return isinstance(said, list) and len(said) == 2 and all(type(end) is int for end in said)
+
+
+def _sound(score: float, components: dict[str, Any]) -> bool:
+    values: Sequence[Any] = (score, *components.values())
+    # NaN is not below anything; and an integer too large for a float is compared without becoming one.
+    return len(components) <= COMPONENTS_MAX and all(
+        isinstance(value, int | float) and abs(value) <= SCORE_MAX for value in values
+    )

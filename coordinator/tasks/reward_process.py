@@ -1,0 +1,64 @@
+"""What reward processes run, may take, and see of the operator's environment.
+
+What the coordinator and a reward process say to each other: JSON behind its length, a question, then an answer.
+
+to the child    {"functions": [[place, weight], …], "memory_mib"}   once
+                {"problem", "completions", "tokens", "timeout_s"}   then as often as there is something to judge
+from the child  {"ready": true} or {"error": "…"}                   once
+                {"rewards": [[score, status, components, weight, skip], …]} or {"error": "…"}
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol import limits
+from protocol.tasks import Reward
+
+LENGTH = struct.Struct(">I")
+
+ANSWER_MAX_BYTES = limits.MIB
+"""What is read of an answer; 64 samples with a dozen components have a hundredth of it."""
+
+
+def pack(value: Any) -> bytes:
+    data = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
+    return LENGTH.pack(len(data)) + data
+
+
+def rewards_to(rewards: Sequence[Reward]) -> list[Any]:
+    return [[one.score, one.status, dict(one.components), one.weight, one.skip] for one in rewards]
+
+
+SEEN = {
+    "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TEMP", "TMP", "TMPDIR", "TZ", "USER",
+    "VIRTUAL_ENV", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE",
+}  # fmt: skip
+SEEN_PREFIXES = ("CUDA_", "LC_", "PYTHON", "XDG_")
+"""What libraries need to find themselves and their files. A list of what is secret would always miss one."""
+
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """Functions by their places, how much each counts, and the bounds of a process."""
+
+    functions: tuple[tuple[str, float], ...]
+    timeout_s: float = 10.0
+    """For all completions of one group."""
+    processes: int = 2
+    memory_mib: int = 4096
+    environment: tuple[str, ...] = ()
+    """Further variables that the functions are to see."""
+
+    def for_child(self) -> dict[str, Any]:
+        return {"functions": [list(each) for each in self.functions], "memory_mib": self.memory_mib}
+
+    def seen(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What a process sees of ours."""
+        wanted = {*SEEN, *self.environment}
+        ours = {name: value for name, value in environment.items() if name in wanted or name.startswith(SEEN_PREFIXES)}
+        return ours | ONE_THREAD

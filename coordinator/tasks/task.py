@@ -1,0 +1,68 @@
+"""A task whose problems are the round's own copy."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from coordinator.config import Config
+from coordinator.tasks import reward_exact
+from coordinator.tasks.importing import FOLDER, NOTE, needs_data
+from coordinator.tasks.kinds import functions_of, require_known, shown
+from coordinator.tasks.problem_file import Book
+from protocol.errors import ConfigInvalid
+from protocol.tasks import Problem, Reward, Task, task
+
+
+class DataTask:
+    """Problems of a copy; each pass over the train split takes every one of them once."""
+
+    def __init__(self, name: str, folder: Path, *, seed: int, shuffle: bool) -> None:
+        self._name, self._seed, self._shuffle = name, seed, shuffle
+        self._books = {split: Book(folder / f"{split}.jsonl") for split in ("train", "validation", "held_out")}
+        self._order = lru_cache(maxsize=2)(self._make_order)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def problem(self, index: int) -> Problem:
+        train = self._books["train"]
+        around, place = divmod(index, len(train))
+        return train[int(self._order(around)[place]) if self._shuffle else place]
+
+    def problems(self, split: Literal["validation", "held_out"]) -> Sequence[Problem]:
+        return self._books[split]
+
+    def _make_order(self, around: int) -> np.ndarray:
+        return np.random.Generator(np.random.Philox(key=[self._seed, around])).permutation(len(self._books["train"]))
+
+
+class ExactTask(DataTask):
+    """The same where answers are right word for word: that is judged right here, and by greedy decoding."""
+
+    exact: ClassVar[Literal[True]] = True
+
+    def reward(self, problem: Problem, completion: str) -> Reward:
+        return reward_exact.reward(problem, completion)
+
+
+def open_task(config: Config) -> Task:
+    """The task of a round, from what is built in or from the round's copy."""
+    require_known(config.task.name)
+    if not needs_data(config):
+        return task(config.task.name, seed=config.round.seed, parameters=config.task.parameters)
+    folder = config.round.directory / FOLDER
+    if not (folder / NOTE).exists():
+        raise ConfigInvalid(f"{folder} has no problems.", hint="`swarm-coordinator init` or `launch` makes them.")
+    kind = ExactTask if functions_of(config) == ("exact",) else DataTask
+    return kind(shown(config), folder, seed=config.round.seed, shuffle=config.data.shuffle)
+
+
+def task_here(config: Config) -> Task | None:
+    """The same for a learner, which can do without: on another machine there is no copy of the problems."""
+    if needs_data(config) and not (config.round.directory / FOLDER / NOTE).exists():
+        return None
+    return open_task(config)

@@ -1,0 +1,261 @@
+"""How many groups a node may take now, or why it may take none, as effects.
+
+- The staleness bound counts by the version that the node holds (`coordinator.rules.lease_allowance`), and may be one in force
+  below the operator's (`coordinator.transactions.staleness_bound`).
+- A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
+  is left of the hour's.
+- Newcomers get few leases, that nothing waits for (`coordinator.transactions.newcomers`): keys are free.
+- An owner with claims that are held until their class is calibrated gets no more: what it brings is not judged yet.
+- A node that stands by (`coordinator.transactions.fleet`) gets none; nor does anybody while auditors are too far behind.
+"""
+
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from coordinator.rules import lease_allowance
+from coordinator.rules.lease_allowance import admissible_groups, is_stale, room_in_buffer
+from coordinator.store.state import get_fact
+from coordinator.store.tables import IS_OPEN, batches, facts, leases, nodes, parts, rollouts, versions
+from coordinator.store.tables import tally as tally_table
+from coordinator.transactions import newcomers, staleness_bound, standings, tally
+from coordinator.transactions.leases import LeaseTerms, is_held_up, last_expired_ms, latest_batch
+from ledger.accounts import BUDGET
+from ledger.prepared import Prepared
+from ledger.tables import balances_table
+from protocol import limits
+from protocol.errors import UnknownEnvironment
+from protocol.ids import NodeId
+from protocol.lease import LeaseState
+from protocol.messages import LeaseRequest, Reason
+
+HOUR_MS = 3_600_000
+
+NOT_NEEDED: tuple[Reason, ...] = ("ahead", "old_version")
+"""Why the learner needs no more groups of a version."""
+
+# Built once: making a statement costs more than running it, and these run for every lease. What can be read together
+# is: each statement costs a round trip to PostgreSQL, and more of the processor than what it asks for.
+_free_micros = sa.select(balances_table.c.micros).where(balances_table.c.account == str(BUDGET)).scalar_subquery()
+_stands = Prepared(
+    sa.select(
+        sa.select(facts.c.value).where(facts.c.name == "finished").scalar_subquery().label("finished"),
+        sa.select(facts.c.value).where(facts.c.name == newcomers.OTHERS).scalar_subquery().label("others_ms"),
+        sa.select(facts.c.value).where(facts.c.name == newcomers.TRIALS).scalar_subquery().label("trials"),
+        sa.select(facts.c.value).where(facts.c.name == newcomers.LINE).scalar_subquery().label("line"),
+        standings.BACKLOG.scalar_subquery().label("backlog"),
+        sa.select(facts.c.value).where(facts.c.name == staleness_bound.BOUND).scalar_subquery().label("bound"),
+        sa.select(sa.func.max(versions.c.version)).scalar_subquery().label("newest"),
+        sa.select(versions.c.policy_update)
+        .where(versions.c.version == sa.bindparam("version"))
+        .scalar_subquery()
+        .label("visible_update"),
+        sa.select(sa.func.max(batches.c.batch)).scalar_subquery().label("learner_update"),
+        sa.select(tally_table.c.unfinished).scalar_subquery().label("unfinished"),
+    )
+)
+"""Where the round stands, for a node that holds this version."""
+_newest_update = Prepared(sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1))
+_hands = Prepared(
+    sa.select(
+        nodes.c.lease_allowance,
+        sa.select(sa.func.count())
+        .select_from(leases)
+        .where(IS_OPEN, leases.c.node_id == nodes.c.node_id)
+        .scalar_subquery()
+        .label("held"),
+    ).where(nodes.c.node_id == sa.bindparam("node"))
+)
+_money = Prepared(
+    sa.select(
+        _free_micros.label("free_micros"),
+        sa.select(tally_table.c.reserved_micros).scalar_subquery().label("reserved_micros"),
+    )
+)
+_lately = Prepared(
+    sa.select(leases.c.issued_ms, leases.c.ended_ms)
+    .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == LeaseState.ACCEPTED.value)
+    .order_by(leases.c.ended_ms.desc())
+    .limit(lease_allowance.MEASURED_MAX)
+)
+
+
+class Admitted(NamedTuple):
+    """What a node may be given now."""
+
+    groups: int
+    """Groups for the learner."""
+    reason: Reason
+    """Why it may be given none."""
+    newest: int
+    """The newest version."""
+    others_ask: bool = False
+    """Nodes that are no newcomers ask for work, as this one may be."""
+    on_trial: bool = False
+    """All that it gets are trials of a newcomer, of which it may begin so many."""
+    trials: int = 0
+
+
+def require_plays(message: LeaseRequest, environment: str) -> None:
+    """Refuse a node that could not play what it would be given."""
+    if environment and environment not in message.environments:
+        raise UnknownEnvironment(
+            f"This round plays {environment!r}, which this node's engine cannot.",
+            hint="Update echo-swarm, or start the node with `--engine torch` or `--engine llama`.",
+        )
+
+
+def how_many(
+    connection: sa.Connection, worker: Any, message: LeaseRequest, terms: LeaseTerms, place: str, now_ms: int
+) -> Admitted:
+    """What a node of this neighbourhood may be given now, or why it may be given nothing."""
+    stands = _stands(connection, version=message.version).one()
+    terms = terms.offered(stands.bound)
+    reason = _refusal(stands, worker, message, terms)
+    if reason not in ("", *NOT_NEEDED):
+        return Admitted(0, reason, stands.newest or 0)
+    others_ask = newcomers.do_others_ask(connection, worker, stands.others_ms, terms, now_ms)
+    window, left = (0, 0) if reason else _room_for(connection, stands, terms)
+    is_due = others_ask or (not left and newcomers.is_hoarded(connection, terms, now_ms))
+    on_trial = is_due and worker.node_id not in terms.probes and newcomers.is_newcomer(connection, worker, terms)
+    trials = 0
+    if on_trial:
+        budget = newcomers.NewcomerBudget(stands.trials or {}, stands.line or {})
+        trials = left = newcomers.may_begin(connection, worker, budget, place, terms, now_ms)
+    count = 0
+    if not reason:
+        admissible = min(left, _share_left(connection, worker.owner, window, terms, now_ms, proven_only=others_ask))
+        count, reason = _for_learner(connection, stands, worker, message, admissible, terms, now_ms)
+    return Admitted(count, reason, stands.newest or 0, others_ask, on_trial, trials)
+
+
+def _room_for(connection: sa.Connection, stands: Any, terms: LeaseTerms) -> tuple[int, int]:
+    """How many groups may be under way or wait beside those that are trained, and how many more than do."""
+    updates = (stands.visible_update, stands.learner_update or 0)
+    unfinished = tally.read(connection).unfinished if stands.unfinished is None else stands.unfinished
+    return _window(terms, *updates, 0), _window(terms, *updates, unfinished)
+
+
+def _for_learner(
+    connection: sa.Connection,
+    stands: Any,
+    worker: Any,
+    message: LeaseRequest,
+    admissible: int,
+    terms: LeaseTerms,
+    now_ms: int,
+) -> tuple[int, Reason]:
+    """How many of so many groups a node may take now, or why it may take none."""
+    if not admissible:
+        return 0, "ahead" if message.version >= stands.newest else "old_version"
+    hands = free_hands(connection, worker.node_id, terms, now_ms)
+    if not hands:
+        return 0, "busy"
+    payable = affordable(connection, terms, worker.price_micros_per_mtok, now_ms)
+    if not payable:
+        return 0, "budget"
+    return min(message.groups, terms.groups_per_request, admissible, payable, hands), ""
+
+
+def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: LeaseTerms) -> Reason:
+    """Why a node gets nothing, however little is under way; nothing if it may."""
+    if stands.finished:
+        return "finished"
+    if terms.classes and message.numerics not in terms.classes:
+        return "numerics"
+    if worker.held_claims >= limits.HELD_CLAIMS_MAX and worker.node_id not in terms.probes:
+        return "numerics"
+    if worker.paused_ms is not None:
+        return "paused"
+    if not worker.works:
+        return "standby"
+    if stands.backlog >= terms.audit_backlog_max:
+        return "audits"
+    learner_update = stands.learner_update or 0
+    if stands.visible_update is None or is_stale(
+        staleness=terms.staleness, policy_update=stands.visible_update, learner_update=learner_update
+    ):
+        return "old_version"
+    return ""
+
+
+def room(connection: sa.Connection, terms: LeaseTerms) -> int:
+    """How many more groups may start for whoever holds the newest version."""
+    newest = _newest_update(connection).scalar()
+    if newest is None:
+        return 0
+    return _window(_offered(connection, terms), newest, latest_batch(connection), tally.read(connection).unfinished)
+
+
+def has_room(connection: sa.Connection, terms: LeaseTerms, visible_update: int, learner_update: int) -> bool:
+    """Return True if a group of a version of that update may be one more of those under way."""
+    offered = _offered(connection, terms)
+    return _window(offered, visible_update, learner_update, tally.read(connection).unfinished) > 0
+
+
+def _offered(connection: sa.Connection, terms: LeaseTerms) -> LeaseTerms:
+    return terms.offered(get_fact(connection, staleness_bound.BOUND)) if terms.adapts else terms
+
+
+def _window(terms: LeaseTerms, visible_update: int, learner_update: int, unfinished: int) -> int:
+    """How many groups may start beside so many that are under way or wait."""
+    if terms.buffered_max:
+        return room_in_buffer(
+            buffered_max=terms.buffered_max, groups_per_update=terms.groups_per_update, unfinished_groups=unfinished
+        )
+    return admissible_groups(
+        staleness=terms.staleness,
+        groups_per_update=terms.groups_per_update,
+        visible_update=visible_update,
+        issued_groups=learner_update * terms.groups_per_update + unfinished,
+    )
+
+
+def free_hands(connection: sa.Connection, node: NodeId, terms: LeaseTerms, now_ms: int) -> int:
+    """How many leases more the node may hold by what became of those that it had."""
+    allowance, held = _hands(connection, node=node).one()
+    return max(0, _may_hold(connection, node, allowance, terms, now_ms) - int(held))
+
+
+def _may_hold(connection: sa.Connection, node: NodeId, allowance: int | None, terms: LeaseTerms, now_ms: int) -> int:
+    if allowance is not None and allowance < 1:
+        wait_ms = lease_allowance.wait_ms(-allowance, timeout_ms=terms.timeout_ms)
+        return int(not wait_ms or last_expired_ms(connection, node) <= now_ms - wait_ms)
+    in_time = lease_allowance.groups_in_time(_lately(connection, node=node), timeout_ms=terms.timeout_ms)
+    return min(
+        terms.held_max,
+        terms.newcomer_leases if allowance is None else allowance,
+        terms.held_max if in_time is None else in_time,
+    )
+
+
+def _share_left(
+    connection: sa.Connection, owner: str, window: int, terms: LeaseTerms, now_ms: int, *, proven_only: bool
+) -> int:
+    """How many more of the groups under way may be this owner's; any while the learner waits in vain for others'."""
+    if terms.max_owner_share >= 1:
+        return window
+    most = standings.share_of(connection, window, terms.max_owner_share, proven_only=proven_only)
+    left = max(0, most - standings.at_work(connection, owner))
+    return left or (window if is_held_up(connection, terms, now_ms) else 0)
+
+
+def affordable(connection: sa.Connection, terms: LeaseTerms, price: int, now_ms: int, samples: int = 0) -> int:
+    """How many more leases the free budget, and what is left of the hour's, cover at their dearest."""
+    max_cost = terms.max_cost_micros(price, samples)
+    if not max_cost:
+        return 2**31
+    free, reserved = _money(connection).one()
+    free, reserved = free or 0, tally.read(connection).reserved_micros if reserved is None else reserved
+    if terms.hourly_budget_micros:
+        free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
+    # Below zero after a restart with dearer terms; a negative count would take every open group.
+    return max(0, (free - reserved) // max_cost)
+
+
+def _spent_since(connection: sa.Connection, since_ms: int) -> int:
+    """What was credited for the answers since then, voided later or not."""
+    ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == LeaseState.ACCEPTED)
+    spent = sa.select(sa.func.coalesce(sa.func.sum(rollouts.c.credit_micros), 0)).where(rollouts.c.lease_id.in_(ended))
+    for_parts = sa.select(sa.func.coalesce(sa.func.sum(parts.c.credit_micros), 0)).where(parts.c.credited_ms > since_ms)
+    return int(connection.execute(spent).scalar_one()) + int(connection.execute(for_parts).scalar_one())

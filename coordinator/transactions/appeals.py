@@ -1,0 +1,293 @@
+"""Appeals against what faults and bans took, and the operator's rulings, as effects.
+
+    a claim is void ─▶ appeal (node or owner, signed) ─▶ open ─▶ ruling ─▶ denied
+                                                                  └──────▶ granted ─▶ Reinstate for every claim it took
+
+- One appeal stands for all that one fault took, whichever of the claims it names: the claim at fault, the pledge, the
+  window before it, and what a ban by it voided. Where the operator's own order banned, the first claim that it took
+  stands for the ban.
+- A node's key may be a thief's, who forged and then appeals badly. So until the ruling its owner's word takes the place
+  of a node's, and a revoked key is not heard at all. The log keeps the digest of what came first.
+- Keys are free, and entries are for ever: the appeal of an owner whom nothing was ever paid to is an entry only with
+  its ruling.
+- A granted appeal pays each of these claims what was voided of it, out of the budget; the book lets that happen once,
+  and only after a ruling that grants it. Without budget for all of it nothing is ruled.
+- The fault is lifted from its owner's standing. If too few are left for a ban, and no order of the operator's stands,
+  the ban ends, and what it took is paid, too.
+- A rejection at intake took no money, and cannot be appealed: `swarm-node why` says what to mend.
+- A ruling is final; the same one again changes nothing.
+"""
+
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from coordinator.rules import trust
+from coordinator.rules.trust import TrustRules
+from coordinator.store.tables import appeals, audits, faults, nodes
+from coordinator.transactions import orders, owners, standings, tally
+from coordinator.transactions.escrow import PROVEN
+from ledger import entry, store
+from ledger.accounts import BUDGET
+from ledger.book import BookBroken, ClaimState, EntryOutcome
+from ledger.tables import claims_table
+from protocol import chunks, limits
+from protocol.appeal import Appeal, AppealReply, Standing, open_appeal
+from protocol.errors import BudgetExhausted, KeyRevoked, LeaseOfAnother, MessageTooLarge, NotFound
+from protocol.ids import NodeId
+from protocol.signing import Envelope
+
+Ruled = Literal["granted", "denied"]
+
+SAID_MAX_CHARS = 300
+"""Of the operator's words on a ruling."""
+
+_claims = sa.select(
+    audits.c.claim_id, audits.c.node_id, audits.c.owner, audits.c.finding, audits.c.fault, audits.c.ban_ms,
+    audits.c.groups, audits.c.place, claims_table.c.state.label("money"), claims_table.c.amount_micros,
+).join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)  # fmt: skip
+
+
+def take(connection: sa.Connection, envelope: bytes, *, round_id: str, now_ms: int) -> AppealReply:
+    """Record an appeal, by the node concerned or its owner; about the same fault or ban there is one for ever."""
+    signer, said = open_appeal(envelope, round_id)
+    row = _appealable(connection, said.about, signer)
+    claim_id = subject(connection, row)
+    known = connection.execute(sa.select(appeals).where(appeals.c.claim_id == claim_id)).first()
+    if known is not None:
+        if known.state != "open" or signer != row.owner_now or signer == _read(known.envelope)[0]:
+            return _reply("already_recorded", known)
+        here = sa.update(appeals).where(appeals.c.number == known.number)
+        connection.execute(here.values(envelope=envelope, made_ms=now_ms))
+        return _reply("recorded", known)
+    _require_room(connection, row.owner)
+    earned = owners.has_earned(connection, row.owner_now)
+    values = {"claim_id": claim_id, "owner": row.owner, "envelope": envelope, "made_ms": now_ms, "state": "open"}
+    values["sequenced"] = earned
+    if earned:
+        _enter(connection, claim_id, envelope, now_ms)
+    connection.execute(sa.insert(appeals).values(**values))
+    recorded = connection.execute(sa.select(appeals).where(appeals.c.claim_id == claim_id)).one()
+    return _reply("recorded", recorded)
+
+
+def standing_of(connection: sa.Connection, claim_id: str) -> tuple[Standing, str]:
+    """Whether what took a claim may be appealed against, or how that appeal stands and why."""
+    row = connection.execute(_claims.where(audits.c.claim_id == claim_id)).first()
+    if row is None or not _was_taken(row):
+        return "", ""
+    known = connection.execute(sa.select(appeals).where(appeals.c.claim_id == subject(connection, row))).first()
+    return (known.state, _ruling(known)) if known else ("possible", "")
+
+
+def subject(connection: sa.Connection, row: Any) -> str:
+    """The claim that stands for what took this one: the one at fault, or the first that an ordered ban took."""
+    if row.finding == "hard" or row.fault:
+        return str(row.fault or row.claim_id)
+    by = (faults.c.owner == row.owner) & (faults.c.judged_ms == row.ban_ms)
+    fault = (
+        connection.execute(sa.select(faults.c.claim_id).where(by).order_by(faults.c.number.desc())).scalars().first()
+    )
+    same = (audits.c.owner == row.owner) & (audits.c.ban_ms == row.ban_ms)
+    first = sa.select(audits.c.claim_id).where(same).order_by(audits.c.place)
+    return str(fault or connection.execute(first).scalars().first())
+
+
+def listed(connection: sa.Connection) -> list[dict[str, Any]]:
+    """All appeals, those that wait first, the oldest of them first."""
+    query = sa.select(appeals).order_by(appeals.c.state != "open", appeals.c.number)
+    return [_told(row) for row in connection.execute(query)]
+
+
+def shown(connection: sa.Connection, number: int, rules: TrustRules) -> dict[str, Any]:
+    """One appeal: the words, the evidence, and what would be paid if it was granted."""
+    row = _numbered(connection, number)
+    report = sa.select(audits.c.report, audits.c.finding, audits.c.version).where(audits.c.claim_id == row.claim_id)
+    audit = connection.execute(report).one()
+    taken, ban = _taken(connection, row.claim_id, rules)
+    return _told(row) | {
+        "finding": audit.finding,
+        "version": audit.version,
+        "report": (audit.report or b"{}").decode(),
+        "claims": [{"claim_id": one.claim_id, "amount_micros": one.amount_micros} for one in taken],
+        "amount_micros": sum(one.amount_micros for one in taken),
+        "free_micros": _free_micros(connection),
+        "ends_ban": ban is not None and ban == standings.banned_ms(connection, row.owner),
+    }
+
+
+def rule(
+    connection: sa.Connection,
+    number: int,
+    outcome: Ruled,
+    reason_code: str,
+    said: str,
+    *,
+    given_by: str,
+    rules: TrustRules,
+    now_ms: int,
+) -> dict[str, Any]:
+    """Rule on an appeal; what that changed."""
+    row = _numbered(connection, number)
+    if row.state != "open":
+        return _told(row) | {"changed": False, "reinstated_claims": 0, "reinstated_micros": 0}
+    if not row.sequenced:
+        _enter(connection, row.claim_id, row.envelope, now_ms)
+    ruling = entry.RulingEntry(claim_id=row.claim_id, outcome=outcome, reason_code=reason_code)
+    if store.append(connection, ruling, now_ms) is not EntryOutcome.APPLIED:
+        raise BookBroken(f"Appeal {number} was ruled on in the log, and not in its table.")
+    paid = _grant(connection, row, ruling, given_by, rules, now_ms) if outcome == "granted" else []
+    values = {"state": outcome, "reason_code": reason_code, "said": said, "ruled_by": given_by, "ruled_ms": now_ms}
+    values["sequenced"] = True
+    connection.execute(sa.update(appeals).where(appeals.c.number == number).values(**values))
+    sums = {"reinstated_claims": len(paid), "reinstated_micros": sum(one.amount_micros for one in paid)}
+    return _told(_numbered(connection, number)) | {"changed": True} | sums
+
+
+def _enter(connection: sa.Connection, claim_id: str, envelope: bytes, now_ms: int) -> None:
+    """Make an entry of an appeal."""
+    made = entry.AppealEntry(claim_id=claim_id, statement_digest=chunks.digest(envelope))
+    if store.append(connection, made, now_ms) is not EntryOutcome.APPLIED:
+        raise BookBroken(f"An appeal about claim {claim_id} is in the log, and not as such in its table.")
+
+
+def _grant(
+    connection: sa.Connection, row: Any, ruling: entry.RulingEntry, given_by: str, rules: TrustRules, now_ms: int
+) -> list[Any]:
+    """Lift what was appealed against, and pay what it took."""
+    owner = row.owner
+    paid, ban = _taken(connection, row.claim_id, rules)
+    if _is_fault(connection, row.claim_id):
+        standings.lift_fault(connection, row.claim_id)
+    if ban is not None and ban == standings.banned_ms(connection, owner):
+        standings.unban(connection, owner)
+        reason = f"appeal {row.number} granted: {ruling.reason_code}"
+        orders.record(connection, "unban", owner, reason, given_by=given_by, now_ms=now_ms)
+    given = [
+        entry.Reinstate(claim_id=one.claim_id, appealed_claim_id=row.claim_id, reason_code=ruling.reason_code)
+        for one in paid
+    ]
+    if given:
+        _pay(connection, given, sum(one.amount_micros for one in paid), now_ms)
+        owners.sequence(connection, {one.node_id for one in paid}, now_ms)
+        groups = sum(one.groups for one in paid if one.finding not in PROVEN)  # a pledge's counted before
+        standings.put(connection, owner, trust.validated(standings.of(connection, owner), rules, groups))
+    return paid
+
+
+def _pay(connection: sa.Connection, given: list[entry.Reinstate], amount_micros: int, now_ms: int) -> None:
+    if (free := _free_micros(connection)) < amount_micros:
+        raise BudgetExhausted(
+            f"What the appeal gives back is {amount_micros} micro-units, and {free} are free: nothing was ruled.",
+            hint="Wait until leases end: what they do not use is free again.",
+        )
+    if set(store.append_all(connection, given, now_ms)) != {EntryOutcome.APPLIED}:
+        raise BookBroken(f"A claim of the appeal about {given[0].appealed_claim_id} was paid before.")
+
+
+def _free_micros(connection: sa.Connection) -> int:
+    """What is in the budget and not promised to an open lease."""
+    return store.balance(connection, BUDGET) - tally.read(connection).reserved_micros
+
+
+def _taken(connection: sa.Connection, claim_id: str, rules: TrustRules) -> tuple[list[Any], int | None]:
+    """The void claims that a granted appeal about this one pays, in their order, and the ban that ends with it."""
+    row = connection.execute(_claims.where(audits.c.claim_id == claim_id)).one()
+    here = (audits.c.claim_id == claim_id) | (audits.c.fault == claim_id)
+    if (ban := _ban_to_end(connection, row, rules)) is not None:
+        here |= audits.c.ban_ms == ban
+    mine = (audits.c.owner == row.owner) & (claims_table.c.state == ClaimState.VOIDED.value)
+    return list(connection.execute(_claims.where(here, mine).order_by(audits.c.place))), ban
+
+
+def _ban_to_end(connection: sa.Connection, row: Any, rules: TrustRules) -> int | None:
+    """The ban that ends with what is appealed against: the one that stands on it, or one that is over by now."""
+    if not _is_fault(connection, row.claim_id):
+        return int(row.ban_ms)
+    stands = standings.banned_ms(connection, row.owner)
+    ordered = orders.standing_ban(connection, row.owner) is not None
+    left = standings.without_fault(connection, row.claim_id)
+    if stands is not None and not ordered and trust.level(left, rules) != "banned":
+        return stands
+    brought = connection.execute(sa.select(faults.c.judged_ms).where(faults.c.claim_id == row.claim_id)).scalar()
+    return None if brought == stands else brought
+
+
+def _is_fault(connection: sa.Connection, claim_id: str) -> bool:
+    return connection.execute(sa.select(faults.c.number).where(faults.c.claim_id == claim_id)).first() is not None
+
+
+def _appealable(connection: sa.Connection, about: str, signer: NodeId) -> Any:
+    """The claim that is meant, if it is the signer's and something took it."""
+    here = (audits.c.lease_id == about) | (audits.c.claim_id == about)
+    columns = (nodes.c.owner.label("owner_now"), nodes.c.revoked_ms)
+    query = _claims.add_columns(*columns).join(nodes, nodes.c.node_id == audits.c.node_id)
+    row = connection.execute(query.where(here)).first()
+    if row is None:
+        raise NotFound(
+            "Nothing was credited for this lease or claim, so nothing was taken.",
+            hint="`swarm-node why` says why an answer was refused; mend that, and the next one counts.",
+        )
+    if signer not in (row.node_id, row.owner, row.owner_now):
+        raise LeaseOfAnother("The claim is another node's.", hint="Its own key appeals, or its owner's.")
+    if signer == row.node_id and row.revoked_ms is not None:
+        raise KeyRevoked("The owner of this node has revoked its key.", hint="The owner appeals: `--owner-key`.")
+    if not _was_taken(row):
+        raise NotFound(f"Nothing was taken of this claim: it is {row.money}.", hint="There is nothing to appeal.")
+    return row
+
+
+def _was_taken(row: Any) -> bool:
+    """Whether a fault or a ban took this claim, be it given back since or not."""
+    return bool(row.finding == "hard" or row.fault or row.ban_ms is not None)
+
+
+def _require_room(connection: sa.Connection, owner: str) -> None:
+    here = sa.select(sa.func.count()).select_from(appeals).where(appeals.c.owner == owner)
+    waiting = connection.execute(here.where(appeals.c.state == "open")).scalar_one()
+    if waiting >= limits.APPEALS_OPEN_MAX:
+        raise MessageTooLarge(
+            f"{waiting} appeals of this owner wait for a ruling.", hint="Appeal again when they are ruled on."
+        )
+    if connection.execute(here).scalar_one() >= limits.APPEALS_MAX:
+        raise MessageTooLarge(f"This owner has appealed {limits.APPEALS_MAX} times in this round.")
+
+
+def _numbered(connection: sa.Connection, number: int) -> Any:
+    row = connection.execute(sa.select(appeals).where(appeals.c.number == number)).first()
+    if row is None:
+        raise NotFound(f"There is no appeal {number}.", hint="`swarm-coordinator appeals list` shows them.")
+    return row
+
+
+def _told(row: Any) -> dict[str, Any]:
+    signer, said = _read(row.envelope)
+    return {
+        "number": row.number,
+        "claim_id": row.claim_id,
+        "owner": row.owner,
+        "signer": signer,
+        "about": said.about,
+        "reason": said.reason,
+        "state": row.state,
+        "made_ms": row.made_ms,
+        "reason_code": row.reason_code,
+        "said": row.said,
+        "ruled_by": row.ruled_by,
+        "ruled_ms": row.ruled_ms,
+    }
+
+
+def _read(envelope: bytes) -> tuple[str, Appeal]:
+    kept = Envelope.from_bytes(envelope)
+    return kept.signer, Appeal.from_bytes(kept.payload)
+
+
+def _ruling(row: Any) -> str:
+    return f"{row.reason_code}: {row.said}" if row.said else str(row.reason_code)
+
+
+def _reply(outcome: Literal["recorded", "already_recorded"], row: Any) -> AppealReply:
+    return AppealReply(
+        outcome=outcome, number=row.number, claim_id=row.claim_id, standing=row.state, ruling=_ruling(row)
+    )

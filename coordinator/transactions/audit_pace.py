@@ -1,0 +1,116 @@
+"""The pace of auditors: what they check a second, what comes in to be checked, and what follows from a backlog.
+
+    backlog:   0 ──── a quarter of backlog_max ──── a half ──── three quarters ──── backlog_max
+    rate:      as set │ a third eased              │ two thirds │ as little as the escrow covers │ no work is offered
+
+- Rates fall in three steps, and are as set again when the backlog is small: owners that are audited less wait longer
+  for their money (`coordinator.rules.trust`). Steps, since who knew the backlog to one claim would know what was drawn.
+- Speeds are of the last `RECENT` batches that auditors judged. What came in meanwhile is what they judged and what the
+  backlog grew by.
+- These figures are the operator's alone.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.store.state import get_fact, set_fact
+from coordinator.store.tables import WAITS, audits
+from ledger.tables import claims_table
+
+FACT = "audit_pace"
+"""The fact of the last batches: of each, its moment, tokens, seconds, threads, and the tokens that waited after it."""
+
+RECENT = 32
+
+STEPS = 3
+"""Steps in which rates fall, from a quarter of the largest backlog to three quarters of it."""
+
+
+@dataclass(frozen=True)
+class AuditPace:
+    """The pace of auditors and of nodes."""
+
+    waiting: int
+    waiting_tokens: int
+    auditor_tokens_per_s: float
+    """Tokens of an auditor while it is at work; 0 while none has judged anything."""
+    incoming_tokens_per_s: float
+    """Tokens that are drawn for an audit."""
+    threads: int
+    """Threads of that auditor."""
+    auditors_needed: int
+    """Auditors of the same kind that would suffice, at work all the time; 0 while that is unknown."""
+
+
+def ease(backlog: int, backlog_max: int) -> float:
+    """Return how far rates fall while so many claims wait: 0 as set, 1 to what the escrow covers."""
+    quarters = 4 * backlog // backlog_max
+    return min(STEPS, quarters) / STEPS
+
+
+def record(connection: sa.Connection, claims: list[str], seconds: float, threads: int, now_ms: int) -> None:
+    """Remember that an auditor judged these claims, and how long that took it."""
+    query = sa.select(sa.func.coalesce(sa.func.sum(claims_table.c.tokens), 0))
+    tokens = connection.execute(query.where(claims_table.c.claim_id.in_(claims))).scalar_one()
+    _, waiting_tokens = _waiting(connection)
+    batches = get_fact(connection, FACT, [])
+    set_fact(connection, FACT, [*batches, [now_ms, int(tokens), seconds, threads, waiting_tokens]][-RECENT:])
+
+
+def measure(connection: sa.Connection, now_ms: int) -> AuditPace:
+    """Compare what auditors can check with what comes in."""
+    batches = get_fact(connection, FACT, [])
+    waiting, waiting_tokens = _waiting(connection)
+    busy_s = sum(seconds for _, _, seconds, _, _ in batches)
+    speed = sum(tokens for _, tokens, *_ in batches) / busy_s if busy_s else 0.0
+    incoming = 0.0
+    if batches and now_ms > batches[0][0]:
+        judged = sum(tokens for _, tokens, *_ in batches[1:])
+        grown = waiting_tokens - batches[0][-1]
+        incoming = max(0, judged + grown) / ((now_ms - batches[0][0]) / 1000)
+    return AuditPace(
+        waiting=waiting,
+        waiting_tokens=waiting_tokens,
+        auditor_tokens_per_s=speed,
+        incoming_tokens_per_s=incoming,
+        threads=batches[-1][3] if batches else 0,
+        auditors_needed=math.ceil(incoming / speed) if speed else 0,
+    )
+
+
+def figures(connection: sa.Connection, backlog_max: int, now_ms: int) -> dict[str, Any]:
+    """The pace, and an alarm as soon as rates fall; empty if auditors keep up."""
+    found = measure(connection, now_ms)
+    return asdict(found) | {"alarm": alarm(found, backlog_max)}
+
+
+def alarm(pace: AuditPace, backlog_max: int) -> str:
+    """Return how far auditors are behind and how many would suffice; nothing while they keep up."""
+    eased = ease(pace.waiting, backlog_max)
+    if not eased:
+        return ""
+    behind = (
+        f"Auditors do not keep up: {pace.waiting:,} claims wait, {pace.waiting_tokens:,} tokens, and from "
+        f"audit.backlog_max = {backlog_max:,} on no work is offered. "
+    )
+    rates = "Owners whose work was found right are audited less meanwhile, and paid later. "
+    if not pace.auditor_tokens_per_s:
+        return behind + rates + "No auditor has judged anything yet: see logs/auditor.log."
+    wanted = max(pace.auditors_needed, 1)
+    threads = f"{pace.threads} thread{'' if pace.threads == 1 else 's'} each"
+    return (
+        f"{behind}{rates}An auditor checks {pace.auditor_tokens_per_s:,.0f} tokens/s, and "
+        f"{pace.incoming_tokens_per_s:,.0f} come in: {wanted} with {threads} would suffice. Start another "
+        "`swarm-coordinator auditor`, or raise audit.threads."
+    )
+
+
+def _waiting(connection: sa.Connection) -> tuple[int, int]:
+    """The claims that wait for an auditor, and their tokens."""
+    query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(claims_table.c.tokens), 0))
+    here = query.select_from(audits.join(claims_table, claims_table.c.claim_id == audits.c.claim_id)).where(WAITS)
+    claims, tokens = connection.execute(here).one()
+    return int(claims), int(tokens)

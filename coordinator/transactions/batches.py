@@ -1,0 +1,254 @@
+"""Batches: which accepted groups the learner trains on, and what became of them, as effects.
+
+- Batch n leads to update n. It is formed once and stored: asking for it again, after a crash, gives the same groups.
+- It takes the oldest policy versions first; where many are at work, of no owner more than a set share: a group is
+  everybody's who worked on it. Where nobody works any more and no place is free, what is beyond a share gives its place
+  to others. A learner that nobody has brought anything for as long as a lease lasts takes what there is.
+- With `selection.refill`, groups whose samples all earned the same give their places to others, as they teach nothing:
+  at most so many times a batch's size for each batch so far. They are paid. A learner that waits in vain takes them.
+- A group past the staleness bound never enters a batch. It is marked stale, as one that gives its place is surplus: its
+  prompt is offered again, and its nodes, which worked in time, are paid.
+- A report moves the bound that leases are offered by, where it adapts (`coordinator.transactions.staleness_bound`).
+- The learner's report says that the claims of its batch are used, and which of them are suspect: their claimed
+  log-probabilities are not those of the tokens. What becomes of them is for `coordinator.transactions.escrow` to say.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from coordinator.store.state import get_fact, set_fact
+from coordinator.store.tables import batches, groups, leases, nodes, parts, rollouts
+from coordinator.transactions import (
+    admission,
+    escrow,
+    newcomers,
+    partial_rollouts,
+    reward_columns,
+    staleness_bound,
+    standings,
+)
+from coordinator.transactions import leases as lease_table
+from coordinator.transactions.leases import LeaseTerms
+from coordinator.transactions.lottery import AuditTerms
+from protocol.errors import OutOfOrder
+from protocol.learning import Earlier, TrainingBatch, TrainingGroup, TrainingSample, UpdateReport
+from protocol.lease import Lease
+from protocol.rollout import RolloutClaim
+from protocol.signing import open_envelope
+
+ALIKE = "alike"
+"""The state of a rollout that gave its place to another, since its samples all earned the same."""
+
+SET_ASIDE = "set_aside"
+"""The fact of how many did."""
+
+
+def get(
+    connection: sa.Connection, number: int, *, terms: LeaseTerms, audits: AuditTerms, now_ms: int
+) -> TrainingBatch | None:
+    """The batch that leads to update `number`, formed now if it can be; None while groups are missing."""
+    newest = lease_table.latest_batch(connection)
+    if number > newest + 1 or number < 1:
+        raise OutOfOrder(f"Batch {number} does not follow batch {newest}.")
+    if number == newest + 1 and not _form(connection, number, terms, audits, now_ms):
+        return None
+    chosen = connection.execute(
+        sa.select(rollouts, leases.c.offer, leases.c.continues)
+        .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
+        .where(rollouts.c.batch == number)
+        .order_by(rollouts.c.group_no)
+    ).mappings()
+    groups = tuple(group(connection, row) for row in chosen.all())
+    return TrainingBatch(number=number, groups=groups, credit_micros=_credit_micros(connection, number))
+
+
+def report(
+    connection: sa.Connection,
+    message: UpdateReport,
+    *,
+    audits: AuditTerms,
+    adapts: staleness_bound.StalenessRules | None = None,
+    now_ms: int,
+) -> bool:
+    """The claims of a trained batch are used; False if that was reported before."""
+    row = connection.execute(sa.select(batches.c.reported_ms).where(batches.c.batch == message.number)).first()
+    if row is None:
+        raise OutOfOrder(f"Batch {message.number} was never formed.")
+    if row[0] is not None:
+        return False
+    in_batch = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.batch == message.number)).scalars()
+    used = list(in_batch)
+    escrow.used(connection, used, suspects=message.mismatched, terms=audits, now_ms=now_ms)
+    metrics = dict(message.metrics)
+    if adapts:
+        metrics[staleness_bound.IN_FORCE] = staleness_bound.follow(connection, message.number, metrics, adapts)
+    connection.execute(
+        sa.update(batches)
+        .where(batches.c.batch == message.number)
+        .values(reported_ms=now_ms, idle_s=message.idle_s, busy_s=message.busy_s, metrics=metrics)
+    )
+    return True
+
+
+def release_leftovers(connection: sa.Connection, *, audits: AuditTerms, now_ms: int) -> int:
+    """At the end of the round: rollouts that were accepted and are no longer needed count as used."""
+    waiting = rollouts.c.state.in_(reward_columns.WAITING)
+    left = connection.execute(sa.select(rollouts.c.claim_id).where(waiting)).scalars().all()
+    connection.execute(sa.update(rollouts).where(waiting).values(state="unused"))
+    escrow.used(connection, list(left), terms=audits, now_ms=now_ms)
+    return len(left)
+
+
+def _form(connection: sa.Connection, number: int, terms: LeaseTerms, audits: AuditTerms, now_ms: int) -> bool:
+    """Choose the groups of a new batch, after dropping those past the bound."""
+    learner_update, size = number - 1, terms.groups_per_update
+    _drop_stale(connection, learner_update - terms.staleness, audits, now_ms)
+    _set_aside(connection, number, terms, audits, now_ms)
+    proven_only = newcomers.is_fresh(get_fact(connection, newcomers.OTHERS), terms, now_ms)
+    most = standings.share_of(connection, size, terms.max_owner_share, proven_only=proven_only)
+    chosen, beyond = _choose(connection, size, most)
+    if len(chosen) < size and beyond and lease_table.is_held_up(connection, terms, now_ms):
+        chosen, beyond = _choose(connection, size, size)
+    if len(chosen) < size:
+        lacking = size - len(chosen) - admission.room(connection, terms)
+        if lacking > 0 and not _is_under_way(connection):
+            _drop(connection, beyond[-lacking:], "surplus", audits, now_ms)
+        return False
+    for row in chosen:
+        here = rollouts.c.claim_id == row.claim_id
+        connection.execute(sa.update(rollouts).where(here).values(state="batched", batch=number))
+        lease_table.set_group(connection, row.group_no, "trained")
+    oldest = learner_update - min(row.policy_update for row in chosen)
+    connection.execute(sa.insert(batches).values(batch=number, formed_ms=now_ms, max_staleness=oldest))
+    return True
+
+
+def _choose(connection: sa.Connection, size: int, most: int) -> tuple[list[Any], list[Any]]:
+    """The oldest groups, but no owner's beyond so many; and those that this kept out, in the same order."""
+    waiting = connection.execute(
+        sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.policy_update, nodes.c.owner)
+        .join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
+        .where(rollouts.c.state == "buffered")
+        .order_by(rollouts.c.policy_update, rollouts.c.accepted_ms, rollouts.c.group_no)
+    ).all()
+    began = _beginners(connection)
+    chosen, beyond, of_owner = list[Any](), list[Any](), Counter[str]()
+    for row in waiting:
+        everybody = {row.owner, *began[row.claim_id]}
+        if any(of_owner[owner] >= most for owner in everybody):
+            beyond.append(row)
+        elif len(chosen) < size:
+            of_owner.update(everybody)
+            chosen.append(row)
+    return chosen, beyond
+
+
+def _beginners(connection: sa.Connection) -> dict[str, set[str]]:
+    """Group that waits → owners who left it to others."""
+    told = (
+        sa.select(parts.c.whole, nodes.c.owner)
+        .join_from(rollouts, parts, parts.c.whole == rollouts.c.claim_id)
+        .join(nodes, nodes.c.node_id == parts.c.node_id)
+        .where(rollouts.c.state == "buffered")
+    )
+    found: dict[str, set[str]] = defaultdict(set)
+    for whole, owner in connection.execute(told):
+        found[whole].add(owner)
+    return found
+
+
+def _is_under_way(connection: sa.Connection) -> bool:
+    """Whether anybody but a newcomer works on a group for the learner, or one waits for its rewards."""
+    leased = sa.select(groups.c.group_no).where(groups.c.state == "leased", groups.c.group_no >= 0)
+    unscored = sa.select(rollouts.c.claim_id).where(rollouts.c.state == reward_columns.UNSCORED)
+    return any(connection.execute(query.limit(1)).first() for query in (leased, unscored))
+
+
+def _credit_micros(connection: sa.Connection, number: int) -> int:
+    """What the groups of a batch were credited with, parts included."""
+    wholes = sa.select(rollouts.c.claim_id).where(rollouts.c.batch == number)
+    credited = (
+        sa.select(sa.func.sum(rollouts.c.credit_micros)).where(rollouts.c.batch == number),
+        sa.select(sa.func.sum(parts.c.credit_micros)).where(parts.c.whole.in_(wholes)),
+    )
+    return sum(int(connection.execute(query).scalar() or 0) for query in credited)
+
+
+def _set_aside(connection: sa.Connection, number: int, terms: LeaseTerms, audits: AuditTerms, now_ms: int) -> None:
+    """Take groups whose samples all earned the same out of the buffer, as many as others may replace."""
+    done = get_fact(connection, SET_ASIDE, 0) if terms.selection.refill else 0
+    left = int(terms.selection.refill * terms.groups_per_update * number) - done
+    if left <= 0 or lease_table.is_held_up(connection, terms, now_ms):
+        return
+    columns = (rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.rewards)
+    waiting = sa.select(*columns).where(rollouts.c.state == "buffered").order_by(rollouts.c.accepted_ms)
+    alike = [row for row in connection.execute(waiting).mappings() if len(set(reward_columns.scores(dict(row)))) == 1][
+        :left
+    ]
+    for row in alike:
+        here = rollouts.c.claim_id == row["claim_id"]
+        connection.execute(sa.update(rollouts).where(here).values(state=ALIKE))
+        lease_table.set_group(connection, row["group_no"], "trained")
+    if alike:
+        set_fact(connection, SET_ASIDE, done + len(alike))
+        escrow.used(connection, [row["claim_id"] for row in alike], terms=audits, now_ms=now_ms)
+
+
+def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerms, now_ms: int) -> None:
+    """Take groups out of the buffer whose policy is older than the oldest update allowed."""
+    past = (rollouts.c.state == "buffered") & (rollouts.c.policy_update < oldest_update)
+    stale = connection.execute(sa.select(rollouts.c.claim_id, rollouts.c.group_no).where(past)).all()
+    _drop(connection, stale, "stale", audits, now_ms)
+
+
+def _drop(connection: sa.Connection, rows: Sequence[Any], state: str, audits: AuditTerms, now_ms: int) -> None:
+    """Take groups out of the buffer, and offer them anew."""
+    for row in rows:
+        connection.execute(sa.update(rollouts).where(rollouts.c.claim_id == row.claim_id).values(state=state))
+        lease_table.reopen(connection, row.group_no)
+    escrow.used(connection, [row.claim_id for row in rows], terms=audits, now_ms=now_ms)
+
+
+def group(connection: sa.Connection, row: Any) -> TrainingGroup:
+    """A stored rollout as the learner needs it, with what it went on from."""
+    lease = Lease.from_bytes(row["offer"])
+    claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
+    rewards = np.frombuffer(row["rewards"], dtype="<f4").tolist()
+    told = partial_rollouts.chain(connection, row["continues"])
+    drawn, lessons = _drawn(claim, row["sampled"]), reward_columns.learned(row["marks"], len(rewards))
+    samples = tuple(
+        TrainingSample(
+            tokens=b"".join(part.tokens for part in (*begun, sample)),
+            logprobs=b"".join(part.logprobs for part in (*begun, sample)),
+            reward=reward,
+            sampled=sampled,
+            weight=weight,
+            skip=skip,
+        )
+        for *begun, sample, reward, sampled, (weight, skip) in zip(
+            *(one.samples for one in told), claim.samples, rewards, drawn, lessons, strict=True
+        )
+    )
+    earlier = tuple(
+        Earlier(claim_id=one.claim_id, ends=tuple(len(prefix.tokens) // 4 for prefix in one.prefixes)) for one in told
+    )
+    return TrainingGroup(
+        claim_id=row["claim_id"],
+        prompt=lease.prompt,
+        policy_update=row["policy_update"],
+        samples=samples,
+        earlier=earlier,
+    )
+
+
+def _drawn(claim: RolloutClaim, sampled: bytes | None) -> list[bytes]:
+    """For each sample which of its tokens were drawn; empty where all were."""
+    if sampled is None:
+        return [b""] * len(claim.samples)
+    ends = list(accumulate(len(sample.tokens) // 4 for sample in claim.samples))
+    return [sampled[start:end] for start, end in pairwise([0, *ends])]

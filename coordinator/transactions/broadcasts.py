@@ -1,0 +1,152 @@
+"""How the last versions spread: T_bcast, from a version's publication to a node's first token sampled under it.
+
+- A broadcast goes to the nodes that are alive when a version is published; who comes later is no part of it.
+- Nodes say how long ago they reached a stage, and their first word counts. The coordinator takes that from its own
+  time, so no clock but its own is trusted; the way of the message is added, and nothing lies before publication.
+- A broadcast ends for a node with its first token; for a mirror, which samples nothing, when its files are whole.
+- A node may lie about itself, and gains nothing by it.
+- All functions are effects, `(connection, …) → outcome`.
+"""
+
+import statistics
+from collections.abc import Iterable
+from typing import Any, get_args
+
+import sqlalchemy as sa
+
+from coordinator.store.tables import broadcasts, nodes, receipts, uploads, versions
+from coordinator.transactions import policy_versions, registry
+from coordinator.transactions.links import VERSIONS_KEPT
+from protocol.ids import NodeId
+from protocol.manifest import PolicyManifest
+from protocol.messages import Reached, Stage
+
+STAGES: dict[Stage, sa.Column[int]] = {stage: broadcasts.c[f"{stage}_ms"] for stage in get_args(Stage)}
+
+ENDED_MS = sa.case((nodes.c.phase == "mirroring", broadcasts.c.fetched_ms), else_=broadcasts.c.first_token_ms)
+"""When a broadcast ended for a node."""
+
+
+def begin(
+    connection: sa.Connection, manifest: PolicyManifest, digest: str, *, silent_after_ms: int, now_ms: int
+) -> None:
+    """Record a version as published, to the nodes that are alive now; the same one again changes nothing."""
+    newest, _ = policy_versions.newest_version(connection)
+    policy_versions.record(connection, manifest, digest, now_ms=now_ms)
+    if manifest.version <= newest:
+        return
+    live = registry.live_nodes(connection, silent_after_ms=silent_after_ms, now_ms=now_ms)
+    if live:
+        connection.execute(
+            sa.insert(broadcasts), [{"version": manifest.version, "node_id": node_id} for node_id in live]
+        )
+    connection.execute(sa.delete(broadcasts).where(broadcasts.c.version <= manifest.version - VERSIONS_KEPT))
+
+
+def note(connection: sa.Connection, node: NodeId, reached: Iterable[Reached], *, now_ms: int) -> None:
+    """Note how far versions have come on a node that their broadcasts are for, unless it has said so before."""
+    for said in reached:
+        column = STAGES[said.stage]
+        reached_ms = now_ms - round(1000 * said.ago_s)
+        published_ms = sa.select(versions.c.published_ms).where(versions.c.version == said.version).scalar_subquery()
+        connection.execute(
+            sa.update(broadcasts)
+            .where(broadcasts.c.version == said.version, broadcasts.c.node_id == node, column.is_(None))
+            .values({column: sa.case((published_ms > reached_ms, published_ms), else_=reached_ms)})
+        )
+
+
+def shown_version(connection: sa.Connection, *, alive_since_ms: int) -> int | None:
+    """The newest version that is sampled from, and that every node alive holds unless an even newer one is out."""
+    newest, _ = policy_versions.newest_version(connection)
+    behind = (nodes.c.last_seen_ms >= alive_since_ms) & (nodes.c.version < broadcasts.c.version)
+    settled = (
+        sa.select(broadcasts.c.version)
+        .join(nodes, nodes.c.node_id == broadcasts.c.node_id)
+        .group_by(broadcasts.c.version)
+        .having(sa.func.count(ENDED_MS) > 0)
+        .having((broadcasts.c.version < newest) | (sa.func.sum(sa.case((behind, 1), else_=0)) == 0))
+        .order_by(broadcasts.c.version.desc())
+        .limit(1)
+    )
+    found: int | None = connection.execute(settled).scalar()
+    return found
+
+
+def summary(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any] | None:
+    """T_bcast of the version to be shown; none before the first."""
+    version = shown_version(connection, alive_since_ms=alive_since_ms)
+    return None if version is None else spread(connection, version)
+
+
+def spread(connection: sa.Connection, version: int) -> dict[str, Any] | None:
+    """T_bcast of a version, over those of its nodes that it has reached; none before the first, or long after."""
+    ended = connection.execute(
+        sa.select(_since_publication(ENDED_MS))
+        .join_from(broadcasts, versions, versions.c.version == broadcasts.c.version)
+        .join(nodes, nodes.c.node_id == broadcasts.c.node_id)
+        .where(broadcasts.c.version == version)
+    )
+    seconds: list[float | None] = list(ended.scalars())
+    reached_s = sorted(took_s for took_s in seconds if took_s is not None)
+    if not reached_s:
+        return None
+    return {
+        "version": version,
+        "nodes": len(seconds),
+        "reached": len(reached_s),
+        "median_s": statistics.median(reached_s),
+        "p90_s": reached_s[-(-9 * len(reached_s) // 10) - 1],
+        "max_s": reached_s[-1],
+    }
+
+
+def by_node(connection: sa.Connection, version: int) -> list[dict[str, Any]]:
+    """Each node's part in a broadcast, whoever it reached first: seconds to each stage, and bytes as receipts say."""
+    size, sender = uploads.c.size_bytes, uploads.c.sender
+    is_peer = sender.in_(sa.select(nodes.c.node_id))  # who is no node is the seeder
+    received = (
+        sa.select(
+            uploads.c.receiver,
+            sa.func.sum(sa.case((is_peer, size), else_=0)).label("from_peers"),
+            sa.func.sum(sa.case((is_peer, 0), else_=size)).label("from_seeder"),
+        )
+        .where(uploads.c.version == version)
+        .group_by(uploads.c.receiver)
+        .subquery()
+    )
+    sent = (
+        sa.select(sender, sa.func.sum(size).label("size_bytes"))
+        .where(uploads.c.version == version)
+        .group_by(sender)
+        .subquery()
+    )
+    unknown = receipts.c.receiver.is_(None)
+    rows = connection.execute(
+        sa.select(
+            nodes.c.node_id,
+            nodes.c.name,
+            *(_since_publication(column).label(f"{stage}_s") for stage, column in STAGES.items()),
+            *(
+                sa.case((unknown, None), else_=sa.func.coalesce(received.c[kind], 0)).label(kind)
+                for kind in ("from_peers", "from_seeder")
+            ),
+            receipts.c.from_origins,
+            sa.func.coalesce(sent.c.size_bytes, 0).label("passed_on_bytes"),
+        )
+        .join_from(broadcasts, versions, versions.c.version == broadcasts.c.version)
+        .join(nodes, nodes.c.node_id == broadcasts.c.node_id)
+        .outerjoin(
+            receipts, (receipts.c.version == broadcasts.c.version) & (receipts.c.receiver == broadcasts.c.node_id)
+        )
+        .outerjoin(received, received.c.receiver == broadcasts.c.node_id)
+        .outerjoin(sent, sent.c.sender == broadcasts.c.node_id)
+        .where(broadcasts.c.version == version)
+        .order_by(ENDED_MS.is_(None), ENDED_MS, nodes.c.node_id)
+    ).mappings()
+    return [dict(row) for row in rows]
+
+
+def _since_publication(moment_ms: sa.ColumnElement[int]) -> sa.ColumnElement[Any]:
+    """In seconds."""
+    return (moment_ms - versions.c.published_ms) / 1000.0

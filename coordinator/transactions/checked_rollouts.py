@@ -1,0 +1,149 @@
+"""Envelopes of rollouts and fragments, read before the writer sees them: form, signature and signer.
+
+1. An envelope names its lease; `named_lease` finds that without decoding what is signed.
+2. Where the leases were looked up, an envelope that names no lease of its sender, or is larger than an answer to its
+   lease can be, is refused before its signature is checked or a value of it is decoded.
+3. After `MALFORMED_MAX` envelopes of a request that cannot be read, the others are left unread.
+
+- All functions are pure. What needs the store, `coordinator.transactions.claims` checks afterwards.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from coordinator.transactions import partial_rollouts
+from coordinator.transactions.partial_rollouts import SignedFragment
+from protocol import chunks, evidence, limits
+from protocol.breach import different
+from protocol.errors import LeaseOfAnother, MessageTooLarge, NotRead, SwarmError, UnknownLease
+from protocol.evidence import RejectionEvidence
+from protocol.ids import ClaimId, NodeId
+from protocol.lease import Lease, answer_max_bytes, named_lease
+from protocol.rollout import RolloutClaim
+from protocol.signing import Envelope, check_envelope
+
+Owners = Mapping[str, tuple[str, bytes]]
+"""Of each lease, by its id, the node that it was given to and its offer."""
+
+
+@dataclass(frozen=True)
+class CheckedRollout:
+    """A rollout whose form and signature are right."""
+
+    envelope: bytes
+    claim: RolloutClaim
+    claim_id: ClaimId
+
+    @property
+    def lease_id(self) -> str:
+        return self.claim.lease_id
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A rollout that is refused whatever the store says, with the evidence."""
+
+    lease_id: str
+    """Empty where no lease ends by it."""
+    error: SwarmError
+    evidence: RejectionEvidence
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a request's leases before its envelopes are decoded."""
+
+    node: NodeId
+    owners: Owners
+    max_new_tokens: int
+
+    def require_fitting(self, lease_id: str, size: int) -> None:
+        """Refuse an envelope of this size that names this lease, if it cannot be an answer to it."""
+        owner, offer = self.owners.get(lease_id, ("", b""))
+        if not owner:
+            seen = different("lease_id", "one that was given out in this round", lease_id)
+            raise UnknownLease("No such lease was given out in this round.", breach=seen)
+        if owner != self.node:
+            seen = different("signer", "the node that the lease was given to", self.node)
+            raise LeaseOfAnother("This lease belongs to another node.", breach=seen)
+        most = answer_max_bytes(Lease.from_bytes(offer).samples, self.max_new_tokens)
+        if size > most:
+            raise MessageTooLarge(
+                f"The envelope has {size} bytes; an answer to its lease has at most {most}.",
+                breach=different("message", f"at most {most} bytes", f"{size} bytes"),
+            )
+
+
+def are_heavy(envelopes: Sequence[bytes]) -> bool:
+    """Return True if the leases of these envelopes have to be looked up before they are decoded."""
+    return len(envelopes) > 1 or sum(map(len, envelopes)) > limits.READ_AT_ONCE_BYTES
+
+
+def leases_named(envelopes: Iterable[bytes]) -> set[str]:
+    """Return the leases that these envelopes name; those of which none can be read name none."""
+    named, malformed = set[str](), 0
+    for envelope in envelopes:
+        if malformed == limits.MALFORMED_MAX:
+            break
+        try:
+            named.add(named_lease(Envelope.from_bytes(envelope, max_bytes=limits.REQUEST_MAX_BYTES).payload))
+        except SwarmError:
+            malformed += 1
+    return named - {""}
+
+
+def read_rollouts(
+    node: NodeId, envelopes: Sequence[bytes], known: Known | None = None
+) -> list[CheckedRollout | Unreadable]:
+    """Return the rollouts of one request, in their order."""
+    found = list[CheckedRollout | Unreadable]()
+    malformed = 0
+    for envelope in envelopes:
+        lease_id = claim_id = ""
+        try:
+            if malformed == limits.MALFORMED_MAX:
+                raise NotRead(
+                    f"{malformed} rollouts before this one in its request cannot be read.", hint="Send it by itself."
+                )
+            read = Envelope.from_bytes(envelope, max_bytes=limits.REQUEST_MAX_BYTES)
+            claim_id = chunks.digest(read.payload)
+            if known and (named := named_lease(read.payload)):
+                known.require_fitting(named, len(envelope))
+            signed = check_envelope("rollout", read)
+            claim = RolloutClaim.from_bytes(signed.payload)
+            lease_id = claim.lease_id
+            if signed.signer != node:
+                raise LeaseOfAnother(
+                    "The rollout is signed by another node than the one that sends it.",
+                    breach=different("signer", node, signed.signer),
+                )
+        except SwarmError as error:
+            malformed += not isinstance(error, NotRead)
+            claim_id = claim_id or chunks.digest(envelope)
+            seen = evidence.of(error, envelope=envelope, lease_id=lease_id, claim_id=claim_id)
+            found.append(Unreadable(lease_id, error, seen))
+        else:
+            found.append(CheckedRollout(envelope, claim, ClaimId(claim_id)))
+    return found
+
+
+def read_fragments(node: NodeId, envelopes: Sequence[bytes], known: Known | None = None) -> list[SignedFragment]:
+    """Return the fragments of one request that can be read: of each lease the first."""
+    words: dict[str, SignedFragment] = {}
+    malformed = 0
+    for envelope in envelopes:
+        if malformed == limits.MALFORMED_MAX:
+            break
+        malformed += 1
+        with suppress(SwarmError):
+            if known:
+                named = named_lease(Envelope.from_bytes(envelope, max_bytes=limits.REQUEST_MAX_BYTES).payload)
+                if named in words:
+                    malformed -= 1
+                    continue
+                known.require_fitting(named, len(envelope))
+            word = partial_rollouts.read(node, envelope)
+            words.setdefault(word.fragment.lease_id, word)
+            malformed -= 1
+    return list(words.values())

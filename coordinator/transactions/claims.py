@@ -1,0 +1,423 @@
+"""Intake: from a node's signed bytes to an accepted, credited rollout, or a rejection with a name.
+
+Cheap before costly, and each step has its own error:
+
+1. size and form of the envelope, 2. signature, 3. the lease exists and is the signer's, 4. not answered before,
+5. still open and in time, 6. not too stale, 7. the claim repeats the lease, 8. tokens and log-probabilities are
+possible, 9. the reward, computed here from the tokens alone, where the task is built in. An episode is played again in
+step 8, and step 9 is what its environment says. The operator's own rewards may hang or fail: these are computed after
+acceptance (`coordinator.transactions.scoring`), which is what a node is paid for.
+
+- Steps 1 and 2 happen before the writer's transaction (`coordinator.transactions.checked_rollouts`), which decodes no envelope. Of a
+  request with several envelopes, or a large one, the leases are looked up first: what they cannot give is not decoded.
+- Acceptance is one transaction: rollout, lease, group, Pending entry and the draw of its audit are stored together, or
+  not at all. Everything that a node can be refused for is found before the first of them is written: what fails later
+  is our own fault, and fails the whole request instead of rejecting anybody.
+- The same rollout again is `already_accepted`, with what it earned the first time; nothing is counted twice.
+- A rejection ends the lease and is stored with its code: there is no silent punishment. Its evidence goes to the node.
+  Where the budget does not cover what was well done, the lease is cancelled, and nobody is blamed.
+  One that is only too late ends it as silence does: what was told of it before stays, and is gone on with.
+- A rollout for another's lease is refused without touching that lease.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from coordinator.rules.lease_allowance import is_stale
+from coordinator.store.tables import (
+    IS_OPEN,
+    batches,
+    fragments,
+    groups,
+    leases,
+    nodes,
+    rejections,
+    rollouts,
+    versions,
+)
+from coordinator.transactions import (
+    admission,
+    curriculum,
+    escrow,
+    evaluations,
+    foresight,
+    partial_rollouts,
+    reward_columns,
+)
+from coordinator.transactions import leases as lease_table
+from coordinator.transactions.checked_rollouts import CheckedRollout, Unreadable
+from coordinator.transactions.leases import LeaseTerms
+from coordinator.transactions.lottery import AuditTerms
+from coordinator.transactions.partial_rollouts import SignedFragment, Told
+from coordinator.transactions.prompts import PromptRef
+from ledger.accounts import BUDGET
+from ledger.entry import Pending, amount
+from ledger.prepared import Prepared
+from ledger.tables import balances_table
+from protocol import evidence
+from protocol.breach import Breach, different
+from protocol.errors import (
+    BudgetExhausted,
+    LeaseClosed,
+    LeaseConflict,
+    LeaseOfAnother,
+    StaleVersion,
+    SwarmError,
+    UnknownLease,
+)
+from protocol.ids import ClaimId, LeaseId, NodeId
+from protocol.lease import OPEN, Lease, LeaseEvent
+from protocol.messages import LeaseProgressReply, Verdict
+from protocol.rollout import Completion, PolicyBounds, RolloutClaim, Tokens, check_claim, whole_tokens
+from protocol.tasks import Reward
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How answers are checked and scored in this round."""
+
+    round_id: str
+    terms: LeaseTerms
+    bounds: PolicyBounds
+    reward: Callable[[PromptRef, list[int]], Reward] | None
+    """Of a problem and the tokens of a completion; None where that takes a process, after acceptance."""
+    audits: AuditTerms
+
+
+@dataclass(frozen=True)
+class _Sound:
+    """A rollout that has passed every check; nothing of it is stored yet."""
+
+    lease: Lease
+    row: Any
+    is_extra: bool
+    """The learner does not wait for it."""
+    is_surplus: bool
+    """Nobody waits for it: it is paid, and that is all."""
+    whole: Sequence[Tokens]
+    rewards: dict[str, Any]
+    pending: Pending
+    told: Sequence[Told]
+    stored: dict[str, Any]
+
+
+# Built once: making a statement costs more than running it, and these run for every rollout. What can be read together
+# is: each statement costs a round trip to PostgreSQL, and more of the processor than what it asks for.
+_own = ("lease_id", "group_no", "node_id", "continues", "state", "surplus", "max_cost_micros", "offer", "expires_ms")
+_other = leases.alias("other")
+_lease = Prepared(
+    sa.select(
+        *(leases.c[name] for name in _own),
+        *(groups.c.split, groups.c.prompt, groups.c.state.label("group_state"), nodes.c.lease_allowance),
+        *(rollouts.c.claim_id, rollouts.c.tokens, rollouts.c.credit_micros),
+        sa.exists()
+        .where(_other.c.group_no == leases.c.group_no, _other.c.lease_id != leases.c.lease_id)
+        .where(_other.c.ended_ms.is_(None))
+        .label("is_shared"),
+        sa.exists().where(fragments.c.lease_id == leases.c.lease_id).label("has_told"),
+    )
+    .join_from(leases, groups, groups.c.group_no == leases.c.group_no)
+    .join(nodes, nodes.c.node_id == leases.c.node_id)
+    .outerjoin(rollouts, rollouts.c.lease_id == leases.c.lease_id)
+    .where(leases.c.lease_id == sa.bindparam("lease"))
+)
+"""A lease, its group's problem, its node's allowance, its answer if there is one, and who else works on the group."""
+_stands = Prepared(
+    sa.select(
+        versions.c.policy_update,
+        sa.select(sa.func.coalesce(sa.func.max(batches.c.batch), 0)).scalar_subquery().label("learner_update"),
+        sa.select(balances_table.c.micros)
+        .where(balances_table.c.account == str(BUDGET))
+        .scalar_subquery()
+        .label("free_micros"),
+    ).where(versions.c.version == sa.bindparam("version"))
+)
+"""The update of a version, the one that the learner stands at, and what may still be spent."""
+_accepted = Prepared(sa.insert(rollouts))
+
+
+def take(
+    connection: sa.Connection,
+    sender: NodeId,
+    answers: Sequence[CheckedRollout | Unreadable],
+    *,
+    judge: Judge,
+    now_ms: int,
+) -> tuple[Verdict, ...]:
+    """Accept or reject the rollouts of one request, which were read before (1) (2)."""
+    refused: dict[str, list[tuple[str, SwarmError]]] = {}
+    verdicts = []
+    for answer in answers:
+        try:
+            if isinstance(answer, Unreadable):
+                raise answer.error
+            found = _check(connection, sender, answer.claim_id, answer.claim, judge, now_ms)
+        except SwarmError as error:
+            _end_rejected(connection, sender, answer.lease_id, error, judge, now_ms)
+            refused.setdefault(error.code, []).append((answer.lease_id, error))
+            verdicts.append(_rejected(answer, error))
+        else:
+            if isinstance(found, _Sound):
+                found = _accept(connection, found, answer.envelope, judge, now_ms)
+            verdicts.append(found)
+    for each in refused.values():
+        _count_rejections(connection, sender, each, now_ms)
+    return tuple(verdicts)
+
+
+def _rejected(answer: CheckedRollout | Unreadable, error: SwarmError) -> Verdict:
+    """Return the verdict on a rollout that this error refuses, with the evidence."""
+    if isinstance(answer, Unreadable):
+        seen = answer.evidence
+    else:
+        named = {"lease_id": answer.lease_id, "claim_id": answer.claim_id}
+        seen = evidence.of(error, envelope=answer.envelope, **named)
+    lease_id = answer.lease_id
+    return Verdict(lease_id=lease_id, outcome="rejected", code=error.code, message=str(error), evidence=seen)
+
+
+def _check(
+    connection: sa.Connection, node: NodeId, claim_id: ClaimId, claim: RolloutClaim, judge: Judge, now_ms: int
+) -> _Sound | Verdict:
+    """Steps 3 to 9, which only read; what was said before, if it was answered before."""
+    row = _own_lease(connection, node, claim.lease_id)  # (3)
+    if row.claim_id is not None:  # (4)
+        if row.claim_id != claim_id:
+            seen = different("claim", f"claim {row.claim_id}", f"claim {claim_id}")
+            raise LeaseConflict("This lease was already answered, with another rollout.", breach=seen)
+        return _verdict("already_accepted", claim.lease_id, row.tokens, row.credit_micros)
+    if row.state not in OPEN or row.expires_ms <= now_ms:  # (5)
+        raise LeaseClosed(
+            "This lease has ended; its prompt went to another node.",
+            hint="Answer within the lease's time.",
+            breach=different("lease_id", f"open, before {row.expires_ms} ms", f"{row.state}, at {now_ms} ms"),
+        )
+    lease = Lease.from_bytes(row.offer)
+    policy_update, learner_update, free_micros = _stands(connection, version=lease.version).one()
+    bound = judge.terms.staleness
+    is_extra = row.surplus or row.group_no < 0  # the learner does not wait for it
+    late = is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update)
+    if late and not is_extra:  # (6)
+        raise _stale(lease.version, policy_update, learner_update, bound)
+    is_surplus = row.surplus or not (
+        is_extra or _has_place(connection, row, policy_update, learner_update, judge.terms)
+    )
+    is_extra = is_extra or is_surplus
+    completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
+    whole, source = whole_tokens(lease, completions), PromptRef(row.split, row.prompt)
+    rewards = _rewards(completions, whole, source, judge)  # (9)
+    told = partial_rollouts.chain(connection, row.continues)
+    pending = _worth(node, claim_id, lease, sum(item.paid_tokens for item in completions))
+    owed = pending.amount_micros + sum(one.pending.amount_micros for one in told)
+    if (left := free_micros or 0) < owed:
+        seen = different("credit", f"at most {left} micro-units", owed)
+        raise BudgetExhausted("The round's budget does not cover this rollout.", breach=seen)
+    sampled = b"".join(item.sampled.tobytes() for item in completions) if lease.episode else None
+    stored = {"policy_update": policy_update, "sampled": sampled, **rewards}
+    return _Sound(lease, row, is_extra, is_surplus, whole, rewards, pending, told, stored)
+
+
+def _has_place(connection: sa.Connection, row: Any, policy_update: int, learner_update: int, terms: LeaseTerms) -> bool:
+    """Return True if the learner has a place for the group of a lease: of what is counted always, of a trial maybe."""
+    counts = row.group_state != lease_table.TRIAL
+    return counts or admission.has_room(connection, terms, policy_update, learner_update)
+
+
+def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Judge, now_ms: int) -> Verdict:
+    """Everything that acceptance is."""
+    lease, row, pending = sound.lease, sound.row, sound.pending
+    partial_rollouts.credit(connection, pending, sound.told, now_ms)
+    accepted = {
+        "claim_id": pending.claim_id,
+        "version": lease.version,
+        "tokens": pending.tokens,
+        "credit_micros": pending.amount_micros,
+        **sound.stored,
+        "envelope": envelope,
+        "accepted_ms": now_ms,
+    }
+    _store(connection, sound, accepted, judge, now_ms)
+    _remember(
+        connection, lease, sound.whole, [] if sound.is_extra else reward_columns.scores(sound.rewards), judge.terms
+    )
+    _enter(connection, sound, judge, now_ms)
+    if sound.is_extra:
+        escrow.used(connection, [pending.claim_id], terms=judge.audits, now_ms=now_ms)
+    if row.group_no < 0:
+        evaluations.note(connection, row.group_no, now_ms)
+    return _verdict("accepted", lease.lease_id, pending.tokens, pending.amount_micros)
+
+
+def _own_lease(connection: sa.Connection, node: NodeId, lease_id: str) -> Any:
+    """The row of a lease that was given to this node."""
+    row = _lease(connection, lease=lease_id).first()
+    if row is None:
+        seen = different("lease_id", "one that was given out in this round", lease_id)
+        raise UnknownLease("No such lease was given out in this round.", breach=seen)
+    if row.node_id != node:
+        seen = different("signer", "the node that the lease was given to", node)
+        raise LeaseOfAnother("This lease belongs to another node.", breach=seen)
+    return row
+
+
+def _stale(version: int, policy_update: int, learner_update: int, bound: int) -> StaleVersion:
+    """Why a version is too old."""
+    return StaleVersion(
+        f"Version {version} is {learner_update - policy_update} updates old; {bound} are allowed.",
+        hint="Sample faster or take smaller leases.",
+        breach=Breach(
+            "version",
+            f"a version of update {learner_update - bound} or later",
+            f"version {version}, of update {policy_update}",
+            tolerance=f"{bound} updates",
+        ),
+    )
+
+
+def _rewards(
+    completions: Sequence[Completion], whole: Sequence[Tokens], source: PromptRef, judge: Judge
+) -> dict[str, Any]:
+    """What each sample earns: what its episode came to, or what the task says of its tokens, if that is built in."""
+    rewards = []
+    for said, tokens in zip(completions, whole, strict=True):
+        if said.transcript:
+            rewards.append(said.transcript.reward)
+        elif judge.reward:
+            rewards.append(judge.reward(source, tokens.tolist()))
+        else:
+            return reward_columns.unknown(len(whole))  # `coordinator.transactions.scoring` has them judged
+    return reward_columns.stored(rewards)
+
+
+def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], judge: Judge, now_ms: int) -> None:
+    """Keep a rollout for the learner; one whose group was answered by another before is only paid.
+
+    So is a trial without a place: its prompt is offered again.
+    """
+    lease, surplus = sound.row, sound.is_surplus
+    lease_id = lease.lease_id
+    place = {"lease_id": lease_id, "group_no": lease.group_no, "node_id": lease.node_id}
+    scored = evaluations.MEASURED if lease.group_no < 0 else "buffered"
+    state = "surplus" if surplus else scored if judge.reward else reward_columns.UNSCORED
+    _accepted(connection, state=state, **place, **accepted)
+    lease_table.advance(connection, lease, LeaseEvent.ACCEPT, judge.terms, now_ms)
+    if lease.has_told:
+        partial_rollouts.forget(connection, [lease_id])
+    if not surplus:
+        lease_table.answered(connection, lease)
+    elif not lease.surplus:
+        lease_table.reopen(connection, lease.group_no)
+
+
+def _remember(
+    connection: sa.Connection, lease: Lease, whole: Sequence[Tokens], scores: Sequence[float], terms: LeaseTerms
+) -> None:
+    """How the group of a prompt came out, for whoever chooses among prompts; rewards that come later say it then."""
+    if terms.lookahead:
+        foresight.note(connection, lease.prompt, max(len(sample) for sample in whole))
+    if terms.selection.chooses and all(map(isfinite, scores)):
+        curriculum.note(connection, lease.prompt, scores)
+
+
+def _enter(connection: sa.Connection, sound: _Sound, judge: Judge, now_ms: int) -> None:
+    """Into escrow with a rollout, and with the parts that it went on from."""
+    common: dict[str, Any] = {"terms": judge.audits, "now_ms": now_ms}
+    own = sound.pending
+    escrow.admit(connection, own.node_id, own.claim_id, sound.lease, worth_micros=own.amount_micros, **common)
+    for one in sound.told:
+        worth = one.pending.amount_micros
+        escrow.admit(connection, one.node_id, one.claim_id, one.lease, worth_micros=worth, groups=0, **common)
+    escrow.bar(connection, [one.node_id for one in sound.told], terms=judge.audits, now_ms=now_ms)
+
+
+def take_progress(
+    connection: sa.Connection,
+    node: NodeId,
+    held_ids: Sequence[str],
+    words: Sequence[SignedFragment],
+    *,
+    judge: Judge,
+    now_ms: int,
+) -> LeaseProgressReply:
+    """Record which leases a node holds, and keep what it has sampled for whoever may have to go on.
+
+    Of each lease there is one fragment in `words`: to check it, those before it are read again.
+    """
+    held = sa.select(leases.c.lease_id, leases.c.surplus).where(leases.c.node_id == node, IS_OPEN)
+    open_ids = set()
+    for lease_id, surplus in connection.execute(held).all():
+        if surplus:
+            lease_table.move(connection, lease_id, LeaseEvent.CANCEL, judge.terms, now_ms)
+        else:
+            open_ids.add(lease_id)
+    for lease_id in open_ids.intersection(held_ids):
+        lease_table.move(connection, lease_id, LeaseEvent.HOLD, judge.terms, now_ms)
+    taken = []
+    for word in words:
+        if word.fragment.lease_id not in open_ids:
+            continue
+        with suppress(SwarmError):
+            lease_id = partial_rollouts.take(connection, node, word, round_id=judge.round_id, bounds=judge.bounds)
+            lease_table.move(connection, lease_id, LeaseEvent.BEGIN, judge.terms, now_ms)
+            taken.append(lease_id)
+    return LeaseProgressReply(gone=tuple(sorted(set(held_ids) - open_ids)), taken=tuple(taken))
+
+
+def owners_of(connection: sa.Connection, named: Collection[str]) -> dict[str, tuple[str, bytes]]:
+    """Return the node that each of these leases was given to, and its offer."""
+    columns = (leases.c.lease_id, leases.c.node_id, leases.c.offer)
+    rows = connection.execute(sa.select(*columns).where(leases.c.lease_id.in_(named)))
+    return {row.lease_id: (row.node_id, bytes(row.offer)) for row in rows}
+
+
+def _worth(node: NodeId, claim_id: ClaimId, lease: Lease, tokens: int) -> Pending:
+    """What the tokens are worth at their lease's price."""
+    return Pending(
+        claim_id=claim_id,
+        lease_id=LeaseId(lease.lease_id),
+        node_id=node,
+        tokens=tokens,
+        price_micros_per_mtok=lease.price_micros_per_mtok,
+        amount_micros=amount(tokens, lease.price_micros_per_mtok),
+    )
+
+
+def _count_rejections(
+    connection: sa.Connection, node: NodeId, refused: Sequence[tuple[str, SwarmError]], now_ms: int
+) -> None:
+    """Store how many rollouts of a request were rejected with one code, and the last of them."""
+    lease_id, error = refused[-1]
+    said = str(error)[:500].replace("\0", "")  # it may quote the sender, and PostgreSQL keeps no NUL
+    last = {"last_lease_id": lease_id, "last_message": said, "last_ms": now_ms}
+    here = (rejections.c.node_id == node) & (rejections.c.code == error.code)
+    more = rejections.c.count + len(refused)
+    if not connection.execute(sa.update(rejections).where(here).values(count=more, **last)).rowcount:
+        values = {"node_id": node, "code": error.code, "count": len(refused), **last}
+        connection.execute(sa.insert(rejections).values(**values))
+
+
+def _end_rejected(
+    connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, judge: Judge, now_ms: int
+) -> None:
+    """End the lease of a rejected rollout, if it is the sender's and still open."""
+    if not lease_id:
+        return
+    said = str(error)[:500].replace("\0", "")
+    mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
+    row = connection.execute(sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(mine)).first()
+    ours = isinstance(error, BudgetExhausted)  # the node has done what it was asked for
+    late = isinstance(error, LeaseClosed)  # it costs no more than no answer, if nobody has swept it up yet
+    event = LeaseEvent.CANCEL if ours else LeaseEvent.EXPIRE if late else LeaseEvent.REJECT
+    if row is not None and lease_table.end_unanswered(connection, row, event, judge.terms, now_ms):
+        connection.execute(sa.update(leases).where(mine).values(code=error.code, said=said))
+
+
+def _verdict(
+    outcome: Literal["accepted", "already_accepted"], lease_id: str, tokens: int, credit_micros: int
+) -> Verdict:
+    return Verdict(lease_id=lease_id, outcome=outcome, tokens=tokens, credit_micros=credit_micros)

@@ -1,0 +1,144 @@
+"""Which problems come next and how their groups came out, as effects.
+
+- Without rules, group n is about place n of the train split. With them (`coordinator.rules.selection`) windows of places
+  are looked at in order; what was chosen of one waits in the store until groups are made of it.
+- What is known of a prompt is kept under its hash, and changes with the acceptance or the reward that it follows from.
+- Where the round stands is one row: after any crash, and for any process beside this one, the next group is the same.
+  Rules may be changed, or switched on and off, between two starts: what was chosen is used up first.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.rules.selection import PromptCandidate, PromptOutcome, SelectionRules, choose
+from coordinator.store.state import get_fact, set_fact
+from coordinator.store.tables import groups, outcomes
+from coordinator.transactions import tally
+from coordinator.transactions.prompts import TRAIN, PromptRef
+from ledger.prepared import Prepared
+from protocol import chunks
+from protocol.rollout import pack_tokens
+
+FACT = "curriculum"
+"""The next place that nobody has looked at, the places that were chosen, and what became of all others."""
+
+Prompt = Callable[[PromptRef], list[int]]
+"""The tokens of a problem's prompt."""
+
+# Built once: making a statement costs more than running it, and these run for every lease and every rollout.
+_newest = Prepared(sa.select(sa.func.max(groups.c.group_no)).where(groups.c.group_no >= 0))
+_known = Prepared(sa.select(outcomes).where(outcomes.c.prompt.in_(sa.bindparam("names", expanding=True))))
+_change = Prepared(
+    sa.update(outcomes)
+    .where(outcomes.c.prompt == sa.bindparam("name"))
+    .values({name: sa.bindparam(f"new_{name}") for name in PromptOutcome.__dataclass_fields__})
+)
+_begin_prompt = Prepared(sa.insert(outcomes))
+_make = Prepared(sa.insert(groups))
+_total = Prepared(sa.select(sa.func.coalesce(sa.func.sum(outcomes.c.groups), 0)))
+
+
+def note(connection: sa.Connection, prompt: bytes, rewards: Sequence[float]) -> None:
+    """A group of this prompt earned this; nothing says nothing."""
+    if not rewards:
+        return
+    name = chunks.digest(prompt)
+    known = _outcomes(connection, [name])
+    _keep(connection, known, {name: known.get(name, PromptOutcome()).after(rewards)})
+
+
+def come_up(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt) -> list[tuple[int, int]]:
+    """Numbers for so many groups more, each with the place in the train split that it is about."""
+    newest = _newest(connection).scalar()
+    first = 0 if newest is None else newest + 1
+    return list(enumerate(_places(connection, count, first, rules, prompt), first))
+
+
+def make(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt, state: str) -> list[int]:
+    """So many groups more for the learner, each in this state of groups that are worked on; their numbers."""
+    if count <= 0:
+        return []
+    made = come_up(connection, count, rules, prompt)
+    rows = [{"group_no": number, "state": state, "split": TRAIN, "prompt": place} for number, place in made]
+    _make.each(connection, rows)
+    tally.change(connection, groups=len(rows) if state in tally.UNFINISHED else 0)
+    return [number for number, _ in made]
+
+
+def shown(connection: sa.Connection, rules: SelectionRules) -> dict[str, int]:
+    """What was left out until now, and how the prompts that were seen stand; nothing where nothing is chosen."""
+    stands = get_fact(connection, FACT)
+    if not rules.chooses and stands is None:
+        return {}
+    seen, alike = outcomes.c.groups > 0, outcomes.c.alike >= max(1, rules.filter_after)
+    right = outcomes.c.mean >= rules.solved
+    counted = {"prompts_seen": seen, "prompts_always_right": seen & alike & right}
+    counted |= {"prompts_always_wrong": seen & alike & ~right}
+    columns = [sa.func.coalesce(sa.func.sum(sa.case((here, 1), else_=0)), 0) for here in counted.values()]
+    found = dict(zip(counted, map(int, connection.execute(sa.select(*columns)).one()), strict=True))
+    counts: dict[str, int] = (stands or _begin(0))["counts"]
+    return found | counts
+
+
+def _places(connection: sa.Connection, count: int, first: int, rules: SelectionRules, prompt: Prompt) -> list[int]:
+    """So many places, after those that were given before; `first` groups were made until now."""
+    stands = get_fact(connection, FACT)
+    if stands is None:
+        if not rules.chooses:
+            return list(range(first, first + count))
+        stands = _begin(first)
+    while len(stands["chosen"]) < count:
+        if rules.chooses:
+            _look(connection, stands, rules, prompt)
+        else:
+            stands["chosen"].append(stands["next"])
+            stands["next"] += 1
+    given: list[int] = stands["chosen"][:count]
+    stands["chosen"] = stands["chosen"][count:]
+    set_fact(connection, FACT, stands)
+    return given
+
+
+def _begin(first: int) -> dict[str, Any]:
+    counts = dict.fromkeys(("always_right", "always_wrong", "passed_over", "probed"), 0)
+    return {"next": first, "chosen": [], "counts": counts}
+
+
+def _look(connection: sa.Connection, stands: dict[str, Any], rules: SelectionRules, prompt: Prompt) -> None:
+    """Choose from the next window of places."""
+    window = range(stands["next"], stands["next"] + rules.window)
+    names: dict[int, str] = {place: chunks.digest(pack_tokens(prompt(PromptRef(TRAIN, place)))) for place in window}
+    known = _outcomes(connection, names.values())
+    candidates = [PromptCandidate(place, name, known.get(name, PromptOutcome())) for place, name in names.items()]
+    taken, left = choose(candidates, int(_total(connection).scalar_one()), rules)
+    after = {names[place]: known.get(names[place], PromptOutcome()).left() for place in left}
+    after |= {names[place]: known[names[place]].taken() for place in taken if names[place] in known}
+    _keep(connection, known, after)
+    probed = sum(names[place] in known and known[names[place]].left_out > 0 for place in taken)
+    counts = Counter(stands["counts"]) + Counter(left.values()) + Counter(probed=probed)
+    stands["counts"] = {name: counts[name] for name in stands["counts"]}
+    stands["chosen"] += taken
+    stands["next"] = window.stop
+
+
+def _outcomes(connection: sa.Connection, names: Iterable[str]) -> dict[str, PromptOutcome]:
+    fields = PromptOutcome.__dataclass_fields__
+    found = _known(connection, names=list(names))
+    return {row.prompt: PromptOutcome(**{name: getattr(row, name) for name in fields}) for row in found}
+
+
+def _keep(connection: sa.Connection, known: dict[str, PromptOutcome], after: dict[str, PromptOutcome]) -> None:
+    """Store what has changed."""
+    fields = PromptOutcome.__dataclass_fields__
+    values = {name: {field: getattr(one, field) for field in fields} for name, one in after.items()}
+    changed = [
+        {"name": name, **{f"new_{field}": value for field, value in values[name].items()}}
+        for name, one in after.items()
+        if name in known and one != known[name]
+    ]
+    new = [{"prompt": name, **values[name]} for name in after if name not in known]
+    _change.each(connection, changed)
+    _begin_prompt.each(connection, new)

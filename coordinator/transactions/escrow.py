@@ -1,0 +1,387 @@
+"""From acceptance to settlement: what a claim waits for, and what faults do, as effects.
+
+    accepted ─▶ drawn ──verdict──▶ pass, soft ─┐
+            └▶ not drawn ──window closed──────┴─ used by the learner ─▶ Post
+               hard fault, or the owner is banned ────────────────────▶ Void
+
+- A claim is used when it was trained on, or is not needed any more.
+- The window: the owner's last so many claims that were not drawn stay unpaid, and so does every one behind a claim
+  whose audit is still to come. At the end of the round, a claim waits only for the audits before it.
+- The pledge: of an owner's groups that audits found right the dearest stays unpaid, too, until no fault can come any
+  more. So there is something to lose from the first group on, and a second identity has to work for its own.
+- A hard fault voids its claim, the pledge and the window before it: as many of the owner's unaudited groups as stay
+  unpaid at its rate. All else in the owner's escrow is audited, and what the learner has not used of it leaves the
+  buffer; the prompts are offered again. A second fault, on another group, bans the owner: what no audit found right is
+  void, and its leases end. What else was found right is paid to anybody.
+- A claim to a part of a group, that another finished, goes the same way, with the use of its group. Windows count
+  whole groups: behind a part worth one token nothing is safe.
+- A group with a fault in it leaves the buffer. The others who worked on it, in good faith, are paid as if it was used.
+- What cannot be audited by no fault of the node's (its version is gone, the auditor fails on it) is as if never drawn.
+- A claim is *held* where the tolerances that it fails by were measured on another policy: no verdict, no fault and no
+  entry. Its group leaves the buffer, and it stays unpaid until its class is calibrated and an auditor judges it.
+- A verdict counts once, whoever brings it.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.rules import trust
+from coordinator.rules.trust import Finding
+from coordinator.store.state import get_fact
+from coordinator.store.tables import HELD, LOST, WAITS, audits, leases, nodes, rollouts
+from coordinator.store.tables import trust as trust_table
+from coordinator.transactions import (
+    audit_pace,
+    evaluations,
+    lottery,
+    owners,
+    partial_rollouts,
+    reward_columns,
+    standings,
+)
+from coordinator.transactions import leases as lease_table
+from coordinator.transactions.lottery import AuditTerms
+from ledger import store
+from ledger.book import BookBroken, EntryOutcome
+from ledger.drawing import ALL_PPM
+from ledger.entry import Post, VerdictEntry, Void
+from ledger.prepared import Prepared
+from ledger.tables import claims_table
+from protocol import chunks
+from protocol.errors import OwnerBanned
+from protocol.ids import NodeId
+from protocol.lease import Lease
+
+log = logging.getLogger(__name__)
+
+WRONG = "replay_mismatch"
+"""Why the claim of a hard fault is void."""
+
+FORFEITED = "escrow_forfeited"
+"""Why the window before it is."""
+
+PROVEN: tuple[Finding, ...] = ("pass", "soft")
+"""What leaves a claim worth its money."""
+
+GOOD = audits.c.finding.in_(PROVEN) & ~audits.c.settled & (audits.c.groups > 0)
+"""Of which the dearest is the pledge; a part of a group is none."""
+
+UNSEEN = ((audits.c.why == "") | (audits.c.finding == "pardon")) & ~audits.c.settled
+"""What waits for its window to close."""
+
+_admit = Prepared(sa.insert(audits))
+_least_rate = Prepared(
+    sa.select(sa.func.min(audits.c.rate_ppm)).where(
+        audits.c.owner == sa.bindparam("of"), ~audits.c.settled, audits.c.rate_ppm > 0
+    )
+)
+
+_NO_PLACE = 2**62
+"""Behind every claim."""
+
+_unseen = Prepared(
+    sa.select(audits.c.claim_id, audits.c.groups, claims_table.c.amount_micros)
+    .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
+    .where(audits.c.owner == sa.bindparam("of"), audits.c.place < sa.bindparam("before"), UNSEEN)
+    .order_by(audits.c.place.desc())
+)
+_pledge = Prepared(
+    sa.select(audits.c.claim_id, audits.c.groups, claims_table.c.amount_micros)
+    .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
+    .where(audits.c.owner == sa.bindparam("of"), GOOD)
+    .order_by(claims_table.c.amount_micros.desc(), audits.c.place)
+    .limit(1)
+)
+
+
+def admit(
+    connection: sa.Connection,
+    node: NodeId,
+    claim_id: str,
+    lease: Lease,
+    *,
+    worth_micros: int,
+    groups: int = 1,
+    terms: AuditTerms,
+    now_ms: int,
+) -> None:
+    """Enter an accepted claim, and draw whether it is audited; it counts for so many groups, 0 if for a part of one."""
+    owner, place, before, backlog = standings.enter(connection, node, groups)
+    rate = _rate_ppm(connection, owner, before, worth_micros, backlog, terms)
+    epoch, drawn, is_last = lottery.draw(connection, claim_id, rate, terms)
+    claimed = {
+        "claim_id": claim_id,
+        "lease_id": lease.lease_id,
+        "node_id": node,
+        "owner": owner,
+        "groups": groups,
+        "place": place,
+        "version": lease.version,
+        "epoch": epoch,
+        "rate_ppm": rate,
+        "why": "drawn" if drawn else "",
+    }
+    _admit(connection, **claimed)
+    if is_last:
+        lottery.end(connection, terms, now_ms)
+
+
+def _rate_ppm(
+    connection: sa.Connection,
+    owner: str,
+    standing: trust.OwnerStanding,
+    worth_micros: int,
+    backlog: int,
+    terms: AuditTerms,
+) -> int:
+    """How likely the owner's next claim is audited, if it is worth so much."""
+    if (rate := trust.rate_ppm(standing, terms.rules)) in (0, ALL_PPM):
+        return rate  # whatever is held
+    ease = audit_pace.ease(backlog, terms.backlog_max)
+    eased = trust.rate_ppm(standing, terms.rules, ease=ease)
+    window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules, drawn_ppm=eased))
+    held_micros = sum(row.amount_micros for row in (*window, *_pledge(connection, of=owner)))
+    return trust.rate_ppm(standing, terms.rules, worth_micros=worth_micros, held_micros=held_micros, ease=ease)
+
+
+def _window_size(connection: sa.Connection, owner: str, standing: trust.OwnerStanding, terms: AuditTerms) -> int:
+    """Return how many unaudited groups of the owner stay unpaid: as many as at the lowest rate that one of them had."""
+    drawn_ppm = _least_rate(connection, of=owner).scalar() or ALL_PPM
+    return trust.window(standing, terms.rules, drawn_ppm=drawn_ppm)
+
+
+def _window(connection: sa.Connection, owner: str, before: int, groups: int) -> list[Any]:
+    """The owner's last so many unpaid groups before a place that nobody looked at, the latest first."""
+    found: list[Any] = []
+    if groups:
+        for row in _unseen(connection, of=owner, before=before):
+            found.append(row)
+            groups -= row.groups
+            if groups <= 0:
+                break
+    return found
+
+
+def bar(connection: sa.Connection, working: Sequence[NodeId], *, terms: AuditTerms, now_ms: int) -> None:
+    """Nodes whose work was finished by others just now may be of owners who were banned meanwhile."""
+    for owner in standings.banned_among(connection, working):
+        for touched in sorted(_forfeit(connection, owner, now_ms)):
+            settle(connection, touched, terms, now_ms)
+
+
+def used(
+    connection: sa.Connection, wholes: list[str], *, suspects: Iterable[str] = (), terms: AuditTerms, now_ms: int
+) -> None:
+    """The learner needs these rollouts no more; what it calls suspect is audited before it is settled."""
+    worked = {*wholes, *partial_rollouts.parts_of(connection, wholes)}
+    suspected = audits.c.claim_id.in_(worked.intersection(suspects)) & (audits.c.why == "") & ~audits.c.settled
+    connection.execute(sa.update(audits).where(suspected).values(why="learner"))
+    for owner in sorted(_use(connection, wholes)):
+        settle(connection, owner, terms, now_ms)
+
+
+def settle_all(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
+    """Post what can be posted, of everybody."""
+    for owner in connection.execute(sa.select(trust_table.c.owner)).scalars().all():
+        settle(connection, owner, terms, now_ms)
+
+
+def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int) -> None:
+    """Post what an owner's escrow has to hold no longer."""
+    standing = standings.of(connection, owner)
+    columns = (audits.c.claim_id, audits.c.node_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
+    here = (audits.c.owner == owner) & ~audits.c.settled & (audits.c.held_as != LOST)
+    waiting = list(connection.execute(sa.select(*columns).where(here).order_by(audits.c.place)))
+    first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
+    unproven: list[Any] = [row for row in waiting[:first] if row.finding not in PROVEN]
+    kept = set[str]()
+    if first < len(waiting) or not get_fact(connection, "finished", False):
+        if standings.banned_ms(connection, owner) is None:  # who is banned can do no wrong any more
+            kept = _pledged(connection, owner, standing, terms)
+        held = trust.level(standing, terms.rules) == "held"
+        unproven = [] if held else _closed(unproven, _window_size(connection, owner, standing, terms))
+    posted = [row for row in unproven if row.used]
+    proven = [row for row in waiting if row.finding in PROVEN and row.used and row.claim_id not in kept]
+    _end(connection, [Post(claim_id=row.claim_id) for row in (*proven, *posted)], now_ms)
+    if paid := {row.node_id for row in (*proven, *posted)}:
+        owners.sequence(connection, paid, now_ms)
+    # A pardon, of whom all is audited, proves nothing: a newcomer whose versions have gone is still one.
+    if groups := sum(row.groups for row in posted if row.finding is None):
+        standings.put(connection, owner, trust.validated(standing, terms.rules, groups))
+
+
+def _pledged(connection: sa.Connection, owner: str, standing: trust.OwnerStanding, terms: AuditTerms) -> set[str]:
+    """The pledge; none where nothing is ever audited."""
+    rate = trust.rate_ppm(standing, terms.rules)
+    return {row.claim_id for row in _pledge(connection, of=owner)} if rate else set()
+
+
+def _closed(unproven: list[Any], window: int) -> list[Any]:
+    """The claims with so many groups behind them."""
+    behind = 0
+    for place in reversed(range(len(unproven))):
+        if behind >= window:
+            return unproven[: place + 1]
+        behind += unproven[place].groups
+    return []
+
+
+def judge(
+    connection: sa.Connection,
+    claim_id: str,
+    finding: Finding,
+    report: bytes,
+    validator: str,
+    *,
+    terms: AuditTerms,
+    now_ms: int,
+) -> bool:
+    """Take a verdict; False if the claim does not wait for one."""
+    waits = (audits.c.claim_id == claim_id) & WAITS
+    values = {"finding": finding, "report": report, "judged_ms": now_ms}
+    columns = (audits.c.owner, audits.c.groups, audits.c.place)
+    row = connection.execute(sa.update(audits).where(waits).values(**values).returning(*columns)).first()
+    if row is None:
+        return False
+    owner, touched = row.owner, {row.owner}
+    verdict = VerdictEntry(
+        claim_id=claim_id, outcome=finding, validator=validator, evidence_digest=chunks.digest(report)
+    )
+    store.append(connection, verdict, now_ms)
+    before = standings.of(connection, owner)
+    again = standings.is_again(connection, owner, claim_id)
+    standing = trust.found(before, finding, terms.rules, row.groups, again=again)
+    standings.put(connection, owner, standing)
+    if finding == "hard":
+        standings.note_fault(connection, owner, claim_id, before, now_ms)
+        window = _window(connection, owner, row.place, _window_size(connection, owner, before, terms))
+        pledge = sorted(_pledged(connection, owner, before, terms))
+        touched |= _blame(connection, owner, claim_id, [one.claim_id for one in window], pledge, now_ms)
+        if trust.level(standing, terms.rules) == "banned":
+            touched |= _ban(connection, owner, now_ms)
+    for each in sorted(touched):
+        settle(connection, each, terms, now_ms)
+    return True
+
+
+def hold(
+    connection: sa.Connection, claim_id: str, held_as: str, report: bytes, *, terms: AuditTerms, now_ms: int
+) -> bool:
+    """Hold a claim until this class is calibrated, its group out of the buffer; False if it does not wait."""
+    values = {"held_as": held_as, "report": report, "taken_by": "", "tries": 0}
+    here = sa.update(audits).where((audits.c.claim_id == claim_id) & WAITS).values(**values)
+    if not connection.execute(here).rowcount:
+        return False
+    for touched in sorted(_retract(connection, [claim_id], now_ms)):
+        settle(connection, touched, terms, now_ms)
+    return True
+
+
+def release(connection: sa.Connection, classes: Iterable[str]) -> int:
+    """Have claims judged that were held for one of these classes; how many they are."""
+    here = HELD & audits.c.held_as.in_(list(classes))
+    return connection.execute(sa.update(audits).where(here).values(held_as="", why="held")).rowcount
+
+
+def was_held(connection: sa.Connection, claim_id: str) -> bool:
+    """Return True if a claim was held before it waited for an auditor again."""
+    here = (audits.c.claim_id == claim_id) & (audits.c.why == "held")
+    return connection.execute(sa.select(audits.c.claim_id).where(here)).first() is not None
+
+
+def _blame(
+    connection: sa.Connection, owner: str, claim_id: str, window: list[str], pledge: list[str], now_ms: int
+) -> set[str]:
+    """Void a claim, pledge and window before it, and have all else that is unseen audited; whose claims that touches.
+
+    The pledge is right, and stays in the buffer.
+    """
+    suspect = (audits.c.owner == owner) & ~audits.c.settled & audits.c.finding.is_(None)
+    open_claims = connection.execute(sa.select(audits.c.claim_id).where(suspect)).scalars().all()
+    touched = _retract(connection, [claim_id, *window, *open_claims], now_ms)
+    _end(connection, [Void(claim_id=claim_id, reason_code=WRONG)], now_ms)
+    lost = [*reversed(window), *pledge]
+    _end(connection, [Void(claim_id=one, reason_code=FORFEITED) for one in lost], now_ms)
+    connection.execute(sa.update(audits).where(audits.c.claim_id.in_(lost)).values(fault=claim_id))
+    connection.execute(sa.update(audits).where(suspect & (audits.c.why == "")).values(why="fault"))
+    return touched
+
+
+def ban(connection: sa.Connection, owner: str, *, terms: AuditTerms, now_ms: int) -> bool:
+    """Ban an owner by the operator's order; False if they were banned before."""
+    if not standings.ban(connection, owner, now_ms):
+        return False
+    for touched in sorted(_ban(connection, owner, now_ms)):
+        settle(connection, touched, terms, now_ms)
+    return True
+
+
+def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
+    """End all that an owner has under way; whose claims that touches."""
+    standings.ban(connection, owner, now_ms)
+    log.warning("owner=%s banned", owner)
+    touched = _forfeit(connection, owner, now_ms)
+    theirs = sa.select(nodes.c.node_id).where((nodes.c.owner == owner) | (nodes.c.node_id == owner))
+    lease_table.take_away(connection, leases.c.node_id.in_(theirs), OwnerBanned.code, now_ms)
+    return touched
+
+
+def _forfeit(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
+    """A banned owner's open claims leave the buffer, and are void unless they were found right; whose that touches.
+
+    If a key is banned that was its own owner, so are its claims, and parts that others finished, since it works for
+    another. The void ones are that key's from now on, as its faults are: an appeal finds them there.
+    """
+    answers = [owner, *connection.scalars(sa.select(nodes.c.owner).where(nodes.c.node_id == owner))]
+    theirs = audits.c.owner.in_(answers) & ((audits.c.owner == owner) | (audits.c.node_id == owner))
+    open_claims = theirs & ~audits.c.settled
+    names = connection.execute(sa.select(audits.c.claim_id).where(open_claims)).scalars().all()
+    touched = _retract(connection, names, now_ms)
+    proven = audits.c.finding.in_(PROVEN)
+    connection.execute(sa.update(audits).where(open_claims & proven).values(used=True))
+    columns = sa.select(audits.c.claim_id, audits.c.owner, audits.c.place).order_by(audits.c.place)
+    void = connection.execute(columns.where(open_claims & (audits.c.finding.is_(None) | ~proven))).all()
+    _end(connection, [Void(claim_id=row.claim_id, reason_code=OwnerBanned.code) for row in void], now_ms)
+    by = standings.banned_ms(connection, owner)
+    for row in void:
+        place = row.place if row.owner == owner else standings.count(connection, owner, 0)
+        here = sa.update(audits).where(audits.c.claim_id == row.claim_id)
+        connection.execute(here.values(ban_ms=by, owner=owner, place=place))
+    return touched.union(row.owner for row in void)
+
+
+def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> set[str]:
+    """Take the groups of claims out of what waits or is measured, and offer their prompts again; whose work that was.
+
+    Those that were trained on stay where they are.
+    """
+    wholes = {partial_rollouts.whole_of(connection, claim_id) for claim_id in claims}
+    kept = (*reward_columns.WAITING, evaluations.MEASURED)
+    buffered = rollouts.c.claim_id.in_(wholes) & rollouts.c.state.in_(kept)
+    columns = (rollouts.c.claim_id, rollouts.c.group_no)
+    taken = connection.execute(sa.update(rollouts).where(buffered).values(state="retracted").returning(*columns)).all()
+    for row in taken:
+        lease_table.reopen(connection, row.group_no)
+        if row.group_no < 0:
+            evaluations.note(connection, row.group_no, now_ms)
+    return _use(connection, [row.claim_id for row in taken])
+
+
+def _use(connection: sa.Connection, wholes: list[str]) -> set[str]:
+    """These rollouts, and the parts that they went on from, are needed no more; whose they are."""
+    here = audits.c.claim_id.in_([*wholes, *partial_rollouts.parts_of(connection, wholes)])
+    return set(connection.execute(sa.update(audits).where(here).values(used=True).returning(audits.c.owner)).scalars())
+
+
+def _end(connection: sa.Connection, entries: list[Post] | list[Void], now_ms: int) -> None:
+    """Settle claims, each for the first time."""
+    if not entries:
+        return
+    outcomes = store.append_all(connection, entries, now_ms)
+    if set(outcomes) != {EntryOutcome.APPLIED}:
+        raise BookBroken(f"A claim in escrow was settled before: {outcomes}.")
+    here = audits.c.claim_id.in_([entry.claim_id for entry in entries])
+    connection.execute(sa.update(audits).where(here).values(settled=True))

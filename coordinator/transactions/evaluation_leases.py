@@ -1,0 +1,109 @@
+"""Which nodes measure, and how much: groups of evaluations among the leases, as effects.
+
+A node that asks for work is given groups of an evaluation of the version that it holds:
+
+1. before any other, while nothing could be trained on (`evaluations.FIRST`);
+2. else, where the learner needs none of this version;
+3. else, if it is one of the few that measure: a share of the nodes at work, one at least. It *stays* with its version
+   until that is measured, however new the others' are;
+4. else, if it is the only node: a share of what it asks for.
+
+- So an evaluation never takes more of the fleet than its share while the learner has a use for it.
+"""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from coordinator.store.tables import IS_OPEN, evaluations, groups, leases, nodes
+from coordinator.transactions import standings
+from coordinator.transactions.admission import NOT_NEEDED, Admitted
+from coordinator.transactions.evaluations import FIRST
+from coordinator.transactions.leases import TRIAL, set_group
+from ledger.prepared import Prepared
+from protocol.ids import NodeId
+
+_is_left = groups.c.state.in_(sa.bindparam("states", expanding=True))
+_open_ones = sa.select(groups.c.group_no).where(groups.c.evaluation == evaluations.c.number, _is_left)
+# Built once: making a statement costs more than running it, and this runs for every lease.
+_running = Prepared(
+    sa.select(evaluations.c.number, evaluations.c.problems, evaluations.c.samples, evaluations.c.why)
+    .where(evaluations.c.state == "running", evaluations.c.version == sa.bindparam("version"), _open_ones.exists())
+    .order_by(evaluations.c.why.not_in(FIRST), evaluations.c.number)
+    .limit(1)
+)
+
+
+@dataclass(frozen=True)
+class EvaluationPart:
+    """What a node may measure: so many groups of one evaluation, of so many samples each."""
+
+    evaluation: int
+    problems: int
+    samples: int
+    most: int
+    alone: bool
+    """It gets nothing else beside them."""
+    stays: bool
+    """It keeps its version as long as there are more."""
+
+
+def part(
+    connection: sa.Connection, node: NodeId, version: int, asked: int, share: float, admitted: Admitted
+) -> EvaluationPart | None:
+    """The node's part in what is measured of its version, when it asks for so many groups."""
+    found = _running(connection, version=version, states=_left_for(admitted.on_trial)).first()
+    if found is None:
+        return None
+    at_work, measuring = _at_work(connection, proven_only=admitted.others_ask)
+    busy = len(at_work | {node})
+    chosen = busy > 1 and (node in measuring or len(measuring) < max(1, int(share * busy)))
+    if found.why in FIRST or admitted.reason in NOT_NEEDED or chosen:
+        stays = chosen or found.why in FIRST
+        return EvaluationPart(found.number, found.problems, found.samples, asked, alone=chosen, stays=stays)
+    if busy == 1:
+        most = max(1, int(share * asked))
+        most = 0 if measuring else most
+        return EvaluationPart(found.number, found.problems, found.samples, most, alone=False, stays=False)
+    return None
+
+
+def take(
+    connection: sa.Connection, number: int, count: int, version: int | None, *, on_trial: bool
+) -> list[tuple[int, str | None, int | None]]:
+    """So many groups of an evaluation, each with the lease that left its work and the version of that.
+
+    After those that nobody works on come those that only newcomers do, for whoever is none.
+    """
+    fits = sa.case((groups.c.begun_version == version, 0), (groups.c.begun.is_(None), 1), else_=2)
+    waiting = (
+        sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
+        .where(groups.c.evaluation == number, groups.c.state.in_(_left_for(on_trial)))
+        .order_by(groups.c.state != "open", fits, groups.c.group_no.desc())
+        .limit(count)
+    )
+    taken = [(row.group_no, row.begun, row.begun_version) for row in connection.execute(waiting)]
+    for group_no, _, _ in taken:
+        set_group(connection, group_no, TRIAL if on_trial else "leased")
+    return taken
+
+
+def is_left(connection: sa.Connection, number: int, *, on_trial: bool) -> bool:
+    """Whether there is more to measure."""
+    left = groups.c.state.in_(_left_for(on_trial))
+    here = sa.select(groups.c.group_no).where(groups.c.evaluation == number, left).limit(1)
+    return connection.execute(here).first() is not None
+
+
+def _left_for(on_trial: bool) -> list[str]:
+    """The states of groups that a node may be given."""
+    return ["open"] if on_trial else ["open", TRIAL]
+
+
+def _at_work(connection: sa.Connection, *, proven_only: bool) -> tuple[set[str], set[str]]:
+    """The nodes that have open leases, and those of them that measure; all of them, or those that are no newcomers."""
+    held = sa.select(leases.c.node_id, sa.func.min(leases.c.group_no)).where(IS_OPEN).group_by(leases.c.node_id)
+    if proven_only:
+        held = held.join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(standings.IS_KNOWN)
+    lowest = {node: int(group_no) for node, group_no in connection.execute(held)}
+    return set(lowest), {node for node, group_no in lowest.items() if group_no < 0}

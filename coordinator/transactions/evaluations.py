@@ -1,0 +1,318 @@
+"""Evaluations: what one version is worth on held-out problems, measured by the nodes, as effects.
+
+    running ─ every problem answered ─▶ done
+            └ nobody holds its version any more, or its time is over ─▶ partial, or void with nothing measured
+
+- An evaluation is pinned to a version when it begins, and has groups of its own, below zero:
+  `coordinator.transactions.evaluation_leases` leases them as any others. They are paid and audited, never trained on, and count for
+  nothing in the staleness bound.
+- Its problems are the same in every evaluation of a round, so versions are compared on equal terms.
+- A fault that an audit finds takes its group out of the result, and if the evaluation still runs, has it measured anew.
+- A result stands beside the version, the update and what had been spent until then; it is told with its interval.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from typing import Any, Literal
+
+import numpy as np
+import sqlalchemy as sa
+
+from coordinator.config import Config
+from coordinator.rules import scores
+from coordinator.store.tables import IS_OPEN, batches, evaluations, groups, leases, nodes, parts, rollouts, versions
+from coordinator.transactions import leases as lease_table
+from coordinator.transactions import policy_versions, reward_columns, standings
+from protocol import limits
+from protocol.errors import NotFound, OutOfOrder
+from protocol.learning import Evaluated
+
+Why = Literal["before", "every", "last", "asked"]
+"""Before training; as often as it is set; the last version; or an operator has asked."""
+
+FIRST: tuple[Why, ...] = ("before", "last")
+"""While these run, nothing is trained on anyway, or nothing more: they go first."""
+
+UNANSWERED = ("open", "leased", lease_table.TRIAL)
+"""The states of groups that no answer is there for."""
+
+MEASURED = "measured"
+"""The state of a rollout that belongs to an evaluation."""
+
+
+@dataclass(frozen=True)
+class EvaluationTerms:
+    """What the configuration says about evaluations."""
+
+    every: int = 0
+    """Versions from one to the next; 0 is never."""
+    before_train: bool = True
+    splits: tuple[str, ...] = ("held_out",)
+    problems: int = 64
+    samples: int = 8
+    patience_ms: int = 600_000
+    solved: float = 1.0
+    seed: int = 0
+    last_update: int = 0
+
+    @staticmethod
+    def of(config: Config) -> "EvaluationTerms":
+        told = config.eval
+        return EvaluationTerms(
+            every=told.every,
+            before_train=told.before_train,
+            splits=told.splits,
+            problems=told.problems,
+            samples=told.samples,
+            patience_ms=int(1000 * told.patience_s),
+            solved=told.solved,
+            seed=config.round.seed,
+            last_update=config.round.max_updates,
+        )
+
+
+def due(connection: sa.Connection, version: int, sizes: Mapping[str, int], terms: EvaluationTerms, now_ms: int) -> int:
+    """Begin what is due with this version, of splits of so many problems; how many evaluations that is."""
+    update = _update_of(connection, version)
+    why: Why
+    if not terms.every:
+        return 0
+    if update >= terms.last_update:
+        why = "last"
+    elif version == 1 and terms.before_train:
+        why = "before"
+    elif version > 1 and (version - 1) % terms.every == 0:
+        why = "every"
+    else:
+        return 0
+    known = sa.select(evaluations.c.split).where(evaluations.c.version == version, evaluations.c.why != "asked")
+    begun = set(connection.execute(known).scalars())
+    wanted = [split for split in terms.splits if split not in begun and sizes.get(split)]
+    for split in wanted:
+        begin(connection, version, split, sizes[split], terms, why=why, now_ms=now_ms)
+    return len(wanted)
+
+
+def begin(
+    connection: sa.Connection,
+    version: int,
+    split: str,
+    size: int,
+    terms: EvaluationTerms,
+    *,
+    why: Why = "asked",
+    now_ms: int,
+) -> int:
+    """Begin one evaluation on a split of `size` problems; its number."""
+    update = _update_of(connection, version)
+    number = 1 + (connection.execute(sa.select(sa.func.max(evaluations.c.number))).scalar() or 0)
+    chosen = choose(size, terms.problems, split=split, seed=terms.seed)
+    connection.execute(
+        sa.insert(evaluations).values(
+            number=number,
+            version=version,
+            policy_update=update,
+            split=split,
+            samples=terms.samples,
+            problems=len(chosen),
+            solved=terms.solved,
+            why=why,
+            state="running",
+            begun_ms=now_ms,
+            axes=axes(connection, update),
+        )
+    )
+    lowest = connection.execute(sa.select(sa.func.min(groups.c.group_no))).scalar() or 0
+    first = min(0, lowest) - 1
+    rows = [
+        {"group_no": first - place, "state": "open", "split": split, "prompt": problem, "evaluation": number}
+        for place, problem in enumerate(chosen)
+    ]
+    connection.execute(sa.insert(groups), rows)
+    return number
+
+
+def choose(size: int, wanted: int, *, split: str, seed: int) -> list[int]:
+    """Which problems of a split of that size are measured: the same ones every time, in ascending order. Pure."""
+
+    def place(index: int) -> bytes:
+        return blake2b(f"evaluation/{seed}/{split}/{index}".encode(), digest_size=8).digest()
+
+    return sorted(sorted(range(size), key=place)[:wanted])
+
+
+def axes(connection: sa.Connection, update: int) -> dict[str, float]:
+    """What had been trained on and spent up to an update: beside the version, every axis that a curve may have."""
+    trained = rollouts.c.batch <= update
+    tokens, rewards_bytes, credit = connection.execute(
+        sa.select(
+            sa.func.sum(rollouts.c.tokens), sa.func.sum(sa.func.length(rollouts.c.rewards)),
+            sa.func.sum(rollouts.c.credit_micros),
+        ).where(trained)
+    ).one()  # fmt: skip
+    of_parts = sa.select(sa.func.sum(parts.c.credit_micros), sa.func.sum(parts.c.tokens)).where(
+        parts.c.whole.in_(sa.select(rollouts.c.claim_id).where(trained))
+    )
+    more_credit, more_tokens = connection.execute(of_parts).one()
+    seconds = sa.select(sa.func.sum(batches.c.idle_s + batches.c.busy_s)).where(batches.c.batch <= update)
+    return {
+        "samples": float(int(rewards_bytes or 0) // 4),
+        "tokens": float(int(tokens or 0) + int(more_tokens or 0)),
+        "seconds": float(connection.execute(seconds).scalar() or 0.0),
+        "cost": (int(credit or 0) + int(more_credit or 0)) / 1e6,
+    }
+
+
+def note(connection: sa.Connection, group_no: int, now_ms: int) -> None:
+    """A group of an evaluation was answered, or its answer taken back: see what that makes of the whole."""
+    number = connection.execute(sa.select(groups.c.evaluation).where(groups.c.group_no == group_no)).scalar_one()
+    state = connection.execute(sa.select(evaluations.c.state).where(evaluations.c.number == number)).scalar_one()
+    left = sa.select(groups.c.group_no).where(groups.c.evaluation == number, groups.c.state.in_(UNANSWERED))
+    unscored = sa.select(rollouts.c.claim_id).join(groups, groups.c.group_no == rollouts.c.group_no)
+    unscored = unscored.where(groups.c.evaluation == number, rollouts.c.state == reward_columns.UNSCORED)
+    if state != "running":
+        _put(connection, number, {"result": _result(connection, number)})
+    elif not any(connection.execute(one.limit(1)).first() for one in (left, unscored)):
+        _put(connection, number, {"state": "done", "ended_ms": now_ms, "result": _result(connection, number)})
+
+
+def sweep(connection: sa.Connection, terms: EvaluationTerms, *, alive_since_ms: int, now_ms: int) -> list[int]:
+    """End what cannot be finished: nobody alive holds its version, or it has run for too long."""
+    newest, _ = policy_versions.newest_version(connection)
+    ended = []
+    for row in connection.execute(_running()).all():
+        held = sa.select(nodes.c.node_id).where(nodes.c.version == row.version, nodes.c.last_seen_ms >= alive_since_ms)
+        at_work = sa.select(leases.c.lease_id).join(groups, groups.c.group_no == leases.c.group_no)
+        at_work = at_work.where(groups.c.evaluation == row.number, IS_OPEN)
+        gone = row.version < newest and not any(connection.execute(one.limit(1)).first() for one in (held, at_work))
+        if gone or now_ms - row.begun_ms >= terms.patience_ms:
+            stop(connection, row.number, now_ms)
+            ended.append(row.number)
+    return ended
+
+
+def stop_all(connection: sa.Connection, now_ms: int) -> None:
+    """The round has ended, and nobody is given anything more."""
+    for row in connection.execute(_running()).all():
+        stop(connection, row.number, now_ms)
+
+
+def stop(connection: sa.Connection, number: int, now_ms: int) -> None:
+    """End an evaluation with what it has."""
+    found = _result(connection, number)
+    _put(connection, number, {"state": "partial" if found else "void", "ended_ms": now_ms, "result": found})
+
+
+def is_running(connection: sa.Connection, why: Why | None = None) -> bool:
+    """Whether one runs at all, or for that reason."""
+    query = _running() if why is None else _running().where(evaluations.c.why == why)
+    return connection.execute(query.limit(1)).first() is not None
+
+
+def oldest_needed(connection: sa.Connection) -> int | None:
+    """The oldest version that is being evaluated or audited, or may yet have to be: whose files are still needed."""
+    here = sa.select(sa.func.min(evaluations.c.version)).where(evaluations.c.state == "running")
+    oldest = (
+        standings.oldest_waiting(connection),
+        lease_table.oldest_in_vain(connection),
+        connection.execute(here).scalar(),
+    )
+    return min((version for version in oldest if version is not None), default=None)
+
+
+def best(connection: sa.Connection) -> int | None:
+    """The version with the highest average on the split that was named first; the earlier of equal ones."""
+    first = sa.select(evaluations.c.split).order_by(evaluations.c.number).limit(1).scalar_subquery()
+    done = sa.select(evaluations).where(evaluations.c.state == "done", evaluations.c.split == first)
+    rows = [row for row in connection.execute(done.order_by(evaluations.c.number)) if row.result]
+    return max(rows, key=lambda row: (row.result["average"], -row.version)).version if rows else None
+
+
+def shown(connection: sa.Connection, *, version: int = 0) -> list[dict[str, Any]]:
+    """Every evaluation, or those of a version, the oldest first: what was measured, and how far it is."""
+    query = sa.select(evaluations).order_by(evaluations.c.number)
+    if version:
+        query = query.where(evaluations.c.version == version)
+    answered = sa.select(groups.c.evaluation, sa.func.count()).where(groups.c.state == "accepted")
+    answered = answered.where(groups.c.evaluation.is_not(None)).group_by(groups.c.evaluation)
+    counts: dict[int, int] = {number: int(count) for number, count in connection.execute(answered)}
+    return [_shown(dict(row), counts.get(row["number"], 0)) for row in connection.execute(query).mappings()]
+
+
+def told(connection: sa.Connection) -> tuple[Evaluated, ...]:
+    """The last ones that came to anything, as the learner tells them to its boards."""
+    ended = sa.select(evaluations).where(evaluations.c.state.in_(("done", "partial")))
+    last = connection.execute(ended.order_by(evaluations.c.number.desc()).limit(limits.EVALUATIONS_TOLD_MAX)).all()
+    return tuple(
+        Evaluated(number=row.number, update=row.policy_update, figures=_figures(row.split, row.result))
+        for row in reversed(last)
+        if row.result
+    )
+
+
+def _figures(split: str, result: Mapping[str, Any]) -> dict[str, float]:
+    passed = {f"eval/{split}/pass@{j}": float(share) for j, share in result["passed"].items()}
+    return {f"eval/{split}/avg@{result['samples']}": float(result["average"]), **passed}
+
+
+def _shown(row: Mapping[str, Any], answered: int) -> dict[str, Any]:
+    return {
+        "number": row["number"],
+        "version": row["version"],
+        "update": row["policy_update"],
+        **row["axes"],
+        "split": row["split"],
+        "why": row["why"],
+        "state": row["state"],
+        "problems": row["problems"],
+        "answered": answered,
+        "samples_each": row["samples"],
+        "begun_ms": row["begun_ms"],
+        "ended_ms": row["ended_ms"],
+        "result": row["result"],
+    }
+
+
+def details(connection: sa.Connection, number: int) -> list[dict[str, Any]]:
+    """Each answered problem of an evaluation: its place in the split, and the scores of its samples."""
+    return [{"problem": problem, "scores": found} for problem, found in _measured(connection, number)]
+
+
+def _result(connection: sa.Connection, number: int) -> dict[str, Any] | None:
+    solved = connection.execute(sa.select(evaluations.c.solved).where(evaluations.c.number == number)).scalar_one()
+    found = scores.result([of_one for _, of_one in _measured(connection, number)], solved=solved)
+    if found is None:
+        return None
+    return asdict(found) | {"passed": {str(j): share for j, share in found.passed.items()}}
+
+
+def _measured(connection: sa.Connection, number: int) -> list[tuple[int, Sequence[float]]]:
+    query = (
+        sa.select(groups.c.prompt, rollouts.c.rewards)
+        .join_from(groups, rollouts, rollouts.c.group_no == groups.c.group_no)
+        .where(groups.c.evaluation == number, rollouts.c.state == MEASURED)
+        .order_by(groups.c.prompt)
+    )
+    return [(problem, np.frombuffer(data, "<f4").tolist()) for problem, data in connection.execute(query)]
+
+
+def _running() -> sa.Select[Any]:
+    return sa.select(evaluations).where(evaluations.c.state == "running").order_by(evaluations.c.number)
+
+
+def _put(connection: sa.Connection, number: int, values: dict[str, Any]) -> None:
+    connection.execute(sa.update(evaluations).where(evaluations.c.number == number).values(**values))
+
+
+def _update_of(connection: sa.Connection, version: int) -> int:
+    newest, _ = policy_versions.newest_version(connection)
+    update = connection.execute(sa.select(versions.c.policy_update).where(versions.c.version == version)).scalar()
+    if update is None:
+        raise NotFound(f"Version {version} was not published.", hint="`swarm-coordinator status` names the newest.")
+    if version != newest:
+        raise OutOfOrder(
+            f"Nodes hold version {newest}; version {version} is out of their hands.",
+            hint="Evaluate the newest one, or export this one and evaluate it elsewhere.",
+        )
+    return int(update)

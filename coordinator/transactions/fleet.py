@@ -1,0 +1,233 @@
+"""The fleet of a running round: what is measured of it, and the decision of `fleet.choice` put into the store.
+
+- T_train is the median of the last updates; T_bcast the last broadcast's median; a node's rate comes from the leases
+  that ended lately; its cost is its price today for as many tokens as groups have lately had.
+- Everything is read from the store at each decision, so a restart changes nothing.
+- Nobody is believed to be faster than the fastest who has proved it: a boast puts nobody out of work for long.
+- Rates are estimates, and some nodes lie: when the learner has waited for far too long, everybody works.
+- With γ = 0 and no budget per hour, and until the learner's first updates are timed, everybody works.
+- All functions are effects, `(connection, …) → outcome`.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.config import Config
+from coordinator.rules.capacity import VISIBLE, PoolLoad
+from coordinator.rules.fleet_choice import (
+    Change,
+    Fleet,
+    FleetCandidate,
+    FleetRules,
+    GroupRecord,
+    Need,
+    decide,
+    measured_rate,
+)
+from coordinator.store.state import get_fact, set_fact
+from coordinator.store.tables import batches, fleet, leases, nodes, rollouts
+from coordinator.transactions import broadcasts, registry, staleness_bound
+from coordinator.transactions.leases import AT_WORK
+from protocol.ids import NodeId
+from protocol.lease import LeaseState
+
+UPDATES_SEEN = 8
+GROUPS_SEEN = 64
+HALF_LIVES_SEEN = 4
+"""An answer older than this says less than a sixteenth of a new one."""
+
+WAITS_TOO_LONG = 2
+"""Times that an update, a broadcast and a rollout take one after the other; and `fleet.window_s` on top."""
+
+MICROS = 1_000_000
+
+NO_SAMPLERS = ("mirroring", "resting")
+"""Phases in which a node gives nothing, whatever it could."""
+
+SECONDS_MIN = 1e-3
+"""No group takes less."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What groups have lately been like."""
+
+    tokens: float
+    seconds: float
+
+
+def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> PoolLoad | None:
+    """What the round asks of its pool, as measured; None before the learner has made an update or two."""
+    train_s = _median(
+        connection,
+        sa.select(batches.c.busy_s).where(batches.c.busy_s > 0).order_by(batches.c.batch.desc()).limit(UPDATES_SEEN),
+    )
+    spread = broadcasts.summary(connection, alive_since_ms=alive_since_ms)
+    groups = _groups(connection)
+    if not train_s or groups is None:
+        return None
+    return PoolLoad(
+        staleness=staleness_bound.in_force(connection, config.staleness),
+        rollouts_per_update=config.learner.groups_per_update,
+        train_s=train_s,
+        broadcast_s=spread["median_s"] if spread else 0.0,
+        rollout_s=groups.seconds,
+    )
+
+
+def kappa(asked: PoolLoad | None, config: Config) -> int:
+    """Updates between publications: what the operator set, or the most that costs no throughput by what is measured."""
+    if asked is None or config.staleness.publish_every:
+        return config.staleness.kappa
+    return VISIBLE.kappa(asked)
+
+
+def need(asked: PoolLoad, config: Config) -> Need:
+    """In groups a second; with γ = 0 there is never enough, so that everybody works whom the budget allows."""
+    floor = VISIBLE.min_rate(asked, kappa(asked, config))
+    return Need(floor, config.fleet.gamma * floor if config.fleet.gamma else math.inf)
+
+
+def is_starved(connection: sa.Connection, asked: PoolLoad, config: Config, *, up_since_ms: int, now_ms: int) -> bool:
+    """Whether the learner's last batch is so long ago that those who work cannot be giving what they should."""
+    formed_ms = connection.execute(sa.select(sa.func.max(batches.c.formed_ms))).scalar() or now_ms
+    cycle_s = asked.train_s + asked.broadcast_s + asked.rollout_s
+    return now_ms - max(formed_ms, up_since_ms) > 1000 * (WAITS_TOO_LONG * cycle_s + config.fleet.window_s)
+
+
+def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: int, now_ms: int) -> list[FleetCandidate]:
+    """The nodes that are alive and sample, with their rates and what they cost; in micro-units."""
+    groups = _groups(connection)
+    if groups is None:
+        return []
+    alive = registry.live_nodes(connection, silent_after_ms=silent_after_ms, now_ms=now_ms)
+    half_life_s = config.fleet.half_life_s
+    done = _work(connection, now_ms - int(1000 * HALF_LIVES_SEEN * half_life_s))
+    here = (
+        sa.select(nodes).where(nodes.c.node_id.in_(alive), nodes.c.phase.not_in(NO_SAMPLERS)).order_by(nodes.c.node_id)
+    )
+    rate_of = partial(measured_rate, now_s=now_ms / 1000, half_life_s=half_life_s)
+    fastest = max([1 / max(groups.seconds, SECONDS_MIN), *(rate_of(0.0, work) for work in done.values())])
+    found = []
+    for row in connection.execute(here):
+        rate = rate_of(min(fastest, row.tokens_per_s / groups.tokens), done.get(row.node_id, ()))
+        found.append(FleetCandidate(row.node_id, rate, rate * groups.tokens * row.price_micros_per_mtok / MICROS))
+    return found
+
+
+def steer(
+    connection: sa.Connection, config: Config, *, silent_after_ms: int, up_since_ms: int, now_ms: int
+) -> list[Change]:
+    """Decide who works from now on; what that changes. Who was silent while the coordinator was away is waited for."""
+    if 0 <= now_ms - up_since_ms < silent_after_ms:
+        return []
+    cap_micros = config.fleet.budget_micros_per_hour
+    is_wanted = config.fleet.gamma or cap_micros
+    asked = load(connection, config, alive_since_ms=now_ms - silent_after_ms) if is_wanted else None
+    if asked is None:
+        connection.execute(sa.delete(fleet))
+        return []
+    pool = candidates(connection, config, silent_after_ms=silent_after_ms, now_ms=now_ms)
+    rules = FleetRules(
+        window_s=config.fleet.window_s,
+        margin=config.fleet.margin,
+        dwell_s=config.fleet.dwell_s,
+        cost_cap=cap_micros / 3600 if cap_micros else math.inf,
+    )
+    before = _stored(connection, pool)
+    everybody = Need(math.inf, math.inf)
+    starved = is_starved(connection, asked, config, up_since_ms=up_since_ms, now_ms=now_ms)
+    wanted = everybody if starved else need(asked, config)
+    after, changes = decide(before, pool, wanted, rules, now_s=now_ms / 1000)
+    _store(connection, after, pool, {change.name: change.reason for change in changes}, now_ms)
+    return changes
+
+
+def shown(connection: sa.Connection) -> list[dict[str, Any]]:
+    """Each node's part and the reason for it, those at work first."""
+    rows = connection.execute(
+        sa.select(fleet, nodes.c.name)
+        .join_from(fleet, nodes, nodes.c.node_id == fleet.c.node_id)
+        .order_by(fleet.c.works.desc(), fleet.c.node_id)
+    ).mappings()
+    return [dict(row) for row in rows]
+
+
+def _stored(connection: sa.Connection, pool: list[FleetCandidate]) -> Fleet:
+    """The fleet as it was left; at first everybody who is there works."""
+    rows = connection.execute(sa.select(fleet)).all()
+    if not rows:
+        return Fleet(working=frozenset(one.name for one in pool))
+    short_since, dear_since = get_fact(connection, "fleet_since", [None, None])
+    return Fleet(
+        working=frozenset(row.node_id for row in rows if row.works),
+        since={row.node_id: row.since_ms / 1000 for row in rows},
+        short_since=short_since,
+        dear_since=dear_since,
+    )
+
+
+def _store(
+    connection: sa.Connection, after: Fleet, pool: list[FleetCandidate], reasons: Mapping[str, str], now_ms: int
+) -> None:
+    before = {row.node_id: row for row in connection.execute(sa.select(fleet))}
+    rows = []
+    for one in pool:
+        works, known = one.name in after.working, before.get(one.name)
+        if known is not None and known.works == works:
+            since_ms, reason = min(now_ms, known.since_ms), known.reason
+        else:
+            since_ms, reason = now_ms, reasons.get(one.name, "it was there" if works else "it is not needed yet")
+        rows.append(
+            {
+                "node_id": one.name,
+                "works": works,
+                "since_ms": since_ms,
+                "reason": reason,
+                "groups_per_s": one.rate,
+                "cost_micros_per_s": one.cost,
+            }
+        )
+    connection.execute(sa.delete(fleet))
+    if rows:
+        connection.execute(sa.insert(fleet), rows)
+    set_fact(connection, "fleet_since", [after.short_since, after.dear_since])
+
+
+def _groups(connection: sa.Connection) -> Groups | None:
+    lately = (
+        sa.select(rollouts.c.tokens, leases.c.ended_ms - leases.c.issued_ms)
+        .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
+        .where(leases.c.ended_ms.is_not(None), leases.c.group_no >= 0)
+        .order_by(leases.c.ended_ms.desc())
+        .limit(GROUPS_SEEN)
+    )
+    seen = connection.execute(lately).all()
+    if not seen:
+        return None
+    tokens = sum(row[0] for row in seen) / len(seen)
+    # A clock that was set back makes no time negative.
+    return Groups(tokens=max(1.0, tokens), seconds=max(0.0, median(row[1] for row in seen)) / 1000)
+
+
+def _work(connection: sa.Connection, since_ms: int) -> dict[NodeId, list[GroupRecord]]:
+    """What each node did with the leases that ended since then."""
+    done: defaultdict[NodeId, list[GroupRecord]] = defaultdict(list)
+    ended = sa.select(leases.c.node_id, leases.c.issued_ms, leases.c.ended_ms, leases.c.state).where(
+        leases.c.ended_ms >= since_ms, leases.c.state.in_(AT_WORK)
+    )
+    for node_id, issued_ms, ended_ms, state in connection.execute(ended):
+        done[NodeId(node_id)].append(GroupRecord(issued_ms / 1000, ended_ms / 1000, state == LeaseState.ACCEPTED.value))
+    return done
+
+
+def _median(connection: sa.Connection, column: sa.Select[Any]) -> float | None:
+    found = connection.execute(column).scalars().all()
+    return median(found) if found else None

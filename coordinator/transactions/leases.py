@@ -1,0 +1,318 @@
+"""The lease table: what becomes of a lease, and of its group, as effects.
+
+- A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; or on `trial`, which only a newcomer works
+  on, and nothing waits for (`coordinator.transactions.newcomers`).
+- A lease that ends without acceptance opens its group again, so no prompt is lost; whoever takes the group next goes on
+  from what was told of it, if that costs no more than to start afresh (`coordinator.transactions.partial_rollouts`).
+- A node may hold as many leases as it has shown to finish (`coordinator.rules.lease_allowance`).
+- While the coordinator is away no lease's time runs: nobody could answer.
+- Every change of a lease goes through `protocol.lease.TRANSITIONS`, compared and set in one statement.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.config import Config
+from coordinator.rules import lease_allowance
+from coordinator.rules.selection import OFF, SelectionRules
+from coordinator.store.state import get_fact, set_fact
+from coordinator.store.tables import IS_OPEN, batches, groups, leases, nodes, rollouts, versions
+from coordinator.transactions import partial_rollouts, reward_columns, staleness_bound, tally
+from ledger.entry import amount
+from ledger.prepared import Prepared
+from protocol.ids import NodeId
+from protocol.lease import OPEN, TRANSITIONS, Lease, LeaseEvent, LeaseState
+from protocol.messages import ReturnLeases
+
+LEASES_HELD_FACTOR = 2
+"""Requests' worth of open leases per node: one in the engine and one on its way; nobody can hold all the work."""
+
+BACK = "back_ms"
+"""The fact of when a coordinator came back."""
+
+TRIAL = "trial"
+"""The state of a group that nobody but newcomers works on, outside of what is counted."""
+
+AT_WORK = (LeaseState.ACCEPTED, LeaseState.REJECTED, LeaseState.EXPIRED)
+"""Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
+
+# Built once: making a statement costs more than running it, and these run for every lease.
+_over = Prepared(
+    sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(
+        IS_OPEN, leases.c.expires_ms <= sa.bindparam("now")
+    )
+)
+_where = Prepared(
+    sa.select(leases.c.lease_id, leases.c.state, leases.c.node_id, leases.c.max_cost_micros, nodes.c.lease_allowance)
+    .outerjoin_from(leases, nodes, nodes.c.node_id == leases.c.node_id)
+    .where(leases.c.lease_id == sa.bindparam("lease"))
+)
+_move = Prepared(
+    sa.update(leases)
+    .where(leases.c.lease_id == sa.bindparam("lease"), leases.c.state == sa.bindparam("before"))
+    .values(state=sa.bindparam("after"), ended_ms=sa.bindparam("ended"))
+)
+_is_unfinished = groups.c.state.in_(tally.UNFINISHED)
+_this = groups.c.group_no == sa.bindparam("group")
+_of_others = Prepared(sa.update(groups).where(_this, ~_is_unfinished).values(state=sa.bindparam("new")))
+_of_unfinished = Prepared(sa.update(groups).where(_this, _is_unfinished).values(state=sa.bindparam("new")))
+_set_group = Prepared(sa.update(groups).where(_this).values(state=sa.bindparam("new")))
+_leave_to = Prepared(
+    sa.update(groups).where(_this).values(begun=sa.bindparam("by"), begun_version=sa.bindparam("of_version"))
+)
+_others = (leases.c.group_no == sa.bindparam("group")) & (leases.c.lease_id != sa.bindparam("lease"))
+_in_vain = Prepared(sa.update(leases).where(_others, IS_OPEN).values(surplus=sa.true()))
+_allow = Prepared(
+    sa.update(nodes).where(nodes.c.node_id == sa.bindparam("node")).values(lease_allowance=sa.bindparam("leases"))
+)
+_expired = Prepared(
+    sa.select(leases.c.ended_ms)
+    .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == LeaseState.EXPIRED.value)
+    .order_by(leases.c.ended_ms.desc())
+    .limit(1)
+)
+_latest_batch = Prepared(sa.select(sa.func.max(batches.c.batch)))
+_last_batch = Prepared(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1))
+_published = Prepared(sa.select(versions.c.published_ms).order_by(versions.c.version.desc()).limit(1))
+_for_learner = rollouts.c.group_no >= 0
+_unscored = Prepared(
+    sa.select(rollouts.c.claim_id).where(rollouts.c.state == reward_columns.UNSCORED, _for_learner).limit(1)
+)
+_last_came = Prepared(
+    sa.select(sa.func.max(rollouts.c.accepted_ms)).where(rollouts.c.state == "buffered", _for_learner)
+)
+
+
+@dataclass(frozen=True)
+class LeaseTerms:
+    """What the configuration says about leases."""
+
+    staleness: int
+    """S; where it adapts, the operator's maximum, by which work is taken and trained on."""
+    groups_per_update: int
+    groups_per_request: int
+    samples_per_group: int
+    max_new_tokens: int
+    timeout_ms: int
+    newcomer_leases: int
+    """How many a node may hold that has answered none yet."""
+    over_issue: int
+    """How many groups at most a second node gets, when a batch waits for no more than these."""
+    hourly_budget_micros: int = 0
+    """Most that may be spent in any hour; 0 is no limit."""
+    max_owner_share: float = 1.0
+    """Of a batch, and of what may be under way."""
+    lookahead: int = 0
+    """Groups of which a node gets those that suit its pace; 0: the oldest."""
+    selection: SelectionRules = OFF
+    """Which prompts are worth a group."""
+    adapts: staleness_bound.StalenessRules | None = None
+    """Within what the bound moves that leases are offered by."""
+    buffered_max: int = 0
+    """Updates' worth of groups that may be under way or wait, where admission goes by that; 0: by visible versions."""
+    classes: tuple[str, ...] = ()
+    """What nodes may compute with; if none is named, with anything."""
+    tolerance: str = ""
+    """The class that everybody is judged as, if no classes are named; empty: each node as what it says."""
+    probes: frozenset[str] = frozenset()
+    """The operator's own nodes, on which classes are calibrated."""
+    evaluation_share: float = 0.25
+    """Of the nodes at work that measure while others sample for the learner."""
+    audit_backlog_max: int = 512
+    """Claims that may wait for an auditor before no more are taken."""
+
+    def offered(self, remembered: Mapping[str, Any] | None) -> "LeaseTerms":
+        """Return the terms of new leases, for what the store says of the bound in force."""
+        if self.adapts is None:
+            return self
+        return replace(self, staleness=staleness_bound.bound_of(remembered, self.adapts))
+
+    @property
+    def judges_alike(self) -> bool:
+        """Return True if everybody is judged as one class."""
+        return bool(self.tolerance) and not self.classes
+
+    @property
+    def window_max(self) -> int:
+        """How many groups may be under way or wait at once, at the most."""
+        return (self.buffered_max or self.staleness + 1) * self.groups_per_update
+
+    @property
+    def held_max(self) -> int:
+        """How many leases nobody may pass."""
+        return LEASES_HELD_FACTOR * self.groups_per_request
+
+    def max_cost_micros(self, price: int, samples: int = 0) -> int:
+        """The dearest honest answer to one lease, of so many samples if not of a group's usual number."""
+        return amount((samples or self.samples_per_group) * self.max_new_tokens, price)
+
+
+def move(connection: sa.Connection, lease_id: str, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int) -> bool:
+    """Move a lease by one event; False if it is not possible in the state it is in. Without terms, nobody learns."""
+    row = _where(connection, lease=lease_id).first()
+    return row is not None and advance(connection, row, event, terms, now_ms)
+
+
+def advance(connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int) -> bool:
+    """The same where the lease was read before, with what its node may hold."""
+    after = TRANSITIONS.get((LeaseState(row.state), event))
+    if after is None:
+        return False
+    ended_ms = None if after in OPEN else now_ms
+    if not _move(connection, lease=row.lease_id, before=row.state, after=after.value, ended=ended_ms).rowcount:
+        return False
+    if after not in OPEN:
+        tally.change(connection, micros=-row.max_cost_micros)
+        if terms is not None:
+            _learn(connection, row, event, terms)
+    return True
+
+
+def terms_of(config: Config) -> LeaseTerms:
+    """What leases go by."""
+    return LeaseTerms(
+        staleness=config.staleness.max_updates,
+        groups_per_update=config.learner.groups_per_update,
+        groups_per_request=config.leases.groups_per_request,
+        samples_per_group=config.sampling.samples_per_group,
+        max_new_tokens=config.sampling.max_new_tokens,
+        timeout_ms=int(config.leases.timeout_s * 1000),
+        newcomer_leases=config.leases.newcomer_leases,
+        over_issue=config.leases.over_issue,
+        hourly_budget_micros=config.fleet.budget_micros_per_hour,
+        max_owner_share=config.audit.max_owner_share,
+        classes=config.audit.classes,
+        tolerance=config.audit.tolerance,
+        audit_backlog_max=config.audit.backlog_max,
+        lookahead=config.leases.lookahead,
+        adapts=staleness_bound.rules_of(config.staleness),
+        buffered_max=config.staleness.buffered_max if config.staleness.admission == "buffer" else 0,
+        evaluation_share=config.eval.share,
+        selection=rules_of(config),
+    )
+
+
+def rules_of(config: Config) -> SelectionRules:
+    """How prompts are chosen."""
+    return SelectionRules(**config.selection.model_dump(), solved=config.eval.solved)
+
+
+def pardon(connection: sa.Connection, *, alive_ms: int, timeout_ms: int, back_ms: int, now_ms: int) -> int:
+    """After nobody was here since `alive_ms`: open leases have the time left that they had, and some to be answered.
+
+    None has more than a new one, however often that happens; how many there are.
+    """
+    left = leases.c.expires_ms - alive_ms
+    expires = sa.case((left > timeout_ms, sa.literal(timeout_ms, sa.BigInteger)), else_=left) + (now_ms + back_ms)
+    set_fact(connection, BACK, now_ms)
+    here = sa.update(leases).where(IS_OPEN, left > 0)
+    return connection.execute(here.values(expires_ms=expires)).rowcount
+
+
+def expire(connection: sa.Connection, *, terms: LeaseTerms, now_ms: int) -> int:
+    """End the leases whose time is over and open their groups again."""
+    over = _over(connection, now=now_ms)
+    for row in over:
+        end_unanswered(connection, row, LeaseEvent.EXPIRE, terms, now_ms)
+    return len(over)
+
+
+def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: LeaseTerms, now_ms: int) -> int:
+    """A node skips leases that it will not answer; others' and finished ones are left alone."""
+    mine = IS_OPEN & (leases.c.node_id == node) & leases.c.lease_id.in_(message.lease_ids)
+    columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
+    rows = {row.lease_id: row for row in connection.execute(sa.select(*columns).where(mine))}
+    held = [rows[lease_id] for lease_id in dict.fromkeys(message.lease_ids) if lease_id in rows]
+    return sum(end_unanswered(connection, row, LeaseEvent.SKIP, terms, now_ms) for row in held)
+
+
+def end_unanswered(
+    connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int
+) -> bool:
+    """A lease ends; if its group still waits for it, that is offered again. One that is surplus is just cancelled."""
+    if row.surplus:
+        return move(connection, row.lease_id, LeaseEvent.CANCEL, terms, now_ms)
+    if not move(connection, row.lease_id, event, terms, now_ms):
+        return False
+    others = sa.select(leases.c.lease_id).where(leases.c.group_no == row.group_no, IS_OPEN).limit(1)
+    if connection.execute(others).first() is None:
+        sound = event is not LeaseEvent.REJECT
+        reopen(connection, row.group_no, partial_rollouts.left_by(connection, row.lease_id, sound=sound))
+    elif row.group_no < 0:  # what is measured goes to a second node only beside a newcomer
+        set_group(connection, row.group_no, TRIAL)
+    return True
+
+
+def take_away(connection: sa.Connection, whose: sa.ColumnElement[bool], code: str, now_ms: int) -> None:
+    """End the open leases of those who may not work any more; nobody goes on from what they told."""
+    columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
+    for row in connection.execute(sa.select(*columns).where(IS_OPEN, whose)).all():
+        if end_unanswered(connection, row, LeaseEvent.REJECT, None, now_ms):
+            connection.execute(sa.update(leases).where(leases.c.lease_id == row.lease_id).values(code=code))
+
+
+def answered(connection: sa.Connection, row: Any) -> None:
+    """The group of this lease is whole: who else works on it does so in vain, and what they told is not needed."""
+    if row.is_shared:
+        _in_vain(connection, group=row.group_no, lease=row.lease_id)
+    set_group(connection, row.group_no, "accepted")
+
+
+def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -> None:
+    """Offer a group again, to go on from that ended lease or afresh."""
+    offer = connection.execute(sa.select(leases.c.offer).where(leases.c.lease_id == begun)).scalar()
+    version = Lease.from_bytes(offer).version if offer else None
+    set_group(connection, group_no, "open")
+    _leave_to(connection, group=group_no, by=begun, of_version=version)
+
+
+def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
+    """Change a group's state, whatever it was."""
+    if state == "accepted" and _of_unfinished(connection, group=group_no, new=state).rowcount:
+        return  # it was leased, as almost always: unfinished before and after
+    counts = state in tally.UNFINISHED
+    if (_of_others if counts else _of_unfinished)(connection, group=group_no, new=state).rowcount:
+        tally.change(connection, groups=(1 if counts else -1) if group_no >= 0 else 0)
+    else:
+        _set_group(connection, group=group_no, new=state)
+
+
+def latest_batch(connection: sa.Connection) -> int:
+    """The update that the newest batch leads to: where the learner stands or is about to stand."""
+    return _latest_batch(connection).scalar() or 0
+
+
+def last_expired_ms(connection: sa.Connection, node: NodeId) -> int:
+    """When a node last let a lease expire; 0 if it never did."""
+    return _expired(connection, node=node).scalar() or 0
+
+
+def oldest_in_vain(connection: sa.Connection) -> int | None:
+    """The oldest version of open leases whose groups others answered: these may still bring it, however stale."""
+    offers = connection.execute(sa.select(leases.c.offer).where(IS_OPEN, leases.c.surplus)).scalars()
+    return min((Lease.from_bytes(offer).version for offer in offers), default=None)
+
+
+def is_held_up(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> bool:
+    """Whether the learner waits and nodes could work, and no group came that it can use, as long as a lease lasts."""
+    since_ms = now_ms - terms.timeout_ms
+    batch = _last_batch(connection).first()
+    if batch is not None and (batch.reported_ms is None or batch.reported_ms > since_ms):  # it trains, or just did
+        return False
+    if max(get_fact(connection, BACK, 0), _published(connection).scalar() or 0) > since_ms:
+        return False
+    if _unscored(connection).first() is not None:  # these are its own matter, whoever brought them
+        return False
+    came_ms = _last_came(connection).scalar()
+    return came_ms is not None and bool(came_ms <= since_ms)
+
+
+def _learn(connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms) -> None:
+    """A lease ended: its node may hold more from now on, or fewer."""
+    before = terms.newcomer_leases if row.lease_allowance is None else row.lease_allowance
+    after = lease_allowance.allowance_after(before, event, most=terms.held_max)
+    if after != row.lease_allowance:
+        _allow(connection, node=row.node_id, leases=after)

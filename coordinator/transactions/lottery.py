@@ -1,0 +1,121 @@
+"""The epochs of the audit lottery, as effects: which secret draws now, when it is revealed, what it drew.
+
+- One epoch draws at a time; the next one's secret is committed to already: a checkpoint has it before its first claim.
+- An epoch ends after so many claims, or with the round. Then its secret is in the log, with the digest of its list.
+- Claims that are accepted after the end, since they were leased before it, have an epoch of their own, which ends when
+  no lease is open any more.
+- Secrets are made of one master key; a revealed one says nothing of the others.
+- A secret that is not the one committed to draws nothing and is not revealed: everything is audited meanwhile.
+"""
+
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from blake3 import blake3
+
+from coordinator.rules.trust import TrustRules
+from coordinator.store.state import get_fact
+from coordinator.store.tables import IS_OPEN, audits, epochs, leases
+from ledger import drawing, store
+from ledger.drawing import LotteryDraw
+from ledger.entry import Commitment, Reveal
+from ledger.prepared import Prepared
+
+
+@dataclass(frozen=True)
+class AuditTerms:
+    """What the configuration and the round's keys say about audits."""
+
+    master: bytes = field(repr=False)
+    """The key of all secrets."""
+    rules: TrustRules
+    epoch_groups: int = 256
+    timeout_ms: int = 120_000
+    """After this the case of an auditor that did not come back goes to another."""
+    backlog_max: int = 512
+    """Claims that wait for an auditor until no more work is offered; from a quarter of it on, rates fall."""
+    probes: frozenset[str] = frozenset()
+    """The operator's own nodes, on which classes are calibrated."""
+
+
+# Built once: making a statement costs more than running it, and these run for every rollout.
+_drawing = Prepared(
+    sa.select(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims).where(epochs.c.state == "drawing")
+)
+_count = Prepared(
+    sa.update(epochs)
+    .where(epochs.c.state == "drawing")
+    .values(claims=epochs.c.claims + 1)
+    .returning(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims)
+)
+
+
+def secret_of(master: bytes, epoch: int) -> bytes:
+    """The secret of an epoch."""
+    return blake3(b"echo-swarm audit epoch %d" % epoch, key=master).digest()
+
+
+def begin(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
+    """Open the first epoch of a round; once."""
+    if connection.execute(sa.select(epochs.c.epoch).limit(1)).first() is None:
+        _commit(connection, 1, terms, now_ms)
+        _next(connection, 1, terms, now_ms)
+
+
+def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> tuple[int, bool, bool]:
+    """The epoch of a claim, whether it is drawn, and whether the epoch ends with it, when it is entered."""
+    epoch, secret_digest, claims = _count(connection).one()
+    drawn = drawing.is_drawn(_secret(epoch, secret_digest, terms), claim_id, rate_ppm)
+    return epoch, drawn, claims >= terms.epoch_groups
+
+
+def end(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
+    """Reveal what drew so far, and go on with the next secret."""
+    epoch, secret_digest, _ = _open(connection)
+    secret = _secret(epoch, secret_digest, terms)
+    if secret is not None:
+        digest = drawing.draws_digest(draws(connection, epoch))
+        store.append(connection, Reveal(epoch=epoch, secret=secret, draws_digest=digest), now_ms)
+    connection.execute(sa.update(epochs).where(epochs.c.epoch == epoch).values(state="over"))
+    _next(connection, epoch + 1, terms, now_ms)
+
+
+def end_last(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> bool:
+    """After the round: end the epoch of what came late, once nothing more can come."""
+    if not get_fact(connection, "finished", False) or not _open(connection)[2]:
+        return False
+    if connection.execute(sa.select(leases.c.lease_id).where(IS_OPEN).limit(1)).first() is not None:
+        return False
+    end(connection, terms, now_ms)
+    return True
+
+
+def draws(connection: sa.Connection, epoch: int) -> list[LotteryDraw]:
+    """The claims of an epoch with their rates, in the order of their names."""
+    columns = sa.select(audits.c.claim_id, audits.c.rate_ppm).where(audits.c.epoch == epoch)
+    return [LotteryDraw(claim_id, rate) for claim_id, rate in connection.execute(columns.order_by(audits.c.claim_id))]
+
+
+def is_over(connection: sa.Connection, epoch: int) -> bool:
+    """Whether an epoch's list may be seen."""
+    return connection.execute(sa.select(epochs.c.state).where(epochs.c.epoch == epoch)).scalar() == "over"
+
+
+def _open(connection: sa.Connection) -> tuple[int, str, int]:
+    return tuple(_drawing(connection).one())
+
+
+def _next(connection: sa.Connection, epoch: int, terms: AuditTerms, now_ms: int) -> None:
+    connection.execute(sa.update(epochs).where(epochs.c.epoch == epoch).values(state="drawing"))
+    _commit(connection, epoch + 1, terms, now_ms)
+
+
+def _commit(connection: sa.Connection, epoch: int, terms: AuditTerms, now_ms: int) -> None:
+    digest = drawing.commitment(secret_of(terms.master, epoch))
+    store.append(connection, Commitment(epoch=epoch, secret_digest=digest), now_ms)
+    connection.execute(sa.insert(epochs).values(epoch=epoch, secret_digest=digest, state="committed"))
+
+
+def _secret(epoch: int, secret_digest: str, terms: AuditTerms) -> bytes | None:
+    secret = secret_of(terms.master, epoch)
+    return secret if drawing.commitment(secret) == secret_digest else None

@@ -1,0 +1,301 @@
+"""What a node is offered: which groups, how many, and where it goes on, as effects.
+
+- The oldest open groups go first; a new one is made only when none is open. With `LeaseTerms.lookahead` a node gets, of a
+  window of groups, those whose expected length suits its pace (`coordinator.rules.lengths`).
+- How many it may have now, or why none, is for `coordinator.transactions.admission` to say.
+- When a batch waits only for a few late groups, these are given to a second node (`coordinator.transactions.stragglers`).
+- While others ask, a newcomer gets a trial, for which nothing waits (`coordinator.transactions.newcomers`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.rules import lengths
+from coordinator.store.tables import groups, leases
+from coordinator.transactions import (
+    admission,
+    curriculum,
+    evaluation_leases,
+    foresight,
+    newcomers,
+    partial_rollouts,
+    prompts,
+    registry,
+    standings,
+    stragglers,
+    tally,
+)
+from coordinator.transactions.admission import Admitted
+from coordinator.transactions.leases import TRIAL, LeaseTerms, expire, reopen, set_group
+from coordinator.transactions.partial_rollouts import Told
+from coordinator.transactions.prompts import PromptRef
+from ledger.entry import amount
+from ledger.prepared import Prepared
+from protocol import limits
+from protocol.episode import Episode
+from protocol.ids import NodeId
+from protocol.lease import Lease, LeaseState
+from protocol.messages import LeaseReply, LeaseRequest, Reason
+from protocol.rollout import pack_tokens
+
+RETRY_S: dict[Reason, float] = {
+    "": 0.0,
+    "ahead": 0.0,
+    "busy": 0.25,
+    "old_version": 1.0,
+    "numerics": 10.0,
+    "paused": 5.0,
+    "standby": 5.0,
+    "budget": 10.0,
+    "audits": 1.0,
+    "finished": 1.0,
+}
+"""When to ask again, by why there was nothing."""
+
+# Built once: making a statement costs more than running it, and these run for every lease.
+_is_trained_on = groups.c.group_no >= 0
+_fits = sa.case(
+    (groups.c.begun_version == sa.bindparam("version", type_=sa.Integer), 0), (groups.c.begun.is_(None), 1), else_=2
+)
+_waiting = Prepared(
+    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
+    .where(groups.c.state == "open", _is_trained_on)
+    .order_by(_fits, groups.c.group_no)
+    .limit(sa.bindparam("count", type_=sa.Integer))
+)
+_begun_here = Prepared(
+    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
+    .where(
+        groups.c.state == "open", _is_trained_on, groups.c.begun_version == sa.bindparam("version", type_=sa.Integer)
+    )
+    .order_by(groups.c.group_no)
+    .limit(sa.bindparam("count", type_=sa.Integer))
+)
+_give_lease = Prepared(sa.insert(leases))
+
+
+@dataclass(frozen=True)
+class PromptDraw:
+    """Where prompts and random values come from."""
+
+    prompt: Callable[[PromptRef], list[int]]
+    """The tokens of a problem's prompt."""
+    lease_id: Callable[[], str]
+    seed: Callable[[], int]
+    episode: Callable[[PromptRef], Episode | None] | None = None
+    """What the samples of a group about this problem play, where the round's task is an environment."""
+    environment: str = ""
+    """Its name."""
+
+
+def offer(
+    connection: sa.Connection,
+    node: NodeId,
+    message: LeaseRequest,
+    *,
+    terms: LeaseTerms,
+    draw: PromptDraw,
+    place: str = "",
+    now_ms: int,
+) -> LeaseReply:
+    """Give a node as many groups as the staleness bound, the budget and its request allow.
+
+    `place` is the neighbourhood that it called from; one without a name stands for many.
+    """
+    worker = registry.require_worker(connection, node)
+    price = worker.price_micros_per_mtok
+    admission.require_plays(message, draw.environment)
+    expire(connection, terms=terms, now_ms=now_ms)
+    admitted = admission.how_many(connection, worker, message, terms, place, now_ms)
+    count, reason = admitted.groups, admitted.reason
+    measured, stays, alone = _measure(connection, worker, message, admitted, terms, draw, now_ms)
+    if measured:
+        message = message.model_copy(update={"groups": message.groups - len(measured)})
+        count = 0 if alone or admitted.on_trial or not message.groups else min(count, message.groups)
+    version = message.version if message.continues else None
+    groups = _take_groups(connection, count, version, node, terms, draw, TRIAL if admitted.on_trial else "leased")
+    if reason == "ahead" and terms.over_issue and not admitted.on_trial:
+        late = stragglers.late_groups(
+            connection, node, size=terms.groups_per_update, bound=terms.over_issue, now_ms=now_ms
+        )
+        hands = min(
+            message.groups,
+            admission.free_hands(connection, node, terms, now_ms),
+            admission.affordable(connection, terms, price, now_ms),
+        )
+        groups = [(group_no, None, None) for group_no in late[:hands]]
+        reason = "" if groups else reason
+    given = measured + _give(connection, node, groups, message, price, terms, draw, now_ms)
+    if given and admitted.on_trial:
+        newcomers.record_begun(connection, place, terms, now_ms)
+    reason = "" if given else reason
+    return LeaseReply(
+        leases=tuple(given), newest_version=admitted.newest, reason=reason, retry_s=RETRY_S[reason], stays=stays
+    )
+
+
+def _measure(
+    connection: sa.Connection,
+    worker: Any,
+    message: LeaseRequest,
+    admitted: Admitted,
+    terms: LeaseTerms,
+    draw: PromptDraw,
+    now_ms: int,
+) -> tuple[list[Lease], bool, bool]:
+    """Leases of groups that are measured; whether the node shall stay with its version, and gets nothing besides."""
+    on_trial = admitted.on_trial
+    if admitted.reason not in ("", *admission.NOT_NEEDED) or (on_trial and not admitted.trials):
+        return [], False, False
+    node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
+    asked = min(message.groups, terms.groups_per_request)
+    asked = min(asked, admitted.trials) if on_trial else asked
+    part = evaluation_leases.part(connection, node, message.version, asked, terms.evaluation_share, admitted)
+    if part is None:
+        return [], False, False
+    affordable = admission.affordable(connection, terms, price, now_ms, part.samples)
+    hands = min(part.most, admission.free_hands(connection, node, terms, now_ms), affordable)
+    version = message.version if message.continues else None
+    taken = evaluation_leases.take(connection, part.evaluation, hands, version, on_trial=on_trial)
+    given = _give(connection, node, taken, message, price, terms, draw, now_ms, part.samples)
+    stays = part.stays and bool(given) and evaluation_leases.is_left(connection, part.evaluation, on_trial=on_trial)
+    return given, stays, part.alone
+
+
+def _give(
+    connection: sa.Connection,
+    node: NodeId,
+    taken: list[tuple[int, str | None, int | None]],
+    message: LeaseRequest,
+    price: int,
+    terms: LeaseTerms,
+    draw: PromptDraw,
+    now_ms: int,
+    samples: int = 0,
+) -> list[Lease]:
+    """A lease of each group, as long as they fit into a message: where others stopped, if this node can go on."""
+    given: list[Lease] = []
+    room_bytes = limits.MESSAGE_MAX_BYTES // 2
+    version = message.version
+    for group_no, begun, begun_version in taken:
+        told = partial_rollouts.chain(connection, begun)
+        tellers = [one.node_id for one in told]
+        barred = standings.banned_among(connection, tellers) or registry.is_any_revoked(connection, tellers)
+        fits = message.continues and begun_version == version and not barred
+        lease = _go_on(told, draw, price, terms, now_ms) if fits else None
+        if lease is None:
+            if told:
+                partial_rollouts.forget(connection, [one.lease.lease_id for one in told])
+            source = prompts.source_of(connection, group_no)
+            lease, begun = _begin(source, samples, version, draw, price, terms, now_ms), None
+        lease = lease.model_copy(update={"judged_as": "" if terms.judges_alike else message.numerics})
+        room_bytes -= sum(len(prefix.tokens) for prefix in lease.prefixes)
+        if room_bytes < 0:
+            reopen(connection, group_no, begun)
+        else:
+            _store(connection, node, group_no, lease, begun, terms, now_ms)
+            given.append(lease)
+    return given
+
+
+def _take_groups(
+    connection: sa.Connection,
+    count: int,
+    version: int | None,
+    node: NodeId,
+    terms: LeaseTerms,
+    draw: PromptDraw,
+    state: str,
+) -> list[tuple[int, str | None, int | None]]:
+    """So many groups that nobody works on, each with the lease that left its work and the version of that.
+
+    They get this state. Of the open ones, those to go on with come first, then the oldest; then new ones.
+    """
+    if not count:
+        return []
+    if terms.lookahead:
+        taken = _fitting(connection, count, version, node, terms, draw)
+    else:
+        taken = [tuple(row) for row in _waiting(connection, version=version, count=count)]
+    for group_no, _, _ in taken:
+        set_group(connection, group_no, state)
+    fresh = curriculum.make(connection, count - len(taken), terms.selection, draw.prompt, state)
+    return taken + [(number, None, None) for number in fresh]
+
+
+def _fitting(
+    connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: LeaseTerms, draw: PromptDraw
+) -> list[tuple[int, str | None, int | None]]:
+    """So many open groups: those that this node can go on with, then those that suit its pace."""
+    begun = [tuple(row) for row in _begun_here(connection, version=version, count=count)]
+    left = count - len(begun)
+    if not left:
+        return begun
+    window = foresight.window_of(connection, max(left, terms.lookahead), terms.selection, draw.prompt)
+    waiting = {one.group_no: one for one in window}
+    for group_no, _, _ in begun:
+        waiting.pop(group_no, None)
+    speed = foresight.speed(connection, node)
+    picked = lengths.pick(list(waiting.values()), left, speed=speed, window=terms.lookahead)
+    return begun + [(number, waiting[number].begun, waiting[number].begun_version) for number in picked]
+
+
+def _begin(
+    source: PromptRef, samples: int, version: int, draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int
+) -> Lease:
+    return Lease(
+        lease_id=draw.lease_id(),
+        version=version,
+        seed=draw.seed(),
+        samples=samples or terms.samples_per_group,
+        prompt=pack_tokens(draw.prompt(source)),
+        price_micros_per_mtok=price,
+        expires_ms=now_ms + terms.timeout_ms,
+        episode=draw.episode(source) if draw.episode else None,
+    )
+
+
+def _go_on(told: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int) -> Lease | None:
+    """A lease from where others stopped, unless that could cost more than to start afresh."""
+    if not told:
+        return None
+    last = told[-1]
+    samples = last.lease.samples
+    left = samples * terms.max_new_tokens - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
+    if sum(one.pending.amount_micros for one in told) + amount(left, price) > terms.max_cost_micros(price, samples):
+        return None
+    change = {
+        "lease_id": draw.lease_id(),
+        "price_micros_per_mtok": price,
+        "expires_ms": now_ms + terms.timeout_ms,
+        "prefixes": last.prefixes,
+    }
+    return last.lease.model_copy(update=change)
+
+
+def _store(
+    connection: sa.Connection,
+    node: NodeId,
+    group_no: int,
+    lease: Lease,
+    begun: str | None,
+    terms: LeaseTerms,
+    now_ms: int,
+) -> None:
+    max_cost_micros = terms.max_cost_micros(lease.price_micros_per_mtok, lease.samples)
+    given = {
+        "lease_id": lease.lease_id,
+        "group_no": group_no,
+        "node_id": node,
+        "continues": begun,
+        "state": LeaseState.OFFERED.value,
+        "max_cost_micros": max_cost_micros,
+        "offer": lease.to_bytes(),
+        "issued_ms": now_ms,
+        "expires_ms": lease.expires_ms,
+    }
+    _give_lease(connection, **given)
+    tally.change(connection, micros=max_cost_micros)

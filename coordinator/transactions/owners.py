@@ -1,0 +1,296 @@
+"""Owners: whose node is whose, which keys are revoked, where each is paid; all of it signed, numbered, in the ledger.
+
+- A node belongs to itself until it sends a delegation; then to that owner for ever. Its earlier earnings go with it.
+- A ban stays with the key that it fell on: a node that was its own goes to an owner with it, and gets no work there.
+  What was found right of its work the owner can have paid, the rest is void; nobody else of theirs is banned.
+- A revoked key may be a thief's, so its word ends with it: its leases end, and nobody goes on from what it told of
+  groups that nobody has finished. What it has submitted stays its owner's, to be audited and paid as any other.
+- An owner is known here by the first node that works for them; before that, nothing they say costs a row.
+- A new address counts after a delay. A newer statement restarts the delay, and until one has passed, the last address
+  that counted goes on counting: whoever steals an owner's key gives its owner that long to notice and to answer.
+- So no address may be dated later than now, or nothing could follow it; and the last that the limit allows never
+  counts, or a thief would use up the others and have the last word.
+- A statement that counts is a row here, bytes and all. Keys are free, and entries are for ever: it is an entry of the
+  ledger, by its digest, once the node that it names has earned something, or for an address any of the owner's nodes.
+- An owner has so many addresses a day, and more with the work that was found right.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.store.tables import leases, nodes, statements
+from coordinator.transactions import leases as lease_table
+from coordinator.transactions import naming, standings
+from ledger import store
+from ledger.accounts import OF_A_NODE, AccountKind
+from ledger.book import BookBroken, EntryOutcome
+from ledger.entry import OwnerAct
+from ledger.tables import balances_table
+from protocol import chunks, limits
+from protocol.errors import (
+    KeyRevoked,
+    MalformedMessage,
+    OwnerConflict,
+    StatementStale,
+    TooManyStatements,
+    UnknownOwner,
+    WrongAudience,
+)
+from protocol.ids import NodeId
+from protocol.owner import (
+    Delegation,
+    Earnings,
+    NodeEarnings,
+    PayoutAddress,
+    Revocation,
+    Statement,
+    StatementReply,
+    open_statement,
+)
+
+ADDRESS = "address"
+DAY_MS = 86_400_000
+
+
+def delegate(connection: sa.Connection, node: NodeId, envelope: bytes, *, now_ms: int) -> None:
+    """Give a node the owner whose delegation it shows; the same one again changes nothing."""
+    owner, said = open_statement(envelope)
+    if not isinstance(said, Delegation) or said.node_id != node:
+        raise OwnerConflict("The delegation is for another node.", hint="Ask the owner for one with this node's id.")
+    known = owner_of(connection, node)
+    if known == owner:
+        return
+    if known != node:
+        raise OwnerConflict(
+            f"This node works for {known[-8:]}, not for {owner[-8:]}.", hint="Make a new key: `swarm-node keys rotate`."
+        )
+    connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(owner=owner))
+    _record(connection, owner, said, envelope, now_ms, counts_from_ms=now_ms)
+
+
+def take(
+    connection: sa.Connection, envelope: bytes, *, round_id: str, scheme: str, delay_ms: int, now_ms: int
+) -> StatementReply:
+    """Record a revocation or an address; `scheme` is what this round pays to, empty for anything."""
+    owner, said = open_statement(envelope)
+    _require_owner(connection, owner)
+    here = (statements.c.owner == owner) & (statements.c.number == said.number)
+    known = connection.execute(sa.select(statements).where(here)).first()
+    if known is not None and known.envelope == envelope:
+        return StatementReply(outcome="already_recorded", counts_from_ms=known.counts_from_ms or 0)
+    counts_from_ms: int | None
+    match said:
+        case Revocation():
+            if (revoked_ms := _revoked_ms(connection, owner, said.node_id)) is not None:
+                return StatementReply(outcome="already_recorded", counts_from_ms=revoked_ms)
+            connection.execute(sa.update(nodes).where(nodes.c.node_id == said.node_id).values(revoked_ms=now_ms))
+            lease_table.take_away(connection, leases.c.node_id == said.node_id, KeyRevoked.code, now_ms)
+            counts_from_ms = now_ms
+        case PayoutAddress():
+            counts_from_ms = _change_address(connection, owner, said, round_id, scheme, now_ms, delay_ms)
+        case _:
+            raise MalformedMessage(
+                "A delegation is sent by the node that it is for.", hint="Join with --owner and the delegation's file."
+            )
+    _record(connection, owner, said, envelope, now_ms, counts_from_ms)
+    return StatementReply(outcome="recorded", counts_from_ms=counts_from_ms or 0)
+
+
+def sequence(connection: sa.Connection, working: Collection[NodeId], now_ms: int) -> None:
+    """Claims of these nodes were posted: of those whose first it is, owners' words become entries, and names count."""
+    newly = sa.update(nodes).where(nodes.c.node_id.in_(working), ~nodes.c.earned).values(earned=True)
+    first = connection.execute(newly.returning(nodes.c.node_id, nodes.c.owner)).all()
+    if not first:
+        return
+    about = (statements.c.kind == ADDRESS) | statements.c.node_id.in_([row.node_id for row in first])
+    theirs = statements.c.owner.in_({row.owner for row in first}) & ~statements.c.sequenced & about
+    waiting = sa.select(statements).where(theirs).order_by(statements.c.owner, statements.c.number)
+    _enter(connection, connection.execute(waiting).all(), now_ms)
+    for row in first:
+        naming.contest_name(connection, row.node_id)
+
+
+def addresses_per_day(validated_groups: int) -> int:
+    """How many addresses an owner of whom so many groups were found right may sign in a day. Pure."""
+    grown = limits.ADDRESSES_PER_DAY + validated_groups // limits.GROUPS_PER_ADDRESS
+    return min(grown, limits.ADDRESSES_PER_DAY_MAX)
+
+
+def has_earned(connection: sa.Connection, owner: str) -> bool:
+    """Return True if a claim of any of an owner's nodes was posted."""
+    here = sa.select(nodes.c.node_id).where(nodes.c.owner == owner, nodes.c.earned).limit(1)
+    return connection.execute(here).first() is not None
+
+
+def addresses(connection: sa.Connection, now_ms: int) -> dict[str, str]:
+    """Where each owner is paid now, of those who have said so and waited."""
+    counts = (statements.c.kind == ADDRESS) & (statements.c.counts_from_ms <= now_ms)
+    rows = connection.execute(sa.select(statements.c.owner, statements.c.address).where(counts).order_by("number"))
+    return {row.owner: row.address for row in rows}
+
+
+def owners_of(connection: sa.Connection) -> dict[str, str]:
+    """Node → owner."""
+    return {row.node_id: row.owner for row in connection.execute(sa.select(nodes.c.node_id, nodes.c.owner))}
+
+
+def earnings(connection: sa.Connection, node: NodeId, *, now_ms: int) -> Earnings:
+    """What a node's owner has earned by all nodes, and is paid where."""
+    owner = owner_of(connection, node)
+    earned = _earned(connection, owner)
+    rows = [
+        NodeEarnings(
+            node_id=row.node_id, name=row.name, revoked=row.revoked_ms is not None, **_NOTHING | earned[row.node_id]
+        )
+        for row in connection.execute(sa.select(nodes).where(nodes.c.owner == owner))
+    ]
+    rows.sort(key=lambda row: -sum(_amounts(row).values()))
+    of_owner = (statements.c.owner == owner) & (statements.c.kind == ADDRESS)
+    said = connection.execute(
+        sa.select(statements.c.address, statements.c.counts_from_ms)
+        .where(of_owner, statements.c.counts_from_ms.is_not(None))
+        .order_by(statements.c.number)
+    ).all()
+    now = [row.address for row in said if row.counts_from_ms <= now_ms]
+    later = [row for row in said if row.counts_from_ms > now_ms]
+    sums = {name: sum(_amounts(row)[name] for row in rows) for name in _AMOUNTS}
+    return Earnings(
+        owner=owner,
+        nodes=tuple(rows[: limits.EARNINGS_NODES_MAX]),
+        total=NodeEarnings(node_id=owner, name="", revoked=False, **sums),
+        address=now[-1] if now else "",
+        next_address=later[-1].address if later else "",
+        next_from_ms=later[-1].counts_from_ms if later else 0,
+    )
+
+
+_AMOUNTS = [f"{kind}_micros" for kind in AccountKind if kind in OF_A_NODE]
+_NOTHING = dict.fromkeys(_AMOUNTS, 0)
+
+
+def _amounts(row: NodeEarnings) -> dict[str, int]:
+    return {name: getattr(row, name) for name in _AMOUNTS}
+
+
+def _earned(connection: sa.Connection, owner: str) -> dict[str, dict[str, int]]:
+    """Node → where its money stands → micro-units, of all nodes of an owner: however many, so many questions."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for kind in OF_A_NODE:
+        account = sa.literal(f"{kind}:") + nodes.c.node_id
+        columns = sa.select(nodes.c.node_id, balances_table.c.micros)
+        theirs = columns.join(balances_table, balances_table.c.account == account).where(nodes.c.owner == owner)
+        for node, micros in connection.execute(theirs):
+            found[node][f"{kind}_micros"] = micros
+    return found
+
+
+def owner_of(connection: sa.Connection, node: NodeId) -> NodeId:
+    return NodeId(connection.execute(sa.select(nodes.c.owner).where(nodes.c.node_id == node)).scalar_one())
+
+
+def _require_owner(connection: sa.Connection, owner: NodeId) -> None:
+    mine = (nodes.c.owner == owner) & (nodes.c.node_id != owner)
+    if connection.execute(sa.select(nodes.c.node_id).where(mine).limit(1)).first() is None:
+        raise UnknownOwner(
+            "No node works for this owner in this round.", hint="Join with a delegation first: `join --owner FILE`."
+        )
+
+
+def _revoked_ms(connection: sa.Connection, owner: NodeId, node: str) -> int | None:
+    """Since when a node of this owner is revoked."""
+    mine = (nodes.c.node_id == node) & (nodes.c.owner == owner)
+    row = connection.execute(sa.select(nodes.c.revoked_ms).where(mine)).first()
+    if row is None:
+        raise OwnerConflict("This node does not work for this owner.", hint="Its id is in `swarm-node keys show`.")
+    revoked_ms: int | None = row.revoked_ms
+    return revoked_ms
+
+
+def _change_address(
+    connection: sa.Connection,
+    owner: NodeId,
+    said: PayoutAddress,
+    round_id: str,
+    scheme: str,
+    now_ms: int,
+    delay_ms: int,
+) -> int | None:
+    """From when the new address counts; one that is still waiting never will, nor will the last that is taken."""
+    if said.round_id != round_id:
+        raise WrongAudience("The address was signed for another round.", hint="Sign it with this round's join string.")
+    if not said.address.startswith(scheme):
+        raise MalformedMessage(f"This round pays to addresses that begin with {scheme}", hint="Sign one of these.")
+    if said.number > now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S:  # nothing that the owner signs could follow it
+        raise StatementStale("The address was signed at a time to come.", hint="Set the clock (NTP), and sign again.")
+    of_owner = (statements.c.owner == owner) & (statements.c.kind == ADDRESS)
+    last = connection.execute(sa.select(sa.func.max(statements.c.number)).where(of_owner)).scalar()
+    if last is not None and said.number < last:
+        raise StatementStale("The owner has signed a newer address.", hint="Sign it again to go back to this one.")
+    is_last = _is_last_of_day(connection, owner, now_ms)
+    waiting = of_owner & (statements.c.counts_from_ms > now_ms)
+    connection.execute(sa.update(statements).where(waiting).values(counts_from_ms=None))
+    return None if is_last else now_ms + delay_ms
+
+
+def _is_last_of_day(connection: sa.Connection, owner: NodeId, now_ms: int) -> bool:
+    """Return True if an owner's next address is the last that is taken today; refuse one that is beyond that."""
+    lately = (statements.c.owner == owner) & (statements.c.kind == ADDRESS)
+    lately &= statements.c.received_ms > now_ms - DAY_MS
+    count, oldest_ms = connection.execute(
+        sa.select(sa.func.count(), sa.func.min(statements.c.received_ms)).where(lately)
+    ).one()
+    most = addresses_per_day(standings.of(connection, owner).groups)
+    if count >= most:
+        again_ms = oldest_ms + DAY_MS
+        again = datetime.fromtimestamp(again_ms / 1_000, UTC)
+        raise TooManyStatements(
+            f"This owner has signed {count} addresses in a day; {most} are taken, and more with validated work.",
+            hint=f"Send it again after {again:%Y-%m-%d %H:%M} UTC.",
+            retry_after_s=-(-(again_ms - now_ms) // 1_000),
+        )
+    return bool(count + 1 == most)
+
+
+def _record(
+    connection: sa.Connection, owner: NodeId, said: Statement, envelope: bytes, now_ms: int, counts_from_ms: int | None
+) -> None:
+    this = (statements.c.owner == owner) & (statements.c.number == said.number)
+    if connection.execute(sa.select(statements.c.number).where(this)).first() is not None:
+        raise StatementStale("The owner has said something else under this number.", hint="Sign it again.")
+    about = None if isinstance(said, PayoutAddress) else NodeId(said.node_id)
+    connection.execute(
+        sa.insert(statements).values(
+            owner=owner,
+            number=said.number,
+            kind=said.kind,
+            address=said.address if isinstance(said, PayoutAddress) else "",
+            envelope=envelope,
+            received_ms=now_ms,
+            counts_from_ms=counts_from_ms,
+            node_id=about,
+            sequenced=False,
+        )
+    )
+    earned = sa.select(nodes.c.earned).where(nodes.c.node_id == about)
+    if has_earned(connection, owner) if about is None else connection.execute(earned).scalar():
+        _enter(connection, connection.execute(sa.select(statements).where(this)).all(), now_ms)
+
+
+def _enter(connection: sa.Connection, said: Sequence[Any], now_ms: int) -> None:
+    """Make entries of statements, given as their rows."""
+    for row in said:
+        act = OwnerAct(
+            owner=row.owner,
+            number=row.number,
+            act=row.kind,
+            node_id=row.node_id,
+            statement_digest=chunks.digest(row.envelope),
+        )
+        if store.append(connection, act, now_ms) is not EntryOutcome.APPLIED:
+            raise BookBroken(f"Statement {row.number} of {row.owner} is in the log, and not as such in its table.")
+        this = (statements.c.owner == row.owner) & (statements.c.number == row.number)
+        connection.execute(sa.update(statements).where(this).values(sequenced=True))

@@ -1,0 +1,275 @@
+"""Payout batches: from published balances to payees, and from a rail's reference to the last entry.
+
+1. `create`, one transaction: who is owed enough and has an address that counts gets a place in a batch; their nodes'
+   balances go from payable to paying. Nothing of it can be in another batch from here on.
+2. `export` writes CSV and JSON; any number of times the same bytes.
+3. `prove` shows a payee their own line, with the proof that the log has it.
+4. `settle`: the rail sends (idempotent by the batch's key), its reference is stored, the rail says what became of it,
+   and the balances go from paying to paid, one transaction. Whatever is interrupted is done again.
+
+- Only what a signed checkpoint covers is paid out: everybody can check it before the money moves.
+- An owner's nodes are summed before the minimum is asked for: ten small nodes are paid as one large.
+- A batch is settled by the rail that it was made for: another one does not know its key.
+- No batch is ever unmade: a payee who cannot be paid is for people to solve.
+"""
+
+import csv
+import io
+import json
+from collections import defaultdict
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from coordinator.base.files import write_durably
+from coordinator.store.payout_tables import payees, payout_batches
+from coordinator.store.state import Database
+from coordinator.store.tables import nodes
+from coordinator.transactions import owners
+from coordinator.transactions.rails.base import Rail, Status, TransferBatch
+from ledger import payees as tree_of
+from ledger import store
+from ledger.accounts import AccountKind
+from ledger.book import ClaimState, EntryOutcome
+from ledger.entry import Paid, Payout, PayoutBatch, Post, Reinstate
+from ledger.payees import Payee
+from ledger.payout_proof import PayoutProof, PayoutReply
+from ledger.tables import balances_table, checkpoint_table, claims_table
+from protocol.errors import NotFound, PayoutFailed
+from protocol.ids import NodeId
+
+PAGE_ENTRIES = 1_000
+
+
+class BatchState(StrEnum):
+    """What is stored of a batch."""
+
+    MADE = "made"
+    SENT = "sent"  # the rail has named a reference
+    SETTLED = "settled"
+
+
+class StoredBatch(NamedTuple):
+    """A batch as it is stored."""
+
+    number: int
+    state: BatchState
+    rail: str
+    reference: str | None
+    checkpoint_size: int
+    made_ms: int
+
+
+class PayoutTerms(NamedTuple):
+    """How batches are made."""
+
+    rail: str
+    scheme: str
+    minimum_micros: int
+
+
+def create(connection: sa.Connection, terms: PayoutTerms, *, now_ms: int) -> int:
+    """Make the next batch of all who can be paid; its number."""
+    size = connection.execute(sa.select(checkpoint_table.c.size)).scalar()
+    if size is None:
+        raise PayoutFailed("No checkpoint is signed yet.", hint="Launch the round first.")
+    found, shares = _payable(connection, size, terms, now_ms)
+    if not found:
+        raise PayoutFailed(
+            f"No owner with an address that counts is owed {terms.minimum_micros:,} micro-units.",
+            hint="Owners set one with `swarm-node keys address`; it counts after payouts.address_delay_h.",
+        )
+    number = 1 + (connection.execute(sa.select(sa.func.max(payout_batches.c.batch))).scalar() or 0)
+    total = sum(payee.amount_micros for payee in found)
+    head = PayoutBatch(batch=number, payees_root=tree_of.root(found).hex(), payees=len(found), amount_micros=total)
+    moves = [Payout(batch=number, node_id=node, amount_micros=micros) for node, micros in shares]
+    outcomes = store.append_all(connection, [head, *moves], now_ms)
+    if any(outcome is not EntryOutcome.APPLIED for outcome in outcomes):
+        raise PayoutFailed(f"The ledger refuses batch {number}: {', '.join(sorted(set(outcomes)))}.")
+    connection.execute(
+        sa.insert(payout_batches).values(
+            batch=number, state=BatchState.MADE.value, rail=terms.rail, checkpoint_size=size, made_ms=now_ms
+        )
+    )
+    rows = [{"batch": number, "place": place, **payee._asdict()} for place, payee in enumerate(found)]
+    connection.execute(sa.insert(payees), rows)
+    return number
+
+
+def listed(connection: sa.Connection) -> list[StoredBatch]:
+    """All batches, the oldest first."""
+    here = payout_batches.c
+    columns = (here.batch, here.state, here.rail, here.reference, here.checkpoint_size, here.made_ms)
+    rows = connection.execute(sa.select(*columns).order_by(here.batch))
+    return [StoredBatch(number, BatchState(state), *rest) for number, state, *rest in rows]
+
+
+def load(connection: sa.Connection, number: int, round_id: str) -> tuple[StoredBatch, TransferBatch]:
+    """One batch, and who gets what in it."""
+    row = next((row for row in listed(connection) if row.number == number), None)
+    if row is None:
+        raise NotFound(f"There is no batch {number}.", hint="See `swarm-coordinator payout list`.")
+    return row, TransferBatch(round_id, number, _payees_of(connection, number))
+
+
+def export(batch: TransferBatch, folder: Path) -> tuple[Path, Path]:
+    """Write a batch for people and for programs."""
+    path = folder / f"batch-{batch.number:06}"
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(("place", *Payee._fields))
+    writer.writerows((place, *payee) for place, payee in enumerate(batch.payees))
+    write_durably(path.with_suffix(".csv"), table.getvalue().encode())
+    write_durably(path.with_suffix(".json"), json.dumps(as_json(batch), indent=1).encode())
+    return path.with_suffix(".csv"), path.with_suffix(".json")
+
+
+def as_json(batch: TransferBatch) -> dict[str, object]:
+    """The batch with its root, and for each payee the proof."""
+    proofs = tree_of.proofs(batch.payees)
+    return {
+        "round_id": batch.round_id,
+        "batch": batch.number,
+        "key": batch.key.hex(),
+        "root": batch.root.hex(),
+        "amount_micros": batch.amount_micros,
+        "payees": [
+            {"place": place, **payee._asdict(), "proof": [item.hex() for item in proof]}
+            for place, (payee, proof) in enumerate(zip(batch.payees, proofs, strict=True))
+        ],
+    }
+
+
+def prove(connection: sa.Connection, node: NodeId, number: int, roots: tuple[bytes, ...]) -> PayoutReply:
+    """What the owner of a node gets in a batch, by a published entry."""
+    batches = connection.execute(sa.select(sa.func.max(payout_batches.c.batch))).scalar() or 0
+    owner = owners.owner_of(connection, node)
+    mine = (payees.c.batch == number) & (payees.c.owner == owner)
+    place = connection.execute(sa.select(payees.c.place).where(mine)).scalar()
+    if place is None:
+        return PayoutReply(batches=batches, payout=None)
+    effects = [f"payout_batch:{number}"]
+    if (claim_id := _share_of(connection, owner, node, number)) is not None:
+        effects += [f"payout:{claim_id}", f"paid:{claim_id}"]
+    note, entries = store.prove(connection, effects, about=f"batch {number}")
+    everybody = _payees_of(connection, number)
+    shown = PayoutProof(
+        roots=roots,
+        checkpoint=note,
+        entries=tuple(entries),
+        place=place,
+        address=everybody[place].address,
+        amount_micros=everybody[place].amount_micros,
+        proof=tuple(tree_of.proof(everybody, place)),
+    )
+    return PayoutReply(batches=batches, payout=shown)
+
+
+def settle(database: Database, row: StoredBatch, batch: TransferBatch, rail: Rail, *, now_ms: int) -> Status:
+    """Bring a batch as far as its rail has brought it; again, or beside another, is harmless at every point."""
+    if row.state is BatchState.SETTLED:
+        return Status.DONE
+    reference = row.reference or rail.send(batch)
+    if database.run_now(_sent, batch.number, reference) is BatchState.SETTLED:
+        return Status.DONE
+    status = rail.status(reference)
+    if status is Status.DONE:
+        database.run_now(_paid, batch.number, reference, now_ms)
+    elif status is Status.FAILED:
+        database.run_now(_forget, batch.number, reference)
+    return status
+
+
+def _payable(
+    connection: sa.Connection, size: int, terms: PayoutTerms, now_ms: int
+) -> tuple[list[Payee], list[tuple[NodeId, int]]]:
+    """Who gets what, by owner, and out of which nodes' balances."""
+    addresses, owner_of = owners.addresses(connection, now_ms), owners.owners_of(connection)
+    shares: dict[str, list[tuple[NodeId, int]]] = defaultdict(list)
+    for node, micros in sorted(_published(connection, size).items()):
+        shares[owner_of.get(node, node)].append((node, micros))
+    found, moves = [], []
+    for owner, mine in sorted(shares.items()):
+        amount, address = sum(micros for _, micros in mine), addresses.get(owner, "")
+        if address and address.startswith(terms.scheme) and amount >= terms.minimum_micros:
+            found.append(Payee(owner, address, amount))
+            moves += mine
+    return found, moves
+
+
+def _payees_of(connection: sa.Connection, number: int) -> tuple[Payee, ...]:
+    here = payees.c
+    columns = sa.select(here.owner, here.address, here.amount_micros)
+    rows = connection.execute(columns.where(here.batch == number).order_by(here.place))
+    return tuple(Payee(*row) for row in rows)
+
+
+def _share_of(connection: sa.Connection, owner: str, node: NodeId, number: int) -> str | None:
+    """The payout of one of an owner's nodes in a batch; of this node, if it has one."""
+    of_node = claims_table.c.claim_id == sa.literal(f"{number}:") + nodes.c.node_id
+    shares = sa.select(claims_table.c.claim_id).join(nodes, of_node).where(nodes.c.owner == owner)
+    found: str | None = connection.execute(shares.order_by(nodes.c.node_id != node, nodes.c.node_id).limit(1)).scalar()
+    return found
+
+
+def _published(connection: sa.Connection, size: int) -> dict[NodeId, int]:
+    """What each node is owed by the first `size` entries, less what has gone into batches since."""
+    prefix = f"{AccountKind.PAYABLE}:"
+    here = balances_table.c
+    rows = connection.execute(sa.select(here.account, here.micros).where(here.account.startswith(prefix)))
+    owed = {NodeId(account.removeprefix(prefix)): micros for account, micros in rows}
+    for claim_id in _credited_since(connection, size):
+        claim = connection.execute(sa.select(claims_table).where(claims_table.c.claim_id == claim_id)).one()
+        owed[NodeId(claim.node_id)] -= claim.amount_micros
+    return {node: micros for node, micros in owed.items() if micros > 0}
+
+
+def _credited_since(connection: sa.Connection, size: int) -> list[str]:
+    """The claims that became payable after the checkpoint."""
+    found: list[str] = []
+    while page := store.entries(connection, size, PAGE_ENTRIES):
+        found += [recorded.entry.claim_id for recorded in page if isinstance(recorded.entry, Post | Reinstate)]
+        size = page[-1].index + 1
+    return found
+
+
+def _sent(connection: sa.Connection, number: int, reference: str) -> BatchState:
+    """Store the reference before anything follows from it, and say where the batch stands; it has one reference."""
+    here = payout_batches.c
+    free = (here.batch == number) & (here.reference.is_(None) | (here.reference == reference))
+    values = {"reference": reference, "state": BatchState.SENT.value}
+    try:
+        changed = connection.execute(
+            sa.update(payout_batches).where(free, here.state != BatchState.SETTLED.value).values(**values)
+        ).rowcount
+    except sa.exc.IntegrityError:
+        raise PayoutFailed(f"Reference {reference} belongs to another batch.", hint="See `payout list`.") from None
+    if changed:
+        return BatchState.SENT
+    if connection.execute(sa.select(here.batch).where(free)).first() is None:
+        raise PayoutFailed(f"Batch {number} was sent by another reference.", hint="See `payout list`.")
+    return BatchState.SETTLED  # by somebody beside us
+
+
+def _paid(connection: sa.Connection, number: int, reference: str, now_ms: int) -> None:
+    """Every node's share: paying → paid."""
+    if _sent(connection, number, reference) is BatchState.SETTLED:
+        return
+    prefix = f"{number}:"
+    under_way = claims_table.c.claim_id.startswith(prefix) & (claims_table.c.state == ClaimState.PAYING.value)
+    shares = connection.execute(sa.select(claims_table.c.node_id).where(under_way).order_by("node_id")).scalars()
+    moves = [Paid(batch=number, node_id=NodeId(node), reference=reference) for node in shares]
+    outcomes = store.append_all(connection, moves, now_ms)
+    if any(outcome is not EntryOutcome.APPLIED for outcome in outcomes):
+        raise PayoutFailed(f"The ledger refuses to settle batch {number}: {', '.join(sorted(set(outcomes)))}.")
+    here = payout_batches.c.batch == number
+    connection.execute(sa.update(payout_batches).where(here).values(state=BatchState.SETTLED.value))
+
+
+def _forget(connection: sa.Connection, number: int, reference: str) -> None:
+    """The rail says that this reference will never pay: the batch may be sent again."""
+    here = payout_batches.c
+    under_way = (here.batch == number) & (here.reference == reference) & (here.state == BatchState.SENT.value)
+    connection.execute(sa.update(payout_batches).where(under_way).values(reference=None, state=BatchState.MADE.value))

@@ -1,0 +1,131 @@
+"""Accepted rollouts that wait for their rewards, and what becomes of them, as effects.
+
+    unscored ──rewards──▶ buffered
+            └─ given up ─▶ verifier_error: paid as if used, never trained on, its prompt is not offered again
+
+- What a node is paid for is its tokens, so acceptance and credit wait for no reward. Until it is known, the rollout is
+  in no batch; after any crash it is found here again.
+- Whoever comes second changes nothing: the state is compared and set in one statement.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.rules.selection import OFF, SelectionRules
+from coordinator.store.state import get_fact, set_fact
+from coordinator.store.tables import groups, leases, rollouts
+from coordinator.transactions import curriculum, escrow, evaluations, reward_columns
+from coordinator.transactions import leases as lease_table
+from coordinator.transactions.lottery import AuditTerms
+from coordinator.transactions.prompts import PromptRef
+from protocol.lease import Lease
+from protocol.rollout import RolloutClaim, unpack_tokens
+from protocol.signing import open_envelope
+from protocol.tasks import Reward
+
+FACT = "verifier"
+"""What is remembered of failed verification: how often, the last reason, when, and whether nothing is judged at all."""
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """A group whose completions are to be judged."""
+
+    claim_id: str
+    group_no: int
+    source: PromptRef
+    completions: tuple[tuple[int, ...], ...]
+
+
+def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset()) -> list[Unscored]:
+    """The oldest of those that wait, but for these claims."""
+    found = connection.execute(
+        sa.select(
+            rollouts.c.claim_id,
+            rollouts.c.group_no,
+            rollouts.c.envelope,
+            leases.c.offer,
+            groups.c.split,
+            groups.c.prompt,
+        )
+        .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
+        .join(groups, groups.c.group_no == rollouts.c.group_no)
+        .where(rollouts.c.state == reward_columns.UNSCORED, rollouts.c.claim_id.not_in(but))
+        .order_by(rollouts.c.accepted_ms, rollouts.c.group_no)
+        .limit(limit)
+    )
+    return [
+        Unscored(row.claim_id, row.group_no, PromptRef(row.split, row.prompt), completions(row.envelope, row.offer))
+        for row in found.all()
+    ]
+
+
+def scored(
+    connection: sa.Connection, claim_id: str, rewards: list[Reward], *, rules: SelectionRules = OFF, now_ms: int
+) -> bool:
+    """Its rewards are known: into the buffer, or into what is measured; False if it is not waited for any more."""
+    if fact := get_fact(connection, FACT):
+        set_fact(connection, FACT, fact | {"down": False})
+    group_no = _group_of(connection, claim_id)
+    state = evaluations.MEASURED if group_no < 0 else "buffered"
+    if not _leave(connection, claim_id, {"state": state, **reward_columns.stored(rewards)}):
+        return False
+    if group_no < 0:
+        evaluations.note(connection, group_no, now_ms)
+    elif rules.chooses:
+        offer = sa.select(leases.c.offer).join(rollouts, rollouts.c.lease_id == leases.c.lease_id)
+        lease = Lease.from_bytes(connection.execute(offer.where(rollouts.c.claim_id == claim_id)).scalar_one())
+        curriculum.note(connection, lease.prompt, reward_columns.scores(reward_columns.stored(rewards)))
+    return True
+
+
+def give_up(connection: sa.Connection, claim_id: str, reason: str, *, audits: AuditTerms, now_ms: int) -> bool:
+    """It cannot be judged, by no fault of its node's."""
+    if not _leave(connection, claim_id, {"state": reward_columns.GIVEN_UP, "marks": {reward_columns.GIVEN_UP: reason}}):
+        return False
+    group_no = _group_of(connection, claim_id)
+    lease_table.set_group(connection, group_no, reward_columns.GIVEN_UP)
+    if group_no < 0:
+        evaluations.note(connection, group_no, now_ms)
+    escrow.used(connection, [claim_id], terms=audits, now_ms=now_ms)
+    _note(connection, reason, now_ms, groups=1, down=False)
+    return True
+
+
+def stand_still(connection: sa.Connection, reason: str, *, now_ms: int) -> None:
+    """Nothing can be judged at the moment: told to the operator, and tried again."""
+    _note(connection, reason, now_ms, groups=0, down=True)
+
+
+def trouble(connection: sa.Connection) -> dict[str, Any]:
+    """Groups that were given up, the last reason, and whether nothing is judged; empty if nothing ever went wrong."""
+    found: dict[str, Any] = get_fact(connection, FACT, {})
+    return found
+
+
+def _note(connection: sa.Connection, reason: str, now_ms: int, *, groups: int, down: bool) -> None:
+    before = trouble(connection)
+    after = {"groups": before.get("groups", 0) + groups, "reason": reason, "ms": now_ms, "down": down}
+    set_fact(connection, FACT, after)
+
+
+def _group_of(connection: sa.Connection, claim_id: str) -> int:
+    return int(connection.execute(sa.select(rollouts.c.group_no).where(rollouts.c.claim_id == claim_id)).scalar_one())
+
+
+def _leave(connection: sa.Connection, claim_id: str, values: dict[str, Any]) -> bool:
+    here = (rollouts.c.claim_id == claim_id) & (rollouts.c.state == reward_columns.UNSCORED)
+    return bool(connection.execute(sa.update(rollouts).where(here).values(values)).rowcount)
+
+
+def completions(envelope: bytes, offer: bytes) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each sample of a stored rollout, with what it went on from."""
+    claim = RolloutClaim.from_bytes(open_envelope("rollout", envelope).payload)
+    begun = [prefix.tokens for prefix in Lease.from_bytes(offer).prefixes] or [b""] * len(claim.samples)
+    return tuple(
+        (*unpack_tokens(before).tolist(), *unpack_tokens(sample.tokens).tolist())
+        for before, sample in zip(begun, claim.samples, strict=True)
+    )

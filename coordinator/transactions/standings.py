@@ -1,0 +1,344 @@
+"""What is known of each owner, as it is stored: trust, bans, escrow, and what their groups touched."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from math import ceil
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.rules import trust as rules_of_trust
+from coordinator.rules.trust import Level, OwnerStanding, TrustRules
+from coordinator.store.tables import (
+    HELD,
+    IS_OPEN,
+    WAITS,
+    audits,
+    epochs,
+    faults,
+    leases,
+    nodes,
+    parts,
+    rollouts,
+    trust,
+    versions,
+)
+from coordinator.transactions import orders, partial_rollouts, reward_columns
+from ledger.prepared import Prepared
+from ledger.tables import claims_table
+from protocol.errors import OwnerBanned
+from protocol.ids import NodeId
+
+SMALL_ROUND = 2
+"""Twice as many owners as could fill a batch at their largest share: with fewer at work, no share is too large."""
+
+
+# Built once: making a statement costs more than running it, and these run for every lease or rollout.
+_owner = Prepared(sa.select(nodes.c.owner).where(nodes.c.node_id == sa.bindparam("node")))
+_trust = Prepared(sa.select(trust).where(trust.c.owner == sa.bindparam("of")))
+_count = Prepared(
+    sa.update(trust)
+    .where(trust.c.owner == sa.bindparam("of"))
+    .values(accepted=trust.c.accepted + 1, claims=trust.c.claims + sa.bindparam("more"))
+    .returning(trust.c.accepted)
+)
+_put = Prepared(
+    sa.update(trust)
+    .where(trust.c.owner == sa.bindparam("of"))
+    .values({field.name: sa.bindparam(f"new_{field.name}") for field in fields(OwnerStanding)})
+)
+BACKLOG = sa.select(sa.func.count()).select_from(audits).where(WAITS)
+"""Claims that wait for an auditor."""
+_enter = Prepared(
+    sa.update(trust)
+    .where(trust.c.owner == sa.select(nodes.c.owner).where(nodes.c.node_id == sa.bindparam("node")).scalar_subquery())
+    .values(accepted=trust.c.accepted + 1, claims=trust.c.claims + sa.bindparam("more"))
+    .returning(trust, BACKLOG.scalar_subquery().label("backlog"))
+)
+_begin = Prepared(sa.insert(trust))
+ANSWERS = trust.c.owner.in_([nodes.c.owner, nodes.c.node_id])
+"""Who answers for a node: its owner, and for what it did as its own owner, it itself."""
+VALIDATED = sa.func.coalesce(sa.select(trust.c.groups).where(trust.c.owner == nodes.c.owner).scalar_subquery(), 0)
+"""How many groups of a node's owner were found right since the last hard fault."""
+HELD_CLAIMS = sa.select(sa.func.count()).where(audits.c.owner == nodes.c.owner, HELD).scalar_subquery()
+"""The number of claims of a node's owner that are held until their class is calibrated."""
+IS_KNOWN = sa.exists().where(trust.c.owner == nodes.c.owner, trust.c.groups > 0)
+"""Whether a group of a node's owner was found right since the last hard fault."""
+_barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))
+_banned = Prepared(_barred.where(nodes.c.node_id == sa.bindparam("node")).order_by(trust.c.owner).limit(1))
+_leased = IS_OPEN & (leases.c.group_no >= 0)
+_buffered = rollouts.c.state.in_(reward_columns.WAITING) & (rollouts.c.group_no >= 0)
+_theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == sa.bindparam("of"))
+# A part is in escrow until its group is trained on: so no history is looked through.
+_begun = (audits.c.owner == sa.bindparam("of")) & ~audits.c.settled & (audits.c.groups == 0)
+_finished_by_others = (
+    sa.select(sa.func.count(rollouts.c.claim_id.distinct()))
+    .join_from(audits, parts, parts.c.claim_id == audits.c.claim_id)
+    .join(rollouts, rollouts.c.claim_id == parts.c.whole)
+    .where(_begun, _buffered, rollouts.c.node_id.not_in(_theirs))
+)
+_at_work = Prepared(
+    sa.select(
+        sa.select(sa.func.count()).where(_leased, leases.c.node_id.in_(_theirs)).scalar_subquery(),
+        sa.select(sa.func.count()).where(_buffered, rollouts.c.node_id.in_(_theirs)).scalar_subquery(),
+        _finished_by_others.scalar_subquery(),
+    )
+)
+_newest = sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1).scalar_subquery()
+# Who gave a place to others works no less.
+_in_vain = (rollouts.c.state == "surplus") & (rollouts.c.policy_update >= _newest) & (rollouts.c.group_no >= 0)
+_under_way = sa.union_all(
+    sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(_leased),
+    sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_buffered),
+    sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_in_vain),
+).subquery()
+_each_at_work = sa.select(_under_way.c.owner).distinct().limit(sa.bindparam("enough", type_=sa.Integer))
+_is_proven = sa.exists().where(trust.c.owner == _under_way.c.owner, trust.c.groups > 0)
+# No more owners are counted than are asked for: there may be thousands.
+_owners_at_work = Prepared(sa.select(sa.func.count()).select_from(_each_at_work.subquery()))
+_proven_at_work = Prepared(sa.select(sa.func.count()).select_from(_each_at_work.where(_is_proven).subquery()))
+_backlog = Prepared(BACKLOG)
+
+
+def owner_of(connection: sa.Connection, node: NodeId) -> str:
+    return str(_owner(connection, node=node).scalar_one())
+
+
+def of(connection: sa.Connection, owner: str) -> OwnerStanding:
+    """An owner's standing; nobody's before the first claim."""
+    row = _trust(connection, of=owner).first()
+    return _standing(row) if row else OwnerStanding()
+
+
+def put(connection: sa.Connection, owner: str, standing: OwnerStanding) -> None:
+    _put(connection, of=owner, **{f"new_{name}": count for name, count in asdict(standing).items()})
+
+
+def count(connection: sa.Connection, owner: str, groups: int) -> int:
+    """The place of an owner's next claim, which counts for so many groups."""
+    place = _count(connection, of=owner, more=groups).scalar()
+    if place is None:
+        _begin(connection, owner=owner, accepted=1, **asdict(OwnerStanding(claims=groups)))
+    return int(place or 1)
+
+
+def enter(connection: sa.Connection, node: NodeId, groups: int) -> tuple[str, int, OwnerStanding, int]:
+    """Count a node's next claim; return its owner, its place, how they stood before it, and the audits' backlog."""
+    row = _enter(connection, node=node, more=groups).first()
+    if row is None:
+        owner = owner_of(connection, node)
+        return owner, count(connection, owner, groups), OwnerStanding(), backlog(connection)
+    return row.owner, row.accepted, OwnerStanding(row.claims - groups, row.groups, row.soft, row.hard), row.backlog
+
+
+def require_allowed(connection: sa.Connection, node: NodeId) -> None:
+    """Refuse the nodes of a banned owner, and one that was banned before it had another."""
+    row = _banned(connection, node=node).first()
+    if row is None:
+        return
+    given = orders.standing_ban(connection, row.owner)
+    why = (
+        f"The operator has banned this node's owner: {given['reason']}."
+        if given
+        else f"Audits found {row.hard} rollouts that the claimed version and seed do not make: no more leases."
+        if row.hard
+        else "This node's owner is banned."
+    )
+    hint = "`swarm-node why` shows what it took and why, and `swarm-node appeal` asks the operator to look again."
+    raise OwnerBanned(why, hint=hint)
+
+
+def ban(connection: sa.Connection, owner: str, now_ms: int) -> bool:
+    """Note that an owner is banned from now on; False if they were."""
+    if not connection.execute(sa.select(trust.c.owner).where(trust.c.owner == owner)).first():
+        connection.execute(sa.insert(trust).values(owner=owner, accepted=0, **asdict(OwnerStanding())))
+    here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_(None))
+    return bool(connection.execute(here.values(banned_ms=now_ms)).rowcount)
+
+
+def note_fault(connection: sa.Connection, owner: str, claim_id: str, before: OwnerStanding, now_ms: int) -> None:
+    """Remember what a hard fault takes of its owner's counts."""
+    taken = {"claims": before.claims, "groups": before.groups}
+    row = {"claim_id": claim_id, "owner": owner, "judged_ms": now_ms, "lifted": False, **taken}
+    connection.execute(sa.insert(faults).values(**row))
+
+
+def is_again(connection: sa.Connection, owner: str, claim_id: str) -> bool:
+    """Whether another hard fault of this owner stands on the same group, be it on a part of it or on the whole."""
+    whole = partial_rollouts.whole_of(connection, claim_id)
+    others = {whole, *partial_rollouts.parts_of(connection, [whole])} - {claim_id}
+    here = (faults.c.owner == owner) & faults.c.claim_id.in_(others) & ~faults.c.lifted
+    return connection.execute(sa.select(faults.c.number).where(here).limit(1)).first() is not None
+
+
+def without_fault(connection: sa.Connection, claim_id: str) -> OwnerStanding:
+    """An owner's standing as it is if this hard fault was none."""
+    row, later = _fault(connection, claim_id)
+    # The next fault took these counts, too. Faults are forgotten all at once, so those that count are the last ones.
+    before = OwnerStanding() if later else OwnerStanding(claims=row.claims, groups=row.groups)
+    standing = of(connection, row.owner)
+    after = {partial_rollouts.whole_of(connection, one.claim_id) for one in later}
+    counts = len(after) < standing.hard and not is_again(connection, row.owner, claim_id)
+    return rules_of_trust.lifted(standing, before, counts=counts)
+
+
+def lift_fault(connection: sa.Connection, claim_id: str) -> None:
+    """Undo what a hard fault did to its owner's standing."""
+    standing = without_fault(connection, claim_id)
+    row, later = _fault(connection, claim_id)
+    put(connection, row.owner, standing)
+    connection.execute(sa.update(faults).where(faults.c.number == row.number).values(lifted=True))
+    if later:
+        more = {"claims": faults.c.claims + row.claims, "groups": faults.c.groups + row.groups}
+        connection.execute(sa.update(faults).where(faults.c.number == later[0].number).values(**more))
+
+
+def _fault(connection: sa.Connection, claim_id: str) -> tuple[Any, Sequence[Any]]:
+    """A fault, and its owner's later ones."""
+    row = connection.execute(sa.select(faults).where(faults.c.claim_id == claim_id)).one()
+    after = (faults.c.owner == row.owner) & (faults.c.number > row.number) & ~faults.c.lifted
+    columns = (faults.c.number, faults.c.claim_id)
+    return row, connection.execute(sa.select(*columns).where(after).order_by(faults.c.number)).all()
+
+
+def banned_ms(connection: sa.Connection, owner: str) -> int | None:
+    """Since when an owner is banned."""
+    return connection.execute(sa.select(trust.c.banned_ms).where(trust.c.owner == owner)).scalar()
+
+
+def unban(connection: sa.Connection, owner: str) -> None:
+    """End a ban that should not have been; the owner stands as before it."""
+    connection.execute(sa.update(trust).where(trust.c.owner == owner).values(banned_ms=None))
+
+
+def forgive(connection: sa.Connection, owner: str) -> bool:
+    """Lift a ban; the owner begins anew, with one hard fault on them if there were as many or more."""
+    here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_not(None))
+    most = rules_of_trust.FAULTS_TO_BAN - 1
+    hard = sa.case((trust.c.hard > most, most), else_=trust.c.hard)
+    return bool(connection.execute(here.values(banned_ms=None, claims=0, groups=0, hard=hard)).rowcount)
+
+
+def banned_among(connection: sa.Connection, working: Sequence[NodeId]) -> list[str]:
+    """Whoever is banned of those who answer for these nodes."""
+    if not working:
+        return []
+    here = _barred.where(nodes.c.node_id.in_(working))
+    return sorted(set(connection.execute(here).scalars()))
+
+
+def backlog(connection: sa.Connection) -> int:
+    """How many claims wait for an auditor: a secret of the operator's until their epochs are revealed."""
+    return int(_backlog(connection).scalar_one())
+
+
+def oldest_waiting(connection: sa.Connection) -> int | None:
+    """The oldest version under which a claim waits to be replayed, or is held until it can be judged."""
+    return connection.execute(sa.select(sa.func.min(audits.c.version)).where(WAITS | HELD)).scalar()
+
+
+def held(connection: sa.Connection) -> dict[str, int]:
+    """Count the claims that are held until a class is calibrated, by class."""
+    rows = sa.select(audits.c.held_as, sa.func.count()).where(HELD).group_by(audits.c.held_as)
+    return {name: int(count) for name, count in connection.execute(rows.order_by(audits.c.held_as))}
+
+
+def at_work(connection: sa.Connection, owner: str) -> int:
+    """The owner's groups that are leased, or accepted and not yet trained on, finished by others or not."""
+    return sum(_at_work(connection, of=owner).one())
+
+
+def share_of(connection: sa.Connection, groups: int, share: float, *, proven_only: bool) -> int:
+    """How many of so many groups may be one owner's; all of them in a round of few owners, who would else wait.
+
+    With `proven_only`, owners of whom no group was found right yet are not counted: keys are free.
+    """
+    if share >= 1:
+        return groups
+    enough = ceil(SMALL_ROUND / share)
+    at_work = _proven_at_work if proven_only else _owners_at_work
+    few = at_work(connection, enough=enough).scalar_one() < enough
+    return groups if few else max(1, int(share * groups))
+
+
+def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
+    """The updates that an owner's groups, or parts of groups, went into, and the first version that has them."""
+    first = sa.select(sa.func.min(versions.c.version)).where(versions.c.policy_update >= rollouts.c.batch)
+    query = (
+        sa.select(
+            rollouts.c.batch.label("update"),
+            sa.func.count(rollouts.c.claim_id.distinct()).label("groups"),
+            first.scalar_subquery().label("version"),
+        )
+        .outerjoin_from(audits, parts, parts.c.claim_id == audits.c.claim_id)
+        .join(rollouts, rollouts.c.claim_id == sa.func.coalesce(parts.c.whole, audits.c.claim_id))
+        .where(audits.c.owner == owner, rollouts.c.batch.is_not(None))
+        .group_by(rollouts.c.batch)
+        .order_by(rollouts.c.batch)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def shown(connection: sa.Connection, rules: TrustRules) -> list[dict[str, Any]]:
+    """One row per owner: level, rate, faults and what is in escrow."""
+    escrow = {
+        owner: (int(groups), int(micros))
+        for owner, groups, micros in connection.execute(
+            sa.select(audits.c.owner, sa.func.sum(audits.c.groups), sa.func.sum(claims_table.c.amount_micros))
+            .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
+            .where(~audits.c.settled)
+            .group_by(audits.c.owner)
+        )
+    }
+    return [_shown(row, rules, escrow.get(row.owner, (0, 0))) for row in _every(connection)]
+
+
+def levels(connection: sa.Connection, rules: TrustRules) -> dict[str, Level]:
+    """How far each owner is trusted; who is not in it has brought nothing yet."""
+    return {row.owner: rules_of_trust.level(_standing(row), rules) for row in _every(connection)}
+
+
+def _every(connection: sa.Connection) -> list[Any]:
+    return list(connection.execute(sa.select(trust).order_by(trust.c.owner)))
+
+
+def _shown(row: Any, rules: TrustRules, escrow: tuple[int, int]) -> dict[str, Any]:
+    standing = _standing(row)
+    return {
+        "owner": row.owner,
+        "level": rules_of_trust.level(standing, rules),
+        "rate": rules_of_trust.rate_ppm(standing, rules) / 1e6,
+        "accepted_groups": row.accepted,
+        "validated_groups": row.groups,
+        "soft_faults": row.soft,
+        "hard_faults": row.hard,
+        "escrow_groups": escrow[0],
+        "escrow_micros": escrow[1],
+    }
+
+
+def _standing(row: Any) -> OwnerStanding:
+    return OwnerStanding(**{field.name: getattr(row, field.name) for field in fields(OwnerStanding)})
+
+
+def audited(connection: sa.Connection) -> dict[str, Any]:
+    """How audits go, for everybody: the share of claims that was looked at, what was found, and what still waits.
+
+    Counted as waiting are claims of revealed epochs alone: the count of all would tell a node that reads it after each
+    of its claims which of them were drawn.
+    """
+    here = sa.select(audits.c.finding, sa.func.count()).group_by(audits.c.finding)
+    by_finding = {finding: int(count) for finding, count in connection.execute(here)}
+    total = sum(by_finding.values())
+    by_finding.pop(None, None)
+    judged = sum(count for finding, count in by_finding.items() if finding != "pardon")
+    revealed = WAITS & (audits.c.epoch == epochs.c.epoch) & (epochs.c.state == "over")
+    waiting = sa.select(sa.func.count()).select_from(audits).join(epochs, revealed)
+    unsettled = sa.select(sa.func.count()).select_from(audits).where(~audits.c.settled)
+    return {
+        "share": judged / total if total else 0.0,
+        "waiting": connection.execute(waiting).scalar_one(),
+        "verdicts": by_finding,
+        "held": held(connection),
+        "unsettled": connection.execute(unsettled).scalar_one(),
+    }

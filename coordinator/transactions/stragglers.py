@@ -1,0 +1,86 @@
+"""Groups that a batch waits for, given to a second node.
+
+- Only when the learner is free and lacks no more than `bound` groups, and never more than these at once.
+- Groups on trial (`coordinator.transactions.newcomers`) are never among them: the learner does not wait for these.
+- A group is late when it has been out for longer than groups lately took; who helps must be no slower than that.
+- The first valid answer counts. Who comes second is not blamed: it is paid if it answers within its lease's time, and
+  told to stop when it next says how far it is.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from coordinator.rules.lease_allowance import MEASURED_MAX
+from coordinator.store.tables import IS_OPEN, batches, groups, leases, rollouts
+from coordinator.transactions import reward_columns
+from protocol.ids import NodeId
+from protocol.lease import LeaseState
+
+LATE = 1.5
+"""Times as long as groups lately took."""
+
+
+@dataclass(frozen=True)
+class GroupAtWork:
+    """A group that nodes work on: since when, how many of them, and whether the one who asks is among them."""
+
+    group_no: int
+    since_s: float
+    nodes: int = 1
+    own: bool = False
+
+
+def choose(
+    out: Iterable[GroupAtWork], *, missing: int, bound: int, typical_s: float, helper_s: float, now_s: float
+) -> list[int]:
+    """The groups that a free node may be given besides, the latest first; it needs `helper_s` for one. Pure."""
+    if not 0 < missing <= bound or helper_s > typical_s:
+        return []
+    groups = list(out)
+    late = [one for one in groups if one.nodes == 1 and not one.own and now_s - one.since_s > LATE * typical_s]
+    late.sort(key=lambda one: (one.since_s, one.group_no))
+    return [one.group_no for one in late[: max(0, bound - sum(one.nodes > 1 for one in groups))]]
+
+
+def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: int, now_ms: int) -> list[int]:
+    """The groups of a batch of this size that the node may be given beside another."""
+    newest = connection.execute(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1)).first()
+    buffered = sa.select(sa.func.count()).select_from(rollouts).where(rollouts.c.state.in_(reward_columns.WAITING))
+    missing = size - connection.execute(buffered).scalar_one()
+    typical_ms, helper_ms = _answer_ms(connection, None), _answer_ms(connection, node)
+    if (newest is not None and newest.reported_ms is None) or typical_ms is None or helper_ms is None:
+        return []
+    out = (
+        sa.select(
+            leases.c.group_no,
+            sa.func.min(leases.c.issued_ms),
+            sa.func.count(),
+            sa.func.max(sa.case((leases.c.node_id == node, 1), else_=0)),
+        )
+        .join(groups, groups.c.group_no == leases.c.group_no)
+        .where(IS_OPEN, ~leases.c.surplus, leases.c.group_no >= 0, groups.c.state == "leased")
+        .group_by(leases.c.group_no)
+    )
+    return choose(
+        (
+            GroupAtWork(number, since_ms / 1000, nodes, bool(own))
+            for number, since_ms, nodes, own in connection.execute(out)
+        ),
+        missing=missing,
+        bound=bound,
+        typical_s=typical_ms / 1000,
+        helper_s=helper_ms / 1000,
+        now_s=now_ms / 1000,
+    )
+
+
+def _answer_ms(connection: sa.Connection, node: NodeId | None) -> float | None:
+    """How long the last accepted answers took on the mean, of one node or of all."""
+    here = leases.c.ended_ms.is_not(None) & (leases.c.state == LeaseState.ACCEPTED) & (leases.c.group_no >= 0)
+    if node is not None:
+        here &= leases.c.node_id == node
+    took = sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms")).where(here)
+    lately = took.order_by(leases.c.ended_ms.desc()).limit(MEASURED_MAX).subquery()
+    return connection.execute(sa.select(sa.func.avg(lately.c.ms))).scalar()

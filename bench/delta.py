@@ -39,10 +39,10 @@ from protocol.limits import CHUNK_MAX_BYTES
 from protocol.manifest import PolicyManifest, Sampler
 from protocol.rollout import pack_tokens, unpack_tokens
 from protocol.tasks import stand_in
-from swarm_node import assemble
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
+from swarm_node.versions import assemble
 
 LEARNING_RATE = 1e-6
 LORA_LEARNING_RATE, LORA_RANK = 1e-5, 16

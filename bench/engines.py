@@ -30,13 +30,13 @@ from coordinator.learner.embedded import DEFAULT_SHAPE, EmbeddedShape, make_mode
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.rollout import pack_tokens, unpack_tokens
-from swarm_node.engine import sampler
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.policy_files import read_config
-from swarm_node.engine.qwen3 import Qwen3
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch import sampler
+from swarm_node.engine.torch.engine import TorchEngine
+from swarm_node.engine.torch.qwen3 import Qwen3
 
 LARGE = EmbeddedShape(hidden=512, layers=6, heads=8, intermediate=1536)
 SHAPES = {"demo's 1.1 M": DEFAULT_SHAPE, "21 M": LARGE}

@@ -33,8 +33,8 @@ from ledger.tiles import TILE_HASHES, Tile
 from ledger.tree import HASH_BYTES, Hash, leaf_hash
 from ledger.witness import Witnesses
 from protocol import ids
-from swarm_node import log_verify
-from swarm_node.log_reader import LogReader
+from swarm_node.ledger import log_verify
+from swarm_node.ledger.log_reader import LogReader
 from tests.ledger import postgres
 
 PRICE, TOKENS, NODES = 1_000_000, 2_000, 200

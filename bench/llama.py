@@ -33,18 +33,18 @@ from bench.engines import (
 )
 from bench.harness import Bench, Input, no_options, quick_from_environment
 from protocol.rollout import unpack_tokens
-from swarm_node.engine import llama_weights
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.llama_context import LlamaContext
-from swarm_node.engine.llama_engine import LlamaEngine
-from swarm_node.engine.llama_ggml import Type
-from swarm_node.engine.llama_model import LlamaModel
-from swarm_node.engine.llama_recipes import recipe_of
-from swarm_node.engine.llama_sampler import NumpyLogits
+from swarm_node.engine.llama import weights
+from swarm_node.engine.llama.context import LlamaContext
+from swarm_node.engine.llama.engine import LlamaEngine
+from swarm_node.engine.llama.ggml import Type
+from swarm_node.engine.llama.model import LlamaModel
+from swarm_node.engine.llama.recipes import recipe_of
+from swarm_node.engine.llama.sampler import NumpyLogits
 from swarm_node.engine.messages import GroupDone
 from swarm_node.engine.policy_files import read_config
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 FEW = 8
 UNIT = "tokens per CPU s"
@@ -74,9 +74,9 @@ def theirs(model: llama_cpp.Llama, count: int) -> float:
 def own_loop(folder: Path, file: Path) -> llama_cpp.Llama:
     """The policy in llama-cpp-python, in float16."""
     recipe, config = recipe_of(read_config(folder))
-    given = llama_weights.sources(folder)
-    wanted = llama_weights.places(recipe, config, Type.F16, given)
-    llama_weights.write_gguf(file, recipe, config, wanted, given)
+    given = weights.sources(folder)
+    wanted = weights.places(recipe, config, Type.F16, given)
+    weights.write_gguf(file, recipe, config, wanted, given)
     return llama_cpp.Llama(
         str(file), n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, flash_attn=True, verbose=False
     )

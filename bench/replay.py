@@ -19,7 +19,7 @@ from coordinator.audit.scorer import VersionScorer
 from coordinator.rules.replay import Prefill
 from protocol.rollout import pack_tokens, unpack_logprobs, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 FOLDER = Path(".venv-real") / "smollm2"
 

@@ -34,8 +34,8 @@ from protocol.frames import Bye, Cancel, Chunk, Reject, Want
 from protocol.ids import ChunkId, NodeId
 from protocol.limits import HOST_RECEIVE_MAX_BYTES, KIB, MIB
 from protocol.messages import FetchPlan, Peer
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.download import fetch_chunks
 from swarm_node.p2p.host import Host, open_host
 from swarm_node.p2p.link import Link

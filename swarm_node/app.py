@@ -11,21 +11,21 @@ import trio
 from protocol.errors import SwarmError
 from swarm_node import member
 from swarm_node.allowance.governor import Governor
-from swarm_node.control import stopped
-from swarm_node.control.server import listening
+from swarm_node.base.waiting import first_of
 from swarm_node.engine.client import Choose, open_engine
-from swarm_node.leased import Leased
+from swarm_node.ledger.notices import Notices
+from swarm_node.ledger.receipts import Claims
 from swarm_node.member import Member, cancel_on_signal, open_member
-from swarm_node.notices import Notices
-from swarm_node.outbox import Outbox
-from swarm_node.pulse import Pulse
-from swarm_node.receipts import Claims
-from swarm_node.refusals import FOLDER, Refusals
-from swarm_node.sender import Sender
-from swarm_node.snapshot import Agent, AgentSnapshot, now_ms
-from swarm_node.teller import ProgressReporter
-from swarm_node.waiting import first_of
-from swarm_node.worker import Worker
+from swarm_node.owner import stopped
+from swarm_node.owner.control_server import listening
+from swarm_node.owner.snapshot import Agent, AgentSnapshot, now_ms
+from swarm_node.work.lease_log import Leased
+from swarm_node.work.outbox import Outbox
+from swarm_node.work.progress_reporter import ProgressReporter
+from swarm_node.work.pulse import Pulse
+from swarm_node.work.rejections import FOLDER, Refusals
+from swarm_node.work.sender import Sender
+from swarm_node.work.worker import Worker
 
 log = logging.getLogger(__name__)
 

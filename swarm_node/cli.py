@@ -14,7 +14,7 @@ import typer
 from protocol.errors import ConfigInvalid, DiskFull, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
 from protocol.lesson import lesson
 from protocol.log_lines import VARIABLE
-from swarm_node import locks, logs
+from swarm_node.base import locks, logs
 from swarm_node.commands import agent, appeal, doctor, join, keys, ledger
 from swarm_node.commands.options import (
     DEFAULT_HOME,
@@ -134,8 +134,8 @@ def bench(
     from rich.progress import Progress
 
     from protocol.manifest import Sampler
-    from swarm_node import bench as benching
-    from swarm_node import join_string as joining
+    from swarm_node.commands import bench as benching
+    from swarm_node.coordinator_api import join_string as joining
     from swarm_node.engine.choose import Choice, EngineOptions, for_policy
 
     logs.to_stderr(quiet=True)
@@ -183,11 +183,11 @@ def why(
     """Tell what became of this node's leases, and by what evidence; and check the evidence on this machine."""
     import trio
 
-    from swarm_node import identity
-    from swarm_node import join_string as joining
-    from swarm_node import why as asking
-    from swarm_node.leased import Leased
-    from swarm_node.logged import Logged
+    from swarm_node.commands import why as asking
+    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.keys import identity
+    from swarm_node.ledger.ledger_check import Logged
+    from swarm_node.work.lease_log import Leased
 
     if replay and not lease:
         raise ConfigInvalid("--replay needs a lease.", hint="`swarm-node why JOIN_STRING` lists the last ones.")
@@ -242,7 +242,7 @@ def seed(
     import trio
 
     from protocol.places import host_and_port
-    from swarm_node import identity
+    from swarm_node.keys import identity
     from swarm_node.seed import seed as serve
 
     logs.to_stderr(quiet=True)

@@ -21,26 +21,26 @@ import trio
 from ledger.witness import Witnesses
 from protocol.places import host_and_port
 from protocol.signing import NodeKey
-from swarm_node import identity
-from swarm_node.addresses import is_in_own_network
 from swarm_node.allowance import settings as allowance
 from swarm_node.allowance.rules import GB
-from swarm_node.allowance.uploads import UploadCounter
-from swarm_node.api_client import Coordinator
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
-from swarm_node.join_string import JoinString, round_folder
-from swarm_node.log_reader import LogReader
-from swarm_node.log_watch import NOBODY as NOBODY
-from swarm_node.log_watch import LogWatch
-from swarm_node.origins import open_origins
+from swarm_node.allowance.upload_counter import UploadCounter
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
+from swarm_node.coordinator_api.addresses import is_in_own_network
+from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.coordinator_api.join_string import JoinString, round_folder
+from swarm_node.coordinator_api.origins import open_origins
+from swarm_node.keys import identity
+from swarm_node.ledger.log_reader import LogReader
+from swarm_node.ledger.log_watch import NOBODY as NOBODY
+from swarm_node.ledger.log_watch import LogWatch
 from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.serve import ChunkServer
-from swarm_node.policies import PolicyFollower
 from swarm_node.reach import listening
 from swarm_node.reach.mapping import PortMapper
 from swarm_node.reach.state import Reachability
-from swarm_node.updater import Updater
+from swarm_node.versions.follower import PolicyFollower
+from swarm_node.versions.updater import Updater
 
 TRUST_FILE, POLICIES, SEEN_LOG = "trust.msgpack", "policies", "ledger"
 """In the folder of a round."""

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 
 import trio
 
-from swarm_node.activity import Phase
 from swarm_node.member import MemberSettings, cancel_on_signal, open_member
-from swarm_node.policies import PolicyFollower, Traffic
-from swarm_node.pulse import Pulse
+from swarm_node.versions.follower import PolicyFollower, Traffic
+from swarm_node.work.activity import Phase
+from swarm_node.work.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

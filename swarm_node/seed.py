@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import HostSettings, open_host
 from swarm_node.p2p.serve import ChunkServer
 

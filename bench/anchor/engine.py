@@ -13,7 +13,7 @@ from bench.anchor.setting import paced_s
 from swarm_node.engine import child
 from swarm_node.engine.engine import Answered
 from swarm_node.engine.messages import GroupDone, SampleRequest, SamplingStats
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 LOOK_S = 0.02
 """How often to look for commands while everything sleeps."""

@@ -24,9 +24,9 @@ from bench.gpu.shapes import TINY
 from bench.harness import Bench, quick_from_environment
 from protocol.errors import ConfigInvalid
 from protocol.rollout import unpack_tokens
-from swarm_node.engine import vllm_command
 from swarm_node.engine.messages import GroupDone
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
+from swarm_node.engine.vllm import command
 
 VARIABLE = "SWARM_VLLM_PYTHON"
 
@@ -60,7 +60,7 @@ def measure_torch(bench: Bench, name: str, folder: Path, rounds: int) -> None:
 def run_vllm(bench: Bench) -> None:
     """vLLM's contract tests and its bench, as programs of their own."""
     try:
-        found = vllm_command.probe(os.environ.get(VARIABLE, ""))
+        found = command.probe(os.environ.get(VARIABLE, ""))
     except ConfigInvalid as error:
         print(f"vLLM skipped: {error}")
         return

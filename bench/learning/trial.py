@@ -33,7 +33,7 @@ from protocol.rollout import pack_tokens, unpack_tokens
 from protocol.tasks import Episodes, Problem, Reward
 from protocol.transcript import Player, Sampled, replay
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 Judged = tuple[Reward, Sampled | None]
 """What a completion earns, and of a game which of its tokens the policy drew."""

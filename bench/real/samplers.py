@@ -77,7 +77,7 @@ def with_torch(folder: Path, dtype: str, threads: int) -> Sampler:
     """Our engine on torch."""
     import torch
 
-    from swarm_node.engine.torch_engine import TorchEngine
+    from swarm_node.engine.torch.engine import TorchEngine
 
     torch.set_num_threads(threads)
     return with_engine(TorchEngine(device="cpu", dtype=dtype), folder)
@@ -85,7 +85,7 @@ def with_torch(folder: Path, dtype: str, threads: int) -> Sampler:
 
 def with_llama(folder: Path, dtype: str, threads: int) -> Sampler:
     """Our engine on llama.cpp."""
-    from swarm_node.engine.llama_engine import LlamaEngine
+    from swarm_node.engine.llama.engine import LlamaEngine
 
     return with_engine(LlamaEngine(dtype=dtype, threads=threads, gpu_layers=0), folder)
 
@@ -129,19 +129,19 @@ class LlamaLoop:
     def __init__(self, folder: Path, dtype: str, threads: int) -> None:
         import llama_cpp
 
-        from swarm_node.engine import llama_weights
-        from swarm_node.engine.llama_engine import TYPES
-        from swarm_node.engine.llama_recipes import recipe_of
+        from swarm_node.engine.llama import weights
+        from swarm_node.engine.llama.engine import TYPES
+        from swarm_node.engine.llama.recipes import recipe_of
         from swarm_node.engine.policy_files import read_config
 
         self._llama, self._exact, self._threads = llama_cpp, dtype == "float32", threads
         recipe, config = recipe_of(read_config(folder))
-        given = llama_weights.sources(folder)
-        places = llama_weights.places(recipe, config, TYPES[dtype], given)
+        given = weights.sources(folder)
+        places = weights.places(recipe, config, TYPES[dtype], given)
         llama_cpp.llama_backend_init()
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "policy.gguf"
-            llama_weights.write_gguf(file, recipe, config, places, given)
+            weights.write_gguf(file, recipe, config, places, given)
             parameters = llama_cpp.llama_model_default_params()
             parameters.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
             parameters.n_gpu_layers = 0

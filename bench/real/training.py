@@ -9,7 +9,7 @@ from bench.harness import Bench, Child
 from bench.learner import Way, open_side
 from bench.replay import SAMPLES, requests, sample
 from protocol.rollout import unpack_tokens
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 AGREE = 1e-3
 """Largest difference of the losses, and of the lengths of the gradients in proportion."""

@@ -20,10 +20,9 @@ from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.p2p.serve import ServeLimits
 from swarm_node.p2p.turns import Turns
-from swarm_node.picker_core import Ask, Picker
-from swarm_node.picker_rules import PickerRules
-from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import ChunkSource
+from swarm_node.picker.picker import Ask, Picker
+from swarm_node.picker.rules import PickerRules, PlanPace
+from swarm_node.picker.sources import ChunkSource
 
 LIMITS = ServeLimits()
 

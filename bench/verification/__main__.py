@@ -35,12 +35,12 @@ from coordinator.rules.calibration import SHIPPED, Tolerance, derive, read
 from coordinator.rules.replay import ReplayMeasurement
 from coordinator.rules.verdict import AuditOutcome
 from protocol.rollout import Completion, pack_tokens, unpack_tokens
-from swarm_node.engine import vllm_command
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.llama_engine import LlamaEngine
+from swarm_node.engine.llama.engine import LlamaEngine
 from swarm_node.engine.messages import GroupDone, GroupFailed, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
+from swarm_node.engine.vllm import command as vllm_command
 
 SAMPLES = 16
 CALIBRATION_GROUPS = 64

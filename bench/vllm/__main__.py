@@ -23,7 +23,6 @@ from bench.engines import requests as one_of_each
 from bench.harness import Bench, Input, no_options, quick_from_environment
 from coordinator.learner.embedded import EmbeddedShape
 from protocol.rollout import unpack_tokens
-from swarm_node.engine import vllm_command
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
@@ -36,6 +35,7 @@ from swarm_node.engine.messages import (
     SampleRequest,
     frame,
 )
+from swarm_node.engine.vllm import command as vllm_command
 
 VARIABLE = "SWARM_VLLM_PYTHON"
 SHAPES = {

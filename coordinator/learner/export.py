@@ -54,7 +54,7 @@ def _require_new(target: Path) -> None:
 
 
 def _convert(folder: Path, file: Path, dtype: str) -> None:
-    command = [sys.executable, "-P", "-m", "swarm_node.engine.llama_file", str(folder), str(file), dtype]
+    command = [sys.executable, "-P", "-m", "swarm_node.engine.llama.gguf_file", str(folder), str(file), dtype]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == REFUSED and done.stdout:
         raise EngineFailed(**json.loads(done.stdout))

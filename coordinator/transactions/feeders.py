@@ -14,7 +14,7 @@
   are in after a few versions.
 - While nobody has proven anything (the first version, or the first after a restart without validated work), everybody
   is planned. A node asks the seeder at once for what a parent that never delivered should bring
-  (`swarm_node.picker_core`).
+  (`swarm_node.picker.picker`).
 """
 
 from collections import defaultdict

@@ -20,7 +20,7 @@ import trio
 from protocol.errors import ConfigInvalid
 from swarm_node.allowance import settings
 from swarm_node.allowance.rules import GB, Decision, Readings, decide
-from swarm_node.allowance.uploads import UploadCounter
+from swarm_node.allowance.upload_counter import UploadCounter
 from swarm_node.machine import gpu, use
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from protocol import limits as bounds
 from protocol.errors import ConfigInvalid
-from swarm_node.disk import disk_named, write_durably
+from swarm_node.base.disk import disk_named, write_durably
 
 FILE = "limits.toml"
 """In a node's home."""

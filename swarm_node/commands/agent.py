@@ -28,11 +28,10 @@ def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """What the agent of this home does and has earned, and why it does nothing; without one, why the last ended."""
     import trio
 
-    from swarm_node.control import stopped
-    from swarm_node.control.client import ask
-    from swarm_node.control.door import NoAgent
-    from swarm_node.live import lines
-    from swarm_node.snapshot import now_ms
+    from swarm_node.owner import status_lines, stopped
+    from swarm_node.owner.control_client import ask
+    from swarm_node.owner.control_socket import NoAgent
+    from swarm_node.owner.snapshot import now_ms
 
     try:
         _show(trio.run(ask, home, "status"), as_json)
@@ -41,7 +40,7 @@ def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
         if as_json:
             typer.echo(json.dumps({**error.to_wire(), "stopped": last}))
         else:
-            typer.echo("\n".join(lines.of_stopped(error.message, last, now_ms=now_ms())))
+            typer.echo("\n".join(status_lines.of_stopped(error.message, last, now_ms=now_ms())))
         raise typer.Exit(1) from None
 
 
@@ -79,8 +78,8 @@ def limits(
     as_json: AsJson = False,
 ) -> None:
     """Show what this node may do, or set what is named; a running agent takes it over within seconds."""
-    from swarm_node import identity
     from swarm_node.allowance import settings
+    from swarm_node.keys import identity
 
     named = given(
         hours=hours,
@@ -118,16 +117,16 @@ def limits(
 def _order(do: str, home: Home, as_json: bool, said: str) -> None:
     import trio
 
-    from swarm_node.control.client import ask
+    from swarm_node.owner.control_client import ask
 
     told = trio.run(ask, home, do)
     typer.echo(json.dumps(told) if as_json else said)
 
 
 def _show(told: dict[str, Any], as_json: bool) -> None:
-    from swarm_node.live import lines
+    from swarm_node.owner import status_lines
 
-    typer.echo(json.dumps(told) if as_json else "\n".join(lines.of_status(told)))
+    typer.echo(json.dumps(told) if as_json else "\n".join(status_lines.of_status(told)))
 
 
 def add_to(app: typer.Typer) -> None:

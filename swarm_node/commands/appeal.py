@@ -34,10 +34,10 @@ def appeal(
     import trio
 
     from protocol.appeal import Appeal, seal_appeal
-    from swarm_node import identity
-    from swarm_node import join_string as joining
-    from swarm_node.api_client import Coordinator
-    from swarm_node.leased import Leased
+    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api.client import Coordinator
+    from swarm_node.keys import identity
+    from swarm_node.work.lease_log import Leased
 
     join = joining.parse(join_string)
     key = unlocked(owner_key, passphrase_file, passphrase_fd) if owner_key else identity.of(home).key

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from swarm_node import logs
+from swarm_node.base import logs
 from swarm_node.commands.options import (
     DEFAULT_HOME,
     AsJson,
@@ -41,8 +41,8 @@ def doctor(
     import trio
 
     from protocol.errors import ConfigInvalid
-    from swarm_node import join_string as joining
     from swarm_node.allowance import settings
+    from swarm_node.coordinator_api import join_string as joining
     from swarm_node.doctor import bundle as bundling
     from swarm_node.doctor import report
     from swarm_node.doctor.examine import Patient, examine

@@ -11,7 +11,8 @@ import typer
 from protocol.errors import SwarmError, named
 from protocol.nicknames import nickname
 from protocol.plain import counted
-from swarm_node import logs
+from swarm_node.base import logs
+from swarm_node.base.parent import leave_with_parent
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
     DEFAULT_HOME,
@@ -43,7 +44,6 @@ from swarm_node.commands.options import (
     check_settings,
     given,
 )
-from swarm_node.parent import leave_with_parent
 
 if TYPE_CHECKING:
     from ledger.witness import Witnesses
@@ -175,8 +175,9 @@ def _member(
     witnesses: "Witnesses | None" = None,
 ) -> "member.MemberSettings":
     """What every member is told; its key is made here, if there is none."""
-    from swarm_node import delegation, identity, member
-    from swarm_node import join_string as joining
+    from swarm_node import member
+    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.keys import delegation, identity
 
     join = joining.parse(join_string)
     check_settings(name or "-", price, reach.listen, reach.advertise)
@@ -197,7 +198,8 @@ def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
     """Say what the round needs and may pay, before anything of it is downloaded; raises if that must be known."""
     import trio
 
-    from swarm_node import identity, preview
+    from swarm_node.commands import preview
+    from swarm_node.keys import identity
 
     key = identity.load_or_create(settings.home / identity.FILE).key
     try:
@@ -219,10 +221,11 @@ def _fitting(
     """
     import trio
 
-    from swarm_node import identity, preview
+    from swarm_node.commands import preview
     from swarm_node.doctor import cards
     from swarm_node.engine.choose import for_policy
     from swarm_node.engine.precision import Memory, choose_precision
+    from swarm_node.keys import identity
     from swarm_node.machine import gpu, use
 
     key = identity.load_or_create(settings.home / identity.FILE).key
@@ -245,10 +248,10 @@ def _live_view(*, wanted: bool) -> "Show | None":
     """What draws the agent, where somebody looks at a terminal."""
     from rich.console import Console
 
-    from swarm_node.live import view
+    from swarm_node.owner import live_view
 
     console = Console(stderr=True)
-    return view.make(console) if wanted and view.can_show(console) else None
+    return live_view.make(console) if wanted and live_view.can_show(console) else None
 
 
 def _say(earnings: "RunEarnings", as_json: bool) -> None:

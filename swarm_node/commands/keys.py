@@ -19,7 +19,7 @@ from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, JoinText
 if TYPE_CHECKING:
     from protocol.owner import Earnings, Statement, StatementReply
     from protocol.signing import NodeKey
-    from swarm_node.join_string import JoinString
+    from swarm_node.coordinator_api.join_string import JoinString
 
 app = typer.Typer(help="The node's key and its owner's.", no_args_is_help=True, add_completion=False)
 owner_app = typer.Typer(help="The owner's key, encrypted.", no_args_is_help=True, add_completion=False)
@@ -37,7 +37,7 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage."
 @app.command(epilog=lesson("swarm-node keys show", "`keys backup` now, before the disk fails.", EXIT_CODES))
 def show(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Show the node's id, and for whom it works. Needs no passphrase."""
-    from swarm_node import delegation, identity
+    from swarm_node.keys import delegation, identity
 
     path, me = home / identity.FILE, identity.of(home).key.node_id
     data = delegation.kept(home, me)
@@ -61,7 +61,7 @@ def rotate(
     ] = False,
 ) -> None:
     """Give this node a new key; the old one is kept aside. Then delegate the new one and revoke the old one."""
-    from swarm_node import rotation
+    from swarm_node.keys import rotation
 
     old, new = rotation.rotate(home, drop_unsent=drop_unsent, keep_history=keep_history, number=_number())
     typer.echo(f"This node was {old} and is {new} from now on.")
@@ -87,8 +87,8 @@ def backup_node(
     passphrase_fd: PassphraseFd = None,
 ) -> None:
     """Write the node's key to a file, encrypted under a passphrase, and prove that it opens."""
-    from swarm_node import identity
-    from swarm_node import owner_key as keys
+    from swarm_node.keys import identity
+    from swarm_node.keys import owner_key as keys
 
     me = identity.of(home)
     keys.require_new(target)
@@ -111,8 +111,8 @@ def restore_node(
     passphrase_fd: PassphraseFd = None,
 ) -> None:
     """Bring a node's key back into a home that has none. Never run one key on two machines."""
-    from swarm_node import identity
-    from swarm_node import owner_key as keys
+    from swarm_node.keys import identity
+    from swarm_node.keys import owner_key as keys
 
     path = home / identity.FILE
     keys.require_new(path)
@@ -137,7 +137,7 @@ def delegate(
 ) -> None:
     """Sign that a node works for you. Take the file to it: `swarm-node join … --owner FILE`."""
     from protocol.owner import Delegation, seal_statement
-    from swarm_node.disk import write_durably
+    from swarm_node.base.disk import write_durably
 
     said = _typed(Delegation, node_id=node_id, number=_number())
     target = out or Path(f"delegation-{node_id[-8:]}")
@@ -162,7 +162,7 @@ def revoke(
 ) -> None:
     """Take a node's key out of service for ever; what it has earned stays yours."""
     from protocol.owner import Revocation
-    from swarm_node import join_string as joining
+    from swarm_node.coordinator_api import join_string as joining
 
     said = _typed(Revocation, node_id=node_id, number=_number())
     reply = _state(joining.parse(join_string), unlocked(owner_key, passphrase_file, passphrase_fd), said)
@@ -185,8 +185,8 @@ def address(
 ) -> None:
     """Say where your earnings in a round go. It counts after a delay; until then the old address does."""
     from protocol.owner import PayoutAddress
-    from swarm_node import join_string as joining
-    from swarm_node.notices import day
+    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.ledger.notices import day
 
     join = joining.parse(join_string)
     said = _typed(PayoutAddress, round_id=join.round_id, address=where, number=_number())
@@ -205,7 +205,7 @@ def new(
     owner_key: OwnerKey = DEFAULT_OWNER_KEY, passphrase_file: PassphraseFile = None, passphrase_fd: PassphraseFd = None
 ) -> None:
     """Make an owner's key. Back it up: who loses it can never change an address again."""
-    from swarm_node import owner_key as keys
+    from swarm_node.keys import owner_key as keys
 
     made = keys.create(owner_key, keys.passphrase(passphrase_file, passphrase_fd, twice=True))
     typer.echo(f"owner {made.node_id}\n{owner_key}")
@@ -216,7 +216,7 @@ def new(
 )
 def show_owner(owner_key: OwnerKey = DEFAULT_OWNER_KEY) -> None:
     """Show whose key a file holds. Needs no passphrase."""
-    from swarm_node import owner_key as keys
+    from swarm_node.keys import owner_key as keys
 
     typer.echo(f"owner {keys.read(owner_key).owner}\n{owner_key}")
 
@@ -257,7 +257,7 @@ def earnings(join_string: JoinText, home: Home = DEFAULT_HOME, as_json: AsJson =
     """What this node and its owner's others have earned and been paid, where to, and whether that will change."""
     import trio
 
-    from swarm_node import join_string as joining
+    from swarm_node.coordinator_api import join_string as joining
 
     show_earnings(trio.run(_earnings, joining.parse(join_string), home), as_json=as_json)
 
@@ -272,7 +272,7 @@ def show_earnings(found: "Earnings", *, as_json: bool = False) -> None:
     from rich.text import Text
 
     from protocol.plain import one_line
-    from swarm_node.notices import day
+    from swarm_node.ledger.notices import day
 
     table = Table("node", "pending", "payable", "being paid", "paid", caption="micro-units")
     for row in (*found.nodes, found.total):
@@ -301,7 +301,7 @@ def _number() -> int:
 
 def unlocked(path: Path, file: Path | None, descriptor: int | None) -> "NodeKey":
     from protocol.signing import NodeKey
-    from swarm_node import owner_key as keys
+    from swarm_node.keys import owner_key as keys
 
     keys.read(path)  # before anybody is asked for a passphrase
     return NodeKey(keys.unlock(path, keys.passphrase(file, descriptor)))
@@ -309,7 +309,7 @@ def unlocked(path: Path, file: Path | None, descriptor: int | None) -> "NodeKey"
 
 def _copy(source: Path, target: Path, file: Path | None, descriptor: int | None) -> None:
     """An owner's key into another file."""
-    from swarm_node import owner_key as keys
+    from swarm_node.keys import owner_key as keys
 
     owner = keys.read(source).owner
     keys.require_new(target)
@@ -323,7 +323,7 @@ def _state(join: "JoinString", key: "NodeKey", said: "Statement") -> "StatementR
     import trio
 
     from protocol.owner import seal_statement
-    from swarm_node.api_client import Coordinator
+    from swarm_node.coordinator_api.client import Coordinator
 
     async def send() -> "StatementReply":
         coordinator = Coordinator(join.url, join.round_id, key)
@@ -336,8 +336,8 @@ def _state(join: "JoinString", key: "NodeKey", said: "Statement") -> "StatementR
 
 
 async def _earnings(join: "JoinString", home: Path) -> "Earnings":
-    from swarm_node import identity
-    from swarm_node.api_client import Coordinator
+    from swarm_node.coordinator_api.client import Coordinator
+    from swarm_node.keys import identity
 
     coordinator = Coordinator(join.url, join.round_id, identity.of(home).key)
     try:

@@ -16,15 +16,15 @@ import typer
 from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid
 from protocol.lesson import lesson
 from protocol.plain import counted
-from swarm_node import locks
+from swarm_node.base import locks
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
 if TYPE_CHECKING:
     from ledger.payout_proof import PayoutLine
     from ledger.witness import Witnesses
-    from swarm_node.join_string import JoinString
-    from swarm_node.log_reader import PublicFiles
-    from swarm_node.log_verify import Verified
+    from swarm_node.coordinator_api.join_string import JoinString
+    from swarm_node.ledger.log_reader import PublicFiles
+    from swarm_node.ledger.log_verify import Verified
 
 app = typer.Typer(help="Check the ledger, keep its proofs, vouch for it.", no_args_is_help=True, add_completion=False)
 
@@ -60,7 +60,7 @@ def verify(
     """Rebuild the whole ledger from its public files: tree, balances and leaderboard are what they are said to be."""
     import trio
 
-    from swarm_node import join_string as joining
+    from swarm_node.coordinator_api import join_string as joining
 
     witnesses = witnesses_of(keys, quorum)
     found = trio.run(_verify, joining.parse(join_string), folder, save, witnesses, not as_json)
@@ -102,7 +102,7 @@ def receipts(
     """Fetch and check a receipt for every accepted rollout of this node; they prove for ever what it is owed."""
     import trio
 
-    from swarm_node import join_string as joining
+    from swarm_node.coordinator_api import join_string as joining
 
     found, missing = trio.run(_receipts, joining.parse(join_string), home, offline)
     if as_json:
@@ -133,7 +133,7 @@ def payouts(
     import trio
 
     from protocol.plain import one_line
-    from swarm_node import join_string as joining
+    from swarm_node.coordinator_api import join_string as joining
 
     join = joining.parse(join_string)
     found = trio.run(_payouts, join, home, offline)
@@ -171,7 +171,7 @@ def check(
 ) -> None:
     """Check a proof that somebody shows, without asking anybody: of a claim, a payout, or two signed histories."""
     from ledger import payout_proof, proof
-    from swarm_node import join_string as joining
+    from swarm_node.coordinator_api import join_string as joining
 
     round_id, data = joining.parse(join_string).round_id, file.read_bytes()
     kind = proof.kind_of(data)
@@ -216,7 +216,7 @@ def witness(
     """
     import trio
 
-    from swarm_node import join_string as joining
+    from swarm_node.coordinator_api import join_string as joining
 
     join = joining.parse(join_string)
     folder = home / "witness" / join.round_id[:16]
@@ -245,7 +245,7 @@ async def _files(join: "JoinString") -> "AsyncIterator[PublicFiles]":
     """A coordinator's public files."""
     import httpx
 
-    from swarm_node.origin import COORDINATORS, PLAIN, Origin
+    from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin
 
     async with httpx.AsyncClient(timeout=COORDINATORS.silence_s, headers=PLAIN, follow_redirects=False) as client:
         yield Origin(f"{join.url}/v1", client, COORDINATORS)
@@ -256,8 +256,8 @@ async def _verify(
 ) -> "Verified":
     from rich.progress import Progress
 
-    from swarm_node import log_verify
-    from swarm_node.log_reader import Folder, LogReader, Saving
+    from swarm_node.ledger import log_verify
+    from swarm_node.ledger.log_reader import Folder, LogReader, Saving
 
     async with _files(join) as online:
         files: PublicFiles = Folder(folder) if folder else online
@@ -288,10 +288,10 @@ def _as_json(round_id: str, line: "PayoutLine") -> dict[str, object]:
 
 
 async def _payouts(join: "JoinString", home: Path, offline: bool) -> "list[tuple[int, PayoutLine | None]]":
-    from swarm_node import identity
-    from swarm_node import payouts as keeping
-    from swarm_node.api_client import Coordinator
-    from swarm_node.join_string import round_folder
+    from swarm_node.coordinator_api.client import Coordinator
+    from swarm_node.coordinator_api.join_string import round_folder
+    from swarm_node.keys import identity
+    from swarm_node.ledger import payouts as keeping
 
     folder = round_folder(home, join) / keeping.PAYOUTS
     coordinator = Coordinator(join.url, join.round_id, identity.of(home).key)
@@ -303,10 +303,10 @@ async def _payouts(join: "JoinString", home: Path, offline: bool) -> "list[tuple
 
 
 async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list[dict[str, str | int]], list[str]]:
-    from swarm_node import identity
-    from swarm_node import receipts as keeping
-    from swarm_node.join_string import round_folder
-    from swarm_node.log_reader import LogReader
+    from swarm_node.coordinator_api.join_string import round_folder
+    from swarm_node.keys import identity
+    from swarm_node.ledger import receipts as keeping
+    from swarm_node.ledger.log_reader import LogReader
 
     folder = round_folder(home, join)
     if not folder.exists():
@@ -347,7 +347,7 @@ def _alone(folder: Path) -> Iterator[None]:
 async def _submit(join: "JoinString", note: bytes) -> str:
     """What the coordinator makes of a cosignature."""
     from protocol.signing import NodeKey
-    from swarm_node.api_client import Coordinator
+    from swarm_node.coordinator_api.client import Coordinator
 
     coordinator = Coordinator(join.url, join.round_id, NodeKey(bytes(32)))  # nothing is signed with it
     try:
@@ -363,9 +363,9 @@ async def _witness(join: "JoinString", home: Path, folder: Path, name: str) -> t
 
     from ledger import witness as witnessing
     from ledger.note import KeyKind, NoteKey
-    from swarm_node import identity
-    from swarm_node.log_reader import LogReader
-    from swarm_node.log_watch import LogWatch
+    from swarm_node.keys import identity
+    from swarm_node.ledger.log_reader import LogReader
+    from swarm_node.ledger.log_watch import LogWatch
 
     private = Ed25519PrivateKey.from_private_bytes(identity.load_or_create(home / "witness.key").seed)
     public = private.public_key().public_bytes_raw()

@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 from swarm_node.allowance import settings
-from swarm_node.control import stopped
+from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.doctor.redact import known, redact
 from swarm_node.doctor.report import CheckResult
-from swarm_node.join_string import JoinString
+from swarm_node.owner import stopped
 
 PACKAGES = (
     "echo-swarm",

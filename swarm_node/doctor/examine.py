@@ -18,16 +18,16 @@ from protocol import limits
 from protocol.errors import AgentTooOld, NotFound, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.signing import NodeKey
-from swarm_node import identity
-from swarm_node.api_client import Coordinator
+from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.coordinator_api.join_string import JoinString
+from swarm_node.coordinator_api.origins import open_origins
 from swarm_node.doctor import cards, engines, house, line, storage
 from swarm_node.doctor.line import RoundAnswer
 from swarm_node.doctor.report import CheckResult, fail, ok, skip
 from swarm_node.engine.choose import EngineOptions, this_machine
-from swarm_node.join_string import JoinString
+from swarm_node.keys import identity
 from swarm_node.machine import gpu, use
-from swarm_node.origins import open_origins
-from swarm_node.updater import Updater
+from swarm_node.versions.updater import Updater
 
 Tell = Callable[[CheckResult], None]
 

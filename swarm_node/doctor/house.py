@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 
 from protocol.errors import SwarmError
-from swarm_node import identity
-from swarm_node.control.door import FOLDER, PORT, SOCKET
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
+from swarm_node.keys import identity
+from swarm_node.owner.control_socket import FOLDER, PORT, SOCKET
 
 
 def home(folder: Path) -> CheckResult:

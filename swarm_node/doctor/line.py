@@ -19,9 +19,9 @@ from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
 from protocol.probe import Dial
-from swarm_node.api_client import Coordinator
-from swarm_node.control import client
+from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
+from swarm_node.owner import control_client
 from swarm_node.reach.listening import BOTH_FAMILIES, PORTS, ListenAddress, open_place
 from swarm_node.reach.state import CAN, CANNOT
 
@@ -129,7 +129,7 @@ async def reach(line: RoundAnswer, listen: str, home: Path | None = None) -> Che
 
 async def _agent_was_dialled(home: Path) -> bool | None:
     try:
-        said: bool | None = (await client.ask(home, "status")).get("dialled")
+        said: bool | None = (await control_client.ask(home, "status")).get("dialled")
     except SwarmError:  # none runs, or it is too busy to say
         return None
     return said

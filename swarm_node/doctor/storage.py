@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from swarm_node.disk import existing
+from swarm_node.base.disk import existing
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 
 VERSIONS_KEPT = 3.5

@@ -20,7 +20,7 @@ from swarm_node.engine import described
 from swarm_node.engine.memory import limit_private
 from swarm_node.engine.messages import LENGTH_BYTES, Answer, CommandFailed, Ready, Said, frame
 from swarm_node.engine.session import AnyEngine, Session
-from swarm_node.engine.vllm_command import OFFLINE, environment
+from swarm_node.engine.vllm.command import OFFLINE, environment
 
 COMMANDS_WAITING_MAX = 16
 """Commands read ahead; they are taken up between any two steps."""
@@ -126,7 +126,7 @@ def _torch(options: argparse.Namespace) -> Made:
     stay_offline()
     import torch
 
-    from swarm_node.engine.torch_engine import TorchEngine
+    from swarm_node.engine.torch.engine import TorchEngine
 
     torch.set_num_threads(options.threads)
     torch.set_num_interop_threads(1)
@@ -139,7 +139,7 @@ def _torch(options: argparse.Namespace) -> Made:
 def _llama(options: argparse.Namespace) -> Made:
     from llama_cpp import llama_supports_gpu_offload
 
-    from swarm_node.engine.llama_engine import LlamaEngine
+    from swarm_node.engine.llama.engine import LlamaEngine
 
     layers = 0 if options.device == "cpu" else options.gpu_layers
     on_processor = layers == 0 or not llama_supports_gpu_offload()
@@ -149,7 +149,7 @@ def _llama(options: argparse.Namespace) -> Made:
 def _vllm(options: argparse.Namespace) -> Made:
     """Runs where `vllm_command` says; the device is whatever that build of vLLM is for."""
     os.environ.update(environment(options.threads))
-    from swarm_node.engine.vllm_engine import VllmEngine
+    from swarm_node.engine.vllm.engine import VllmEngine
 
     return Made(VllmEngine(dtype=options.dtype, vram_share=options.vram_share), on_processor=False)
 

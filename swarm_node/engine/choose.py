@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
-from swarm_node.engine import vllm_command
+from swarm_node.engine.vllm import command
 from swarm_node.machine import cores, gpu
 
 AUTO = "auto"
@@ -51,7 +51,7 @@ class HostMachine(NamedTuple):
     packages: frozenset[str]
     llama_offloads: bool
     """Whether llama.cpp was built for a GPU."""
-    find_vllm: Callable[[str], vllm_command.VllmInstallation | str]
+    find_vllm: Callable[[str], command.VllmInstallation | str]
     """What vLLM an interpreter has, or why none; takes 15 s."""
     threads: int = 1
     """How many threads an engine takes where it computes on the processor."""
@@ -147,9 +147,9 @@ def this_machine() -> HostMachine:
 
 
 @cache  # the node asks at every version, and an environment stays as it is
-def _find_vllm(python: str) -> vllm_command.VllmInstallation | str:
+def _find_vllm(python: str) -> command.VllmInstallation | str:
     try:
-        return vllm_command.probe(python)
+        return command.probe(python)
     except ConfigInvalid as error:
         return error.message.rstrip(".")
 
@@ -242,8 +242,8 @@ ENGINES = {
         lacks=_vllm_lacks,
         yields=lambda _machine, _options: "",
         because=lambda _machine: "--vllm-python names an environment where it works",
-        install=vllm_command.INSTALL,
-        command=lambda options: vllm_command.command(
+        install=command.INSTALL,
+        command=lambda options: command.command(
             options.vllm_python, options.threads, options.dtype, options.vram_share
         ),
     ),

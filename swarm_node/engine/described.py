@@ -20,7 +20,7 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     if every:
         refused = dict.fromkeys(("vllm", "llama", "torch"), every)
     elif find_spec("gguf"):
-        from swarm_node.engine.llama_recipes import recipe_of
+        from swarm_node.engine.llama.recipes import recipe_of
 
         try:
             recipe, _ = recipe_of(config)

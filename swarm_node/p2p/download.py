@@ -25,15 +25,14 @@ from protocol.errors import DiskFull, SwarmError, named
 from protocol.frames import Reason
 from protocol.ids import ChunkId
 from protocol.messages import Blame, FetchPlan, Peer
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.another_plan import ask_while_alone
 from swarm_node.p2p.fetch import Began, Broke, ChunkRefused, Deadlines, Delivered, Had, Lied, Outcome, Parted, Upstream
 from swarm_node.p2p.host import Host
-from swarm_node.picker_core import Ask, Picker, TakeBack
-from swarm_node.picker_rules import PickerRules
-from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import ORIGIN, ChunkSource
+from swarm_node.picker.picker import Ask, Picker, TakeBack
+from swarm_node.picker.rules import PickerRules, PlanPace
+from swarm_node.picker.sources import ORIGIN, ChunkSource
 
 Origin = Callable[[ChunkId], Awaitable[bytes]]
 AnotherPlan = Callable[[], Awaitable[FetchPlan | None]]

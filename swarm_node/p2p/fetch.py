@@ -27,7 +27,7 @@ from protocol.exchange import Requester
 from protocol.frames import Bye, Cancel, Chunk, Farewell, Have, Reason, Reject, Want
 from protocol.ids import ChunkId
 from protocol.messages import Peer
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
 

@@ -39,7 +39,7 @@ from protocol.frames import Farewell
 from protocol.ids import NodeId
 from protocol.messages import Peer
 from protocol.places import host_and_port, neighbourhood
-from swarm_node.addresses import allowed
+from swarm_node.coordinator_api.addresses import allowed
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.dials import Dials, race
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished

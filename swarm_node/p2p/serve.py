@@ -29,8 +29,8 @@ from protocol.errors import DiskFull, PeerFault, UnknownChunk
 from protocol.exchange import Responder
 from protocol.frames import Chunk, Farewell, Have, Reason, Reject, Want
 from protocol.ids import ChunkId, NodeId
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
 from swarm_node.p2p.turns import Turns
 

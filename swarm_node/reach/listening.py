@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import trio
 
 from protocol.places import host_and_port, ip_of
-from swarm_node.addresses import resolve
+from swarm_node.coordinator_api.addresses import resolve
 
 PORTS = range(8703, 8711)
 """Not assigned by IANA, below the ephemeral ranges of Linux (from 32768), Windows and macOS (from 49152), and after the

@@ -16,7 +16,7 @@ import httpx
 import trio
 
 from protocol.errors import MessageTooLarge
-from swarm_node.origin import read_at_most
+from swarm_node.coordinator_api.origin import read_at_most
 from swarm_node.reach import igd_messages as igd
 from swarm_node.reach import port_messages as messages
 from swarm_node.reach.gateway import Gateway, NoMapping

@@ -39,7 +39,7 @@ from protocol.manifest import Sampler
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.tasks import Problem, task
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.adversaries.nodes import Node
 from tests.coordinator.audit.claims import on_round
 from tests.coordinator.world import ROUND, World

@@ -24,8 +24,8 @@ from coordinator.rules.replay import Prefill
 from protocol.errors import SwarmError
 from protocol.rollout import unpack_logprobs, unpack_tokens
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.llama_engine import LlamaEngine
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.llama.engine import LlamaEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.architectures import zoo
 from tests.coordinator.learner.groups import group
 from tests.swarm_node.engine.asking import asked, sample

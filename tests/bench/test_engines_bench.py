@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bench.engines import make_version
 from coordinator.learner.embedded import EmbeddedShape
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 
 def test_what_the_bench_makes_is_loaded_and_swapped(tmp_path: Path) -> None:

@@ -366,7 +366,7 @@ class TestWho:
 
 class TestTold:
     def test_why_names_the_next_step_and_then_the_ruling(self, world: World) -> None:
-        from swarm_node.why import lines
+        from swarm_node.commands.why import lines
 
         key, good, window, bad = a_fault(world)
         assert asked(world, key, good).appeal == ""

@@ -13,7 +13,7 @@ from coordinator.rules.calibration import Tolerance, derive
 from coordinator.rules.replay import Prefill, ReplayMeasurement, measure
 from coordinator.rules.verdict import AuditOutcome, judge
 from protocol.rollout import Completion
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.gpu.sampling import NEW_TOKENS, Leased, leased, sampled
 
 ROUND = "a" * 64

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import SwarmError
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.gpu.sampling import leased, sampled, share_alike
 from tests.gpu.training import BATCH
 

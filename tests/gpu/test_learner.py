@@ -12,7 +12,7 @@ from coordinator.learner.diagnostics import Metrics
 from coordinator.learner.memory import Estimate, LargestBatch, Simulations
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.gpu.conftest import CONFIGURATIONS
 from tests.gpu.training import BATCH
 

@@ -20,7 +20,7 @@ from protocol.ids import ChunkId
 from protocol.limits import CHUNK_MAX_BYTES
 from protocol.messages import Peer
 from protocol.signing import NodeKey
-from swarm_node.arrivals import Arrivals
+from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.p2p.download import fetch_chunks
 from swarm_node.p2p.noise import WrongPeer
 from swarm_node.p2p.serve import ChunkServer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import OwnerBanned
-from swarm_node import identity
+from swarm_node.keys import identity
 from tests.processes.light_node import LightNode
 from tests.processes.programs import Swarm, said
 from tests.processes.rounds import Coordinator, assert_ledger_is_sound, operator_of

@@ -9,10 +9,10 @@ import trio
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger.checkpoint import Checkpoint, ledger_key, sign
 from ledger.tree import leaf_hash
-from swarm_node.join_string import parse, round_folder
-from swarm_node.log_reader import LogReader
-from swarm_node.log_watch import LogWatch
-from swarm_node.origin import COORDINATORS, Origin
+from swarm_node.coordinator_api.join_string import parse, round_folder
+from swarm_node.coordinator_api.origin import COORDINATORS, Origin
+from swarm_node.ledger.log_reader import LogReader
+from swarm_node.ledger.log_watch import LogWatch
 from tests.ledger import naive_tree
 from tests.ledger.values import deposit, version
 from tests.processes.impostor import Impostor

@@ -18,10 +18,10 @@ from protocol.auditing import Explanation, Explanations, Why
 from protocol.chunks import digest
 from protocol.lease import Lease
 from protocol.rollout import pack_tokens
-from swarm_node import identity
-from swarm_node.join_string import parse as parse_join
-from swarm_node.join_string import round_folder
-from swarm_node.leased import Leased
+from swarm_node.coordinator_api.join_string import parse as parse_join
+from swarm_node.coordinator_api.join_string import round_folder
+from swarm_node.keys import identity
+from swarm_node.work.lease_log import Leased
 from tests.processes.impostor import Impostor
 from tests.processes.light_node import LightNode
 from tests.processes.programs import PATIENCE_S, Swarm, said, until

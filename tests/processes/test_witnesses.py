@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger.note import KeyKind, NoteKey
-from swarm_node import identity
+from swarm_node.keys import identity
 from tests.ledger import notes
 from tests.processes.programs import Swarm, said, until
 from tests.processes.rounds import Coordinator, operator_of

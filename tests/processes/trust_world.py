@@ -20,9 +20,9 @@ from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.manifest import target_path
 from protocol.signing import NodeKey
-from swarm_node.api_client import Coordinator
-from swarm_node.origins import Origins
-from swarm_node.updater import Updater
+from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.coordinator_api.origins import Origins
+from swarm_node.versions.updater import Updater
 from tests.protocol.tuf_repository import manifest_bytes
 from tests.swarm_node.web import Handler, Web
 

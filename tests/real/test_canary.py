@@ -17,7 +17,7 @@ from coordinator.learner.settings import TrainSettings
 from protocol.canary import FILE_NAME, TOKENS, Canary
 from protocol.errors import EngineFailed
 from swarm_node.engine import canary
-from swarm_node.engine.generic import Generic
+from swarm_node.engine.torch.generic import Generic
 from tests.real.smollm2 import COPY_OF_THE_GGUF
 
 ALL = bool(os.environ.get("ALL"))

@@ -12,7 +12,7 @@ from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import EngineFailed
 from protocol.rollout import unpack_logprobs, unpack_tokens
-from swarm_node.engine.llama_engine import LlamaEngine
+from swarm_node.engine.llama.engine import LlamaEngine
 from tests.swarm_node.engine.asking import asked, sample
 
 NATS_MEAN = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 5e-2, "q8_0": 8e-2}

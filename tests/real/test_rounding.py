@@ -21,7 +21,7 @@ from coordinator.rules.replay import Prefill, ReplayMeasurement, measure
 from coordinator.rules.verdict import AuditOutcome, judge
 from protocol.rollout import Completion, PolicyBounds, end_tokens, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 ROUND, CLASS = "a" * 64, "torch/bf16/cpu"
 SAMPLES, NEW_TOKENS = 8, 24

@@ -16,14 +16,14 @@ from protocol.frames import Want
 from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, PolicyManifest, Sampler
 from protocol.messages import FetchPlan, Peer
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.download import AnotherPlan, DownloadProgress, FetchReport, FetchRules, Origin, fetch_chunks
 from swarm_node.p2p.fetch import Deadlines
 from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.serve import ChunkServer
-from swarm_node.picker_rules import PickerRules
+from swarm_node.picker.rules import PickerRules
 
 CHUNK_SIZE = 16 * 1024
 

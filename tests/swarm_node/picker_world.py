@@ -4,10 +4,9 @@ from random import Random
 
 from protocol.chunks import chunk_id
 from protocol.ids import ChunkId
-from swarm_node.picker_core import Ask, Picker, TakeBack
-from swarm_node.picker_rules import PickerRules
-from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import ORIGIN, ChunkSource
+from swarm_node.picker.picker import Ask, Picker, TakeBack
+from swarm_node.picker.rules import PickerRules, PlanPace
+from swarm_node.picker.sources import ORIGIN, ChunkSource
 
 PEER_A, PEER_C = ChunkSource("a-peer", "peer", (0,)), ChunkSource("c-peer", "peer", (1,))
 SEEDER, HTTP = ChunkSource("seeder", "seeder", (2,)), ChunkSource(ORIGIN, "origin")

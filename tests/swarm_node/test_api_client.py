@@ -21,7 +21,7 @@ from protocol.messages import (
     VersionRequest,
 )
 from protocol.signing import NodeKey
-from swarm_node.api_client import RETRY_AFTER_MAX_S, TIMEOUT, Coordinator, offset_s
+from swarm_node.coordinator_api.client import RETRY_AFTER_MAX_S, TIMEOUT, Coordinator, offset_s
 from tests.swarm_node.web import Handler, Web, web
 
 LEASES, NEWS = "/v1/leases", "/v1/versions"

@@ -15,8 +15,8 @@ from protocol.chunks import chunk_id, digest, split
 from protocol.errors import ManifestInvalid, PatchInvalid, UnknownChunk
 from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, Patch, PolicyManifest
-from swarm_node.assemble import assemble, find, held, prune, restock
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.blobs import BlobStore
+from swarm_node.versions.assemble import assemble, find, held, prune, restock
 from tests.safetensors_files import next_file, policy_file
 from tests.swarm_node.p2p_world import manifest_of
 
@@ -222,7 +222,7 @@ import sys
 from pathlib import Path
 from protocol.manifest import PolicyManifest
 from swarm_node import assemble
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.blobs import BlobStore
 
 policies, blobs, manifest = Path(sys.argv[1]), BlobStore(Path(sys.argv[2])), Path(sys.argv[3]).read_bytes()
 manifest = PolicyManifest.from_bytes(manifest)

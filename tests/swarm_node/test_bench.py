@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from protocol import limits
 from protocol.errors import ConfigInvalid
-from swarm_node import bench
 from swarm_node.cli import app
+from swarm_node.commands import bench
+from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.engine import memory
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.messages import SamplingStats
-from swarm_node.join_string import JoinString
-from swarm_node.throughput import Throughput
+from swarm_node.work.throughput import Throughput
 from tests.swarm_node.engine.hostile_tokenizers import make_hostile
 from tests.tiny_policy import make_tiny_policy
 

@@ -11,8 +11,8 @@ import pytest
 from protocol.chunks import blob_path, chunk_id
 from protocol.errors import ChunkMismatch, DiskFull, UnknownChunk
 from protocol.ids import ChunkId
-from swarm_node.blobs import BlobStore
-from swarm_node.disk import DiskFailed
+from swarm_node.base.disk import DiskFailed
+from swarm_node.chunks.blobs import BlobStore
 
 DATA = b"some bytes of a policy"
 CHUNK = chunk_id(DATA)
@@ -107,8 +107,8 @@ import sys
 from pathlib import Path
 from protocol.chunks import chunk_id
 from protocol.errors import DiskFull
-from swarm_node.blobs import BlobStore
-from swarm_node.disk import DiskFailed
+from swarm_node.chunks.blobs import BlobStore
+from swarm_node.base.disk import DiskFailed
 blobs = BlobStore(Path(sys.argv[1]))
 blobs.clean()
 try:

@@ -2,7 +2,7 @@
 
 from protocol.lease import Lease, Prefix
 from protocol.rollout import pack_tokens
-from swarm_node.feasible import NodePace, sort_out
+from swarm_node.work.lease_pacing import NodePace, sort_out
 
 NOW_MS = 1_000_000
 

@@ -4,7 +4,7 @@ import pytest
 
 from protocol.ids import LeaseId
 from protocol.messages import Verdict
-from swarm_node.guard import LATE_MAX, REJECTIONS_MAX, Guard, RejectedTooOften
+from swarm_node.work.sender import LATE_MAX, REJECTIONS_MAX, Guard, RejectedTooOften
 
 pytestmark = pytest.mark.trio
 

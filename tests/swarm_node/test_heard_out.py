@@ -6,8 +6,8 @@ from trio.testing import MockClock
 
 from protocol.errors import Unreachable
 from protocol.messages import LeaseReply, LeaseRequest
-from swarm_node.waiting import heard_out
-from swarm_node.worker import LAST_WORD_S
+from swarm_node.base.waiting import heard_out
+from swarm_node.work.worker import LAST_WORD_S
 from tests.swarm_node.worker_world import World
 
 pytestmark = pytest.mark.trio

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarm_node import identity
+from swarm_node.base.disk import DiskFailed
 from swarm_node.cli import app
-from swarm_node.disk import DiskFailed
+from swarm_node.keys import identity
 
 JOIN_STRING = f"http://127.0.0.1:9#{'a' * 64}"
 

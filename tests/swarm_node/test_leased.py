@@ -8,8 +8,8 @@ from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, DiskFull, LeaseClosed, SwarmError
 from protocol.lease import Lease
 from protocol.rollout import pack_tokens
-from swarm_node import leased
-from swarm_node.leased import Leased
+from swarm_node.work import lease_log
+from swarm_node.work.lease_log import Leased
 from tests.swarm_node.worker_world import World
 
 
@@ -33,7 +33,7 @@ def test_a_lease_is_known_by_all_that_it_said(tmp_path: Path) -> None:
 def test_a_line_that_a_crash_cut_short_is_no_note_and_spoils_none(tmp_path: Path) -> None:
     noted = Leased(tmp_path)
     noted.keep([lease(1)])
-    file = tmp_path / leased.FILE
+    file = tmp_path / lease_log.FILE
     file.write_text(file.read_text()[:-1])
     noted.keep([lease(2)])
     assert noted.of(f"{1:032x}") is None
@@ -49,7 +49,7 @@ def test_a_lease_that_is_offered_again_with_another_prompt_does_not_rewrite_its_
     noted.keep([lease(1)])  # as it was
     assert noted.of(f"{1:032x}") == digest(lease(1).to_bytes())
     assert noted.of(f"{2:032x}") is None
-    (tmp_path / leased.FILE).rename(tmp_path / f"{leased.FILE}.old")
+    (tmp_path / lease_log.FILE).rename(tmp_path / f"{lease_log.FILE}.old")
     with pytest.raises(LeaseClosed):
         noted.keep([lease(1, prompt=9)])
 
@@ -83,17 +83,17 @@ def test_what_names_no_lease_is_wrong_usage(tmp_path: Path, text: str, said: str
 
 def test_a_note_that_is_no_text_spoils_none(tmp_path: Path) -> None:
     noted = Leased(tmp_path)
-    (tmp_path / leased.FILE).write_bytes(b"\xff" * 9 + f"\n{1:032x} ".encode() + b"\xff" * 64)
+    (tmp_path / lease_log.FILE).write_bytes(b"\xff" * 9 + f"\n{1:032x} ".encode() + b"\xff" * 64)
     noted.keep([lease(2)])
     assert noted.of(f"{2:032x}") == digest(lease(2).to_bytes())
 
 
 def test_the_notes_are_bounded_and_the_last_ones_are_there(tmp_path: Path) -> None:
     noted, a_line = Leased(tmp_path), 1 + 32 + 1 + 64
-    fit = leased.FILE_MAX_BYTES // a_line
+    fit = lease_log.FILE_MAX_BYTES // a_line
     for start in range(0, 3 * fit, fit // 4):
         noted.keep([lease(number) for number in range(start, start + fit // 4)])
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * leased.FILE_MAX_BYTES
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * lease_log.FILE_MAX_BYTES
     last = start + fit // 4 - 1
     for number in (last, last - fit + fit // 4):
         assert noted.of(f"{number:032x}") == digest(lease(number).to_bytes())

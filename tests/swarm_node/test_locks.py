@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigInvalid
-from swarm_node import locks
+from swarm_node.base import locks
 
 WITHOUT = """
 import sys

@@ -30,10 +30,10 @@ from protocol.errors import (
 )
 from protocol.ids import NodeId
 from protocol.signing import NodeKey
-from swarm_node import receipts
-from swarm_node.log_reader import Folder, LogReader, Saving
-from swarm_node.log_verify import Verified, verify
-from swarm_node.receipts import Claims
+from swarm_node.ledger import receipts
+from swarm_node.ledger.log_reader import Folder, LogReader, Saving
+from swarm_node.ledger.log_verify import Verified, verify
+from swarm_node.ledger.receipts import Claims
 from tests.ledger.values import batch, claim, credit, node, paid, payout, post, void
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log, otherwise_signed
 

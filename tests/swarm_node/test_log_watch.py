@@ -26,8 +26,8 @@ from protocol.errors import (
     SwarmError,
     Unreachable,
 )
-from swarm_node.log_reader import LogReader
-from swarm_node.log_watch import TRIES, WITHHELD_TRIES, LogWatch, Overtaken
+from swarm_node.ledger.log_reader import LogReader
+from swarm_node.ledger.log_watch import TRIES, WITHHELD_TRIES, LogWatch, Overtaken
 from tests.ledger.values import deposit
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
 

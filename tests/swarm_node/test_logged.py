@@ -15,11 +15,12 @@ from ledger.tiles import TILE_HASHES, Tile, tile_of
 from protocol import chunks
 from protocol.auditing import Explanation, Explanations
 from protocol.errors import LedgerForked, NotFound, ProofInvalid, SwarmError
-from swarm_node import logged, why
-from swarm_node.log_reader import LogReader
-from swarm_node.log_watch import LogWatch
-from swarm_node.logged import Logged
-from swarm_node.receipts import RECEIPTS
+from swarm_node.commands import why
+from swarm_node.ledger import ledger_check
+from swarm_node.ledger.ledger_check import Logged
+from swarm_node.ledger.log_reader import LogReader
+from swarm_node.ledger.log_watch import LogWatch
+from swarm_node.ledger.receipts import RECEIPTS
 from tests.ledger.values import appeal, claim, credit, deposit, node, post, reinstate, ruling, void
 from tests.swarm_node.log_world import MORE, NOW, Log
 
@@ -54,7 +55,7 @@ def receipt_of(number: int) -> str:
 def found(log: Log, folder: Path, explanation: Explanation | None = None) -> Logged:
     reader = LogReader(log)
     watch = LogWatch(reader, log.round_id, folder / "seen")
-    return trio.run(logged.found, reader, watch, log.round_id, node(1), explanation or told(), folder / RECEIPTS)
+    return trio.run(ledger_check.found, reader, watch, log.round_id, node(1), explanation or told(), folder / RECEIPTS)
 
 
 def refuses(log: Log, folder: Path, explanation: Explanation | None = None) -> SwarmError:

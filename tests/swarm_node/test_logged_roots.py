@@ -19,8 +19,8 @@ from ledger.witness import Witnesses
 from protocol import chunks
 from protocol.errors import CheckpointInvalid, ProofInvalid, RolledBack, UntrustedMetadata
 from swarm_node.cli import app
-from swarm_node.log_reader import Folder, LogReader, Saving
-from swarm_node.log_verify import PATIENCE_S, Verified, verify
+from swarm_node.ledger.log_reader import Folder, LogReader, Saving
+from swarm_node.ledger.log_verify import PATIENCE_S, Verified, verify
 from tests.ledger.notes import THIEF
 from tests.ledger.values import credit
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log

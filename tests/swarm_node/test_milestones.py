@@ -6,7 +6,7 @@ from trio.testing import MockClock
 
 from protocol import limits
 from protocol.messages import Reached
-from swarm_node.milestones import Milestones
+from swarm_node.versions.milestones import Milestones
 
 pytestmark = pytest.mark.trio
 

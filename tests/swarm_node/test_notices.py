@@ -8,9 +8,9 @@ import pytest
 from protocol.errors import ConfigInvalid
 from protocol.owner import Delegation, Earnings, NodeEarnings, Revocation, seal_statement
 from protocol.signing import NodeKey
-from swarm_node import delegation
-from swarm_node.api_client import Coordinator
-from swarm_node.notices import Notices
+from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.keys import delegation
+from swarm_node.ledger.notices import Notices
 
 OWNER, NODE, OTHER = NodeKey(b"o" * 32), NodeKey(b"n" * 32), NodeKey(b"x" * 32)
 DAY_MS = 86_400_000

@@ -12,8 +12,8 @@ from protocol.chunks import chunk_id
 from protocol.errors import ChunkMismatch, MessageTooLarge, SwarmError, UnknownChunk, Unreachable
 from protocol.message import Message
 from protocol.origin import OriginList, chunk_path
-from swarm_node.addresses import is_public, resolve
-from swarm_node.origin import Origin, Patience, open_origin
+from swarm_node.coordinator_api.addresses import is_public, resolve
+from swarm_node.coordinator_api.origin import Origin, Patience, open_origin
 from tests.swarm_node import web as manners
 from tests.swarm_node.web import Handler, Manner, serves, web
 

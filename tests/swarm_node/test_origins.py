@@ -13,9 +13,9 @@ from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
 from protocol.origin import OriginList, chunk_path
 from protocol.signing import NodeKey
-from swarm_node.api_client import Coordinator
-from swarm_node.origin import Patience
-from swarm_node.origins import PAUSE_S, Origins, open_origins
+from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.coordinator_api.origin import Patience
+from swarm_node.coordinator_api.origins import PAUSE_S, Origins, open_origins
 from tests.protocol.tuf_repository import manifest_bytes
 from tests.swarm_node import web as manners
 from tests.swarm_node.web import Handler, Manner, Web, serves, web

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigInvalid
-from swarm_node import owner_key
+from swarm_node.keys import owner_key
 
 WORDS = "correct horse battery"
 

@@ -18,9 +18,9 @@ from protocol.errors import DiskFull
 from protocol.frames import Chunk, Reason, Reject, Want, encode
 from protocol.ids import ChunkId
 from protocol.messages import Peer
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
-from swarm_node.disk import DiskFailed
+from swarm_node.base.disk import DiskFailed
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.download import DownloadProgress, FetchReport, NoSource
 from swarm_node.p2p.fetch import Began, Delivered, Outcome, Upstream
 from swarm_node.p2p.host import Host

@@ -13,7 +13,7 @@ from protocol.chunks import chunk_id
 from protocol.errors import DiskFull
 from protocol.frames import Bye, Chunk, Farewell, Want, encode
 from protocol.ids import ChunkId
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Lied, Outcome, Parted, Upstream, UpstreamFailed
 from swarm_node.p2p.link import Link
 from tests.swarm_node.p2p_world import (

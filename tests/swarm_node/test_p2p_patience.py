@@ -15,8 +15,8 @@ from protocol.frames import Chunk, Farewell, Have, Message, Reason, Reject, Want
 from protocol.ids import ChunkId, NodeId
 from protocol.messages import Peer
 from protocol.signing import NodeKey
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.fetch import ChunkRefused, Deadlines, Delivered, Outcome, Upstream, UpstreamFailed
 from swarm_node.p2p.link import Link, PeerStalled
 from swarm_node.p2p.serve import ChunkServer, ServeLimits, _Conversation

@@ -14,9 +14,9 @@ from protocol.chunks import chunk_id
 from protocol.exchange import Requester
 from protocol.frames import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
 from protocol.ids import ChunkId, NodeId
-from swarm_node.allowance.uploads import UploadCounter
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
+from swarm_node.allowance.upload_counter import UploadCounter
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host, HostSettings
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
 from swarm_node.p2p.serve import ChunkServer, ServeLimits, _Conversation

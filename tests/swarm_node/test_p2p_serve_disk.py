@@ -8,8 +8,8 @@ import trio
 
 from protocol.frames import Chunk, Message, Reason, Reject, Want
 from protocol.ids import ChunkId
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.serve import ChunkServer, ServeLimits
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, make_version, node, store

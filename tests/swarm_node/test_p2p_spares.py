@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol.frames import Farewell
-from swarm_node.arrivals import Arrivals
+from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.serve import ChunkServer
 from tests.swarm_node.p2p_world import QUICK, as_peer, fetch, holds_exactly, make_version, node, plan_of, store

@@ -15,7 +15,7 @@ from protocol import limits
 from protocol.chunks import chunk_id
 from protocol.frames import Cancel, Chunk, Farewell, FrameReader, Message, Want
 from protocol.ids import ChunkId, NodeId
-from swarm_node.arrivals import Arrivals
+from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.p2p.link import Link, PeerStalled
 from swarm_node.p2p.serve import ChunkServer, ServeLimits
 from swarm_node.p2p.turns import FRESH_S

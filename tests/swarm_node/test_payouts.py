@@ -11,7 +11,7 @@ from ledger.entry import Entry, PayoutBatch
 from ledger.payees import Payee
 from ledger.payout_proof import PayoutProof, PayoutReply
 from protocol.errors import CheckpointInvalid, MalformedMessage, NotFound, ProofInvalid, SwarmError, UntrustedRoot
-from swarm_node.payouts import fetch
+from swarm_node.ledger.payouts import fetch
 from tests.ledger.values import credit, paid, payout, post
 from tests.swarm_node.log_world import LIFE, NOW, Log, otherwise_signed
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from protocol.chunks import chunk_id
 from protocol.frames import Reason
 from protocol.ids import ChunkId
-from swarm_node.picker_core import Ask, Picker, TakeBack
-from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import ChunkSource
+from swarm_node.picker.picker import Ask, Picker, TakeBack
+from swarm_node.picker.rules import PlanPace
+from swarm_node.picker.sources import ChunkSource
 from tests.swarm_node.picker_world import (
     CHUNKS,
     HTTP,

@@ -4,9 +4,9 @@ from dataclasses import replace
 from random import Random
 
 from protocol.chunks import chunk_id
-from swarm_node.picker_core import Picker
-from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import ChunkSource
+from swarm_node.picker.picker import Picker
+from swarm_node.picker.rules import PlanPace
+from swarm_node.picker.sources import ChunkSource
 from tests.swarm_node.picker_world import PEER_A, PEER_C, RULES, SEEDER, STRIPES, asked_of, picker_for
 
 MANY = [chunk_id(number.to_bytes(2)) for number in range(300)]

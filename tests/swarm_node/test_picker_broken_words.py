@@ -11,9 +11,9 @@ from protocol import limits
 from protocol.frames import Have, Reason, Reject, Want
 from protocol.ids import ChunkId
 from swarm_node.p2p.link import Link
-from swarm_node.picker_core import Ask, Picker, TakeBack
-from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import ChunkSource
+from swarm_node.picker.picker import Ask, Picker, TakeBack
+from swarm_node.picker.rules import PlanPace
+from swarm_node.picker.sources import ChunkSource
 from tests.swarm_node.p2p_world import (
     QUICK,
     as_peer,

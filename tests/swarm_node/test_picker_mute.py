@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from protocol.chunks import chunk_id
-from swarm_node.picker_core import Ask, Picker
-from swarm_node.plan_pace import PlanPace
+from swarm_node.picker.picker import Ask, Picker
+from swarm_node.picker.rules import PlanPace
 from tests.swarm_node.picker_world import PEER_A, PEER_C, RULES, SEEDER, STRIPES, asked_of, picker_for, taken_back_from
 
 CHUNKS = [chunk_id(number.to_bytes(2)) for number in range(30)]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from protocol.chunks import chunk_id
 from protocol.frames import Reason
-from swarm_node.picker_core import Ask, Picker, TakeBack
+from swarm_node.picker.picker import Ask, Picker, TakeBack
 from tests.swarm_node.picker_world import CHUNKS, HTTP, PEER_A, PEER_C, RULES, asked_of, picker_for
 
 LONGEST_S = 1.25 * RULES.failure_pause_max_s

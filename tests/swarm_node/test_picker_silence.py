@@ -8,9 +8,9 @@ import pytest
 from protocol.chunks import chunk_id
 from protocol.frames import Reason
 from protocol.ids import ChunkId
-from swarm_node.picker_core import Ask, Picker, TakeBack
-from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import ChunkSource
+from swarm_node.picker.picker import Ask, Picker, TakeBack
+from swarm_node.picker.rules import PlanPace
+from swarm_node.picker.sources import ChunkSource
 from tests.swarm_node.picker_world import HTTP, PEER_A, PEER_C, RULES, SEEDER, asked_of, picker_for, taken_back_from
 
 MANY = [chunk_id(number.to_bytes(2)) for number in range(300)]

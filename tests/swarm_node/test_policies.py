@@ -19,12 +19,12 @@ from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, PolicyManifest
 from protocol.messages import FetchPlan, Peer, PlanRequest, TransferReceipt
 from protocol.signing import NodeKey
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.punch import ReachReport
 from swarm_node.p2p.serve import ChunkServer
-from swarm_node.policies import REFRESH_S, RETRY_S, PolicyFollower, refresh_in_s
+from swarm_node.versions.follower import REFRESH_S, RETRY_S, PolicyFollower, refresh_in_s
 from tests.swarm_node.p2p_world import (
     PATIENT_SECONDS,
     Version,

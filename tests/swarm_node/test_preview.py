@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from protocol.errors import Unreachable
 from swarm_node.cli import app
-from swarm_node.preview import forecast, lines, understood
+from swarm_node.commands.preview import forecast, lines, understood
 
 NOW_MS = 1_000_000_000
 STATUS: dict[str, Any] = {

@@ -14,12 +14,12 @@ from protocol.evidence import RejectionEvidence
 from protocol.ids import LeaseId
 from protocol.messages import Submission, SubmissionReply, Verdict
 from protocol.signing import NodeKey
-from swarm_node import refusals as keeping
-from swarm_node import why
-from swarm_node.outbox import Outbox
-from swarm_node.receipts import Claims
-from swarm_node.refusals import Refusals
-from swarm_node.sender import Sender
+from swarm_node.commands import why
+from swarm_node.ledger.receipts import Claims
+from swarm_node.work import rejections as keeping
+from swarm_node.work.outbox import Outbox
+from swarm_node.work.rejections import Refusals
+from swarm_node.work.sender import Sender
 from tests.swarm_node.test_words import STEERING
 
 KEY = NodeKey(b"n" * 32)

@@ -7,8 +7,8 @@ import pytest
 from protocol.errors import ConfigInvalid
 from protocol.owner import Delegation, seal_statement
 from protocol.signing import NodeKey
-from swarm_node import delegation, identity, rotation
-from swarm_node.disk import DiskFailed
+from swarm_node.base.disk import DiskFailed
+from swarm_node.keys import delegation, identity, rotation
 
 
 def test_a_rotation_that_was_interrupted_keeps_the_history_when_done_again(tmp_path: Path) -> None:

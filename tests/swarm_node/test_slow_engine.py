@@ -13,8 +13,8 @@ import trio.testing
 from protocol.messages import LeaseReply, LeaseRequest, ReturnLeases
 from protocol.signing import NodeKey
 from swarm_node.engine.client import open_engine
-from swarm_node.policies import PolicyFollower
-from swarm_node.worker import Worker
+from swarm_node.versions.follower import PolicyFollower
+from swarm_node.work.worker import Worker
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, Version, make_version
 from tests.swarm_node.test_policies import CHILD, Round
 from tests.swarm_node.worker_world import World

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import DiskFull, OwnerBanned
-from swarm_node.control import stopped
+from swarm_node.owner import stopped
 
 
 def test_what_ended_an_agent_is_known_until_the_next_one_starts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from protocol.lease import Lease
 from protocol.messages import LeaseProgress, LeaseProgressReply
 from protocol.rollout import pack_logprobs, pack_tokens
 from protocol.signing import NodeKey, open_envelope
-from swarm_node.teller import TELL_S, ProgressReporter
+from swarm_node.work.progress_reporter import TELL_S, ProgressReporter
 
 pytestmark = pytest.mark.trio
 

@@ -23,10 +23,10 @@ from protocol.errors import MessageTooLarge, MetadataExpired, SwarmError, Unreac
 from protocol.manifest import target_path
 from protocol.origin import OriginList
 from protocol.signing import NodeKey
-from swarm_node.api_client import Coordinator
-from swarm_node.origin import Patience
-from swarm_node.origins import Origins
-from swarm_node.updater import Updater
+from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.coordinator_api.origin import Patience
+from swarm_node.coordinator_api.origins import Origins
+from swarm_node.versions.updater import Updater
 from tests.protocol.tuf_repository import manifest_bytes
 from tests.swarm_node import web as manners
 from tests.swarm_node.web import Handler, Manner, Web, web

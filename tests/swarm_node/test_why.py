@@ -19,8 +19,9 @@ from protocol.errors import ProofInvalid
 from protocol.lease import LeaseState
 from protocol.rollout import RolloutClaim, Sample, pack_tokens
 from protocol.signing import NodeKey
-from swarm_node import identity, why
-from swarm_node.join_string import JoinString
+from swarm_node.commands import why
+from swarm_node.coordinator_api.join_string import JoinString
+from swarm_node.keys import identity
 from tests.processes.programs import script
 from tests.swarm_node.web import web
 

@@ -19,12 +19,12 @@ from protocol.manifest import Sampler
 from protocol.rollout import RolloutClaim, pack_tokens
 from protocol.signing import NodeKey, open_envelope
 from protocol.trust import Documents
-from swarm_node import why
+from swarm_node.commands import why
+from swarm_node.coordinator_api.join_string import JoinString, round_folder
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
-from swarm_node.join_string import JoinString, round_folder
-from swarm_node.leased import FILE, Leased
+from swarm_node.engine.torch.engine import TorchEngine
 from swarm_node.member import POLICIES, TRUST_FILE
+from swarm_node.work.lease_log import FILE, Leased
 from tests.coordinator.audit.claims import on_round
 from tests.swarm_node.worker_world import policy
 from tests.tiny_policy import make_tiny_policy

@@ -11,9 +11,9 @@ from ledger import proof, witness
 from ledger.checkpoint import Checkpoint, sign
 from ledger.witness import Cosigned, Witnesses
 from protocol.errors import CheckpointInvalid, LedgerForked, MalformedMessage, NotWitnessed, RolledBack
-from swarm_node.log_reader import LogReader
-from swarm_node.log_verify import Verified, verify
-from swarm_node.log_watch import LogWatch
+from swarm_node.ledger.log_reader import LogReader
+from swarm_node.ledger.log_verify import Verified, verify
+from swarm_node.ledger.log_watch import LogWatch
 from tests.ledger import notes
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
 from tests.swarm_node.test_log_watch import Changing

@@ -9,7 +9,7 @@ from protocol.auditing import Explanation
 from protocol.owner import Earnings, NodeEarnings
 from protocol.signing import NodeKey
 from swarm_node.commands import appeal, keys
-from swarm_node.why import lines
+from swarm_node.commands.why import lines
 
 STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\r[link=http://x]you\x9b2J\u202e"
 NODE = NodeKey(bytes(32)).node_id

@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from swarm_node.worker import DECLINED_PAUSE_S
+from swarm_node.work.worker import DECLINED_PAUSE_S
 from tests.swarm_node.worker_world import DEADLINE_S, World, answered
 
 pytestmark = pytest.mark.trio

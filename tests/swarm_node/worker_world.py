@@ -16,9 +16,9 @@ from protocol.rollout import Sample, pack_tokens
 from protocol.signing import NodeKey
 from swarm_node.allowance.rules import Decision, LimitReason, Why
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest, SamplingStats
-from swarm_node.milestones import Milestones
-from swarm_node.policies import HeldVersion
-from swarm_node.worker import Worker
+from swarm_node.versions.follower import HeldVersion
+from swarm_node.versions.milestones import Milestones
+from swarm_node.work.worker import Worker
 
 DEADLINE_S = 300.0
 STANDBY_S = 10.0

@@ -45,7 +45,12 @@ def reached(known: dict[str, Path]) -> set[str]:
 def test_the_agent_executes_nothing_that_comes_from_a_round() -> None:
     known = modules()
     agent = reached(known)
-    assert {"swarm_node.worker", "swarm_node.engine.client", "swarm_node.why", "swarm_node.doctor.engines"} <= agent
+    assert {
+        "swarm_node.work.worker",
+        "swarm_node.engine.client",
+        "swarm_node.commands.why",
+        "swarm_node.doctor.engines",
+    } <= agent
     assert {"swarm_node.engine.session", "swarm_node.engine.policy_text", CHILD}.isdisjoint(agent)
     found = [(name, other) for name in sorted(agent) for other in sorted(imported(known[name], known))]
     wrong = [

@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3Config
 
 from coordinator.learner.embedded import EmbeddedShape, make_policy
-from swarm_node.engine import vllm_command
+from swarm_node.engine.vllm import command
 from tests.processes.programs import Swarm
 from tests.swarm_node.engine.asking import SIZES
 from tests.tiny_policy import make_other_policy, with_canary
@@ -30,7 +30,7 @@ def python() -> str:
 @pytest.fixture(scope="session")
 def child(python: str) -> Iterator[Child]:
     """An engine that every test leaves idle; which policy is in it, nobody knows."""
-    with Child(vllm_command.command(python, threads=1, dtype="float32")) as child:
+    with Child(command.command(python, threads=1, dtype="float32")) as child:
         yield child
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 FOREIGN = Path(__file__).resolve().parents[2] / "swarm_node" / "engine" / "foreign.py"
 runpy.run_path(str(FOREIGN))["take_rooms"]()
-os.environ.update(importlib.import_module("swarm_node.engine.vllm_command").environment(threads=1))
+os.environ.update(importlib.import_module("swarm_node.engine.vllm.command").environment(threads=1))
 _custom_ops: Any = importlib.import_module("vllm._custom_ops")
-engines: Any = importlib.import_module("swarm_node.engine.vllm_engine")
-models: Any = importlib.import_module("swarm_node.engine.vllm_model")
+engines: Any = importlib.import_module("swarm_node.engine.vllm.engine")
+models: Any = importlib.import_module("swarm_node.engine.vllm.model")
 messages: Any = importlib.import_module("swarm_node.engine.messages")
-Worker: Any = importlib.import_module("swarm_node.engine.vllm_worker").WorkerExtension
+Worker: Any = importlib.import_module("swarm_node.engine.vllm.worker").WorkerExtension
 
 ROWS_THAT_FIT = 3
 PROMPT = b"\x13\0\0\0\x14\0\0\0"

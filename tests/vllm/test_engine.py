@@ -28,7 +28,7 @@ from swarm_node.engine.messages import (
     SampleRequest,
     SamplingStats,
 )
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.swarm_node.engine.asking import PROMPTS, asked, sample
 from tests.swarm_node.engine.test_continuing import prefixes
 from tests.vllm.child import Child

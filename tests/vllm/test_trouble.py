@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from protocol.errors import EngineFailed
-from swarm_node.engine import vllm_command
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.messages import GroupDone
+from swarm_node.engine.vllm import command as vllm_command
 from tests.swarm_node.engine.asking import asked
 
 SABOTAGE = Path(__file__).with_name("sabotage.py")

@@ -31,7 +31,7 @@ from protocol.lease import Lease
 from protocol.rollout import RolloutClaim, Sample, pack_tokens
 from protocol.signing import NodeKey
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.coordinator.answering import CUT, PROXY, Answer, answering, error
 from tests.coordinator.audit.claims import honest, on_round
 

@@ -31,7 +31,7 @@ from protocol.rollout import RolloutClaim, Sample
 from protocol.signing import NodeKey
 from protocol.tasks import task
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.tiny_policy import with_canary
 
 SAMPLES, NEW_TOKENS, GROUPS = 64, 64, 3

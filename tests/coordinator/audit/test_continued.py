@@ -25,7 +25,7 @@ from protocol.manifest import Sampler
 from protocol.rollout import RolloutClaim, Sample, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey, open_envelope
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 FIRST, SECOND = NodeKey(b"\1" * 32), NodeKey(b"\2" * 32)
 ROUND, SEED, NEW_TOKENS = "0" * 64, 7, 12

@@ -20,9 +20,9 @@ from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens, u
 from protocol.signing import NodeKey
 from protocol.transcript import prompt
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.llama_engine import LlamaEngine
+from swarm_node.engine.llama.engine import LlamaEngine
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 NODE = NodeKey(b"\1" * 32)
 ROUND, SEED, TOKENS_MAX, SAMPLES = "0" * 64, 7, 240, 3

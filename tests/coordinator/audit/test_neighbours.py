@@ -14,7 +14,7 @@ from coordinator.rules.replay import Prefill, ReplayMeasurement, measure
 from coordinator.rules.verdict import AuditOutcome, AuditReport, judge
 from protocol.rollout import Completion, pack_tokens, unpack_logprobs, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 PROMPT = [19, 20, 31, 33, 40]
 SEED = 7

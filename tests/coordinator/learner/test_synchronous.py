@@ -17,7 +17,7 @@ from protocol.rollout import PolicyBounds, Sample, unpack_tokens
 from protocol.signing import NodeKey
 from protocol.tasks import Reward
 from swarm_node.engine.messages import SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.coordinator.world import MAX_NEW, SAMPLES, World, answer, fragment
 
 UPDATES, SIZE = 3, 2

@@ -17,11 +17,11 @@ import trio
 
 from protocol.errors import DiskFull, SwarmError
 from swarm_node.allowance.governor import Governor
-from swarm_node.allowance.uploads import UploadCounter
-from swarm_node.control import stopped
-from swarm_node.control.client import ask
-from swarm_node.control.door import FOLDER, LINE_MAX_BYTES, PORT, SOCKET, NoAgent, knock
-from swarm_node.control.server import CONNECTIONS_MAX, listening
+from swarm_node.allowance.upload_counter import UploadCounter
+from swarm_node.owner import stopped
+from swarm_node.owner.control_client import ask
+from swarm_node.owner.control_server import CONNECTIONS_MAX, listening
+from swarm_node.owner.control_socket import FOLDER, LINE_MAX_BYTES, PORT, SOCKET, NoAgent, knock
 
 pytestmark = pytest.mark.trio
 
@@ -30,7 +30,7 @@ DEADLINE_S = 30.0
 STALE = """
 import sys, trio
 from pathlib import Path
-from swarm_node.control.door import open_door
+from swarm_node.owner.control_socket import open_door
 
 async def main():
     await open_door(Path(sys.argv[1]))

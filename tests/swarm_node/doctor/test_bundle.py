@@ -10,13 +10,13 @@ from urllib.parse import quote
 import pytest
 
 from protocol.errors import DiskFull
-from swarm_node import identity
 from swarm_node.allowance import settings
-from swarm_node.control import stopped
+from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.doctor import bundle
 from swarm_node.doctor.redact import known, redact
 from swarm_node.doctor.report import fail, ok
-from swarm_node.join_string import JoinString
+from swarm_node.keys import identity
+from swarm_node.owner import stopped
 
 HOMES = "/" + "home"
 

@@ -8,18 +8,18 @@ import pytest
 import trio
 
 from protocol.signing import NodeKey
-from swarm_node import identity
 from swarm_node.allowance.governor import Governor
-from swarm_node.api_client import Coordinator
-from swarm_node.control.server import listening
+from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.doctor import cards, house, line, report, storage
 from swarm_node.doctor.engines import engine, engines, processor
 from swarm_node.doctor.examine import Patient, examine
 from swarm_node.doctor.report import CheckResult, CheckState
 from swarm_node.doctor.tiny_model import make_tiny_model
 from swarm_node.engine.choose import EngineOptions, HostMachine, this_machine
-from swarm_node.join_string import JoinString
+from swarm_node.keys import identity
 from swarm_node.machine.gpu import Card, GpuProbe
+from swarm_node.owner.control_server import listening
 
 GB = 10**9
 UNASKED = cast(Governor, None)

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.llama_engine import LlamaEngine
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.llama.engine import LlamaEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.swarm_node.engine.asking import SIZES
 from tests.tiny_policy import make_other_policy, make_tiny_policy, with_canary
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from protocol import adapter
 from protocol.errors import EngineFailed
-from swarm_node.engine import weights
 from swarm_node.engine.engine import Engine
+from swarm_node.engine.torch import weights
 from tests.adapted_policy import make_adapted, make_merged
 from tests.swarm_node.engine.asking import PROMPTS, asked, sample
 from tests.swarm_node.engine.conftest import Make

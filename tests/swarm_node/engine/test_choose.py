@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import ConfigInvalid
 from swarm_node.engine.choose import EngineOptions, HostMachine, choose, cuda_major, this_machine, threads_of
-from swarm_node.engine.vllm_command import VllmInstallation
+from swarm_node.engine.vllm.command import VllmInstallation
 
 BOTH = frozenset({"torch", "transformers", "llama_cpp", "gguf"})
 TORCH = frozenset({"torch", "transformers"})

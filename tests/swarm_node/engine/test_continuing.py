@@ -10,7 +10,7 @@ from protocol.fragment import Begun, Finish
 from protocol.lease import Prefix
 from protocol.rollout import Sample, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import GroupDone, GroupGrown, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
 
 TELL_AT_ONCE = 1e-9

@@ -20,11 +20,11 @@ from protocol.errors import EngineFailed
 from protocol.rollout import unpack_tokens
 from protocol.sampling import pick, uniform_table, uniforms
 from swarm_node.engine import engine as sampling_loop
-from swarm_node.engine import weights
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.qwen3 import Qwen3
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch import weights
+from swarm_node.engine.torch.engine import TorchEngine
+from swarm_node.engine.torch.qwen3 import Qwen3
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
 from tests.swarm_node.engine.conftest import Make
 from tests.tiny_policy import with_canary

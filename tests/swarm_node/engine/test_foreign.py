@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigInvalid
-from swarm_node.engine import foreign, vllm_command
+from swarm_node.engine import foreign
+from swarm_node.engine.vllm import command as vllm_command
 
 
 def run(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -19,7 +20,7 @@ def run(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[st
 
 
 def test_our_rooms_are_found_without_anything_that_is_installed_beside_them() -> None:
-    done = run("-S", foreign.__file__, "swarm_node.engine.vllm_probe")
+    done = run("-S", foreign.__file__, "swarm_node.engine.vllm.probe")
     assert done.returncode == 1
     assert "ModuleNotFoundError: No module named 'vllm'" in done.stderr
 

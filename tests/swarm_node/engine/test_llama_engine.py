@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from protocol.errors import EngineFailed
 from protocol.rollout import Sample
-from swarm_node.engine import llama_ggml, llama_weights
-from swarm_node.engine.llama_engine import LlamaEngine
-from swarm_node.engine.llama_ggml import Bytes, Type, Weight, encode
-from swarm_node.engine.llama_recipes import recipe_of
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.llama import ggml, weights
+from swarm_node.engine.llama.engine import LlamaEngine
+from swarm_node.engine.llama.ggml import Bytes, Type, Weight, encode
+from swarm_node.engine.llama.recipes import recipe_of
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.swarm_node.engine.asking import PROMPTS, asked, sample
 from tests.tiny_policy import with_canary
 
@@ -123,7 +123,7 @@ def test_weights_that_cannot_be_found_are_loaded_anew(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As with a llama.cpp whose tensors have another layout."""
-    monkeypatch.setattr(llama_ggml, "_name", lambda _address: b"another")
+    monkeypatch.setattr(ggml, "_name", lambda _address: b"another")
     engine = LlamaEngine(dtype="float16")
     engine.load(policy, 1)
     assert engine.load(changed(policy, tmp_path / "other"), 2).rebuilt
@@ -197,9 +197,9 @@ def test_the_file_has_each_tensor_under_the_name_and_in_the_type_that_llama_expe
     grouped: Path, tmp_path: Path
 ) -> None:
     recipe, config = recipe_of(json.loads((grouped / "config.json").read_bytes()))
-    given = llama_weights.sources(grouped)
-    wanted = llama_weights.places(recipe, config, Type.Q8_0, given)
-    llama_weights.write_gguf(tmp_path / "policy.gguf", recipe, config, wanted, given)
+    given = weights.sources(grouped)
+    wanted = weights.places(recipe, config, Type.Q8_0, given)
+    weights.write_gguf(tmp_path / "policy.gguf", recipe, config, wanted, given)
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "policy.gguf").tensors}
     assert found.keys() == {place.name for place in wanted}
     assert found["blk.0.ffn_down.weight"].tensor_type == gguf.GGMLQuantizationType.F16, "48 are no two blocks of 32"

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from swarm_node.engine.llama_file import REFUSED
-from swarm_node.engine.llama_model import quieten
+from swarm_node.engine.llama.gguf_file import REFUSED
+from swarm_node.engine.llama.model import quieten
 from tests.swarm_node.engine.test_llama_vocabulary import RULES, make_tokenizer
 
 TOKENS = [5, 17, 300, 42, 7]
@@ -46,7 +46,7 @@ def run(folder: Path, file: Path, dtype: str = "auto", *, most_bytes: int = -1) 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    command = [sys.executable, "-P", "-m", "swarm_node.engine.llama_file", str(folder), str(file), dtype]
+    command = [sys.executable, "-P", "-m", "swarm_node.engine.llama.gguf_file", str(folder), str(file), dtype]
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads(done.stdout or "{}")

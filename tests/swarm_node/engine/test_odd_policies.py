@@ -13,9 +13,9 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from protocol import limits
 from protocol.errors import EngineFailed
 from protocol.rollout import unpack_tokens
-from swarm_node.engine import qwen3_shape
 from swarm_node.engine.messages import GroupDone, GroupFailed
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch import qwen3_shape
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.architectures import zoo
 from tests.swarm_node.engine.asking import PROMPTS, SIZES, asked, sample
 

@@ -20,7 +20,7 @@ from swarm_node.engine.messages import (
     SampleRequest,
 )
 from swarm_node.engine.session import Session
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 
 class Talk:

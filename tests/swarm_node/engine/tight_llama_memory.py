@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from protocol.rollout import pack_tokens
-from swarm_node.engine.llama_engine import LlamaEngine
+from swarm_node.engine.llama.engine import LlamaEngine
 from swarm_node.engine.messages import GroupDone, SampleRequest
 
 GROUPS, SAMPLES = 4, 64

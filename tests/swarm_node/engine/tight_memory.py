@@ -9,7 +9,7 @@ import torch
 from protocol.rollout import pack_tokens
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, SampleRequest
-from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.torch.engine import TorchEngine
 
 GROUPS, SAMPLES = 32, 64
 ROOM_BYTES = 20 * 2**20

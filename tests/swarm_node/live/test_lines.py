@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from protocol import plain
-from swarm_node.live import lines, view
+from swarm_node.owner import live_view, status_lines
 
 NOW_MS = 1_800_000_000_000
 
@@ -74,7 +74,7 @@ def told(**changes: Any) -> dict[str, Any]:
 
 def drawn(snapshot: dict[str, Any], width: int = 100) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(view.panel(snapshot))
+    console.print(live_view.panel(snapshot))
     file: Any = console.file
     return str(file.getvalue())
 
@@ -87,7 +87,7 @@ def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view()
         "400 pending, 1,200 payable",
     ]
     promised += ["12 accepted, 2 stale_version rejected", "last: rejected stale_version", "61 °C, 300 W", "of 5 GB"]
-    status = "\n".join(lines.of_status(told()))
+    status = "\n".join(status_lines.of_status(told()))
     for words in promised:
         assert words in status
         assert words in drawn(told(), width=160)
@@ -97,12 +97,15 @@ def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view()
 
 def test_a_node_that_rests_has_put_its_version_down() -> None:
     """It was loaded before, and will be again."""
-    assert lines.version(told(version=0, resting="paused by you")) == "none is loaded while it rests; 8 is out"
-    assert lines.version(told(version=0, newest_version=0, resting="paused by you")) == "none is loaded while it rests"
+    assert status_lines.version(told(version=0, resting="paused by you")) == "none is loaded while it rests; 8 is out"
+    assert (
+        status_lines.version(told(version=0, newest_version=0, resting="paused by you"))
+        == "none is loaded while it rests"
+    )
 
 
 def test_one_of_a_thing_is_not_called_by_its_plural() -> None:
-    queue = next(line for line in lines.of_status(told(open_leases=1, unsent=1)) if line.startswith("queue"))
+    queue = next(line for line in status_lines.of_status(told(open_leases=1, unsent=1)) if line.startswith("queue"))
     assert queue == "queue     1 group in the engine, 1 rollout not sent yet"
 
 
@@ -122,7 +125,7 @@ def test_what_is_not_known_is_called_so() -> None:
         phase="offline",
         newest_version=0,
     )
-    status = "\n".join(lines.of_status(unknown))
+    status = "\n".join(status_lines.of_status(unknown))
     for words in ("none is loaded yet", "not measured yet", "not heard yet", "none heard yet", "no sensor tells"):
         assert words in status
     assert "waiting for the first version" in status
@@ -144,15 +147,17 @@ def test_what_is_not_known_is_called_so() -> None:
     ],
 )
 def test_why_nothing_is_done_is_told(changes: dict[str, Any], said: str) -> None:
-    assert lines.doing(told(**changes)) == said
+    assert status_lines.doing(told(**changes)) == said
     assert said in drawn(told(**changes))
 
 
 def test_a_download_has_its_share_rate_and_peers() -> None:
     load = {"version": 9, "bytes_done": 250_000_000, "bytes": 1_000_000_000, "peers": 4, "bytes_per_s": 12_500_000.0}
-    assert lines.doing(told(download=load)) == "generating, fetching version 9: 25% of 1 GB, 12.5 MB/s from 4 peers"
+    assert (
+        status_lines.doing(told(download=load)) == "generating, fetching version 9: 25% of 1 GB, 12.5 MB/s from 4 peers"
+    )
     assert "━" in drawn(told(download=load))
-    assert "0%" in lines.doing(told(download=load | {"bytes": 0, "bytes_done": 0}))
+    assert "0%" in status_lines.doing(told(download=load | {"bytes": 0, "bytes_done": 0}))
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
@@ -166,12 +171,12 @@ def test_names_are_no_markup() -> None:
 
 def test_where_no_agent_runs_the_reason_of_the_last_one_is_told() -> None:
     last = {"at_ms": NOW_MS - 60_000, "code": "disk_full", "message": "No room.", "hint": "Make some."}
-    assert list(lines.of_stopped("None runs.", last, now_ms=NOW_MS)) == [
+    assert list(status_lines.of_stopped("None runs.", last, now_ms=NOW_MS)) == [
         "None runs.",
         "The last one ended 1 min 0 s ago: No room. [disk_full]",
         "Make some.",
     ]
-    assert "killed" in "\n".join(lines.of_stopped("None runs.", None, now_ms=NOW_MS))
+    assert "killed" in "\n".join(status_lines.of_stopped("None runs.", None, now_ms=NOW_MS))
 
 
 @pytest.mark.parametrize(
@@ -184,10 +189,10 @@ def test_sizes(count: float, said: str) -> None:
 @pytest.mark.parametrize("place", ["resting", "distrust", "trouble", "no_work", "no_upload", "rejected", "mapping"])
 def test_no_word_of_a_coordinator_steers_the_terminal(place: str) -> None:
     change: dict[str, Any] = {place: {STEERING: 1} if place == "rejected" else STEERING, "open_leases": 0}
-    assert "\x1b" not in "".join(lines.of_status(told(**change)))
+    assert "\x1b" not in "".join(status_lines.of_status(told(**change)))
     drawn = io.StringIO()
-    Console(file=drawn, width=200, force_terminal=True, color_system=None).print(view.panel(told(**change)))
+    Console(file=drawn, width=200, force_terminal=True, color_system=None).print(live_view.panel(told(**change)))
     assert "\x1b]" not in drawn.getvalue()
     assert "\x1b[2J" not in drawn.getvalue()
     last = {"at_ms": NOW_MS, "message": STEERING, "hint": STEERING, "code": STEERING}
-    assert "\x1b" not in "".join(lines.of_stopped("No agent runs.", last, now_ms=NOW_MS))
+    assert "\x1b" not in "".join(status_lines.of_stopped("No agent runs.", last, now_ms=NOW_MS))

@@ -1,0 +1,94 @@
+"""The chunk store of a node: a folder of verified chunks, named by their hashes.
+
+- Bytes are verified before they are written and again each time they are read, so neither a peer nor a bad disk can
+  make us serve anything else. Who takes them as they lie there (`mapped`) verifies what it makes of them.
+- A file gets its name when all its bytes are written. It is not synced: a chunk that a power cut damaged is found out
+  when it is read, and fetched again. What a crash leaves unfinished is removed by `clean`.
+- One process owns the folder (writes, cleans, prunes); others may read along, as the seeder does.
+- All methods block; callers on an event loop use a thread.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from protocol.chunks import blob_path, verify
+from protocol.errors import ChunkMismatch, UnknownChunk
+from protocol.ids import ChunkId
+from swarm_node.base.disk import disk_named, mapped, write_whole
+
+_TEMP = "incoming"
+"""Subfolder of unfinished files; no two hex digits, so no chunk can lie there."""
+
+
+class BlobStore:
+    """Chunks below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def clean(self) -> None:
+        """Prepare the folder for its owner: make it, and remove what an earlier run left unfinished."""
+        with disk_named(self.root):
+            (self.root / _TEMP).mkdir(parents=True, exist_ok=True)
+        for leftover in (self.root / _TEMP).iterdir():
+            leftover.unlink(missing_ok=True)
+
+    def path(self, chunk: ChunkId) -> Path:
+        return self.root / blob_path(chunk)
+
+    def has(self, chunk: ChunkId) -> bool:
+        with disk_named(self.root):
+            return self.path(chunk).is_file()
+
+    def read(self, chunk: ChunkId) -> bytes:
+        """The verified bytes; a file that no longer is its name is removed and counts as absent."""
+        try:
+            with disk_named(self.root), suppress(FileNotFoundError, NotADirectoryError):
+                data = self.path(chunk).read_bytes()
+                verify(chunk, data)
+                return data
+        except ChunkMismatch as error:
+            with disk_named(self.root):
+                self.path(chunk).unlink(missing_ok=True)
+            raise UnknownChunk(
+                f"Chunk {chunk[:12]}… went bad on the disk and was removed.",
+                hint="It will be fetched again; if this repeats, check the disk.",
+            ) from error
+        raise _absent(chunk)
+
+    def mapped(self, chunk: ChunkId) -> memoryview:
+        """The stored bytes, not verified again."""
+        try:
+            return mapped(self.path(chunk))
+        except FileNotFoundError:
+            raise _absent(chunk) from None
+
+    def write(self, chunk: ChunkId, data: bytes | memoryview) -> None:
+        """Store bytes under their name; writing a chunk twice changes nothing."""
+        verify(chunk, data)
+        if self.has(chunk):
+            return
+        with disk_named(self.root):
+            try:
+                write_whole(self.path(chunk), data, temp_folder=self.root / _TEMP)
+            except FileNotFoundError:  # somebody removed the folder; looking each time costs as much as writing
+                (self.root / _TEMP).mkdir(parents=True, exist_ok=True)
+                write_whole(self.path(chunk), data, temp_folder=self.root / _TEMP)
+
+    def prune(self, keep: Collection[ChunkId]) -> int:
+        """Remove all chunks but these; returns how many went."""
+        wanted = set(keep)
+        gone = [path for path in self._files() if path.name not in wanted]
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return len(gone)
+
+    def _files(self) -> Iterator[Path]:
+        for folder in self.root.iterdir() if self.root.is_dir() else ():
+            if folder.is_dir() and folder.name != _TEMP:
+                yield from folder.iterdir()
+
+
+def _absent(chunk: ChunkId) -> UnknownChunk:
+    return UnknownChunk(f"Chunk {chunk[:12]}… is not stored here.")

@@ -1,0 +1,57 @@
+"""`swarm-node bench`: what this machine would earn tokens at, before it joins or between two rounds.
+
+- A round is measured with the newest version that this home holds, its task and its sampler; nothing is fetched, no
+  coordinator is asked.
+- A policy folder is measured with what the command line says.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from protocol.errors import ConfigInvalid
+from protocol.manifest import Sampler, open_manifest
+from swarm_node.coordinator_api.join_string import JoinString, round_folder
+from swarm_node.engine.client import Choose, open_engine
+from swarm_node.member import POLICIES, TRUST_FILE
+from swarm_node.versions import assemble
+from swarm_node.versions.updater import saved
+from swarm_node.work.throughput import SampleWork, Throughput, measure
+
+
+class Subject(NamedTuple):
+    """A policy, and what a round asks of it."""
+
+    folder: Path
+    task: str
+    sampler: Sampler
+
+
+def held(home: Path, join: JoinString) -> Subject:
+    """The newest version of a round that this home holds."""
+    folder = round_folder(home, join)
+    documents = saved(folder / TRUST_FILE)
+    if documents is not None and documents.manifest is not None:
+        manifest = open_manifest(documents.manifest, round_id=join.round_id, version=documents.policy_version)
+        if policy := assemble.find(folder / POLICIES, manifest):
+            return Subject(policy, manifest.task, manifest.sampler)
+    raise ConfigInvalid(f"{home} holds no version of this round.", hint="Join it once, or name a policy folder.")
+
+
+async def run(
+    subject: Subject,
+    command: Sequence[str] | Choose,
+    *,
+    groups: int,
+    samples: int,
+    batches: int,
+    on_group: Callable[[], None],
+) -> Throughput:
+    """Sample so many batches of groups after one that does not count, as a node would."""
+    sampler = subject.sampler
+    work = SampleWork(subject.task, groups * batches, samples, sampler.max_new_tokens, sampler.temperature)
+    async with open_engine(command) as engine:
+        await engine.load(subject.folder, 1)
+        requests = await work.requests(engine, 1)
+        await measure(engine, requests[:groups], at_once=groups, on_group=on_group)
+        return await measure(engine, requests, at_once=groups, on_group=on_group)

@@ -1,0 +1,36 @@
+"""The engine on llama.cpp: consumer graphics cards, Apple, and processors; for the architectures of `llama_recipes`.
+
+- Nothing here needs torch.
+- Precision is that of the weights: float32, float16, bfloat16, or q8_0, eight bits with a scale for every 32 weights.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from swarm_node.engine.decoder import Decoder
+from swarm_node.engine.engine import Engine
+from swarm_node.engine.llama.decoder import LlamaDecoder
+from swarm_node.engine.llama.ggml import Type
+
+SLOTS = 256
+"""As many sequences as llama.cpp knows."""
+
+TYPES = {"float32": Type.F32, "float16": Type.F16, "bfloat16": Type.BF16, "q8_0": Type.Q8_0}
+DEFAULT_DTYPE = "float32"
+"""What any round's tolerances take; the others are faster or smaller, for rounds that are audited by their class."""
+
+ALL_LAYERS = -1
+
+
+class LlamaEngine(Engine):
+    """Samples with llama.cpp."""
+
+    def __init__(
+        self, *, dtype: str = "auto", threads: int = 1, gpu_layers: int = ALL_LAYERS, slots: int = SLOTS
+    ) -> None:
+        super().__init__(slots)
+        self._kind = TYPES[DEFAULT_DTYPE if dtype == "auto" else dtype]
+        self._threads, self._gpu_layers = threads, gpu_layers
+
+    def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
+        return LlamaDecoder(folder, config, self._kind, threads=self._threads, gpu_layers=self._gpu_layers)

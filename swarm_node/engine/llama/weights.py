@@ -1,0 +1,231 @@
+"""A policy's tensors as llama.cpp wants them: its names, its types, and a GGUF file of them.
+
+- Matrices are stored in the type asked for, or in F16 where a row does not divide into blocks; vectors, norms, biases
+  and the matrices that choose experts in float32.
+- gguf's own map gives the names. The experts of a layer become one tensor; what else differs says `llama_recipes`.
+- The engine's file has no vocabulary: nothing but token ids ever goes in or out.
+- Tensors are read and encoded one by one, and copied unchanged where the policy's type is the one wanted.
+"""
+
+import json
+import math
+import mmap
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from protocol import adapter, tensors
+from swarm_node.engine.llama.ggml import Q8_BLOCK, Bytes, Type, encode, encoded_bytes
+from swarm_node.engine.llama.llama_config import LlamaConfig
+from swarm_node.engine.llama.recipes import Change, Recipe, constants, write_fields
+from swarm_node.engine.policy_files import read_adapter, tensor_files
+
+_TYPE_OF = {"F32": Type.F32, "F16": Type.F16, "BF16": Type.BF16}
+"""Of what the files of a policy may hold."""
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A tensor of llama.cpp, and the tensors of the policy that it holds: one, or those of all experts in order."""
+
+    name: str
+    sources: tuple[str, ...]
+    shape: tuple[int, ...]
+    kind: Type
+    change: Change | None = None
+    stacked: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return encoded_bytes(math.prod(self.shape), self.kind)
+
+    def digest(self, given: "Mapping[str, SourceTensor]") -> bytes:
+        """Return what differs wherever the values differ."""
+        return b"".join(given[name].digest() for name in self.sources)
+
+    def encoded(self, given: "Mapping[str, SourceTensor]") -> Bytes:
+        """Return the values as ggml stores them."""
+        parts = [given[name].encoded(self.kind, self.change) for name in self.sources]
+        return np.stack(parts) if self.stacked else parts[0]
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """A tensor of the policy, mapped into memory."""
+
+    kind: Type
+    shape: tuple[int, ...]
+    data: memoryview
+    added: "Adapter | None" = None
+
+    def digest(self) -> bytes:
+        """What tells a changed tensor from one that is the same."""
+        hasher = blake3(self.data)
+        if self.added is not None:
+            for part in (self.added.down, self.added.up):
+                hasher.update(part.data)
+            hasher.update(np.float64(self.added.scale).tobytes())
+        return hasher.digest()
+
+    def encoded(self, kind: Type, change: Change | None = None) -> Bytes:
+        """Its values in this type; the last axis holds the bytes of a row."""
+        if self.added is not None:
+            return self._merged(self.added).encoded(kind, change)
+        if kind == self.kind and change is None:
+            return np.frombuffer(self.data, np.uint8).reshape(*self.shape[:-1], -1)
+        values = self._values().reshape(self.shape)
+        return encode(np.ascontiguousarray(values if change is None else change(values)), kind)
+
+    def _merged(self, added: "Adapter") -> "SourceTensor":
+        """As `protocol.adapter` defines it: in float32, then in the type in which it is stored."""
+        down, up = (part._values().reshape(part.shape) for part in (added.down, added.up))
+        values = self._values().reshape(self.shape) + np.float32(added.scale) * (up @ down)
+        return SourceTensor(self.kind, self.shape, encode(values, self.kind).reshape(-1).data)
+
+    def _values(self) -> NDArray[np.float32]:
+        if self.kind == Type.BF16:
+            return (np.frombuffer(self.data, "<u2").astype(np.uint32) << 16).view(np.float32)
+        return np.frombuffer(self.data, "<f4" if self.kind == Type.F32 else "<f2").astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What is added to a tensor."""
+
+    down: SourceTensor
+    up: SourceTensor
+    scale: float
+
+
+_EXPERT = re.compile(r"(?P<stem>.+\.experts)\.(?P<number>\d+)(?P<rest>\..+)")
+
+_EXACT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")
+"""Matrices that llama.cpp wants in float32."""
+
+
+def places(recipe: Recipe, config: LlamaConfig, kind: Type, given: Mapping[str, "SourceTensor"]) -> list[TensorPlace]:
+    """Return every tensor that llama.cpp is given of such a policy; one that it does not know is refused by name."""
+    names = gguf.get_tensor_name_map(recipe.arch, config.layers)
+    found, unknown = list[TensorPlace](), list[str]()
+    for name, sources in _gathered(given).items():
+        if config.tied and name == "lm_head.weight":
+            continue
+        made = next((made for rule in recipe.rules if (made := rule(config, name)) is not None), [(name, None)])
+        for own, change in made:
+            # gguf knows BLOOM's names only as they were before transformers put a prefix in front of them.
+            known = (names.get_name(one, (".weight", ".bias")) for one in (own, own.removeprefix("transformer.")))
+            if (short := next(filter(None, known), None)) is None:
+                unknown.append(own)
+                continue
+            found.append(_place(short, name, sources, given, kind, change))
+    if unknown:
+        raise config.refusal(f"llama.cpp has no tensors for {', '.join(unknown[:3])}")
+    return found
+
+
+def _place(
+    short: str, name: str, sources: list[str], given: Mapping[str, "SourceTensor"], kind: Type, change: Change | None
+) -> TensorPlace:
+    shapes = {given[source].shape for source in sources}
+    if len(shapes) > 1:
+        raise ValueError(f"the experts of {name} differ in shape")
+    shape, stacked = shapes.pop(), sources != [name]
+    if change is not None:
+        shape = change(np.broadcast_to(np.float32(0), shape)).shape
+    whole = (len(sources), *shape) if stacked else shape
+    return TensorPlace(short, tuple(sources), whole, _kind(short, whole, kind), change, stacked)
+
+
+def _gathered(given: Iterable[str]) -> dict[str, list[str]]:
+    """Return the tensors by name, those of a layer's experts under one."""
+    found: dict[str, dict[int, str]] = {}
+    for name in given:
+        if (expert := _EXPERT.fullmatch(name)) is None:
+            found[name] = {0: name}
+        else:
+            found.setdefault(expert["stem"] + expert["rest"], {})[int(expert["number"])] = name
+    return {name: [parts[number] for number in sorted(parts)] for name, parts in found.items()}
+
+
+def _kind(name: str, sizes: tuple[int, ...], wanted: Type) -> Type:
+    if len(sizes) == 1 or not name.endswith(".weight") or name.endswith(_EXACT):
+        return Type.F32
+    return Type.F16 if wanted == Type.Q8_0 and sizes[-1] % Q8_BLOCK else wanted
+
+
+def sources(folder: Path) -> dict[str, SourceTensor]:
+    """The tensors of a policy's files by name; a file stays mapped as long as one of its tensors is held."""
+    found, scale = _sources(tensor_files(folder)), read_adapter(folder)
+    if scale is None:
+        return found
+    matrices = _sources([folder / adapter.WEIGHTS])
+    for name in adapter.adapted(matrices):
+        down, up = (matrices[part] for part in adapter.names(name))
+        if name not in found or (up.shape[:1] + down.shape[1:], up.shape[1:]) != (found[name].shape, down.shape[:1]):
+            raise ValueError(f"the adapter's matrices do not fit {name}")
+        found[name] = replace(found[name], added=Adapter(down, up, scale))
+    return found
+
+
+def _sources(parts: Iterable[Path]) -> dict[str, SourceTensor]:
+    found: dict[str, SourceTensor] = {}
+    for part in parts:
+        with part.open("rb") as file:
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        header = tensors.header_of(view)
+        described = json.loads(header[tensors.PREFIX_BYTES :])
+        for tensor in tensors.layout(header, len(view)):
+            if tensor.name in found:
+                raise ValueError(f"two files hold {tensor.name}")
+            entry = described[tensor.name]
+            source = SourceTensor(_TYPE_OF[entry["dtype"]], tuple(entry["shape"]), view[tensor.begin : tensor.end])
+            if math.prod(source.shape) * tensor.element_bytes != len(source.data):
+                raise ValueError(f"{tensor.name} has another size than its shape says")
+            found[tensor.name] = source
+    return found
+
+
+def misfits(wanted: Iterable[TensorPlace], given: Iterable[TensorPlace]) -> list[str]:
+    """Return the names of tensors that are missing, too many, or of another shape."""
+    shapes, found = ({place.name: (place.sources, place.shape) for place in places} for places in (wanted, given))
+    return sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
+
+
+def without_vocabulary(writer: gguf.GGUFWriter) -> None:
+    """Say that there is no tokenizer."""
+    writer.add_tokenizer_model("none")
+
+
+def write_gguf(
+    file: Path,
+    recipe: Recipe,
+    config: LlamaConfig,
+    wanted: Sequence[TensorPlace],
+    given: Mapping[str, SourceTensor],
+    describe: Callable[[gguf.GGUFWriter], None] = without_vocabulary,
+) -> None:
+    """Write a model that llama.cpp can load, with what else the file shall say of it."""
+    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[recipe.arch])
+    width = next((place.shape[-1] for place in wanted if place.name.endswith(".ffn_down.weight")), None)
+    write_fields(recipe, config, width, writer)
+    describe(writer)
+    fixed = constants(config)
+    for place in wanted:
+        kind = gguf.GGMLQuantizationType(place.kind)
+        writer.add_tensor_info(place.name, place.shape, np.dtype(np.float32), place.size_bytes, kind)
+    for name, values in fixed.items():
+        writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for place in wanted:
+        writer.write_tensor_data(place.encoded(given))
+    for values in fixed.values():
+        writer.write_tensor_data(values)
+    writer.close()

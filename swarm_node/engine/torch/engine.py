@@ -1,0 +1,55 @@
+"""The engine on torch: our own Qwen3, Qwen2 and Llama, and whatever else transformers knows; on a CPU or with CUDA."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protocol import architectures
+from protocol.errors import EngineFailed
+from swarm_node.engine.decoder import Decoder
+from swarm_node.engine.engine import Engine
+from swarm_node.engine.torch import qwen3_shape
+
+SLOTS = 512
+"""Samples decoded at once; a step costs little more for many rows than for one, until memory ends."""
+
+
+class TorchEngine(Engine):
+    """Samples in torch."""
+
+    def __init__(self, *, device: str = "auto", dtype: str = "auto", slots: int = SLOTS) -> None:
+        super().__init__(slots)
+        self._device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        self._dtype = dtype
+
+    load = torch.inference_mode()(Engine.load)
+    step = torch.inference_mode()(Engine.step)
+    cancel = torch.inference_mode()(Engine.cancel)
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """On the CPU torch has no type of its own for that."""
+        named = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        return named or "allocate memory" in str(error) or "bad_alloc" in str(error)
+
+    def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
+        """Our own decoder where it knows the architecture, else that of `transformers`."""
+        if reason := architectures.reason_to_refuse(config):
+            raise EngineFailed(
+                f"The torch engine cannot sample the policy in {folder}: {reason}.",
+                hint="docs/architectures.md lists the architectures that work.",
+            )
+        dtype = self._dtype
+        if dtype == "auto":
+            published = config.get("dtype") or config.get("torch_dtype") or "float32"
+            dtype = "float32" if self._device.type == "cpu" else published
+        exact = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype)
+        if exact is None:
+            raise ValueError(f"dtype {dtype} is neither float32 nor bfloat16 nor float16")
+        if qwen3_shape.supports(config):
+            from swarm_node.engine.torch.qwen3 import Qwen3
+
+            return Qwen3(folder, config, self._device, exact)
+        from swarm_node.engine.torch.generic import Generic  # its import of transformers takes seconds
+
+        return Generic(folder, self._device, exact)

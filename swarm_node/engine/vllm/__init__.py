@@ -1,0 +1,1 @@
+"""The engine on vLLM, which runs in an environment of its own."""

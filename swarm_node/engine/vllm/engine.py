@@ -1,0 +1,286 @@
+"""Samples groups with vLLM, which batches them by itself: what `session` needs of an engine.
+
+- Each sample is a request of its own to vLLM, since each draws by its own number. A group is handed out when its last
+  sample has ended.
+- A sample that another node began is a request whose prompt ends with the prefix; it draws from the position after it.
+- A swap copies the new weights into the model that is there; another configuration costs vLLM's whole start.
+- Out of memory: vLLM is made anew for half as many samples at once, and what ran is started over; its tokens depend on
+  the seed alone. What does not fit even alone fails by name.
+- After any other failure in a step nobody knows what vLLM still holds: the process ends, and the agent starts another.
+- Log-probabilities are those of the distribution drawn from, that is at the request's temperature.
+"""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import EngineFailed
+from protocol.fragment import Finish
+from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
+from swarm_node.engine import canary
+from swarm_node.engine.groups import check_prefixes, opened
+from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest, SamplingStats
+from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
+from swarm_node.engine.vllm.model import ROWS_MAX, NewTokens, VllmModel
+
+log = logging.getLogger(__name__)
+
+Answered = GroupDone | GroupFailed
+
+
+@dataclass(eq=False)
+class VllmSample:
+    """A sample that vLLM draws."""
+
+    prefix: list[int] = field(default_factory=list)
+    """The tokens that another node drew."""
+    finish: Finish = ""
+    """The end of a sample whose prefix is complete; vLLM draws nothing of it."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finished: bool = False
+
+    def whole(self, ends: Collection[int]) -> Sample:
+        """Return the finished sample, without its prefix."""
+        return Sample(
+            tokens=pack_tokens(self.tokens),
+            logprobs=pack_logprobs(self.logprobs),
+            finish=self.finish or ("stop" if self.tokens[-1] in ends else "length"),
+        )
+
+
+@dataclass(eq=False)
+class VllmGroup:
+    """A request on its way."""
+
+    request: SampleRequest
+    prompt: list[int]
+    samples: list[VllmSample] = field(default_factory=list)
+    first_token_at: float | None = None
+
+    @property
+    def complete(self) -> bool:
+        return all(sample.finished for sample in self.samples)
+
+    @property
+    def drawn(self) -> list[VllmSample]:
+        """Return the samples of which vLLM draws tokens."""
+        return [sample for sample in self.samples if not sample.finish]
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Return the count of tokens before the first draw, of all samples together."""
+        return sum(len(self.prompt) + len(sample.prefix) for sample in self.drawn)
+
+
+class VllmEngine:
+    """Holds one policy and samples from it."""
+
+    def __init__(self, *, dtype: str = "auto", rows: int = ROWS_MAX, vram_share: float = 1.0) -> None:
+        self._vram_share = vram_share
+        self._dtype, self._rows = dtype, rows
+        self._model: VllmModel | None = None
+        self._config: dict[str, Any] = {}
+        self._ends: set[int] = set()
+        self._folder, self._version = Path(), -1
+        self._groups: dict[str, VllmGroup] = {}
+        self._samples: dict[str, tuple[VllmGroup, VllmSample]] = {}
+        """What vLLM has not ended, by the names that it knows."""
+        self._spent = _nothing_spent()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to sample."""
+        return bool(self._groups)
+
+    def load(self, folder: Path, version: int) -> Loaded:
+        """Take a policy folder's weights, into the model that is there if the configuration is the same."""
+        if self.busy:
+            raise EngineFailed("A version cannot be swapped while its samples are drawn.")
+        started = time.monotonic()
+        # Gone until everything has worked: nothing is ever sampled from half of a version.
+        model, self._model = self._model, None
+        try:
+            config = read_config(folder)
+            require_layers(folder, config)
+            ends = end_tokens(config, read_generation_config(folder))
+            rebuilt = model is None or config != self._config or not model.swap(folder)
+            if model is None or rebuilt:
+                if model is not None:
+                    model.close()  # before the next is made: two may not fit
+                model = VllmModel(folder, self._dtype, rows=self._rows, vram_share=self._vram_share)
+            canary.check(folder, model.score, vocab_size=model.vocab_size, numerics=model.numerics)
+        except Exception as error:  # nobody can list what garbage in a folder does to those who read it
+            if model is not None:
+                model.close()
+            if isinstance(error, EngineFailed):
+                raise
+            raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}"[:1000]) from error
+        self._model, self._config, self._folder, self._version = model, config, folder, version
+        self._ends = {end for end in ends if end < model.vocab_size}  # vLLM refuses one that cannot be drawn
+        seconds = time.monotonic() - started
+        return Loaded(
+            parameters=model.parameters, numerics=model.numerics, rebuilt=rebuilt, seconds=seconds, continues=True
+        )
+
+    def add(self, request: SampleRequest) -> None:
+        """Queue a request, if the policy can do what it asks for."""
+        model, prompt = self._loaded(), unpack_tokens(request.prompt).tolist()
+        if request.version != self._version:
+            raise EngineFailed(f"A request for version {request.version}, while version {self._version} is loaded.")
+        if max(prompt) >= model.vocab_size:
+            raise EngineFailed(f"The prompt has token {max(prompt)}, the vocabulary only {model.vocab_size}.")
+        if len(prompt) + request.max_new_tokens > model.positions_max:
+            raise EngineFailed(
+                f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
+                f"{model.positions_max} positions."
+            )
+        if request.episode is not None:
+            raise EngineFailed("With vLLM no episode can be played.", hint="Start the node with `--engine torch`.")
+        if request.prefixes:
+            check_prefixes(opened(request, prompt), model.vocab_size)
+        group = VllmGroup(request, prompt)
+        self._groups[request.request_id] = group
+        self._begin(group)
+
+    def step(self) -> list[Answered]:
+        """Let samples in, and draw a token for every one that runs; the groups that this ended."""
+        started, begun = time.monotonic(), self._begun()
+        try:
+            drawn = self._step()
+            if drawn is None:
+                return self._start_over()
+        except Exception:  # nobody can list them, and vLLM may be in any state now, its device, too
+            log.exception("vLLM failed in a step")
+            os._exit(1)
+        now = time.monotonic()
+        for one in drawn:
+            self._note(one, now)
+        self._count(now - started, begun)
+        return [self._end(group) for group in list(self._groups.values()) if group.complete]
+
+    def cancel(self, request_ids: Collection[str]) -> list[str]:
+        """Forget those of these requests that are here; which they were."""
+        gone = [self._groups.pop(name) for name in list(self._groups) if name in request_ids]
+        for group in gone:
+            self._abort(group)
+        return [group.request.request_id for group in gone]
+
+    def measured(self) -> SamplingStats:
+        """What was sampled since this was last asked for."""
+        spent, self._spent = self._spent, _nothing_spent()
+        return SamplingStats(**spent)
+
+    def _loaded(self) -> VllmModel:
+        if self._model is None:
+            raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
+        return self._model
+
+    def _step(self) -> list[NewTokens] | None:
+        """What vLLM drew; None if memory did not suffice. What the failed step held is free again by then."""
+        try:
+            return self._loaded().step()
+        except Exception as error:  # several types say that memory has ended
+            if not _out_of_memory(error):
+                raise
+            return None
+
+    def _begin(self, group: VllmGroup) -> None:
+        """Give all samples of a group to vLLM; the first that it draws reports when tokens come."""
+        model = self._loaded()
+        group.samples = _samples(group.request)
+        for number, sample in enumerate(group.samples):
+            if sample.finished:
+                continue
+            stream = sample is group.drawn[0]
+            name = model.add(group.request, number, group.prompt, sample.prefix, self._ends, stream=stream)
+            self._samples[name] = group, sample
+
+    def _note(self, drawn: NewTokens, now: float) -> None:
+        """Keep what was drawn."""
+        group, sample = self._samples[drawn.sample_id]
+        group.first_token_at = group.first_token_at or now
+        sample.tokens += drawn.tokens
+        sample.logprobs += drawn.logprobs
+        if drawn.finished:
+            sample.finished = True
+            del self._samples[drawn.sample_id]
+
+    def _end(self, group: VllmGroup) -> Answered:
+        """What became of a group whose samples have ended."""
+        request = group.request
+        del self._groups[request.request_id]
+        if not all(math.isfinite(logprob) for sample in group.samples for logprob in sample.logprobs):
+            self._config = {}  # vLLM's cache now has what infects the next version: a masked NaN is still one
+            return _failed(group, "The policy gives probabilities that are no numbers.")
+        self._spent["prompt_tokens"] += group.prefill_tokens if request.prefixes else len(group.prompt)
+        self._spent["first_tokens"] += len(group.drawn)
+        self._spent["later_tokens"] += sum(len(sample.tokens) - 1 for sample in group.drawn)
+        samples = tuple(sample.whole(self._ends) for sample in group.samples)
+        ago_s = time.monotonic() - (group.first_token_at or time.monotonic())
+        return GroupDone(request_id=request.request_id, samples=samples, first_token_ago_s=ago_s)
+
+    def _begun(self) -> list[VllmGroup]:
+        return [group for group in self._groups.values() if group.first_token_at is not None]
+
+    def _count(self, seconds: float, begun: Collection[VllmGroup]) -> None:
+        """Charge a step to prompts and to decoding by the tokens that it computed: vLLM does both at once."""
+        prompts = sum(one.prefill_tokens for one in self._begun() if one not in begun)
+        decoded = sum(not sample.finished for group in begun for sample in group.samples)
+        share = prompts / (prompts + decoded) if prompts else 0.0
+        self._spent["prefill_s"] += share * seconds
+        self._spent["decode_s"] += (1 - share) * seconds
+
+    def _abort(self, group: VllmGroup) -> None:
+        names = [name for name, (owner, _) in self._samples.items() if owner is group]
+        if self._model is not None:
+            self._model.abort(names)
+        for name in names:
+            del self._samples[name]
+
+    def _start_over(self) -> list[Answered]:
+        """Out of memory: begin everything anew, fewer samples at once."""
+        answers: list[Answered] = []
+        at_once = min(self._rows, len(self._samples))
+        if at_once == 1:
+            hint = "Free some, or let another machine sample this policy."
+            first = self._groups.pop(next(iter(self._groups)))
+            answers = [_failed(first, "There is not enough memory for one sample.", hint)]
+        self._rows = max(1, at_once // 2)
+        log.warning("out of memory; from now on %d samples at once", self._rows)
+        self._samples.clear()
+        self._loaded().close()
+        self._model = VllmModel(self._folder, self._dtype, rows=self._rows, vram_share=self._vram_share)
+        for group in self._groups.values():
+            group.first_token_at = None
+            self._begin(group)
+        return answers
+
+
+def _samples(request: SampleRequest) -> list[VllmSample]:
+    """Return a request's samples before vLLM draws anything."""
+    if not request.prefixes:
+        return [VllmSample() for _ in range(request.samples)]
+    return [
+        VllmSample(prefix=unpack_tokens(one.tokens).tolist(), finish=one.finish, finished=bool(one.finish))
+        for one in request.prefixes
+    ]
+
+
+def _failed(group: VllmGroup, message: str, hint: str = "") -> GroupFailed:
+    return GroupFailed.of(group.request.request_id, EngineFailed(message, hint=hint))
+
+
+def _nothing_spent() -> dict[str, Any]:
+    return {"prompt_tokens": 0, "first_tokens": 0, "prefill_s": 0.0, "later_tokens": 0, "decode_s": 0.0}
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed; on the CPU torch has no type of its own for that."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "allocate memory" in str(error) or "bad_alloc" in str(error)

@@ -1,0 +1,209 @@
+"""vLLM with one policy in it: built from a folder, its weights swapped in place, samples added, stepped and aborted.
+
+- vLLM runs inside this process: when the child dies, nothing of it lives on, not even a process with the GPU's memory.
+- What holds only on a CPU stands in `of_platform`, what must be set before vLLM is imported in `vllm_command`.
+- Custom sampling exists for both of vLLM's model runners, in two forms; `vllm_sampling` has that of the first one.
+- vLLM keeps its prefix cache when weights change, and on a CPU would keep copies of the weights packed for oneDNN, so
+  both are seen to here.
+"""
+
+import gc
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm import EngineArgs, SamplingParams, _custom_ops
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from swarm_node.engine.canary import count_ahead
+from swarm_node.engine.messages import SampleRequest
+from swarm_node.engine.policy_files import read_adapter, read_config, without_adapter
+from swarm_node.engine.torch.weights import SHORT_NAMES, mapped_tensors
+from swarm_node.engine.vllm.sampling import SeedBound
+
+ROWS_MAX = 256
+"""Samples in one batch; vLLM itself lets fewer in where its cache does not suffice."""
+
+CPU_CACHE_BYTES = 2**30
+"""For keys and values on a CPU, where vLLM would take most of what is free."""
+
+GPU_SHARE = 0.9
+"""Of what is free on a GPU: vLLM counts from all there is, and refuses to start where a desktop holds some of it."""
+
+CANARY = "canary"
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class NewTokens(NamedTuple):
+    """What is told of a sample after a step: its tokens since it was last told of."""
+
+    sample_id: str
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    finished: bool
+
+
+class VllmModel:
+    """One vLLM engine; `close` it before the next is made."""
+
+    def __init__(self, folder: Path, dtype: str, *, rows: int = ROWS_MAX, vram_share: float = 1.0) -> None:
+        self._shapes, self.rows = _shapes(folder), rows
+        with without_adapter(folder) as base:
+            self._engine: Any = _start(base, dtype, rows, vram_share)
+        if read_adapter(folder) is not None:
+            self._engine.collective_rpc("swap_policy", args=(str(folder),))
+        config = self._engine.model_config
+        self.vocab_size = int(config.get_vocab_size())
+        self.positions_max = int(config.max_model_len)
+        self.numerics = f"vllm/{SHORT_NAMES[config.dtype]}/{current_platform.device_type}"
+        (self.parameters,) = self._engine.collective_rpc("count_parameters")
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._engine.has_unfinished_requests())
+
+    def swap(self, folder: Path) -> bool:
+        """Take the weights of another folder; False, and nothing taken, if its tensors are others.
+
+        After an error the model must not be used.
+        """
+        if _shapes(folder) != self._shapes:
+            return False
+        self._engine.collective_rpc("swap_policy", args=(str(folder),))
+        self._engine.reset_prefix_cache()
+        return True
+
+    def add(
+        self,
+        request: SampleRequest,
+        number: int,
+        prompt: list[int],
+        prefix: list[int],
+        ends: Collection[int],
+        *,
+        stream: bool,
+    ) -> str:
+        """Queue one sample and return its id. With `stream` each of its tokens is reported, else only its end."""
+        sample_id = f"{request.request_id}/{number}"
+        wanted = {
+            "seed": request.seed,
+            "sample": number,
+            "temperature": request.temperature,
+            "start": len(prefix),
+            "forced": [],
+        }
+        self._add(sample_id, [*prompt, *prefix], request.max_new_tokens - len(prefix), ends, wanted, stream=stream)
+        return sample_id
+
+    def step(self) -> list[NewTokens]:
+        """Let samples in, and draw a token for every one that runs; what is told of them."""
+        return [_drawn(output) for output in self._engine.step()]
+
+    def abort(self, sample_ids: Collection[str]) -> None:
+        """Forget these samples."""
+        self._engine.abort_request(list(sample_ids))
+
+    def score(self, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float64]:
+        """The canary's `Scores`: each prefix is a prompt, after which the next tokens are forced."""
+        ahead = count_ahead(tokens, lengths)
+        for length in lengths:
+            forced = list(tokens[length : length + ahead])
+            wanted = {"seed": 0, "sample": 0, "temperature": 1.0, "start": 0, "forced": forced}
+            self._add(f"{CANARY}/{length}", list(tokens[:length]), ahead, (), wanted, stream=False)
+        scores = np.full((ahead, len(lengths)), np.nan)
+        while self.busy:
+            for drawn in self.step():
+                length = int(drawn.sample_id.removeprefix(f"{CANARY}/"))
+                scores[: len(drawn.logprobs), lengths.index(length)] = drawn.logprobs
+        return scores
+
+    def close(self) -> None:
+        """Give everything back that vLLM holds in this process."""
+        self._engine.engine_core.shutdown()
+        self._engine = None
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    def _add(
+        self,
+        sample_id: str,
+        prompt: list[int],
+        tokens_max: int,
+        ends: Collection[int],
+        wanted: dict[str, Any],
+        *,
+        stream: bool,
+    ) -> None:
+        parameters = SamplingParams(
+            temperature=0.0,  # what is left of a row has one token
+            max_tokens=tokens_max,
+            stop_token_ids=sorted(ends),
+            ignore_eos=True,  # the policy's own end tokens are those that are named
+            logprobs=0,  # of what is drawn alone
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+            extra_args=wanted,
+        )
+        self._engine.add_request(sample_id, {"prompt_token_ids": prompt}, parameters)
+
+
+def _start(folder: Path, dtype: str, rows: int, vram_share: float) -> Any:
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(folder),
+            dtype=_published(folder) if dtype == "auto" else dtype,
+            load_format="safetensors",
+            trust_remote_code=False,
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            logits_processors=[SeedBound],
+            logprobs_mode="processed_logits",
+            worker_extension_cls="swarm_node.engine.vllm.worker.WorkerExtension",
+            max_model_len=-1,  # the policy's own, or what there is memory for
+            max_num_seqs=rows,
+            disable_log_stats=True,
+            async_scheduling=False,
+            seed=0,
+            **of_platform(vram_share),
+        )
+    )
+
+
+def _drawn(output: Any) -> NewTokens:
+    (one,) = output.outputs
+    return NewTokens(output.request_id, one.token_ids, one.logprobs.logprobs, output.finished)
+
+
+def _published(folder: Path) -> str:
+    """The precision to compute in by default: that of the published weights, and on a CPU always float32.
+
+    Left to itself, vLLM rounds float32 weights.
+    """
+    config = read_config(folder)
+    named = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if named not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype {named} is neither float32 nor bfloat16")
+    return "float32" if current_platform.is_cpu() else str(named)
+
+
+def of_platform(vram_share: float = 1.0) -> dict[str, Any]:
+    """What differs between a CPU and a GPU, of whose memory the owner may allow a share."""
+    if not current_platform.is_cpu():
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return {"gpu_memory_utilization": min(vram_share, GPU_SHARE * free_bytes / total_bytes)}
+    # A packed copy of a weight would stay when the weight is swapped, and of some nothing else would be left.
+    _custom_ops._supports_onednn = False
+    return {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
+
+
+def _shapes(folder: Path) -> Shapes:
+    with mapped_tensors(folder) as tensors:
+        return {name: tuple(shape) for name, shape in tensors.shapes.items()}

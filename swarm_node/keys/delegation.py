@@ -1,0 +1,37 @@
+"""The owner's word that this node works for them: kept in the home, sent at every registration."""
+
+from pathlib import Path
+
+from protocol.errors import ConfigInvalid, SwarmError
+from protocol.ids import NodeId
+from protocol.owner import Delegation, open_statement
+from swarm_node.base.disk import disk_named, write_durably
+
+FILE = "delegation"
+
+
+def kept(home: Path, node: NodeId, given: Path | None = None) -> bytes | None:
+    """The delegation in a home, or the one that is given and kept from now on; None for a node of its own."""
+    path = given or home / FILE
+    if not path.exists() and given is None:
+        return None
+    try:
+        data = path.read_bytes()
+        owner_of(data, node)
+    except (OSError, SwarmError) as error:
+        raise ConfigInvalid(
+            f"{path} is not a delegation to {node} ({error}).", hint="Ask the owner: `swarm-node keys delegate`."
+        ) from None
+    if given is not None:
+        with disk_named(home):
+            home.mkdir(parents=True, exist_ok=True)
+        write_durably(home / FILE, data, temp_folder=home)
+    return data
+
+
+def owner_of(data: bytes, node: NodeId) -> tuple[NodeId, Delegation]:
+    """Whose delegation it is, if it is one to this node."""
+    owner, said = open_statement(data)
+    if not isinstance(said, Delegation) or said.node_id != node:
+        raise ConfigInvalid("It is for another node.")
+    return owner, said

@@ -1,0 +1,82 @@
+"""The node's key: made once, readable by its owner only, and the same for HTTP, libp2p and the ledger."""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protocol.errors import ConfigInvalid
+from protocol.signing import NodeKey
+from swarm_node.base import locks
+from swarm_node.base.disk import disk_named, sync_folder
+
+FILE = "node.key"
+"""In a node's home."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A key and its 32-byte seed, which libp2p needs too."""
+
+    key: NodeKey
+    seed: bytes = field(repr=False)
+
+
+def load_or_create(path: Path) -> Identity:
+    """The identity in a file; a new one if there is none."""
+    with disk_named(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _create(path)
+    return _load(path)
+
+
+def of(home: Path) -> Identity:
+    """The identity of a home in which a node is; a mistyped home gets none."""
+    path = home / FILE
+    if not path.exists():
+        raise ConfigInvalid(f"There is no node in {home}.", hint="Name its --home; `swarm-node join` makes a new one.")
+    return _load(path)
+
+
+@contextmanager
+def only_agent(home: Path) -> Iterator[None]:
+    """Nobody else uses this home until the end."""
+    taken = ConfigInvalid(f"Another agent is running in {home}.", hint="Stop it, or give this one its own --home.")
+    with locks.held(home / "agent.lock", taken):
+        yield
+
+
+def put(path: Path, seed: bytes) -> None:
+    """Put a key where none is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _create(path, seed)
+    if _load(path).seed != seed:
+        raise ConfigInvalid(f"{path} holds another key already.", hint="A key is never written over.")
+
+
+def _create(path: Path, seed: bytes | None = None) -> None:
+    """Put a new key in place, whole; one that somebody else put there meanwhile stays."""
+    # A temporary file is readable by its owner only, from its first byte on.
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
+        file.write((seed or secrets.token_bytes(32)).hex())
+        file.flush()
+        os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(file.name, path)
+    sync_folder(path.parent)
+
+
+def _load(path: Path) -> Identity:
+    try:
+        seed = bytes.fromhex(path.read_text().strip())
+    except (ValueError, UnicodeDecodeError):
+        seed = b""
+    if len(seed) != 32:
+        raise ConfigInvalid(
+            f"{path} does not hold a node key.", hint="Restore it from a backup, or remove it to become a new node."
+        )
+    return Identity(NodeKey(seed), seed)

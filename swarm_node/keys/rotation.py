@@ -1,0 +1,77 @@
+"""A new key for a node: the old one and what belongs to it are kept aside, chunks and versions stay.
+
+- With its history kept, the old key delegates the new one: the node, its own owner until now, works for its old self.
+  Trust and earnings stay together. Never after a theft: whoever has the old key is then the owner.
+- Not while the agent runs: it would go on signing with the old key.
+- The new key takes the old one's place last, and at once: where that is interrupted, rotating again finishes it. What
+  the node did with its old key in between goes beside what is aside already, under the next free name.
+"""
+
+from itertools import chain, count
+from pathlib import Path
+
+from protocol.errors import ConfigInvalid, SwarmError
+from protocol.ids import NodeId
+from protocol.owner import Delegation, open_statement, seal_statement
+from swarm_node.base.disk import sync_folder, write_durably
+from swarm_node.keys import delegation, identity
+
+OF_THE_KEY = ("outbox", "claims", "receipts", "payouts", "address.json")
+"""In the folder of a round."""
+
+
+NEXT = "next.key"
+"""The new key until it takes the old one's place."""
+
+
+def rotate(home: Path, *, drop_unsent: bool, keep_history: bool = False, number: int = 1) -> tuple[NodeId, NodeId]:
+    """The node's old id and its new one; `number` is that of the delegation, if the history is kept."""
+    key = home / identity.FILE
+    identity.of(home)
+    with identity.only_agent(home):
+        if not drop_unsent and any(home.glob("rounds/*/outbox/*.rollout")):
+            raise ConfigInvalid(
+                "Finished work is not sent yet, and only the old key can send it.",
+                hint="Join once more, or lose it with --drop-unsent.",
+            )
+        old_key = identity.of(home).key
+        old = old_key.node_id
+        if keep_history and _works_for_another(home, old):
+            raise ConfigInvalid(
+                "This node works for an owner, who keeps its history.",
+                hint="Rotate without --keep-history; then the owner delegates the new key.",
+            )
+        new = identity.load_or_create(home / NEXT).key.node_id
+        aside = home / f"old-{old[-8:]}"
+        aside.mkdir(exist_ok=True)
+        for path in (home / delegation.FILE, *_of_rounds(home)):
+            if path.exists():
+                target = _free(aside / path.relative_to(home))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
+        if keep_history:
+            word = seal_statement(old_key, Delegation(node_id=new, number=number))
+            write_durably(home / delegation.FILE, word, temp_folder=home)
+        write_durably(aside / identity.FILE, key.read_bytes(), temp_folder=aside)
+        (home / NEXT).replace(key)
+        sync_folder(home)
+        return old, new
+
+
+def _works_for_another(home: Path, me: NodeId) -> bool:
+    """Whether a home has a delegation, but for one of its own key to the next: of a rotation that was interrupted."""
+    path = home / delegation.FILE
+    try:
+        return path.exists() and open_statement(path.read_bytes())[0] != me
+    except SwarmError:  # whoever wrote it, it is not ours
+        return True
+
+
+def _free(wanted: Path) -> Path:
+    """That name, or else the first of `name-2`, `name-3` … that nothing has."""
+    others = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+    return next(path for path in chain([wanted], others) if not path.exists())
+
+
+def _of_rounds(home: Path) -> list[Path]:
+    return [folder / name for folder in home.glob("rounds/*") for name in OF_THE_KEY]

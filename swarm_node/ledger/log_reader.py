@@ -1,0 +1,135 @@
+"""The ledger's log as its public files tell it: from a coordinator, or from a folder that somebody saved.
+
+- Nothing here is believed: checkpoints are opened, tiles and entries compared with a signed root by whoever asks.
+- The files have the same names below a coordinator's `/v1` and in a folder.
+- A partial file may have been replaced by the full one since; then the full one is cut.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from ledger import tiles
+from ledger.note import NOTE_MAX_BYTES
+from ledger.tiles import BUNDLE_MAX_BYTES, TILE_BYTES, TILE_HASHES, Tile, tile_of, tile_with
+from ledger.tree import HASH_BYTES, HashOf, Subtree
+from ledger.witness import WITNESSES_MAX, Cosigned
+from protocol import limits
+from protocol.errors import NotFound
+from swarm_node.base.disk import write_durably
+
+LEADERBOARD_MAX_BYTES = 64 * limits.MIB
+"""A hundred thousand nodes, about half a kilobyte each."""
+
+DRAWS_MAX_BYTES = 64 * limits.MIB
+"""Some eighty bytes a claim; an epoch has 256, or as many as came after a round's end."""
+
+COSIGNED_MAX_BYTES = WITNESSES_MAX * NOTE_MAX_BYTES + limits.KIB
+
+
+NO_TILES: Mapping[Tile, bytes] = {}
+
+
+class PublicFiles(Protocol):
+    """Where public files are."""
+
+    async def file(self, path: str, max_bytes: int) -> bytes | None: ...
+
+
+class Folder:
+    """Files that were saved."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def file(self, path: str, max_bytes: int) -> bytes | None:
+        here = self._path / path
+        if not here.is_file() or here.stat().st_size > max_bytes:
+            return None
+        return await trio.to_thread.run_sync(here.read_bytes)
+
+
+class Saving:
+    """Files from elsewhere, saved on their way."""
+
+    def __init__(self, files: PublicFiles, path: Path) -> None:
+        self._files = files
+        self._path = path
+
+    async def file(self, path: str, max_bytes: int) -> bytes | None:
+        data = await self._files.file(path, max_bytes)
+        if data is not None:
+            target = self._path / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            await trio.to_thread.run_sync(lambda: write_durably(target, data, temp_folder=self._path))
+        return data
+
+
+class LogReader:
+    """One log."""
+
+    def __init__(self, files: PublicFiles) -> None:
+        self._files = files
+        self.grows = not isinstance(files, Folder)
+        """Whether what is missing may yet come."""
+
+    async def roots(self, known: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:
+        """The chain of root documents, as far as it goes by now."""
+        roots = list(known)
+        while len(roots) < limits.ROOT_ROTATIONS_MAX:
+            data = await self._files.file(f"metadata/{len(roots) + 1}.root.json", limits.METADATA_MAX_BYTES)
+            if data is None:
+                break
+            roots.append(data)
+        if not roots:
+            raise NotFound("There is no root document.", hint="Is this address a coordinator?")
+        return tuple(roots)
+
+    async def checkpoint(self) -> bytes:
+        return await self._need("ledger/checkpoint", NOTE_MAX_BYTES)
+
+    async def cosigned(self) -> tuple[bytes, ...]:
+        """What the round's witnesses have signed; nothing where nobody collects it."""
+        data = await self._files.file("ledger/cosigned", COSIGNED_MAX_BYTES)
+        return Cosigned.from_bytes(data).notes if data else ()
+
+    async def leaderboard(self) -> bytes:
+        return await self._need("leaderboard", LEADERBOARD_MAX_BYTES)
+
+    async def draws(self, epoch: int) -> bytes:
+        """The list of an epoch whose secret is revealed."""
+        return await self._need(f"audits/{epoch}", DRAWS_MAX_BYTES)
+
+    async def receipt(self, claim_id: str) -> bytes:
+        return await self._need(f"receipts/{claim_id}", limits.MESSAGE_MAX_BYTES)
+
+    async def hashes(self, nodes: Iterable[Subtree], size: int, own: Mapping[Tile, bytes] = NO_TILES) -> HashOf:
+        """Where these nodes of a tree are found, once their tiles have been fetched; the caller's own are not."""
+        wanted = dict.fromkeys(tile_with(node, size) for node in nodes)
+        fetched = {tile: own[tile] if tile in own else await self._tile(tile) for tile in wanted}
+        return tiles.hashes_in(size, fetched.__getitem__)
+
+    async def entries(self, number: int, size: int) -> list[bytes]:
+        """The entries of a bundle, as many as a log of this size has there."""
+        bundle = tile_of(Tile.BUNDLE, number, size)
+        full = Tile(Tile.BUNDLE, number)
+        data = await self._files.file(f"ledger/tile/{bundle.name}", BUNDLE_MAX_BYTES)
+        if data is not None or bundle == full:
+            return tiles.unbundle(data or b"", bundle.width)
+        return tiles.unbundle(await self._need(f"ledger/tile/{full.name}", BUNDLE_MAX_BYTES), TILE_HASHES)[
+            : bundle.width
+        ]
+
+    async def _tile(self, tile: Tile) -> bytes:
+        data = await self._files.file(f"ledger/tile/{tile.name}", TILE_BYTES)
+        if data is None:
+            data = await self._need(f"ledger/tile/{Tile(tile.level, tile.number).name}", TILE_BYTES)
+        return data[: tile.width * HASH_BYTES]
+
+    async def _need(self, path: str, max_bytes: int) -> bytes:
+        data = await self._files.file(path, max_bytes)
+        if data is None:
+            raise NotFound(f"There is no {path}.")
+        return data

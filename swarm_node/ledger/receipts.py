@@ -1,0 +1,103 @@
+"""A node's claims, and the receipts that prove for ever what the ledger says of them.
+
+- A claim is noted when its rollout was accepted, synced, before the rollout is forgotten.
+- Names begin with a newline: what a crash cut short spoils no name after it.
+- A receipt is checked before it is kept, also that it credits this node; one that shows no settlement yet, or a void
+  that an appeal may undo, is fetched again next time, and may say nothing else of the credit.
+"""
+
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from ledger import proof
+from ledger.entry import Pending, Void
+from protocol import chunks
+from protocol.errors import NotFound, ProofInvalid
+from protocol.ids import NodeId
+from protocol.signing import Envelope
+from swarm_node.base.disk import disk_named, write_durably
+from swarm_node.ledger.log_reader import LogReader
+
+RECEIPTS = "receipts"
+"""The folder of those that are kept, below the round's."""
+
+
+class Claims:
+    """The names of a node's accepted claims, a line each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, envelopes: Iterable[bytes]) -> None:
+        """Note the claims of accepted rollouts; twice is harmless."""
+        names = [chunks.digest(Envelope.from_bytes(envelope).payload) for envelope in envelopes]
+        if not names:
+            return
+        with disk_named(self._path.parent), self._path.open("a") as file:
+            file.write("".join(f"\n{name}" for name in names))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def __iter__(self) -> Iterator[str]:
+        """Each once, the oldest first; a line that a crash cut short is passed over."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        return iter(dict.fromkeys(line for line in lines if len(line) == 64))
+
+
+@dataclass(frozen=True)
+class ClaimReceipt:
+    """What is proved of one claim."""
+
+    claim_id: str
+    pending: Pending
+    settlement: proof.Settlement | None
+    path: Path
+
+    @property
+    def state(self) -> str:
+        return _STATES[self.settlement.kind] if self.settlement else "pending"
+
+    @property
+    def is_final(self) -> bool:
+        return self.settlement is not None and not isinstance(self.settlement, Void)
+
+
+_STATES = {"post": "posted", "void": "voided", "reinstate": "reinstated"}
+
+
+async def fetch(
+    reader: LogReader | None, round_id: str, node_id: NodeId, claims: Iterable[str], folder: Path
+) -> AsyncIterator[tuple[str, ClaimReceipt | None]]:
+    """A checked receipt for each claim, from the folder or else by the reader; None where there is none."""
+    for claim_id in claims:
+        path = folder / f"{claim_id}.receipt"
+        receipt = await trio.to_thread.run_sync(_kept, path, round_id, node_id)
+        if reader is not None and (receipt is None or not receipt.is_final):
+            with suppress(NotFound):
+                data = await reader.receipt(claim_id)
+                fetched = _checked(path, data, round_id, node_id)
+                if receipt is not None and fetched.pending != receipt.pending:
+                    raise ProofInvalid(
+                        f"The ledger's receipt contradicts {path}.", hint="Keep it, and show it to others."
+                    )
+                receipt = fetched
+                await trio.to_thread.run_sync(partial(write_durably, path, data, temp_folder=folder))
+        yield claim_id, receipt
+
+
+def _kept(path: Path, round_id: str, node_id: NodeId) -> ClaimReceipt | None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _checked(path, path.read_bytes(), round_id, node_id) if path.exists() else None
+
+
+def _checked(path: Path, data: bytes, round_id: str, node_id: NodeId) -> ClaimReceipt:
+    pending, settlement = proof.check_claim(data, round_id, path.stem)
+    if pending.node_id != node_id:
+        raise ProofInvalid(f"The ledger credits claim {path.stem[:16]}… of this node to another node.")
+    return ClaimReceipt(path.stem, pending, settlement, path)

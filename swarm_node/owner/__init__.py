@@ -1,0 +1,1 @@
+"""What the owner of a running agent sees and orders: status, live view, control socket."""

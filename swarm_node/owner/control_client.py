@@ -1,0 +1,35 @@
+"""What a command asks of the running agent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from protocol.errors import SwarmError
+from swarm_node.owner.control_socket import NoAgent, knock, read_line
+
+PATIENCE_S = 10.0
+
+
+async def ask(home: Path, do: str) -> dict[str, Any]:
+    """Have it done; the agent's status right after."""
+    with trio.move_on_after(PATIENCE_S):
+        stream, token = await knock(home)
+        async with stream:
+            try:
+                await stream.send_all(json.dumps({"do": do, "token": token}).encode() + b"\n")
+                answer = await read_line(stream)
+            except trio.BrokenResourceError:
+                answer = b""
+        if not answer:
+            raise NoAgent(f"The agent in {home} is ending.", hint="Ask again in a moment.")
+        said = json.loads(answer)
+        if not said.pop("ok"):
+            raise SwarmError.from_wire(said)
+        status: dict[str, Any] = said["status"]
+        return status
+    raise NoAgent(
+        f"The agent in {home} does not answer within {PATIENCE_S:g} s.",
+        hint="It may be busy, or stopped by the shell; `ps` shows its state.",
+    )

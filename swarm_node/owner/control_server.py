@@ -1,0 +1,83 @@
+"""The agent's side of the control socket: one line of JSON is asked, one is answered.
+
+    {"do": "status" | "pause" | "resume" | "finish" | "leave", "token": "…"}
+    → {"ok": true, "status": {…}}  or  {"ok": false, "code": "…", "message": "…", "hint": "…"}
+
+- This is local, not the swarm's protocol: both ends come from one installation.
+- Every wait has a deadline and connections are few: a program that holds one open holds up nobody.
+- An answer is given when the order has been taken; what becomes of it, the next `status` tells.
+"""
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from protocol.errors import MalformedMessage, NotAuthorised, SwarmError
+from swarm_node.allowance.governor import Governor
+from swarm_node.owner.control_socket import Door, open_door, read_line, remove
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 8
+PATIENCE_S = 2.0
+
+ORDERS = ("status", "pause", "resume", "finish", "leave")
+
+
+@asynccontextmanager
+async def listening(home: Path, governor: Governor, status: Callable[[], dict[str, Any]]) -> AsyncIterator[None]:
+    """Answer until the block ends."""
+    door = await open_door(home)
+    room = trio.CapacityLimiter(CONNECTIONS_MAX)
+    try:
+        async with trio.open_nursery() as nursery:
+            answer = partial(_answer, door, governor, status, room)
+            nursery.start_soon(partial(trio.serve_listeners, answer, [door.listener]))
+            yield
+            nursery.cancel_scope.cancel()
+    finally:
+        remove(home)
+
+
+async def _answer(
+    door: Door,
+    governor: Governor,
+    status: Callable[[], dict[str, Any]],
+    room: trio.CapacityLimiter,
+    stream: trio.SocketStream,
+) -> None:
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        async with stream, room:
+            with trio.move_on_after(PATIENCE_S):
+                asked = await read_line(stream)
+                await stream.send_all(json.dumps(_obey(door, governor, status, asked)).encode() + b"\n")
+
+
+def _obey(door: Door, governor: Governor, status: Callable[[], dict[str, Any]], asked: bytes) -> dict[str, Any]:
+    try:
+        do = _order(door, asked)
+        if do != "status":
+            log.info("asked to %s", do)
+            getattr(governor, do)()
+        return {"ok": True, "status": status()}
+    except SwarmError as error:
+        return {"ok": False, **error.to_wire()}
+
+
+def _order(door: Door, asked: bytes) -> str:
+    try:
+        said = json.loads(asked)
+        do, token = said["do"], said.get("token", "")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise MalformedMessage("What was asked is no line of JSON with `do`.") from None
+    if not door.admits(token):
+        raise NotAuthorised("The token is wrong.", hint="It stands in the home, in control/port.json.")
+    if do not in ORDERS:
+        raise MalformedMessage(f"{do!r:.50} is nothing that an agent does.", hint=f"It does {', '.join(ORDERS)}.")
+    return str(do)

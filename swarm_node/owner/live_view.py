@@ -1,0 +1,65 @@
+"""The live view of `join`: a panel below the log lines, drawn anew every second, and only where somebody can look.
+
+- Without a terminal, and with `--plain`, `--quiet` or `--json`, there is none: log lines as ever.
+- It only reads snapshots. Log lines go through the same console, so that the panel stays below them.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from protocol.log_lines import Lines
+from protocol.plain import one_line
+from swarm_node.owner import status_lines
+from swarm_node.owner.snapshot import AgentSnapshot
+
+DRAW_EVERY_S = 1.0
+
+
+def panel(told: dict[str, Any]) -> RenderableType:
+    """A snapshot as it is drawn."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(ratio=1)
+    calm = not (told["resting"] or told["distrust"] or told["trouble"])
+    table.add_row("doing", Text(one_line(status_lines.doing(told)), style="green" if calm else "yellow"))
+    if told["download"]:
+        load = told["download"]
+        table.add_row("", ProgressBar(total=max(1, load["bytes"]), completed=load["bytes_done"], width=40))
+    rows = ("version", "speed", "credit", "verdicts", "traffic", "reach", "machine")
+    for name in rows:
+        table.add_row(name, Text(one_line(getattr(status_lines, name)(told))))
+    table.add_row("queue", Text(status_lines.queue(told)))
+    title = f"{told['name']} at {told['coordinator']}"
+    help_line = Text("Ctrl-C leaves · swarm-node pause | finish | status | limits in another terminal", style="dim")
+    return Panel(Group(table, help_line), title=Text(title), title_align="left", border_style="dim")
+
+
+def can_show(console: Console) -> bool:
+    """Whether somebody looks at a terminal that can be drawn on."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def make(console: Console) -> Callable[[Callable[[], AgentSnapshot]], Awaitable[None]]:
+    """A task that draws until it is cancelled; log lines go above it from now on."""
+    handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%H:%M:%S")
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    handler.setFormatter(Lines("%(message)s"))
+
+    async def show(look: Callable[[], AgentSnapshot]) -> None:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            while True:
+                live.update(panel(look().to_json()), refresh=True)
+                await trio.sleep(DRAW_EVERY_S)
+
+    return show

@@ -1,0 +1,448 @@
+"""Which missing chunk to ask of whom: pure decisions; time and chance are arguments.
+
+- The plan deals a version's chunks to stripes and names for each stripe the upstreams to ask first, its *parents*. A
+  parent is asked in the order of the version even for chunks that it does not hold yet: those WANTs wait there, and the
+  chunk comes the moment the parent has it.
+- The seeder is asked for what the fewest hold, by chance among equals: so everybody soon has what others lack.
+- Who would finish sooner takes over from who would finish later: a chunk whose parents fall behind is asked of a source
+  that holds it and would end its own part earlier at its present pace, the rarest chunk first. A parent that stalls
+  falls behind by itself, so work flows around slow, stalled and lost links, whatever the plan believed.
+- Who has less of the version than its peers asks and takes over what it can, and says so: others wait for it.
+- In a large swarm a chunk has far to go: nobody counts as late sooner, and the seeder helps no faster than planned.
+- A source is asked for two chunks that it can send; for more while its link falls idle between chunks, since queues
+  on the way make a WANT take as long as several of them.
+- What is taken over is first taken back: the other source is asked when the first one confirms that it sends nothing,
+  or says no word. So a chunk that was about to leave comes once; where it begins to come, the other is not asked.
+- When every chunk is asked of somebody, a source with nothing to do takes over what waits for its turn elsewhere.
+- A WANT that is not answered within `overdue_factor` times that source's usual time, counted from the first bytes if
+  some came, is asked of another at once. Whoever has not begun by then is told.
+- A source that has been silent for several times its usual answer time loses its turn (`silence`): what others hold
+  is asked of them at once, and it is asked again after its next word.
+- The origin is the last resort, and every chunk is delivered, or `hopeless` says that it never will be (`last_resort`).
+- Who refused, failed or parted pauses, longer each time up to a limit. Who parted owing nothing has not failed,
+  an origin that refused has. After `strikes_max` failures without a delivery nobody counts on it: it comes last, and is
+  asked for one chunk at a time until it delivers one. One that lied is never asked again.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+from protocol.frames import Reason
+from protocol.ids import ChunkId
+from swarm_node.picker.rules import PickerRules, PlanPace
+from swarm_node.picker.silence import Hearing
+from swarm_node.picker.sources import ChunkSource, SourceState, deal, drawn
+from swarm_node.picker.survey import Survey, hopeless, lacking_elsewhere, look_around, needs_origin
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask this source for this chunk now."""
+
+    source: str
+    chunk: ChunkId
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    """The chunk came from elsewhere, or will sooner: cancel this WANT."""
+
+    source: str
+    chunk: ChunkId
+
+
+class Picker:
+    """The state of fetching one version: `next` decides, the other verbs report what became of it."""
+
+    def __init__(
+        self,
+        chunks: Sequence[ChunkId],
+        missing: Iterable[ChunkId],
+        sources: Iterable[ChunkSource],
+        *,
+        rng: Random,
+        now: float,
+        stripes: int = 1,
+        rules: PickerRules | None = None,
+        blames: Mapping[str, int] | None = None,
+        pace: PlanPace | None = None,
+    ) -> None:
+        self._rules, self._rng, self._blames = rules or PickerRules(), rng, blames or {}
+        self._chunks, self._missing = chunks, dict.fromkeys(missing)
+        self._places = {chunk: place for place, chunk in enumerate(self._missing)}
+        """Of all that was missing at the start."""
+        self._askers: dict[ChunkId, dict[str, None]] = {chunk: {} for chunk in self._missing}
+        self._unasked = dict.fromkeys(chunk for chunk in chunks if chunk in self._missing)
+        self._copies: Counter[ChunkId] = Counter()
+        """How many peers said that they hold a chunk."""
+        self._states: dict[str, SourceState] = {}
+        self._heirs: dict[ChunkId, SourceState] = {}
+        """Who shall be asked for what was taken back."""
+        self._parents: dict[ChunkId, list[SourceState]] = {}
+        self.follow(sources, stripes=stripes, pace=pace or PlanPace())
+        self._help_at = now + rng.uniform(0, self._pace.help_s)
+        self._patient_until = now + self._pace.lag_s
+        self._orders: dict[Ask | TakeBack, None] = {}
+        """What nobody was told yet."""
+        self._survey, self._hearing = Survey(), Hearing(now, from_s=self._patient_until)
+        self._progress_at = now
+
+    def follow(self, sources: Iterable[ChunkSource], *, stripes: int, pace: PlanPace) -> None:
+        """Go by this plan from now on: whom it names is asked at once, whom it does not name no more."""
+        self._pace, named = pace, {source.name: source for source in sources}
+        for name in self._states.keys() - named.keys():
+            self._states[name].leave()
+            self._resign(self._states[name])
+        for name, source in named.items():
+            blames = self._blames.get(name, 0)
+            self._states.setdefault(name, SourceState(source, blames, self._rules.window)).join(source)
+        self._parents |= deal(self._chunks, self._missing, self._states.values(), stripes)
+
+    @property
+    def missing(self) -> int:
+        """Chunks that are not delivered yet."""
+        return len(self._missing)
+
+    @property
+    def is_behind(self) -> bool:
+        """Other nodes have more of the version than we do."""
+        at_first, rules = len(self._places), self._rules
+        mine = at_first - len(self._missing)
+        return mine + max(rules.behind * at_first, rules.behind_chunks) < self._survey.typical_told
+
+    def busy_s(self, name: str) -> float | None:
+        """How long a source was sending us something, as far as that can be told."""
+        return self._states[name].busy_s
+
+    def is_able(self, name: str, now: float) -> bool:
+        """A source neither pauses nor has lied: it is worth a connection, if only to hear what it holds."""
+        return self._states[name].is_able(now)
+
+    def hopeless(self, now: float) -> bool:
+        """Nothing more can be expected from anybody."""
+        silence_s = now - self._progress_at
+        return bool(self._missing) and hopeless(self._states.values(), silence_s, self._rules, self._pace)
+
+    def next(self, now: float) -> list[Ask | TakeBack]:
+        """Everything that is to be asked or taken back now: peers first, the least blamed first among equals."""
+        if now >= self._survey.until:
+            states, at_end = self._states.values(), not self._unasked
+            self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
+            for state in self._hearing.look(states, now, self._rules):
+                self._pass_over(state, now)
+        able = [state for state in self._states.values() if state.is_able(now) and not state.is_silent]
+        self._rng.shuffle(able)
+        for state in sorted(able, key=lambda state: (state.down, state.rank)):
+            while chunk := self._choose(state, now):
+                self._ask(state, chunk, now)
+        orders, self._orders = list(self._orders), {}
+        return orders
+
+    def wake_at(self, now: float) -> float:
+        """When `next` may have more to say although nothing was reported."""
+        return now + self._rules.look_s
+
+    def had(self, name: str, chunks: Iterable[ChunkId], now: float) -> bool:
+        """A peer says that it holds these; says whether that could change what it does now."""
+        state = self._states[name]
+        self.heard(name, now)
+        state.lost = False
+        for chunk in chunks:
+            if chunk in self._places:
+                state.told |= 1 << self._places[chunk]
+            if chunk in self._missing and chunk not in state.has:
+                state.has.add(chunk)
+                self._copies[chunk] += 1
+                if chunk in state.asked:
+                    state.owe(chunk, now)
+                state.planned.pop(chunk, None)
+                (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
+        return state.ready < state.window
+
+    def heard(self, name: str, at: float) -> None:
+        """A source said something, or bytes of it arrived."""
+        state = self._states[name]
+        self._hearing.record_word(state, at)
+        if not state.fell_silent:
+            for chunk in state.taken_back & state.begun.keys():  # begun before it fell silent
+                state.taken_back.remove(chunk)
+                self._unasked.pop(chunk, None)
+
+    def began(self, name: str, chunk: ChunkId, now: float) -> bool:
+        """The first bytes of a chunk are here; says whether that could change what others do now."""
+        state, has_heir = self._states[name], chunk in self._heirs
+        self.heard(name, now)
+        self._unreserve(chunk)
+        if chunk in state.asked:
+            self._unasked.pop(chunk, None)
+            state.begin(chunk, now, self._rules)
+        if state.asked.get(chunk) == math.inf:
+            state.owe(chunk, now)
+            self._take_back_all(chunk, but=name)
+        return has_heir or bool(self._orders)
+
+    def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
+        """The chunk is verified and stored; says whether it was still missing."""
+        self.heard(name, now)
+        self._states[name].settle(chunk, now)
+        self._progress_at = now
+        if chunk not in self._missing:
+            return False
+        del self._missing[chunk]
+        self._unasked.pop(chunk, None)
+        self._survey.overdue.pop(chunk, None)
+        self._take_back_all(chunk, but=name)
+        del self._askers[chunk]
+        del self._copies[chunk]
+        for state in self._states.values():
+            state.has.discard(chunk)
+        self._unreserve(chunk)
+        for parent in self._parents[chunk]:
+            parent.backlog -= 1
+            parent.planned.pop(chunk, None)
+        return True
+
+    def refused(self, name: str, chunk: ChunkId, reason: Reason, now: float) -> None:
+        """The source answered without the chunk: leave it alone for a while, longer each time."""
+        state = self._states[name]
+        self.heard(name, now)
+        state.release(chunk)
+        if reason is Reason.ABSENT:
+            if chunk in state.has:
+                self._lost(state, [chunk])
+            state.lack(chunk)
+        self._reopen(chunk, name)
+        if reason is Reason.CANCELLED:
+            state.owing_since = state.owing_since if state.asked else None
+        elif now >= state.paused_until:  # not for each answer of one burst
+            rest = state.strike if state.source.kind == "origin" else state.pause  # an origin may not refuse
+            rest(now, self._rules, self._rng)
+            self._resign(state)
+
+    def failed(self, name: str, now: float) -> None:
+        """The source is lost for now, and all that was asked of it is open again."""
+        self._states[name].strike(now, self._rules, self._rng)
+        self._write_off(self._states[name])
+
+    def parted(self, name: str, now: float) -> None:
+        """The source hung up as if it had nothing to do, which is a failure only if it owed us something."""
+        state = self._states[name]
+        (state.strike if state.asked else state.pause)(now, self._rules, self._rng)
+        self._write_off(state)
+
+    def lied(self, name: str, now: float) -> None:
+        """The source sent bytes that are not the chunk's: it is never asked again for this version."""
+        self._states[name].gone = True
+        self.failed(name, now)
+
+    def _choose(self, state: SourceState, now: float) -> ChunkId | None:
+        """The next chunk to ask of this source."""
+        if state.down and state.asked:
+            return None
+        if chunk := self._freed(state, now):
+            return chunk
+        if state.ready + len(state.reserved) < state.window:
+            if chunk := self._rarest(state):
+                return chunk
+            if chunk := self._overdue(state, now):
+                return chunk
+            if chunk := self._taken_over(state, now) or self._queued_elsewhere(state, now):
+                self._reserve(state, chunk, now)
+                if chunk := self._freed(state, now):
+                    return chunk
+        may_wait = len(state.asked) - min(state.ready, state.window) < self._rules.waits
+        if may_wait and not state.holds_all:
+            return next(state.to_come(self._unasked), None)
+        return None
+
+    def _ask(self, state: SourceState, chunk: ChunkId, now: float) -> None:
+        self._unreserve(chunk)
+        self._take_back_all(chunk)
+        self._unasked.pop(chunk, None)
+        self._survey.overdue.pop(chunk, None)
+        self._askers[chunk][state.source.name] = None
+        if state.owing_since is None:
+            state.owing_since = max(now, self._patient_until)
+        state.owe(chunk, now if state.can_answer(chunk) else math.inf)
+        self._orders[Ask(state.source.name, chunk)] = None
+
+    def _reserve(self, state: SourceState, chunk: ChunkId, now: float) -> None:
+        """Take a chunk back from whoever only waits to send it, to ask this source for it then."""
+        self._heirs[chunk] = state
+        state.reserved[chunk] = now
+        self._unasked.pop(chunk, None)
+        self._take_back_all(chunk)
+
+    def _freed(self, state: SourceState, now: float) -> ChunkId | None:
+        """Of what this source shall send in another's place, what the other gave up, or is silent about."""
+        for chunk, since in state.reserved.items():
+            askers = [self._states[name] for name in self._askers[chunk]]
+            unheard = all(asker.is_silent or self._is_mute(asker, now) for asker in askers)
+            if unheard or now >= since + self._rules.confirm_s:
+                return chunk
+        return None
+
+    def _unreserve(self, chunk: ChunkId) -> None:
+        if heir := self._heirs.pop(chunk, None):
+            del heir.reserved[chunk]
+
+    def _take_back_all(self, chunk: ChunkId, but: str | None = None) -> None:
+        for name in [name for name in self._askers.get(chunk, ()) if name != but]:
+            self._take_back(name, chunk)
+
+    def _take_back(self, name: str, chunk: ChunkId) -> None:
+        """Tell a source that somebody else is asked, unless the chunk is coming already; or never ask it at all."""
+        state = self._states[name]
+        if Ask(name, chunk) in self._orders:
+            del self._orders[Ask(name, chunk)], self._askers[chunk][name]
+            state.release(chunk)
+            state.owing_since = state.owing_since if state.asked else None
+        elif chunk in state.asked and chunk not in state.taken_back and chunk not in state.begun:
+            state.taken_back.add(chunk)
+            self._orders[TakeBack(name, chunk)] = None
+
+    def _rarest(self, state: SourceState) -> ChunkId | None:
+        """Of a few that nobody was asked for, the chunk that the fewest hold, by chance among equals."""
+        if state.holds_all:
+            found = list(islice(state.to_come(self._unasked), self._rules.outlook))
+        else:
+            found = self._draw(state, state.offers, lambda chunk: chunk in self._unasked and chunk not in state.asked)
+        return min(found, key=lambda chunk: (self._copies[chunk], self._rng.random()), default=None)
+
+    def _taken_over(self, state: SourceState, now: float) -> ChunkId | None:
+        """A chunk whose parents would be done much later than this source."""
+        if state.source.kind == "origin" and not self._needs_origin(now):
+            return lacking_elsewhere(state, self._states.values(), self._unasked)
+        if now < state.look_again_at:
+            return None
+        if state.source.kind == "seeder" and now < self._help_at:
+            # What no parent brings is the seeder's own part, as if the plan named nobody for it: not paced.
+            return min(self._waiting(state, lambda chunk: self._is_orphan(chunk, now), now), default=None)
+        found = self._worth_taking(state, now)
+        if not found:
+            state.look_again_at = now + self._rules.look_s
+        elif state.source.kind == "seeder":
+            self._help_at = now + self._pace.help_s
+        return min(found, key=lambda chunk: (self._copies[chunk], -self._parents_need_s(chunk, now)), default=None)
+
+    def _worth_taking(self, helper: SourceState, now: float) -> list[ChunkId]:
+        """A few chunks, by chance, that this source should take over: any in need, else none if it is slow."""
+        rules, usual_s = self._rules, self._survey.usual_s
+        ahead_s = rules.ahead_s + self._pace.lag_s
+        if self.is_behind or now >= self._progress_at + ahead_s:
+            return self._waiting(helper, lambda chunk: True, now)
+        if helper.source.kind == "peer" and usual_s and helper.usual_s > rules.slow * usual_s:
+            return []
+        worth_taking_from_s = rules.ahead * helper.done_in_s(now) + ahead_s
+        return self._waiting(helper, lambda chunk: self._parents_need_s(chunk, now) > worth_taking_from_s, now)
+
+    def _waiting(self, helper: SourceState, fits: Callable[[ChunkId], bool], now: float) -> list[ChunkId]:
+        """A few chunks, by chance, that fit, that this source could send, and that nobody is about to."""
+
+        def free(chunk: ChunkId) -> bool:
+            return (
+                chunk not in helper.asked and helper.can_answer(chunk) and self._only_waits(chunk, now) and fits(chunk)
+            )
+
+        if helper.source.kind == "peer":
+            return self._draw(helper, helper.extras, free)
+        pool = list(self._unasked or self._missing)
+        return [chunk for chunk in self._rng.sample(pool, min(len(pool), self._rules.sample)) if free(chunk)]
+
+    def _parents_need_s(self, chunk: ChunkId, now: float) -> float:
+        return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
+
+    def _only_waits(self, chunk: ChunkId, now: float) -> bool:
+        """Nobody who could answer was asked for it, but those who never do, and nobody is about to be."""
+        owed_by = self._owed_by(chunk)
+        return chunk not in self._heirs and all(
+            state.asked[chunk] == math.inf or self._is_mute(state, now) for state in owed_by
+        )
+
+    def _is_mute(self, state: SourceState, now: float) -> bool:
+        """Return True if nothing has ever come from a source, for several times as long as others need for a chunk."""
+        if state.delivered or state.begun or state.owing_since is None:
+            return False
+        usual_s = self._survey.usual_s or self._pace.hop_s
+        return now >= state.owing_since + max(self._rules.first_word_s, self._rules.overdue_factor * usual_s)
+
+    def _is_orphan(self, chunk: ChunkId, now: float) -> bool:
+        """Return True if no parent of this chunk has worked since it was first asked, or since it last failed."""
+        return all(parent.is_failing or self._is_mute(parent, now) for parent in self._parents[chunk])
+
+    def _owed_by(self, chunk: ChunkId) -> list[SourceState]:
+        """Who was asked for it, and was not told since that it is not needed."""
+        asked = (self._states[name] for name in self._askers[chunk])
+        return [state for state in asked if chunk not in state.taken_back]
+
+    def _overdue(self, helper: SourceState, now: float) -> ChunkId | None:
+        """What one other source should have answered by now, the oldest first."""
+        if helper.source.kind == "origin" and not self._needs_origin(now):
+            return None
+        if helper.asked and not self._unasked:
+            return None  # at the end patience is short, and a chunk that comes twice should only cost idle links
+        found = (chunk for chunk in self._survey.overdue if chunk not in helper.asked and helper.can_answer(chunk))
+        return next(found, None)
+
+    def _queued_elsewhere(self, helper: SourceState, now: float) -> ChunkId | None:
+        """At the end: what others still have to send first something else, of the source that owes the most."""
+        sparing = helper.source.kind == "origin" or (helper.source.kind == "seeder" and now < self._help_at)
+        if self._unasked or helper.asked or sparing:
+            return None
+        queued = []
+        for state in self._states.values():
+            waiting = state.asked.keys() - state.taken_back - state.begun.keys()
+            if len(state.asked) > 1:
+                found = (chunk for chunk in waiting if chunk in self._missing and helper.can_answer(chunk))
+                queued += [(len(waiting), chunk) for chunk in found]
+        return max(queued)[1] if queued else None
+
+    def _needs_origin(self, now: float) -> bool:
+        return needs_origin(self._states.values(), now - self._progress_at, self._rules, self._pace)
+
+    def _draw(self, state: SourceState, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
+        return drawn(offers, state.has, fits, most=self._rules.sample, rng=self._rng)
+
+    def _pass_over(self, state: SourceState, now: float) -> None:
+        """It is silent: what it owes is taken back and open to others, if any of them can send it."""
+        self._resign(state)
+        others = [other for other in self._states.values() if other.is_able(now) and not other.is_silent]
+        others = [other for other in others if other.source.kind != "origin"]
+        for chunk in [chunk for chunk in state.asked if chunk in self._missing and chunk not in state.taken_back]:
+            if any(other.can_answer(chunk) for other in others):
+                self._take_back(state.source.name, chunk)
+                state.taken_back.add(chunk)
+                if chunk not in self._heirs and not self._owed_by(chunk):
+                    self._unasked[chunk] = None
+        for other in others:
+            other.look_again_at = -math.inf
+
+    def _write_off(self, state: SourceState) -> None:
+        """Nothing comes of what it owes: that is open again, like what was kept for it."""
+        self._resign(state)
+        self._lost(state, state.has.copy())
+        for chunk in state.forget():
+            self._reopen(chunk, state.source.name)
+
+    def _resign(self, state: SourceState) -> None:
+        """Nothing is kept for it any more."""
+        for chunk in list(state.reserved):
+            self._unreserve(chunk)
+            self._reopen(chunk, state.source.name)
+
+    def _lost(self, state: SourceState, chunks: Iterable[ChunkId]) -> None:
+        """It does not hold these any more; what is its part may come there again."""
+        self._copies.subtract(chunks)
+        state.has.difference_update(chunks)
+        state.planned.update(dict.fromkeys(chunk for chunk in chunks if state in self._parents[chunk]))
+
+    def _reopen(self, chunk: ChunkId, name: str) -> None:
+        """One asker less; with none left the chunk is up for anybody."""
+        if chunk in self._missing:
+            self._askers[chunk].pop(name, None)
+            if chunk not in self._heirs and not self._owed_by(chunk):
+                self._unasked[chunk] = None

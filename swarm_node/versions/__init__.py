@@ -1,0 +1,1 @@
+"""Policy versions on this node's disk: found, verified, rebuilt from chunks, and kept."""

@@ -1,0 +1,267 @@
+"""From verified chunks, and what earlier versions left here, to the folder an engine loads.
+
+- A policy folder appears under its final name only when every file in it is whole and synced. Until then it is a
+  draft, whose files grow while their chunks arrive (`growing`), so that little is left to do after the last chunk.
+- Its name binds version and manifest, so a folder can never be taken for another version's.
+- Each file's digest is checked as it is written, and again when a folder of an earlier run is taken up.
+- File names come from a signed manifest and are checked all the same: nothing is written outside the folder.
+- A file of an earlier version is a base only while it has the digest that a patch asks for; it is never written to. A
+  patch makes a new file, whose digest is checked like that of any other; an unchanged file is shared by both versions.
+- All functions block; callers on an event loop use a thread.
+"""
+
+import os
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path, PurePath
+
+from blake3 import blake3
+
+from protocol import chunks, delta, limits
+from protocol.errors import ManifestInvalid
+from protocol.ids import ChunkId
+from protocol.manifest import FileEntry, Patch, PolicyManifest
+from swarm_node.base.disk import disk_named, mapped, sync_folder
+from swarm_node.chunks.arrivals import Arrivals
+from swarm_node.chunks.blobs import BlobStore
+from swarm_node.chunks.growing import GrowingFile
+
+_UNFINISHED = ".unfinished"
+_READ_BYTES = 1 << 20
+
+PLACED_AT_ONCE_BYTES = limits.MIB
+"""A thread is not woken for less: small chunks come by the hundred. Far less than what arrivals keep in memory."""
+
+
+def folder_of(policies: Path, manifest: PolicyManifest) -> Path:
+    """Where the files of a version lie."""
+    return policies / f"{manifest.version:012d}-{chunks.digest(manifest.to_bytes())[:16]}"
+
+
+def find(policies: Path, manifest: PolicyManifest) -> Path | None:
+    """The folder of a version if it is there and sound; an unsound one is removed."""
+    folder = folder_of(policies, manifest)
+    if not folder.is_dir():
+        return None
+    if all(_is_sound(folder / _safe_name(entry), entry) for entry in manifest.files):
+        return folder
+    shutil.rmtree(folder)
+    return None
+
+
+def held(policies: Path, manifest: PolicyManifest) -> dict[str, Path]:
+    """The files of earlier versions that this one can be made from, by their digest; damaged ones are none of them."""
+    folders = sorted(_of_versions(policies), reverse=True)
+    found: dict[str, Path] = {}
+    for entry in manifest.files:
+        sizes = entry.sizes()
+        for path in (folder / _safe_name(entry) for folder in folders):
+            if path.is_file() and path.stat().st_size in sizes.values() and (name := _digest(path)) in sizes:
+                found[name] = path
+                break  # the newest folder is nearest to this version
+    return found
+
+
+def assemble(
+    policies: Path, manifest: PolicyManifest, blobs: BlobStore, bases: Mapping[str, Path] | None = None
+) -> Path:
+    """Build the folder of a version whose chunks are stored, but for what the bases spare; a sound one is kept."""
+    existing = find(policies, manifest)
+    if existing is not None:
+        return existing
+    draft = Draft(policies, manifest, blobs, bases or {})
+    try:
+        return draft.finish()
+    finally:
+        draft.discard()
+
+
+class Draft:
+    """The folder of a version in the making; one at a time, and what an earlier one left behind gives way.
+
+    Its methods block, but for `following`: chunks that arrive are put in their places by a thread of the draft's own.
+    """
+
+    def __init__(self, policies: Path, manifest: PolicyManifest, blobs: BlobStore, bases: Mapping[str, Path]) -> None:
+        self._policies, self._manifest, self._blobs, self._bases = policies, manifest, blobs, bases
+        self._folder = policies / _UNFINISHED
+        self._growing: dict[str, GrowingFile] = {}
+        self._placing = ThreadPoolExecutor(1, thread_name_prefix="placing")
+        names = [_safe_name(entry) for entry in manifest.files]
+        clear(policies)
+        with disk_named(policies):
+            self._folder.mkdir(parents=True)
+            try:
+                self._growing = {
+                    name: self._grow(name, entry)
+                    for name, entry in zip(names, manifest.files, strict=True)
+                    if entry.route(bases).held is None
+                }
+            except BaseException:
+                self.discard()
+                raise
+
+    @contextmanager
+    def following(self, arrivals: Arrivals) -> Iterator[None]:
+        """For the time of a download: place chunks as they arrive, some at a time. The last ones, and what fails, are
+        left to `finish`."""
+        before, seen = arrivals.downloads, 0
+        at_once = max(1, PLACED_AT_ONCE_BYTES // self._manifest.chunk_size_bytes)
+
+        def look() -> None:
+            nonlocal seen
+            if arrivals.downloads > before and len(arrivals.held) >= seen + at_once:
+                came = arrivals.came_after(seen)
+                seen += len(came)
+                self._placing.submit(self._place, came, arrivals)
+
+        with arrivals.listening(look):
+            yield
+
+    def finish(self) -> Path:
+        """Do what is left; the folder gets its final name when every file in it is sound and synced."""
+        self._placing.shutdown()
+        with disk_named(self._policies):
+            for entry in self._manifest.files:
+                self._complete(entry)
+            sync_folder(self._folder)
+            final = folder_of(self._policies, self._manifest)
+            self._folder.rename(final)
+            sync_folder(self._policies)
+        return final
+
+    def discard(self) -> None:
+        """Remove what is not finished."""
+        self._placing.shutdown(cancel_futures=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _grow(self, name: str, entry: FileEntry) -> GrowingFile:
+        return GrowingFile(
+            _step(self._folder / name, 0) if entry.after_anchor else self._folder / name,
+            entry.chunks,
+            chunk_size_bytes=self._manifest.chunk_size_bytes,
+            size_bytes=entry.anchor_size_bytes,
+            digest=entry.anchor_digest,
+            blobs=self._blobs,
+        )
+
+    def _place(self, came: Iterable[ChunkId], arrivals: Arrivals) -> None:
+        for chunk, growing in product(came, self._growing.values()):
+            growing.place(chunk, arrivals.fresh(chunk))
+
+    def _complete(self, entry: FileEntry) -> None:
+        """Take the entry's shortest way from what is here, a file for each step; only the last one is kept."""
+        target, route, sizes = self._folder / entry.path, entry.route(self._bases), entry.sizes()
+        digests = list(sizes)[-1 - len(route.patches) :]
+        paths = [*(_step(target, number) for number in range(len(route.patches))), target]
+        if entry.path in self._growing:
+            self._growing[entry.path].finish()
+        elif route.held is not None and route.patches:
+            paths[0] = self._bases[route.held]
+        elif route.held is not None:
+            _take_over(self._bases[route.held], target, entry)
+        for patch, base, path, digest in zip(route.patches, paths, paths[1:], digests[1:], strict=False):
+            _apply(base, patch, path, digest, sizes[digest], self._blobs)
+            if base.parent == target.parent:
+                base.unlink()
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def restock(folder: Path, manifest: PolicyManifest, blobs: BlobStore) -> None:
+    """Cut a new anchor out of the file that was made without it: newcomers will ask for its chunks."""
+    for entry in manifest.files:
+        if entry.patches and not entry.patches_after_anchor:
+            pieces = chunks.split(mapped(folder / _safe_name(entry)), manifest.chunk_size_bytes)
+            for chunk, piece in zip(entry.chunks, pieces, strict=True):
+                blobs.write(ChunkId(chunk), piece)
+
+
+def clear(policies: Path) -> None:
+    """Remove what a crash left unfinished."""
+    shutil.rmtree(policies / _UNFINISHED, ignore_errors=True)
+
+
+def prune(policies: Path, keep: Collection[Path]) -> int:
+    """Remove all policy folders but these, and what a crash left unfinished; returns how many went.
+
+    What others put here, a file manager or whoever made the file system, stays.
+    """
+    clear(policies)
+    gone = [folder for folder in _of_versions(policies) if folder not in keep]
+    for folder in gone:
+        shutil.rmtree(folder)
+    return len(gone)
+
+
+def _of_versions(policies: Path) -> list[Path]:
+    """The folders that have the name of a version's."""
+    return [path for path in policies.glob("[0-9]*-*") if path.is_dir() and not path.is_symlink()]
+
+
+def _safe_name(entry: FileEntry) -> str:
+    if PurePath(entry.path).name != entry.path or entry.path[:1] in ("", ".") or "\\" in entry.path:
+        raise ManifestInvalid(f"{entry.path!r} is not a bare file name.")
+    return entry.path
+
+
+def _step(target: Path, number: int) -> Path:
+    """What a file is patched from on the way to its last form."""
+    return target.with_name(f".{target.name}.{number}")
+
+
+def _take_over(held: Path, target: Path, entry: FileEntry) -> None:
+    """An unchanged file, as another name of the held one: its digest is known, and nobody writes to either."""
+    try:
+        target.hardlink_to(held)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without such links, or no more of them for this file
+        _write(target, _read(held), entry.size_bytes, entry.digest)
+
+
+def _apply(base: Path, patch: Patch, target: Path, digest: str, size_bytes: int, blobs: BlobStore) -> None:
+    """Write the file that a patch makes of its base."""
+    packed = target.with_name(".patch")
+    _write(packed, (blobs.read(ChunkId(chunk)) for chunk in patch.chunks), patch.size_bytes)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        blocks = delta.apply(mapped(base), mapped(packed), base_digest=patch.base_digest, each=threads.map)
+        _write(target, blocks, size_bytes, digest)
+    packed.unlink()
+
+
+def _write(target: Path, pieces: Iterable[delta.Buffer], size_bytes: int, digest: str | None = None) -> None:
+    """Write a new file, whose bytes must come to this size and digest."""
+    hasher = blake3(max_threads=blake3.AUTO)
+    # Exclusive: two entries that are one file on this file system must not overwrite each other.
+    with target.open("xb") as file:
+        for piece in pieces:
+            if file.tell() + len(piece) > size_bytes:
+                raise ManifestInvalid(f"{target.name} becomes larger than the manifest says.")
+            hasher.update(piece)
+            file.write(piece)
+        written = file.tell()
+    if written != size_bytes or digest not in (None, hasher.hexdigest()):
+        raise ManifestInvalid(
+            f"The chunks of {target.name} are sound, but do not make the file the manifest describes."
+        )
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            yield data
+
+
+def _digest(path: Path) -> str:
+    return blake3(mapped(path), max_threads=blake3.AUTO).hexdigest()
+
+
+def _is_sound(path: Path, entry: FileEntry) -> bool:
+    try:
+        return path.stat().st_size == entry.size_bytes and _digest(path) == entry.digest
+    except FileNotFoundError:
+        return False

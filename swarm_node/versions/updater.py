@@ -1,0 +1,119 @@
+"""The node's trust state: pinned once, brought up to date, and saved only when every check has passed.
+
+- What may change or come to be (the timestamp, the next root) is asked of the coordinator; what a signed document names
+  by number and hash may come from any origin.
+- An origin that lies costs a second try with the coordinator alone. When the coordinator does not answer, an origin's
+  documents will do: their signatures are checked, and their timestamp expires like any other.
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import trio
+
+from protocol import canonical, limits, trust
+from protocol.errors import MessageTooLarge, NotFound, SwarmError, Unreachable, UntrustedMetadata
+from protocol.manifest import PolicyManifest
+from protocol.origin import may_change
+from protocol.trust import Documents, WantedDocument
+from swarm_node.base.disk import disk_named, write_durably
+from swarm_node.coordinator_api.origin import Origin
+from swarm_node.coordinator_api.origins import Origins
+
+STATE_MAX_BYTES = 8 * limits.MIB
+"""Five documents at their limits."""
+
+
+class Updater:
+    """Follows the signed versions of one round."""
+
+    def __init__(self, origins: Origins, round_id: str, path: Path) -> None:
+        self._origins = origins
+        self._round_id = round_id
+        self._path = path
+        self._documents: Documents | None = saved(path)
+        self.proved_until: datetime | None = None
+        """Until when the last refresh vouches for its version; None before the first."""
+
+    async def refresh(self) -> PolicyManifest | None:
+        """The newest signed policy, or None before the first; raises when nothing on offer can be trusted."""
+        stored = self._documents or await self._pin()
+        refreshed = await self._newest(stored)
+        if refreshed.documents != self._documents:
+            await trio.to_thread.run_sync(_save, self._path, refreshed.documents)
+            self._documents = refreshed.documents
+        self.proved_until = refreshed.proved_until
+        return refreshed.manifest
+
+    async def _newest(self, stored: Documents) -> trust.Refreshed:
+        """What the coordinator says, or, if it says nothing, what some origin can prove."""
+        home, others = self._origins.home, self._origins.in_order()
+        try:
+            for bulk in [*others[:1], home]:
+                try:
+                    return await self._converse(stored, home, bulk)
+                except (Unreachable, NotFound):
+                    raise
+                except SwarmError as error:
+                    if bulk is home:
+                        raise
+                    self._origins.failed(bulk, error)
+        except (Unreachable, NotFound):
+            for other in others:
+                try:
+                    return await self._converse(stored, other, other)
+                except SwarmError as error:
+                    self._origins.failed(other, error)
+            raise
+        raise AssertionError("the last try is the coordinator's")
+
+    async def _converse(self, stored: Documents, fresh: Origin, bulk: Origin) -> trust.Refreshed:
+        """Fetch what the conversation asks for until it comes to its end."""
+        conversation = trust.refresh(stored, datetime.now(UTC))
+        answer: bytes | None = None
+        while True:
+            try:
+                wanted = conversation.send(answer)
+            except StopIteration as done:
+                result: trust.Refreshed = done.value
+                return result
+            answer = await self._document(wanted, fresh, bulk)
+            if answer is None and not wanted.optional:
+                raise NotFound(f"The coordinator has no document {wanted.name}.", hint="Is it still starting?")
+
+    async def _document(self, wanted: WantedDocument, fresh: Origin, bulk: Origin) -> bytes | None:
+        named_by_hash = not wanted.optional and not may_change(wanted.name)
+        if bulk is not fresh and named_by_hash and self._origins.fit(bulk):
+            try:
+                data = await bulk.document(wanted.name, wanted.max_bytes)
+            except (Unreachable, MessageTooLarge) as error:
+                self._origins.failed(bulk, error)
+            else:
+                if data is not None:
+                    return data
+        return await fresh.document(wanted.name, wanted.max_bytes)
+
+    async def _pin(self) -> Documents:
+        root = await self._origins.home.document("1.root.json", limits.METADATA_MAX_BYTES)
+        if root is None:
+            raise NotFound("The coordinator has no root document.", hint="Is this address a coordinator?")
+        return trust.pin(root, self._round_id)
+
+
+def _save(path: Path, documents: Documents) -> None:
+    with disk_named(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, canonical.encode(vars(documents)), temp_folder=path.parent)
+
+
+def saved(path: Path) -> Documents | None:
+    """The saved state; a damaged file is an error, since starting over would forget what was already seen."""
+    if not path.exists():
+        return None
+    try:
+        return Documents(**canonical.decode(path.read_bytes(), max_bytes=STATE_MAX_BYTES))
+    except (SwarmError, TypeError) as error:
+        raise UntrustedMetadata(
+            f"The saved trust state {path} is damaged: {error}.",
+            hint="Remove the file to pin the round anew; rollback protection then starts from today.",
+        ) from error

@@ -1,0 +1,50 @@
+"""The outbox: finished rollouts, on the disk from before they are sent until the coordinator has judged them.
+
+- One file per lease, named by it; a lease answered twice is the same file.
+- `put` returns when the bytes are synced: after that neither a crash nor a lost network loses the work.
+- What a crash left unsent is sent at the next start; the coordinator recognises what it already has.
+"""
+
+from pathlib import Path
+
+from protocol.ids import LeaseId
+from swarm_node.base.disk import disk_named, write_durably
+
+_SUFFIX = ".rollout"
+
+
+class Outbox:
+    """Signed rollouts that wait for a verdict."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with disk_named(folder):
+            (folder / "incoming").mkdir(parents=True, exist_ok=True)
+        for leftover in (folder / "incoming").iterdir():
+            leftover.unlink(missing_ok=True)
+
+    def put(self, lease_id: LeaseId, envelope: bytes) -> None:
+        write_durably(self._folder / f"{lease_id}{_SUFFIX}", envelope, temp_folder=self._folder / "incoming")
+
+    def waiting(self, count: int, max_bytes: int) -> dict[LeaseId, bytes]:
+        """The oldest unsent rollouts: at least one, then as many as fit into both bounds.
+
+        Those of one tick of the disk's clock come by name, so that the order is the same each time.
+        """
+        taken: dict[LeaseId, bytes] = {}
+        with disk_named(self._folder):
+            oldest = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+            for path in oldest[:count]:
+                envelope = path.read_bytes()
+                if taken and sum(map(len, taken.values())) + len(envelope) > max_bytes:
+                    break
+                taken[LeaseId(path.stem)] = envelope
+        return taken
+
+    def remove(self, lease_id: LeaseId) -> None:
+        """Forget a rollout that was judged."""
+        with disk_named(self._folder):
+            (self._folder / f"{lease_id}{_SUFFIX}").unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._folder.glob(f"*{_SUFFIX}"))

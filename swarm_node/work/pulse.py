@@ -1,0 +1,161 @@
+"""The pulse: register, and tell the coordinator regularly what this node holds, does and has moved.
+
+- A coordinator that is away or in trouble is waited for, as is a clock that is wrong; `trouble` says which it is. What
+  no waiting mends ends the node: a refusal of its key, owner, price or age.
+- Between two beats, one request is held open until a newer version is out: news travels at once.
+- Whoever shares and could not reach the coordinator registers again: it may call from another address now, at which
+  others are to dial it. The same where an address was added or lost, such as the router's.
+- What the coordinator says of new versions is a hint; the follower proves it.
+"""
+
+import logging
+import secrets
+from importlib.metadata import version
+from typing import Protocol
+
+import trio
+
+from protocol.errors import KeyRevoked, RequestExpired, SwarmError, UnknownNode, Unreachable
+from protocol.messages import Heartbeat, HeartbeatReply, Register, VersionRequest
+from swarm_node.base.trouble import Trouble
+from swarm_node.member import Member
+from swarm_node.work.activity import Phase
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 0.2
+"""After an answer without news, before the next question: a coordinator that never holds one is not flooded."""
+
+REGISTER_AGAIN_S = 1.0
+
+WAITING = "waiting for the coordinator"
+
+
+class Activity(Protocol):
+    """What a member does, as its heartbeat tells it."""
+
+    finished: trio.Event
+    """Set when the coordinator says that the round has ended."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def phase(self) -> Phase: ...
+
+    @property
+    def tokens_per_s(self) -> float: ...
+
+
+class Pulse:
+    """The heart of one member."""
+
+    def __init__(self, member: Member, activity: Activity) -> None:
+        self._member = member
+        self._coordinator = member.coordinator
+        self._activity = activity
+        self._session = secrets.token_hex(8)
+        self._newest = 0
+        self._shares = False
+        self._addresses: tuple[str, ...] = ()
+        """Where others may dial it, as the coordinator knows."""
+        self._was_cut_off = False
+        """Since it registered, the coordinator could not be reached."""
+        self.trouble = Trouble()
+
+    async def register(self) -> None:
+        """Introduce this node; waits for what time mends, and raises what it does not."""
+        settings = self._member.settings
+        self._shares, self._was_cut_off = self._member.shares, False
+        self._addresses = self._member.addresses if self._shares else ()
+        message = Register(
+            name=settings.name,
+            price_micros_per_mtok=settings.price_micros_per_mtok,
+            addresses=self._addresses,
+            shares=self._shares,
+            agent=f"echo-swarm/{version('echo-swarm')}",
+            delegation=settings.delegation,
+        )
+        while True:
+            try:
+                self._take(await self._coordinator.register(message))
+                log.info(
+                    "registered price_micros_per_mtok=%d addresses=%s",
+                    message.price_micros_per_mtok,
+                    message.addresses,
+                )
+                return self._answered()
+            except SwarmError as error:
+                if error.http_status < 500 and not isinstance(error, RequestExpired):
+                    raise
+                self.trouble.met(error, WAITING)
+                await trio.sleep(REGISTER_AGAIN_S)
+
+    async def run(self) -> None:
+        """Beat for ever; a coordinator that goes away is told of once, and once when it is back."""
+        while True:
+            pause_s = 2.0
+            try:
+                if self._should_register_again:
+                    await self.register()
+                pause_s = (await self.beat()).heartbeat_s
+                self._answered()
+            except UnknownNode:
+                await self.register()
+            except KeyRevoked:
+                raise
+            except SwarmError as error:
+                self._note_cut(error)
+                self.trouble.met(error, WAITING)
+            await trio.sleep(min(max(pause_s, 0.1), 60.0))
+
+    async def listen(self) -> None:
+        """Hear of every version when it is published, for ever."""
+        while True:
+            known = self._newest
+            try:
+                self._take(await self._coordinator.newer_version(VersionRequest(newer_than=known)))
+            except SwarmError as error:  # the heartbeat tells the owner
+                self._note_cut(error)
+                await trio.sleep(1.0)
+            if self._newest <= known:
+                await trio.sleep(AGAIN_S)
+
+    async def beat(self) -> HeartbeatReply:
+        traffic = self._member.policies.traffic
+        blames = tuple(traffic.blames)
+        milestones = self._member.policies.milestones
+        reached = milestones.untold()
+        message = Heartbeat(
+            session=self._session,
+            version=self._activity.version,
+            phase=self._activity.phase.value,
+            tokens_per_s=self._activity.tokens_per_s,
+            transfer=traffic.message(self._member.server.bytes_sent),
+            blames=blames,
+            reached=reached,
+        )
+        reply = await self._coordinator.heartbeat(message)
+        traffic.blames = [blame for blame in traffic.blames if blame not in blames]
+        milestones.told(reached, newest_version=reply.newest_version)
+        self._take(reply)
+        return reply
+
+    @property
+    def _should_register_again(self) -> bool:
+        """The owner's volume is used up, or a new month has begun; or others may dial it elsewhere from now on."""
+        if not self._shares or not self._member.shares:
+            return self._member.shares != self._shares
+        return self._was_cut_off or self._member.addresses != self._addresses
+
+    def _note_cut(self, error: SwarmError) -> None:
+        self._was_cut_off |= isinstance(error, Unreachable)
+
+    def _answered(self) -> None:
+        self.trouble.over("the coordinator answers again")
+
+    def _take(self, reply: HeartbeatReply) -> None:
+        self._newest = reply.newest_version
+        self._member.policies.hint(reply.newest_version)
+        if reply.finished:
+            self._activity.finished.set()

@@ -1,4 +1,4 @@
-"""How fast a node can check a chunk: the BLAKE3 check of `protocol.chunks` against SHA-256 of the same bytes.
+"""How fast a node can check a chunk: the BLAKE3 check of `protocol.policy.chunks` against SHA-256 of the same bytes.
 
 - Every chunk is checked at every arrival, on one thread, beside generation; so the check must cost little.
 - The two take turns in one process, over more bytes than the processor caches.
@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from bench.harness import Bench, no_options, quick_from_environment
-from protocol.chunks import chunk_id, verify
 from protocol.ids import ChunkId
 from protocol.limits import CHUNK_MAX_BYTES
+from protocol.policy.chunks import chunk_id, verify
 
 
 def sha256(_chunk: ChunkId, data: bytes) -> None:

@@ -33,12 +33,12 @@ from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
-from protocol import chunks, delta
-from protocol.learning import Publication, TrainingGroup, TrainingSample, UploadedFile
 from protocol.limits import CHUNK_MAX_BYTES
-from protocol.manifest import PolicyManifest, Sampler
-from protocol.rollout import pack_tokens, unpack_tokens
+from protocol.policy import chunks, delta
+from protocol.policy.manifest import PolicyManifest, Sampler
 from protocol.tasks import stand_in
+from protocol.work.learning import Publication, TrainingGroup, TrainingSample, UploadedFile
+from protocol.work.rollout import pack_tokens, unpack_tokens
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine

@@ -29,7 +29,7 @@ from bench.harness import Bench, Input, no_options, quick_from_environment
 from coordinator.learner.embedded import DEFAULT_SHAPE, EmbeddedShape, make_model, make_policy, make_tokenizer
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from protocol.rollout import pack_tokens, unpack_tokens
+from protocol.work.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.messages import GroupDone, SampleRequest

@@ -138,8 +138,8 @@ class Ours:
         return self._ranks.first
 
     def step(self, batch: dict[str, Any]) -> tuple[float, float]:
-        from protocol.learning import TrainingGroup, TrainingSample
-        from protocol.rollout import pack_logprobs, pack_tokens
+        from protocol.work.learning import TrainingGroup, TrainingSample
+        from protocol.work.rollout import pack_logprobs, pack_tokens
 
         groups = [
             TrainingGroup(

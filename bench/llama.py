@@ -32,7 +32,7 @@ from bench.engines import (
     requests,
 )
 from bench.harness import Bench, Input, no_options, quick_from_environment
-from protocol.rollout import unpack_tokens
+from protocol.work.rollout import unpack_tokens
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama import weights

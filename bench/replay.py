@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from bench.harness import Bench, quick_from_environment
 from coordinator.audit.scorer import VersionScorer
 from coordinator.rules.replay import Prefill
-from protocol.rollout import pack_tokens, unpack_logprobs, unpack_tokens
+from protocol.work.rollout import pack_tokens, unpack_logprobs, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bench.harness import Bench, no_options, quick_from_environment
-from protocol.sampling import uniform_table
+from protocol.work.sampling import uniform_table
 
 HIDDEN = 256
 ENTROPY_NATS = 2.0
@@ -28,7 +28,7 @@ _GOLDEN, _MIX = -7046029254386353131, (-4658895280553007687, -772359229311070568
 
 
 def inverse_cdf(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """`protocol.sampling.pick` for every row: [N, V], [N] → [N]."""
+    """`protocol.work.sampling.pick` for every row: [N, V], [N] → [N]."""
     cumulative = torch.softmax(logits, -1).double().cumsum(-1)
     return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
 

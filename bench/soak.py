@@ -28,12 +28,12 @@ import psutil
 import trio
 
 from bench.harness import Bench, quick_from_environment
-from protocol.chunks import chunk_id
 from protocol.errors import PeerFault
-from protocol.frames import Bye, Cancel, Chunk, Reject, Want
 from protocol.ids import ChunkId, NodeId
 from protocol.limits import HOST_RECEIVE_MAX_BYTES, KIB, MIB
-from protocol.messages import FetchPlan, Peer
+from protocol.policy.chunks import chunk_id
+from protocol.wire.frames import Bye, Cancel, Chunk, Reject, Want
+from protocol.work.messages import FetchPlan, Peer
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.download import fetch_chunks

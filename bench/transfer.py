@@ -19,10 +19,10 @@ from typing import Any
 import trio
 
 from bench.harness import Bench, no_options, quick_from_environment
-from protocol.chunks import chunk_id, verify
-from protocol.frames import Chunk, FrameReader, Message, Want, encode
 from protocol.limits import MIB
-from protocol.messages import Peer
+from protocol.policy.chunks import chunk_id, verify
+from protocol.wire.frames import Chunk, FrameReader, Message, Want, encode
+from protocol.work.messages import Peer
 
 CHUNK_BYTES = 4 * MIB
 DATA = Random(1).randbytes(CHUNK_BYTES)

@@ -34,8 +34,8 @@ from coordinator.store.tables import nodes
 from ledger import store
 from ledger.entry import Deposit, Entry, Pending, Post, amount
 from protocol import limits
-from protocol.messages import Heartbeat, Transfer, seal_request
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Heartbeat, Transfer, seal_request
 
 NODES, RATE, BEATS = 10_000, 200, 20
 """Nodes on the board, pages a second, heartbeats a second."""

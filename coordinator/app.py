@@ -43,8 +43,8 @@ from coordinator.tasks.kinds import reward_spec
 from coordinator.transactions import audits, evaluations, fleet, leases, links, lottery, registry
 from coordinator.transactions.prompts import problem_of
 from ledger.book import BookBroken
-from protocol.messages import Peer
 from protocol.tasks import Judging
+from protocol.work.messages import Peer
 
 if TYPE_CHECKING:
     from coordinator.reports.screen import Show

@@ -37,9 +37,9 @@ from coordinator.commands import (
 from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, DiskFull, SwarmError, named
-from protocol.lesson import lesson
-from protocol.log_lines import VARIABLE
-from protocol.plain import counted
+from protocol.text.lesson import lesson
+from protocol.text.log_lines import VARIABLE
+from protocol.text.plain import counted
 
 app = typer.Typer(
     help="Run a training round: learner, signed publication, leases, credits and the leaderboard, on one machine.",

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from coordinator.base.children import script
 from protocol.errors import SwarmError
-from protocol.plain import counted
+from protocol.text.plain import counted
 
 GRACE_S = 4.0
 """From the polite signal to the kill."""

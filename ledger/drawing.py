@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from protocol import canonical, chunks
 from protocol.errors import ProofInvalid
 from protocol.ids import Digest
+from protocol.policy import chunks
+from protocol.wire import canonical
 
 ALL_PPM = 1_000_000
 """Rates are millionths: integers, so that everybody draws the same."""

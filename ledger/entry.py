@@ -13,10 +13,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from protocol import canonical, chunks, ids, limits
+from protocol import ids, limits
 from protocol.errors import MalformedMessage
 from protocol.ids import Digest, Hex32, Hex64, NodeId
-from protocol.message import Message
+from protocol.policy import chunks
+from protocol.wire import canonical
+from protocol.wire.message import Message
 
 ENTRY_MAX_BYTES = 65_535
 """One entry: the most that a static log tile can hold (two length bytes)."""

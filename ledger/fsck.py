@@ -14,8 +14,8 @@ from ledger.checkpoint import Checkpoint
 from ledger.entry import Entry, parse
 from ledger.tiles import Tile, grown, hashes_in
 from ledger.tree import Hash, leaf_hash
-from protocol import chunks
 from protocol.errors import SwarmError
+from protocol.policy import chunks
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint
 from ledger.note import NoteKey, parse
 from ledger.tree import TREE_SIZE_MAX
-from protocol import trust
 from protocol.errors import CheckpointInvalid, UntrustedMetadata
+from protocol.policy import trust
 
 
 @dataclass(frozen=True)

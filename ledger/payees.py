@@ -1,6 +1,6 @@
 """The payees of a batch as a Merkle tree: its root is in the ledger, each payee proves their share with a few hashes.
 
-- A leaf is the payee (`protocol.owner.payee_bytes`) and the amount in micro-units, 32 bytes, big-endian: a contract can
+- A leaf is the payee (`protocol.people.owner.payee_bytes`) and the amount in micro-units, 32 bytes, big-endian: a contract can
   put that together itself. The tree is the log's, RFC 6962.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ledger import tiles, tree
 from ledger.tree import Hash, HashOf, leaf_hash
-from protocol.owner import AMOUNT_BYTES, payee_bytes
+from protocol.people.owner import AMOUNT_BYTES, payee_bytes
 
 
 class Payee(NamedTuple):

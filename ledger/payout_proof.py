@@ -21,8 +21,8 @@ from ledger.entry import BATCH_MAX, DEPOSITS_MAX_MICROS, Entry, Paid, Payout, Pa
 from ledger.payees import leaf
 from ledger.proof import Hashes, Proven, Roots, SignedNote
 from protocol.errors import ProofInvalid
-from protocol.message import Message
-from protocol.owner import Address
+from protocol.people.owner import Address
+from protocol.wire.message import Message
 
 KIND: Final = "echo-swarm/payout"
 

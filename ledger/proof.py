@@ -4,7 +4,7 @@
 - A `Fork`: two signed checkpoints that cannot both be true. The proof makes the later one's root, and with it another
   root for the earlier one's size than the earlier one says; for equal sizes the two roots are proof enough.
 - Each carries the round's chain of root documents: the id in the join string names the first, each signs the next, and
-  they name the ledger's keys (`protocol.trust`). So a file outlives the coordinator and its keys.
+  they name the ledger's keys (`protocol.policy.trust`). So a file outlives the coordinator and its keys.
 - Any ledger key of the chain counts. Whoever stole one can make files that hold where its replacement is not known yet;
   compare with the newest root where that matters.
 """
@@ -19,9 +19,11 @@ from ledger.entry import ENTRY_MAX_BYTES, Entry, Pending, Post, Reinstate, Void,
 from ledger.gaps import Keys
 from ledger.note import NOTE_MAX_BYTES, NoteKey
 from ledger.tree import HASH_BYTES, TREE_SIZE_MAX
-from protocol import canonical, limits, trust
+from protocol import limits
 from protocol.errors import ProofInvalid, SwarmError
-from protocol.message import Message
+from protocol.policy import trust
+from protocol.wire import canonical
+from protocol.wire.message import Message
 
 RECEIPT: Final = "echo-swarm/receipt"
 FORK: Final = "echo-swarm/fork"

@@ -20,7 +20,7 @@ from ledger import note
 from ledger.checkpoint import Checkpoint, Sign, open_checkpoint
 from ledger.note import NOTE_MAX_BYTES, KeyKind, NoteKey, Signature
 from protocol.errors import CheckpointInvalid, NotWitnessed
-from protocol.message import Message
+from protocol.wire.message import Message
 
 TIME_BYTES = 8
 

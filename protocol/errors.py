@@ -7,7 +7,7 @@
 from typing import ClassVar, Literal
 
 from protocol.breach import UNSAID, Breach
-from protocol.plain import one_line
+from protocol.text.plain import one_line
 
 Fault = Literal["node", "peer", "coordinator", "operator", "network"]
 

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, DiskFull, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
-from protocol.lesson import lesson
-from protocol.log_lines import VARIABLE
+from protocol.text.lesson import lesson
+from protocol.text.log_lines import VARIABLE
 from swarm_node.base import locks, logs
 from swarm_node.commands import agent, appeal, doctor, join, keys, ledger
 from swarm_node.commands.options import (
@@ -133,7 +133,7 @@ def bench(
     from rich.console import Console
     from rich.progress import Progress
 
-    from protocol.manifest import Sampler
+    from protocol.policy.manifest import Sampler
     from swarm_node.commands import bench as benching
     from swarm_node.coordinator_api import join_string as joining
     from swarm_node.engine.choose import Choice, EngineOptions, for_policy
@@ -241,7 +241,7 @@ def seed(
     """Serve a folder of chunks over libp2p until standard input ends; the first line printed says where, as JSON."""
     import trio
 
-    from protocol.places import host_and_port
+    from protocol.people.addresses import host_and_port
     from swarm_node.keys import identity
     from swarm_node.seed import seed as serve
 

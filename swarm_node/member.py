@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import trio
 
 from ledger.witness import Witnesses
-from protocol.places import host_and_port
-from protocol.signing import NodeKey
+from protocol.people.addresses import host_and_port
+from protocol.wire.signing import NodeKey
 from swarm_node.allowance import settings as allowance
 from swarm_node.allowance.rules import GB
 from swarm_node.allowance.upload_counter import UploadCounter

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from coordinator.learner.embedded import EmbeddedShape, make_policy, make_tokenizer
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from protocol.canary import FILE_NAME
+from protocol.policy.canary import FILE_NAME
 
 TINY = EmbeddedShape(hidden=32, layers=2, heads=2, intermediate=48)
 

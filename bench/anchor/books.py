@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 from bench.anchor.setting import POOL, Case, group_s, machines, paced_s
 from coordinator.sim.report import WARM_UP
-from protocol.lease import Lease
+from protocol.work.lease import Lease
 
 MILLI = 1000.0
 

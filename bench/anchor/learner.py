@@ -17,7 +17,7 @@ from coordinator.learner.loop import Learner
 from coordinator.learner.policy import UpdateResult
 from coordinator.learner.ranks import Ranks
 from coordinator.model.watchdog import Watchdog
-from protocol.learning import TrainingGroup
+from protocol.work.learning import TrainingGroup
 
 
 class PacedCrew(Crew):

@@ -5,7 +5,7 @@ import signal
 import sys
 from types import FrameType
 
-from protocol.frames import Chunk, Message
+from protocol.wire.frames import Chunk, Message
 from swarm_node import cli
 from swarm_node.p2p.link import Link
 

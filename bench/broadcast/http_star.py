@@ -15,8 +15,9 @@ from aiohttp import ClientSession, web
 from bench.broadcast.contender import PAYLOAD, SOURCE, Outcome, bad_bytes, workers_of
 from bench.broadcast.net import Net
 from bench.broadcast.program import Program, module
-from protocol import chunks, limits
+from protocol import limits
 from protocol.ids import ChunkId
+from protocol.policy import chunks
 
 PORT = 8800
 CHUNK_BYTES = limits.MIB

@@ -4,7 +4,7 @@ from bench.broadcast.cells import PAYLOAD_SHARE, Cell
 from bench.broadcast.net import QUEUE_MS
 from bench.simulation.world import Simulation
 from coordinator.rules.topology import NodeLinks
-from protocol import chunks
+from protocol.policy import chunks
 from swarm_node.picker.rules import PickerRules
 
 TICK = 0.5

@@ -10,9 +10,9 @@ import time
 
 from aiohttp import web
 
-from protocol.message import Message
-from protocol.messages import Heartbeat, LeaseRequest, Register, Submission, open_request
-from protocol.signing import open_envelope
+from protocol.wire.message import Message
+from protocol.wire.signing import open_envelope
+from protocol.work.messages import Heartbeat, LeaseRequest, Register, Submission, open_request
 
 MESSAGES: dict[str, type[Message]] = {
     "/v1/nodes": Register,

@@ -18,8 +18,8 @@ from coordinator.transactions.tally import counted
 from ledger import store
 from ledger.entry import Pending, parse
 from ledger.tables import entries_table
-from protocol.lease import OPEN, LeaseState
-from protocol.messages import Verdict
+from protocol.work.lease import OPEN, LeaseState
+from protocol.work.messages import Verdict
 
 
 @dataclass

@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from protocol import limits
-from protocol.lease import Lease
-from protocol.message import Message
-from protocol.messages import Heartbeat, LeaseRequest, Register, Submission, Transfer, seal_request
-from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
-from protocol.signing import NodeKey
+from protocol.wire.message import Message
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.messages import Heartbeat, LeaseRequest, Register, Submission, Transfer, seal_request
+from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
 from tests.coordinator.policy_files import END_TOKEN, encode
 
 Prepared = list[tuple[str, bytes]]

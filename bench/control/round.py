@@ -18,9 +18,9 @@ from bench.control.fleet import Fleet
 from bench.control.load import Reply
 from coordinator.learner.client import CoordinatorClient
 from coordinator.store.state import Database
-from protocol.learning import UpdateReport
-from protocol.lease import Lease
-from protocol.messages import LeaseReply, SubmissionReply, Verdict
+from protocol.work.learning import UpdateReport
+from protocol.work.lease import Lease
+from protocol.work.messages import LeaseReply, SubmissionReply, Verdict
 from tests.coordinator.policy_files import write_policy
 from tests.processes.programs import free_address, script
 

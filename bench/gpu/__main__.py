@@ -23,7 +23,7 @@ from bench.gpu.shapes import SHAPES as LEARNER_SHAPES
 from bench.gpu.shapes import TINY
 from bench.harness import Bench, quick_from_environment
 from protocol.errors import ConfigInvalid
-from protocol.rollout import unpack_tokens
+from protocol.work.rollout import unpack_tokens
 from swarm_node.engine.messages import GroupDone
 from swarm_node.engine.torch.engine import TorchEngine
 from swarm_node.engine.vllm import command

@@ -20,8 +20,8 @@ from bench.gpu.shapes import LearnerShape, write
 from bench.harness import Bench
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from protocol.learning import TrainingGroup, TrainingSample
-from protocol.rollout import pack_logprobs, pack_tokens
+from protocol.work.learning import TrainingGroup, TrainingSample
+from protocol.work.rollout import pack_logprobs, pack_tokens
 
 TERA = 1e12
 

@@ -28,10 +28,10 @@ from coordinator.tasks.task import open_task
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions.leases import rules_of
 from coordinator.transactions.prompts import PromptRef
-from protocol.learning import TrainingGroup, TrainingSample
-from protocol.rollout import pack_tokens, unpack_tokens
 from protocol.tasks import Episodes, Problem, Reward
-from protocol.transcript import Player, Sampled, replay
+from protocol.work.learning import TrainingGroup, TrainingSample
+from protocol.work.rollout import pack_tokens, unpack_tokens
+from protocol.work.transcript import Player, Sampled, replay
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 

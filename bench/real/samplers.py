@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.harness import serve
-from protocol.rollout import pack_tokens
+from protocol.work.rollout import pack_tokens
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, SampleRequest
 

@@ -11,7 +11,7 @@ from bench.harness import Bench, Child
 from bench.real.samplers import Asked, command, endless
 from bench.replay import requests
 from bench.vllm.__main__ import Rival
-from protocol.rollout import pack_tokens, unpack_tokens
+from protocol.work.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine.messages import SampleRequest
 
 

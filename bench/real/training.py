@@ -8,7 +8,7 @@ from typing import Any
 from bench.harness import Bench, Child
 from bench.learner import Way, open_side
 from bench.replay import SAMPLES, requests, sample
-from protocol.rollout import unpack_tokens
+from protocol.work.rollout import unpack_tokens
 from swarm_node.engine.torch.engine import TorchEngine
 
 AGREE = 1e-3

@@ -16,8 +16,8 @@ from random import Random
 from bench.simulation.links import Links
 from coordinator.rules import topology
 from coordinator.rules.topology import SOURCE, NodeLinks, Topology
-from protocol.frames import Reason
 from protocol.ids import ChunkId
+from protocol.wire.frames import Reason
 from swarm_node.p2p.serve import ServeLimits
 from swarm_node.p2p.turns import Turns
 from swarm_node.picker.picker import Ask, Picker

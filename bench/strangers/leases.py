@@ -23,7 +23,7 @@ from bench.control.round import Server
 from bench.strangers.cells import KINDS, Cell, Kind, Row, cells
 from bench.strangers.nodes import Node, hoard, hoard_once, work
 from coordinator.learner.client import CoordinatorClient
-from protocol.learning import UpdateReport
+from protocol.work.learning import UpdateReport
 from tests.coordinator.policy_files import write_policy
 from tests.processes.programs import free_address, script
 

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from bench.control.fleet import PRICE
 from protocol import limits
-from protocol.lease import Lease
-from protocol.message import Message
-from protocol.messages import (
+from protocol.wire.message import Message
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.messages import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
@@ -20,8 +21,7 @@ from protocol.messages import (
     SubmissionReply,
     seal_request,
 )
-from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
-from protocol.signing import NodeKey
+from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
 from tests.coordinator.policy_files import END_TOKEN, encode
 
 M = TypeVar("M", bound=Message)

@@ -34,7 +34,7 @@ from coordinator.learner.embedded import DEFAULT_SHAPE, EmbeddedShape
 from coordinator.rules.calibration import SHIPPED, Tolerance, derive, read
 from coordinator.rules.replay import ReplayMeasurement
 from coordinator.rules.verdict import AuditOutcome
-from protocol.rollout import Completion, pack_tokens, unpack_tokens
+from protocol.work.rollout import Completion, pack_tokens, unpack_tokens
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama.engine import LlamaEngine

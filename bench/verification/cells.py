@@ -17,7 +17,7 @@ from coordinator.audit.scorer import VersionScorer
 from coordinator.rules.calibration import Tolerance
 from coordinator.rules.replay import Prefill, ReplayMeasurement, joined, measure
 from coordinator.rules.verdict import AuditOutcome, AuditReport, judge
-from protocol.rollout import Completion
+from protocol.work.rollout import Completion
 
 GROUPS_AT_ONCE = 16
 POOL = 10

@@ -15,7 +15,7 @@ import torch
 from bench.verification.cells import Mask, Said, generate, load
 from bench.verification.model import Text
 from bench.verification.sampler import Group
-from protocol.rollout import Completion
+from protocol.work.rollout import Completion
 
 Made = tuple[str, Said, Mask | None]
 

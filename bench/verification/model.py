@@ -17,10 +17,10 @@ from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.warmstart import imitate
 from coordinator.tasks.task_text import TaskText
-from protocol.learning import TrainingGroup, TrainingSample
-from protocol.rollout import Completion, pack_logprobs, pack_tokens
 from protocol.tasks import Problem
 from protocol.tasks.arithmetic import Arithmetic
+from protocol.work.learning import TrainingGroup, TrainingSample
+from protocol.work.rollout import Completion, pack_logprobs, pack_tokens
 
 SHAPE = EmbeddedShape(hidden=256, layers=5, heads=4, intermediate=1024)
 """5.3 million parameters."""

@@ -1,7 +1,7 @@
 """An engine for the bench: any dtype, temperature and truncation; the shipped one has only what is honest.
 
 - Prompts of one call have one length, so nothing is padded; rows that have ended run on until the last one ends.
-- With top_p = 1 it draws what the shipped engine draws: `protocol.sampling`, at the temperature asked for.
+- With top_p = 1 it draws what the shipped engine draws: `protocol.work.sampling`, at the temperature asked for.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from protocol.rollout import Completion, PolicyBounds
-from protocol.sampling import uniform_table
+from protocol.work.rollout import Completion, PolicyBounds
+from protocol.work.sampling import uniform_table
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def sample(
 
 
 def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """`protocol.sampling.pick` for every row."""
+    """`protocol.work.sampling.pick` for every row."""
     cumulative = scores.exp().double().cumsum(-1)
     return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
 

@@ -22,7 +22,7 @@ from bench.engines import LENGTHS, PROMPTS, make_version
 from bench.engines import requests as one_of_each
 from bench.harness import Bench, Input, no_options, quick_from_environment
 from coordinator.learner.embedded import EmbeddedShape
-from protocol.rollout import unpack_tokens
+from protocol.work.rollout import unpack_tokens
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,

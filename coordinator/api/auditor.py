@@ -7,8 +7,8 @@ from aiohttp import web
 from coordinator.api.http import ROUND, body, reply, reply_json, require_operator
 from coordinator.base.clock import now_ms
 from coordinator.transactions import audits, lottery
-from protocol.auditing import Cases, HoldCases, TakeCases, Verdicts
 from protocol.errors import NotFound
+from protocol.work.auditing import Cases, HoldCases, TakeCases, Verdicts
 
 routes = web.RouteTableDef()
 

@@ -47,7 +47,7 @@ from aiohttp import web
 from protocol import limits
 from protocol.errors import ConfigInvalid, Overloaded
 from protocol.limits import KIB, MIB
-from protocol.places import host_and_port, neighbourhood
+from protocol.people.addresses import host_and_port, neighbourhood
 
 HERE = ""
 """The place of what comes from this machine: the operator's own, or a proxy's, which speaks for many."""

@@ -24,7 +24,7 @@ from coordinator.api.guard import BODIES, BOUNDS
 from coordinator.base.clock import now_ms
 from coordinator.service.round import Round
 from coordinator.transactions import registry
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import (
     MalformedMessage,
     MessageTooLarge,
@@ -35,8 +35,9 @@ from protocol.errors import (
     TooManyStatements,
 )
 from protocol.ids import NodeId
-from protocol.message import Message
-from protocol.messages import LeaseProgress, Submission, open_request
+from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.work.messages import LeaseProgress, Submission, open_request
 
 log = logging.getLogger(__name__)
 

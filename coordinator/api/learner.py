@@ -19,8 +19,8 @@ from coordinator.transactions import batches, escrow, evaluations, fleet, lotter
 from ledger import store
 from protocol import limits
 from protocol.errors import MalformedMessage, NotFound
-from protocol.learning import KnownUploads, LearnerProgress, LearnerState, Publication, UpdateReport, UploadedFile
-from protocol.manifest import FileName, PolicyManifest
+from protocol.policy.manifest import FileName, PolicyManifest
+from protocol.work.learning import KnownUploads, LearnerProgress, LearnerState, Publication, UpdateReport, UploadedFile
 
 log = logging.getLogger(__name__)
 

@@ -35,11 +35,12 @@ from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.partial_rollouts import SignedFragment
 from ledger.payout_proof import PayoutRequest
 from protocol import limits
-from protocol.auditing import Why
 from protocol.errors import NotFound
 from protocol.ids import NodeId
-from protocol.message import Message
-from protocol.messages import (
+from protocol.people.owner import EarningsRequest
+from protocol.wire.message import Message
+from protocol.work.auditing import Why
+from protocol.work.messages import (
     Fetched,
     FetchPlan,
     Heartbeat,
@@ -55,7 +56,6 @@ from protocol.messages import (
     Verdict,
     VersionRequest,
 )
-from protocol.owner import EarningsRequest
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")

@@ -17,10 +17,11 @@ from pydantic.json_schema import models_json_schema
 
 from coordinator.api.http import MSGPACK
 from ledger import payout_proof, witness
-from protocol import appeal, auditing, learning, messages, owner, probe
 from protocol.errors import ERRORS
-from protocol.message import Message
-from protocol.origin import OriginList
+from protocol.people import owner
+from protocol.policy.origin import OriginList
+from protocol.wire.message import Message
+from protocol.work import appeal, auditing, learning, messages, probe
 
 Kind = type[Message]
 Routes = Sequence[web.AbstractRouteDef]

@@ -26,7 +26,7 @@ from coordinator.transactions import policy_versions, standings
 from ledger import store
 from protocol.errors import NotFound, UnknownChunk
 from protocol.ids import ChunkId
-from protocol.origin import chunk_path, may_change
+from protocol.policy.origin import chunk_path, may_change
 
 routes = web.RouteTableDef()
 

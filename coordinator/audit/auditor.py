@@ -44,10 +44,10 @@ from coordinator.rules.calibration import POSITIONS_MIN, Calibration
 from coordinator.rules.replay import Prefill, Scored
 from coordinator.rules.verdict import VALIDATOR, AuditOutcome, AuditReport
 from protocol import limits
-from protocol.auditing import AuditCase, CaseFile, Cases, Found, HoldCases, Judged, TakeCases, Verdicts
 from protocol.errors import AuditFailed, SwarmError, Unreachable
-from protocol.lease import Lease
-from protocol.rollout import unpack_tokens
+from protocol.work.auditing import AuditCase, CaseFile, Cases, Found, HoldCases, Judged, TakeCases, Verdicts
+from protocol.work.lease import Lease
+from protocol.work.rollout import unpack_tokens
 
 if TYPE_CHECKING:
     from coordinator.audit.reference_node import ReferenceNode

@@ -26,15 +26,16 @@ from coordinator.store.state import engine
 from coordinator.store.tables import audits, leases, rollouts
 from coordinator.tasks.task_text import policy_bounds
 from coordinator.transactions import partial_rollouts
-from protocol import chunks, limits
-from protocol.auditing import CaseFile
-from protocol.codec import PolicyCodec
+from protocol import limits
 from protocol.errors import AuditFailed, TokensInvalid
-from protocol.fragment import check_fragments
-from protocol.lease import Lease
-from protocol.manifest import Sampler
-from protocol.rollout import Completion, PolicyBounds, RolloutClaim, check_claim, unpack_tokens
-from protocol.signing import Signed, open_envelope
+from protocol.policy import chunks
+from protocol.policy.codec import PolicyCodec
+from protocol.policy.manifest import Sampler
+from protocol.wire.signing import Signed, open_envelope
+from protocol.work.auditing import CaseFile
+from protocol.work.fragment import check_fragments
+from protocol.work.lease import Lease
+from protocol.work.rollout import Completion, PolicyBounds, RolloutClaim, check_claim, unpack_tokens
 
 P = ParamSpec("P")
 T = TypeVar("T")

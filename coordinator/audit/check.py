@@ -15,7 +15,7 @@ from coordinator.rules.calibration import Calibration
 from coordinator.rules.replay import Prefill, ReplayMeasurement, Scored, measure
 from coordinator.rules.verdict import AuditOutcome, AuditReport, judge, malformed
 from protocol.errors import SwarmError, TokensInvalid
-from protocol.rollout import Completion, unpack_tokens, whole_tokens
+from protocol.work.rollout import Completion, unpack_tokens, whole_tokens
 
 Score = Callable[[int, Sequence[Prefill]], list[list[Scored]]]
 """(version, claims) → for every claim, its completions under that version."""

@@ -23,8 +23,8 @@ from coordinator.rules.replay import Integers
 from coordinator.tasks.task_text import policy_bounds
 from protocol.errors import AuditFailed
 from protocol.limits import POLICY_CONFIG_MAX_BYTES, TOKENS_MAX
-from protocol.rollout import Completion
-from protocol.sampling import pick, uniform_table
+from protocol.work.rollout import Completion
+from protocol.work.sampling import pick, uniform_table
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """By their names in classes of nodes. Other precisions belong to engines that an auditor does not have."""

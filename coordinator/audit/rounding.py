@@ -18,7 +18,7 @@ from itertools import cycle, islice
 
 from coordinator.rules.calibration import POSITIONS_MIN, Calibration
 from coordinator.rules.replay import Prefill, ReplayMeasurement, Scored, measure
-from protocol.rollout import Completion, Tokens
+from protocol.work.rollout import Completion, Tokens
 
 PRECISIONS = frozenset({"bf16", "fp16"})
 """Precisions that an auditor can sample in."""

@@ -33,9 +33,10 @@ from coordinator.model.loading import keep_as_published, load_model
 from coordinator.model.lora import weights_by_stored_name
 from coordinator.publishing import weights
 from coordinator.rules.replay import Prefill, Scored
-from protocol import architectures, limits, policy_config
+from protocol import limits
 from protocol.errors import AuditFailed
-from protocol.sampling import uniforms
+from protocol.policy import architectures, model_config
+from protocol.work.sampling import uniforms
 
 BODY_TOKENS_MAX = 4096
 """Tokens of prompts and completions in one pass; one sample may be longer. More would be no faster on a CPU."""
@@ -229,13 +230,13 @@ def _lay_out_in(model: Any, dtype: torch.dtype) -> None:
 def _require_borne_out(base: Path) -> None:
     """Refuse a configuration that names code, or promises more than its tensors bear out, before that takes memory."""
     config = json.loads(read_at_most(base / "config.json", limits.POLICY_CONFIG_MAX_BYTES))
-    policy_config.require_plain(config)
+    model_config.require_plain(config)
     if reason := architectures.reason_to_refuse(config):
         raise AuditFailed(f"No policy like this one can be audited: {reason}.")
     files = weights.of(base)
-    policy_config.require_layers(config, len(weights.shapes(files)))
+    model_config.require_layers(config, len(weights.shapes(files)))
     described = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(described, trust_remote_code=False)  # type: ignore[no-untyped-call]  # transformers annotates half
     promised = sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
-    policy_config.require_borne_out(promised, sum(file.stat().st_size for file in files))
+    model_config.require_borne_out(promised, sum(file.stat().st_size for file in files))

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import httpx
 
-from protocol import canonical
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable
+from protocol.wire import canonical
 
 BUSY = {408, 425, 429}
 """What some proxies say in place of 5xx."""

@@ -1,4 +1,4 @@
-"""Logs of this program and its children on stderr, written as `protocol.log_lines` says.
+"""Logs of this program and its children on stderr, written as `protocol.text.log_lines` says.
 
 - `--log-json` sets the variable, so that learner and auditor, which inherit it, write objects as well.
 """
@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from protocol.log_lines import VARIABLE, formatter
+from protocol.text.log_lines import VARIABLE, formatter
 
 NOISY = ("httpx", "httpcore", "asyncio", "alembic")
 

@@ -17,8 +17,8 @@ from coordinator.commands.nodes import when
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import Unreachable
-from protocol.lesson import lesson
-from protocol.plain import counted
+from protocol.text.lesson import lesson
+from protocol.text.plain import counted
 
 app = typer.Typer(help="See what nodes appeal against, and rule.", no_args_is_help=True, add_completion=False)
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from coordinator.config import Config
 from coordinator.service.opening import led_until_ms
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable
-from protocol.places import host_and_port
+from protocol.people.addresses import host_and_port
 
 if TYPE_CHECKING:
     from coordinator.store.state import Database

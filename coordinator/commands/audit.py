@@ -17,7 +17,7 @@ import typer
 from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import AuditFailed, ConfigInvalid, SwarmError
-from protocol.lesson import lesson
+from protocol.text.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.audit.case import Case, RoundArchive

@@ -17,7 +17,7 @@ from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import Config, load
 from coordinator.config.reading import on_top
 from protocol.errors import ConfigInvalid
-from protocol.plain import counted
+from protocol.text.plain import counted
 
 if TYPE_CHECKING:
     from coordinator.service.backup.restoring import Restored

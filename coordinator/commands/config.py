@@ -10,7 +10,7 @@ from coordinator.commands import options
 from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import load, manual
 from protocol.errors import ConfigInvalid
-from protocol.lesson import lesson
+from protocol.text.lesson import lesson
 
 app = typer.Typer(help="Check and explain a round's settings.", no_args_is_help=True, add_completion=False)
 

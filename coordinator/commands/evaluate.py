@@ -16,7 +16,7 @@ from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import load
 from coordinator.reports import overview
 from protocol.errors import ConfigInvalid, NotFound, Unreachable
-from protocol.lesson import lesson
+from protocol.text.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.config import Config

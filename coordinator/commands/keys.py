@@ -12,7 +12,7 @@ import typer
 from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import ConfigInvalid
-from protocol.lesson import lesson
+from protocol.text.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.publishing.role_keys import RoleKeys

@@ -18,8 +18,8 @@ from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Setting
 from coordinator.config import load
 from coordinator.pages.words import line, readable
 from protocol.errors import Unreachable
-from protocol.lesson import lesson
-from protocol.plain import counted
+from protocol.text.lesson import lesson
+from protocol.text.plain import counted
 
 app = typer.Typer(help="Look at nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
 

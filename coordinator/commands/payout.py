@@ -17,8 +17,8 @@ from coordinator.commands.asking import opened_store, require_round
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid
-from protocol.lesson import lesson
-from protocol.plain import counted
+from protocol.text.lesson import lesson
+from protocol.text.plain import counted
 
 if TYPE_CHECKING:
     from coordinator.store.state import Database

@@ -19,8 +19,8 @@ from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Setting
 from coordinator.config import Config, load
 from coordinator.transactions.policy_versions import newest_version
 from protocol.errors import OutOfOrder
-from protocol.lesson import lesson
-from protocol.plain import counted
+from protocol.text.lesson import lesson
+from protocol.text.plain import counted
 
 if TYPE_CHECKING:
     from coordinator.publishing.verifying import Verification

@@ -23,13 +23,13 @@ from coordinator.store import schema
 from coordinator.store.tables import leases, nodes, rollouts
 from coordinator.tasks.task_text import policy_bounds
 from coordinator.transactions import batches, policy_versions, reward_columns, scoring
-from protocol.codec import PolicyCodec
 from protocol.errors import ConfigInvalid
-from protocol.learning import TrainingGroup
-from protocol.lease import Lease
-from protocol.nicknames import nickname
-from protocol.rollout import unpack_tokens
+from protocol.people.nicknames import nickname
+from protocol.policy.codec import PolicyCodec
 from protocol.tasks import Reward
+from protocol.work.learning import TrainingGroup
+from protocol.work.lease import Lease
+from protocol.work.rollout import unpack_tokens
 
 Decode = Callable[[Sequence[int]], str]
 Worth = Callable[[TrainingGroup], Sequence[float] | None]

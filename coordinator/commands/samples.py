@@ -21,9 +21,9 @@ from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Setting
 from coordinator.config import Config, load
 from coordinator.pages.words import readable
 from protocol.errors import ConfigInvalid
-from protocol.lesson import lesson
 from protocol.limits import NAME_MAX_CHARS
-from protocol.names import visible
+from protocol.people.names import visible
+from protocol.text.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.commands.sample_records import SampleFilter, Shown

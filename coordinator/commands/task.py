@@ -12,8 +12,8 @@ import typer
 from coordinator.commands.options import EXIT_CODES, AsJson, Settings
 from coordinator.config import load
 from coordinator.tasks.kinds import SHIPPED
-from protocol.lesson import lesson
 from protocol.tasks import BUILT_IN, environments
+from protocol.text.lesson import lesson
 
 app = typer.Typer(help="Tasks: which there are, and what is wrong with one.", no_args_is_help=True)
 

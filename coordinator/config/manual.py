@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from coordinator.config.section import Section
 from coordinator.config.whole import Config
-from protocol.plain import counted
+from protocol.text.plain import counted
 
 UNITS = {
     "_s": "seconds",

@@ -4,7 +4,7 @@ from pydantic import Field, field_validator
 
 from coordinator.config.section import Section
 from protocol import limits
-from protocol.origin import OriginUrl
+from protocol.policy.origin import OriginUrl
 
 UPLOAD = r"^$|^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_~][A-Za-z0-9._~-]*)*$"
 """No character that a signed address would have to escape."""

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from coordinator.config.modes import ModeName
 from coordinator.config.section import Section
 from protocol.errors import ConfigInvalid
-from protocol.places import host_and_port
+from protocol.people.addresses import host_and_port
 
 STORE = r"^$|^postgresql(\+psycopg)?://"
 

@@ -12,7 +12,7 @@ import torch
 
 from coordinator.learner.algorithm import Algorithm, Baseline
 from coordinator.model.batch import Tensors, collate
-from protocol.learning import TrainingGroup
+from protocol.work.learning import TrainingGroup
 
 
 def judged(data: Tensors, algorithm: Algorithm, *, ends: Sequence[int]) -> torch.Tensor:

@@ -27,8 +27,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from coordinator.base.files import sync
 from coordinator.learner.ranks import Ranks
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import ConfigInvalid, SwarmError
+from protocol.wire import canonical
 
 BESIDE = "beside"
 BESIDE_MAX_BYTES = limits.MIB

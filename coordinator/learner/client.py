@@ -22,9 +22,11 @@ import httpx
 from blake3 import blake3
 
 from coordinator.base.answers import named, pause_s, refusal
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import ChunkMismatch, ManifestInvalid, Unreachable
-from protocol.learning import (
+from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.work.learning import (
     KnownUploads,
     LearnerProgress,
     LearnerState,
@@ -33,7 +35,6 @@ from protocol.learning import (
     UpdateReport,
     UploadedFile,
 )
-from protocol.message import Message
 
 log = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from coordinator.learner.warmstart import Progress, warm_start
 from coordinator.tasks.chat import Chat
 from coordinator.tasks.task import task_here
 from coordinator.tasks.task_text import Coder, TaskText
-from protocol.episode import Episode
 from protocol.errors import ConfigInvalid
-from protocol.learning import TrainingGroup
 from protocol.tasks import Episodes, Exact, Teaching
+from protocol.work.episode import Episode
+from protocol.work.learning import TrainingGroup
 
 log = logging.getLogger(__name__)
 

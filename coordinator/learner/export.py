@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 from coordinator.audit.case import RoundArchive
 from coordinator.config import Config
 from coordinator.publishing.best import FILE, kept
-from protocol import canary
-from protocol.adapter import CONFIG
 from protocol.errors import ConfigInvalid, EngineFailed, NotFound
+from protocol.policy import canary
+from protocol.policy.adapter import CONFIG
 
 REFUSED = 2
 """Exit code of the program that makes a GGUF file, where it gives a reason."""

@@ -22,10 +22,10 @@ from coordinator.store.state import get_fact
 from coordinator.store.tables import rollouts, versions
 from coordinator.transactions import evaluations
 from ledger import store
-from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, NotAuthorised, Unreachable
-from protocol.manifest import PolicyManifest
-from protocol.plain import counted
+from protocol.policy.chunks import digest
+from protocol.policy.manifest import PolicyManifest
+from protocol.text.plain import counted
 
 FILE = "README.md"
 

@@ -41,7 +41,7 @@ from coordinator.learner.ranks import Ranks
 from coordinator.learner.tracking import Tracker, boards
 from coordinator.model.watchdog import Watchdog
 from protocol.errors import OutOfOrder
-from protocol.learning import LearnerProgress, LearnerState, UpdateReport
+from protocol.work.learning import LearnerProgress, LearnerState, UpdateReport
 
 log = logging.getLogger(__name__)
 

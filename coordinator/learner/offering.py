@@ -21,8 +21,8 @@ from coordinator.learner.settings import TrainSettings
 from coordinator.learner.start import require
 from coordinator.model.adapter_files import without_adapter
 from coordinator.publishing import weights
-from protocol import adapter
 from protocol.errors import ConfigInvalid
+from protocol.policy import adapter
 
 SAID_BY_THE_WRITER = {
     "transformers_version",

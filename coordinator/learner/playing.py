@@ -13,11 +13,11 @@ import torch
 
 from coordinator.learner.evaluate import NOT_JUDGED, Lesson, lesson, scored
 from coordinator.learner.warmstart import LEARNING_RATE, RAMP_STEPS, Progress, imitate
-from protocol.codec import PolicyCodec
-from protocol.episode import Episode
+from protocol.policy.codec import PolicyCodec
 from protocol.tasks import Episodes
 from protocol.tasks.limit_poker import SPOKEN, LimitPoker, transcript
 from protocol.tasks.poker_solver import exploitability, situations
+from protocol.work.episode import Episode
 
 STEPS = 80
 """Afterwards 99 of a hundred actions in Leduc are legal ones."""

@@ -51,8 +51,8 @@ from coordinator.model.batch import Tensors, collate, minibatches, pieces
 from coordinator.model.forward import completion_logprobs, packs, prepare, require_supported
 from coordinator.model.loading import keep_as_published, load_model
 from coordinator.model.lora import TARGETS, Adapters
-from protocol import adapter, canary
-from protocol.learning import TrainingGroup
+from protocol.policy import adapter, canary
+from protocol.work.learning import TrainingGroup
 
 log = logging.getLogger(__name__)
 

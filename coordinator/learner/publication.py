@@ -25,8 +25,8 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 
-from protocol import canary
 from protocol.errors import ConfigInvalid
+from protocol.policy import canary
 
 PART_SIZE = "50GB"
 """Most bytes of a file of weights: transformers' own default, which nodes have always been given."""

@@ -40,7 +40,7 @@ from coordinator.model.loading import class_of, keep_as_published
 from coordinator.model.lora import TARGETS, Adapters
 from coordinator.model.packing import IMPLEMENTATION
 from coordinator.model.products import Products
-from protocol import canary
+from protocol.policy import canary
 
 MEASURED_LAYERS = (6, 3)
 """Layers that are measured of a model whose layers are alike: the difference is what three of them hold."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import ModelSection
-from protocol import adapter, architectures, limits
+from protocol import limits
 from protocol.errors import ConfigInvalid
-from protocol.policy_folder import kind_of
+from protocol.policy import adapter, architectures
+from protocol.policy.folder import kind_of
 
 HUB, EMBEDDED = "hf://", "embedded"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from protocol.errors import ConfigInvalid
-from protocol.learning import Evaluated
+from protocol.work.learning import Evaluated
 
 COUNTED = ("samples", "tokens", "seconds", "cost")
 AXES = ("update", "version", *COUNTED)

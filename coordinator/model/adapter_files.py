@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from coordinator.model.lora import merged
-from protocol import adapter
+from protocol.policy import adapter
 
 
 @contextmanager

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from protocol.learning import TrainingGroup, TrainingSample
-from protocol.rollout import unpack_tokens
+from protocol.work.learning import TrainingGroup, TrainingSample
+from protocol.work.rollout import unpack_tokens
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from coordinator.model.batch import Tensors
 from coordinator.model.head import Head, body_of
 from coordinator.model.packing import IMPLEMENTATION, WINDOW, pack, similar
 from coordinator.model.products import Products
-from protocol import architectures
 from protocol.errors import ConfigInvalid
+from protocol.policy import architectures
 
 TOLERANCE_NATS = 1e-3
 """Two ways through the same float32 weights agree far better than this."""

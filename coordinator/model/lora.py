@@ -4,7 +4,7 @@
 - B starts at zero, so the policy starts as the base; A starts at random, the same on every rank.
 - Matrices are published under the names that the files of the base give the weights, which for some families are not
   those of transformers' modules.
-- What is published are the matrices in the policy's own type, beside a base that never changes (`protocol.adapter`); or
+- What is published are the matrices in the policy's own type, beside a base that never changes (`protocol.policy.adapter`); or
   else the merged weights, W + (α / r) · B A, which a node loads like any others.
 """
 
@@ -16,15 +16,15 @@ import torch
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 
-from protocol import adapter
 from protocol.errors import ConfigInvalid
+from protocol.policy import adapter
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 """The linear layers of the Llama family and of Phi-3, as peft names them: the default of `learner.lora_targets`."""
 
 
 def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
-    """W' = W + scale · B A, as `protocol.adapter` defines it: in float32, then in the weight's own type."""
+    """W' = W + scale · B A, as `protocol.policy.adapter` defines it: in float32, then in the weight's own type."""
     learned = up.float() @ down.float()
     return torch.add(weight.float(), learned, alpha=scale, out=learned).to(weight.dtype)
 

@@ -26,7 +26,7 @@ from ledger.entry import (
 )
 from ledger.store import Recorded
 from ledger.tiles import TILE_HASHES, Tile
-from protocol.nicknames import nickname
+from protocol.people.nicknames import nickname
 
 SHOWN = 50
 

@@ -8,7 +8,7 @@ from coordinator.pages import charts, words
 from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, Screen, document, live, table
 from coordinator.reports.ranking import RankingLine
-from protocol.nicknames import nickname
+from protocol.people.nicknames import nickname
 
 DAY_COLUMNS = (
     Column("day", is_text=True),

@@ -15,7 +15,7 @@ from coordinator.pages.layout import Column, Screen, document, live, node_link, 
 from coordinator.reports.curves import REWARD, Branch, BroadcastSpread, Point, thinned
 from coordinator.reports.history import Incident
 from coordinator.reports.overview import bound_in_force
-from protocol.plain import plural
+from protocol.text.plain import plural
 
 ROWS_MAX = 100
 """The last so many are listed; the curve has all of them."""

@@ -7,7 +7,7 @@ from coordinator.pages import words
 from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, node_link, table
 from coordinator.reports.curves import Branch
-from protocol.names import without_id
+from protocol.people.names import without_id
 
 ROW, COLUMN, LEFT, TOP, NAME_WIDTH = 22, 220, 70, 18, 170
 LETTER, LABEL_MAX = 8, 20

@@ -1,6 +1,6 @@
 """How the pages write names, amounts and moments.
 
-- A node's name is a stranger's text (`protocol.names`). Who has no name left is called by its nickname.
+- A node's name is a stranger's text (`protocol.people.names`). Who has no name left is called by its nickname.
 - Amounts are millionths of the operator's unit. A dash is what is not known.
 """
 
@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 from coordinator.pages.html import Markup, el
 from protocol.limits import NAME_MAX_CHARS
-from protocol.names import visible, with_id
-from protocol.nicknames import nickname
-from protocol.plain import plural
+from protocol.people.names import visible, with_id
+from protocol.people.nicknames import nickname
+from protocol.text.plain import plural
 
 LINE_MAX = 300
 

@@ -23,7 +23,7 @@ from tuf.api.metadata import Metadata, Snapshot, Targets, Timestamp
 
 from coordinator.base.files import make_folder, write_durably
 from coordinator.publishing.s3 import Bucket, Target, target
-from protocol.origin import document_path
+from protocol.policy.origin import document_path
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ A version exists for dispatch only when the last step is done, so no lease names
   synced: one that a power cut took is missed at publication.
 - The uploaded bytes are the truth. The newest version's are kept: the next one's patches are made against them, and
   where they are gone or damaged, the next version is published in full.
-- What nodes would refuse to fetch is not signed (`protocol.policy_folder`).
+- What nodes would refuse to fetch is not signed (`protocol.policy.folder`).
 - Chunks that lead to the versions a rollout may still use, or that the operator keeps (`publish.keep`), are kept, and
   others deleted. Those that an audit or an evaluation waits for stay, the newest first, if what they take beyond these
   fits into `room_bytes` and into half of what is free: a disk must not fill for an auditor that never comes. A
@@ -36,12 +36,13 @@ from blake3 import blake3
 
 from coordinator.base.files import DurableFiles, mapped, together
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
-from protocol import chunks, delta, limits
+from protocol import limits
 from protocol.errors import ManifestInvalid, PatchInvalid
 from protocol.ids import ChunkId
-from protocol.learning import Publication, UploadedFile
-from protocol.manifest import FileEntry, Patch, PolicyManifest, Sampler, open_manifest, target_path
-from protocol.policy_folder import require_files
+from protocol.policy import chunks, delta
+from protocol.policy.folder import require_files
+from protocol.policy.manifest import FileEntry, Patch, PolicyManifest, Sampler, open_manifest, target_path
+from protocol.work.learning import Publication, UploadedFile
 
 PATCHED = ".safetensors"
 """The files that may be patched; the others are small, or never change."""

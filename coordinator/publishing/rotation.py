@@ -19,8 +19,9 @@ from tuf.api.metadata import Metadata, Root
 
 from coordinator.publishing.role_keys import LEDGER, RoleKeys
 from coordinator.publishing.signed_metadata import LONG_LIFETIME, SignedMetadata, name_ledger_key, whole
-from protocol import limits, trust
+from protocol import limits
 from protocol.errors import ConfigInvalid
+from protocol.policy import trust
 
 PENDING = "pending.root.json"
 """A prepared root that lacks signatures, in the round's folder."""

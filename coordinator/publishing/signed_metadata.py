@@ -18,9 +18,9 @@ from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Tar
 
 from coordinator.base.files import write_durably
 from coordinator.publishing.role_keys import LEDGER, ROLES, RoleKeys
-from protocol import trust
 from protocol.errors import ConfigInvalid
-from protocol.manifest import target_path, version_of
+from protocol.policy import trust
+from protocol.policy.manifest import target_path, version_of
 
 LONG_LIFETIME = timedelta(days=365)
 

@@ -20,10 +20,11 @@ from tuf.api.metadata import Metadata, TargetFile, Targets, Timestamp
 from coordinator.base.files import read_at_most
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata
-from protocol import chunks, delta, limits, trust
+from protocol import limits
 from protocol.errors import NotFound, PatchInvalid, SwarmError
 from protocol.ids import ChunkId
-from protocol.manifest import FileEntry, Patch, PolicyManifest, open_manifest, target_path
+from protocol.policy import chunks, delta, trust
+from protocol.policy.manifest import FileEntry, Patch, PolicyManifest, open_manifest, target_path
 
 Moved = Callable[[int], None]
 """Called with how many bytes more were looked at."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from coordinator.base.files import mapped
 from protocol.errors import ConfigInvalid, PatchInvalid
-from protocol.tensors import header_of, layout
+from protocol.policy.tensors import header_of, layout
 
 SUFFIX = ".safetensors"
 

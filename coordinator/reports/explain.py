@@ -13,11 +13,11 @@ from coordinator.transactions.escrow import FORFEITED, WRONG
 from ledger.book import ClaimState
 from ledger.tables import claims_table
 from protocol import limits
-from protocol.appeal import Standing
-from protocol.auditing import Explanation, Explanations, Why
 from protocol.errors import OwnerBanned, UnknownLease
 from protocol.ids import NodeId
-from protocol.lease import Lease
+from protocol.work.appeal import Standing
+from protocol.work.auditing import Explanation, Explanations, Why
+from protocol.work.lease import Lease
 
 
 def explain(

@@ -20,7 +20,7 @@ from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, leases, rollouts
 from coordinator.transactions import reward_columns, scoring, standings
 from protocol.errors import StaleVersion
-from protocol.lease import LeaseState
+from protocol.work.lease import LeaseState
 
 UPDATES_LATELY = 32
 """The idle share that may raise the alarm is that of so many updates."""

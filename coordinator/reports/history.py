@@ -16,7 +16,7 @@ from ledger.book import ClaimState
 from ledger.tables import claims_table, entries_table
 from protocol.errors import VerifierFailed
 from protocol.ids import NodeId
-from protocol.plain import counted
+from protocol.text.plain import counted
 
 DAY_MS = 86_400_000
 

@@ -15,7 +15,7 @@ from typing import Any
 from coordinator.reports.planning import LARGER, STALENESS_SHOWN
 from coordinator.rules.capacity import VISIBLE, PoolLoad, least_staleness
 from coordinator.rules.fleet_choice import FleetCandidate, cheapest_cover
-from protocol.plain import counted
+from protocol.text.plain import counted
 
 MICROS = 1_000_000
 

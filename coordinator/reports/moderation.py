@@ -15,9 +15,9 @@ from coordinator.store.tables import nodes, trust
 from coordinator.transactions import escrow, orders, standings
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.orders import Action
-from protocol import names
 from protocol.errors import NotFound
 from protocol.ids import NodeId
+from protocol.people import names
 
 SHORTEST = 6
 """Characters of an id that name a node, if no other begins or ends so."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from coordinator.reports.programs import long
-from protocol.plain import counted
+from protocol.text.plain import counted
 
 Tone = Literal["good", "bad", "plain"]
 

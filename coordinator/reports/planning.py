@@ -13,7 +13,7 @@ from typing import Any, Literal
 from coordinator.config.modes import ModeName
 from coordinator.rules.capacity import OVERLAP, VISIBLE, PoolLoad, least_staleness, staleness_bound
 from coordinator.rules.topology import NodeLinks, fluid_bound_s
-from protocol.plain import counted
+from protocol.text.plain import counted
 
 RULES = {"visible": VISIBLE, "overlap": OVERLAP}
 

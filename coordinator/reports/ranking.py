@@ -21,9 +21,9 @@ from coordinator.store.tables import fleet, nodes, rollouts
 from ledger import store
 from ledger.entry import MTOK
 from ledger.tables import claims_table, entries_table
-from protocol import names
 from protocol.ids import NodeId
 from protocol.limits import NAME_MAX_CHARS
+from protocol.people import names
 
 HALF_LIFE_MS = 7 * DAY_MS
 

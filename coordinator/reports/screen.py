@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.reports import overview
-from protocol.log_lines import Lines
+from protocol.text.log_lines import Lines
 
 log = logging.getLogger(__name__)
 

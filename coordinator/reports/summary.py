@@ -30,7 +30,7 @@ from ledger import store
 from ledger.accounts import BUDGET
 from ledger.book import ClaimState
 from ledger.tables import claims_table
-from protocol.lease import OPEN, LeaseState
+from protocol.work.lease import OPEN, LeaseState
 
 UNFINISHED_SHOWN = 10
 """Nodes that status names for the leases they left unanswered; the leaderboard has them all."""
@@ -225,7 +225,7 @@ _OF_NODE = (
 """Without their addresses, which take longer to read than all else."""
 
 MOVED = ("from_peers", "from_seeder", "from_http", "to_peers")
-"""Counters of chunk bytes, as in `protocol.messages.Transfer`: the node's own word, unlike `uploaded_bytes`."""
+"""Counters of chunk bytes, as in `protocol.work.messages.Transfer`: the node's own word, unlike `uploaded_bytes`."""
 
 
 BLAMELESS = (LeaseState.ACCEPTED, LeaseState.REJECTED, LeaseState.CANCELLED)

@@ -9,10 +9,10 @@ from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.store.tables import versions
 from coordinator.transactions import broadcasts
-from protocol import adapter, chunks
 from protocol.errors import NotFound, SwarmError
 from protocol.ids import ChunkId
-from protocol.manifest import FileEntry, PolicyManifest, target_path
+from protocol.policy import adapter, chunks
+from protocol.policy.manifest import FileEntry, PolicyManifest, target_path
 
 LOOK = "`swarm-coordinator policy list` shows the versions."
 

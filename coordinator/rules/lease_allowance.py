@@ -28,7 +28,7 @@ and when a batch is formed.
 from collections.abc import Sequence
 from typing import Protocol
 
-from protocol.lease import LeaseEvent
+from protocol.work.lease import LeaseEvent
 
 
 def admissible_groups(*, staleness: int, groups_per_update: int, visible_update: int, issued_groups: int) -> int:

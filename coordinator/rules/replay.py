@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import NonFiniteNumber
-from protocol.rollout import Completion, Tokens
-from protocol.sampling import pick, uniforms
+from protocol.work.rollout import Completion, Tokens
+from protocol.work.sampling import pick, uniforms
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -12,7 +12,7 @@ from coordinator.base.files import write_durably
 from coordinator.config import Config
 from protocol.errors import ConfigInvalid
 from protocol.ids import NodeId
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
 
 KEY_BYTES = 32
 

@@ -32,8 +32,8 @@ from ledger import store
 from ledger.entry import Deposit, Root
 from ledger.fsck import Difference
 from ledger.tables import entries_table
-from protocol import chunks
 from protocol.errors import ConfigInvalid
+from protocol.policy import chunks
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from coordinator.transactions.hole_punching import Punching
 from protocol import limits
 from protocol.errors import UnknownNode
 from protocol.ids import NodeId
-from protocol.messages import FetchPlan, Peer, PlanRequest
+from protocol.work.messages import FetchPlan, Peer, PlanRequest
 
 PLANNED_FOR_MS = 10_000
 """How long the set of live nodes is taken as known, so that a crowd of questions costs one look."""

@@ -38,10 +38,11 @@ from coordinator.store.state import Database, get_fact, set_fact
 from coordinator.transactions import broadcasts, evaluations, orders, policy_versions
 from coordinator.transactions.evaluations import EvaluationTerms
 from coordinator.transactions.leases import latest_batch
-from protocol import chunks, limits
+from protocol import limits
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
-from protocol.learning import Publication, UploadedFile
-from protocol.manifest import PolicyManifest, target_path
+from protocol.policy import chunks
+from protocol.policy.manifest import PolicyManifest, target_path
+from protocol.work.learning import Publication, UploadedFile
 
 log = logging.getLogger(__name__)
 

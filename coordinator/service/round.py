@@ -43,12 +43,12 @@ from coordinator.transactions.offers import PromptDraw
 from ledger import store
 from ledger.checkpoint import ledger_key
 from ledger.note import NoteKey
-from protocol import trust
 from protocol.errors import ConfigInvalid, NotFound
 from protocol.ids import NodeId
-from protocol.manifest import Sampler
-from protocol.messages import Peer
-from protocol.origin import OriginList
+from protocol.policy import trust
+from protocol.policy.manifest import Sampler
+from protocol.policy.origin import OriginList
+from protocol.work.messages import Peer
 
 log = logging.getLogger(__name__)
 

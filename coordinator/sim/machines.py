@@ -15,7 +15,7 @@ from coordinator.rules.trust import OwnerStanding, TrustRules
 from coordinator.sim.scenario import HOUR_S, Scenario, around
 from coordinator.sim.spread import draw_links
 from ledger.drawing import ALL_PPM
-from protocol.lease import OPEN, TRANSITIONS, LeaseEvent, LeaseState
+from protocol.work.lease import OPEN, TRANSITIONS, LeaseEvent, LeaseState
 
 NOTHING = -1
 """The version of a node that holds none."""

@@ -12,7 +12,7 @@ from random import Random
 
 from coordinator.rules.topology import SOURCE, NodeLinks, Topology, plan
 from coordinator.sim.scenario import BYTES_PER_MBIT, Links, around
-from protocol.chunks import fitting_size
+from protocol.policy.chunks import fitting_size
 
 
 def draw_links(chance: Random, name: str, links: Links) -> NodeLinks:

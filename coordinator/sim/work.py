@@ -20,7 +20,7 @@ from coordinator.sim.scenario import Scenario
 from coordinator.transactions.leases import LEASES_HELD_FACTOR
 from coordinator.transactions.stragglers import LATE, choose
 from coordinator.transactions.stragglers import GroupAtWork as Late
-from protocol.lease import LeaseEvent
+from protocol.work.lease import LeaseEvent
 
 TELL_S = 5.0
 """How often a node tells what it has sampled, as real ones do."""

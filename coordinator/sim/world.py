@@ -26,7 +26,7 @@ from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome, Trace
 from coordinator.sim.scenario import HOUR_S, Scenario, around
 from coordinator.sim.spread import SimulatedSpread
 from coordinator.sim.work import SimulatedWork
-from protocol.lease import LeaseEvent
+from protocol.work.lease import LeaseEvent
 
 STALLED_S = 10 * 24 * HOUR_S
 """Without an update for so long, none is coming."""

@@ -11,11 +11,11 @@ from functools import lru_cache, partial
 
 from coordinator.tasks.chat import PLAIN_CHAT, Chat, ChatTemplate
 from coordinator.transactions.prompts import TRAIN, PromptRef, problem_of
-from protocol.codec import PolicyCodec
-from protocol.episode import PLAIN, Episode, Framing
 from protocol.errors import ConfigInvalid
-from protocol.rollout import PolicyBounds, end_tokens
+from protocol.policy.codec import PolicyCodec
 from protocol.tasks import ChatMessage, Episodes, Game, Judging, Problem, Prompt, Reward, Task
+from protocol.work.episode import PLAIN, Episode, Framing
+from protocol.work.rollout import PolicyBounds, end_tokens
 
 ReadFile = Callable[[str], bytes]
 """A file of the policy by its name; raises if there is none."""

@@ -26,8 +26,8 @@ from ledger.tables import balances_table
 from protocol import limits
 from protocol.errors import UnknownEnvironment
 from protocol.ids import NodeId
-from protocol.lease import LeaseState
-from protocol.messages import LeaseRequest, Reason
+from protocol.work.lease import LeaseState
+from protocol.work.messages import LeaseRequest, Reason
 
 HOUR_MS = 3_600_000
 

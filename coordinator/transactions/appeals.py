@@ -31,11 +31,12 @@ from ledger import entry, store
 from ledger.accounts import BUDGET
 from ledger.book import BookBroken, ClaimState, EntryOutcome
 from ledger.tables import claims_table
-from protocol import chunks, limits
-from protocol.appeal import Appeal, AppealReply, Standing, open_appeal
+from protocol import limits
 from protocol.errors import BudgetExhausted, KeyRevoked, LeaseOfAnother, MessageTooLarge, NotFound
 from protocol.ids import NodeId
-from protocol.signing import Envelope
+from protocol.policy import chunks
+from protocol.wire.signing import Envelope
+from protocol.work.appeal import Appeal, AppealReply, Standing, open_appeal
 
 Ruled = Literal["granted", "denied"]
 

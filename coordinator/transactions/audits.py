@@ -22,7 +22,7 @@ from coordinator.store.tables import IS_OPEN, LOST, WAITS, audits, leases
 from coordinator.transactions import audit_pace, escrow, partial_rollouts
 from coordinator.transactions.lottery import AuditTerms
 from ledger.entry import Validator
-from protocol.auditing import AuditCase, Cases, Judged
+from protocol.work.auditing import AuditCase, Cases, Judged
 
 log = logging.getLogger(__name__)
 

@@ -36,10 +36,10 @@ from coordinator.transactions import leases as lease_table
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.lottery import AuditTerms
 from protocol.errors import OutOfOrder
-from protocol.learning import Earlier, TrainingBatch, TrainingGroup, TrainingSample, UpdateReport
-from protocol.lease import Lease
-from protocol.rollout import RolloutClaim
-from protocol.signing import open_envelope
+from protocol.wire.signing import open_envelope
+from protocol.work.learning import Earlier, TrainingBatch, TrainingGroup, TrainingSample, UpdateReport
+from protocol.work.lease import Lease
+from protocol.work.rollout import RolloutClaim
 
 ALIKE = "alike"
 """The state of a rollout that gave its place to another, since its samples all earned the same."""

@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from coordinator.store.tables import blames, dials, nodes, uploads
 from coordinator.transactions.standings import IS_KNOWN
 from protocol.ids import NodeId
-from protocol.messages import Blame
-from protocol.plain import counted
+from protocol.text.plain import counted
+from protocol.work.messages import Blame
 
 PER_ACCUSER_MAX = 100
 """Rows of one accuser in a round: a healthy node meets a handful of lying peers at most."""

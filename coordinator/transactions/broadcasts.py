@@ -18,8 +18,8 @@ from coordinator.store.tables import broadcasts, nodes, receipts, uploads, versi
 from coordinator.transactions import policy_versions, registry
 from coordinator.transactions.links import VERSIONS_KEPT
 from protocol.ids import NodeId
-from protocol.manifest import PolicyManifest
-from protocol.messages import Reached, Stage
+from protocol.policy.manifest import PolicyManifest
+from protocol.work.messages import Reached, Stage
 
 STAGES: dict[Stage, sa.Column[int]] = {stage: broadcasts.c[f"{stage}_ms"] for stage in get_args(Stage)}
 

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 
 from coordinator.transactions import partial_rollouts
 from coordinator.transactions.partial_rollouts import SignedFragment
-from protocol import chunks, evidence, limits
+from protocol import limits
 from protocol.breach import different
 from protocol.errors import LeaseOfAnother, MessageTooLarge, NotRead, SwarmError, UnknownLease
-from protocol.evidence import RejectionEvidence
 from protocol.ids import ClaimId, NodeId
-from protocol.lease import Lease, answer_max_bytes, named_lease
-from protocol.rollout import RolloutClaim
-from protocol.signing import Envelope, check_envelope
+from protocol.policy import chunks
+from protocol.wire.signing import Envelope, check_envelope
+from protocol.work import evidence
+from protocol.work.evidence import RejectionEvidence
+from protocol.work.lease import Lease, answer_max_bytes, named_lease
+from protocol.work.rollout import RolloutClaim
 
 Owners = Mapping[str, tuple[str, bytes]]
 """Of each lease, by its id, the node that it was given to and its offer."""

@@ -59,7 +59,6 @@ from ledger.accounts import BUDGET
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
 from ledger.tables import balances_table
-from protocol import evidence
 from protocol.breach import Breach, different
 from protocol.errors import (
     BudgetExhausted,
@@ -71,10 +70,11 @@ from protocol.errors import (
     UnknownLease,
 )
 from protocol.ids import ClaimId, LeaseId, NodeId
-from protocol.lease import OPEN, Lease, LeaseEvent
-from protocol.messages import LeaseProgressReply, Verdict
-from protocol.rollout import Completion, PolicyBounds, RolloutClaim, Tokens, check_claim, whole_tokens
 from protocol.tasks import Reward
+from protocol.work import evidence
+from protocol.work.lease import OPEN, Lease, LeaseEvent
+from protocol.work.messages import LeaseProgressReply, Verdict
+from protocol.work.rollout import Completion, PolicyBounds, RolloutClaim, Tokens, check_claim, whole_tokens
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from coordinator.store.tables import groups, outcomes
 from coordinator.transactions import tally
 from coordinator.transactions.prompts import TRAIN, PromptRef
 from ledger.prepared import Prepared
-from protocol import chunks
-from protocol.rollout import pack_tokens
+from protocol.policy import chunks
+from protocol.work.rollout import pack_tokens
 
 FACT = "curriculum"
 """The next place that nobody has looked at, the places that were chosen, and what became of all others."""

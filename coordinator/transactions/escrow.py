@@ -50,10 +50,10 @@ from ledger.drawing import ALL_PPM
 from ledger.entry import Post, VerdictEntry, Void
 from ledger.prepared import Prepared
 from ledger.tables import claims_table
-from protocol import chunks
 from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
-from protocol.lease import Lease
+from protocol.policy import chunks
+from protocol.work.lease import Lease
 
 log = logging.getLogger(__name__)
 

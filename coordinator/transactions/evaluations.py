@@ -26,7 +26,7 @@ from coordinator.transactions import leases as lease_table
 from coordinator.transactions import policy_versions, reward_columns, standings
 from protocol import limits
 from protocol.errors import NotFound, OutOfOrder
-from protocol.learning import Evaluated
+from protocol.work.learning import Evaluated
 
 Why = Literal["before", "every", "last", "asked"]
 """Before training; as often as it is set; the last version; or an operator has asked."""

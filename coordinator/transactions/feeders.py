@@ -27,8 +27,8 @@ from coordinator.rules.topology import STRIPES, Topology
 from coordinator.store.tables import nodes, uploads
 from coordinator.transactions.links import VERSIONS_KEPT
 from coordinator.transactions.standings import IS_KNOWN
-from protocol.chunks import fitting_size
 from protocol.ids import NodeId
+from protocol.policy.chunks import fitting_size
 
 TRIALS_MIN = 4
 """Nodes on trial in one plan, at the least."""

@@ -36,7 +36,7 @@ from coordinator.store.tables import batches, fleet, leases, nodes, rollouts
 from coordinator.transactions import broadcasts, registry, staleness_bound
 from coordinator.transactions.leases import AT_WORK
 from protocol.ids import NodeId
-from protocol.lease import LeaseState
+from protocol.work.lease import LeaseState
 
 UPDATES_SEEN = 8
 GROUPS_SEEN = 64

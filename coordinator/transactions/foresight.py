@@ -17,10 +17,10 @@ from coordinator.transactions import curriculum
 from coordinator.transactions.curriculum import Prompt
 from coordinator.transactions.prompts import TRAIN, PromptRef
 from ledger.prepared import Prepared
-from protocol import chunks
 from protocol.ids import NodeId
-from protocol.lease import LeaseState
-from protocol.rollout import pack_tokens
+from protocol.policy import chunks
+from protocol.work.lease import LeaseState
+from protocol.work.rollout import pack_tokens
 
 # Built once: making a statement costs more than running it, and these run for every lease.
 _known = Prepared(sa.select(lengths).where(lengths.c.prompts.in_(sa.bindparam("names", expanding=True))))

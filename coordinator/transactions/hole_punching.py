@@ -22,8 +22,8 @@ from coordinator.transactions.links import VERSIONS_KEPT
 from protocol import limits
 from protocol.errors import ConfigInvalid
 from protocol.ids import NodeId
-from protocol.messages import PlanRequest
-from protocol.places import host_and_port, ip_of
+from protocol.people.addresses import host_and_port, ip_of
+from protocol.work.messages import PlanRequest
 
 
 @dataclass(frozen=True)

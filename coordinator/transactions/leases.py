@@ -6,7 +6,7 @@
   from what was told of it, if that costs no more than to start afresh (`coordinator.transactions.partial_rollouts`).
 - A node may hold as many leases as it has shown to finish (`coordinator.rules.lease_allowance`).
 - While the coordinator is away no lease's time runs: nobody could answer.
-- Every change of a lease goes through `protocol.lease.TRANSITIONS`, compared and set in one statement.
+- Every change of a lease goes through `protocol.work.lease.TRANSITIONS`, compared and set in one statement.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ from coordinator.transactions import partial_rollouts, reward_columns, staleness
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
-from protocol.lease import OPEN, TRANSITIONS, Lease, LeaseEvent, LeaseState
-from protocol.messages import ReturnLeases
+from protocol.work.lease import OPEN, TRANSITIONS, Lease, LeaseEvent, LeaseState
+from protocol.work.messages import ReturnLeases
 
 LEASES_HELD_FACTOR = 2
 """Requests' worth of open leases per node: one in the engine and one on its way; nobody can hold all the work."""

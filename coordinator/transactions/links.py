@@ -26,11 +26,12 @@ from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import dials, nodes, receipts, uploads, versions
 from coordinator.transactions.policy_versions import newest_version
 from coordinator.transactions.registry import require_node
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import MalformedMessage, WrongAudience
 from protocol.ids import NodeId
-from protocol.messages import Fetched, TransferReceipt
-from protocol.signing import open_envelope
+from protocol.wire import canonical
+from protocol.wire.signing import open_envelope
+from protocol.work.messages import Fetched, TransferReceipt
 
 VERSIONS_KEPT = 5
 """Versions whose receipts decide about rates; older ones are forgotten."""

@@ -1,6 +1,6 @@
 """Names of nodes: who is shown by its name alone, and who with the end of its id, as effects.
 
-1. A name is stored as it is shown: plain (`protocol.names`), and with the node's id where readers could be misled.
+1. A name is stored as it is shown: plain (`protocol.people.names`), and with the node's id where readers could be misled.
 2. Of all names that look alike, one owner's are shown alone, on as many nodes as that owner likes. The rows of these
    nodes have the skeleton.
 3. It is the first owner who came, until one who has earned something comes: keys are free, so a name that is held by
@@ -13,10 +13,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.store.tables import nodes
-from protocol import names
 from protocol.ids import NodeId
 from protocol.limits import NAME_MAX_CHARS
-from protocol.nicknames import nickname
+from protocol.people import names
+from protocol.people.nicknames import nickname
 
 _colleagues = sa.alias(nodes)
 _HAS_EARNED = sa.exists().where(_colleagues.c.owner == nodes.c.owner, _colleagues.c.earned).label("has_earned")

@@ -35,11 +35,11 @@ from coordinator.transactions.prompts import PromptRef
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol import limits
-from protocol.episode import Episode
 from protocol.ids import NodeId
-from protocol.lease import Lease, LeaseState
-from protocol.messages import LeaseReply, LeaseRequest, Reason
-from protocol.rollout import pack_tokens
+from protocol.work.episode import Episode
+from protocol.work.lease import Lease, LeaseState
+from protocol.work.messages import LeaseReply, LeaseRequest, Reason
+from protocol.work.rollout import pack_tokens
 
 RETRY_S: dict[Reason, float] = {
     "": 0.0,

@@ -30,7 +30,7 @@ from ledger.accounts import OF_A_NODE, AccountKind
 from ledger.book import BookBroken, EntryOutcome
 from ledger.entry import OwnerAct
 from ledger.tables import balances_table
-from protocol import chunks, limits
+from protocol import limits
 from protocol.errors import (
     KeyRevoked,
     MalformedMessage,
@@ -41,7 +41,7 @@ from protocol.errors import (
     WrongAudience,
 )
 from protocol.ids import NodeId
-from protocol.owner import (
+from protocol.people.owner import (
     Delegation,
     Earnings,
     NodeEarnings,
@@ -51,6 +51,7 @@ from protocol.owner import (
     StatementReply,
     open_statement,
 )
+from protocol.policy import chunks
 
 ADDRESS = "address"
 DAY_MS = 86_400_000

@@ -21,13 +21,14 @@ from ledger import store
 from ledger.book import BookBroken, EntryOutcome
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
-from protocol import chunks, limits
+from protocol import limits
 from protocol.errors import FragmentMismatch, LeaseClosed
-from protocol.fragment import Begun, Fragment, Grown, begun, check_fragment, grown, joined
 from protocol.ids import ClaimId, LeaseId, NodeId
-from protocol.lease import OPEN, Lease, Prefix
-from protocol.rollout import PolicyBounds
-from protocol.signing import Envelope, open_envelope
+from protocol.policy import chunks
+from protocol.wire.signing import Envelope, open_envelope
+from protocol.work.fragment import Begun, Fragment, Grown, begun, check_fragment, grown, joined
+from protocol.work.lease import OPEN, Lease, Prefix
+from protocol.work.rollout import PolicyBounds
 
 # Built once: making a statement costs more than running it, and this runs for every rollout.
 _forget = Prepared(sa.delete(fragments).where(fragments.c.lease_id.in_(sa.bindparam("leases", expanding=True))))

@@ -10,7 +10,7 @@ from ledger import store
 from ledger.entry import Version
 from ledger.prepared import Prepared
 from protocol.errors import OutOfOrder
-from protocol.manifest import PolicyManifest
+from protocol.policy.manifest import PolicyManifest
 
 
 class Keeping(NamedTuple):

@@ -22,8 +22,8 @@ from protocol import limits
 from protocol.breach import different
 from protocol.errors import KeyRevoked, MalformedMessage, NonceReplayed, NotInvited, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
-from protocol.messages import Heartbeat, Register, Transfer
-from protocol.places import IP, host_and_port, ip_of, is_loopback_name, why_undialable
+from protocol.people.addresses import IP, host_and_port, ip_of, is_loopback_name, why_undialable
+from protocol.work.messages import Heartbeat, Register, Transfer
 
 
 def dialable(addresses: Sequence[str], caller: str) -> list[str]:

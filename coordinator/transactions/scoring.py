@@ -21,10 +21,10 @@ from coordinator.transactions import curriculum, escrow, evaluations, reward_col
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.prompts import PromptRef
-from protocol.lease import Lease
-from protocol.rollout import RolloutClaim, unpack_tokens
-from protocol.signing import open_envelope
 from protocol.tasks import Reward
+from protocol.wire.signing import open_envelope
+from protocol.work.lease import Lease
+from protocol.work.rollout import RolloutClaim, unpack_tokens
 
 FACT = "verifier"
 """What is remembered of failed verification: how often, the last reason, when, and whether nothing is judged at all."""

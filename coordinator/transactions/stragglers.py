@@ -16,7 +16,7 @@ from coordinator.rules.lease_allowance import MEASURED_MAX
 from coordinator.store.tables import IS_OPEN, batches, groups, leases, rollouts
 from coordinator.transactions import reward_columns
 from protocol.ids import NodeId
-from protocol.lease import LeaseState
+from protocol.work.lease import LeaseState
 
 LATE = 1.5
 """Times as long as groups lately took."""

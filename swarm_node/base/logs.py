@@ -1,4 +1,4 @@
-"""Logs of the agent and of its engine on stderr, written as `protocol.log_lines` says.
+"""Logs of the agent and of its engine on stderr, written as `protocol.text.log_lines` says.
 
 - `--log-json` sets the variable, so that the engine, which inherits it, writes objects as well.
 """
@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from protocol.log_lines import VARIABLE, formatter
+from protocol.text.log_lines import VARIABLE, formatter
 
 NOISY = ("httpx", "httpcore", "libp2p", "multiaddr")
 

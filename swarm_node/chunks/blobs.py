@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from protocol.chunks import blob_path, verify
 from protocol.errors import ChunkMismatch, UnknownChunk
 from protocol.ids import ChunkId
+from protocol.policy.chunks import blob_path, verify
 from swarm_node.base.disk import disk_named, mapped, write_whole
 
 _TEMP = "incoming"

@@ -18,9 +18,9 @@ from pathlib import Path
 from blake3 import blake3
 
 from protocol import limits
-from protocol.chunks import chunk_id, split
 from protocol.errors import ManifestInvalid, UnknownChunk
 from protocol.ids import ChunkId
+from protocol.policy.chunks import chunk_id, split
 from swarm_node.base.disk import mapped
 from swarm_node.chunks.blobs import BlobStore
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protocol.lesson import lesson
+from protocol.text.lesson import lesson
 from swarm_node.commands.options import (
     DEFAULT_HOME,
     AsJson,

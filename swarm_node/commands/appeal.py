@@ -15,7 +15,7 @@ from swarm_node.commands.keys import PassphraseFd, PassphraseFile, unlocked
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
 if TYPE_CHECKING:
-    from protocol.appeal import AppealReply
+    from protocol.work.appeal import AppealReply
 
 EXIT_CODES = "Exit codes: 0 recorded, now or before; 1 failed or nothing was taken, 2 wrong usage."
 
@@ -33,7 +33,7 @@ def appeal(
     """Appeal against what a fault or a ban took from this node: once, for all that it took; the operator rules."""
     import trio
 
-    from protocol.appeal import Appeal, seal_appeal
+    from protocol.work.appeal import Appeal, seal_appeal
     from swarm_node.coordinator_api import join_string as joining
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.keys import identity
@@ -59,7 +59,7 @@ def appeal(
 
 def show(reply: "AppealReply", *, as_json: bool) -> None:
     """What became of an appeal, in which the ruling is the operator's words."""
-    from protocol.plain import one_line
+    from protocol.text.plain import one_line
 
     if as_json:
         typer.echo(json.dumps(reply.model_dump()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
-from protocol.manifest import Sampler, open_manifest
+from protocol.policy.manifest import Sampler, open_manifest
 from swarm_node.coordinator_api.join_string import JoinString, round_folder
 from swarm_node.engine.client import Choose, open_engine
 from swarm_node.member import POLICIES, TRUST_FILE

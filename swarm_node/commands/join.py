@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from protocol.errors import SwarmError, named
-from protocol.nicknames import nickname
-from protocol.plain import counted
+from protocol.people.nicknames import nickname
+from protocol.text.plain import counted
 from swarm_node.base import logs
 from swarm_node.base.parent import leave_with_parent
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of

@@ -2,7 +2,7 @@
 
 - The node's key lies in the home, unencrypted, and can only work. The owner's key lies elsewhere, encrypted, and is
   needed to take a node on, to revoke it, and to say where to pay.
-- Whatever the owner signs here is a statement (`protocol.owner`) and may be repeated.
+- Whatever the owner signs here is a statement (`protocol.people.owner`) and may be repeated.
 """
 
 import json
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage
-from protocol.lesson import lesson
+from protocol.text.lesson import lesson
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, JoinText
 
 if TYPE_CHECKING:
-    from protocol.owner import Earnings, Statement, StatementReply
-    from protocol.signing import NodeKey
+    from protocol.people.owner import Earnings, Statement, StatementReply
+    from protocol.wire.signing import NodeKey
     from swarm_node.coordinator_api.join_string import JoinString
 
 app = typer.Typer(help="The node's key and its owner's.", no_args_is_help=True, add_completion=False)
@@ -136,7 +136,7 @@ def delegate(
     passphrase_fd: PassphraseFd = None,
 ) -> None:
     """Sign that a node works for you. Take the file to it: `swarm-node join … --owner FILE`."""
-    from protocol.owner import Delegation, seal_statement
+    from protocol.people.owner import Delegation, seal_statement
     from swarm_node.base.disk import write_durably
 
     said = _typed(Delegation, node_id=node_id, number=_number())
@@ -161,7 +161,7 @@ def revoke(
     passphrase_fd: PassphraseFd = None,
 ) -> None:
     """Take a node's key out of service for ever; what it has earned stays yours."""
-    from protocol.owner import Revocation
+    from protocol.people.owner import Revocation
     from swarm_node.coordinator_api import join_string as joining
 
     said = _typed(Revocation, node_id=node_id, number=_number())
@@ -184,7 +184,7 @@ def address(
     passphrase_fd: PassphraseFd = None,
 ) -> None:
     """Say where your earnings in a round go. It counts after a delay; until then the old address does."""
-    from protocol.owner import PayoutAddress
+    from protocol.people.owner import PayoutAddress
     from swarm_node.coordinator_api import join_string as joining
     from swarm_node.ledger.notices import day
 
@@ -271,7 +271,7 @@ def show_earnings(found: "Earnings", *, as_json: bool = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from protocol.plain import one_line
+    from protocol.text.plain import one_line
     from swarm_node.ledger.notices import day
 
     table = Table("node", "pending", "payable", "being paid", "paid", caption="micro-units")
@@ -300,7 +300,7 @@ def _number() -> int:
 
 
 def unlocked(path: Path, file: Path | None, descriptor: int | None) -> "NodeKey":
-    from protocol.signing import NodeKey
+    from protocol.wire.signing import NodeKey
     from swarm_node.keys import owner_key as keys
 
     keys.read(path)  # before anybody is asked for a passphrase
@@ -322,7 +322,7 @@ def _copy(source: Path, target: Path, file: Path | None, descriptor: int | None)
 def _state(join: "JoinString", key: "NodeKey", said: "Statement") -> "StatementReply":
     import trio
 
-    from protocol.owner import seal_statement
+    from protocol.people.owner import seal_statement
     from swarm_node.coordinator_api.client import Coordinator
 
     async def send() -> "StatementReply":

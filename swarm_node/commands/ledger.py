@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid
-from protocol.lesson import lesson
-from protocol.plain import counted
+from protocol.text.lesson import lesson
+from protocol.text.plain import counted
 from swarm_node.base import locks
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
@@ -132,7 +132,7 @@ def payouts(
     """Fetch and check what this node's owner gets in each batch of payouts, with the proof that the log has it."""
     import trio
 
-    from protocol.plain import one_line
+    from protocol.text.plain import one_line
     from swarm_node.coordinator_api import join_string as joining
 
     join = joining.parse(join_string)
@@ -346,7 +346,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 async def _submit(join: "JoinString", note: bytes) -> str:
     """What the coordinator makes of a cosignature."""
-    from protocol.signing import NodeKey
+    from protocol.wire.signing import NodeKey
     from swarm_node.coordinator_api.client import Coordinator
 
     coordinator = Coordinator(join.url, join.round_id, NodeKey(bytes(32)))  # nothing is signed with it

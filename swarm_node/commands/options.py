@@ -105,8 +105,8 @@ def given(**values: Any) -> dict[str, Any]:
 
 def check_settings(name: str, price: int, listen: str, advertise: str) -> None:
     """Refuse what the coordinator would refuse, before anything is started."""
-    from protocol.messages import Register
-    from protocol.places import why_undialable
+    from protocol.people.addresses import why_undialable
+    from protocol.work.messages import Register
 
     named = [address for address in advertise.split(",") if address]
     for address in named:

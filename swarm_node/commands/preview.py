@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import trio
 
 from protocol.errors import Unreachable
-from protocol.plain import counted
-from protocol.signing import NodeKey
+from protocol.text.plain import counted
+from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.doctor import cards, report, storage

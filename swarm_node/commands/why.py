@@ -25,16 +25,17 @@ from pathlib import Path
 from typing import Any
 
 from ledger.book import ClaimState
-from protocol import chunks, evidence
-from protocol.auditing import CaseFile, Explanation, Explanations, Why
 from protocol.errors import ConfigInvalid, ProofInvalid
-from protocol.fragment import Fragment
 from protocol.ids import NodeId
-from protocol.lease import Lease, LeaseState
-from protocol.manifest import open_manifest
-from protocol.plain import one_line
-from protocol.rollout import RolloutClaim
-from protocol.signing import NodeKey, open_envelope
+from protocol.policy import chunks
+from protocol.policy.manifest import open_manifest
+from protocol.text.plain import one_line
+from protocol.wire.signing import NodeKey, open_envelope
+from protocol.work import evidence
+from protocol.work.auditing import CaseFile, Explanation, Explanations, Why
+from protocol.work.fragment import Fragment
+from protocol.work.lease import Lease, LeaseState
+from protocol.work.rollout import RolloutClaim
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString, round_folder
 from swarm_node.engine import memory

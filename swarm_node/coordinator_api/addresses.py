@@ -7,7 +7,7 @@
 
 import trio
 
-from protocol.places import ip_of
+from protocol.people.addresses import ip_of
 
 
 async def resolve(host: str) -> list[str]:

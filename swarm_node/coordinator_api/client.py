@@ -19,12 +19,16 @@ import trio
 
 from ledger.payout_proof import PayoutReply, PayoutRequest
 from ledger.witness import CosignatureReply
-from protocol import canonical, limits
-from protocol.appeal import AppealReply
-from protocol.auditing import Explanations, Why
+from protocol import limits
 from protocol.errors import MalformedMessage, SwarmError, Unreachable
-from protocol.message import Message
-from protocol.messages import (
+from protocol.people.owner import Earnings, EarningsRequest, StatementReply
+from protocol.policy.origin import OriginList
+from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.wire.signing import NodeKey
+from protocol.work.appeal import AppealReply
+from protocol.work.auditing import Explanations, Why
+from protocol.work.messages import (
     Fetched,
     FetchPlan,
     Heartbeat,
@@ -42,10 +46,7 @@ from protocol.messages import (
     VersionRequest,
     seal_request,
 )
-from protocol.origin import OriginList
-from protocol.owner import Earnings, EarningsRequest, StatementReply
-from protocol.probe import Dial, Dialled, Uploaded
-from protocol.signing import NodeKey
+from protocol.work.probe import Dial, Dialled, Uploaded
 from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, read_at_most
 
 M = TypeVar("M", bound=Message)

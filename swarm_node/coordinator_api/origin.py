@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import httpx
 import trio
 
-from protocol import chunks
 from protocol.errors import MessageTooLarge, UnknownChunk, Unreachable
 from protocol.ids import ChunkId
 from protocol.limits import KIB
-from protocol.origin import chunk_path, document_path
+from protocol.policy import chunks
+from protocol.policy.origin import chunk_path, document_path
 from swarm_node.coordinator_api.addresses import allowed
 
 PLAIN = {"Accept-Encoding": "identity"}

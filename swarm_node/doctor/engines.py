@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from protocol.errors import ConfigInvalid, SwarmError
-from protocol.rollout import pack_tokens
+from protocol.work.rollout import pack_tokens
 from swarm_node.doctor.report import CheckResult, CheckState, fail, ok, skip
 from swarm_node.doctor.tiny_model import make_tiny_model
 from swarm_node.engine.choose import ENGINES, EngineOptions, HostMachine, choose, threads_of

@@ -17,7 +17,7 @@ import trio
 from protocol import limits
 from protocol.errors import AgentTooOld, NotFound, SwarmError, named
 from protocol.ids import ChunkId
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.coordinator_api.origins import open_origins

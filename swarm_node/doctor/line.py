@@ -17,8 +17,8 @@ import trio
 from protocol import limits
 from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.ids import ChunkId
-from protocol.manifest import PolicyManifest
-from protocol.probe import Dial
+from protocol.policy.manifest import PolicyManifest
+from protocol.work.probe import Dial
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 from swarm_node.owner import control_client

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.canary import AHEAD, FILE_NAME, Canary
 from protocol.errors import EngineFailed
+from protocol.policy.canary import AHEAD, FILE_NAME, Canary
 from swarm_node.engine.decoder import Decoder
 
 Scores = Callable[[Sequence[int], Sequence[int]], NDArray[np.floating]]

@@ -24,7 +24,7 @@ import trio
 
 from protocol import limits
 from protocol.errors import ConfigInvalid, EngineFailed, EngineNotStarted, SwarmError
-from protocol.plain import size_text
+from protocol.text.plain import size_text
 from swarm_node.engine import memory
 from swarm_node.engine.choose import Choice
 from swarm_node.engine.messages import (

@@ -12,7 +12,7 @@ class Logits(Protocol):
     """What a model says may come next, for some rows; valid until the model's next step."""
 
     def draw(self, temperatures: Sequence[float], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
-        """A token for each row, by `protocol.sampling`, and its log-probability at that temperature.
+        """A token for each row, by `protocol.work.sampling`, and its log-probability at that temperature.
 
         The log-probability is NaN where the logits are no distribution; the token there means nothing.
         """

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from protocol import architectures, limits
+from protocol import limits
 from protocol.errors import EngineFailed
+from protocol.policy import architectures
 
 
 def describe(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 - A step lets waiting groups in, and draws a token for every sample that runs. A group whose last sample has ended is
   handed out at once; the slots of samples that ended go to the next group while the others run on.
 - A prompt is computed once for all samples of its group.
-- Which token is drawn depends on (seed, sample, position) alone, see `protocol.sampling`. So a sample may be started
+- Which token is drawn depends on (seed, sample, position) alone, see `protocol.work.sampling`. So a sample may be started
   over at any time, and comes out the same; and one that somebody else began is gone on with, after its prefix.
 - Of an episode, a turn is followed by what the environment says: these tokens are fed in the same slot, one in a step
   beside the others' draws, and nothing is drawn meanwhile. The environment runs here, in the child, like all else that
@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import EngineFailed, SwarmError
-from protocol.fragment import Finish
-from protocol.rollout import end_tokens, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.sampling import uniform_table
-from protocol.transcript import Player
+from protocol.work.fragment import Finish
+from protocol.work.rollout import end_tokens, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.work.sampling import uniform_table
+from protocol.work.transcript import Player
 from swarm_node.engine import canary
 from swarm_node.engine.decoder import Decoder, Logits
 from swarm_node.engine.groups import RunningGroup, RunningSample, check_prefixes, failed, opened, prompts_of, since

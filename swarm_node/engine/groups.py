@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import EngineFailed, SwarmError
-from protocol.fragment import Finish, FragmentPart
-from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.transcript import Player
+from protocol.work.fragment import Finish, FragmentPart
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.work.transcript import Player
 from swarm_node.engine.messages import GroupFailed, SampleRequest
 
 GIVEN_LOGPROB = 0.0
-"""Of a token that nobody drew; what `protocol.rollout` demands."""
+"""Of a token that nobody drew; what `protocol.work.rollout` demands."""
 
 
 @dataclass(eq=False)

@@ -24,13 +24,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from protocol import limits
-from protocol.episode import Episode
 from protocol.errors import SwarmError
-from protocol.fragment import FragmentPart
-from protocol.lease import Lease, Prefix
-from protocol.manifest import Sampler
-from protocol.message import Message
-from protocol.rollout import Sample
+from protocol.policy.manifest import Sampler
+from protocol.wire.message import Message
+from protocol.work.episode import Episode
+from protocol.work.fragment import FragmentPart
+from protocol.work.lease import Lease, Prefix
+from protocol.work.rollout import Sample
 
 LENGTH_BYTES = 4
 

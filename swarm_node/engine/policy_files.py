@@ -2,7 +2,7 @@
 
 - A folder with a file of an unknown kind, or a configuration that names code, is refused before any library sees it:
   that none of it is run is then not for their defaults to decide.
-- So is a configuration that promises more than the folder's tensors bear out (`protocol.policy_config`).
+- So is a configuration that promises more than the folder's tensors bear out (`protocol.policy.model_config`).
 """
 
 import json
@@ -12,9 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from protocol import adapter, limits, policy_config, tensors
+from protocol import limits
 from protocol.errors import PatchInvalid
-from protocol.manifest import POLICY_SUFFIXES
+from protocol.policy import adapter, model_config, tensors
+from protocol.policy.manifest import POLICY_SUFFIXES
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -23,18 +24,18 @@ def read_config(folder: Path) -> dict[str, Any]:
         if file.suffix not in POLICY_SUFFIXES:
             raise ValueError(f"{file.name} is neither numbers nor text")
     config = _read_object(folder / "config.json")
-    policy_config.require_plain(config)
+    model_config.require_plain(config)
     return config
 
 
 def require_layers(folder: Path, config: dict[str, Any]) -> None:
     """Refuse a configuration of more layers than the folder has tensors for."""
-    policy_config.require_layers(config, sum(map(_count, tensor_files(folder))))
+    model_config.require_layers(config, sum(map(_count, tensor_files(folder))))
 
 
 def require_borne_out(folder: Path, parameters: int) -> None:
     """Refuse a model of more numbers than the folder's tensors can hold."""
-    policy_config.require_borne_out(parameters, sum(file.stat().st_size for file in tensor_files(folder)))
+    model_config.require_borne_out(parameters, sum(file.stat().st_size for file in tensor_files(folder)))
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:

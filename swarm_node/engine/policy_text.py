@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from protocol import limits, policy_config
-from protocol.codec import PolicyCodec
+from protocol import limits
 from protocol.errors import EngineFailed
-from protocol.rollout import pack_tokens
+from protocol.policy import model_config
+from protocol.policy.codec import PolicyCodec
+from protocol.work.rollout import pack_tokens
 from swarm_node.engine.memory import growth_limited
 
 MEMORY_MAX_BYTES = 1024 * limits.MIB
@@ -53,7 +54,7 @@ class FolderCodec:
             if size_bytes > limits.TOKENIZER_MAX_BYTES:
                 raise ValueError(f"it has {size_bytes} bytes, and {limits.TOKENIZER_MAX_BYTES} are allowed")
             data = (folder / FILE).read_bytes()
-            policy_config.require_tokenizer(data)
+            model_config.require_tokenizer(data)
             self._codec = PolicyCodec(data.decode())
 
     def encode(self, text: str) -> list[int]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.ids import NodeId
-from protocol.owner import Delegation, open_statement
+from protocol.people.owner import Delegation, open_statement
 from swarm_node.base.disk import disk_named, write_durably
 
 FILE = "delegation"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.errors import ConfigInvalid
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
 from swarm_node.base import locks
 from swarm_node.base.disk import disk_named, sync_folder
 

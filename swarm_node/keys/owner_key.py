@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.errors import ConfigInvalid
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
 from swarm_node.base.disk import write_durably
 
 SCRYPT_COST = 2**16

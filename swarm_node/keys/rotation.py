@@ -12,7 +12,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.ids import NodeId
-from protocol.owner import Delegation, open_statement, seal_statement
+from protocol.people.owner import Delegation, open_statement, seal_statement
 from swarm_node.base.disk import sync_folder, write_durably
 from swarm_node.keys import delegation, identity
 

@@ -25,10 +25,10 @@ from ledger.entry import Pending, Post, Reinstate, VerdictEntry, Void, parse
 from ledger.proof import LedgerReceipt, Proven
 from ledger.tiles import TILE_HASHES, Tile, tile_of
 from ledger.tree import leaf_hash
-from protocol import chunks
-from protocol.auditing import Explanation
 from protocol.errors import NotFound, ProofInvalid
 from protocol.ids import NodeId
+from protocol.policy import chunks
+from protocol.work.auditing import Explanation
 from swarm_node.ledger.log_reader import LogReader
 from swarm_node.ledger.log_watch import LogWatch
 

@@ -43,7 +43,7 @@ from protocol.errors import (
     SwarmError,
     Unreachable,
 )
-from protocol.message import Message
+from protocol.wire.message import Message
 from swarm_node.base import locks
 from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.ledger.log_reader import LogReader

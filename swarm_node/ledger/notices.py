@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from protocol.errors import SwarmError
-from protocol.owner import Earnings
+from protocol.people.owner import Earnings
 from swarm_node.base.disk import write_durably
 from swarm_node.coordinator_api.client import Coordinator
 

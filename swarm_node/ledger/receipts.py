@@ -17,10 +17,10 @@ import trio
 
 from ledger import proof
 from ledger.entry import Pending, Void
-from protocol import chunks
 from protocol.errors import NotFound, ProofInvalid
 from protocol.ids import NodeId
-from protocol.signing import Envelope
+from protocol.policy import chunks
+from protocol.wire.signing import Envelope
 from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.ledger.log_reader import LogReader
 

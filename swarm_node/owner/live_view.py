@@ -17,8 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from protocol.log_lines import Lines
-from protocol.plain import one_line
+from protocol.text.log_lines import Lines
+from protocol.text.plain import one_line
 from swarm_node.owner import status_lines
 from swarm_node.owner.snapshot import AgentSnapshot
 

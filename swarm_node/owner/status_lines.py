@@ -7,7 +7,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from protocol.plain import counted, one_line, size_text
+from protocol.text.plain import counted, one_line, size_text
 
 GB = 10**9
 

@@ -11,7 +11,7 @@ import trio
 
 from protocol import limits
 from protocol.ids import NodeId
-from protocol.messages import Peer
+from protocol.work.messages import Peer
 
 STAGGER_S = 0.25
 """Between two addresses of one peer: longer than most answers take, shorter than anybody minds."""

@@ -22,9 +22,9 @@ from random import Random
 import trio
 
 from protocol.errors import DiskFull, SwarmError, named
-from protocol.frames import Reason
 from protocol.ids import ChunkId
-from protocol.messages import Blame, FetchPlan, Peer
+from protocol.wire.frames import Reason
+from protocol.work.messages import Blame, FetchPlan, Peer
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.another_plan import ask_while_alone

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 import trio
 
 from protocol import limits
-from protocol.chunks import chunk_id
 from protocol.errors import ChunkMismatch, PeerFault, SwarmError
-from protocol.exchange import Requester
-from protocol.frames import Bye, Cancel, Chunk, Farewell, Have, Reason, Reject, Want
 from protocol.ids import ChunkId
-from protocol.messages import Peer
+from protocol.policy.chunks import chunk_id
+from protocol.wire.exchange import Requester
+from protocol.wire.frames import Bye, Cancel, Chunk, Farewell, Have, Reason, Reject, Want
+from protocol.work.messages import Peer
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished

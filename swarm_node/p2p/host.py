@@ -33,12 +33,13 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from protocol import exchange, limits
+from protocol import limits
 from protocol.errors import ConfigInvalid, named
-from protocol.frames import Farewell
 from protocol.ids import NodeId
-from protocol.messages import Peer
-from protocol.places import host_and_port, neighbourhood
+from protocol.people.addresses import host_and_port, neighbourhood
+from protocol.wire import exchange
+from protocol.wire.frames import Farewell
+from protocol.work.messages import Peer
 from swarm_node.coordinator_api.addresses import allowed
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.dials import Dials, race

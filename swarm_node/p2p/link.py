@@ -13,9 +13,9 @@ from libp2p.abc import INetStream
 
 from protocol import limits
 from protocol.errors import PeerFault, named
-from protocol.frames import Bye, Chunk, Farewell, FrameReader, Message, encode
 from protocol.ids import ChunkId, NodeId
-from protocol.places import neighbourhood
+from protocol.people.addresses import neighbourhood
+from protocol.wire.frames import Bye, Chunk, Farewell, FrameReader, Message, encode
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.yamux_frames import PeerSilent
 

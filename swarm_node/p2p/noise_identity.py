@@ -6,7 +6,7 @@
 
 - Only Ed25519 is spoken: a node's identity is that key, and its id is derived from it.
 - Each of the two fields occurs once. A payload that repeats one, or is cut short, is refused.
-- libsodium checks the signature, and refuses keys of small order, as `protocol.signing` does.
+- libsodium checks the signature, and refuses keys of small order, as `protocol.wire.signing` does.
 """
 
 from collections.abc import Iterator

@@ -40,8 +40,8 @@ from multiaddr import Multiaddr
 from protocol import limits
 from protocol.errors import PeerFault
 from protocol.ids import NodeId
-from protocol.messages import Peer
-from protocol.places import PORT_MAX, ip_of, neighbourhood
+from protocol.people.addresses import PORT_MAX, ip_of, neighbourhood
+from protocol.work.messages import Peer
 from swarm_node.p2p import workarounds
 
 log = logging.getLogger(__name__)

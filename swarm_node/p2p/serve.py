@@ -26,9 +26,9 @@ import trio
 
 from protocol import limits
 from protocol.errors import DiskFull, PeerFault, UnknownChunk
-from protocol.exchange import Responder
-from protocol.frames import Chunk, Farewell, Have, Reason, Reject, Want
 from protocol.ids import ChunkId, NodeId
+from protocol.wire.exchange import Responder
+from protocol.wire.frames import Chunk, Farewell, Have, Reason, Reject, Want
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished

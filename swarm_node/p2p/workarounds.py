@@ -43,7 +43,7 @@ from multiaddr import Multiaddr
 
 from protocol import limits
 from protocol.errors import SwarmError, named
-from protocol.places import neighbourhood
+from protocol.people.addresses import neighbourhood
 from swarm_node.p2p.noise import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from swarm_node.p2p.noise import Noise
 from swarm_node.p2p.yamux import YamuxStream

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
-from protocol.frames import Reason
 from protocol.ids import ChunkId
+from protocol.wire.frames import Reason
 from swarm_node.picker.rules import PickerRules, PlanPace
 from swarm_node.picker.silence import Hearing
 from swarm_node.picker.sources import ChunkSource, SourceState, deal, drawn

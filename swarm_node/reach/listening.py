@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from protocol.places import host_and_port, ip_of
+from protocol.people.addresses import host_and_port, ip_of
 from swarm_node.coordinator_api.addresses import resolve
 
 PORTS = range(8703, 8711)

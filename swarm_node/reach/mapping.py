@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import trio
 
-from protocol.places import ip_of, why_undialable
+from protocol.people.addresses import ip_of, why_undialable
 from swarm_node.reach.gateway import Gateway, NoMapping, find_gateway
 from swarm_node.reach.methods import Mapping, Method, NatPmp, Pcp, Upnp
 from swarm_node.reach.state import Reachability

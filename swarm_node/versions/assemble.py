@@ -20,10 +20,11 @@ from pathlib import Path, PurePath
 
 from blake3 import blake3
 
-from protocol import chunks, delta, limits
+from protocol import limits
 from protocol.errors import ManifestInvalid
 from protocol.ids import ChunkId
-from protocol.manifest import FileEntry, Patch, PolicyManifest
+from protocol.policy import chunks, delta
+from protocol.policy.manifest import FileEntry, Patch, PolicyManifest
 from swarm_node.base.disk import disk_named, mapped, sync_folder
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore

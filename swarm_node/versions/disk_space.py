@@ -12,8 +12,8 @@ from pathlib import Path
 
 from protocol.errors import DiskFull
 from protocol.ids import ChunkId
-from protocol.manifest import PolicyManifest
-from protocol.plain import size_text
+from protocol.policy.manifest import PolicyManifest
+from protocol.text.plain import size_text
 from swarm_node.base.disk import existing
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.versions import assemble

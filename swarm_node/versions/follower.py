@@ -32,10 +32,10 @@ from protocol.errors import (
     Unreachable,
 )
 from protocol.ids import ChunkId
-from protocol.manifest import PolicyManifest
-from protocol.messages import Blame, FetchPlan, PeerUpload, PlanRequest, Transfer, TransferReceipt
-from protocol.policy_folder import require_files
-from protocol.trust import FROZEN
+from protocol.policy.folder import require_files
+from protocol.policy.manifest import PolicyManifest
+from protocol.policy.trust import FROZEN
+from protocol.work.messages import Blame, FetchPlan, PeerUpload, PlanRequest, Transfer, TransferReceipt
 from swarm_node.base.disk import disk_named
 from swarm_node.base.trouble import Trouble
 from swarm_node.chunks.arrivals import Arrivals

@@ -8,7 +8,7 @@
 import trio
 
 from protocol import limits
-from protocol.messages import Reached, Stage
+from protocol.work.messages import Reached, Stage
 
 
 class Milestones:

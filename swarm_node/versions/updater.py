@@ -11,11 +11,13 @@ from pathlib import Path
 
 import trio
 
-from protocol import canonical, limits, trust
+from protocol import limits
 from protocol.errors import MessageTooLarge, NotFound, SwarmError, Unreachable, UntrustedMetadata
-from protocol.manifest import PolicyManifest
-from protocol.origin import may_change
-from protocol.trust import Documents, WantedDocument
+from protocol.policy import trust
+from protocol.policy.manifest import PolicyManifest
+from protocol.policy.origin import may_change
+from protocol.policy.trust import Documents, WantedDocument
+from protocol.wire import canonical
 from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.coordinator_api.origin import Origin
 from swarm_node.coordinator_api.origins import Origins

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Protocol
 
-from protocol.messages import Reason
+from protocol.work.messages import Reason
 from swarm_node.allowance.rules import Decision
 
 NO_WORK: dict[Reason, str] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from protocol import limits
 from protocol.errors import ConfigInvalid, LeaseClosed
 from protocol.ids import Digest
-from protocol.lease import Lease
+from protocol.work.lease import Lease
 from swarm_node.base.disk import disk_named
 
 FILE = "leased"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import trio
 
-from protocol.lease import Lease
+from protocol.work.lease import Lease
 
 ASK_AGAIN_S = 1.0
 """After a request for work, before another for less than half of the groups: short ones share requests."""

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 import trio
 
-from protocol import chunks, limits
+from protocol import limits
 from protocol.errors import SwarmError, Unreachable
-from protocol.fragment import Fragment, FragmentPart
-from protocol.lease import Lease
-from protocol.messages import LeaseProgress
-from protocol.signing import NodeKey
+from protocol.policy import chunks
+from protocol.wire.signing import NodeKey
+from protocol.work.fragment import Fragment, FragmentPart
+from protocol.work.lease import Lease
+from protocol.work.messages import LeaseProgress
 from swarm_node.coordinator_api.client import Coordinator
 
 log = logging.getLogger(__name__)

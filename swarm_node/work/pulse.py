@@ -16,7 +16,7 @@ from typing import Protocol
 import trio
 
 from protocol.errors import KeyRevoked, RequestExpired, SwarmError, UnknownNode, Unreachable
-from protocol.messages import Heartbeat, HeartbeatReply, Register, VersionRequest
+from protocol.work.messages import Heartbeat, HeartbeatReply, Register, VersionRequest
 from swarm_node.base.trouble import Trouble
 from swarm_node.member import Member
 from swarm_node.work.activity import Phase

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from protocol import limits
 from protocol.errors import SwarmError
-from protocol.evidence import RejectionEvidence
-from protocol.message import Message
+from protocol.wire.message import Message
+from protocol.work.evidence import RejectionEvidence
 from swarm_node.base.disk import disk_named, write_durably
 
 KEPT_MAX = limits.EXPLANATIONS_MAX

@@ -22,11 +22,12 @@ from typing import NamedTuple
 
 import trio
 
-from protocol import evidence, limits
+from protocol import limits
 from protocol.errors import ERRORS, DiskFull, LeaseClosed, StaleVersion, SwarmError, Unreachable
-from protocol.evidence import RejectionEvidence
 from protocol.ids import LeaseId
-from protocol.messages import Submission, Verdict
+from protocol.work import evidence
+from protocol.work.evidence import RejectionEvidence
+from protocol.work.messages import Submission, Verdict
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work.outbox import Outbox

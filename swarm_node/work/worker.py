@@ -37,11 +37,11 @@ from protocol.errors import (
     Unreachable,
 )
 from protocol.ids import LeaseId
-from protocol.lease import Lease
-from protocol.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
-from protocol.rollout import RolloutClaim
-from protocol.signing import NodeKey
 from protocol.tasks import environments
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
+from protocol.work.rollout import RolloutClaim
 from swarm_node.base.trouble import Trouble
 from swarm_node.base.waiting import first_of, heard_out
 from swarm_node.coordinator_api.client import Coordinator

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from coordinator.learner.embedded import PAD, START
-from protocol.lease import Lease
 from protocol.tasks.arithmetic import answer_to
+from protocol.work.lease import Lease
 from tests.adversaries.forging import Canned
 from tests.adversaries.nodes import Samples
 

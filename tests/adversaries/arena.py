@@ -32,12 +32,12 @@ from coordinator.transactions import audits
 from coordinator.transactions.claims import Judge
 from coordinator.transactions.offers import PromptDraw
 from ledger.tables import claims_table
-from protocol.auditing import AuditCase, CaseFile, Cases, Judged
-from protocol.learning import TrainingBatch
-from protocol.lease import Lease
-from protocol.manifest import Sampler
-from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.policy.manifest import Sampler
 from protocol.tasks import Problem, task
+from protocol.work.auditing import AuditCase, CaseFile, Cases, Judged
+from protocol.work.learning import TrainingBatch
+from protocol.work.lease import Lease
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.adversaries.nodes import Node

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from protocol.lease import Lease
-from protocol.rollout import unpack_tokens
+from protocol.work.lease import Lease
+from protocol.work.rollout import unpack_tokens
 from tests.adversaries.nodes import Adversary, Samples
 
 ATTEMPTS = 4

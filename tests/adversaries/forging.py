@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from protocol.lease import Lease
-from protocol.rollout import unpack_tokens
 from protocol.tasks.arithmetic import answer_to
+from protocol.work.lease import Lease
+from protocol.work.rollout import unpack_tokens
 from tests.adversaries.nodes import Adversary, Samples
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from protocol.lease import Lease
+from protocol.work.lease import Lease
 from tests.adversaries.nodes import Adversary, Samples
 from tests.coordinator.world import PRICE
 

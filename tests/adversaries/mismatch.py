@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from protocol import canonical, chunks
-from protocol.fragment import Fragment, FragmentPart
-from protocol.lease import Lease
-from protocol.rollout import unpack_tokens
+from protocol.policy import chunks
+from protocol.wire import canonical
+from protocol.work.fragment import Fragment, FragmentPart
+from protocol.work.lease import Lease
+from protocol.work.rollout import unpack_tokens
 from tests.adversaries.nodes import Adversary, Samples
 from tests.coordinator.world import ROUND
 

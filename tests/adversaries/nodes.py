@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from protocol.auditing import Found
 from protocol.errors import OwnerBanned
-from protocol.lease import Lease
-from protocol.messages import Verdict
-from protocol.rollout import RolloutClaim, Sample
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.auditing import Found
+from protocol.work.lease import Lease
+from protocol.work.messages import Verdict
+from protocol.work.rollout import RolloutClaim, Sample
 from tests.coordinator.world import PRICE, ROUND
 
 if TYPE_CHECKING:

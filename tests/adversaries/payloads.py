@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from protocol import canonical
-from protocol.lease import Lease
-from protocol.rollout import Sample, pack_logprobs, pack_tokens
+from protocol.wire import canonical
+from protocol.work.lease import Lease
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens
 from tests.adversaries.nodes import Adversary, Samples
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Poison: groups that are to teach the policy something else than its task."""
 
-from protocol.lease import Lease
 from protocol.tasks.arithmetic import answer_to
+from protocol.work.lease import Lease
 from tests.adversaries.nodes import Samples
 from tests.adversaries.waiting import Whitewasher
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from protocol.lease import Lease
-from protocol.rollout import unpack_tokens
+from protocol.work.lease import Lease
+from protocol.work.rollout import unpack_tokens
 from tests.adversaries.nodes import Adversary, Samples
 from tests.coordinator.world import fragment
 

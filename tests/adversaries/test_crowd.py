@@ -26,9 +26,9 @@ from coordinator.store.tables import audits
 from coordinator.transactions import escrow, standings
 from ledger.drawing import ALL_PPM
 from ledger.tables import claims_table
-from protocol import chunks
-from protocol.rollout import Sample, pack_logprobs, pack_tokens
-from protocol.signing import NodeKey
+from protocol.policy import chunks
+from protocol.wire.signing import NodeKey
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens
 from tests.coordinator.world import END, HONEST_TOKENS, SAMPLES, World, claim, honest_sample
 
 MANY = 20

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.rules.trust import TrustRules
-from protocol.lease import Lease
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
 from tests.coordinator.world import World, answer
 
 SETTINGS = Config()

@@ -8,11 +8,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from protocol.auditing import Found
 from protocol.errors import SwarmError
-from protocol.lease import Lease
-from protocol.owner import Revocation
-from protocol.rollout import unpack_tokens
+from protocol.people.owner import Revocation
+from protocol.work.auditing import Found
+from protocol.work.lease import Lease
+from protocol.work.rollout import unpack_tokens
 from tests.adversaries.nodes import Samples
 from tests.adversaries.waiting import Sleeper
 from tests.coordinator.test_owners import DELAY_MS, THIEF, address, delegate, say

@@ -17,8 +17,8 @@ from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import train_settings
 from coordinator.learner.warmstart import warm_start
 from coordinator.tasks.task_text import TaskText
-from protocol.learning import TrainingBatch
 from protocol.tasks import Teaching, task
+from protocol.work.learning import TrainingBatch
 from tests.adversaries.arena import Arena, Stage, claims_of
 from tests.adversaries.nodes import Node
 from tests.adversaries.poisoning import Poisoner

@@ -9,10 +9,10 @@ from coordinator.rules import trust
 from coordinator.transactions import standings
 from ledger import drawing, store
 from ledger.entry import Reveal
-from protocol import chunks
-from protocol.auditing import Found
-from protocol.lease import Lease
-from protocol.rollout import pack_logprobs
+from protocol.policy import chunks
+from protocol.work.auditing import Found
+from protocol.work.lease import Lease
+from protocol.work.rollout import pack_logprobs
 from tests.adversaries.forging import Canned
 from tests.adversaries.nodes import Samples
 from tests.coordinator.world import PRICE

@@ -10,8 +10,8 @@ from typing import ClassVar
 from bench.verification.cheats import quantised
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from protocol.lease import Lease
-from protocol.rollout import unpack_tokens
+from protocol.work.lease import Lease
+from protocol.work.rollout import unpack_tokens
 from tests.adversaries.nodes import Adversary, Samples
 from tests.tiny_policy import with_canary
 

@@ -22,7 +22,7 @@ from coordinator.model.batch import collate
 from coordinator.model.forward import completion_logprobs, packs
 from coordinator.rules.replay import Prefill
 from protocol.errors import SwarmError
-from protocol.rollout import unpack_logprobs, unpack_tokens
+from protocol.work.rollout import unpack_logprobs, unpack_tokens
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama.engine import LlamaEngine
 from swarm_node.engine.torch.engine import TorchEngine

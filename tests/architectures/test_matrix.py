@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.architectures import DOCUMENT, documented
-from protocol import architectures
+from protocol.policy import architectures
 from tests.architectures import zoo
 from tests.architectures.stages import REFUSED, row
 

@@ -12,7 +12,7 @@ from bench.anchor.engine import PacedEngine
 from bench.anchor.setting import ADMISSIONS, AT_ONCE, LINKS, Case, group_s, links, machines, paced_s
 from bench.broadcast.cells import PAYLOAD_SHARE
 from bench.broadcast.contender import SOURCE
-from protocol.rollout import pack_tokens
+from protocol.work.rollout import pack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from tests.tiny_policy import make_tiny_policy
 

@@ -12,8 +12,8 @@ from bench.learning.teacher import CARELESS_TIMES, OF, Taught, spells_carelessly
 from bench.learning.training import play, settings, start_of
 from bench.learning.trial import Trial
 from coordinator.learner.embedded import make_policy
-from protocol.rollout import unpack_tokens
 from protocol.tasks import Reward
+from protocol.work.rollout import unpack_tokens
 
 SMALL = ("sampling.samples_per_group=2", "learner.groups_per_update=2")
 

@@ -13,7 +13,7 @@ from coordinator.tasks.importing import FOLDER, make_copy
 from coordinator.tasks.task import open_task
 from coordinator.transactions.leases import rules_of
 from coordinator.transactions.prompts import PromptRef
-from protocol.rollout import pack_tokens
+from protocol.work.rollout import pack_tokens
 
 PROBLEM_COUNT = 4
 

@@ -12,7 +12,7 @@ import pytest
 from bench.broadcast import paper
 from bench.broadcast.cells import MIB, Cell, parse
 from bench.simulation.world import Outcome, Simulation
-from protocol.chunks import fitting_size
+from protocol.policy.chunks import fitting_size
 from swarm_node.picker.rules import PickerRules
 
 DISTURBED_MAX = 1.3

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-from protocol import canonical
 from protocol.errors import SwarmError
+from protocol.wire import canonical
 
 
 class Answer(NamedTuple):

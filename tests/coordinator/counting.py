@@ -11,7 +11,7 @@ from typing import Any
 from nacl.signing import VerifyKey
 from sqlalchemy.engine.default import DefaultDialect
 
-from protocol import canonical
+from protocol.wire import canonical
 
 WRITER = "writer"
 """The name of the writer's thread begins with it."""

@@ -15,11 +15,14 @@ from coordinator.app import make_runner
 from coordinator.base.clock import now_ms
 from coordinator.config import load
 from coordinator.service.round import Round
-from protocol import canonical, chunks, limits
-from protocol.learning import Publication, UploadedFile
-from protocol.lease import Lease
-from protocol.message import Message
-from protocol.messages import (
+from protocol import limits
+from protocol.policy import chunks
+from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.wire.signing import NodeKey
+from protocol.work.learning import Publication, UploadedFile
+from protocol.work.lease import Lease
+from protocol.work.messages import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
@@ -29,8 +32,7 @@ from protocol.messages import (
     Verdict,
     seal_request,
 )
-from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.signing import NodeKey
+from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.policy_files import END_TOKEN, encode, policy_files
 from tests.coordinator.world import empty_store
 

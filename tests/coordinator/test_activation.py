@@ -13,8 +13,8 @@ from coordinator.store import tables
 from coordinator.transactions import fleet as activation
 from coordinator.transactions import registry
 from protocol import limits
-from protocol.messages import Heartbeat, Transfer
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Heartbeat, Transfer
 from tests.coordinator.world import HONEST_TOKENS, PRICE, World, answer
 
 SILENT_MS = 60_000

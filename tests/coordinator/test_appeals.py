@@ -18,8 +18,6 @@ from coordinator.transactions.appeals import Ruled
 from ledger import store
 from ledger.entry import AppealEntry, Reinstate, RulingEntry
 from protocol import limits
-from protocol.appeal import Appeal, AppealReply, seal_appeal
-from protocol.auditing import Explanation, Explanations, Why
 from protocol.errors import (
     BadSignature,
     BudgetExhausted,
@@ -32,8 +30,10 @@ from protocol.errors import (
     SwarmError,
     WrongAudience,
 )
-from protocol.owner import Delegation, Revocation, seal_statement
-from protocol.signing import NodeKey
+from protocol.people.owner import Delegation, Revocation, seal_statement
+from protocol.wire.signing import NodeKey
+from protocol.work.appeal import Appeal, AppealReply, seal_appeal
+from protocol.work.auditing import Explanation, Explanations, Why
 from tests.coordinator.served import serve
 from tests.coordinator.test_escrow import HALF, earn, entries, let_be_drawn, voids
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World

@@ -17,9 +17,9 @@ from coordinator.base.clock import now_ms
 from coordinator.rules.calibration import Calibration
 from coordinator.store.state import set_fact
 from coordinator.store.tables import audits
-from protocol import canonical
-from protocol.auditing import Cases, Explanations, HoldCases, Judged, TakeCases, Verdicts, Why
-from protocol.signing import NodeKey
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey
+from protocol.work.auditing import Cases, Explanations, HoldCases, Judged, TakeCases, Verdicts, Why
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio

@@ -27,10 +27,10 @@ from coordinator.service.backup.archive import BackupInvalid, escaped, plain, re
 from coordinator.store.state import Database
 from coordinator.transactions.policy_versions import newest_version
 from ledger import store
-from protocol import chunks
 from protocol.errors import ConfigInvalid, DiskFull
 from protocol.ids import ChunkId
-from protocol.manifest import open_manifest, target_path
+from protocol.policy import chunks
+from protocol.policy.manifest import open_manifest, target_path
 from tests.coordinator.old_stores import make_old, schema_of, wipe
 from tests.coordinator.served import serve
 from tests.coordinator.world import World

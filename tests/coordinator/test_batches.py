@@ -7,11 +7,11 @@ import pytest
 
 from coordinator.store import tables
 from ledger import store
-from protocol.chunks import digest
 from protocol.errors import OutOfOrder
-from protocol.learning import TrainingBatch
-from protocol.rollout import unpack_tokens
-from protocol.signing import NodeKey, open_envelope
+from protocol.policy.chunks import digest
+from protocol.wire.signing import NodeKey, open_envelope
+from protocol.work.learning import TrainingBatch
+from protocol.work.rollout import unpack_tokens
 from tests.coordinator.world import HONEST_TOKENS, World, answer
 
 

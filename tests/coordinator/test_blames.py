@@ -12,8 +12,8 @@ from coordinator.store import tables
 from coordinator.transactions import blames, standings
 from coordinator.transactions.blames import BlameEvidence
 from protocol.ids import NodeId
-from protocol.messages import Blame
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Blame
 from tests.coordinator.world import World
 
 CURRENT = frozenset(f"{number:064x}" for number in range(200))

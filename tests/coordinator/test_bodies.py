@@ -12,8 +12,9 @@ import pytest_asyncio
 from aiohttp import ClientSession, TCPConnector, web
 
 from coordinator.api.guard import BODIES, Bounds
-from protocol import canonical, limits
-from protocol.messages import Submission
+from protocol import limits
+from protocol.wire import canonical
+from protocol.work.messages import Submission
 from tests.coordinator.served import Served, serve
 
 pytestmark = [

@@ -27,8 +27,8 @@ from coordinator.transactions.staleness_bound import (
     after,
 )
 from protocol.errors import ConfigInvalid
-from protocol.learning import UpdateReport
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.learning import UpdateReport
 from tests.coordinator.world import World, answer
 
 CALM, LOUD, BETWEEN = UpdateFigures(0.0, 1.0), UpdateFigures(0.3, 0.9), UpdateFigures(0.04, 0.95)

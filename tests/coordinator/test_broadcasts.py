@@ -8,9 +8,9 @@ from coordinator.config import parse
 from coordinator.reports import summary
 from coordinator.store import tables
 from coordinator.transactions import broadcasts, links, registry
-from protocol.chunks import digest
-from protocol.messages import Fetched, Heartbeat, PeerUpload, Reached, Stage, Transfer, TransferReceipt
-from protocol.signing import NodeKey
+from protocol.policy.chunks import digest
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Fetched, Heartbeat, PeerUpload, Reached, Stage, Transfer, TransferReceipt
 from tests.coordinator.world import ROUND, World, manifest
 
 SILENT_MS = 6000

@@ -10,7 +10,7 @@ from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
 from coordinator.transactions import audits
 from coordinator.transactions.audits import TRIES_MAX
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
 from tests.coordinator.world import World
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.reports import explain
-from protocol.auditing import Why
 from protocol.errors import MalformedMessage
-from protocol.lease import Lease
+from protocol.work.auditing import Why
+from protocol.work.lease import Lease
 from tests.coordinator.world import World, answer, fragment
 
 TIGHT, LOOSE = "torch/fp32/cpu", "torch/bf16/cpu"

@@ -9,11 +9,11 @@ import sqlalchemy as sa
 from coordinator.store import tables
 from coordinator.transactions import checked_rollouts, claims
 from protocol import limits
-from protocol.chunks import digest
-from protocol.fragment import Fragment, FragmentPart
-from protocol.lease import Lease
-from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.signing import NodeKey, open_envelope
+from protocol.policy.chunks import digest
+from protocol.wire.signing import NodeKey, open_envelope
+from protocol.work.fragment import Fragment, FragmentPart
+from protocol.work.lease import Lease
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.world import END, MAX_COST, PRICE, SAMPLES, World, answer, fragment
 
 FIRST = 10

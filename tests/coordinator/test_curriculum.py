@@ -13,12 +13,12 @@ from coordinator.reports.overview import _prompts
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store import tables
 from coordinator.transactions import curriculum, scoring
-from protocol import chunks
 from protocol.errors import ConfigInvalid
-from protocol.lease import Lease
-from protocol.rollout import pack_logprobs, pack_tokens, unpack_tokens
-from protocol.signing import NodeKey
+from protocol.policy import chunks
 from protocol.tasks import Reward
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.rollout import pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.world import END, World, answer, honest_sample
 
 FILTER = SelectionRules(filter_after=1, probe_every=3, window=4)

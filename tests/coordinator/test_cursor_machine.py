@@ -21,9 +21,9 @@ from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store import tables
 from coordinator.store.state import get_fact
 from coordinator.transactions.curriculum import FACT
-from protocol.lease import Lease
-from protocol.rollout import pack_logprobs, pack_tokens, unpack_tokens
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.rollout import pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.world import END, World, answer, honest_sample
 
 PROBLEMS, NODES = 5, 2

@@ -14,7 +14,7 @@ from ledger import drawing, store
 from ledger.drawing import ALL_PPM
 from ledger.entry import Commitment, Pending, Reveal, VerdictEntry, Void
 from protocol.errors import OwnerBanned
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, PRICE, World, answer
 
 EVERYTHING = TrustRules()

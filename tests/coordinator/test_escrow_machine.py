@@ -19,8 +19,8 @@ from coordinator.store import tables
 from coordinator.store.state import set_fact
 from coordinator.transactions import appeals, standings, tally
 from ledger.tables import claims_table
-from protocol.appeal import Appeal, seal_appeal
 from protocol.errors import OwnerBanned
+from protocol.work.appeal import Appeal, seal_appeal
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World, answer
 
 BUDGET = 10_000

@@ -13,10 +13,10 @@ from coordinator.store import tables
 from coordinator.transactions import evaluations
 from coordinator.transactions.evaluations import EvaluationTerms
 from protocol.errors import NotFound, OutOfOrder, Unreachable
-from protocol.lease import Lease
-from protocol.messages import LeaseReply
-from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.messages import LeaseReply
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.world import END, SAMPLES, World, answer, claim, fragment, honest_sample, rest
 
 TERMS = EvaluationTerms(every=2, problems=3, samples=4, patience_ms=60_000, last_update=100)

@@ -9,15 +9,18 @@ import sqlalchemy as sa
 
 from coordinator.transactions import checked_rollouts, claims, registry
 from ledger.tables import balances_table
-from protocol import canonical, chunks, errors, evidence, limits
-from protocol.episode import Episode
+from protocol import errors, limits
 from protocol.errors import ERRORS, SwarmError
-from protocol.evidence import EXACT, RULES, VALIDATOR, RejectionEvidence, TokenPlace
-from protocol.lease import Lease
-from protocol.messages import PlanRequest, open_request, seal_request
-from protocol.rollout import PolicyBounds, RolloutClaim, Sample, check_claim, pack_logprobs, pack_tokens
-from protocol.signing import NodeKey
+from protocol.policy import chunks
 from protocol.tasks import environments
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey
+from protocol.work import evidence
+from protocol.work.episode import Episode
+from protocol.work.evidence import EXACT, RULES, VALIDATOR, RejectionEvidence, TokenPlace
+from protocol.work.lease import Lease
+from protocol.work.messages import PlanRequest, open_request, seal_request
+from protocol.work.rollout import PolicyBounds, RolloutClaim, Sample, check_claim, pack_logprobs, pack_tokens
 from tests.coordinator.world import END, ROUND, VOCAB, World, answer, claim
 from tests.protocol.test_transcript import BOUNDS, player, speaker
 from tests.protocol.test_transcript import episode as an_episode

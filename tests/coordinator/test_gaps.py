@@ -12,8 +12,8 @@ from coordinator.transactions import witnesses
 from ledger import proof, witness
 from ledger.checkpoint import Checkpoint, ledger_key, sign
 from ledger.gaps import Keys
-from protocol import trust
 from protocol.errors import ProofInvalid, UntrustedMetadata
+from protocol.policy import trust
 from tests.coordinator.world import World
 from tests.ledger import naive_tree
 from tests.ledger.notes import witness as named_witness

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from protocol import canonical, limits
-from protocol.messages import HeartbeatReply, LeaseProgress, LeaseProgressReply, ReturnLeases
-from protocol.signing import NodeKey
+from protocol import limits
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import HeartbeatReply, LeaseProgress, LeaseProgressReply, ReturnLeases
 from tests.coordinator.counting import Work, counted
 from tests.coordinator.served import Served, serve
 

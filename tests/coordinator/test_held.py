@@ -15,8 +15,8 @@ from coordinator.transactions import audits, standings
 from coordinator.transactions.audits import TRIES_MAX
 from ledger import tables as ledger_tables
 from protocol import limits
-from protocol.auditing import Cases, Explanation, Explanations, Found, Judged, Why
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.auditing import Cases, Explanation, Explanations, Found, Judged, Why
 from tests.coordinator.world import World
 
 BF16, FP32 = "torch/bf16/cuda", "torch/fp32/cpu"

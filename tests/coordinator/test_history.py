@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from coordinator.store import tables
 from ledger import store
 from ledger.entry import Deposit
-from protocol.lease import OPEN, Lease
-from protocol.rollout import unpack_tokens
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import OPEN, Lease
+from protocol.work.rollout import unpack_tokens
 from tests.coordinator.world import (
     END,
     HONEST_TOKENS,

@@ -15,12 +15,16 @@ from yarl import URL
 from coordinator.api import learner, nodes
 from coordinator.reports.summary import leaderboard
 from ledger import store
-from protocol import canonical, limits
-from protocol.chunks import chunk_id
+from protocol import limits
 from protocol.errors import ERRORS
-from protocol.learning import LearnerProgress, LearnerState, TrainingBatch, UpdateReport
-from protocol.message import Message
-from protocol.messages import (
+from protocol.people.owner import Delegation, Revocation, seal_statement
+from protocol.policy.chunks import chunk_id
+from protocol.policy.origin import OriginList, chunk_path
+from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.wire.signing import NodeKey
+from protocol.work.learning import LearnerProgress, LearnerState, TrainingBatch, UpdateReport
+from protocol.work.messages import (
     FetchPlan,
     Heartbeat,
     HeartbeatReply,
@@ -33,9 +37,6 @@ from protocol.messages import (
     Submission,
     Transfer,
 )
-from protocol.origin import OriginList, chunk_path
-from protocol.owner import Delegation, Revocation, seal_statement
-from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio

@@ -15,13 +15,13 @@ from ledger import store
 from ledger.book import BookBroken
 from ledger.entry import Pending
 from ledger.tables import balances_table, tiles_table
-from protocol.chunks import digest
 from protocol.errors import TokensInvalid
 from protocol.ids import ClaimId, LeaseId
-from protocol.messages import Verdict
-from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
-from protocol.signing import NodeKey
+from protocol.policy.chunks import digest
 from protocol.tasks import Reward
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Verdict
+from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
 from tests.coordinator.world import END, HONEST_TOKENS, PRICE, World, answer, claim, honest_sample
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from protocol import chunks
+from protocol.policy import chunks
 from tests.coordinator.test_publish import KEEP, MODEL, C, Press, press
 from tests.safetensors_files import next_file, policy_file
 

@@ -9,9 +9,9 @@ from coordinator.store import tables
 from coordinator.store.state import set_fact
 from coordinator.transactions import leases, tally
 from protocol.errors import UnknownNode
-from protocol.lease import LeaseEvent
-from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import LeaseEvent
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.world import END, MAX_COST, PRICE, World, answer
 
 

@@ -25,9 +25,9 @@ from ledger.book import BookBroken
 from ledger.checkpoint import open_checkpoint
 from ledger.entry import Version
 from ledger.tables import checkpoint_table
-from protocol import chunks
 from protocol.errors import ERRORS, ConfigInvalid, NotWitnessed, RolledBack, UntrustedMetadata
-from protocol.signing import Envelope
+from protocol.policy import chunks
+from protocol.wire.signing import Envelope
 from swarm_node.cli import app as node_app
 from tests.coordinator.served import Served, serve
 from tests.ledger import notes

@@ -18,9 +18,9 @@ from coordinator.rules.lengths import (
 )
 from coordinator.store import tables
 from coordinator.transactions import foresight
-from protocol.lease import Lease
-from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.world import END, World, answer
 
 LONG, SHORT = 400.0, 100.0

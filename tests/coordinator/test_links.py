@@ -16,11 +16,11 @@ from coordinator.store.tables import versions
 from coordinator.transactions import links, policy_versions
 from coordinator.transactions.links import MeasuredLinks
 from protocol import limits
-from protocol.chunks import digest
 from protocol.errors import BadSignature, MalformedMessage, WrongAudience
 from protocol.ids import NodeId
-from protocol.messages import Fetched, Peer, PeerUpload, TransferReceipt, seal_request
-from protocol.signing import NodeKey
+from protocol.policy.chunks import digest
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Fetched, Peer, PeerUpload, TransferReceipt, seal_request
 from tests.coordinator.world import ROUND, World, manifest
 
 SEEDER = NodeKey(b"s" * 32).node_id

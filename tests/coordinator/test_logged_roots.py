@@ -22,9 +22,10 @@ from coordinator.store.state import Database
 from ledger import store
 from ledger.checkpoint import open_checkpoint
 from ledger.entry import Entry, Root
-from protocol import chunks, limits
+from protocol import limits
 from protocol.errors import ConfigInvalid
-from protocol.plain import counted
+from protocol.policy import chunks
+from protocol.text.plain import counted
 from tests.coordinator.world import clear
 
 NOW = datetime.now(UTC)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from coordinator.store import tables
 from coordinator.transactions import offers, standings, stragglers, tally
 from protocol.ids import NodeId
-from protocol.messages import LeaseRequest
+from protocol.work.messages import LeaseRequest
 from tests.coordinator.world import NOW_MS, World
 
 HISTORY = 5_000

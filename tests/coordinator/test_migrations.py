@@ -21,10 +21,10 @@ from coordinator.store.state import Database, engine
 from coordinator.transactions import standings
 from ledger import store
 from ledger import tables as ledger_tables
-from protocol import names
 from protocol.errors import ConfigInvalid
-from protocol.nicknames import nickname
-from protocol.signing import NodeKey
+from protocol.people import names
+from protocol.people.nicknames import nickname
+from protocol.wire.signing import NodeKey
 from tests.coordinator.old_stores import make_old, rows_of_the_round, schema_of, wipe
 
 AUDIT, TRUST = ("claim_id", "finding", "judged_ms", "fault"), ("owner", "banned_ms", "hard")

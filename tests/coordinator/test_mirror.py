@@ -14,7 +14,7 @@ from tuf.api.metadata import Metadata, Snapshot, Targets, Timestamp
 from coordinator.publishing.mirror import FRESH, IMMUTABLE, Mirror, make_public
 from coordinator.publishing.s3 import Target, target
 from coordinator.publishing.signed_metadata import utc_now
-from protocol.manifest import PolicyManifest, target_path
+from protocol.policy.manifest import PolicyManifest, target_path
 from tests.coordinator.object_store import BUCKET, Store, object_store
 from tests.coordinator.served import serve
 from tests.coordinator.test_publish import Press

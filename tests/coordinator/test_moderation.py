@@ -18,8 +18,8 @@ from coordinator.store.state import Database
 from coordinator.transactions import orders, standings
 from ledger import store
 from protocol.errors import NotAuthorised, NotFound, OwnerBanned
-from protocol.messages import LeaseReply, LeaseRequest
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import LeaseReply, LeaseRequest
 from tests.coordinator.served import Served, serve
 from tests.coordinator.world import World
 from tests.processes.programs import free_address

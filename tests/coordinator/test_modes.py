@@ -9,8 +9,8 @@ from coordinator.service import local_nodes
 from coordinator.service.round import Round
 from coordinator.transactions import registry
 from protocol.errors import ConfigInvalid, NotInvited
-from protocol.messages import Register
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Register
 from tests.coordinator.world import PRICE, World
 
 

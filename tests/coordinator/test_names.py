@@ -14,13 +14,13 @@ from coordinator.reports import moderation, summary
 from coordinator.reports.curves import Branch
 from coordinator.store.tables import nodes
 from coordinator.transactions import naming, owners
-from protocol import names
 from protocol.errors import NotFound
 from protocol.ids import NodeId
-from protocol.messages import HeartbeatReply, Register
-from protocol.nicknames import nickname
-from protocol.owner import Delegation, seal_statement
-from protocol.signing import NodeKey
+from protocol.people import names
+from protocol.people.nicknames import nickname
+from protocol.people.owner import Delegation, seal_statement
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import HeartbeatReply, Register
 from tests.coordinator.counting import counted
 from tests.coordinator.served import Served, serve
 from tests.coordinator.world import World

@@ -11,9 +11,9 @@ from coordinator.store import tables
 from coordinator.store.state import get_fact
 from coordinator.transactions import offers, standings, tally
 from coordinator.transactions.newcomers import IN_LINE_MS, LINE, LINE_MAX
-from protocol.lease import Lease
-from protocol.messages import LeaseRequest
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.messages import LeaseRequest
 from tests.coordinator.test_evaluations import TERMS, finish, half_right, measured, publish, shown
 from tests.coordinator.test_owners import OWNER, delegate
 from tests.coordinator.test_statements import LEASE, counted

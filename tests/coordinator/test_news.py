@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from coordinator.api import nodes
-from protocol import canonical
-from protocol.messages import HeartbeatReply, VersionRequest
-from protocol.signing import NodeKey
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import HeartbeatReply, VersionRequest
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from coordinator.api.http import RETRY_AFTER_S
 from coordinator.store.state import WAITING_MAX
-from protocol import canonical
-from protocol.messages import HeartbeatReply, VersionRequest
+from protocol.wire import canonical
+from protocol.work.messages import HeartbeatReply, VersionRequest
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio

@@ -13,12 +13,13 @@ from typer.testing import CliRunner, Result
 from coordinator.cli import app
 from ledger import store
 from ledger.entry import Pending, Post
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import ERRORS, ConfigInvalid
 from protocol.ids import NodeId
-from protocol.messages import HeartbeatReply, Register
-from protocol.owner import Delegation, PayoutAddress, seal_statement
-from protocol.signing import NodeKey
+from protocol.people.owner import Delegation, PayoutAddress, seal_statement
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import HeartbeatReply, Register
 from swarm_node.cli import app as node_app
 from tests.coordinator.served import Served, serve
 

@@ -12,7 +12,7 @@ from coordinator.transactions import owners, registry, standings
 from coordinator.transactions.orders import Action
 from ledger import store
 from ledger.entry import OwnerAct
-from protocol import chunks, limits
+from protocol import limits
 from protocol.errors import (
     KeyRevoked,
     LeaseClosed,
@@ -25,9 +25,18 @@ from protocol.errors import (
     UnknownOwner,
     WrongAudience,
 )
-from protocol.messages import Register
-from protocol.owner import Delegation, Earnings, PayoutAddress, Revocation, Statement, StatementReply, seal_statement
-from protocol.signing import NodeKey
+from protocol.people.owner import (
+    Delegation,
+    Earnings,
+    PayoutAddress,
+    Revocation,
+    Statement,
+    StatementReply,
+    seal_statement,
+)
+from protocol.policy import chunks
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Register
 from tests.coordinator.world import HONEST_TOKENS, PRICE, ROUND, World, answer, fragment
 
 OWNER, THIEF = NodeKey(b"o" * 32), NodeKey(b"t" * 32)

@@ -13,14 +13,14 @@ from coordinator.store.state import set_fact
 from coordinator.transactions import audits, lottery, standings
 from ledger import store
 from ledger.entry import Pending, Void
-from protocol.auditing import AuditCase, Cases, Explanations, Why
-from protocol.chunks import digest
 from protocol.errors import OwnerBanned
-from protocol.fragment import check_fragments
-from protocol.lease import Lease
-from protocol.messages import Verdict
-from protocol.rollout import RolloutClaim, check_claim
-from protocol.signing import NodeKey, open_envelope
+from protocol.policy.chunks import digest
+from protocol.wire.signing import NodeKey, open_envelope
+from protocol.work.auditing import AuditCase, Cases, Explanations, Why
+from protocol.work.fragment import check_fragments
+from protocol.work.lease import Lease
+from protocol.work.messages import Verdict
+from protocol.work.rollout import RolloutClaim, check_claim
 from tests.coordinator.test_owners import delegate
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World, answer, fragment
 

@@ -22,8 +22,8 @@ from ledger import store
 from ledger.accounts import AccountKind
 from ledger.entry import Paid, Payout
 from protocol.errors import SwarmError
-from protocol.owner import PayoutAddress, seal_statement
-from protocol.signing import NodeKey
+from protocol.people.owner import PayoutAddress, seal_statement
+from protocol.wire.signing import NodeKey
 from tests.coordinator.bank import Bank
 from tests.coordinator.test_payouts import TERMS, owe, owner, publish
 from tests.coordinator.world import NOW_MS, ROUND, World

@@ -35,8 +35,8 @@ from ledger.entry import (
 from ledger.payout_proof import PayoutReply
 from ledger.tree import check_inclusion
 from protocol.errors import NotFound, PayoutFailed, ProofInvalid
-from protocol.owner import PayoutAddress, seal_statement
-from protocol.signing import NodeKey
+from protocol.people.owner import PayoutAddress, seal_statement
+from protocol.wire.signing import NodeKey
 from tests.coordinator.bank import Bank
 from tests.coordinator.test_owners import delegate
 from tests.coordinator.world import NOW_MS, PRICE, ROUND, World

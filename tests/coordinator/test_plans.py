@@ -13,8 +13,8 @@ from coordinator.service.plans import PLANNED_FOR_MS, Plans
 from protocol import limits
 from protocol.errors import UnknownNode
 from protocol.ids import NodeId
-from protocol.messages import FetchPlan, Peer, PlanRequest
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import FetchPlan, Peer, PlanRequest
 from tests.coordinator.served import serve
 
 SEEDER = NodeKey(b"s" * 32).node_id

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from protocol import chunks
 from protocol.ids import ChunkId
-from protocol.manifest import FileEntry, PolicyManifest, target_path
+from protocol.policy import chunks
+from protocol.policy.manifest import FileEntry, PolicyManifest, target_path
 from tests.coordinator.served import SETTINGS, serve
 from tests.safetensors_files import next_file, policy_file
 

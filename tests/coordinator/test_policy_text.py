@@ -7,9 +7,9 @@ import pytest
 from coordinator.tasks.chat import ChatTemplate
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions.prompts import PromptRef
-from protocol.episode import PLAIN
 from protocol.errors import ConfigInvalid
 from protocol.tasks import ChatMessage, Problem, Reward, Spans, task
+from protocol.work.episode import PLAIN
 from tests.coordinator.policy_files import END_TOKEN, VOCABULARY, encode, policy_files
 
 FILES = policy_files()

@@ -13,9 +13,9 @@ from coordinator.service.round import Round
 from coordinator.store.state import Database, engine, get_fact, set_fact
 from ledger import store
 from ledger.prepared import STRAIGHT, say
-from protocol import canonical
 from protocol.errors import ConfigInvalid, MalformedMessage
-from protocol.messages import (
+from protocol.wire import canonical
+from protocol.work.messages import (
     Fetched,
     FetchPlan,
     Heartbeat,

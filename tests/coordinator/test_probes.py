@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from protocol import canonical, limits
-from protocol.probe import DIAL_S, Dial, Dialled, Uploaded
-from protocol.signing import NodeKey
+from protocol import limits
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey
+from protocol.work.probe import DIAL_S, Dial, Dialled, Uploaded
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio

@@ -13,11 +13,12 @@ import pytest
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.transactions import policy_versions
-from protocol import chunks, limits
+from protocol import limits
 from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
-from protocol.learning import Publication, UploadedFile
-from protocol.manifest import FileEntry, PolicyManifest, Sampler, target_path
+from protocol.policy import chunks
+from protocol.policy.manifest import FileEntry, PolicyManifest, Sampler, target_path
+from protocol.work.learning import Publication, UploadedFile
 from tests.coordinator.world import World, manifest
 from tests.safetensors_files import file_of, next_file, policy_file, weights
 
@@ -339,8 +340,8 @@ import os, signal, sys
 from pathlib import Path
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata
-from protocol.learning import Publication
-from protocol.manifest import Sampler
+from protocol.work.learning import Publication
+from protocol.policy.manifest import Sampler
 
 folder, left = Path(sys.argv[1]), int(sys.argv[2])
 publisher = Publisher(

@@ -10,8 +10,8 @@ from coordinator.service.plans import Plans
 from coordinator.transactions.hole_punching import Punching
 from coordinator.transactions.links import VERSIONS_KEPT
 from protocol.ids import NodeId
-from protocol.messages import FetchPlan, Peer, PlanRequest
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import FetchPlan, Peer, PlanRequest
 from tests.coordinator.served import serve
 
 NODES = [NodeKey(bytes([number]) * 32).node_id for number in range(1, 9)]

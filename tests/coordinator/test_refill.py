@@ -9,8 +9,8 @@ from coordinator.config import parse
 from coordinator.reports import summary
 from coordinator.rules.selection import SelectionRules
 from coordinator.store import tables
-from protocol.rollout import pack_tokens
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.rollout import pack_tokens
 from tests.coordinator.world import END, HONEST_TOKENS, World, answer, honest_sample
 
 WRONG = pack_tokens([9, END])

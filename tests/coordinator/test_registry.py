@@ -8,12 +8,13 @@ from coordinator.config import parse
 from coordinator.reports import summary
 from coordinator.store import tables
 from coordinator.transactions import registry
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import AgentTooOld, KeyRevoked, MalformedMessage, NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
-from protocol.messages import Heartbeat, Register, Transfer
-from protocol.owner import Revocation
-from protocol.signing import NodeKey
+from protocol.people.owner import Revocation
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Heartbeat, Register, Transfer
 from tests.coordinator.test_owners import delegate, say
 from tests.coordinator.world import PRICE, World
 

@@ -22,8 +22,8 @@ from coordinator.transactions.leases import latest_batch
 from coordinator.transactions.policy_versions import newest_version
 from ledger import store
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
-from protocol.learning import LearnerState
-from protocol.manifest import target_path
+from protocol.policy.manifest import target_path
+from protocol.work.learning import LearnerState
 from tests.coordinator.policy_files import policy_files
 from tests.coordinator.served import Served, serve
 from tests.safetensors_files import file_of, next_file, policy_file

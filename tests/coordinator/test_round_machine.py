@@ -20,9 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from coordinator.store import tables
 from coordinator.transactions import tally
-from protocol.lease import OPEN, Lease
-from protocol.rollout import unpack_tokens
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import OPEN, Lease
+from protocol.work.rollout import unpack_tokens
 from tests.coordinator.world import MAX_COST, World, answer, fragment
 
 NODES = 3

@@ -14,9 +14,9 @@ from coordinator.cli import app
 from coordinator.commands import samples
 from coordinator.commands.sample_records import SampleFilter, Shown, find
 from protocol.errors import ConfigInvalid, NotFound
-from protocol.learning import TrainingGroup
-from protocol.rollout import Sample, pack_logprobs, pack_tokens
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.learning import TrainingGroup
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens
 from tests.coordinator.served import Served, serve
 from tests.coordinator.world import END, World, answer, clear, honest_sample
 

@@ -8,8 +8,8 @@ import pytest
 from coordinator.reports import health, history
 from coordinator.store import tables
 from coordinator.transactions import reward_columns, scoring
-from protocol.signing import NodeKey
 from protocol.tasks import Reward
+from protocol.wire.signing import NodeKey
 from tests.coordinator.world import END, HONEST_TOKENS, World, answer, rest
 
 GOOD = [Reward(1.0, "ok", {"exact": 1.0}), Reward(0.5, "invalid", {"exact": 0.5})]

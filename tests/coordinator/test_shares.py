@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.store import tables
 from coordinator.transactions import leases, scoring, standings
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
 from tests.coordinator.test_escrow import finish, states
 from tests.coordinator.world import World, answer
 

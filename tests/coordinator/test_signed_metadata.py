@@ -1,7 +1,7 @@
 """The trust repository on disk: whenever the coordinator dies, nodes find a complete and signed set.
 
 - A crash between two writes is made with what really stops a publication there: the next role's key is not to be had.
-- The reader is the nodes' own `protocol.trust.refresh`.
+- The reader is the nodes' own `protocol.policy.trust.refresh`.
 """
 
 import shutil
@@ -13,10 +13,10 @@ import pytest
 
 from coordinator.publishing.role_keys import LEDGER, ROLES
 from coordinator.publishing.signed_metadata import SignedMetadata
-from protocol import trust
 from protocol.errors import ConfigInvalid, MetadataExpired
-from protocol.manifest import target_path
-from protocol.trust import Documents
+from protocol.policy import trust
+from protocol.policy.manifest import target_path
+from protocol.policy.trust import Documents
 from tests.protocol.tuf_repository import converse, manifest_bytes
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -20,7 +20,7 @@ from coordinator.sim.report import draw, figures, text
 from coordinator.sim.scenario import BYTES_PER_MBIT, Admission, Links, Scenario, SimulatedPool, scenario_of
 from coordinator.sim.spread import SimulatedSpread, depths, draw_links
 from coordinator.sim.world import Simulation
-from protocol.chunks import fitting_size
+from protocol.policy.chunks import fitting_size
 
 BOTH: tuple[Admission, ...] = ("visible", "overlap")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rules.lease_allowance import MEASURED_MIN, MISSED_MAX, allowance_after, groups_in_time, wait_ms
-from protocol.lease import LeaseEvent
+from protocol.work.lease import LeaseEvent
 
 MOST = 16
 

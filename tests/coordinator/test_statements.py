@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from coordinator.rules.trust import TrustRules
 from coordinator.store.tables import WAITS, audits
 from coordinator.transactions import checked_rollouts, claims, offers
-from protocol.messages import LeaseRequest
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import LeaseRequest
 from tests.coordinator.world import World, answer
 
 LEASE, ROLLOUT = 21, 22

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from coordinator.store import tables
 from coordinator.transactions import evaluations
 from coordinator.transactions.stragglers import GroupAtWork, choose
-from protocol.lease import Lease
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
 from tests.coordinator.world import HONEST_TOKENS, World, answer, fragment
 
 LATELY: dict[str, Any] = {"missing": 1, "bound": 2, "typical_s": 10.0, "helper_s": 5.0, "now_s": 100.0}

@@ -15,8 +15,10 @@ from aiohttp import ClientResponse
 
 from coordinator.api import learner
 from coordinator.base.files import ArrivingFile
-from protocol import canonical, chunks, limits
-from protocol.learning import KnownUploads, Publication, UploadedFile
+from protocol import limits
+from protocol.policy import chunks
+from protocol.wire import canonical
+from protocol.work.learning import KnownUploads, Publication, UploadedFile
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio

@@ -17,7 +17,7 @@ from ledger.note import NOTE_MAX_BYTES, KeyKind, NoteKey
 from ledger.tables import cosignatures_table
 from ledger.tree import EMPTY_ROOT
 from ledger.witness import CosignatureReply, Cosigned, Witnesses
-from protocol import canonical
+from protocol.wire import canonical
 from tests.coordinator.served import Served, serve
 from tests.ledger import notes
 

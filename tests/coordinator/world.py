@@ -42,24 +42,17 @@ from ledger import tables as ledger_tables
 from ledger.accounts import BUDGET, payable, pending
 from ledger.entry import Deposit
 from ledger.fsck import Difference
-from protocol.auditing import Cases, Judged
-from protocol.chunks import digest
-from protocol.fragment import Fragment, FragmentPart
 from protocol.ids import NodeId
-from protocol.learning import TrainingBatch, UpdateReport
-from protocol.lease import Lease
-from protocol.manifest import PolicyManifest
-from protocol.messages import (
-    LeaseProgressReply,
-    LeaseReply,
-    LeaseRequest,
-    Register,
-    ReturnLeases,
-    Verdict,
-)
-from protocol.rollout import PolicyBounds, RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.signing import NodeKey
+from protocol.policy.chunks import digest
+from protocol.policy.manifest import PolicyManifest
 from protocol.tasks import Reward
+from protocol.wire.signing import NodeKey
+from protocol.work.auditing import Cases, Judged
+from protocol.work.fragment import Fragment, FragmentPart
+from protocol.work.learning import TrainingBatch, UpdateReport
+from protocol.work.lease import Lease
+from protocol.work.messages import LeaseProgressReply, LeaseReply, LeaseRequest, Register, ReturnLeases, Verdict
+from protocol.work.rollout import PolicyBounds, RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
 
 ROUND = "a" * 64
 END = 1

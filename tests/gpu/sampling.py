@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocol.rollout import Completion, pack_tokens, unpack_tokens
+from protocol.work.rollout import Completion, pack_tokens, unpack_tokens
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, SampleRequest
 

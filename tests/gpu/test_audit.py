@@ -12,7 +12,7 @@ from coordinator.audit.scorer import VersionScorer
 from coordinator.rules.calibration import Tolerance, derive
 from coordinator.rules.replay import Prefill, ReplayMeasurement, measure
 from coordinator.rules.verdict import AuditOutcome, judge
-from protocol.rollout import Completion
+from protocol.work.rollout import Completion
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.gpu.sampling import NEW_TOKENS, Leased, leased, sampled
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from protocol import canonical, chunks
+from protocol.policy import chunks
+from protocol.wire import canonical
 from tests import npm
 from tests.processes.programs import PATIENCE_S, Swarm, until
 from tests.processes.rounds import Coordinator, Operator, Settings, operator_of

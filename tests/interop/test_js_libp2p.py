@@ -18,8 +18,8 @@ import trio
 
 from protocol.ids import ChunkId
 from protocol.limits import CHUNK_MAX_BYTES
-from protocol.messages import Peer
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Peer
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.p2p.download import fetch_chunks
 from swarm_node.p2p.noise import WrongPeer

@@ -22,8 +22,10 @@ from ledger.entry import (
     amount,
     parse,
 )
-from protocol import canonical, chunks, limits
+from protocol import limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotCanonical
+from protocol.policy import chunks
+from protocol.wire import canonical
 from tests.ledger.values import (
     appeal,
     batch,

@@ -21,8 +21,9 @@ from ledger.entry import (
     Void,
     amount,
 )
-from protocol import chunks, ids
+from protocol import ids
 from protocol.ids import NodeId
+from protocol.policy import chunks
 
 PRICE_MICROS_PER_MTOK = 3_000_000
 

@@ -22,12 +22,13 @@ import httpx
 import trio
 
 from protocol import limits
-from protocol.chunks import blob_path
 from protocol.errors import PeerFault
-from protocol.frames import Chunk, Have, Want
 from protocol.ids import ChunkId
-from protocol.message import Message
-from protocol.messages import (
+from protocol.policy.chunks import blob_path
+from protocol.wire.frames import Chunk, Have, Want
+from protocol.wire.message import Message
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import (
     Fetched,
     FetchPlan,
     Heartbeat,
@@ -39,7 +40,6 @@ from protocol.messages import (
     TransferReceipt,
     seal_request,
 )
-from protocol.signing import NodeKey
 from swarm_node.p2p.host import Host, open_host
 from swarm_node.p2p.link import Link
 

@@ -10,8 +10,8 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from protocol import canonical
 from protocol.errors import NotFound
+from protocol.wire import canonical
 
 METADATA = "/v1/metadata/"
 

@@ -15,11 +15,13 @@ from typing import TypeVar
 import httpx
 import numpy as np
 
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import NotFound, SwarmError, UnknownNode, Unreachable
-from protocol.lease import Lease
-from protocol.message import Message
-from protocol.messages import (
+from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.messages import (
     Heartbeat,
     HeartbeatReply,
     LeaseReply,
@@ -32,8 +34,7 @@ from protocol.messages import (
     Verdict,
     seal_request,
 )
-from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
-from protocol.signing import NodeKey
+from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
 
 M = TypeVar("M", bound=Message)
 

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from coordinator.learner.client import CoordinatorClient
 from ledger import store
-from protocol.lease import OPEN
+from protocol.work.lease import OPEN
 from tests.processes.programs import PATIENCE_S, Program, Swarm, free_address, script, until
 from tests.safetensors_files import file_of
 

@@ -16,10 +16,10 @@ from coordinator.store import state
 from ledger import store
 from ledger.accounts import OUTSIDE, pending
 from ledger.proof import check_receipt
-from protocol import chunks
 from protocol.errors import NonceReplayed, NotFound
-from protocol.messages import FetchPlan, Heartbeat, HeartbeatReply, PlanRequest, Transfer, Verdict
-from protocol.signing import open_envelope
+from protocol.policy import chunks
+from protocol.wire.signing import open_envelope
+from protocol.work.messages import FetchPlan, Heartbeat, HeartbeatReply, PlanRequest, Transfer, Verdict
 from tests.ledger import postgres
 from tests.processes.light_node import LightNode, at_work
 from tests.processes.programs import PATIENCE_S, Program, Swarm, free_address, said, script, until

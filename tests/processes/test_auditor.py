@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from protocol.auditing import Explanations, Why
 from protocol.errors import OwnerBanned
+from protocol.work.auditing import Explanations, Why
 from tests.processes.light_node import LightNode
 from tests.processes.programs import PATIENCE_S, Program, Swarm, said, script, until
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, node_id_of, operator_of

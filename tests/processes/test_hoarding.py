@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.learning import UpdateReport
+from protocol.work.learning import UpdateReport
 from tests.processes.light_node import LightNode
 from tests.processes.programs import Swarm
 from tests.processes.rounds import Coordinator, Operator, assert_ledger_is_sound, operator_of

@@ -14,13 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from protocol import canonical, chunks, limits
+from protocol import limits
 from protocol.errors import ERRORS, SwarmError
-from protocol.learning import UpdateReport
-from protocol.lease import Lease
-from protocol.message import Message
-from protocol.messages import HeartbeatReply, LeaseRequest, ReturnLeases, Submission, seal_request
-from protocol.rollout import Sample, pack_logprobs
+from protocol.policy import chunks
+from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.work.learning import UpdateReport
+from protocol.work.lease import Lease
+from protocol.work.messages import HeartbeatReply, LeaseRequest, ReturnLeases, Submission, seal_request
+from protocol.work.rollout import Sample, pack_logprobs
 from tests.processes.light_node import LightNode
 from tests.processes.programs import Swarm
 from tests.processes.rounds import Coordinator, Operator, Settings, assert_ledger_is_sound, operator_of

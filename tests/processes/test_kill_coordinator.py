@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from protocol import chunks, limits
+from protocol import limits
 from protocol.errors import SwarmError, Unreachable
-from protocol.learning import TrainingBatch, UpdateReport
-from protocol.signing import open_envelope
+from protocol.policy import chunks
+from protocol.wire.signing import open_envelope
+from protocol.work.learning import TrainingBatch, UpdateReport
 from tests.processes.light_node import Labourer, at_work
 from tests.processes.programs import Swarm, until
 from tests.processes.rounds import Coordinator, Operator, Settings, assert_ledger_is_sound, operator_of

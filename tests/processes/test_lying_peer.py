@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.chunks import blob_path, chunk_id
-from protocol.frames import Chunk, Want
 from protocol.ids import ChunkId
-from protocol.messages import FetchPlan, PlanRequest
+from protocol.policy.chunks import blob_path, chunk_id
+from protocol.wire.frames import Chunk, Want
+from protocol.work.messages import FetchPlan, PlanRequest
 from swarm_node.p2p.host import open_host
 from swarm_node.p2p.link import Link
 from tests.processes.light_node import LightNode

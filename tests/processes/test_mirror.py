@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.chunks import digest
+from protocol.policy.chunks import digest
 from tests.processes.programs import Swarm, until
 from tests.processes.rounds import Coordinator, Settings, held, join, mirror, node_id_of, operator_of, other_weights
 

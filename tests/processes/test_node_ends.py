@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from protocol.lease import OPEN
+from protocol.work.lease import OPEN
 from tests.processes.light_node import LightNode
 from tests.processes.programs import ENDS_WITHIN_S, Program, Swarm, until
 from tests.processes.rounds import (

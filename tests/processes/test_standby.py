@@ -25,8 +25,8 @@ from ledger import proof, store
 from ledger.checkpoint import Checkpoint
 from ledger.gaps import Keys
 from protocol.errors import SwarmError
-from protocol.learning import UpdateReport
-from protocol.messages import Verdict
+from protocol.work.learning import UpdateReport
+from protocol.work.messages import Verdict
 from tests.processes.light_node import Labourer, at_work
 from tests.processes.programs import Program, Swarm, said, script, until
 from tests.processes.rounds import NOBODY_LEARNS, Coordinator, Settings, assert_ledger_is_sound, operator_of

@@ -10,7 +10,7 @@ import pytest
 from tuf.api.metadata import Metadata, Timestamp
 
 from coordinator.publishing.signed_metadata import SignedMetadata
-from protocol.manifest import target_path
+from protocol.policy.manifest import target_path
 from tests.processes.impostor import Impostor
 from tests.processes.programs import Program, Swarm, until
 from tests.processes.rounds import Coordinator, Operator, Settings, join, operator_of

@@ -14,10 +14,10 @@ import pytest
 
 from ledger import tiles
 from ledger.entry import AppealEntry, Entry, RulingEntry, VerdictEntry, parse
-from protocol.auditing import Explanation, Explanations, Why
-from protocol.chunks import digest
-from protocol.lease import Lease
-from protocol.rollout import pack_tokens
+from protocol.policy.chunks import digest
+from protocol.work.auditing import Explanation, Explanations, Why
+from protocol.work.lease import Lease
+from protocol.work.rollout import pack_tokens
 from swarm_node.coordinator_api.join_string import parse as parse_join
 from swarm_node.coordinator_api.join_string import round_folder
 from swarm_node.keys import identity

@@ -18,8 +18,8 @@ from coordinator.cli import app
 from coordinator.publishing.role_keys import RoleKeys
 from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol.errors import ConfigInvalid, SwarmError
-from protocol.manifest import target_path
-from protocol.signing import NodeKey
+from protocol.policy.manifest import target_path
+from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.origins import Origins
 from swarm_node.versions.updater import Updater

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from protocol import adapter
+from protocol.policy import adapter
 
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NonFiniteNumber, NotCanonical, SwarmError
+from protocol.wire import canonical
 
 scalars = st.one_of(
     st.none(),

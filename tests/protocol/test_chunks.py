@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chunks import blob_path, chunk_id, digest, fitting_size, split, verify
 from protocol.errors import ChunkMismatch
 from protocol.ids import ChunkId
 from protocol.limits import KIB, MIB
+from protocol.policy.chunks import blob_path, chunk_id, digest, fitting_size, split, verify
 
 C = 8
 

@@ -10,10 +10,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import delta, limits
-from protocol.chunks import digest
+from protocol import limits
 from protocol.errors import PatchInvalid
-from protocol.tensors import header_of, layout
+from protocol.policy import delta
+from protocol.policy.chunks import digest
+from protocol.policy.tensors import header_of, layout
 from tests.safetensors_files import file_of, next_file, nudged, policy_file, raw_file, weights
 
 BASE = policy_file()

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import canonical
 from protocol.errors import ERRORS, LeaseClosed, SwarmError, named
+from protocol.wire import canonical
 
 
 def test_no_two_errors_share_a_code() -> None:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import exchange, limits
-from protocol.chunks import chunk_id
+from protocol import limits
 from protocol.errors import ERRORS, PeerFault
-from protocol.exchange import (
+from protocol.ids import ChunkId
+from protocol.policy.chunks import chunk_id
+from protocol.wire import exchange
+from protocol.wire.exchange import (
     REQUESTER,
     RESPONDER,
     TRANSITIONS,
@@ -26,7 +28,7 @@ from protocol.exchange import (
     WantRefused,
     WrongRole,
 )
-from protocol.frames import (
+from protocol.wire.frames import (
     Bye,
     Cancel,
     Chunk,
@@ -41,7 +43,6 @@ from protocol.frames import (
     Want,
     encode,
 )
-from protocol.ids import ChunkId
 
 A, B = chunk_id(b"a"), chunk_id(b"b")
 HEADER_BYTES = 5

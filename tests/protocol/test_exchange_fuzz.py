@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import limits
-from protocol.chunks import chunk_id
 from protocol.errors import PeerFault
-from protocol.exchange import Requester, Responder
-from protocol.frames import Bye, Cancel, Chunk, Farewell, FrameReader, Have, Reason, Reject, Want, encode
 from protocol.ids import ChunkId
+from protocol.policy.chunks import chunk_id
+from protocol.wire.exchange import Requester, Responder
+from protocol.wire.frames import Bye, Cancel, Chunk, Farewell, FrameReader, Have, Reason, Reject, Want, encode
 
 CAP_BYTES = 64
 """The largest chunk that the requester expects."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protocol import ids
 from protocol.errors import MalformedMessage
 from protocol.ids import NodeId
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
 
 keys = st.binary(min_size=32, max_size=32)
 

@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import MalformedMessage, NonFiniteNumber, SwarmError
-from protocol.learning import LearnerProgress, Publication, TrainingBatch, TrainingGroup, TrainingSample, UpdateReport
-from protocol.message import Message
+from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.work.learning import (
+    LearnerProgress,
+    Publication,
+    TrainingBatch,
+    TrainingGroup,
+    TrainingSample,
+    UpdateReport,
+)
 
 UPLOAD = {"path": "model.safetensors", "digest": "d" * 64}
 GOOD: dict[type[Message], dict[str, Any]] = {

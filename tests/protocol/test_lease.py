@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.lease import OPEN, TRANSITIONS, LeaseEvent, LeaseState
+from protocol.work.lease import OPEN, TRANSITIONS, LeaseEvent, LeaseState
 
 ENDS = set(LeaseState) - set(OPEN)
 WORDS = {LeaseEvent.HOLD, LeaseEvent.BEGIN}

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import canonical, limits
-from protocol.chunks import chunk_id, digest, split
+from protocol import limits
 from protocol.errors import MalformedMessage, ManifestInvalid, MessageTooLarge, SwarmError
-from protocol.manifest import FileEntry, PolicyManifest, Sampler, open_manifest, target_path, version_of
+from protocol.policy.chunks import chunk_id, digest, split
+from protocol.policy.manifest import FileEntry, PolicyManifest, Sampler, open_manifest, target_path, version_of
+from protocol.wire import canonical
 
 ROUND = "a" * 64
 C = 1024

@@ -9,9 +9,10 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import SwarmError
-from protocol.manifest import open_manifest
+from protocol.policy.manifest import open_manifest
+from protocol.wire import canonical
 from tests.protocol.test_manifest import FILE, GOOD, ROUND, C
 
 SOUND = canonical.encode(GOOD)

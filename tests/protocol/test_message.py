@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotCanonical, SwarmError
-from protocol.message import Message
-from protocol.messages import Verdict
+from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.work.messages import Verdict
 
 
 class Part(Message):

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import canonical, generation, limits
+from protocol import limits
 from protocol.errors import BadSignature, MalformedMessage, RequestExpired, SwarmError, WrongAudience
-from protocol.message import Message
-from protocol.messages import (
+from protocol.wire import canonical, generation
+from protocol.wire.message import Message
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import (
     FetchPlan,
     Heartbeat,
     LeaseRequest,
@@ -22,7 +24,6 @@ from protocol.messages import (
     open_request,
     seal_request,
 )
-from protocol.signing import NodeKey
 
 KEY = NodeKey(b"n" * 32)
 ROUND, OTHER_ROUND = "a" * 64, "b" * 64

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol import names
 from protocol.ids import NodeId
 from protocol.limits import NAME_MAX_CHARS
-from protocol.nicknames import CREATURES, QUALITIES, nickname
-from protocol.signing import NodeKey
+from protocol.people import names
+from protocol.people.nicknames import CREATURES, QUALITIES, nickname
+from protocol.wire.signing import NodeKey
 
 NODE, OTHER = NodeKey(b"1" * 32).node_id, NodeKey(b"2" * 32).node_id
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.nicknames import CREATURES, QUALITIES, nickname
-from protocol.signing import NodeKey
+from protocol.people.nicknames import CREATURES, QUALITIES, nickname
+from protocol.wire.signing import NodeKey
 
 GOLDEN = {
     NodeKey(bytes(32)).node_id: "sober-adder-379",

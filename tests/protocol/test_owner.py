@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import BadSignature, MalformedMessage, MessageTooLarge, SwarmError
-from protocol.owner import (
+from protocol.people.owner import (
     Delegation,
     Earnings,
     NodeEarnings,
@@ -22,7 +22,8 @@ from protocol.owner import (
     payee_bytes,
     seal_statement,
 )
-from protocol.signing import Envelope, NodeKey
+from protocol.wire import canonical
+from protocol.wire.signing import Envelope, NodeKey
 
 OWNER, NODE = NodeKey(b"o" * 32), NodeKey(b"n" * 32).node_id
 ROUND = "a" * 64

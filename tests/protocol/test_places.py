@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.places import neighbourhood
+from protocol.people.addresses import neighbourhood
 
 
 @pytest.mark.parametrize(

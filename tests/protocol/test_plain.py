@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.plain import counted, plural
+from protocol.text.plain import counted, plural
 
 
 @pytest.mark.parametrize(("count", "word"), [(0, "nodes"), (1, "node"), (2, "nodes"), (1001, "nodes")])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from protocol.policy_config import require_borne_out, require_layers, require_plain
+from protocol.policy.model_config import require_borne_out, require_layers, require_plain
 
 KERNEL = "kernels-community/flash-attn2@main:run"
 

@@ -4,8 +4,8 @@ import pytest
 
 from protocol import limits
 from protocol.errors import ManifestInvalid
-from protocol.manifest import FileEntry, Patch, PolicyManifest, Sampler
-from protocol.policy_folder import kind_of, require_files
+from protocol.policy.folder import kind_of, require_files
+from protocol.policy.manifest import FileEntry, Patch, PolicyManifest, Sampler
 
 CHUNK = limits.MIB
 

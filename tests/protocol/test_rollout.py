@@ -8,11 +8,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol import canonical, limits
-from protocol.episode import Episode
+from protocol import limits
 from protocol.errors import LeaseMismatch, LogprobsInvalid, MalformedMessage, TokensInvalid
-from protocol.lease import Lease, Prefix
-from protocol.rollout import (
+from protocol.wire import canonical
+from protocol.work.episode import Episode
+from protocol.work.lease import Lease, Prefix
+from protocol.work.rollout import (
     PolicyBounds,
     RolloutClaim,
     Sample,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import NonFiniteNumber
-from protocol.sampling import SEED_MAX, pick, uniform_table, uniforms
+from protocol.work.sampling import SEED_MAX, pick, uniform_table, uniforms
 
 JUST_BELOW_ONE = 1 - 2.0**-53
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from protocol import ids, limits
 from protocol.errors import BadSignature, MalformedMessage, MessageTooLarge, SwarmError
 from protocol.ids import NodeId
-from protocol.signing import Envelope, NodeKey, Signed, open_envelope
+from protocol.wire.signing import Envelope, NodeKey, Signed, open_envelope
 
 KEY, OTHER = NodeKey(b"a" * 32), NodeKey(b"b" * 32)
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.episode import PLAIN, Episode, Framing
 from protocol.errors import (
     EnvironmentFailed,
     EpisodeCutShort,
@@ -22,11 +21,12 @@ from protocol.errors import (
     TokensInvalid,
     UnknownEnvironment,
 )
-from protocol.fragment import Fragment, FragmentPart, check_fragment
-from protocol.lease import Lease
-from protocol.rollout import PolicyBounds, RolloutClaim, Sample, check_claim, pack_logprobs, pack_tokens
 from protocol.tasks import chance, environments
-from protocol.transcript import Player, prompt, replay
+from protocol.work.episode import PLAIN, Episode, Framing
+from protocol.work.fragment import Fragment, FragmentPart, check_fragment
+from protocol.work.lease import Lease
+from protocol.work.rollout import PolicyBounds, RolloutClaim, Sample, check_claim, pack_logprobs, pack_tokens
+from protocol.work.transcript import Player, prompt, replay
 
 ROUND = "a" * 64
 START, END = 256, 257

@@ -9,15 +9,16 @@ import json
 import pytest
 from tuf.api.metadata import MetaFile
 
-from protocol import limits, trust
+from protocol import limits
 from protocol.errors import (
     MetadataExpired,
     RolledBack,
     UntrustedMetadata,
     UntrustedRoot,
 )
-from protocol.manifest import target_path
-from protocol.trust import Documents
+from protocol.policy import trust
+from protocol.policy.manifest import target_path
+from protocol.policy.trust import Documents
 from tests.protocol.tuf_repository import DAY, HOUR, NOW, ROLES, YEAR, Repository, Seen, refused, signer
 
 

@@ -6,14 +6,15 @@ import pytest
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import MetaFile, TargetFile
 
-from protocol import limits, trust
+from protocol import limits
 from protocol.errors import (
     ManifestInvalid,
     RolledBack,
     SwarmError,
     UntrustedMetadata,
 )
-from protocol.manifest import target_path
+from protocol.policy import trust
+from protocol.policy.manifest import target_path
 from tests.protocol.tuf_repository import DAY, NOW, ROLES, Repository, Seen, manifest_bytes, refused, signer
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocol.errors import (
     SwarmError,
 )
-from protocol.manifest import target_path
+from protocol.policy.manifest import target_path
 from tests.protocol.tuf_repository import Repository, Seen, two_versions
 
 DOCUMENTS = ["2.root.json", "timestamp.json", "4.snapshot.json", "4.targets.json", target_path(3)]

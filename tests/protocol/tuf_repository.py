@@ -13,10 +13,11 @@ import pytest
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
-from protocol import limits, trust
+from protocol import limits
 from protocol.errors import SwarmError
-from protocol.manifest import PolicyManifest, target_path
-from protocol.trust import Conversation, Documents, Refreshed, WantedDocument
+from protocol.policy import trust
+from protocol.policy.manifest import PolicyManifest, target_path
+from protocol.policy.trust import Conversation, Documents, Refreshed, WantedDocument
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, DAY, YEAR = timedelta(hours=1), timedelta(days=1), timedelta(days=365)

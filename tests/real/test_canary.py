@@ -14,8 +14,8 @@ from gguf.quants import dequantize, quantize
 
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from protocol.canary import FILE_NAME, TOKENS, Canary
 from protocol.errors import EngineFailed
+from protocol.policy.canary import FILE_NAME, TOKENS, Canary
 from swarm_node.engine import canary
 from swarm_node.engine.torch.generic import Generic
 from tests.real.smollm2 import COPY_OF_THE_GGUF

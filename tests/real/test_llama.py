@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import EngineFailed
-from protocol.rollout import unpack_logprobs, unpack_tokens
+from protocol.work.rollout import unpack_logprobs, unpack_tokens
 from swarm_node.engine.llama.engine import LlamaEngine
 from tests.swarm_node.engine.asking import asked, sample
 

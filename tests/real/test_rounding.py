@@ -19,7 +19,7 @@ from coordinator.audit.scorer import VersionScorer
 from coordinator.rules.calibration import Tolerance, derive
 from coordinator.rules.replay import Prefill, ReplayMeasurement, measure
 from coordinator.rules.verdict import AuditOutcome, judge
-from protocol.rollout import Completion, PolicyBounds, end_tokens, pack_tokens, unpack_tokens
+from protocol.work.rollout import Completion, PolicyBounds, end_tokens, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 

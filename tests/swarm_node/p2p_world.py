@@ -11,11 +11,11 @@ from random import Random
 
 import trio
 
-from protocol.chunks import chunk_id, digest, split
-from protocol.frames import Want
 from protocol.ids import ChunkId
-from protocol.manifest import FileEntry, PolicyManifest, Sampler
-from protocol.messages import FetchPlan, Peer
+from protocol.policy.chunks import chunk_id, digest, split
+from protocol.policy.manifest import FileEntry, PolicyManifest, Sampler
+from protocol.wire.frames import Want
+from protocol.work.messages import FetchPlan, Peer
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.download import AnotherPlan, DownloadProgress, FetchReport, FetchRules, Origin, fetch_chunks

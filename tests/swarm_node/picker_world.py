@@ -2,8 +2,8 @@
 
 from random import Random
 
-from protocol.chunks import chunk_id
 from protocol.ids import ChunkId
+from protocol.policy.chunks import chunk_id
 from swarm_node.picker.picker import Ask, Picker, TakeBack
 from swarm_node.picker.rules import PickerRules, PlanPace
 from swarm_node.picker.sources import ORIGIN, ChunkSource

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from protocol.errors import ConfigInvalid
-from protocol.places import host_and_port, neighbourhood
+from protocol.people.addresses import host_and_port, neighbourhood
 from swarm_node.p2p.host import open_host
 from swarm_node.p2p.link import Link
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, key, node

@@ -12,9 +12,9 @@ from trio.testing import MockClock
 
 from protocol.errors import Unreachable
 from protocol.ids import ChunkId
-from protocol.manifest import PolicyManifest
-from protocol.messages import FetchPlan, Peer, PlanRequest
-from protocol.signing import NodeKey
+from protocol.policy.manifest import PolicyManifest
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import FetchPlan, Peer, PlanRequest
 from swarm_node.p2p.another_plan import FIRST_S, LONGEST_S, ask_while_alone, pauses_s
 from swarm_node.p2p.download import DownloadProgress
 from swarm_node.p2p.serve import ChunkServer, ServeLimits

@@ -9,9 +9,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol import canonical
 from protocol.errors import MalformedMessage, Overloaded, Unreachable
-from protocol.messages import (
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
@@ -20,7 +21,6 @@ from protocol.messages import (
     Verdict,
     VersionRequest,
 )
-from protocol.signing import NodeKey
 from swarm_node.coordinator_api.client import RETRY_AFTER_MAX_S, TIMEOUT, Coordinator, offset_s
 from tests.swarm_node.web import Handler, Web, web
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.chunks import chunk_id, digest, split
 from protocol.errors import DiskFull, ManifestInvalid, UnknownChunk
-from protocol.manifest import FileEntry
+from protocol.policy.chunks import chunk_id, digest, split
+from protocol.policy.manifest import FileEntry
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.versions.assemble import assemble, find, folder_of, prune
 from tests.swarm_node.p2p_world import manifest_of

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol import delta
-from protocol.chunks import chunk_id, digest, split
 from protocol.errors import ManifestInvalid, PatchInvalid, UnknownChunk
 from protocol.ids import ChunkId
-from protocol.manifest import FileEntry, Patch, PolicyManifest
+from protocol.policy import delta
+from protocol.policy.chunks import chunk_id, digest, split
+from protocol.policy.manifest import FileEntry, Patch, PolicyManifest
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.versions.assemble import assemble, find, held, prune, restock
 from tests.safetensors_files import next_file, policy_file
@@ -220,7 +220,7 @@ def test_a_missing_chunk_of_a_patch_leaves_no_folder(line: Line) -> None:
 BUILDER = """
 import sys
 from pathlib import Path
-from protocol.manifest import PolicyManifest
+from protocol.policy.manifest import PolicyManifest
 from swarm_node import assemble
 from swarm_node.chunks.blobs import BlobStore
 

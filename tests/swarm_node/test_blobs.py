@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.chunks import blob_path, chunk_id
 from protocol.errors import ChunkMismatch, DiskFull, UnknownChunk
 from protocol.ids import ChunkId
+from protocol.policy.chunks import blob_path, chunk_id
 from swarm_node.base.disk import DiskFailed
 from swarm_node.chunks.blobs import BlobStore
 
@@ -105,7 +105,7 @@ def test_a_file_size_limit_counts_as_a_full_disk(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from protocol.chunks import chunk_id
+from protocol.policy.chunks import chunk_id
 from protocol.errors import DiskFull
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.base.disk import DiskFailed

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from protocol import canonical
 from protocol.errors import ProofInvalid
+from protocol.wire import canonical
 from swarm_node.cli import app
 
 JOIN_STRING = f"http://127.0.0.1:9#{'a' * 64}"

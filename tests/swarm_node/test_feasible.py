@@ -1,7 +1,7 @@
 """Which leases are begun."""
 
-from protocol.lease import Lease, Prefix
-from protocol.rollout import pack_tokens
+from protocol.work.lease import Lease, Prefix
+from protocol.work.rollout import pack_tokens
 from swarm_node.work.lease_pacing import NodePace, sort_out
 
 NOW_MS = 1_000_000

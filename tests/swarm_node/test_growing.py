@@ -8,9 +8,9 @@ from random import Random
 import pytest
 import trio
 
-from protocol.chunks import chunk_id, digest, split
 from protocol.errors import DiskFull, ManifestInvalid, UnknownChunk
 from protocol.ids import ChunkId
+from protocol.policy.chunks import chunk_id, digest, split
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.chunks.growing import GrowingFile

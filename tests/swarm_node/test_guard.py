@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.ids import LeaseId
-from protocol.messages import Verdict
+from protocol.work.messages import Verdict
 from swarm_node.work.sender import LATE_MAX, REJECTIONS_MAX, Guard, RejectedTooOften
 
 pytestmark = pytest.mark.trio

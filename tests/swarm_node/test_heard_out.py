@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from protocol.errors import Unreachable
-from protocol.messages import LeaseReply, LeaseRequest
+from protocol.work.messages import LeaseReply, LeaseRequest
 from swarm_node.base.waiting import heard_out
 from swarm_node.work.worker import LAST_WORD_S
 from tests.swarm_node.worker_world import World

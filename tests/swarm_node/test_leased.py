@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, DiskFull, LeaseClosed, SwarmError
-from protocol.lease import Lease
-from protocol.rollout import pack_tokens
+from protocol.policy.chunks import digest
+from protocol.work.lease import Lease
+from protocol.work.rollout import pack_tokens
 from swarm_node.work import lease_log
 from swarm_node.work.lease_log import Leased
 from tests.swarm_node.worker_world import World

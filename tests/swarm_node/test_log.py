@@ -17,7 +17,6 @@ from ledger.entry import Entry
 from ledger.note import KeyKind, NoteKey
 from ledger.proof import Fork, LedgerReceipt
 from ledger.witness import Witnesses
-from protocol import chunks, trust
 from protocol.errors import (
     CheckpointInvalid,
     MalformedMessage,
@@ -29,7 +28,8 @@ from protocol.errors import (
     UntrustedRoot,
 )
 from protocol.ids import NodeId
-from protocol.signing import NodeKey
+from protocol.policy import chunks, trust
+from protocol.wire.signing import NodeKey
 from swarm_node.ledger import receipts
 from swarm_node.ledger.log_reader import Folder, LogReader, Saving
 from swarm_node.ledger.log_verify import Verified, verify

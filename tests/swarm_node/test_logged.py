@@ -12,9 +12,9 @@ from ledger import tiles
 from ledger.entry import Entry, VerdictEntry
 from ledger.proof import LedgerReceipt
 from ledger.tiles import TILE_HASHES, Tile, tile_of
-from protocol import chunks
-from protocol.auditing import Explanation, Explanations
 from protocol.errors import LedgerForked, NotFound, ProofInvalid, SwarmError
+from protocol.policy import chunks
+from protocol.work.auditing import Explanation, Explanations
 from swarm_node.commands import why
 from swarm_node.ledger import ledger_check
 from swarm_node.ledger.ledger_check import Logged

@@ -16,8 +16,8 @@ from ledger.checkpoint import Checkpoint, sign
 from ledger.entry import Root
 from ledger.note import NoteKey
 from ledger.witness import Witnesses
-from protocol import chunks
 from protocol.errors import CheckpointInvalid, ProofInvalid, RolledBack, UntrustedMetadata
+from protocol.policy import chunks
 from swarm_node.cli import app
 from swarm_node.ledger.log_reader import Folder, LogReader, Saving
 from swarm_node.ledger.log_verify import PATIENCE_S, Verified, verify

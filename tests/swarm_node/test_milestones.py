@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from protocol import limits
-from protocol.messages import Reached
+from protocol.work.messages import Reached
 from swarm_node.versions.milestones import Milestones
 
 pytestmark = pytest.mark.trio

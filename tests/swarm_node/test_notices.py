@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigInvalid
-from protocol.owner import Delegation, Earnings, NodeEarnings, Revocation, seal_statement
-from protocol.signing import NodeKey
+from protocol.people.owner import Delegation, Earnings, NodeEarnings, Revocation, seal_statement
+from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.keys import delegation
 from swarm_node.ledger.notices import Notices

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from protocol.chunks import chunk_id
 from protocol.errors import ChunkMismatch, MessageTooLarge, SwarmError, UnknownChunk, Unreachable
-from protocol.message import Message
-from protocol.origin import OriginList, chunk_path
+from protocol.policy.chunks import chunk_id
+from protocol.policy.origin import OriginList, chunk_path
+from protocol.wire.message import Message
 from swarm_node.coordinator_api.addresses import is_public, resolve
 from swarm_node.coordinator_api.origin import Origin, Patience, open_origin
 from tests.swarm_node import web as manners

@@ -7,12 +7,12 @@ from random import Random
 import pytest
 import trio
 
-from protocol.chunks import chunk_id
 from protocol.errors import UnknownChunk, Unreachable
 from protocol.ids import ChunkId
-from protocol.manifest import PolicyManifest
-from protocol.origin import OriginList, chunk_path
-from protocol.signing import NodeKey
+from protocol.policy.chunks import chunk_id
+from protocol.policy.manifest import PolicyManifest
+from protocol.policy.origin import OriginList, chunk_path
+from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.origin import Patience
 from swarm_node.coordinator_api.origins import PAUSE_S, Origins, open_origins

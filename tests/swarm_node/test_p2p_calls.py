@@ -24,8 +24,8 @@ from multiaddr import Multiaddr
 from trio.testing import wait_all_tasks_blocked
 
 from protocol.ids import NodeId
-from protocol.messages import Peer
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Peer
 from swarm_node.p2p.download import NoSource
 from swarm_node.p2p.host import Host, HostSettings
 from swarm_node.p2p.link import PeerStalled

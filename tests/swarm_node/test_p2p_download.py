@@ -13,11 +13,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from protocol.chunks import chunk_id
 from protocol.errors import DiskFull
-from protocol.frames import Chunk, Reason, Reject, Want, encode
 from protocol.ids import ChunkId
-from protocol.messages import Peer
+from protocol.policy.chunks import chunk_id
+from protocol.wire.frames import Chunk, Reason, Reject, Want, encode
+from protocol.work.messages import Peer
 from swarm_node.base.disk import DiskFailed
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from protocol.errors import PeerFault
-from protocol.frames import Bye, Farewell
+from protocol.wire.frames import Bye, Farewell
 from swarm_node.p2p.host import Host, HostSettings
 from swarm_node.p2p.link import Link
 from swarm_node.seed import SETTINGS as SEEDER

@@ -27,9 +27,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from protocol import limits
 from protocol.errors import ConfigInvalid, PeerFault
-from protocol.frames import Bye, Farewell, Want
 from protocol.ids import ChunkId
-from protocol.signing import NodeKey
+from protocol.wire.frames import Bye, Farewell, Want
+from protocol.wire.signing import NodeKey
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol import chunks
-from protocol.chunks import chunk_id
 from protocol.errors import UnknownChunk, Unreachable
 from protocol.ids import ChunkId
+from protocol.policy import chunks
+from protocol.policy.chunks import chunk_id
 from swarm_node.p2p.download import NoSource, Origin
 from tests.swarm_node.p2p_world import (
     QUICK,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.chunks import chunk_id
 from protocol.errors import DiskFull
-from protocol.frames import Bye, Chunk, Farewell, Want, encode
 from protocol.ids import ChunkId
+from protocol.policy.chunks import chunk_id
+from protocol.wire.frames import Bye, Chunk, Farewell, Want, encode
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Lied, Outcome, Parted, Upstream, UpstreamFailed
 from swarm_node.p2p.link import Link

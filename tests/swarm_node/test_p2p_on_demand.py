@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from protocol.messages import FetchPlan, Peer
+from protocol.work.messages import FetchPlan, Peer
 from swarm_node.p2p.link import Link
 from tests.swarm_node.p2p_world import (
     PATIENT_SECONDS,

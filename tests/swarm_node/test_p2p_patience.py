@@ -11,10 +11,10 @@ import trio
 from libp2p.abc import INetStream
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.frames import Chunk, Farewell, Have, Message, Reason, Reject, Want
 from protocol.ids import ChunkId, NodeId
-from protocol.messages import Peer
-from protocol.signing import NodeKey
+from protocol.wire.frames import Chunk, Farewell, Have, Message, Reason, Reject, Want
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Peer
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.fetch import ChunkRefused, Deadlines, Delivered, Outcome, Upstream, UpstreamFailed

@@ -12,8 +12,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from protocol import limits
-from protocol.messages import Peer
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import Peer
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.punch import PunchBudget, ReachReport
 from tests.swarm_node.p2p_world import (

@@ -10,10 +10,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol import limits
-from protocol.chunks import chunk_id
-from protocol.exchange import Requester
-from protocol.frames import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
 from protocol.ids import ChunkId, NodeId
+from protocol.policy.chunks import chunk_id
+from protocol.wire.exchange import Requester
+from protocol.wire.frames import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
 from swarm_node.allowance.upload_counter import UploadCounter
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.frames import Chunk, Message, Reason, Reject, Want
 from protocol.ids import ChunkId
+from protocol.wire.frames import Chunk, Message, Reason, Reject, Want
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host

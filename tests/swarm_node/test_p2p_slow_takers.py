@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from protocol import limits
-from protocol.frames import Cancel, Chunk, Message, Want
+from protocol.wire.frames import Cancel, Chunk, Message, Want
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.serve import ChunkServer, ServeLimits

@@ -18,9 +18,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from protocol.chunks import chunk_id
 from protocol.errors import PeerFault
-from protocol.frames import Chunk, Want
+from protocol.policy.chunks import chunk_id
+from protocol.wire.frames import Chunk, Want
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.noise import NoiseSession

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.frames import Farewell
+from protocol.wire.frames import Farewell
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.serve import ChunkServer

@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock
 
 from protocol import limits
-from protocol.chunks import chunk_id
-from protocol.frames import Cancel, Chunk, Farewell, FrameReader, Message, Want
 from protocol.ids import ChunkId, NodeId
+from protocol.policy.chunks import chunk_id
+from protocol.wire.frames import Cancel, Chunk, Farewell, FrameReader, Message, Want
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.p2p.link import Link, PeerStalled
 from swarm_node.p2p.serve import ChunkServer, ServeLimits

@@ -9,8 +9,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from protocol import limits
-from protocol.frames import Cancel, Chunk, Reason, Reject, Want
 from protocol.ids import ChunkId
+from protocol.wire.frames import Cancel, Chunk, Reason, Reject, Want
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.serve import ChunkServer, ServeLimits

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.chunks import chunk_id
-from protocol.frames import Reason
 from protocol.ids import ChunkId
+from protocol.policy.chunks import chunk_id
+from protocol.wire.frames import Reason
 from swarm_node.picker.picker import Ask, Picker, TakeBack
 from swarm_node.picker.rules import PlanPace
 from swarm_node.picker.sources import ChunkSource

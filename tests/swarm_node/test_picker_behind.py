@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from protocol.chunks import chunk_id
+from protocol.policy.chunks import chunk_id
 from swarm_node.picker.picker import Picker
 from swarm_node.picker.rules import PlanPace
 from swarm_node.picker.sources import ChunkSource

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from protocol import limits
-from protocol.frames import Have, Reason, Reject, Want
 from protocol.ids import ChunkId
+from protocol.wire.frames import Have, Reason, Reject, Want
 from swarm_node.p2p.link import Link
 from swarm_node.picker.picker import Ask, Picker, TakeBack
 from swarm_node.picker.rules import PlanPace

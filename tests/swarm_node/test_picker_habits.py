@@ -13,9 +13,9 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from protocol.chunks import chunk_id
-from protocol.frames import Reason
 from protocol.ids import ChunkId
+from protocol.policy.chunks import chunk_id
+from protocol.wire.frames import Reason
 from swarm_node.picker.picker import Ask, Picker
 from swarm_node.picker.rules import PlanPace
 from swarm_node.picker.sources import ChunkSource

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.chunks import chunk_id
+from protocol.policy.chunks import chunk_id
 from swarm_node.picker.picker import Ask, Picker
 from swarm_node.picker.rules import PlanPace
 from tests.swarm_node.picker_world import PEER_A, PEER_C, RULES, SEEDER, STRIPES, asked_of, picker_for, taken_back_from

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from protocol.chunks import chunk_id
-from protocol.frames import Reason
+from protocol.policy.chunks import chunk_id
+from protocol.wire.frames import Reason
 from swarm_node.picker.picker import Ask, Picker, TakeBack
 from tests.swarm_node.picker_world import CHUNKS, HTTP, PEER_A, PEER_C, RULES, asked_of, picker_for
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.chunks import chunk_id
-from protocol.frames import Reason
 from protocol.ids import ChunkId
+from protocol.policy.chunks import chunk_id
+from protocol.wire.frames import Reason
 from swarm_node.picker.picker import Ask, Picker, TakeBack
 from swarm_node.picker.rules import PlanPace
 from swarm_node.picker.sources import ChunkSource

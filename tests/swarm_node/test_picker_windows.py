@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.chunks import chunk_id
+from protocol.policy.chunks import chunk_id
 from swarm_node.picker.sources import ChunkSource
 from tests.swarm_node.picker_world import CHUNKS, PEER_A, PEER_C, RULES, SEEDER, STRIPES, asked_of, picker_for
 

@@ -13,12 +13,12 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from protocol import limits
-from protocol.chunks import chunk_id
 from protocol.errors import NotFound, RequestExpired, SwarmError, UnknownNode, Unreachable, UntrustedMetadata
 from protocol.ids import ChunkId
-from protocol.manifest import FileEntry, PolicyManifest
-from protocol.messages import FetchPlan, Peer, PlanRequest, TransferReceipt
-from protocol.signing import NodeKey
+from protocol.policy.chunks import chunk_id
+from protocol.policy.manifest import FileEntry, PolicyManifest
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import FetchPlan, Peer, PlanRequest, TransferReceipt
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host

@@ -18,7 +18,7 @@ from protocol.errors import (
     SwarmError,
     Unreachable,
 )
-from protocol.messages import Heartbeat, HeartbeatReply, Register, Transfer, VersionRequest
+from protocol.work.messages import Heartbeat, HeartbeatReply, Register, Transfer, VersionRequest
 from swarm_node.work.activity import Phase
 from swarm_node.work.pulse import Pulse
 

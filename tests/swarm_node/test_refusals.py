@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from protocol import canonical, evidence
-from protocol.auditing import Explanation, Explanations
 from protocol.errors import DiskFull, LeaseClosed, NonceReplayed, Overloaded, SwarmError, TokensInvalid
-from protocol.evidence import RejectionEvidence
 from protocol.ids import LeaseId
-from protocol.messages import Submission, SubmissionReply, Verdict
-from protocol.signing import NodeKey
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey
+from protocol.work import evidence
+from protocol.work.auditing import Explanation, Explanations
+from protocol.work.evidence import RejectionEvidence
+from protocol.work.messages import Submission, SubmissionReply, Verdict
 from swarm_node.commands import why
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work import rejections as keeping

@@ -8,8 +8,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from protocol import limits
-from protocol.chunks import chunk_id, digest
-from protocol.manifest import FileEntry, Patch, PolicyManifest
+from protocol.policy.chunks import chunk_id, digest
+from protocol.policy.manifest import FileEntry, Patch, PolicyManifest
 from swarm_node.versions.disk_space import needed_bytes
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, Version, make_version, manifest_of
 from tests.swarm_node.test_policies import CHILD, Round

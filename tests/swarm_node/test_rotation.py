@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigInvalid
-from protocol.owner import Delegation, seal_statement
-from protocol.signing import NodeKey
+from protocol.people.owner import Delegation, seal_statement
+from protocol.wire.signing import NodeKey
 from swarm_node.base.disk import DiskFailed
 from swarm_node.keys import delegation, identity, rotation
 

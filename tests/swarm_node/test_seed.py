@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.frames import Chunk, Want
-from protocol.signing import NodeKey
+from protocol.wire.frames import Chunk, Want
+from protocol.wire.signing import NodeKey
 from tests.swarm_node.p2p_world import key, make_version, node, server_process, store
 
 END_SECONDS = 10.0

@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.messages import LeaseReply, LeaseRequest, ReturnLeases
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import LeaseReply, LeaseRequest, ReturnLeases
 from swarm_node.engine.client import open_engine
 from swarm_node.versions.follower import PolicyFollower
 from swarm_node.work.worker import Worker

@@ -4,13 +4,13 @@ from typing import Any, cast
 
 import pytest
 
-from protocol.chunks import digest
 from protocol.errors import Unreachable
-from protocol.fragment import Fragment, FragmentPart
-from protocol.lease import Lease
-from protocol.messages import LeaseProgress, LeaseProgressReply
-from protocol.rollout import pack_logprobs, pack_tokens
-from protocol.signing import NodeKey, open_envelope
+from protocol.policy.chunks import digest
+from protocol.wire.signing import NodeKey, open_envelope
+from protocol.work.fragment import Fragment, FragmentPart
+from protocol.work.lease import Lease
+from protocol.work.messages import LeaseProgress, LeaseProgressReply
+from protocol.work.rollout import pack_logprobs, pack_tokens
 from swarm_node.work.progress_reporter import TELL_S, ProgressReporter
 
 pytestmark = pytest.mark.trio

@@ -20,9 +20,9 @@ from tuf.api.metadata import Snapshot, Targets, Timestamp
 from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol import limits
 from protocol.errors import MessageTooLarge, MetadataExpired, SwarmError, Unreachable, UntrustedMetadata
-from protocol.manifest import target_path
-from protocol.origin import OriginList
-from protocol.signing import NodeKey
+from protocol.policy.manifest import target_path
+from protocol.policy.origin import OriginList
+from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.origin import Patience
 from swarm_node.coordinator_api.origins import Origins

@@ -13,12 +13,12 @@ from coordinator.rules.calibration import SHIPPED, read
 from coordinator.rules.replay import ReplayMeasurement
 from coordinator.rules.verdict import judge
 from ledger.book import ClaimState
-from protocol.auditing import Explanation, Explanations
-from protocol.chunks import digest
 from protocol.errors import ProofInvalid
-from protocol.lease import LeaseState
-from protocol.rollout import RolloutClaim, Sample, pack_tokens
-from protocol.signing import NodeKey
+from protocol.policy.chunks import digest
+from protocol.wire.signing import NodeKey
+from protocol.work.auditing import Explanation, Explanations
+from protocol.work.lease import LeaseState
+from protocol.work.rollout import RolloutClaim, Sample, pack_tokens
 from swarm_node.commands import why
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.keys import identity

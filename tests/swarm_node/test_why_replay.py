@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from coordinator.rules.calibration import SHIPPED, read
-from protocol import canonical
-from protocol.auditing import Explanation, Explanations
-from protocol.chunks import digest
 from protocol.errors import ProofInvalid
-from protocol.lease import Lease
-from protocol.manifest import Sampler
-from protocol.rollout import RolloutClaim, pack_tokens
-from protocol.signing import NodeKey, open_envelope
-from protocol.trust import Documents
+from protocol.policy.chunks import digest
+from protocol.policy.manifest import Sampler
+from protocol.policy.trust import Documents
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey, open_envelope
+from protocol.work.auditing import Explanation, Explanations
+from protocol.work.lease import Lease
+from protocol.work.rollout import RolloutClaim, pack_tokens
 from swarm_node.commands import why
 from swarm_node.coordinator_api.join_string import JoinString, round_folder
 from swarm_node.engine.messages import GroupDone, SampleRequest

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from protocol.appeal import AppealReply
-from protocol.auditing import Explanation
-from protocol.owner import Earnings, NodeEarnings
-from protocol.signing import NodeKey
+from protocol.people.owner import Earnings, NodeEarnings
+from protocol.wire.signing import NodeKey
+from protocol.work.appeal import AppealReply
+from protocol.work.auditing import Explanation
 from swarm_node.commands import appeal, keys
 from swarm_node.commands.why import lines
 

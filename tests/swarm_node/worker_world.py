@@ -8,12 +8,12 @@ from typing import Any, cast
 import trio
 
 from protocol.errors import EngineFailed, SwarmError
-from protocol.fragment import FragmentPart
-from protocol.lease import Lease
-from protocol.manifest import FileEntry, PolicyManifest, Sampler
-from protocol.messages import LeaseReply, LeaseRequest, ReturnLeases
-from protocol.rollout import Sample, pack_tokens
-from protocol.signing import NodeKey
+from protocol.policy.manifest import FileEntry, PolicyManifest, Sampler
+from protocol.wire.signing import NodeKey
+from protocol.work.fragment import FragmentPart
+from protocol.work.lease import Lease
+from protocol.work.messages import LeaseReply, LeaseRequest, ReturnLeases
+from protocol.work.rollout import Sample, pack_tokens
 from swarm_node.allowance.rules import Decision, LimitReason, Why
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest, SamplingStats
 from swarm_node.versions.follower import HeldVersion

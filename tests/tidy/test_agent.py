@@ -10,8 +10,8 @@ from tests.tidy.repository import imports, python_files, report, text
 
 FIRST, CHILD = "swarm_node.cli", "swarm_node.engine.child"
 
-EXECUTES = ("tokenizers", "transformers", "jinja2", "torch", "llama_cpp", "gguf", "vllm", "protocol.codec")
-READS = ("safetensors", "protocol.policy_config", "swarm_node.engine.policy_files")
+EXECUTES = ("tokenizers", "transformers", "jinja2", "torch", "llama_cpp", "gguf", "vllm", "protocol.policy.codec")
+READS = ("safetensors", "protocol.policy.model_config", "swarm_node.engine.policy_files")
 """Nor does the agent read what a policy says of itself."""
 
 ALLOWED = {("swarm_node.doctor.tiny_model", "safetensors"): "it writes a model of our own"}

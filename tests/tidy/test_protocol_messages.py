@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.message import Message
+from protocol.wire.message import Message
 from tests.tidy.repository import python_files, report, text
 
 PROTOCOL = Path("docs/protocol.md")

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from protocol.rollout import Sample
+from protocol.work.rollout import Sample
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from protocol.canary import FILE_NAME
-from protocol.lease import Prefix
-from protocol.rollout import Sample, pack_tokens, unpack_tokens
+from protocol.policy.canary import FILE_NAME
+from protocol.work.lease import Prefix
+from protocol.work.rollout import Sample, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import (
     Cancelled,
     CancelRequests,

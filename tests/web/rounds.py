@@ -12,8 +12,8 @@ from coordinator.store.tables import batches as formed
 from coordinator.store.tables import blames, broadcasts, fleet, nodes, receipts, rejections, uploads, versions
 from coordinator.transactions import batches, orders
 from protocol.ids import NodeId
-from protocol.learning import UpdateReport
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.learning import UpdateReport
 from tests.coordinator.served import Served, serve
 
 HOSTILE = {

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from coordinator.pages import charts
-from protocol.nicknames import nickname
-from protocol.signing import NodeKey
+from protocol.people.nicknames import nickname
+from protocol.wire.signing import NodeKey
 from tests import npm
 from tests.coordinator.served import Served
 from tests.web.browser import CHROMIUM, Browser, Tab, open_browser

@@ -17,7 +17,7 @@ from coordinator.api.guard import Bounds
 from coordinator.api.snapshot import PageSnapshot
 from coordinator.api.stats import number
 from coordinator.api.watch import WATCH, Watch
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
 from tests.coordinator.served import Served, serve
 from tests.web.rounds import HOSTILE, furnished, hostile_id
 

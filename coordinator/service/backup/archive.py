@@ -34,8 +34,8 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from coordinator.base.files import full_disk_named
 from coordinator.config.section import Section
-from protocol import canonical
 from protocol.errors import SwarmError
+from protocol.wire import canonical
 
 TAR = ".tar"
 CONTENTS = "backup.json"

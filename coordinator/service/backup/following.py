@@ -58,7 +58,7 @@ from coordinator.service.backup.archive import (
 from coordinator.service.backup.making import FIRST, MOVING, NOT_SAVED, SECRET, StoreState
 from coordinator.service.backup.store_copy import StoreCopy
 from protocol.errors import ConfigInvalid, SwarmError
-from protocol.plain import counted
+from protocol.text.plain import counted
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from ledger import store
 from ledger.checkpoint import Checkpoint
 from ledger.gaps import Keys
 from protocol.errors import SwarmError
-from protocol.origin import document_path
+from protocol.policy.origin import document_path
 
 ASK_S = 5.0
 FILE_MAX_BYTES = 2**26

@@ -49,7 +49,7 @@ from coordinator.store.state import Database, get_fact
 from coordinator.transactions.policy_versions import newest_version
 from ledger import store
 from protocol.errors import ConfigInvalid
-from protocol.manifest import version_of
+from protocol.policy.manifest import version_of
 
 Tell = Callable[[str, int, int], None]
 

@@ -38,8 +38,8 @@ from coordinator.store.state import get_fact
 from coordinator.transactions.policy_versions import newest_version
 from ledger import store
 from ledger.gaps import Keys
-from protocol import trust
 from protocol.errors import ConfigInvalid
+from protocol.policy import trust
 
 Tell = Callable[[str, int, int], None]
 

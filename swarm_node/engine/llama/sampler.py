@@ -1,4 +1,4 @@
-"""`protocol.sampling` on the raw logits of llama.cpp, in numpy: a token for each row, and its log-probability.
+"""`protocol.work.sampling` on the raw logits of llama.cpp, in numpy: a token for each row, and its log-probability.
 
 - The token is `pick`'s, bit for bit, at half the cost: sums over parts of the vocabulary tell where it lies, and only
   one part is summed up token by token. Where rounding could tell the two apart, `pick` itself decides.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.sampling import pick
+from protocol.work.sampling import pick
 
 BLOCK_VALUES = 2**18
 """Logits handled at once: 1 MiB."""

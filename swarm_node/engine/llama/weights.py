@@ -20,7 +20,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from protocol import adapter, tensors
+from protocol.policy import adapter, tensors
 from swarm_node.engine.llama.ggml import Q8_BLOCK, Bytes, Type, encode, encoded_bytes
 from swarm_node.engine.llama.llama_config import LlamaConfig
 from swarm_node.engine.llama.recipes import Change, Recipe, constants, write_fields
@@ -83,7 +83,7 @@ class SourceTensor:
         return encode(np.ascontiguousarray(values if change is None else change(values)), kind)
 
     def _merged(self, added: "Adapter") -> "SourceTensor":
-        """As `protocol.adapter` defines it: in float32, then in the type in which it is stored."""
+        """As `protocol.policy.adapter` defines it: in float32, then in the type in which it is stored."""
         down, up = (part._values().reshape(part.shape) for part in (added.down, added.up))
         values = self._values().reshape(self.shape) + np.float32(added.scale) * (up @ down)
         return SourceTensor(self.kind, self.shape, encode(values, self.kind).reshape(-1).data)

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from protocol import architectures
 from protocol.errors import EngineFailed
+from protocol.policy import architectures
 from swarm_node.engine.decoder import Decoder
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.torch import qwen3_shape

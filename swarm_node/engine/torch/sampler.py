@@ -1,4 +1,4 @@
-"""`protocol.sampling` on tensors: a token for each row, and its log-probability.
+"""`protocol.work.sampling` on tensors: a token for each row, and its log-probability.
 
 - Probabilities are float32 and summed up in float64 in token-id order, as the definition does it: the same logits give
   the same token, bit for bit.

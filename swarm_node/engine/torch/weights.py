@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from protocol import adapter
+from protocol.policy import adapter
 from swarm_node.engine.policy_files import read_adapter, tensor_files
 
 log = logging.getLogger(__name__)

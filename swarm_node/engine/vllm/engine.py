@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import EngineFailed
-from protocol.fragment import Finish
-from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.work.fragment import Finish
+from protocol.work.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from swarm_node.engine import canary
 from swarm_node.engine.groups import check_prefixes, opened
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest, SamplingStats

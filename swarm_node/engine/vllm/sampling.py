@@ -1,4 +1,4 @@
-"""`protocol.sampling` inside vLLM: a logits processor of its V1 model runner, for every row of a batch at once.
+"""`protocol.work.sampling` inside vLLM: a logits processor of its V1 model runner, for every row of a batch at once.
 
 - It draws the token itself, and leaves of a row one finite logit: that of the token, whose value is its log-probability
   at the request's temperature. vLLM then samples greedily, with `logprobs_mode="processed_logits"`, and can return
@@ -16,7 +16,7 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from protocol.sampling import uniform_table
+from protocol.work.sampling import uniform_table
 from swarm_node.engine.torch import sampler
 
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from coordinator.rules.calibration import Calibration, Limit, Tolerance
 from coordinator.rules.replay import ReplayMeasurement, measure, score
-from protocol.rollout import Completion
-from protocol.sampling import uniforms
+from protocol.work.rollout import Completion
+from protocol.work.sampling import uniforms
 
 VOCABULARY = 50
 EXACT = Tolerance(

@@ -22,14 +22,14 @@ from coordinator.rules import calibration
 from coordinator.rules.calibration import Calibration, Limit, Tolerance
 from coordinator.service.round import Round
 from coordinator.transactions import policy_versions
-from protocol.auditing import AuditCase, Cases
-from protocol.canary import FILE_NAME
-from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, DiskFull, NotAuthorised, SwarmError
-from protocol.learning import Publication, UploadedFile
-from protocol.lease import Lease
-from protocol.rollout import RolloutClaim, Sample, pack_tokens
-from protocol.signing import NodeKey
+from protocol.policy.canary import FILE_NAME
+from protocol.policy.chunks import digest
+from protocol.wire.signing import NodeKey
+from protocol.work.auditing import AuditCase, Cases
+from protocol.work.learning import Publication, UploadedFile
+from protocol.work.lease import Lease
+from protocol.work.rollout import RolloutClaim, Sample, pack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.coordinator.answering import CUT, PROXY, Answer, answering, error

@@ -10,12 +10,12 @@ import pytest
 
 from coordinator.audit.case import FILE, NEIGHBOURS_MAX, POLICIES, open_case
 from coordinator.rules import calibration
-from protocol.auditing import CaseFile
 from protocol.errors import AuditFailed
-from protocol.lease import Lease
-from protocol.manifest import Sampler
-from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
-from protocol.signing import NodeKey
+from protocol.policy.manifest import Sampler
+from protocol.wire.signing import NodeKey
+from protocol.work.auditing import CaseFile
+from protocol.work.lease import Lease
+from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
 
 KEY, ROUND = NodeKey(bytes(32)), "0" * 64
 

@@ -21,15 +21,15 @@ from coordinator.transactions import checked_rollouts, leases, offers, policy_ve
 from coordinator.transactions import claims as intake
 from coordinator.transactions.claims import Judge
 from coordinator.transactions.offers import PromptDraw
-from protocol.chunks import digest
 from protocol.errors import AuditFailed, SwarmError
-from protocol.fragment import Fragment, FragmentPart
-from protocol.learning import Publication, UploadedFile
-from protocol.lease import Lease
-from protocol.messages import LeaseRequest, Register, ReturnLeases
-from protocol.rollout import RolloutClaim, Sample
-from protocol.signing import NodeKey
+from protocol.policy.chunks import digest
 from protocol.tasks import task
+from protocol.wire.signing import NodeKey
+from protocol.work.fragment import Fragment, FragmentPart
+from protocol.work.learning import Publication, UploadedFile
+from protocol.work.lease import Lease
+from protocol.work.messages import LeaseRequest, Register, ReturnLeases
+from protocol.work.rollout import RolloutClaim, Sample
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.tiny_policy import with_canary

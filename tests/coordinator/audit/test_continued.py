@@ -16,14 +16,14 @@ from coordinator.audit.scorer import VersionScorer
 from coordinator.rules import calibration
 from coordinator.rules.replay import ReplayMeasurement
 from coordinator.rules.verdict import AuditOutcome, AuditReport
-from protocol.auditing import CaseFile
-from protocol.chunks import digest
 from protocol.errors import AuditFailed, SwarmError
-from protocol.fragment import Fragment, FragmentPart
-from protocol.lease import Lease, Prefix
-from protocol.manifest import Sampler
-from protocol.rollout import RolloutClaim, Sample, pack_tokens, unpack_tokens
-from protocol.signing import NodeKey, open_envelope
+from protocol.policy.chunks import digest
+from protocol.policy.manifest import Sampler
+from protocol.wire.signing import NodeKey, open_envelope
+from protocol.work.auditing import CaseFile
+from protocol.work.fragment import Fragment, FragmentPart
+from protocol.work.lease import Lease, Prefix
+from protocol.work.rollout import RolloutClaim, Sample, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 

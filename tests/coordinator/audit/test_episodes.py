@@ -11,14 +11,14 @@ from coordinator.audit.check import audit
 from coordinator.audit.scorer import VersionScorer
 from coordinator.rules import calibration
 from coordinator.rules.verdict import AuditOutcome, AuditReport
-from protocol.auditing import CaseFile
-from protocol.codec import PolicyCodec
-from protocol.episode import Episode
-from protocol.lease import Lease
-from protocol.manifest import Sampler
-from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.signing import NodeKey
-from protocol.transcript import prompt
+from protocol.policy.codec import PolicyCodec
+from protocol.policy.manifest import Sampler
+from protocol.wire.signing import NodeKey
+from protocol.work.auditing import CaseFile
+from protocol.work.episode import Episode
+from protocol.work.lease import Lease
+from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.work.transcript import prompt
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama.engine import LlamaEngine
 from swarm_node.engine.messages import GroupDone, SampleRequest

@@ -12,7 +12,7 @@ from coordinator.audit.scorer import VersionScorer
 from coordinator.rules import calibration
 from coordinator.rules.replay import Prefill, ReplayMeasurement, measure
 from coordinator.rules.verdict import AuditOutcome, AuditReport, judge
-from protocol.rollout import Completion, pack_tokens, unpack_logprobs, unpack_tokens
+from protocol.work.rollout import Completion, pack_tokens, unpack_logprobs, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 

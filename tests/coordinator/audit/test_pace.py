@@ -13,8 +13,8 @@ from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
 from coordinator.transactions import audit_pace, audits, standings
 from ledger.drawing import ALL_PPM
-from protocol.auditing import Judged
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
+from protocol.work.auditing import Judged
 from tests.coordinator.world import HONEST_TOKENS, World
 
 BACKLOG_MAX = 8

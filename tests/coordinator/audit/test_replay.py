@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from coordinator.rules.replay import MARGIN_MAX, joined, measure, score
 from protocol.errors import NonFiniteNumber
-from protocol.rollout import Completion
-from protocol.sampling import pick, uniforms
+from protocol.work.rollout import Completion
+from protocol.work.sampling import pick, uniforms
 from tests.coordinator.audit.claims import VOCABULARY, drawn, honest, logits, replayed
 
 

@@ -15,9 +15,9 @@ from coordinator.audit.scorer import VersionScorer
 from coordinator.rules import calibration
 from coordinator.rules.calibration import POSITIONS_MIN, SHIPPED, Calibration, derive, read
 from coordinator.rules.replay import Prefill, Scored, measure
-from protocol.auditing import AuditCase, Cases
 from protocol.errors import AuditFailed
-from protocol.rollout import Completion
+from protocol.work.auditing import AuditCase, Cases
+from protocol.work.rollout import Completion
 from tests.coordinator.audit.claims import honest
 from tests.coordinator.audit.test_auditor import Played
 

@@ -15,7 +15,7 @@ from coordinator.audit import scorer as module
 from coordinator.audit.scorer import VersionScorer
 from coordinator.rules.replay import Prefill, Scored, score
 from protocol.errors import AuditFailed
-from protocol.sampling import uniforms
+from protocol.work.sampling import uniforms
 from tests.adapted_policy import make_adapted, make_merged
 from tests.architectures import zoo
 from tests.tiny_policy import make_other_policy

@@ -21,8 +21,8 @@ from coordinator.rules.verdict import (
     tail,
 )
 from protocol.errors import TokensInvalid
-from protocol.rollout import Completion
-from protocol.sampling import uniforms
+from protocol.work.rollout import Completion
+from protocol.work.sampling import uniforms
 from tests.coordinator.audit.claims import EXACT, drawn, honest, logits, replayed
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from protocol.learning import TrainingGroup, TrainingSample
-from protocol.rollout import pack_logprobs, pack_tokens
+from protocol.work.learning import TrainingGroup, TrainingSample
+from protocol.work.rollout import pack_logprobs, pack_tokens
 
 Completion = tuple[list[int], list[float], float]
 """Tokens, log-probabilities, reward."""

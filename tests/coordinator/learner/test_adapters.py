@@ -19,10 +19,10 @@ from coordinator.learner.ranks import Ranks
 from coordinator.learner.start import place
 from coordinator.model.lora import Adapters
 from coordinator.service.round import Round
-from protocol import adapter, canary
-from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, NotFound
-from protocol.learning import Publication, UploadedFile
+from protocol.policy import adapter, canary
+from protocol.policy.chunks import digest
+from protocol.work.learning import Publication, UploadedFile
 from tests.adapted_policy import SETTINGS, make_adapted, make_merged
 from tests.coordinator.learner.groups import UNEQUAL
 

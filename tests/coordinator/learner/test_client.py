@@ -19,7 +19,7 @@ from protocol.errors import (
     OutOfOrder,
     SwarmError,
 )
-from protocol.learning import (
+from protocol.work.learning import (
     KnownUploads,
     LearnerProgress,
     LearnerState,
@@ -29,7 +29,7 @@ from protocol.learning import (
     TrainingSample,
     UploadedFile,
 )
-from protocol.rollout import pack_logprobs, pack_tokens
+from protocol.work.rollout import pack_logprobs, pack_tokens
 from tests.coordinator.answering import CUT, PROXY, Answer, Asked, answering, error
 
 STATE = LearnerState(

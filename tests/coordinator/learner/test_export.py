@@ -14,9 +14,9 @@ from coordinator.config import load
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.service.round import Round
-from protocol.chunks import digest
 from protocol.errors import ConfigInvalid, NotFound, SwarmError
-from protocol.learning import Publication, UploadedFile
+from protocol.policy.chunks import digest
+from protocol.work.learning import Publication, UploadedFile
 from tests.coordinator.learner.groups import UNEQUAL
 
 

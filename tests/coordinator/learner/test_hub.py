@@ -16,8 +16,8 @@ from coordinator.learner.hub import write_card
 from coordinator.service.round import Round
 from coordinator.store.state import set_fact
 from coordinator.transactions import policy_versions
-from protocol.chunks import digest
-from protocol.learning import Publication, UploadedFile
+from protocol.policy.chunks import digest
+from protocol.work.learning import Publication, UploadedFile
 from tests.coordinator.learner.hub_server import TOKEN, Hub, running
 
 PUSH = "from pathlib import Path; from coordinator.learner.hub import push; import sys; " + (

@@ -27,7 +27,7 @@ from coordinator.learner.crew import Crew
 from coordinator.learner.loop import Learner
 from coordinator.learner.ranks import Ranks
 from protocol.errors import OutOfOrder
-from protocol.learning import Batch, LearnerState
+from protocol.work.learning import Batch, LearnerState
 from tests.coordinator.learner.groups import UNEQUAL
 
 torch.set_num_threads(1)

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.learner.loop import MISMATCH_NATS, follows, mismatched
 from protocol.errors import OutOfOrder
-from protocol.learning import LearnerState
+from protocol.work.learning import LearnerState
 
 
 def at(version: int, ledger_size: int) -> LearnerState:

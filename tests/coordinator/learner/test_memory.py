@@ -15,7 +15,7 @@ from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.publication import HubFiles, scored_canary
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.lora import merged
-from protocol import adapter, canary
+from protocol.policy import adapter, canary
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.live_bytes import live_bytes
 from tests.tiny_policy import make_other_policy

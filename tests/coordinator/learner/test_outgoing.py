@@ -18,9 +18,9 @@ from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.batch import collate
 from coordinator.model.watchdog import Watchdog
-from protocol import canary
 from protocol.errors import DiskFull, OutOfOrder
-from protocol.learning import KnownUploads
+from protocol.policy import canary
+from protocol.work.learning import KnownUploads
 from tests.coordinator.answering import Answer, answering, error
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.live_bytes import live_bytes

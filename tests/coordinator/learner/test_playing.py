@@ -14,11 +14,11 @@ from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.batch import collate
 from coordinator.tasks.task_text import TaskText
-from protocol.learning import TrainingGroup, TrainingSample
-from protocol.rollout import pack_logprobs, pack_tokens
 from protocol.tasks import Episodes, task
 from protocol.tasks.limit_poker import SPOKEN
-from protocol.transcript import Player
+from protocol.work.learning import TrainingGroup, TrainingSample
+from protocol.work.rollout import pack_logprobs, pack_tokens
+from protocol.work.transcript import Player
 
 SHAPE = EmbeddedShape(hidden=16, layers=1, heads=2, intermediate=24)
 

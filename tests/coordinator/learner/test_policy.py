@@ -16,10 +16,10 @@ from coordinator.learner.algorithm import PRESETS, Algorithm
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.batch import collate
-from protocol import canary
 from protocol.errors import ConfigInvalid
-from protocol.learning import Earlier, TrainingGroup
-from protocol.rollout import pack_logprobs, unpack_tokens
+from protocol.policy import canary
+from protocol.work.learning import Earlier, TrainingGroup
+from protocol.work.rollout import pack_logprobs, unpack_tokens
 from tests.coordinator.learner.groups import UNEQUAL, group
 
 SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)

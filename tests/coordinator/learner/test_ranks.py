@@ -18,7 +18,7 @@ from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
 from coordinator.model.batch import collate, pieces
 from coordinator.model.watchdog import Watchdog
-from protocol import canary
+from protocol.policy import canary
 from tests.coordinator.learner import loading_rank, two_ranks
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.coordinator.learner.two_ranks import BATCHES, SCENARIOS, UPDATES, train

@@ -10,12 +10,12 @@ from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.store import tables
 from coordinator.transactions.prompts import PromptRef
-from protocol.fragment import FragmentPart
-from protocol.learning import TrainingGroup, TrainingSample
-from protocol.lease import Lease
-from protocol.rollout import PolicyBounds, Sample, unpack_tokens
-from protocol.signing import NodeKey
 from protocol.tasks import Reward
+from protocol.wire.signing import NodeKey
+from protocol.work.fragment import FragmentPart
+from protocol.work.learning import TrainingGroup, TrainingSample
+from protocol.work.lease import Lease
+from protocol.work.rollout import PolicyBounds, Sample, unpack_tokens
 from swarm_node.engine.messages import SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.coordinator.world import MAX_NEW, SAMPLES, World, answer, fragment

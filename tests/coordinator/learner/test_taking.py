@@ -13,8 +13,8 @@ from transformers import AutoConfig
 from coordinator.learner import offering
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from protocol import adapter, canary
 from protocol.errors import ConfigInvalid
+from protocol.policy import adapter, canary
 from tests.adapted_policy import SETTINGS as ADAPTERS
 from tests.adapted_policy import make_adapted
 from tests.coordinator.learner.groups import UNEQUAL

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.learner.tracking import AXES, Row, Tracker, boards, read
 from protocol.errors import ConfigInvalid
-from protocol.learning import Evaluated
+from protocol.work.learning import Evaluated
 
 METRICS = {"samples": 4.0, "tokens": 10.0, "cost": 0.5, "loss": -0.5}
 

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import trio
 
-from protocol.signing import NodeKey
+from protocol.wire.signing import NodeKey
 from swarm_node.allowance.governor import Governor
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString

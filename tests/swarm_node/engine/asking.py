@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from protocol.rollout import Sample, pack_tokens
+from protocol.work.rollout import Sample, pack_tokens
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, SampleRequest
 

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import NoReturn
 
-from protocol.rollout import Sample
+from protocol.work.rollout import Sample
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from protocol import adapter
 from protocol.errors import EngineFailed
+from protocol.policy import adapter
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.torch import weights
 from tests.adapted_policy import make_adapted, make_merged

@@ -13,7 +13,7 @@ import trio.testing
 
 from protocol import limits
 from protocol.errors import EngineFailed
-from protocol.rollout import pack_tokens, unpack_tokens
+from protocol.work.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine import memory
 from swarm_node.engine.choose import ENGINES, EngineOptions, for_policy
 from swarm_node.engine.client import EngineClient, open_engine

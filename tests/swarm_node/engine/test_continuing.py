@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import EngineFailed
-from protocol.fragment import Begun, Finish
-from protocol.lease import Prefix
-from protocol.rollout import Sample, pack_tokens, unpack_tokens
+from protocol.work.fragment import Begun, Finish
+from protocol.work.lease import Prefix
+from protocol.work.rollout import Sample, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import GroupDone, GroupGrown, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from protocol.errors import EngineFailed
-from protocol.rollout import unpack_tokens
-from protocol.sampling import pick, uniform_table, uniforms
+from protocol.work.rollout import unpack_tokens
+from protocol.work.sampling import pick, uniform_table, uniforms
 from swarm_node.engine import engine as sampling_loop
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, SampleRequest

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.codec import PolicyCodec
-from protocol.episode import Episode
 from protocol.errors import EngineFailed, EnvironmentFailed
-from protocol.lease import Prefix
-from protocol.rollout import Sample, unpack_tokens
-from protocol.sampling import pick, uniforms
+from protocol.policy.codec import PolicyCodec
 from protocol.tasks import environments
-from protocol.transcript import Player, Transcript, prompt, replay
+from protocol.work.episode import Episode
+from protocol.work.lease import Prefix
+from protocol.work.rollout import Sample, unpack_tokens
+from protocol.work.sampling import pick, uniforms
+from protocol.work.transcript import Player, Transcript, prompt, replay
 from swarm_node.engine.messages import GroupDone, GroupFailed, SampleRequest
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
 from tests.swarm_node.engine.conftest import Make

@@ -11,10 +11,10 @@ import trio
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from protocol import limits
-from protocol.episode import Episode
 from protocol.errors import EngineFailed
-from protocol.rollout import pack_tokens
 from protocol.tasks import stand_in
+from protocol.work.episode import Episode
+from protocol.work.rollout import pack_tokens
 from swarm_node.engine import memory, policy_text
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.client import EngineClient, open_engine

@@ -11,7 +11,7 @@ from gguf import quants
 from safetensors.torch import load_file, save_file
 
 from protocol.errors import EngineFailed
-from protocol.rollout import Sample
+from protocol.work.rollout import Sample
 from swarm_node.engine.llama import ggml, weights
 from swarm_node.engine.llama.engine import LlamaEngine
 from swarm_node.engine.llama.ggml import Bytes, Type, Weight, encode

@@ -1,11 +1,11 @@
-"""The numpy sampler against `protocol.sampling.pick`, which defines what it must draw."""
+"""The numpy sampler against `protocol.work.sampling.pick`, which defines what it must draw."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.sampling import pick
+from protocol.work.sampling import pick
 from swarm_node.engine.llama.sampler import PART, NumpyLogits
 
 

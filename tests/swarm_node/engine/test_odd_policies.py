@@ -12,7 +12,7 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from protocol import limits
 from protocol.errors import EngineFailed
-from protocol.rollout import unpack_tokens
+from protocol.work.rollout import unpack_tokens
 from swarm_node.engine.messages import GroupDone, GroupFailed
 from swarm_node.engine.torch import qwen3_shape
 from swarm_node.engine.torch.engine import TorchEngine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.rollout import pack_tokens
+from protocol.work.rollout import pack_tokens
 from swarm_node.engine.engine import Answered, Engine
 from swarm_node.engine.messages import (
     CancelRequests,

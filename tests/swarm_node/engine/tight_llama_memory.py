@@ -8,7 +8,7 @@ import resource
 import sys
 from pathlib import Path
 
-from protocol.rollout import pack_tokens
+from protocol.work.rollout import pack_tokens
 from swarm_node.engine.llama.engine import LlamaEngine
 from swarm_node.engine.messages import GroupDone, SampleRequest
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from protocol.rollout import pack_tokens
+from protocol.work.rollout import pack_tokens
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from protocol import plain
+from protocol.text import plain
 from swarm_node.owner import live_view, status_lines
 
 NOW_MS = 1_800_000_000_000

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from protocol.errors import ConfigInvalid
-from protocol.places import host_and_port
+from protocol.people.addresses import host_and_port
 from swarm_node.commands.options import check_settings
 from swarm_node.p2p.host import open_host
 from swarm_node.reach import listening

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-from protocol import names
-from protocol.nicknames import nickname
+from protocol.people import names
+from protocol.people.nicknames import nickname
 
 revision = "0014"
 down_revision = "0013"

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from protocol import limits
 from protocol.errors import PatchInvalid
-from protocol.tensors import Tensor, header_of, layout
+from protocol.policy.tensors import Tensor, header_of, layout
 
 MAGIC = b"ESDELTA1"
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from protocol import limits
 from protocol.ids import Hex32
-from protocol.message import Message
+from protocol.wire.message import Message
 
 DIAL_S = 3.0
 """As long as a dial takes where nobody answers; a refusal is told no sooner, and tells nothing by its speed."""

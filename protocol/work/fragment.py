@@ -13,12 +13,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from protocol import chunks, limits
+from protocol import limits
 from protocol.errors import FragmentMismatch
 from protocol.ids import Hex32, Hex64
-from protocol.lease import Lease, Prefix
-from protocol.message import Message
-from protocol.rollout import Completion, PolicyBounds, check_logprobs, check_tokens, unpack_logprobs, unpack_tokens
+from protocol.policy import chunks
+from protocol.wire.message import Message
+from protocol.work.lease import Lease, Prefix
+from protocol.work.rollout import Completion, PolicyBounds, check_logprobs, check_tokens, unpack_logprobs, unpack_tokens
 
 Finish = Literal["", "stop", "length"]
 """How a sample ended; empty while it has not."""

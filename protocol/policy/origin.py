@@ -14,9 +14,9 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from protocol import limits
-from protocol.chunks import blob_path
 from protocol.ids import ChunkId
-from protocol.message import Message
+from protocol.policy.chunks import blob_path
+from protocol.wire.message import Message
 
 _HOST = r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)"
 _PATH = r"(/[A-Za-z0-9_~][A-Za-z0-9._~+=@-]*)*"

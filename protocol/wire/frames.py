@@ -1,4 +1,4 @@
-"""The frames of `/echo-swarm/chunks/1`: messages as bytes, and back; what they mean is in `protocol.exchange`.
+"""The frames of `/echo-swarm/chunks/1`: messages as bytes, and back; what they mean is in `protocol.wire.exchange`.
 
 - A frame is a type (u8), the length of the body (u32, big-endian), and the body; names are 32 raw bytes.
 - A length is judged at the header, before a byte of the body is kept.

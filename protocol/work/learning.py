@@ -8,8 +8,8 @@ from pydantic import Field
 
 from protocol import limits
 from protocol.ids import Hex64
-from protocol.manifest import FileName
-from protocol.message import Message
+from protocol.policy.manifest import FileName
+from protocol.wire.message import Message
 
 
 class TrainingSample(Message):

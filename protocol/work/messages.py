@@ -8,15 +8,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints
 
-from protocol import canonical, generation, limits
+from protocol import limits
 from protocol.breach import Breach, different
-from protocol.episode import Name
 from protocol.errors import RequestExpired, WrongAudience
-from protocol.evidence import RejectionEvidence
 from protocol.ids import Hex32, Hex64
-from protocol.lease import Lease, Numerics
-from protocol.message import Message, items_max
-from protocol.signing import NodeKey, Signed, open_envelope
+from protocol.wire import canonical, generation
+from protocol.wire.message import Message, items_max
+from protocol.wire.signing import NodeKey, Signed, open_envelope
+from protocol.work.episode import Name
+from protocol.work.evidence import RejectionEvidence
+from protocol.work.lease import Lease, Numerics
 
 PeerId = Annotated[str, StringConstraints(pattern=r"^12D3Koo[1-9A-HJ-NP-Za-km-z]{45}$")]
 HostPort = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.:\[\]-]{1,255}:[0-9]{1,5}$")]

@@ -7,8 +7,8 @@
 
 from datetime import date
 
-from protocol import canonical
 from protocol.errors import AgentTooOld
+from protocol.wire import canonical
 
 CURRENT = 4
 

@@ -64,8 +64,8 @@ from typing import TypeVar
 
 from protocol import limits
 from protocol.errors import PeerFault
-from protocol.frames import Bye, Cancel, Chunk, Have, Message, Reason, Reject, Want
 from protocol.ids import ChunkId
+from protocol.wire.frames import Bye, Cancel, Chunk, Have, Message, Reason, Reject, Want
 
 PROTOCOL_ID = "/echo-swarm/chunks/1"
 

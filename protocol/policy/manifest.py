@@ -16,7 +16,7 @@ from pydantic import Field, StringConstraints, model_validator
 from protocol import limits
 from protocol.errors import ManifestInvalid
 from protocol.ids import Hex64
-from protocol.message import Message
+from protocol.wire.message import Message
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$")]
 
@@ -32,7 +32,7 @@ class Sampler(Message):
 
 
 class Patch(Message):
-    """How a file comes from an earlier one: `protocol.delta`, applied to the file of this digest."""
+    """How a file comes from an earlier one: `protocol.policy.delta`, applied to the file of this digest."""
 
     base_digest: Hex64
     base_size_bytes: int = Field(ge=0)

@@ -37,7 +37,7 @@ from tuf.ngclient.config import EnvelopeType
 
 from protocol import limits
 from protocol.errors import MetadataExpired, RolledBack, UntrustedMetadata, UntrustedRoot
-from protocol.manifest import PolicyManifest, open_manifest, target_path, version_of
+from protocol.policy.manifest import PolicyManifest, open_manifest, target_path, version_of
 
 
 @dataclass(frozen=True)

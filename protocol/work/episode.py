@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from protocol import limits
-from protocol.message import Message
+from protocol.wire.message import Message
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 Setting = int | Annotated[str, StringConstraints(max_length=40)]

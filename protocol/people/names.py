@@ -14,7 +14,7 @@ import unicodedata
 from functools import cache, lru_cache
 
 from protocol.limits import NAME_MARKS_MAX, NAME_MAX_CHARS
-from protocol.nicknames import CREATURES, QUALITIES, nickname
+from protocol.people.nicknames import CREATURES, QUALITIES, nickname
 
 MARKS = ("Mn", "Me")
 UNREADABLE = frozenset({"Cf", "Cn", "Co", "Cs", "Zl", "Zp"})

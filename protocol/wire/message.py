@@ -14,9 +14,10 @@ from annotated_types import MaxLen
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from protocol import canonical, limits
+from protocol import limits
 from protocol.breach import different
 from protocol.errors import MalformedMessage, NotCanonical
+from protocol.wire import canonical
 
 
 class Message(BaseModel):

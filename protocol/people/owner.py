@@ -17,12 +17,13 @@ from typing import Annotated, Literal
 from Crypto.Hash import keccak
 from pydantic import AfterValidator, Field
 
-from protocol import canonical, limits
+from protocol import limits
 from protocol.errors import MalformedMessage
 from protocol.ids import Hex64, NodeId
-from protocol.message import Message
-from protocol.messages import PeerId
-from protocol.signing import NodeKey, open_envelope
+from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.wire.signing import NodeKey, open_envelope
+from protocol.work.messages import PeerId
 
 _ADDRESS = re.compile(r"text:[!-~](?:[ -~]*[!-~])?|evm:0x[0-9a-fA-F]{40}")
 

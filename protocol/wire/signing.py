@@ -19,7 +19,7 @@ from protocol import ids, limits
 from protocol.breach import different
 from protocol.errors import BadSignature
 from protocol.ids import NodeId
-from protocol.message import Message
+from protocol.wire.message import Message
 
 Domain = Literal["request", "rollout", "fragment", "receipt", "owner", "appeal"]
 

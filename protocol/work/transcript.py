@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.breach import Breach
-from protocol.episode import Episode
 from protocol.errors import EnvironmentFailed, EpisodeCutShort, EpisodeOverrun, ObservationForged, SwarmError
 from protocol.tasks.environments import environment
 from protocol.tasks.interface import Reward
+from protocol.work.episode import Episode
 
 Sampled = NDArray[np.bool_]
 

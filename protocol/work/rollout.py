@@ -17,12 +17,12 @@ from pydantic import Field
 
 from protocol import limits
 from protocol.breach import POSITIONS_MAX, Breach, different
-from protocol.episode import Episode
 from protocol.errors import LeaseMismatch, LogprobsInvalid, TokensInvalid
 from protocol.ids import Hex32, Hex64
-from protocol.lease import Lease, Prefix
-from protocol.message import Message
-from protocol.transcript import Codec, Player, Sampled, Transcript, replay
+from protocol.wire.message import Message
+from protocol.work.episode import Episode
+from protocol.work.lease import Lease, Prefix
+from protocol.work.transcript import Codec, Player, Sampled, Transcript, replay
 
 Tokens = npt.NDArray[np.uint32]
 Logprobs = npt.NDArray[np.float32]

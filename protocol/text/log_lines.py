@@ -10,7 +10,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from protocol.plain import one_line
+from protocol.text.plain import one_line
 
 VARIABLE = "SWARM_LOG"
 """The environment's word for what a program and its children write: `json` asks for objects."""

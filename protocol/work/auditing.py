@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from protocol import limits
-from protocol.appeal import Standing
 from protocol.ids import Hex32, Hex64
-from protocol.lease import Numerics
-from protocol.manifest import Sampler
-from protocol.message import Message
+from protocol.policy.manifest import Sampler
+from protocol.wire.message import Message
+from protocol.work.appeal import Standing
+from protocol.work.lease import Numerics
 
 Found = Literal["pass", "soft", "hard", "pardon", "held"]
 """What an audit found; held: no verdict yet, since nothing was measured on this policy that the class is judged by."""

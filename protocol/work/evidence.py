@@ -11,12 +11,13 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from protocol import chunks, errors
+from protocol import errors
 from protocol.breach import POSITIONS_MAX, TEXT_MAX
 from protocol.errors import SwarmError
 from protocol.ids import Hex64
-from protocol.message import Message
-from protocol.signing import Envelope
+from protocol.policy import chunks
+from protocol.wire.message import Message
+from protocol.wire.signing import Envelope
 
 VALIDATOR = "intake/1"
 """Changes whenever a rule does."""

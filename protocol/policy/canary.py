@@ -18,7 +18,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from protocol import limits
-from protocol.message import Message
+from protocol.wire.message import Message
 
 FILE_NAME = "canary.json"
 

@@ -16,10 +16,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from protocol import chunks, limits
-from protocol.episode import Episode
+from protocol import limits
 from protocol.ids import Digest, Hex32
-from protocol.message import Message
+from protocol.policy import chunks
+from protocol.wire.message import Message
+from protocol.work.episode import Episode
 
 Numerics = Annotated[str, StringConstraints(pattern=r"^([a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20})?$")]
 """What a node computes with, as engine/dtype/device; empty if it does not say."""

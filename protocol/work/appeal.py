@@ -13,8 +13,8 @@ from pydantic import Field, StringConstraints
 from protocol import limits
 from protocol.errors import WrongAudience
 from protocol.ids import Hex32, Hex64, NodeId
-from protocol.message import Message
-from protocol.signing import NodeKey, open_envelope
+from protocol.wire.message import Message
+from protocol.wire.signing import NodeKey, open_envelope
 
 Standing = Literal["", "possible", "open", "granted", "denied"]
 """Of an appeal against what took a claim: nothing was taken, it may be made, it waits, or how it was ruled."""

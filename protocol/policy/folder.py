@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from protocol import limits
 from protocol.errors import ManifestInvalid
-from protocol.manifest import FileEntry, PolicyManifest
+from protocol.policy.manifest import FileEntry, PolicyManifest
 
 
 class FileKind(NamedTuple):

@@ -1,0 +1,1 @@
+"""Nodes and owners: their names, addresses, delegations and orders."""

@@ -1,0 +1,1 @@
+"""A policy version: its manifest, chunks, patches, files, canary, and where they are served."""

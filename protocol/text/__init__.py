@@ -1,0 +1,1 @@
+"""Text for people that both programs write: safe text, log lines, help."""

@@ -1,0 +1,1 @@
+"""Work and its judgement: leases, sampling, claims, fragments, evidence, audits, appeals."""

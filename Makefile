@@ -59,13 +59,13 @@ check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
 
 screenshots: $(STAMP)  ## the README's pictures of the pages; ROUND=folder of a round, else the demo is played first
-	@$(BIN)/python -P -m tests.web.screenshots $(ROUND) $(ARGS)
+	@$(BIN)/python -P -m tests.coordinator.pages.screenshots $(ROUND) $(ARGS)
 
 accessibility: $(STAMP)  ## what axe-core says of every page, as a table
-	@$(BIN)/python -P -m tests.web.accessibility
+	@$(BIN)/python -P -m tests.coordinator.pages.accessibility
 
 recording: $(STAMP)  ## docs/recording.md, a session of real commands as text
-	@$(BIN)/python -P -m tests.web.recording
+	@$(BIN)/python -P -m tests.coordinator.pages.recording
 
 adversaries: $(STAMP)  ## every attack in the arena, as a table, and a training among hostile nodes; QUICK=1 for a short run
 	@QUICK='$(QUICK)' $(BIN)/python -P -m tests.adversaries $(ARGS)

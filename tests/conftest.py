@@ -21,7 +21,7 @@ settings.load_profile("house")
 
 LONGEST = (
     "tests/real/test_rounding.py",
-    "tests/coordinator/test_examples.py",
+    "tests/coordinator/config/test_examples.py",
     "tests/real/test_canary.py",
     "tests/adversaries/test_new_keys.py",
     "tests/coordinator/learner/test_preflight.py",

@@ -47,7 +47,7 @@ OUTSIDERS = (
     Outsider(
         "slander by free keys",
         {
-            "tests/coordinator/test_blames.py": [
+            "tests/coordinator/transactions/test_blames.py": [
                 "test_slander_by_free_keys_does_not_fill_the_incidents",
                 "test_invented_chunk_is_not_recorded",
                 "test_blame_over_an_invented_connection_is_not_recorded",
@@ -60,7 +60,7 @@ OUTSIDERS = (
             "tests/processes/test_frozen_peer.py": [
                 "test_a_peer_frozen_in_mid_download_holds_up_nobody_and_catches_up_when_it_thaws"
             ],
-            "tests/swarm_node/test_p2p_download.py": [
+            "tests/swarm_node/p2p/test_download.py": [
                 "test_a_peer_that_accepts_and_stalls_costs_a_moment",
                 "test_a_peer_that_drips_bytes_does_not_hold_us",
             ],
@@ -69,11 +69,11 @@ OUTSIDERS = (
     Outsider(
         "a stranger's address as one's own, or in a plan many times",
         {
-            "tests/coordinator/test_punching.py": [
+            "tests/coordinator/transactions/test_hole_punching.py": [
                 "test_a_node_that_reports_somebody_elses_address_as_its_own_brings_it_into_no_plan",
                 "test_a_crowd_that_was_never_sent_to_a_node_cannot_have_it_unpunchable",
             ],
-            "tests/swarm_node/test_p2p_punch.py": [
+            "tests/swarm_node/p2p/test_punch.py": [
                 "test_a_plan_that_names_a_third_partys_host_many_times_has_it_dialled_at_one_port",
                 "test_new_plans_again_and_again_do_not_have_a_third_party_dialled_more_often",
             ],
@@ -85,8 +85,8 @@ OUTSIDERS = (
             "tests/processes/test_broadcasts.py": [
                 "test_a_version_is_followed_to_every_nodes_first_token_and_uploads_are_what_receivers_witnessed"
             ],
-            "tests/coordinator/test_links.py": ["test_nobody_praises_itself"],
-            "tests/coordinator/test_topology.py": ["test_good_uploaders_sit_high"],
+            "tests/coordinator/transactions/test_links.py": ["test_nobody_praises_itself"],
+            "tests/coordinator/rules/test_topology.py": ["test_good_uploaders_sit_high"],
         },
     ),
     Outsider(
@@ -96,16 +96,16 @@ OUTSIDERS = (
                 "test_version_signed_by_somebody_else_is_refused",
                 "test_join_string_without_a_fingerprint_is_wrong_usage",
             ],
-            "tests/swarm_node/test_p2p_defects.py": ["test_an_impostor_without_the_key_is_not_let_in"],
-            "tests/swarm_node/test_p2p_download.py": ["test_nothing_but_stalling_peers_is_given_up_with_the_reason"],
-            "tests/swarm_node/test_p2p_last_resort.py": ["test_the_origin_delivers_what_no_peer_can"],
+            "tests/swarm_node/p2p/test_defects.py": ["test_an_impostor_without_the_key_is_not_let_in"],
+            "tests/swarm_node/p2p/test_download.py": ["test_nothing_but_stalling_peers_is_given_up_with_the_reason"],
+            "tests/swarm_node/p2p/test_last_resort.py": ["test_the_origin_delivers_what_no_peer_can"],
         },
     ),
     Outsider(
         "rollback",
         {
             "tests/processes/test_trust.py": ["test_older_set_of_metadata_served_again_is_refused"],
-            "tests/swarm_node/test_updater.py": [
+            "tests/swarm_node/versions/test_updater.py": [
                 "test_rollback_by_an_origin_is_refused_while_the_coordinator_is_silent"
             ],
         },
@@ -123,15 +123,17 @@ OUTSIDERS = (
         "mix-and-match",
         {
             "tests/processes/test_trust.py": ["test_manifest_that_is_not_the_signed_one_is_refused"],
-            "tests/swarm_node/test_updater.py": ["test_mix_and_match_by_an_origin_is_noticed_and_undone"],
-            "tests/swarm_node/test_assemble_patched.py": ["test_a_patch_mixed_in_from_another_version_is_refused"],
+            "tests/swarm_node/versions/test_updater.py": ["test_mix_and_match_by_an_origin_is_noticed_and_undone"],
+            "tests/swarm_node/versions/test_assemble_patched.py": [
+                "test_a_patch_mixed_in_from_another_version_is_refused"
+            ],
         },
     ),
     Outsider(
         "fast-forward",
         {
             "tests/processes/test_key_rotation.py": ["test_fast_forward_by_all_online_keys_is_undone_by_rotating_them"],
-            "tests/protocol/test_trust_forged.py": [
+            "tests/protocol/policy/test_trust_forged.py": [
                 "TestMixAndMatch::test_fast_forward_beyond_the_last_version_is_refused"
             ],
         },
@@ -145,7 +147,7 @@ OUTSIDERS = (
             "tests/processes/test_why.py": [
                 "test_a_coordinator_that_tells_the_node_another_story_than_the_log_is_named"
             ],
-            "tests/swarm_node/test_log_watch.py": [
+            "tests/swarm_node/ledger/test_log_watch.py": [
                 "TestPatience::test_fork_hidden_by_withholding_tiles_ends_the_node_in_the_end"
             ],
         },
@@ -153,7 +155,7 @@ OUTSIDERS = (
     Outsider(
         "dropping the end of the ledger as lost",
         {
-            "tests/coordinator/test_gaps.py": [
+            "tests/coordinator/publishing/test_gaps.py": [
                 "test_gaps_without_root_keys_without_a_new_ledger_key_or_not_understood_are_refused",
                 "test_two_sides_of_a_gap_are_no_fork_and_one_side_is",
                 "test_a_ledger_key_of_before_a_gap_never_comes_back",
@@ -166,10 +168,12 @@ OUTSIDERS = (
     Outsider(
         "silent edit of the ledger",
         {
-            "tests/swarm_node/test_log.py": [
+            "tests/swarm_node/ledger/test_log.py": [
                 "TestVerify::test_entry_that_was_changed_left_out_or_slipped_in_is_refused"
             ],
-            "tests/coordinator/test_ledger_files.py": ["test_a_log_that_is_not_what_was_signed_stops_the_coordinator"],
+            "tests/coordinator/publishing/test_ledger_files.py": [
+                "test_a_log_that_is_not_what_was_signed_stops_the_coordinator"
+            ],
             "tests/ledger/test_store.py": ["test_rebuild_finds_damage_and_repairs_nothing"],
             "tests/ledger/test_store_log.py": ["test_nothing_is_signed_against_what_was_signed_before"],
         },
@@ -181,13 +185,13 @@ OUTSIDERS = (
                 "test_a_hundred_megabytes_are_refused_and_memory_stays_flat",
                 "test_bodies_that_are_no_message_are_refused_by_name",
             ],
-            "tests/swarm_node/test_p2p_host.py": ["test_garbage_on_the_port_harms_nobody"],
+            "tests/swarm_node/p2p/test_host.py": ["test_garbage_on_the_port_harms_nobody"],
         },
     ),
     Outsider(
         "requests that are dear to decode",
         {
-            "tests/coordinator/test_heavy_requests.py": [
+            "tests/coordinator/api/test_heavy_requests.py": [
                 "test_a_request_of_six_million_values_is_not_decoded_by_the_writer",
                 "test_fragments_of_six_million_values_are_not_decoded_by_the_writer",
                 "test_a_request_that_is_nothing_but_values_is_hardly_read",
@@ -197,29 +201,29 @@ OUTSIDERS = (
     Outsider(
         "resource exhaustion",
         {
-            "tests/coordinator/test_http_bodies.py": ["test_who_never_ends_a_request_holds_no_connection"],
-            "tests/coordinator/test_callers.py": [
+            "tests/coordinator/api/test_http_bodies.py": ["test_who_never_ends_a_request_holds_no_connection"],
+            "tests/coordinator/api/test_callers.py": [
                 "test_answers_that_nobody_reads_are_let_go",
                 "test_who_never_ends_its_first_head_is_cut_also_on_this_machine",
                 "test_who_never_ends_a_later_head_is_cut_and_who_is_idle_stays",
                 "test_an_unauthorised_upload_is_refused_and_not_read_to_its_end",
             ],
-            "tests/coordinator/test_tls.py": [
+            "tests/coordinator/service/test_tls.py": [
                 "test_who_never_ends_a_tls_handshake_is_cut_and_others_are_served",
                 "test_tls_handshakes_of_one_address_count_as_its_connections",
             ],
-            "tests/swarm_node/test_p2p_host.py": [
+            "tests/swarm_node/p2p/test_host.py": [
                 "test_silent_sockets_are_dropped_and_do_not_keep_others_out",
                 "test_one_address_cannot_take_every_window",
                 "test_a_protocol_name_without_end_is_not_kept",
             ],
-            "tests/swarm_node/test_p2p_slow_takers.py": [
+            "tests/swarm_node/p2p/test_slow_takers.py": [
                 "test_identities_that_take_their_bytes_drop_by_drop_do_not_keep_others_from_the_turns"
             ],
-            "tests/swarm_node/test_p2p_turn_times.py": [
+            "tests/swarm_node/p2p/test_turn_times.py": [
                 "test_a_requester_that_asks_and_takes_back_for_ever_keeps_no_turn"
             ],
-            "tests/swarm_node/test_turns.py": ["test_a_crowd_at_one_address_keeps_nobody_at_another_out"],
+            "tests/swarm_node/p2p/test_turns.py": ["test_a_crowd_at_one_address_keeps_nobody_at_another_out"],
         },
     ),
     Outsider(
@@ -231,7 +235,7 @@ OUTSIDERS = (
                 "test_newcomers_that_stay_have_their_turn_beside_ever_new_keys_that_ask_first",
             ],
             "tests/processes/test_hoarding.py": ["test_lease_hoarding_by_ever_new_keys_holds_up_no_batch"],
-            "tests/coordinator/test_newcomers.py": [
+            "tests/coordinator/transactions/test_newcomers.py": [
                 "TestEvaluations::"
                 "test_what_a_hoarder_was_to_measure_goes_to_another_at_once_and_the_first_answer_counts"
             ],
@@ -240,14 +244,14 @@ OUTSIDERS = (
     Outsider(
         "a broadcast held up by free keys",
         {
-            "tests/coordinator/test_feeders.py": [
+            "tests/coordinator/transactions/test_feeders.py": [
                 "test_free_keys_that_fetch_nothing_feed_nobody_and_vouch_for_nobody",
                 "test_free_keys_of_the_first_version_are_out_of_the_second",
                 "test_a_crowd_that_fetches_and_gives_nothing_is_a_few_parents_at_a_time",
                 "test_a_node_whose_work_was_found_right_is_judged_by_such_alone",
             ],
-            "tests/coordinator/test_topology.py": ["test_free_keys_that_join_slow_nobody_down"],
-            "tests/swarm_node/test_picker_mute.py": [
+            "tests/coordinator/rules/test_topology.py": ["test_free_keys_that_join_slow_nobody_down"],
+            "tests/swarm_node/picker/test_mute.py": [
                 "test_a_parent_that_never_delivers_costs_its_first_word_however_little_the_seeder_helps",
                 "test_what_was_taken_back_from_a_parent_that_never_delivered_is_asked_of_the_other_without_its_word",
             ],
@@ -260,7 +264,7 @@ OUTSIDERS = (
     Outsider(
         "names that imitate",
         {
-            "tests/coordinator/test_names.py": [
+            "tests/coordinator/transactions/test_naming.py": [
                 "test_a_copy_of_anothers_name_is_shown_with_its_own_id",
                 "test_whoever_imitates_the_operator_or_a_nickname_is_shown_with_its_id",
                 "test_a_squatter_gives_way_to_whoever_has_earned",
@@ -271,11 +275,11 @@ OUTSIDERS = (
     Outsider(
         "entries for ever by free keys",
         {
-            "tests/coordinator/test_owners.py": [
+            "tests/coordinator/transactions/test_owners.py": [
                 "test_a_free_owner_adds_no_entry_by_however_many_nodes_addresses_and_revocations",
                 "test_ever_new_addresses_have_an_end_every_day",
             ],
-            "tests/coordinator/test_appeals.py": [
+            "tests/coordinator/transactions/test_appeals.py": [
                 "TestEntries::test_appeals_of_free_keys_are_no_entries_before_they_are_ruled_on"
             ],
         },
@@ -286,7 +290,7 @@ OUTSIDERS = (
             "tests/processes/test_hostile_version.py": [
                 "test_a_hostile_tokenizer_costs_its_version_and_the_node_goes_on_with_the_next"
             ],
-            "tests/swarm_node/test_bench.py": [
+            "tests/swarm_node/commands/test_bench.py": [
                 "test_a_hostile_tokenizer_takes_the_memory_of_the_engine_and_not_of_the_command"
             ],
             "tests/swarm_node/engine/test_hostile_tokenizers.py": [
@@ -294,16 +298,16 @@ OUTSIDERS = (
                 "test_a_tokenizer_that_amplifies_an_answer_costs_the_agent_nothing",
             ],
             "tests/swarm_node/engine/test_client.py": ["test_a_child_that_takes_too_much_memory_is_stopped_and_named"],
-            "tests/swarm_node/test_worker.py": ["test_an_unusable_version_is_named_and_left_until_the_next_one"],
+            "tests/swarm_node/work/test_worker.py": ["test_an_unusable_version_is_named_and_left_until_the_next_one"],
         },
     ),
     Outsider(
         "a version that fills a disk",
         {
-            "tests/swarm_node/test_policies.py": [
+            "tests/swarm_node/versions/test_follower.py": [
                 "test_a_gigabyte_of_one_repeated_chunk_is_refused_by_name_before_a_byte_is_fetched"
             ],
-            "tests/protocol/test_policy_folder.py": [
+            "tests/protocol/policy/test_folder.py": [
                 "test_many_files_of_one_chunk_are_one_large_file",
                 "test_a_patch_that_unfolds_is_refused",
             ],
@@ -312,7 +316,7 @@ OUTSIDERS = (
     Outsider(
         "an address that leads nowhere, or elsewhere",
         {
-            "tests/coordinator/test_dialable.py": [
+            "tests/coordinator/transactions/test_dialable.py": [
                 "test_an_address_that_nobody_can_dial_is_rejected",
                 "test_an_address_of_a_network_that_others_are_not_in_is_left_out",
             ]
@@ -337,16 +341,16 @@ OUTSIDERS = (
     Outsider(
         "a forged, cut, oversized or replayed handshake, keys of low order",
         {
-            "tests/swarm_node/test_noise_xx.py": [
+            "tests/swarm_node/p2p/test_noise_xx.py": [
                 "test_a_wrong_message_ends_the_handshake_for_good",
                 "test_a_static_key_of_low_order_proves_nothing_and_is_refused",
             ],
-            "tests/swarm_node/test_noise_handshake.py": ["test_a_message_above_the_bound_is_refused_at_its_length"],
+            "tests/swarm_node/p2p/test_noise_handshake.py": ["test_a_message_above_the_bound_is_refused_at_its_length"],
         },
     ),
     Outsider(
         "code in an answer that a library reads",
-        {"tests/coordinator/rewards/test_shipped.py": ["test_code_in_a_strangers_answer_is_not_run"]},
+        {"tests/coordinator/tasks/test_reward_shipped.py": ["test_code_in_a_strangers_answer_is_not_run"]},
     ),
     Outsider(
         "a crowd that shares its work",
@@ -355,10 +359,12 @@ OUTSIDERS = (
     Outsider(
         "poisoning by one owner's many groups",
         {
-            "tests/coordinator/test_shares.py": [
+            "tests/coordinator/transactions/test_shares.py": [
                 "TestShares::test_no_owner_gets_more_than_its_share_of_work_and_batch_among_many"
             ],
-            "tests/coordinator/test_escrow.py": ["TestFaults::test_what_was_trained_on_before_a_fault_is_still_known"],
+            "tests/coordinator/transactions/test_escrow.py": [
+                "TestFaults::test_what_was_trained_on_before_a_fault_is_still_known"
+            ],
         },
     ),
     Outsider(

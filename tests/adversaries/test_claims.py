@@ -11,7 +11,7 @@ from tests.adversaries import answers, mismatch, poisoning, theft, waiting
 from tests.adversaries.__main__ import tiny
 from tests.adversaries.arena import Arena, Stage
 from tests.adversaries.campaign import Result, fight
-from tests.coordinator.test_owners import OWNER, owner_of
+from tests.coordinator.transactions.test_owners import OWNER, owner_of
 
 
 @pytest.fixture(scope="module")

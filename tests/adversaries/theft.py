@@ -15,7 +15,7 @@ from protocol.work.lease import Lease
 from protocol.work.rollout import unpack_tokens
 from tests.adversaries.nodes import Samples
 from tests.adversaries.waiting import Sleeper
-from tests.coordinator.test_owners import DELAY_MS, THIEF, address, delegate, say
+from tests.coordinator.transactions.test_owners import DELAY_MS, THIEF, address, delegate, say
 from tests.coordinator.world import PRICE, fragment
 
 if TYPE_CHECKING:

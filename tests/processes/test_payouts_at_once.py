@@ -10,7 +10,7 @@ from coordinator.store.state import Database, engine
 from coordinator.transactions import payouts
 from ledger import store
 from ledger.accounts import AccountKind
-from tests.coordinator.test_payouts import owe, owner, publish
+from tests.coordinator.transactions.test_payouts import owe, owner, publish
 from tests.coordinator.world import NOW_MS, World
 from tests.ledger import postgres
 from tests.processes.programs import PATIENCE_S, Swarm, script, until

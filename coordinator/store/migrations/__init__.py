@@ -6,5 +6,5 @@
 - Steps go forward only; the way back is the backup that was made before.
 - A step never imports `coordinator.store.tables`: those are of today, and the step stays as it is.
 - Whoever changes a table adds a step and raises `coordinator.store.schema.SCHEMA`;
-  `tests/coordinator/test_migrations.py` says what to write if that was forgotten.
+  `tests/coordinator/store/test_migrations.py` says what to write if that was forgotten.
 """

@@ -1,0 +1,104 @@
+"""The operator's manual lists every setting with its real default and meaning, and a written file has them all."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from coordinator.config import Config, manual, parse
+from protocol.errors import ConfigInvalid
+
+MANUAL = (Path(__file__).parents[3] / "docs" / "commands.md").read_text()
+
+
+def test_the_documented_settings_are_the_real_ones() -> None:
+    block = re.search(r"<!-- settings -->\n(.*?)<!-- /settings -->", MANUAL, re.DOTALL)
+    assert block
+    assert block[1] == manual.table(), "put what `swarm-coordinator config explain --markdown` prints into commands.md"
+
+
+def test_every_setting_is_explained_with_its_value_and_meaning() -> None:
+    config = parse({"learner": {"learning_rate": 0.5}})
+    said = "\n".join(manual.explain(config))
+    assert "learner.learning_rate = 0.5 (default 1e-06)  [> 0]" in said
+    assert "leases.timeout_s = 60.0  [seconds; > 0]" in said
+    for key in manual.every():
+        assert key.meaning, key.path
+        assert f"{key.path} = " in said
+
+
+def test_what_settings_amount_to_is_computed_from_them() -> None:
+    config = parse(
+        {
+            "learner": {"groups_per_update": 3},
+            "sampling": {"samples_per_group": 5, "max_new_tokens": 7},
+            "staleness": {"max_updates": 2},
+            "market": {"max_price_micros_per_mtok": 1_000_000, "budget_micros": 1050},
+        }
+    )
+    said = " ".join(manual.effects(config))
+    assert "3 × 5 = 15 samples, at most 105 tokens" in said
+    assert "at most 105 micro-units; the budget lasts for 10 such updates" in said
+    assert "(S + 1) × B = 9 groups" in said
+    assert any("budget_micros" in line for line in manual.warnings(config))
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"listen": "0.0.0.0:8700"}, True),  # nodes elsewhere would dial 127.0.0.1:8701
+        ({"public_url": "https://swarm.example.org", "seeder": "0.0.0.0:8701"}, True),
+        ({"public_url": "https://swarm.example.org", "seeder_public": "swarm.example.org:8701"}, False),
+        ({"listen": "0.0.0.0:8700", "seeder": "198.51.100.9:8701"}, False),
+        ({}, False),  # a round on this machine alone
+    ],
+    ids=str,
+)
+def test_a_seeder_that_nobody_reaches_is_warned_of(settings: dict[str, str], warned: bool) -> None:
+    """Nothing else would tell: every byte comes over the coordinator's HTTP then, quietly."""
+    assert any("seeder_public" in line for line in manual.warnings(parse({"round": settings}))) is warned
+
+
+def test_a_written_file_says_every_key_and_means_the_defaults() -> None:
+    """Every key in it, taken out of its comment, is still the default: the file cannot drift from the models."""
+    written = manual.toml({})
+    assert parse(tomllib.loads(written)) == Config().with_absolute_folder()
+    defaults = "\n".join(line for line in written.splitlines() if not line.endswith(manual.EXAMPLE))
+    uncommented = re.sub(r"^# (\w+ = )", r"\1", defaults, flags=re.MULTILINE)
+    assert parse(tomllib.loads(uncommented)) == Config().with_absolute_folder()
+    for key in manual.every():
+        assert f"# {key.name} =" in written, key.path
+
+
+def test_what_was_chosen_counts_in_a_written_file() -> None:
+    written = manual.toml({"round": {"listen": "0.0.0.0:1"}, "publish": {"origins": ("https://a.example/x",)}})
+    found = parse(tomllib.loads(written))
+    assert found.round.listen == "0.0.0.0:1"
+    assert found.publish.origins == ("https://a.example/x",)
+
+
+def test_an_example_stands_for_what_is_not_set_and_counts_once_it_is_no_comment() -> None:
+    section, examples = "", 0
+    for line in manual.toml({}).splitlines():
+        section = line.strip("[]") if line.startswith("[") else section
+        if line.endswith(manual.EXAMPLE):
+            manual.sections()[section].model_validate(tomllib.loads(line.removeprefix("# ")))
+            examples += 1
+    assert examples == sum(key.default is None for key in manual.every()) > 10
+
+
+def test_a_setting_where_the_file_belongs_is_met_with_the_option() -> None:
+    for wanted in ("round.listen", "staleness"):
+        done = CliRunner().invoke(app, ["config", "explain", wanted])
+        assert isinstance(done.exception, ConfigInvalid)
+        assert f"--only {wanted}" in done.exception.hint
+
+
+def test_a_tables_own_tables_are_written_as_they_are_read() -> None:
+    arguments = {"enable_thinking": False, "tools": [{"name": "add", "parameters": {"required": ["a", "b"]}}]}
+    written = manual.toml({"data": {"template_arguments": arguments}})
+    assert tomllib.loads(written)["data"]["template_arguments"] == arguments
+    assert parse(tomllib.loads(written)).data.template_arguments == arguments

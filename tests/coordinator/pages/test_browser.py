@@ -1,0 +1,255 @@
+"""The pages in a real Chromium: readable without scripts, alive with them, proof against hostile names, accessible.
+
+They are skipped only where there is no Chromium; what needs npm's checker, also where that cannot be had.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from coordinator.pages import charts
+from protocol.people.nicknames import nickname
+from protocol.wire.signing import NodeKey
+from tests import npm
+from tests.coordinator.pages.browser import CHROMIUM, Browser, Tab, open_browser
+from tests.coordinator.pages.rounds import HOSTILE, earn, furnished, hostile_id
+from tests.coordinator.served import Served
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+]
+
+PAGE_MAX_BYTES = 200_000
+EARNER = NodeKey((1).to_bytes(32)).node_id
+PAGES = (
+    "/",
+    "/?view=owners",
+    "/?view=teams",
+    "/?view=days",
+    "/training",
+    f"/nodes/{EARNER}",
+    "/entries/0",
+    "/nodes/nobody",
+)
+
+WIDER = """[...document.querySelectorAll('body *')]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth && !one.closest('.wide'))
+  .map((one) => one.outerHTML.slice(0, 80))"""
+"""What reaches beyond the window outside of the frames."""
+
+TABLES_THAT_SCROLL = """[...document.querySelectorAll('main .wide')]
+  .filter((one) => one.scrollWidth > one.clientWidth && one.querySelector('table'))
+  .map((one) => [one.getAttribute('aria-label'), one.scrollWidth, one.clientWidth])"""
+
+SHOWS_ITS_SOURCE = """EventSource = class extends EventSource {
+  constructor(...all) { super(...all); window.source = this; }
+}"""
+
+JS = Path(__file__).with_name("js")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    async with furnished(tmp_path_factory.mktemp("round")) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with open_browser() as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tab(browser: Browser) -> AsyncIterator[Tab]:
+    async with browser.tab() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The accessibility checker's script."""
+    folder = npm.install(JS, tmp_path_factory.mktemp("axe") / "js")
+    return (folder / "node_modules/axe-core/axe.min.js").read_text()
+
+
+def url(served: Served, path: str) -> str:
+    return str(served.client.make_url(path))
+
+
+async def test_the_board_is_there_without_scripts(served: Served, tab: Tab) -> None:
+    await tab.without_scripts()
+    await tab.call("Page.navigate", url=url(served, "/"))
+    await tab.call("Emulation.setScriptExecutionDisabled", value=False)
+    await tab.until("document.querySelectorAll('tbody tr').length")
+    assert await tab.look("document.querySelectorAll('tbody tr').length") == 2 + len(HOSTILE)
+    assert "Live" not in await tab.look("document.body.innerText")
+
+
+async def test_no_page_is_large_complains_or_asks_anybody_else(served: Served, tab: Tab) -> None:
+    home = url(served, "/")
+    for path in PAGES[:-1]:
+        tab.requests.clear()
+        await tab.open(url(served, path))
+        sizes = await tab.look(
+            "Promise.all([location.href, ...performance.getEntriesByType('resource').map((one) => one.name)]"
+            ".filter((name) => !name.endsWith('/v1/events'))"
+            ".map((name) => fetch(name).then((reply) => reply.arrayBuffer()).then((body) => body.byteLength)))"
+        )
+        assert sum(sizes) <= PAGE_MAX_BYTES, (path, sizes)
+        assert all(one.startswith(home) for one in tab.requests), tab.requests
+    assert tab.complaints == []
+
+
+async def test_hostile_names_stay_text_and_in_their_place(served: Served, tab: Tab) -> None:
+    worst = [f"/nodes/{hostile_id(number)}" for number, kind in enumerate(HOSTILE) if kind in ("markup", "long")]
+    for path in ("/", "/training", *worst):
+        await tab.open(url(served, path), width=360, height=740)
+        assert await tab.look("window.pwned") is None
+        assert await tab.look("document.querySelectorAll('script:not([src^=\"/static/\"]), img, b').length") == 0
+        assert await tab.look("document.documentElement.scrollWidth <= innerWidth"), path
+        assert await tab.look(r"/[\u202a-\u202e\u2066-\u2069]/.test(document.body.textContent)") is False
+    await tab.open(url(served, "/"))
+    names = await tab.look("Object.fromEntries([...document.querySelectorAll('bdi')].map((one) => "
+                           "[one.parentElement.title, one.textContent]))")  # fmt: skip
+    shown = {kind: names[hostile_id(number)] for number, kind in enumerate(HOSTILE)}
+    assert shown["markup"].startswith("<script>")
+    assert shown["emoji"] == HOSTILE["emoji"]
+    assert max(map(len, shown.values())) <= 40
+    for number, kind in enumerate(HOSTILE):
+        if kind in ("empty", "blank"):
+            assert shown[kind] == nickname(hostile_id(number))
+
+
+@pytest.mark.parametrize("width", [360, 768, 1000, 1280])
+async def test_no_page_scrolls_sideways(served: Served, tab: Tab, width: int) -> None:
+    """Neither when it is opened nor with all that can be unfolded; nor do its tables, in their frames."""
+    for path in PAGES:
+        await tab.open(url(served, path), width=width)
+        assert await tab.look(TABLES_THAT_SCROLL) == [], path
+        await tab.look("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        widest = await tab.look("document.documentElement.scrollWidth")
+        assert widest <= width, (path, widest, await tab.look(WIDER))
+
+
+BROKEN_HASHES = """[...document.querySelectorAll('td:last-child > code')]
+  .filter((one) => one.getClientRects().length > 1)
+  .map((one) => one.textContent)"""
+
+
+async def test_a_hash_stays_on_its_line_on_a_tablet(served: Served, tab: Tab) -> None:
+    await tab.open(url(served, "/entries/0"), width=800)
+    assert await tab.look("document.querySelectorAll('td:last-child > code').length") > 0
+    assert await tab.look(BROKEN_HASHES) == []
+
+
+CUT_OFF = """[...document.querySelectorAll('svg text')]
+  .filter((one) => one.getBoundingClientRect().left < one.closest('svg').getBoundingClientRect().left)
+  .map((one) => one.textContent)"""
+"""Labels of an axis that begin outside of their picture, where nothing is drawn."""
+
+
+@pytest.mark.parametrize("worst", [-0.000477, -5.12e-06, 0.000_123_4, 1_234_567_890.0, 999.9])
+async def test_no_label_of_an_axis_is_cut_off(served: Served, tab: Tab, worst: float) -> None:
+    await tab.open(url(served, "/training"))
+    drawn = str(charts.lines("a", "a", "update", {"a": [(0.0, worst), (1.0, worst * 1.01)]}))
+    await tab.look(f"document.querySelector('main').innerHTML = {json.dumps(drawn)}")
+    assert await tab.look("document.querySelectorAll('svg text').length") == 5
+    assert await tab.look(CUT_OFF) == []
+
+
+async def test_the_browser_proves_a_receipt_by_itself(served: Served, tab: Tab) -> None:
+    await tab.open(url(served, f"/nodes/{EARNER}"))
+    await tab.click("button[data-claim]")
+    await tab.until("document.getElementById('checked').textContent")
+    assert (await tab.look("document.getElementById('checked').textContent")).startswith("Proved: claim ")
+
+
+async def test_forged_receipts_prove_nothing(served: Served, tab: Tab) -> None:
+    """Every byte of a receipt counts; so do the round and the claim that it was asked for."""
+    await tab.open(url(served, f"/nodes/{EARNER}"))
+    found = await tab.look("""(async () => {
+      const { check } = await import("/static/receipt.js");
+      const claim = document.querySelector("button[data-claim]").dataset.claim;
+      const round = document.querySelector("[data-round]").dataset.round;
+      const bytes = new Uint8Array(await (await fetch(`/v1/receipts/${claim}`)).arrayBuffer());
+      const holds = (data, id, asked) => check(data, id, asked).then(() => true, () => false);
+      const forged = [];
+      for (let place = 0; place < bytes.length; place += 3) {
+        const changed = bytes.slice();
+        changed[place] ^= 1 << place % 8;
+        if (await holds(changed, round, claim)) forged.push(place);
+      }
+      return {
+        forged,
+        honest: await holds(bytes, round, claim),
+        cut: await holds(bytes.subarray(0, -1), round, claim),
+        other_round: await holds(bytes, "ab".repeat(32), claim),
+        other_claim: await holds(bytes, round, "ab".repeat(32)),
+      };
+    })()""")
+    assert found == {"forged": [], "honest": True, "cut": False, "other_round": False, "other_claim": False}
+
+
+async def test_a_newcomer_appears_without_a_reload_and_nothing_else_moves(served: Served, tab: Tab) -> None:
+    await tab.open(url(served, "/"))
+    await tab.until("document.getElementById('live').textContent === 'Live.'")
+    await tab.look("window.stays = true; document.querySelector('thead a').focus()")
+    focused = await tab.look("document.activeElement.getAttribute('href')")
+    key = await served.join(77)
+    await tab.until(f"document.querySelector('a[href=\"/nodes/{key.node_id}\"]')")
+    assert await tab.look("window.stays") is True
+    assert await tab.look("document.activeElement.getAttribute('href')") == focused
+
+
+async def test_a_page_that_is_left_gives_its_connection_back_and_listens_again_on_the_way_back(
+    served: Served, tab: Tab
+) -> None:
+    """Browsers keep pages that are left, and open six connections to a host at the most."""
+    await tab.call("Page.addScriptToEvaluateOnNewDocument", source=SHOWS_ITS_SOURCE)
+    await tab.open(url(served, "/"))
+    await tab.look("addEventListener('pagehide', () => { localStorage.left = source.readyState }); window.kept = true")
+    await tab.open(url(served, "/training"))
+    await tab.until("Number(localStorage.left) === EventSource.CLOSED")
+    await tab.back("/")
+    assert await tab.look("window.kept"), "it was loaded again, which shows nothing of the way back"
+    key = await served.join(78)
+    await tab.until(f"document.querySelector('a[href=\"/nodes/{key.node_id}\"]')")
+
+
+async def test_everything_is_reached_by_keyboard(served: Served, tab: Tab) -> None:
+    await tab.open(url(served, "/"))
+    await tab.press("Tab")
+    assert await tab.look("document.activeElement.className") == "skip"
+    await tab.press("Enter")
+    await tab.until("document.activeElement.id === 'main'")
+    for _ in range(40):
+        await tab.press("Tab")
+        if await tab.look("document.activeElement.textContent") == "credit":
+            break
+    await tab.press("Enter")
+    await tab.until("document.querySelector('th[aria-sort] a')?.textContent === 'credit'")
+
+
+@pytest.mark.parametrize(("dark", "width"), [(False, 1200), (True, 360)])
+async def test_axe_finds_nothing_serious(served: Served, tab: Tab, axe: str, dark: bool, width: int) -> None:
+    found: list[Any] = []
+    for path in PAGES[::2] if dark else PAGES:
+        await tab.open(url(served, path), width=width, height=740, dark=dark)
+        await tab.look("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        await tab.look(f"{axe}; 0")
+        told = await tab.look("axe.run().then((found) => JSON.stringify(found.violations))")
+        found += [(path, one["id"], one["nodes"][0]["html"]) for one in json.loads(told) if one["impact"] != "minor"]
+    assert found == []
+
+
+async def test_figures_grow_while_one_looks(served: Served, tab: Tab) -> None:
+    await tab.open(url(served, "/training"))
+    before = await tab.look("document.querySelector('#metric-0-table').textContent")
+    await earn(served, await served.join(1))
+    await tab.until(f"document.querySelector('#metric-0-table').textContent !== {json.dumps(before)}")

@@ -1,0 +1,238 @@
+"""The pages, exports and events as programs see them."""
+
+import asyncio
+import csv
+import gzip
+import io
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from coordinator.api.guard import Bounds
+from coordinator.api.snapshot import PageSnapshot
+from coordinator.api.stats import number
+from coordinator.api.watch import WATCH, Watch
+from protocol.wire.signing import NodeKey
+from tests.coordinator.pages.rounds import HOSTILE, furnished, hostile_id
+from tests.coordinator.served import Served, serve
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EARNER = NodeKey((1).to_bytes(32)).node_id
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    async with furnished(tmp_path_factory.mktemp("round")) as made:
+        yield made
+
+
+def watch_of(served: Served) -> Watch:
+    runner = served.client.server.runner
+    assert isinstance(runner, web.AppRunner)
+    return runner.app[WATCH]
+
+
+class TestPages:
+    async def test_who_has_a_page_is_not_sent_it_again(self, served: Served) -> None:
+        first = await served.client.get("/entries/0")
+        again = await served.client.get("/entries/0", headers={"If-None-Match": first.headers["ETag"]})
+        assert (again.status, await again.read()) == (304, b"")
+        other = await served.client.get("/entries/1", headers={"If-None-Match": first.headers["ETag"]})
+        assert other.status == 200
+
+    async def test_pages_are_compressed_for_whom_asks_for_it(self, served: Served) -> None:
+        plain = await served.client.get("/entries/0", headers={"Accept-Encoding": "identity"})
+        packed = await served.client.get("/entries/0", headers={"Accept-Encoding": "gzip"}, auto_decompress=False)
+        assert gzip.decompress(await packed.read()) == await plain.read()
+        assert plain.headers["Vary"] == "Accept-Encoding"
+
+    @pytest.mark.parametrize(
+        "path", ["/", "/training", "/entries/0", "/static/live.js", "/stats/nodes.csv", "/nodes/x"]
+    )
+    async def test_no_page_lets_foreign_or_inline_code_run(self, served: Served, path: str) -> None:
+        response = await served.client.get(path)
+        policy = response.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+    async def test_a_node_that_is_not_there_is_a_page_that_says_so(self, served: Served) -> None:
+        response = await served.client.get("/nodes/%3Cscript%3E")
+        assert response.status == 404
+        assert "<script>" not in (await response.text()).replace('<script type="module"', "")
+
+    @pytest.mark.parametrize("path", ["/", "/training"])
+    async def test_what_was_not_measured_yet_has_no_place_above_the_pages(self, served: Served, path: str) -> None:
+        page = await (await served.client.get(path)).text()
+        assert "<dt>learner idle</dt>" in page
+        assert "<dt>accuracy</dt>" not in page
+
+    @pytest.mark.parametrize("name", ["..%2findex.py", "live.js%00", "nothing.js", "STYLE.css"])
+    async def test_static_files_are_those_of_their_folder_and_no_others(self, served: Served, name: str) -> None:
+        assert (await served.client.get(f"/static/{name}")).status == 404
+
+    @pytest.mark.parametrize(
+        "query", ["page=9999999", "page=-1", "page=²", "sort=;drop", "view=%00", "q=%ff", f"q={'a' * 5000}"]
+    )
+    async def test_any_query_is_some_view_of_the_board(self, served: Served, query: str) -> None:
+        assert (await served.client.get(f"/?{query}")).status == 200
+
+    async def test_an_index_beyond_the_log_is_an_empty_page(self, served: Served) -> None:
+        response = await served.client.get("/entries/999999999999999999")
+        assert response.status == 200
+        assert "does not reach so far" in await response.text()
+
+    async def test_where_nobody_is_nobody_is_said_to_work(self, tmp_path: Path) -> None:
+        async with serve(tmp_path) as empty:
+            text = await (await empty.client.get("/training")).text()
+        assert "Nobody is there." in text
+        assert "Everybody works" not in text
+
+    async def test_search_finds_a_node_by_name_and_by_id(self, served: Served) -> None:
+        for sought in ("N1", EARNER[-8:].lower()):
+            assert f"/nodes/{EARNER}" in await (await served.client.get("/", params={"q": sought})).text()
+        assert "/nodes/" not in await (await served.client.get("/", params={"q": "nobody at all"})).text()
+
+
+class TestStats:
+    async def test_a_formula_in_a_name_is_no_formula_in_a_spreadsheet(self, served: Served) -> None:
+        text = await (await served.client.get("/stats/nodes.csv")).text()
+        rows = list(csv.DictReader(io.StringIO(text)))
+        assert len(rows) == 2 + len(HOSTILE)
+        assert not [cell for row in rows for cell in row.values() if cell.startswith(("=", "@", "+"))]
+
+    async def test_json_says_what_the_leaderboard_says(self, served: Served) -> None:
+        found = await (await served.client.get("/stats/nodes.json")).json()
+        board = await (await served.client.get("/v1/leaderboard")).json()
+        told = {row["node_id"]: row["posted_micros"] for row in found["rows"]}
+        assert told == {row["node_id"]: row["posted_micros"] for row in board["nodes"]}
+        assert told[EARNER] > 0
+
+    async def test_the_orders_are_shown_without_who_gave_them(self, served: Served) -> None:
+        text = await (await served.client.get("/training")).text()
+        assert "What the operator ordered" in text
+        assert "somebody@somewhere" not in text
+
+    async def test_a_team_is_searched_by_its_name(self, served: Served) -> None:
+        rows = (await (await served.client.get("/stats/teams.json")).json())["rows"]
+        assert [(row["team"], row["nodes"]) for row in rows] == [("<b>heron</b>", 1)]
+        text = await (await served.client.get("/?view=teams")).text()
+        assert "&lt;b&gt;heron&lt;/b&gt;" in text
+        found = await (await served.client.get("/?q=%40%3Cb%3Eheron")).text()
+        assert hostile_id(list(HOSTILE).index("team")) in found
+
+    async def test_boinc_files_are_sound_xml_and_refer_to_each_other(self, served: Served) -> None:
+        files = {}
+        for name in ("tables", "user", "team", "host"):
+            files[name] = ET.fromstring(await (await served.client.get(f"/stats/{name}.xml")).text())
+        hosts = files["host"].findall("host")
+        assert files["tables"].findtext("nhosts_total") == str(len(hosts)) == str(2 + len(HOSTILE))
+        assert files["tables"].findtext("nteams_total") == str(len(files["team"])) == "1"
+        users = {user.findtext("id") for user in files["user"].findall("user")}
+        assert {host.findtext("userid") for host in hosts} == users
+        assert str(number(EARNER)) in users
+        total = sum(float(host.findtext("total_credit", "nan")) for host in hosts)
+        assert total == pytest.approx(float(files["tables"].findtext("total_credit", "nan")))
+        packed = await (await served.client.get("/stats/host.gz")).read()
+        assert len(ET.fromstring(gzip.decompress(packed))) == len(hosts)
+
+
+class TestEvents:
+    async def test_a_listener_hears_at_once_and_whoever_comes_back_only_what_is_new(self, served: Served) -> None:
+        first = await self.heard(served, "")
+        assert json.loads(first["data"])["version"] == 1
+        listening = asyncio.create_task(self.heard(served, first["id"]))
+        await served.join(55)
+        second = await listening
+        assert second["id"] != first["id"]
+        assert json.loads(second["data"]) != json.loads(first["data"])
+
+    async def test_who_leaves_is_counted_out_and_too_many_are_told_to_ask_instead(self, served: Served) -> None:
+        watch = watch_of(served)
+        await self.heard(served, "")
+        async with asyncio.timeout(60):
+            while watch.listeners:
+                await served.client.get("/healthz")
+        watch.listeners["elsewhere"] = Bounds().listeners
+        response = await served.client.get("/v1/events")
+        watch.listeners.clear()
+        assert response.status == 503
+        assert "Retry-After" in response.headers
+
+    async def heard(self, served: Served, known: str) -> dict[str, str]:
+        """The first event of a stream."""
+        response = await served.client.get("/v1/events", headers={"Last-Event-ID": known})
+        fields: dict[str, str] = {}
+        async with asyncio.timeout(60):
+            while not fields.get("data"):
+                line = (await response.content.readline()).decode().strip()
+                name, _, value = line.partition(": ")
+                fields[name] = value
+        response.close()
+        return fields
+
+
+class TestSnapshot:
+    """Computed once for all who ask, and never much too old."""
+
+    async def test_a_crowd_costs_one_computation(self) -> None:
+        made = Made()
+        snapshot = PageSnapshot(made.compute, clock=made.clock)
+        crowd = [asyncio.create_task(snapshot.get()) for _ in range(100)]
+        await made.started.wait()
+        made.release.set()
+        assert {(await one).figures for one in crowd} == {1}
+
+    async def test_who_asks_while_newer_figures_are_made_gets_the_last_unless_they_are_too_old(self) -> None:
+        made = Made()
+        snapshot = PageSnapshot(made.compute, fresh_s=2, shown_at_most_s=10, clock=made.clock)
+        made.release.set()
+        assert (await snapshot.get()).figures == 1
+        made.now_s = 1.9
+        assert (await snapshot.get()).figures == 1
+        made.release.clear()
+        made.now_s = 5
+        assert (await snapshot.get()).figures == 1
+        made.now_s = 11
+        waiting = asyncio.create_task(snapshot.get())
+        await made.started.wait()
+        made.release.set()
+        assert (await waiting).figures == 2
+
+    async def test_a_failure_is_told_and_the_next_one_asks_again(self, caplog: pytest.LogCaptureFixture) -> None:
+        made = Made()
+        made.release.set()
+        made.fails = True
+        snapshot = PageSnapshot(made.compute, clock=made.clock)
+        with pytest.raises(RuntimeError):
+            await snapshot.get()
+        assert "could not be computed" in caplog.text
+        made.fails = False
+        assert (await snapshot.get()).figures == 2
+
+
+class Made:
+    """Figures that count how often they were computed."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.times = 0
+        self.fails = False
+        self.started, self.release = asyncio.Event(), asyncio.Event()
+
+    def clock(self) -> float:
+        return self.now_s
+
+    async def compute(self) -> int:
+        self.times += 1
+        self.started.set()
+        await self.release.wait()
+        if self.fails:
+            raise RuntimeError("no figures")
+        return self.times

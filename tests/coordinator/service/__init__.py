@@ -1,0 +1,1 @@
+"""Tests of what lives as long as the coordinator."""

@@ -1,0 +1,149 @@
+"""`task check` finds what is wrong with a task, and nothing in the one that the documentation gives."""
+
+import asyncio
+import json
+import re
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from coordinator.base.children import script
+from coordinator.commands import task
+from coordinator.config import load
+from coordinator.tasks.kinds import SHIPPED
+from coordinator.tasks.task_check import TaskIssue, check
+from protocol.tasks import BUILT_IN, environments
+from tests.coordinator.policy_files import write_policy
+
+MANUAL = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text()
+
+PROBLEMS = """
+def problems(split, seed):
+    first = {"train": 0, "validation": 50, "held_out": 60}[split]
+    for number in range(first, first + {"train": 40, "validation": 5, "held_out": 20}[split]):
+        yield {"prompt": f"{number}+1=", "answer": str(number + 1)}
+"""
+
+
+def findings(folder: Path, reward: str, *settings: str, problems: str = PROBLEMS) -> list[TaskIssue]:
+    (folder / "my_task.py").write_text(problems + reward)
+    config = load(None, [f"task.name={folder}/my_task.py", "sampling.samples_per_group=4", *settings])
+    return asyncio.run(check(config, folder / "thrown away"))
+
+
+def documented(folder: Path) -> Path:
+    """The files of the manual, as a reader copies them."""
+    code, *_ = re.findall(r"```python\n(.*?)```", MANUAL, re.DOTALL)
+    round_, *_ = re.findall(r"```toml\n(.*?)```", MANUAL, re.DOTALL)
+    (folder / "my_task.py").write_text(code)
+    (folder / "my_round.toml").write_text(round_)
+    return folder / "my_round.toml"
+
+
+def test_the_documented_lesson_is_sound(tmp_path: Path) -> None:
+    """The example of weights and spans, on problems that it fits."""
+    _, lesson, *_ = re.findall(r"```python\n(.*?)```", MANUAL, re.DOTALL)
+    assert findings(tmp_path, lesson) == []
+
+
+def test_the_documented_task_is_sound(tmp_path: Path) -> None:
+    """The commands of the manual, as they are typed."""
+    path = documented(tmp_path)
+    done = subprocess.run(
+        [script("swarm-coordinator"), "task", "check", path.name, "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {each["code"] for each in json.loads(done.stdout)} == {"duplicates"}, (
+        "ten thousand prompts, four thousand drawn"
+    )
+
+
+BETTER_WRONG = "def reward(completions, answer): return [float(a != b) for a, b in zip(completions, answer)]"
+SKIPS_ALL = """
+from protocol.tasks import Reward
+def reward(problem, completion):
+    return Reward(float(completion == problem.answer), "ok", skip=((0, len(completion)),) if completion else ())
+"""
+BY_CHANCE = "import random\ndef reward(completions, **rest): return [random.random() for _ in completions]"
+
+
+@pytest.mark.parametrize(
+    ("reward", "code"),
+    [
+        (BETTER_WRONG, "answer_earns_less"),
+        (SKIPS_ALL, "nothing_taught"),
+        (SKIPS_ALL.replace("skip=((0, len(completion)),) if completion else ()", "weight=0.0"), "nothing_taught"),
+        (SKIPS_ALL.replace("len(completion)", "10**9"), "verifier_error"),
+        (SKIPS_ALL.replace('"ok"', '"ok", weight=float("nan")'), "verifier_error"),
+        (BY_CHANCE, "not_deterministic"),
+        ("def reward(completions, **rest): return [0.5 for _ in completions]", "constant"),
+        ("def reward(completions, **rest):\n    while True: pass", "verifier_error"),
+        ("def reward(text): return 1.0", "not_loadable"),
+        ("import no_such_library", "unreadable"),
+    ],
+)
+def test_a_reward_that_is_wrong_is_found(tmp_path: Path, reward: str, code: str) -> None:
+    found = {each.code: each for each in findings(tmp_path, reward, "reward.timeout_s=3")}
+    assert found[code].severity == "error"
+    assert found[code].place
+    assert found[code].message
+    assert found[code].next_step
+
+
+def test_problems_without_an_answer_are_no_proof_that_nothing_can_be_earned(tmp_path: Path) -> None:
+    unknown = PROBLEMS.replace(', "answer": str(number + 1)', "")
+    right = "\ndef reward(problem, completion): return float(completion == str(eval(problem.prompt[:-1])))\n"
+    (one,) = findings(tmp_path, right, problems=unknown)
+    assert (one.code, one.severity) == ("constant", "warning")
+
+
+SOUND = "\ndef reward(completions, answer): return [float(a == b) for a, b in zip(completions, answer)]\n"
+
+
+def test_problems_that_are_wrong_are_found(tmp_path: Path) -> None:
+    few = "def problems(split, seed):\n    return [{'prompt': '1+1=', 'answer': '2'}] * 3 if split == 'train' else []\n"
+    assert {each.code for each in findings(tmp_path, SOUND, problems=few)} == {
+        "duplicates",
+        "no_held_out",
+        "few_problems",
+    }
+    (tmp_path / "b").mkdir()
+    unread = "def problems(split, seed):\n    return [{'text': 1}]\n"
+    (one,) = findings(tmp_path / "b", SOUND, problems=unread)
+    assert (one.code, one.severity) == ("unreadable", "error")
+    assert "data.columns" in one.next_step
+
+
+def test_a_prompt_that_is_too_long_for_the_model_is_found(tmp_path: Path) -> None:
+    write_policy(tmp_path / "model")
+    shape = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 13}))
+    settings = (f"model.path={tmp_path}/model", "sampling.max_new_tokens=8")
+    assert not findings(tmp_path, SOUND, *settings, problems=PROBLEMS)
+    long = PROBLEMS.replace("{number}+1=", "{number}+1+1=")
+    (one,) = findings(tmp_path, SOUND, *settings, problems=long)
+    assert one.code == "prompt_too_long"
+    assert "+1+1=" in one.place
+
+
+def test_a_system_prompt_that_no_chat_template_renders_is_found(tmp_path: Path) -> None:
+    write_policy(tmp_path / "model")
+    settings = (f"model.path={tmp_path}/model", "sampling.max_new_tokens=8", 'data.system_prompt="Be short."')
+    (one,) = findings(tmp_path, SOUND, *settings, problems=PROBLEMS)
+    assert one.code == "no_chat"
+
+
+def test_every_task_is_listed_with_what_it_is_and_takes() -> None:
+    told = task.every()
+    assert set(told) == {*BUILT_IN, *SHIPPED}
+    assert len(set(told.values())) == len(told), "each by words of its own"
+    for name in environments.names():
+        assert told[name].startswith("a game of several turns: ")
+        for parameter in fields(environments.ENVIRONMENTS[name]):
+            assert f"{parameter.name} = " in told[name]

@@ -1,1 +1,0 @@
-"""Tests of how the owner talks to a running agent."""

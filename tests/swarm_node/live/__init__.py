@@ -1,1 +1,0 @@
-"""Tests of what the owner sees of a running agent."""

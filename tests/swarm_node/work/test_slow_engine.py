@@ -1,0 +1,108 @@
+"""A round that publishes faster than an engine starts: the version on its way into the engine stays on the disk."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.wire.signing import NodeKey
+from protocol.work.messages import LeaseReply, LeaseRequest, ReturnLeases
+from swarm_node.engine.client import open_engine
+from swarm_node.versions.follower import PolicyFollower
+from swarm_node.work.worker import Worker
+from tests.swarm_node.p2p_world import PATIENT_SECONDS, Version, make_version
+from tests.swarm_node.versions.test_follower import CHILD, Round
+from tests.swarm_node.worker_world import World
+
+pytestmark = pytest.mark.trio
+
+FAKE = Path(__file__).parent / "engine" / "fake_child.py"
+
+
+def version_of(number: int) -> Version:
+    made = make_version(2, seed=number)
+    return replace(made, manifest=made.manifest.model_copy(update={"version": number}))
+
+
+async def publish(here: Round, follower: PolicyFollower, *numbers: int) -> None:
+    for number in numbers:
+        version = version_of(number)
+        here.publish(version)
+        for chunk, data in version.chunks.items():
+            follower._blobs.write(chunk, data)
+        await follower._follow()
+
+
+async def test_a_version_that_is_held_stays_until_another_is_held(tmp_path: Path) -> None:
+    here = Round(version_of(1), CHILD)
+    follower = here.follower(tmp_path)
+    await publish(here, follower, 1)
+    first = follower.ready
+    assert first is not None
+    assert follower.hold(first)
+    await publish(here, follower, 2)
+    second = follower.ready
+    assert second is not None
+    await publish(here, follower, 3, 4)
+    assert first.folder.is_dir()
+    assert not second.folder.is_dir()
+    assert not follower.hold(second), "it may be removed already"
+    assert follower.ready is not None
+    assert follower.hold(follower.ready, first), "the one in the engine, while the next is loaded"
+    await publish(here, follower, 5, 6, 7)
+    assert first.folder.is_dir()
+    assert follower.hold(follower.ready)
+    await publish(here, follower, 8)
+    assert not first.folder.is_dir()
+
+
+async def test_a_node_that_joins_a_fast_round_does_not_lose_its_first_version_while_its_engine_starts(
+    tmp_path: Path,
+) -> None:
+    """Two versions came while the engine imported its libraries, and the first one's folder was removed."""
+    here, world = Round(version_of(1), CHILD), World(leases=1)
+    follower = here.follower(tmp_path)
+    await publish(here, follower, 1)
+    leased: list[int] = []
+
+    async def lease(request: LeaseRequest) -> LeaseReply:
+        await trio.lowlevel.checkpoint()
+        leased.append(request.version)
+        return LeaseReply(leases=(), newest_version=1, reason="finished", retry_s=0.0)
+
+    async def give_back(message: ReturnLeases) -> None: ...
+
+    everything: Any = world
+    coordinator: Any = SimpleNamespace(lease=lease, give_back=give_back)
+    start = tmp_path / "start"
+    async with open_engine([sys.executable, str(FAKE), f"starts late:{start}"]) as engine:
+        worker = Worker(
+            coordinator=coordinator,
+            policies=follower,
+            engine=engine,
+            outbox=everything,
+            leased=everything,
+            sender=everything,
+            teller=everything,
+            gate=everything,
+            key=NodeKey(bytes(32)),
+            round_id="0" * 64,
+            groups_per_request=4,
+        )
+        worker.tokens_per_s = 1.0
+        with trio.fail_after(PATIENT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.run)
+                while not engine.starts:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                await publish(here, follower, 2, 3)
+                await trio.Path(start).touch()
+    assert worker.trouble.error is None
+    assert worker._failures == 0
+    assert leased == [3], "the newest version, in its turn"
+    assert (tmp_path / "start.loaded").read_text().splitlines() == ["1", "3"]

@@ -1,7 +1,7 @@
 """The payees of a batch as a Merkle tree: its root is in the ledger, each payee proves their share with a few hashes.
 
-- A leaf is the payee (`protocol.people.owner.payee_bytes`) and the amount in micro-units, 32 bytes, big-endian: a contract can
-  put that together itself. The tree is the log's, RFC 6962.
+- A leaf is the payee (`protocol.people.owner.payee_bytes`) and the amount in micro-units, 32 bytes, big-endian: a
+  contract can put that together itself. The tree is the log's, RFC 6962.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,8 @@
 
 - A leaf's hash is SHA-256 of a zero byte and the entry; an inner one's is SHA-256 of a one byte and both children; the
   empty tree's is SHA-256 of nothing.
-- A `Subtree` is a perfect subtree: the leaves from `index << level` on, `1 << level` of them. Once full, it never changes.
+- A `Subtree` is a perfect subtree: the leaves from `index << level` on, `1 << level` of them. Once full, it never
+  changes.
 - Every root and every proof is put together from nodes. Who makes one passes `hash_of`, which knows where these are
   kept: in a store's tiles, in tiles that somebody served, in a list. Which nodes it takes follows from the sizes alone.
 - A check computes what the proof would mean and compares; a proof of another length than the sizes ask for is refused

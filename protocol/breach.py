@@ -1,6 +1,7 @@
 """A breach: what an error says beside its words of how a message is not as it must be.
 
-- Whoever finds the fault fills in what is known there; what is left empty, `protocol.work.evidence` has by the error's code.
+- Whoever finds the fault fills in what is known there; what is left empty, `protocol.work.evidence` has by the error's
+  code.
 - With a failed request it travels in the error itself, as text; it comes from a stranger, so it is bounded when read.
 """
 

@@ -1,7 +1,7 @@
 """Updates of the learner at the shapes of real models: tokens per second, and the share of the device's arithmetic.
 
-- `TrainedPolicy.train_step` as a round calls it, bf16 products with float32 weights, layers recomputed; random weights, and
-  completions of mixed lengths.
+- `TrainedPolicy.train_step` as a round calls it, bf16 products with float32 weights, layers recomputed; random weights,
+  and completions of mixed lengths.
 - MFU is what the step needs (see `shapes`) over what the data sheet promises for dense bf16 in the same time. Beside it
   stands what a large matrix product reaches in the same run: no step can do better than that.
 """

@@ -1,6 +1,7 @@
 """`swarm-coordinator payout`: from what the ledger owes to what was paid. The round may go on meanwhile.
 
-- Every command may be repeated after every interruption; `coordinator.transactions.payouts` says why nothing is paid twice.
+- Every command may be repeated after every interruption; `coordinator.transactions.payouts` says why nothing is paid
+  twice.
 - One hand at a time: while a batch is made or settled, a second command that would is refused, on whichever machine.
 """
 

@@ -3,7 +3,8 @@
 - One sample at a time, those of the newest group first.
 - A group's advantages are those that it was trained with: shown once it is in a batch, where they follow from the group
   alone. A baseline or a deviation of the whole batch leaves them unknown here.
-- Text is as the policy's tokenizer has it. Strangers wrote it: `coordinator.base.terminal` makes it harmless for printing.
+- Text is as the policy's tokenizer has it. Strangers wrote it: `coordinator.base.terminal` makes it harmless for
+  printing.
 """
 
 import re

@@ -4,8 +4,8 @@
 - B starts at zero, so the policy starts as the base; A starts at random, the same on every rank.
 - Matrices are published under the names that the files of the base give the weights, which for some families are not
   those of transformers' modules.
-- What is published are the matrices in the policy's own type, beside a base that never changes (`protocol.policy.adapter`); or
-  else the merged weights, W + (α / r) · B A, which a node loads like any others.
+- What is published are the matrices in the policy's own type, beside a base that never changes
+  (`protocol.policy.adapter`); or else the merged weights, W + (α / r) · B A, which a node loads like any others.
 """
 
 from collections.abc import Collection, Iterator, Mapping

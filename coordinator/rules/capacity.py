@@ -10,11 +10,11 @@ learner's bubble ratio is 1 - κT/P.
       P = max(κT, T_b + κx)            μ_min = κR / (κT - T_b), none if κT ≤ T_b
       Δ ≤ κ + ⌈(T_b + x)/T⌉ - 1,       which with the overlap condition is κ + ⌈(1 - 1/κ)·T_b/T⌉
 
-- `Visible` is ours: nodes sample on while a version comes, and admission (`coordinator.rules.lease_allowance`) stops them short
-  of what would be too old. So Δ ≤ S always, and what may cost time is the loop: a version is published, comes to the
-  nodes, the first groups that only it admits are sampled, and the learner goes on from them to a later publication. It
-  has m = S + 1 - κ updates to work on meanwhile, and meets q = ⌊m/κ⌋ + 1 publications. With x' = max(x, ℓ) the longest
-  of four loops decides:
+- `Visible` is ours: nodes sample on while a version comes, and admission (`coordinator.rules.lease_allowance`) stops
+  them short of what would be too old. So Δ ≤ S always, and what may cost time is the loop: a version is published,
+  comes to the nodes, the first groups that only it admits are sampled, and the learner goes on from them to a later
+  publication. It has m = S + 1 - κ updates to work on meanwhile, and meets q = ⌊m/κ⌋ + 1 publications. With x' = max(x,
+  ℓ) the longest of four loops decides:
 
       P = max(κT, κx, κT + (T_b + x' - mT)/q, κx + (T_b + x' - x + T - mx)/q)
       μ_min = R / min(T, mT - T_b),    none if mT - T_b < ℓ or is not positive

@@ -1,12 +1,13 @@
 """How many groups a node may take now, or why it may take none, as effects.
 
-- The staleness bound counts by the version that the node holds (`coordinator.rules.lease_allowance`), and may be one in force
-  below the operator's (`coordinator.transactions.staleness_bound`).
+- The staleness bound counts by the version that the node holds (`coordinator.rules.lease_allowance`), and may be one in
+  force below the operator's (`coordinator.transactions.staleness_bound`).
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
 - Newcomers get few leases, that nothing waits for (`coordinator.transactions.newcomers`): keys are free.
 - An owner with claims that are held until their class is calibrated gets no more: what it brings is not judged yet.
-- A node that stands by (`coordinator.transactions.fleet`) gets none; nor does anybody while auditors are too far behind.
+- A node that stands by (`coordinator.transactions.fleet`) gets none; nor does anybody while auditors are too far
+  behind.
 """
 
 from typing import Any, NamedTuple

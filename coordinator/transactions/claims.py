@@ -8,8 +8,9 @@ possible, 9. the reward, computed here from the tokens alone, where the task is 
 step 8, and step 9 is what its environment says. The operator's own rewards may hang or fail: these are computed after
 acceptance (`coordinator.transactions.scoring`), which is what a node is paid for.
 
-- Steps 1 and 2 happen before the writer's transaction (`coordinator.transactions.checked_rollouts`), which decodes no envelope. Of a
-  request with several envelopes, or a large one, the leases are looked up first: what they cannot give is not decoded.
+- Steps 1 and 2 happen before the writer's transaction (`coordinator.transactions.checked_rollouts`), which decodes no
+  envelope. Of a request with several envelopes, or a large one, the leases are looked up first: what they cannot give
+  is not decoded.
 - Acceptance is one transaction: rollout, lease, group, Pending entry and the draw of its audit are stored together, or
   not at all. Everything that a node can be refused for is found before the first of them is written: what fails later
   is our own fault, and fails the whole request instead of rejecting anybody.

@@ -1,7 +1,7 @@
 """Which problems come next and how their groups came out, as effects.
 
-- Without rules, group n is about place n of the train split. With them (`coordinator.rules.selection`) windows of places
-  are looked at in order; what was chosen of one waits in the store until groups are made of it.
+- Without rules, group n is about place n of the train split. With them (`coordinator.rules.selection`) windows of
+  places are looked at in order; what was chosen of one waits in the store until groups are made of it.
 - What is known of a prompt is kept under its hash, and changes with the acceptance or the reward that it follows from.
 - Where the round stands is one row: after any crash, and for any process beside this one, the next group is the same.
   Rules may be changed, or switched on and off, between two starts: what was chosen is used up first.

@@ -4,8 +4,8 @@
             └ nobody holds its version any more, or its time is over ─▶ partial, or void with nothing measured
 
 - An evaluation is pinned to a version when it begins, and has groups of its own, below zero:
-  `coordinator.transactions.evaluation_leases` leases them as any others. They are paid and audited, never trained on, and count for
-  nothing in the staleness bound.
+  `coordinator.transactions.evaluation_leases` leases them as any others. They are paid and audited, never trained on,
+  and count for nothing in the staleness bound.
 - Its problems are the same in every evaluation of a round, so versions are compared on equal terms.
 - A fault that an audit finds takes its group out of the result, and if the evaluation still runs, has it measured anew.
 - A result stands beside the version, the update and what had been spent until then; it is told with its interval.

@@ -1,10 +1,9 @@
 """Names of nodes: who is shown by its name alone, and who with the end of its id, as effects.
 
-1. A name is stored as it is shown: plain (`protocol.people.names`), and with the node's id where readers could be misled.
-2. Of all names that look alike, one owner's are shown alone, on as many nodes as that owner likes. The rows of these
-   nodes have the skeleton.
-3. It is the first owner who came, until one who has earned something comes: keys are free, so a name that is held by
-   nobody else's work can be had by work. Among those who have earned, the first keeps it.
+1. A name is stored as it is shown: plain (`protocol.people.names`), and with the node's id where readers could be
+misled. 2. Of all names that look alike, one owner's are shown alone, on as many nodes as that owner likes. The rows of
+these nodes have the skeleton. 3. It is the first owner who came, until one who has earned something comes: keys are
+free, so a name that is held by nobody else's work can be had by work. Among those who have earned, the first keeps it.
 4. No name keeps a node from joining, and a default name, which many machines have, costs a node nothing but its id.
 """
 

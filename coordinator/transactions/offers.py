@@ -1,9 +1,10 @@
 """What a node is offered: which groups, how many, and where it goes on, as effects.
 
-- The oldest open groups go first; a new one is made only when none is open. With `LeaseTerms.lookahead` a node gets, of a
-  window of groups, those whose expected length suits its pace (`coordinator.rules.lengths`).
+- The oldest open groups go first; a new one is made only when none is open. With `LeaseTerms.lookahead` a node gets, of
+  a window of groups, those whose expected length suits its pace (`coordinator.rules.lengths`).
 - How many it may have now, or why none, is for `coordinator.transactions.admission` to say.
-- When a batch waits only for a few late groups, these are given to a second node (`coordinator.transactions.stragglers`).
+- When a batch waits only for a few late groups, these are given to a second node
+  (`coordinator.transactions.stragglers`).
 - While others ask, a newcomer gets a trial, for which nothing waits (`coordinator.transactions.newcomers`).
 """
 

@@ -1,7 +1,7 @@
 """Why: what became of this node's leases, by the coordinator's evidence, and by a replay on this machine.
 
-- What is printed is the coordinator's word; of one lease it is compared with the public log (`ledger_check`), which it has
-  signed for all.
+- What is printed is the coordinator's word; of one lease it is compared with the public log (`ledger_check`), which it
+  has signed for all.
 - The replay is hardly its word: the rollout is what the node has signed, the lease is the one that this home has noted
   when it came (`leased`), and the weights are the verified ones in this home. Where the coordinator tells of another
   lease or of another's claim, nothing is replayed, and that is its fault. Tolerances are its word, and so is the lease

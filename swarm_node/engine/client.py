@@ -211,8 +211,8 @@ class EngineClient:
             used_bytes = await _look(process.pid)
             if used_bytes is not None and used_bytes > self._allowed_bytes > 0 and process is self._process:
                 self._ended_for = (
-                    f"The engine took {size_text(used_bytes)} of memory, and {size_text(self._allowed_bytes)} are allowed; "
-                    "it was stopped."
+                    f"The engine took {size_text(used_bytes)} of memory, "
+                    f"and {size_text(self._allowed_bytes)} are allowed; it was stopped."
                 )
                 process.kill()
 

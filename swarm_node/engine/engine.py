@@ -3,8 +3,8 @@
 - A step lets waiting groups in, and draws a token for every sample that runs. A group whose last sample has ended is
   handed out at once; the slots of samples that ended go to the next group while the others run on.
 - A prompt is computed once for all samples of its group.
-- Which token is drawn depends on (seed, sample, position) alone, see `protocol.work.sampling`. So a sample may be started
-  over at any time, and comes out the same; and one that somebody else began is gone on with, after its prefix.
+- Which token is drawn depends on (seed, sample, position) alone, see `protocol.work.sampling`. So a sample may be
+  started over at any time, and comes out the same; and one that somebody else began is gone on with, after its prefix.
 - Of an episode, a turn is followed by what the environment says: these tokens are fed in the same slot, one in a step
   beside the others' draws, and nothing is drawn meanwhile. The environment runs here, in the child, like all else that
   may crash or hang.

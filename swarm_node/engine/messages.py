@@ -9,12 +9,12 @@
 
 - The child says `Ready` once, when its libraries are imported.
 - Requests may be added at any time: the child lets them in as slots become free, and never waits for a batch to end.
-- Commands are obeyed in the order in which they came, but for `CancelRequests`, which is obeyed at once. The other commands
-  wait until every request before them is answered, and what comes after them waits for them. So a request that runs
-  is never touched by a swap; whoever does not want to wait for it cancels it first.
+- Commands are obeyed in the order in which they came, but for `CancelRequests`, which is obeyed at once. The other
+  commands wait until every request before them is answered, and what comes after them waits for them. So a request that
+  runs is never touched by a swap; whoever does not want to wait for it cancels it first.
 - A request names the version it is for. If another is loaded, it fails; nothing is ever sampled from the wrong one.
-- `CommandFailed` answers `LoadVersion`, `Measure`, `Encode` or what is no command at all; the child is then ready for the next one.
-  After a failed `LoadVersion` no version is loaded: no mixture of two, and not the old one either.
+- `CommandFailed` answers `LoadVersion`, `Measure`, `Encode` or what is no command at all; the child is then ready for
+  the next one. After a failed `LoadVersion` no version is loaded: no mixture of two, and not the old one either.
 - A request that fails takes no other with it.
 - A frame is a 4-byte big-endian length and that many bytes of canonical MessagePack.
 """

@@ -6,8 +6,8 @@
   the picker's business.
 - Who is patient knocks again where nobody answers or the door is closed, less and less often, for `patience_s`: a full
   host closes it without a word.
-- The first thing that goes wrong ends the upstream, with exactly one last word: `UpstreamFailed`, `Lied` or `Broke`. Another is
-  `Parted`: a peer hangs up when it was asked for nothing for a while, which is nothing wrong.
+- The first thing that goes wrong ends the upstream, with exactly one last word: `UpstreamFailed`, `Lied` or `Broke`.
+  Another is `Parted`: a peer hangs up when it was asked for nothing for a while, which is nothing wrong.
 - Reading never waits for the disk: chunks are stored beside, at most as many as may be asked for.
 - What has arrived is verified and stored before the last word, whatever ended the exchange, but no longer than for
   `store_s`. So who sends wrong bytes and hangs up has lied: that outranks any end, and this node's failure a peer's.

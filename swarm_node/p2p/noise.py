@@ -7,8 +7,9 @@
 - One read from the socket is up to 256 KiB, and every whole message in it is decrypted at once; one write carries
   several messages.
 - While a long message is on its way, the kernel gathers up to `GATHERED_MAX_BYTES` of it before it wakes us.
-- The kernel is given little that it has not sent yet, what the link takes in a moment (`SendPace`): what is decided late is
-  sent soon, so a small frame does not wait behind megabytes, and a WANT can be taken back until its answer leaves.
+- The kernel is given little that it has not sent yet, what the link takes in a moment (`SendPace`): what is decided
+  late is sent soon, so a small frame does not wait behind megabytes, and a WANT can be taken back until its answer
+  leaves.
 """
 
 import math

@@ -1,8 +1,8 @@
 """One Yamux stream, and the books that are kept of it: which directions are open, and who owes whom how many bytes.
 
 - `TRANSITIONS` is the whole life of a stream; what is not listed is a violation of whoever acts.
-- A window is memory, taken from a `ReceiveBudget` before it is promised: bytes still allowed, bytes unread and bytes read but
-  not credited yet always add up to it.
+- A window is memory, taken from a `ReceiveBudget` before it is promised: bytes still allowed, bytes unread and bytes
+  read but not credited yet always add up to it.
 - A window doubles when the application has read half of it, as far as the budget goes; credit returns at the same
   moment. So a peer gains room only by being read.
 """

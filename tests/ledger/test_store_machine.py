@@ -302,8 +302,11 @@ class LedgerMachine(RuleBasedStateMachine):
         with self.engine.begin() as conn:
             outcome = store.append(conn, entry, 0)
         assert outcome in {
-            EntryOutcome.ALREADY_APPLIED, EntryOutcome.ALREADY_POSTED, EntryOutcome.ALREADY_VOIDED, EntryOutcome.ALREADY_PAID,
-        }  # fmt: skip
+            EntryOutcome.ALREADY_APPLIED,
+            EntryOutcome.ALREADY_POSTED,
+            EntryOutcome.ALREADY_VOIDED,
+            EntryOutcome.ALREADY_PAID,
+        }
         self._expect(entry, outcome)
 
     def _expect(self, entry: Entry, outcome: EntryOutcome) -> None:

@@ -1,7 +1,8 @@
 """`swarm-coordinator restore`: a backup made a round again, in a new folder and, if it was on PostgreSQL, a new one.
 
 - Everything is read and compared before anything is written; the folder has its name only when it is whole.
-- Nothing is written over. A backup that something newer was published after is refused (`coordinator.service.backup.forks`).
+- Nothing is written over. A backup that something newer was published after is refused
+  (`coordinator.service.backup.forks`).
 - Where the store alone was copied, as before an upgrade, the rest comes from the round's folder that the copy lies in.
 - The next launch signs the trust documents under higher numbers: those that were signed after the backup are known to
   nodes, which take nothing older.

@@ -1,4 +1,6 @@
-"""Memory for the bodies of requests, which come before a signature can be checked: a budget, and shares of it.
+"""Limits on what callers can consume before a signature is checked: memory for bodies, connections, and time.
+
+Bodies have a budget in memory, and each neighbourhood of addresses a share of it.
 
 - A body above `FREE_BYTES` takes its declared length before a byte of it is read, or what has come of it where none is
   declared, and gives it back when its request is answered. Smaller ones are bounded by the connections.
@@ -8,15 +10,9 @@
 - This machine has no share to pass and gives nothing up: it is a proxy, which should hold bodies until they are whole.
 - What comes with the operator's token is not counted.
 
-The bounds on the callers of one server, each with its reason; tests pass others.
-
-What a message may hold is in `protocol.limits`. The operator sets how many connections and streams an address may have.
-
-Which callers share one share: those of a neighbourhood; and who needs none, as this machine itself.
-
-Connections as aiohttp serves them, with two more deadlines: for the head of a request and for a TLS handshake.
-
-Who is connected: so many connections of one address, and no answers kept for those who do not read them.
+Connections of one neighbourhood are limited too, and answers are not kept for callers that do not read them. aiohttp
+serves each connection with two more deadlines: for the head of a request and for a TLS handshake. `Bounds` holds the
+numbers with their reasons; what a message may hold is in `protocol.limits`.
 
 - Every `look_s` all connections are checked, those that have not agreed on TLS yet, too. Of a neighbourhood that has
   more than its share the newest are closed.

@@ -1,6 +1,4 @@
-"""What the operator's commands call, with the operator's token: about nodes and versions.
-
-What `swarm-coordinator plan --live` asks of a running round, with the operator's token.
+"""Requests of the operator's commands, with the operator's token: about nodes, versions, and `plan --live`.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""What anyone may read as data: the leaderboard, the status, trust metadata and chunks; and what the operator sees.
-
-`/metrics`: the round's figures, and what this process has answered.
+"""Public data: leaderboard, status, trust metadata and chunks. `/metrics` adds what this process has answered.
 
 - Routes are counted by their pattern, so that no caller makes new time series.
 - What was answered is this process's own word since its start; the figures are the store's.

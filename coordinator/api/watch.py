@@ -5,7 +5,7 @@
 - A listener gets the newest state and never a queue: who is slow skips what it missed. States have a name made of their
   content, so who comes back with that name is told only what it does not know.
 
-The round as it happens, as server-sent events: a `moment` whenever the figures of the pages have changed.
+`/events` sends a `moment` whenever the figures of the pages have changed (server-sent events).
 
     id: 9f86d081884c7d65
     event: moment

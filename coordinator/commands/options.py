@@ -1,6 +1,4 @@
-"""Arguments and options that most commands of `swarm-coordinator` share.
-
-Whether what settings name is on this machine: looked at before anything is made of it.
+"""Arguments and options that most commands share, and the check that the files which settings name exist here.
 
 What is on the hub, and what files say, is found out when they are fetched and read.
 """

@@ -1,9 +1,16 @@
-"""How much is audited, and how it is judged."""
+"""Settings of audits and of the ledger: how much is audited, how it is judged, and which witnesses sign.
+"""
 
-from pydantic import Field, field_validator
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, field_validator
 
 from coordinator.config.section import Section
+from ledger.note import KeyKind, NoteKey
+from ledger.witness import WITNESSES_MAX
 from protocol import limits
+from protocol.errors import CheckpointInvalid
 
 
 class AuditSection(Section):
@@ -68,3 +75,28 @@ class AuditSection(Section):
                 "log-probabilities by 0.03 nats on the mean, more than what betrays some cheats"
             )
         return dtype
+
+
+def _a_witness(text: str) -> str:
+    try:
+        key = NoteKey.parse(text)
+    except CheckpointInvalid as error:
+        raise ValueError(str(error)) from None
+    if key.kind is not KeyKind.WITNESS:
+        raise ValueError(f"{key.name[:80]} is the key of a log, not of a witness")
+    return text
+
+
+class LedgerSection(Section):
+    """Who vouches for the round's ledger."""
+
+    witnesses: tuple[Annotated[str, AfterValidator(_a_witness)], ...] = Field(
+        (),
+        max_length=WITNESSES_MAX,
+        description="keys whose cosignatures are kept and shown; `ledger witness` tells one",
+    )
+
+    @cached_property
+    def keys(self) -> tuple[NoteKey, ...]:
+        """The same, read."""
+        return tuple(dict.fromkeys(map(NoteKey.parse, self.witnesses)))

@@ -5,19 +5,15 @@ from typing import Any
 
 from pydantic import model_validator
 
-from coordinator.config.audit import AuditSection
-from coordinator.config.evaluation import EvalSection
-from coordinator.config.fleet import FleetSection, LeasesSection
+from coordinator.config.audit import AuditSection, LedgerSection
 from coordinator.config.learner import CorrectionSection, LearnerSection, ObjectiveSection
-from coordinator.config.ledger import LedgerSection
 from coordinator.config.modes import with_mode
 from coordinator.config.money import MarketSection, PayoutsSection
 from coordinator.config.publish import PublishSection
 from coordinator.config.round import ModelSection, RoundSection, StoreSection
-from coordinator.config.sampling import SamplingSection, StalenessSection
 from coordinator.config.section import Section
-from coordinator.config.selection import SelectionSection
-from coordinator.config.task import DataSection, RewardSection, TaskSection
+from coordinator.config.task import DataSection, EvalSection, RewardSection, TaskSection
+from coordinator.config.work import FleetSection, LeasesSection, SamplingSection, SelectionSection, StalenessSection
 from protocol.tasks import BUILT_IN
 
 

@@ -3,7 +3,7 @@
 The settings of the file come first, phase by phase; then all weights and adapters beside each other, with layers
 computed once and twice, on 1 card to as many as there are.
 
-Graphics cards by name, and how much of their memory a learner can use.
+`CARDS_GIB` names graphics cards; `Cards` says how much of their memory a learner can use.
 """
 
 import re

@@ -30,7 +30,7 @@ from transformers import AutoConfig
 
 from coordinator.base.files import sync
 from coordinator.learner import checkpoint
-from coordinator.learner.advantages import judged, of_batch, varied
+from coordinator.learner.advantages import factors, judged, of_batch, varied
 from coordinator.learner.diagnostics import Metrics, mean
 from coordinator.learner.objective import LossTerms, policy_loss, shares
 from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optimizer
@@ -46,7 +46,6 @@ from coordinator.learner.publication import (
 )
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
-from coordinator.learner.trajectories import factors
 from coordinator.model.batch import Tensors, collate, minibatches, pieces
 from coordinator.model.forward import completion_logprobs, packs, prepare, require_supported
 from coordinator.model.loading import keep_as_published, load_model

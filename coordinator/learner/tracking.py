@@ -7,7 +7,7 @@
   that a kill left. So the file reads as if nothing had happened.
 - Whoever else is told gets the same row; where it keeps what it was told of an update before, the later row counts.
 
-Where metrics go beside the file, when asked: TensorBoard, and Weights & Biases.
+TensorBoard and Weights & Biases:
 
 - Either is an extra: a setting that needs one which is not installed is refused at the start, with the command.
 - A run of Weights & Biases has the round's id as its own: a learner that resumes goes on in the same run. Where the

@@ -1,6 +1,6 @@
 """The training page: is the policy learning, does the learner wait and why, and what does a step cost.
 
-What versions were worth on held-out problems: a curve for each split, and every evaluation with all its axes.
+Evaluations are shown as a curve for each split, and as a table with all axes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -15,7 +15,7 @@ A version exists for dispatch only when the last step is done, so no lease names
   fits into `room_bytes` and into half of what is free: a disk must not fill for an auditor that never comes. A
   chunk is counted once.
 
-Which patches a file is published with, and when it is published in full again.
+Patches of a file:
 
 - A patch must be worth it: at most half as large as the file. At dense changes every version is full.
 - Whoever begins with nothing fetches the anchor and the patches after it: less than twice the file. When one more patch

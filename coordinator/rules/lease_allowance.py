@@ -7,10 +7,9 @@
 - What was measured bounds it besides: a node holds no more than it gives in a part of a lease's time.
 - A lease that the coordinator took back counts for nothing.
 
-Admission on the visible version: how many groups a node may start with the policy it has loaded.
-
-With S the staleness bound, B the groups per update, and u the update of the version *that node* would sample with, a
-group may start only while
+Admission on the visible version says how many groups a node may start with the policy that it has loaded. With S the
+staleness bound, B the groups per update, and u the update of the version *that node* would sample with, a group may
+start only while
 
     (S + u + 1) · B − issued > 0
 

@@ -28,7 +28,7 @@
   density at x is at most 1 / 2x. Fisher's test joins the contexts.
 - The same inputs give the same report, anywhere: `VALIDATOR` changes whenever a rule does.
 
-How rare what an audit saw is, if the claim is honest: pure functions of counts and chances.
+The chances, if the claim is honest, of what an audit found:
 
 - `tail` of a count, `fisher` of independent chances together, `normal_of_t` of standard errors that few gave.
 - Written out here: a library of statistics would be larger than the auditor.

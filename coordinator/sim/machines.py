@@ -1,6 +1,5 @@
-"""The simulated nodes, the groups that they sample, and the leases between them.
-
-Audits of simulated claims, by the real trust: which are looked at, what a verdict does, who is banned.
+"""The simulated nodes, the groups that they sample, and the leases between them. Audits of
+simulated claims go by the real trust rules.
 """
 
 from collections import deque

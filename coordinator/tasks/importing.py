@@ -8,7 +8,7 @@
 - `task.json`, with the digest of every file that was read and of the copy, is written last: a copy without it is none.
   Sources that have changed since are refused at the next start, and so is a copy that somebody edited.
 
-Problems that are made and not read: by a my_task.py, and by reasoning-gym.
+Generators make problems: a `my_task.py`, and reasoning-gym.
 
 - A file has a function `problems(split, seed)` that gives rows, as a file of data has them, for "train" and "held_out",
   and if it likes for "validation".

@@ -1,6 +1,6 @@
 """A split as the round keeps it: a file of problems, one a line, of which any one is read without the others.
 
-A problem as a value of JSON, and back: how a round keeps its problems, and how its reward processes get them.
+A problem is one value of JSON; reward processes get it in the same form.
 
 {"prompt": "text" or [[role, content], …], "answer": "…", "columns": {name: value}}
 """

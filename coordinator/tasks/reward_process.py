@@ -1,6 +1,6 @@
-"""What reward processes run, may take, and see of the operator's environment.
+"""A reward process: what it runs, its limits, what it sees of the environment, and its messages.
 
-What the coordinator and a reward process say to each other: JSON behind its length, a question, then an answer.
+Messages are JSON behind its length, a question and then an answer.
 
 to the child    {"functions": [[place, weight], …], "memory_mib"}   once
                 {"problem", "completions", "tokens", "timeout_s"}   then as often as there is something to judge

@@ -1,6 +1,4 @@
-"""Who takes part: registration, heartbeats and single-use nonces, as effects.
-
-Where a node can be dialled, by what it says and by where it called from.
+"""Registration, heartbeats and single-use nonces of nodes, and the addresses at which others can dial them.
 
 - A socket that listens on every address does not know which of them others see; the coordinator has just seen one.
 - A loopback address is of use to nodes on that machine alone: it counts where coordinator and node share one.

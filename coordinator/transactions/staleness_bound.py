@@ -19,7 +19,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.config.sampling import StalenessSection
+from coordinator.config.work import StalenessSection
 from coordinator.store.state import get_fact, set_fact
 
 BOUND = "staleness_bound"

@@ -1,5 +1,10 @@
-"""Waiting for whichever comes first, and for what must be heard."""
+"""Waiting: for whichever comes first, and for the end of the program that started this node.
+"""
 
+import os
+import signal
+import sys
+import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -53,3 +58,18 @@ async def heard_out(act: Callable[[], Awaitable[T]], *, patience_s: float) -> T:
     if failed:
         raise failed[0]
     return found[0]
+
+
+READ_BYTES = 4096
+
+
+def leave_with_parent() -> None:
+    """Watch standard input from now on."""
+    threading.Thread(target=_leave_after_input, name="parent", daemon=True).start()
+
+
+def _leave_after_input() -> None:
+    # A plain read: the interpreter may end while it waits, and a buffered one would hold a lock.
+    while os.read(sys.stdin.fileno(), READ_BYTES):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)

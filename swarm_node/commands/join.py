@@ -12,7 +12,7 @@ from protocol.errors import SwarmError, named
 from protocol.people.nicknames import nickname
 from protocol.text.plain import counted
 from swarm_node.base import logs
-from swarm_node.base.parent import leave_with_parent
+from swarm_node.base.waiting import leave_with_parent
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
     DEFAULT_HOME,

@@ -4,7 +4,9 @@
 - Nothing is registered, and nothing is left behind: trust is pinned in a folder of its own, which goes again.
 """
 
+import os
 import secrets
+import stat
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,13 +23,56 @@ from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.coordinator_api.origins import open_origins
-from swarm_node.doctor import cards, engines, house, line, storage
+from swarm_node.doctor import cards, engines, line, storage
 from swarm_node.doctor.line import RoundAnswer
-from swarm_node.doctor.report import CheckResult, fail, ok, skip
+from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 from swarm_node.engine.choose import EngineOptions, this_machine
 from swarm_node.keys import identity
 from swarm_node.machine import gpu, use
+from swarm_node.owner.control_socket import FOLDER, PORT, SOCKET
 from swarm_node.versions.updater import Updater
+
+
+def home(folder: Path) -> CheckResult:
+    """Whether files can be made where the node keeps them."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor."):
+            pass
+    except OSError as error:
+        said = f"The node's folder cannot be written: {os.strerror(error.errno or 0)}."
+        return fail("home", said, str(place), "Name a folder of yours with --home, or mend its permissions.")
+    return ok("home", "The node's folder can be written.", str(folder))
+
+
+def key(folder: Path) -> CheckResult:
+    """Whether the key is sound, and nobody else's to read."""
+    path = folder / identity.FILE
+    if not path.exists():
+        return skip("key", "There is no key yet; the first `join` makes one.")
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        said = "Others on this machine can read the node's key, and work and speak in its name."
+        return fail(
+            "key", said, f"mode {mode:04o}", f"chmod 600 {path}; if others use this machine, `swarm-node keys rotate`."
+        )
+    try:
+        me = identity.load_or_create(path).key.node_id
+    except SwarmError as error:
+        return fail("key", error.message, str(path), error.hint)
+    if path.stat().st_uid != os.getuid():
+        said = "The key belongs to another user of this machine."
+        return warn("key", said, f"uid {path.stat().st_uid}", "Run the node as one user only.")
+    return ok("key", "The key is sound and its owner's alone.", f"mode {mode:04o}, node {me}")
+
+
+def agent(folder: Path) -> CheckResult:
+    """Whether an agent runs already: figures are then those of a machine at work."""
+    if any((folder / FOLDER / name).exists() for name in (SOCKET, PORT)):
+        said = "An agent is running in this home, or was killed; speed and memory are what it leaves."
+        return ok("agent", said, "`swarm-node status` tells")
+    return ok("agent", "No agent is running in this home.")
+
 
 Tell = Callable[[CheckResult], None]
 
@@ -52,8 +97,8 @@ async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
         for one in found:
             tell(one)
 
-    note(await _try("home", lambda: house.home(patient.home)), await _try("key", lambda: house.key(patient.home)))
-    note(house.agent(patient.home))
+    note(await _try("home", lambda: home(patient.home)), await _try("key", lambda: key(patient.home)))
+    note(agent(patient.home))
     note(await _try("cpu", lambda: engines.processor(patient.options, this_machine())))
     seen = await trio.to_thread.run_sync(gpu.look)
     note(cards.card(seen), cards.driver(seen, this_machine().torch_cuda or gpu.CUDA_MAJOR))

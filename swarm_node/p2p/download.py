@@ -5,15 +5,21 @@
 - The sources of the plan are connected at once, so that they can say what they hold, and again after a pause when that
   fails or ends. Not so, in a large swarm, a seeder that feeds this node nothing: its connections are for its children,
   and it holds everything; it is called when it is needed, and may be full for a while.
-- While nobody of the plan can be reached, another plan is asked for beside all else (`another_plan`), and gone by from
+- While nobody of the plan can be reached, another plan is asked for beside all else (`AnotherPlan`), and gone by from
   then on: what is on its way, and what is known of who is in both, stays.
 - Chunks that are stored already are not fetched: an interrupted download resumes by itself.
 - The origin is a function of the caller; its bytes are verified like anybody's.
 - Cancelling is safe at any time and leaves only whole chunks behind.
+
+Another plan is asked for while nobody of the one in hand is at the other end of a stream:
+
+- The first time after `FIRST_S`, give or take half of it: who restarts may be back by then, and a crowd that has lost
+  the same peer does not ask at the same moment.
+- Each further time after twice as long, up to `LONGEST_S`, until somebody was there again.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,12 +33,34 @@ from protocol.wire.frames import Reason
 from protocol.work.messages import Blame, FetchPlan, Peer
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
-from swarm_node.p2p.another_plan import ask_while_alone
 from swarm_node.p2p.fetch import Began, Broke, ChunkRefused, Deadlines, Delivered, Had, Lied, Outcome, Parted, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.picker.picker import Ask, Picker, TakeBack
 from swarm_node.picker.rules import PickerRules, PlanPace
 from swarm_node.picker.sources import ORIGIN, ChunkSource
+
+FIRST_S, LONGEST_S = 3.0, 60.0
+"""A thousand nodes that lost everybody ask within three seconds, as they do when a version is published."""
+
+
+def pauses_s(rng: Random) -> Iterator[float]:
+    """Before each question, as long as nobody is there."""
+    pause_s = FIRST_S
+    while True:
+        yield pause_s * rng.uniform(0.5, 1.5)
+        pause_s = min(2 * pause_s, LONGEST_S)
+
+
+async def ask_while_alone(is_alone: Callable[[], bool], ask: Callable[[], Awaitable[object]], rng: Random) -> None:
+    """Look again and again, for ever."""
+    pauses = pauses_s(rng)
+    while True:
+        await trio.sleep(next(pauses))
+        if is_alone():
+            await ask()
+        else:
+            pauses = pauses_s(rng)
+
 
 Origin = Callable[[ChunkId], Awaitable[bytes]]
 AnotherPlan = Callable[[], Awaitable[FetchPlan | None]]

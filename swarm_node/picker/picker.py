@@ -34,9 +34,8 @@ from random import Random
 from protocol.ids import ChunkId
 from protocol.wire.frames import Reason
 from swarm_node.picker.rules import PickerRules, PlanPace
-from swarm_node.picker.silence import Hearing
 from swarm_node.picker.sources import ChunkSource, SourceState, deal, drawn
-from swarm_node.picker.survey import Survey, hopeless, lacking_elsewhere, look_around, needs_origin
+from swarm_node.picker.survey import Hearing, Survey, hopeless, lacking_elsewhere, look_around, needs_origin
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,4 @@
-"""The numbers behind the picker's rules; seconds, chunks and factors.
-
-What a plan says about time: how long a chunk may take to come, and how often the seeder may be asked to help.
+"""Numbers behind the picker's rules, and what a plan says about time; seconds, chunks and factors.
 """
 
 from dataclasses import dataclass

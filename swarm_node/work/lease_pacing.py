@@ -1,6 +1,6 @@
-"""When the worker asks for more groups beside those that run, and when it holds back.
+"""Decides when the worker requests more leases, and which of the offered ones it begins.
 
-Which leases on offer are begun: none that expired, cannot be met in time, or pays less than the owner's floor.
+A lease is begun unless it has expired, cannot be met in time, or pays less than the owner's floor:
 
 - The others go back at once, declared, so that somebody else has them sooner.
 - Pure. The clock is the coordinator's, as its answers tell it: leases end by that one.

@@ -6,7 +6,7 @@
   Its evidence is kept first, also where a whole request is refused and its rollouts wait; without room on the disk the
   rollout leaves the outbox all the same, since it would be rejected again for having been judged.
 
-The guard: stops a node whose work is refused again and again, and says why.
+The guard stops a node whose work is rejected again and again:
 
 - Nobody should burn power in vain, nor collect faults without knowing it.
 - A refusal that is the node's fault counts against `REJECTIONS_MAX` in a row; one that only came too late, as after a

@@ -14,7 +14,7 @@ EXECUTES = ("tokenizers", "transformers", "jinja2", "torch", "llama_cpp", "gguf"
 READS = ("safetensors", "protocol.policy.model_config", "swarm_node.engine.policy_files")
 """Nor does the agent read what a policy says of itself."""
 
-ALLOWED = {("swarm_node.doctor.tiny_model", "safetensors"): "it writes a model of our own"}
+ALLOWED = {("swarm_node.doctor.engines", "safetensors"): "it writes a model of our own"}
 
 
 def modules() -> dict[str, Path]:

@@ -5,9 +5,8 @@
 - What is added is hashed on the way. A file that grows meanwhile is taken as long as it was when it was opened.
 - Whole or not there: everything goes to `.NAME.partial` beside the target, which is synced and renamed at the end.
 
-What a backup says of itself: `backup.json`, the last file that is written.
-
-The secrets of a round under a passphrase: AES-256-GCM, the key by scrypt.
+`backup.json`, the last file that is written, says what the backup holds. The round's secrets are sealed under a
+passphrase (AES-256-GCM, the key by scrypt):
 
 - Whoever finds a backup has to guess the passphrase, at a sixth of a second and 128 MiB a try.
 - They are sealed together with what stands beside them: whoever can change a backup, but does not know the passphrase,

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from coordinator.learner.advantages import factors
 from coordinator.learner.algorithm import GRPO, Algorithm
 from coordinator.learner.objective import LossTerms, policy_loss, shares
-from coordinator.learner.trajectories import factors
 
 OWNERS = torch.tensor([0, 0, 0, 0, 1, 1, 1])
 ADVANTAGES = torch.tensor([2.0, -1.0, 1.0, -2.0, 0.5, -0.25, 0.0])

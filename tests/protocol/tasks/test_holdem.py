@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from protocol.tasks import chance
 from protocol.tasks.hand_ranks import DECK, rank
-from protocol.tasks.holdem import OPPONENTS, Hand, Holdem
-from protocol.tasks.holdem_bots import BOTS, RAISES_MAX
+from protocol.tasks.holdem import BOTS, OPPONENTS, RAISES_MAX, Hand, Holdem
 from protocol.tasks.no_limit import BIG_BLIND, Move, dealt
 
 SEEDS = st.integers(0, 2**63 - 1)

@@ -11,11 +11,11 @@ from protocol.wire.signing import NodeKey
 from swarm_node.allowance.governor import Governor
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString
-from swarm_node.doctor import cards, house, line, report, storage
-from swarm_node.doctor.engines import engine, engines, processor
+from swarm_node.doctor import cards, line, report, storage
+from swarm_node.doctor import examine as house
+from swarm_node.doctor.engines import engine, engines, make_tiny_model, processor
 from swarm_node.doctor.examine import Patient, examine
 from swarm_node.doctor.report import CheckResult, CheckState
-from swarm_node.doctor.tiny_model import make_tiny_model
 from swarm_node.engine.choose import EngineOptions, HostMachine, this_machine
 from swarm_node.keys import identity
 from swarm_node.machine.gpu import Card, GpuProbe

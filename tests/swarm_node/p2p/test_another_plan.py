@@ -15,8 +15,7 @@ from protocol.ids import ChunkId
 from protocol.policy.manifest import PolicyManifest
 from protocol.wire.signing import NodeKey
 from protocol.work.messages import FetchPlan, Peer, PlanRequest
-from swarm_node.p2p.another_plan import FIRST_S, LONGEST_S, ask_while_alone, pauses_s
-from swarm_node.p2p.download import DownloadProgress
+from swarm_node.p2p.download import FIRST_S, LONGEST_S, DownloadProgress, ask_while_alone, pauses_s
 from swarm_node.p2p.serve import ChunkServer, ServeLimits
 from tests.swarm_node.p2p.test_on_demand import spare_seeder
 from tests.swarm_node.p2p_world import (

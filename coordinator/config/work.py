@@ -1,4 +1,5 @@
-"""How nodes sample, and how stale their work may be."""
+"""Settings of the work: how nodes sample, how stale it may be, who works, how leases end, and which prompts are chosen.
+"""
 
 from typing import Literal
 
@@ -6,6 +7,43 @@ from pydantic import Field, model_validator
 
 from coordinator.config.section import Section
 from protocol import limits
+
+
+class FleetSection(Section):
+    """Who works and who stands by."""
+
+    local_nodes: int = Field(0, ge=0, le=16, description="nodes that launch starts here, on the learner's device")
+    strangers: bool = Field(True, description="whether other nodes than these may join")
+    gamma: float = Field(0.0, ge=0, description="throughput to keep, times what the learner needs; 0: everybody works")
+    budget_micros_per_hour: int = Field(0, ge=0, description="most that is spent in an hour; 0 is no limit")
+    window_s: float = Field(60.0, ge=0, description="how long too little or too dear must last to be changed")
+    margin: float = Field(0.1, ge=0, description="how much cheaper another fleet must be")
+    dwell_s: float = Field(300.0, ge=0, description="how long a node works or stands by before it is moved to save")
+    half_life_s: float = Field(600.0, gt=0, description="after this an answer says half as much of a node's rate")
+
+    @model_validator(mode="after")
+    def _somebody_samples(self) -> "FleetSection":
+        if not (self.strangers or self.local_nodes):
+            raise ValueError("nobody would sample: strangers = false needs local_nodes")
+        return self
+
+
+class LeasesSection(Section):
+    """How work is handed out."""
+
+    timeout_s: float = Field(60.0, gt=0, description="after this an unanswered lease goes to somebody else")
+    groups_per_request: int = Field(8, ge=1, le=limits.LEASES_PER_REQUEST_MAX, description="most groups given at once")
+    newcomer_leases: int = Field(4, ge=1, description="leases that a node may hold before it has answered one")
+    over_issue: int = Field(2, ge=0, description="late groups that a second node gets when a batch waits only for them")
+    lookahead: int = Field(
+        16, ge=0, le=1024, description="groups of which long ones go to fast nodes; 0: the oldest to anybody"
+    )
+    heartbeat_s: float = Field(2.0, gt=0, description="how often nodes report; plans name no node that missed three")
+
+    @property
+    def silent_after_ms(self) -> int:
+        """A node that was not heard of for so long is not counted on."""
+        return int(3000 * self.heartbeat_s)
 
 
 class SamplingSection(Section):
@@ -71,3 +109,23 @@ class StalenessSection(Section):
         if self.adaptive and self.admission == "buffer":
             raise ValueError("adaptive needs admission = visible: a buffer takes whatever fits, however old it becomes")
         return self
+
+
+class SelectionSection(Section):
+    """Prompts by what their groups came to; as it stands, all are taken in their order."""
+
+    filter_after: int = Field(
+        0, ge=0, description="groups in a row of equal rewards after which a prompt is left out; 0: never"
+    )
+    probe_every: int = Field(4, ge=2, le=1000, description="of so many times that a prompt comes up, it is taken once")
+    window: int = Field(64, ge=1, le=1024, description="prompts that are looked at together")
+    share: float = Field(1.0, gt=0, le=1, description="of a window that is taken, the most promising ones; 1: all")
+    refill: float = Field(
+        0.0,
+        ge=0,
+        le=16,
+        description="groups of equal rewards that others replace, in parts of a batch; 0: none",
+    )
+    exploration: float = Field(
+        0.5, ge=0, description="what it is worth that a prompt was seldom seen, in units of reward"
+    )

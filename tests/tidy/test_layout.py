@@ -1,0 +1,92 @@
+"""The shape of the tree: one class per name, no circles of imports, and no fragments that only one module uses.
+
+- The layers of the packages are contracts of import-linter, in pyproject.toml.
+- An exception is a line in a table here, with its reason.
+"""
+
+import ast
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.repository import ROOMS, imports, python_files, report, text, tree
+
+FRAGMENT_LINES = 80
+
+ONE_PER_SUBJECT = ("coordinator/api/", "coordinator/commands/", "swarm_node/commands/", "coordinator/store/migrations/")
+"""Folders whose modules are one for each caller, command or step, however short."""
+
+FRAGMENTS = {
+    "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
+    "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
+    "coordinator/transactions/rails/manual.py": "one module per rail",
+    "protocol/tasks/poker_tables.py": "frozen tables: data, which nobody edits",
+    "protocol/wire/generation.py": "the one number that changes with the protocol",
+    "swarm_node/doctor/bundle.py": "one module per answer of the doctor",
+    "swarm_node/engine/described.py": "a program of its own: the child that describes a model",
+    "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
+    "swarm_node/engine/torch/engine.py": "one engine module per library",
+    "swarm_node/engine/vllm/worker.py": "loaded by vLLM's own worker process",
+    "swarm_node/keys/rotation.py": "one module per kind of key operation",
+    "swarm_node/ledger/audit_report.py": "the form of one document",
+    "swarm_node/ledger/payouts.py": "the form of one document",
+    "swarm_node/owner/live_view.py": "draws on a terminal; its lines are in status_lines",
+    "swarm_node/seed.py": "a program of its own: the seeder",
+    "swarm_node/versions/disk_space.py": "pure arithmetic of a version's size, beside the follower that acts on it",
+    "swarm_node/versions/milestones.py": "a stopwatch on its own clock",
+}
+"""Modules below `FRAGMENT_LINES` lines that one other module imports, and why they are not part of it."""
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of a module or package."""
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def product_imports() -> dict[str, set[str]]:
+    """Return the modules of the product that each of them imports."""
+    names = {module_name(path): path for path in python_files(*ROOMS)}
+    graph: dict[str, set[str]] = {name: set() for name in names}
+    for name, path in names.items():
+        for _, imported in imports(path):
+            target = imported if imported in names else imported.rpartition(".")[0]
+            if target in names and target != name:
+                graph[name].add(target)
+    return graph
+
+
+def test_a_class_name_is_defined_once() -> None:
+    places = defaultdict(list)
+    for path in python_files(*ROOMS):
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path}:{node.lineno}")
+    report([f"class {name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1])
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    try:
+        TopologicalSorter(product_imports()).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]), pytrace=False)
+
+
+def test_a_short_module_that_one_other_imports_gives_its_reason() -> None:
+    importers = defaultdict(set)
+    for name, targets in product_imports().items():
+        for target in targets:
+            importers[target].add(name)
+    short = {
+        str(path)
+        for path in python_files(*ROOMS)
+        if path.name != "__init__.py"
+        and not str(path).startswith(ONE_PER_SUBJECT)
+        and len(text(path).splitlines()) < FRAGMENT_LINES
+        and len(importers[module_name(path)]) == 1
+    }
+    report(
+        [f"{path}: join it with its importer, or give a reason in FRAGMENTS" for path in sorted(short - set(FRAGMENTS))]
+    )
+    report([f"{path}: is no fragment" for path in sorted(set(FRAGMENTS) - short)])

@@ -180,7 +180,7 @@ class Run:
     def follow(self, manifest: PolicyManifest) -> tuple[int, float, bool]:
         """What a node with the version before fetches, how long it rebuilds, and whether the bytes are the same."""
         started = time.perf_counter()
-        bases = assemble.held(self._policies, manifest)
+        bases = assemble.held_files(self._policies, manifest)
         folder = assemble.assemble(self._policies, manifest, self._blobs, bases)
         seconds = time.perf_counter() - started
         uploaded = self._publisher.uploads / str(self.version)

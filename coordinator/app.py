@@ -233,7 +233,7 @@ async def _make_up_for_absence(round_: Round) -> None:
     """Before anybody is heard again: nodes' leases and auditors' cases stood still while nobody was here."""
     alive_ms, moment_ms = opening.touched_ms(round_.folder), now_ms()
     times = {"timeout_ms": round_.terms.timeout_ms, "back_ms": BACK_MS, "now_ms": moment_ms}
-    if pardoned := await round_.database.run(leases.pardon, alive_ms=alive_ms, **times):
+    if pardoned := await round_.database.run(leases.extend_after_downtime, alive_ms=alive_ms, **times):
         log.info("%d leases go on after %.0f s without a coordinator", pardoned, (moment_ms - alive_ms) / 1000)
     await round_.database.run(audits.resume, terms=round_.audits, now_ms=moment_ms)
 

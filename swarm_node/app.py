@@ -67,9 +67,9 @@ async def run(settings: AgentSettings) -> RunEarnings:
             earnings, said = await _work(settings, me)
         except* SwarmError as group:
             error = next(leaves(group))
-            await trio.to_thread.run_sync(stopped.note, home, error)
+            await trio.to_thread.run_sync(stopped.record_end, home, error)
             raise error from None
-        stopped.note(home, None, said)
+        stopped.record_end(home, None, said)
         return earnings
 
 

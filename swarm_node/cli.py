@@ -140,7 +140,7 @@ def bench(
 
     logs.to_stderr(quiet=True)
     subject = (
-        benching.held(home, joining.parse(policy))
+        benching.newest_held_version(home, joining.parse(policy))
         if "://" in policy
         else benching.Subject(Path(policy), task, Sampler(temperature=1.0, max_new_tokens=max_new_tokens))
     )
@@ -192,7 +192,7 @@ def why(
     if replay and not lease:
         raise ConfigInvalid("--replay needs a lease.", hint="`swarm-node why JOIN_STRING` lists the last ones.")
     join = joining.parse(join_string)
-    key = identity.of(home).key
+    key = identity.find_identity(home).key
     if lease:
         lease = Leased(joining.round_folder(home, join)).typed(lease)
     refused = asking.refused(join, home, lease)

@@ -29,4 +29,4 @@ class Prompts:
         """A group of this prompt earned this."""
         if self._rules.chooses:
             with self._store.begin() as connection:
-                curriculum.note(connection, prompt, rewards)
+                curriculum.record_outcome(connection, prompt, rewards)

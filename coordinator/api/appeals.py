@@ -36,7 +36,7 @@ async def appeal(request: web.Request) -> web.Response:
     here = request.app[ROUND]
     here.database.require_room()
     envelope = await body(request, limits.APPEAL_MAX_BYTES)
-    taken = await here.database.run_for_node(appeals.take, envelope, round_id=here.round_id, now_ms=now_ms())
+    taken = await here.database.run_for_node(appeals.record_appeal, envelope, round_id=here.round_id, now_ms=now_ms())
     return reply(taken)
 
 
@@ -50,7 +50,9 @@ async def listed(request: web.Request) -> web.Response:
 async def shown(request: web.Request) -> web.Response:
     """One appeal, with the evidence and what granting it would pay."""
     here = require_operator(request)
-    return reply_json(await here.database.read(appeals.shown, int(request.match_info["number"]), here.audits.rules))
+    return reply_json(
+        await here.database.read(appeals.appeal_report, int(request.match_info["number"]), here.audits.rules)
+    )
 
 
 @routes.post("/v1/operator/rulings")

@@ -20,14 +20,14 @@ LOOK_AGAIN_S = 1.0
 
 
 @routes.post("/v1/auditor/take")
-async def take(request: web.Request) -> web.Response:
+async def assign_cases(request: web.Request) -> web.Response:
     """Cases for an auditor."""
     here = require_operator(request)
     message = TakeCases.from_bytes(await body(request))
     deadline = asyncio.get_running_loop().time() + CASES_WAIT_S
     while True:
         found: Cases = await here.database.run(
-            audits.take, message.auditor, message.at_most, terms=here.audits, now_ms=now_ms()
+            audits.assign_cases, message.auditor, message.at_most, terms=here.audits, now_ms=now_ms()
         )
         if found.cases or found.done or asyncio.get_running_loop().time() >= deadline:
             return reply(found)
@@ -35,11 +35,11 @@ async def take(request: web.Request) -> web.Response:
 
 
 @routes.post("/v1/auditor/hold")
-async def hold(request: web.Request) -> web.Response:
+async def extend_cases(request: web.Request) -> web.Response:
     """An auditor needs longer for what it has taken."""
     here = require_operator(request)
     message = HoldCases.from_bytes(await body(request))
-    await here.database.run(audits.hold, message.auditor, terms=here.audits, now_ms=now_ms())
+    await here.database.run(audits.extend_cases, message.auditor, terms=here.audits, now_ms=now_ms())
     return web.Response(status=204)
 
 
@@ -49,7 +49,7 @@ async def verdicts(request: web.Request) -> web.Response:
     here = require_operator(request)
     message = Verdicts.from_bytes(await body(request))
     await here.database.run(
-        audits.bring,
+        audits.record_verdicts,
         message.verdicts,
         seconds=message.seconds,
         threads=message.threads,

@@ -109,7 +109,7 @@ class Asked(Generic[M]):
     sent_ms: int
 
 
-async def asked(request: web.Request, kind: type[M]) -> Asked[M]:
+async def read_signed_request(request: web.Request, kind: type[M]) -> Asked[M]:
     """Read a node's signed request; a large one on a thread beside the loop."""
     here = request.app[ROUND]
     here.database.require_room()  # before a signature is checked, which costs more than anything else
@@ -139,7 +139,7 @@ async def commit(request: web.Request, said: Asked[M], effect: Callable[..., T],
 
 async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **context: Any) -> T:
     """Read a node's signed request, and run its effect in one transaction with its nonce."""
-    return await commit(request, await asked(request, kind), effect, **context)
+    return await commit(request, await read_signed_request(request, kind), effect, **context)
 
 
 async def body(request: web.Request, max_bytes: int = limits.REQUEST_MAX_BYTES) -> bytes:

@@ -60,7 +60,7 @@ async def state(request: web.Request) -> web.Response:
             ledger_head=store.checkpoint(connection) or b"",
             finished=finished,
             evaluating=evaluations.is_running(connection, "last"),
-            evaluated=evaluations.told(connection),
+            evaluated=evaluations.latest_results(connection),
             replacement=publication.newest_replacement(connection),
         )
 

@@ -46,7 +46,7 @@ async def cosign(request: web.Request) -> web.Response:
     here = request.app[ROUND]
     here.database.require_room()
     taken = await here.database.run_for_node(
-        witnesses.take,
+        witnesses.record_signature,
         await body(request, NOTE_MAX_BYTES),
         keys=Keys(here.roots, here.round_id),
         witnesses=here.config.ledger.keys,

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator.api.guard import BOUNDS, HERE, place
-from coordinator.api.http import ROUND, Asked, act, asked, body, commit, reply
+from coordinator.api.http import ROUND, Asked, act, body, commit, read_signed_request, reply
 from coordinator.api.probes import is_proxied
 from coordinator.base.clock import now_ms
 from coordinator.reports.explain import explain
@@ -129,7 +129,7 @@ async def give_back(request: web.Request) -> web.Response:
 async def progress(request: web.Request) -> web.Response:
     """Told of leases that take long, so that nothing is lost with their node."""
     judge = await request.app[ROUND].judge()
-    said = await asked(request, LeaseProgress)
+    said = await read_signed_request(request, LeaseProgress)
     words = await _read(request, said, said.message.fragments, checked_rollouts.read_fragments, judge)
     return reply(await commit(request, said, _progress, words=words, judge=judge))
 
@@ -139,7 +139,7 @@ async def submit(request: web.Request) -> web.Response:
     """Signed rollouts; each gets a verdict."""
     here = request.app[ROUND]
     judge = await here.judge()
-    said = await asked(request, Submission)
+    said = await read_signed_request(request, Submission)
     rollouts = await _read(request, said, said.message.rollouts, checked_rollouts.read_rollouts, judge)
     verdicts = await commit(request, said, _take_all, rollouts=rollouts, judge=judge)
     here.batch_ready.set()
@@ -215,7 +215,7 @@ async def state(request: web.Request) -> web.Response:
     envelope = await body(request, limits.STATEMENT_MAX_BYTES)
     terms = here.config.payouts
     taken = await here.database.run_for_node(
-        owners.take,
+        owners.record_statement,
         envelope,
         round_id=here.round_id,
         scheme=rails.scheme(terms),
@@ -281,7 +281,7 @@ def _beat(
     registry.heartbeat(connection, node, message, now_ms=now_ms)
     if message.blames:
         blames.record(connection, node, message.blames, evidence, now_ms=now_ms)
-    broadcasts.note(connection, node, message.reached, now_ms=now_ms)
+    broadcasts.record_progress(connection, node, message.reached, now_ms=now_ms)
 
 
 def _heard_of(connection: sa.Connection, node: NodeId, message: VersionRequest, *, now_ms: int) -> tuple[NodeId, int]:
@@ -326,7 +326,7 @@ def _take_all(
     now_ms: int,
 ) -> tuple[Verdict, ...]:
     registry.require_node(connection, node)
-    verdicts = claims.take(connection, node, rollouts, judge=judge, now_ms=now_ms)
+    verdicts = claims.receive_rollouts(connection, node, rollouts, judge=judge, now_ms=now_ms)
     if get_fact(connection, "finished", False):
         # Leased before the round ended, and no report will come to settle it.
         batches.release_leftovers(connection, audits=judge.audits, now_ms=now_ms)

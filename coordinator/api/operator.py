@@ -1,5 +1,4 @@
-"""Requests of the operator's commands, with the operator's token: about nodes, versions, and `plan --live`.
-"""
+"""Requests of the operator's commands, with the operator's token: about nodes, versions, and `plan --live`."""
 
 import json
 from dataclasses import asdict
@@ -44,7 +43,7 @@ async def nodes(request: web.Request) -> web.Response:
 async def node(request: web.Request) -> web.Response:
     """One node, with its refusals and the orders about it."""
     here = require_operator(request)
-    about = partial(moderation.shown, alive_since_ms=_alive_since_ms(here))
+    about = partial(moderation.node_report, alive_since_ms=_alive_since_ms(here))
     return reply_json(await here.database.read(about, request.match_info["node"]))
 
 

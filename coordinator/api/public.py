@@ -84,7 +84,7 @@ def share(app: web.Application) -> None:
         lambda conn, _since_ms, _now_ms: {
             "ledger_size": store.size(conn),
             "nodes": summary.leaderboard(conn, OTHERS_MAX),
-            "owners": standings.shown(conn, here.audits.rules),
+            "owners": standings.list_standings(conn, here.audits.rules),
         },
     )
     told = here.told()

@@ -169,7 +169,7 @@ class Watch:
         return Training(
             status=status,
             metrics=self._curves.metrics(),
-            evaluations=evaluations.shown(connection),
+            evaluations=evaluations.list_evaluations(connection),
             idle_share=self._curves.idle_share(),
             cost_micros=self._curves.cost_micros(),
             ages=curves.ages(connection),

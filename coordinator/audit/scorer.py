@@ -205,7 +205,7 @@ def load_policy(folder: Path, dtype: torch.dtype, device: str) -> Any:
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     with without_adapter(folder) as base:
         _require_borne_out(base)
-        stored = weights.matrix_types(weights.of(base))
+        stored = weights.matrix_types(weights.weight_files(base))
         narrow = NARROW.get(next(iter(stored))) if len(stored) == 1 else None
         if dtype != torch.float32:
             keep = partial(_lay_out_in, dtype=dtype)
@@ -233,7 +233,7 @@ def _require_borne_out(base: Path) -> None:
     model_config.require_plain(config)
     if reason := architectures.reason_to_refuse(config):
         raise AuditFailed(f"No policy like this one can be audited: {reason}.")
-    files = weights.of(base)
+    files = weights.weight_files(base)
     model_config.require_layers(config, len(weights.shapes(files)))
     described = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):

@@ -79,7 +79,7 @@ def show(
 
     config = load(config_file, settings)
     found = ask(config, "GET", f"/v1/operator/appeals/{number}")
-    row = found or read_store(config, lambda connection: appeals.shown(connection, number, audit_rules(config)))
+    row = found or read_store(config, lambda connection: appeals.appeal_report(connection, number, audit_rules(config)))
     if as_json:
         typer.echo(json.dumps(row))
     else:

@@ -65,7 +65,7 @@ def run(
     terms = replace(terms, problems=problems or terms.problems, samples=samples or terms.samples)
     with closing(opened_store(config)) as database:
         newest, _ = database.run_now(policy_versions.newest_version)
-        number = database.run_now(evaluations.begin, version or newest, split, size, terms, now_ms=now_ms())
+        number = database.run_now(evaluations.start_evaluation, version or newest, split, size, terms, now_ms=now_ms())
         found = _await(database, number, config.eval.patience_s) if wait else _one(database, number)
     typer.echo(json.dumps(found, indent=2) if as_json else overview.evaluation(found))
     if wait and found["state"] != "done":
@@ -83,7 +83,7 @@ def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_
     from coordinator.transactions import evaluations
 
     with closing(opened_store(load(config_file, settings))) as database:
-        rows = database.run_now(evaluations.shown, version=version)
+        rows = database.run_now(evaluations.list_evaluations, version=version)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -103,7 +103,7 @@ def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_j
     from coordinator.transactions import evaluations
 
     with closing(opened_store(load(config_file, settings))) as database:
-        rows = database.run_now(evaluations.shown, version=version)
+        rows = database.run_now(evaluations.list_evaluations, version=version)
         if not rows:
             raise NotFound("There is no such evaluation.", hint="`swarm-coordinator eval list` names them.")
         found = rows[-1]
@@ -148,7 +148,7 @@ def _await(
 def _one(database: "Database", number: int) -> dict[str, Any]:
     from coordinator.transactions import evaluations
 
-    return next(row for row in database.run_now(evaluations.shown) if row["number"] == number)
+    return next(row for row in database.run_now(evaluations.list_evaluations) if row["number"] == number)
 
 
 def _marks(scores: list[float]) -> str:

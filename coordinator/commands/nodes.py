@@ -70,7 +70,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
 
     config = load(config_file, settings)
     found = ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")
-    about = partial(moderation.shown, text=node, alive_since_ms=AFTER_ALL_MS)
+    about = partial(moderation.node_report, text=node, alive_since_ms=AFTER_ALL_MS)
     row = read_store(config, about) if found is None else found
     if as_json:
         typer.echo(json.dumps(row, default=str))

@@ -83,7 +83,7 @@ def show(config_file: ConfigFile, version: Version, settings: Settings, as_json:
     from coordinator.reports import versions
 
     with closing(RoundArchive(load(config_file, settings))) as archive:
-        row = archive.read(versions.shown, archive.publisher, archive.metadata, version=version)
+        row = archive.read(versions.version_report, archive.publisher, archive.metadata, version=version)
     if as_json:
         typer.echo(json.dumps(row, indent=2))
         return

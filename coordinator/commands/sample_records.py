@@ -112,7 +112,7 @@ def find(connection: sa.Connection, wanted: SampleFilter, limit: int, decode: De
 
 def _require_today(connection: sa.Connection) -> None:
     """Refuse a store of another schema; one without tables must not get any from a reader."""
-    if schema.found(connection) is None:
+    if schema.stored_number(connection) is None:
         raise ConfigInvalid("The store of this round has no tables.", hint="Launch it first.")
     schema.open_store(connection)
 

@@ -59,7 +59,7 @@ def show(
     from coordinator.commands.sample_records import SampleFilter
 
     wanted = SampleFilter(version, node, reward_min, reward_max)
-    tell(_find(load(config_file, settings), wanted, limit), as_json)
+    print_samples(_find(load(config_file, settings), wanted, limit), as_json)
 
 
 @app.command(
@@ -91,7 +91,7 @@ def grep(
     except re.error as error:
         raise ConfigInvalid(f"This is no regular expression: {error}.", hint="Escape ( [ . * + ? with \\.") from None
     wanted = SampleFilter(version, node, reward_min, reward_max, text)
-    tell(_find(load(config_file, settings), wanted, limit), as_json)
+    print_samples(_find(load(config_file, settings), wanted, limit), as_json)
 
 
 def _find(config: Config, wanted: "SampleFilter", limit: int) -> "list[Shown]":
@@ -104,7 +104,7 @@ def _find(config: Config, wanted: "SampleFilter", limit: int) -> "list[Shown]":
         return sample_records.of_round(archive, config, wanted, limit)
 
 
-def tell(found: "list[Shown]", as_json: bool) -> None:
+def print_samples(found: "list[Shown]", as_json: bool) -> None:
     """Print samples."""
     if as_json:
         # Of the controls, only this one is none to JSON.

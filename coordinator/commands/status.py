@@ -40,7 +40,7 @@ def status(
     config = load(config_file, settings)
     console = Console()
     if not watch:
-        told = look(config, config_file)
+        told = read_status(config, config_file)
         if as_json:
             typer.echo(json.dumps(told, indent=2))
         else:
@@ -56,7 +56,7 @@ def status(
         raise typer.Exit from None
 
 
-def look(config: Config, config_file: Path) -> dict[str, Any]:
+def read_status(config: Config, config_file: Path) -> dict[str, Any]:
     """What the coordinator says of its round, or of a stopped one its store; and the string to join it with."""
     from coordinator.service.round import join_string
 
@@ -83,12 +83,12 @@ def _told(config: Config, config_file: Path) -> dict[str, Any]:
 
 def _looks(config: Config, config_file: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """What is said, again and again, and why it may be old: a coordinator that restarts is waited for."""
-    told, note = look(config, config_file), ""
+    told, note = read_status(config, config_file), ""
     while True:
         yield told, note
         time.sleep(WATCH_EVERY_S)
         try:
-            told, note = look(config, config_file), ""
+            told, note = read_status(config, config_file), ""
         except Unreachable as error:
             note = f"{error} Asking again; what stands above is old. "
 

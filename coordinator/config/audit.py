@@ -1,5 +1,4 @@
-"""Settings of audits and of the ledger: how much is audited, how it is judged, and which witnesses sign.
-"""
+"""Settings of audits and of the ledger: how much is audited, how it is judged, and which witnesses sign."""
 
 from functools import cached_property
 from typing import Annotated

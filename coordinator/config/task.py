@@ -1,5 +1,4 @@
-"""Settings of the task: where problems come from, what answers earn, and how versions are evaluated.
-"""
+"""Settings of the task: where problems come from, what answers earn, and how versions are evaluated."""
 
 from typing import Any, Literal
 

@@ -1,5 +1,4 @@
-"""Settings of the work: how nodes sample, how stale it may be, who works, how leases end, and which prompts are chosen.
-"""
+"""Settings of the work: how nodes sample, how stale it may be, how leases end, and which prompts are chosen."""
 
 from typing import Literal
 

@@ -91,7 +91,7 @@ def _seen(connection: sa.Connection, update: int) -> dict[str, Any]:
         "groups": groups,
         "nodes": nodes,
         "accuracy": (progress.get("accuracy_before"), progress.get("accuracy_after")),
-        "evaluations": [row for row in evaluations.shown(connection) if row["result"]],
+        "evaluations": [row for row in evaluations.list_evaluations(connection) if row["result"]],
     }
 
 

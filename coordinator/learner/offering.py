@@ -47,8 +47,8 @@ def prepare(folder: Path, current: Path, target: Path) -> None:
 
 def _write_whole(folder: Path, current: Path, made: Path) -> None:
     require(folder, str(folder))
-    weights.require_same(weights.shapes(weights.of(folder)), weights.shapes(weights.of(current)))
-    weights.require_finite(weights.of(folder))
+    weights.require_same(weights.shapes(weights.weight_files(folder)), weights.shapes(weights.weight_files(current)))
+    weights.require_finite(weights.weight_files(folder))
     _require_same_policy(folder, current)
     whole = made.with_name("whole")
     shutil.copytree(current, whole, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json"))
@@ -88,7 +88,7 @@ def _require_adapter(folder: Path, current: Path) -> None:
     matrices = [folder / adapter.WEIGHTS]
     weights.require_same(weights.shapes(matrices), weights.shapes([current / adapter.WEIGHTS]))
     weights.require_finite(matrices)
-    for path in weights.of(folder):
+    for path in weights.weight_files(folder):
         if path.name != adapter.WEIGHTS and not _same_bytes(path, current / path.name):
             raise ConfigInvalid(f"{path} is not this round's base, which stays as it is.", hint=hint)
 

@@ -35,7 +35,7 @@ COLUMNS = (
 )
 
 
-def shown(rows: Sequence[Mapping[str, Any]]) -> Any:
+def evaluation_parts(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Curves by split, then the table, the newest first."""
     made = [
         _curve(number, split, list(of_split))
@@ -135,7 +135,7 @@ def render(figures: Training) -> str:
         strip(status, figures.now_ms, figures.age_ms),
         live("health", _health(status), heading="Health"),
         live("learning", _learning(figures), heading="Learning"),
-        live("evaluations", shown(figures.evaluations), heading="Evaluations"),
+        live("evaluations", evaluation_parts(figures.evaluations), heading="Evaluations"),
         live("pace", _pace(figures), heading="Pace"),
         live("broadcast", _broadcast(figures), heading="Broadcasts"),
         live("fleet", _fleet(status), heading="Fleet"),

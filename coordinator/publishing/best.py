@@ -67,4 +67,4 @@ def kept(folder: Path) -> int | None:
 
 
 def _found(connection: sa.Connection) -> tuple[list[dict[str, Any]], int | None]:
-    return evaluations.shown(connection), evaluations.best(connection)
+    return evaluations.list_evaluations(connection), evaluations.best(connection)

@@ -29,7 +29,7 @@ EXPONENTS = {
 Shapes = dict[str, tuple[int, ...]]
 
 
-def of(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The files of weights in a folder."""
     return sorted(folder.glob(f"*{SUFFIX}"))
 

@@ -100,7 +100,7 @@ def figures(
         else programs_alarm
         or verifier_alarm(verifier)
         or skipped_alarm(skipped, len(lately))
-        or held_alarm(standings.held(connection))
+        or held_alarm(standings.count_held_claims(connection))
         or kept_alarm(kept)
         or masked_alarm(masked)
         or alarm(asked, kappa, idle_share, in_vain, share, staleness_max)

@@ -38,7 +38,7 @@ class LearnerWaiting:
     why: str
 
 
-def look(told: Mapping[str, Any], config: Config, *, backlog: int) -> LearnerWaiting:
+def explain_waiting(told: Mapping[str, Any], config: Config, *, backlog: int) -> LearnerWaiting:
     """What the figures of `summary.status` say of the learner while so many claims wait for an auditor."""
     if told["finished"]:
         return LearnerWaiting("finished", "The round is finished.")

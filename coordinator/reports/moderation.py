@@ -59,7 +59,7 @@ def listed(connection: sa.Connection, *, alive_since_ms: int) -> list[dict[str, 
     ]
 
 
-def shown(connection: sa.Connection, text: str, *, alive_since_ms: int) -> dict[str, Any]:
+def node_report(connection: sa.Connection, text: str, *, alive_since_ms: int) -> dict[str, Any]:
     """One node, with its refusals and the orders about it and its owner."""
     node = find(connection, text)
     (line,) = (line for line in listed(connection, alive_since_ms=alive_since_ms) if line["node_id"] == node)

@@ -13,7 +13,7 @@ from coordinator.config import Config
 from coordinator.reports import health, history, learner_waiting, programs, standby
 from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, leases, nodes, rejections, rollouts, transfers
-from coordinator.tasks.kinds import shown
+from coordinator.tasks.kinds import task_label
 from coordinator.transactions import (
     audit_pace,
     blames,
@@ -75,8 +75,8 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         **_alive(connection, version, alive_since_ms),
         "evaluations": _last_evaluations(connection),
         "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),
-        "selection": curriculum.shown(connection, rules_of(config)),
-        "fleet": fleet.shown(connection),
+        "selection": curriculum.curriculum_report(connection, rules_of(config)),
+        "fleet": fleet.list_nodes(connection),
         "publish_every": kappa,
         "staleness_bound": staleness_bound.in_force(connection, config.staleness),
         "load": asdict(asked) if asked else None,
@@ -93,11 +93,11 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
     }
 
 
-def told(config: Config, round_id: str) -> dict[str, Any]:
+def public_settings(config: Config, round_id: str) -> dict[str, Any]:
     """What the operator set, as far as nodes and visitors want to know it."""
     return {
         "round_id": round_id,
-        "task": shown(config),
+        "task": task_label(config),
         "staleness": config.staleness.max_updates,
         "max_updates": config.round.max_updates,
         "samples_per_group": config.sampling.samples_per_group,
@@ -107,16 +107,16 @@ def told(config: Config, round_id: str) -> dict[str, Any]:
 
 
 def stopped(connection: sa.Connection, *, config: Config, since_ms: int) -> dict[str, Any]:
-    """What the operator sees, and `told`, of a round that no coordinator leads since then: nobody counts as alive."""
+    """Return the operator's figures and the public settings of a stopped round: no node counts as alive."""
     found = for_operator(connection, config=config, alive_since_ms=AFTER_ALL_MS)
-    return found | told(config, get_fact(connection, "round_id")) | {"stopped_since_ms": since_ms}
+    return found | public_settings(config, get_fact(connection, "round_id")) | {"stopped_since_ms": since_ms}
 
 
 def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
     """The status, with whether the learner waits and why, what was credited, and what went wrong lately."""
     found = status(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
     return found | {
-        "learner": asdict(learner_waiting.look(found, config, backlog=standings.backlog(connection))),
+        "learner": asdict(learner_waiting.explain_waiting(found, config, backlog=standings.backlog(connection))),
         "credit": _credited(connection),
         "incidents": [asdict(one) for one in history.incidents(connection)],
     }
@@ -152,7 +152,7 @@ def _credited(connection: sa.Connection) -> dict[str, int]:
 def _last_evaluations(connection: sa.Connection) -> list[dict[str, Any]]:
     """Of each split, what was measured last, and what is being measured."""
     last: dict[tuple[str, bool], dict[str, Any]] = {}
-    for row in evaluations.shown(connection):
+    for row in evaluations.list_evaluations(connection):
         last[row["split"], row["state"] == "running"] = row
     return sorted(last.values(), key=lambda row: row["number"])
 

@@ -26,7 +26,9 @@ def listed(
     return [_line(connection, publisher, row, signed) for row in connection.execute(newest_first).mappings().all()]
 
 
-def shown(connection: sa.Connection, publisher: Publisher, metadata: SignedMetadata, *, version: int) -> dict[str, Any]:
+def version_report(
+    connection: sa.Connection, publisher: Publisher, metadata: SignedMetadata, *, version: int
+) -> dict[str, Any]:
     """One version: what `listed` says, its manifest, its files, and who signed what nodes see now."""
     row = connection.execute(sa.select(versions).where(versions.c.version == version)).mappings().first()
     if row is None:

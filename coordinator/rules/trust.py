@@ -119,7 +119,7 @@ def lifted(standing: OwnerStanding, before: OwnerStanding, *, counts: bool) -> O
     return replace(standing, claims=standing.claims + before.claims, groups=standing.groups + before.groups, hard=hard)
 
 
-def found(
+def after_verdict(
     standing: OwnerStanding, finding: Finding, rules: TrustRules, groups: int = 1, *, again: bool = False
 ) -> OwnerStanding:
     """After a verdict on a claim that counts for so many groups; `again`, if a fault on the same group stands."""

@@ -189,9 +189,9 @@ class VersionPublication:
     def _record(self, connection: sa.Connection, manifest: PolicyManifest, *, now_ms: int) -> None:
         """Record a version for dispatch, ledger and nodes, and begin its evaluation if one is due."""
         digest = chunks.digest(manifest.to_bytes())
-        broadcasts.begin(connection, manifest, digest, silent_after_ms=self._silent_after_ms, now_ms=now_ms)
+        broadcasts.start_broadcast(connection, manifest, digest, silent_after_ms=self._silent_after_ms, now_ms=now_ms)
         entered(connection, manifest.version, now_ms)
-        evaluations.due(connection, manifest.version, self._splits(), self._evaluation_terms, now_ms)
+        evaluations.start_due_evaluations(connection, manifest.version, self._splits(), self._evaluation_terms, now_ms)
 
     def _stage(self, wanted: Replacement, stage: Path, newest: int) -> None:
         """Have the files there, all of them and sound, or refuse."""
@@ -217,7 +217,7 @@ class VersionPublication:
         if names != wanted_names:
             differ = ", ".join(sorted(names ^ wanted_names))
             raise ConfigInvalid(f"Not the files that this round's versions have: {differ[:300]}.")
-        weights.require_finite(weights.of(stage))
+        weights.require_finite(weights.weight_files(stage))
 
 
 def entered(connection: sa.Connection, version: int, now_ms: int) -> None:

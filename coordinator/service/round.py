@@ -32,7 +32,7 @@ from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication
 from coordinator.store.state import Database, get_fact, set_fact
 from coordinator.tasks.chat import Chat
-from coordinator.tasks.kinds import shown
+from coordinator.tasks.kinds import task_label
 from coordinator.tasks.task import open_task
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import blames, lottery, policy_versions, tally
@@ -101,7 +101,7 @@ class Round:
         """Who may join, if not everybody."""
         probes = own.union(config.audit.probes)
         self.audits = replace(opening.audit_terms(config, self.folder), probes=probes)
-        self.database.run_now(lottery.begin, self.audits, now_ms())
+        self.database.run_now(lottery.open_first_epoch, self.audits, now_ms())
         self.roots = self.metadata.roots()
         self.led_as = opening.led_as(config, len(self.roots))
         if leads:
@@ -142,7 +142,7 @@ class Round:
         return Publisher(
             folder=self.folder,
             metadata=self.metadata,
-            task=shown(config),
+            task=task_label(config),
             sampler=Sampler(temperature=config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
             chunk_size_bytes=config.publish.chunk_size_bytes,
             keep=config.staleness.max_updates + 2,
@@ -191,7 +191,7 @@ class Round:
 
     def told(self) -> dict[str, Any]:
         """What the operator set, as far as nodes and visitors want to know it."""
-        return summary.told(self.config, self.round_id)
+        return summary.public_settings(self.config, self.round_id)
 
     @cached_property
     def ledger_key(self) -> NoteKey:

@@ -146,6 +146,6 @@ def judge(node: SimulatedNode, rules: TrustRules, *, forged: bool) -> bool:
     """A verdict comes; whether the node is banned by it."""
     if node.banned:
         return False
-    node.standing = trust.found(node.standing, "hard" if forged else "pass", rules)
+    node.standing = trust.after_verdict(node.standing, "hard" if forged else "pass", rules)
     node.banned = trust.level(node.standing, rules) == "banned"
     return node.banned

@@ -24,7 +24,7 @@ def numbered(schema: int) -> str:
     return f"{schema:04}"
 
 
-def found(connection: sa.Connection) -> int | None:
+def stored_number(connection: sa.Connection) -> int | None:
     """The number of a store's schema; None if there are no tables."""
     here = sa.inspect(connection)
     if here.has_table(stamp.name):
@@ -41,7 +41,7 @@ def found(connection: sa.Connection) -> int | None:
 
 def open_store(connection: sa.Connection) -> None:
     """Make the tables of a new store, or find that those of an old one are as they have to be."""
-    there = found(connection)
+    there = stored_number(connection)
     if there is None:
         tables.metadata.create_all(connection)
         payout_tables.metadata.create_all(connection)

@@ -36,7 +36,7 @@ def steps() -> list[Script]:
 
 def require_store(connection: sa.Connection) -> int:
     """The schema of a store that has one."""
-    there = schema.found(connection)
+    there = schema.stored_number(connection)
     if there is None:
         raise ConfigInvalid("The store is empty: there is nothing to upgrade.", hint="`launch` makes its tables.")
     return there
@@ -54,7 +54,7 @@ def upgrade(database: Database, tell: Tell) -> int:
     waiting = database.run_now(pending)
     for place, step in enumerate(waiting, 1):
         tell(f"step {place} of {len(waiting)}: schema {int(step.revision)}: {what(step)}")
-        database.run_now(take, step)
+        database.run_now(apply_step, step)
     return len(waiting)
 
 
@@ -65,7 +65,7 @@ def dry_run(database: Database, tell: Tell) -> int:
     def try_all(connection: sa.Connection) -> None:
         for place, step in enumerate(waiting, 1):
             tell(f"step {place} of {len(waiting)}: schema {int(step.revision)}: {what(step)}")
-            take(connection, step)
+            apply_step(connection, step)
         raise _DryRun
 
     with suppress(_DryRun):
@@ -73,7 +73,7 @@ def dry_run(database: Database, tell: Tell) -> int:
     return len(waiting)
 
 
-def take(connection: sa.Connection, step: Script) -> None:
+def apply_step(connection: sa.Connection, step: Script) -> None:
     """One step, in the caller's transaction."""
     before = sa.update(stamp).where(stamp.c.version_num == str(step.down_revision))
     if connection.execute(before.values(version_num=step.revision)).rowcount != 1:

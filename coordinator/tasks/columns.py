@@ -43,7 +43,7 @@ class Columns:
     def _place(self, row: Mapping[str, Any], what: str, usual: tuple[str, ...]) -> str | None:
         if (chosen := self._settings.columns.get(what)) is not None:
             return chosen
-        return next((name for name in usual if _found(row, name) not in (None, _NOWHERE)), None)
+        return next((name for name in usual if _value_at(row, name) not in (None, _NOWHERE)), None)
 
     def _prompt(self, value: Any, where: str) -> Prompt:
         if isinstance(value, str) and value:
@@ -64,13 +64,13 @@ def _is_message(value: Any) -> bool:
 
 
 def _at(row: Mapping[str, Any], place: str, where: str) -> Any:
-    value = _found(row, place)
+    value = _value_at(row, place)
     if value is _NOWHERE:
         raise ConfigInvalid(f"{where} has no column {place}: there are {', '.join(map(str, row))}.")
     return value
 
 
-def _found(row: Mapping[str, Any], place: str) -> Any:
+def _value_at(row: Mapping[str, Any], place: str) -> Any:
     """The value at `a.b`: a column of that name, or what is within one."""
     if place in row:
         return row[place]

@@ -35,7 +35,7 @@ def require_known(name: str) -> None:
         )
 
 
-def shown(config: Config) -> str:
+def task_label(config: Config) -> str:
     """What nodes and visitors are told of it: no path of this machine."""
     return Path(config.task.name).stem if config.task.name.endswith(".py") else config.task.name
 

@@ -10,7 +10,7 @@ import numpy as np
 from coordinator.config import Config
 from coordinator.tasks import reward_exact
 from coordinator.tasks.importing import FOLDER, NOTE, needs_data
-from coordinator.tasks.kinds import functions_of, require_known, shown
+from coordinator.tasks.kinds import functions_of, require_known, task_label
 from coordinator.tasks.problem_file import Book
 from protocol.errors import ConfigInvalid
 from protocol.tasks import Problem, Reward, Task, task
@@ -58,7 +58,7 @@ def open_task(config: Config) -> Task:
     if not (folder / NOTE).exists():
         raise ConfigInvalid(f"{folder} has no problems.", hint="`swarm-coordinator init` or `launch` makes them.")
     kind = ExactTask if functions_of(config) == ("exact",) else DataTask
-    return kind(shown(config), folder, seed=config.round.seed, shuffle=config.data.shuffle)
+    return kind(task_label(config), folder, seed=config.round.seed, shuffle=config.data.shuffle)
 
 
 def task_here(config: Config) -> Task | None:

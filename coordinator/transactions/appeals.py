@@ -49,7 +49,7 @@ _claims = sa.select(
 ).join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)  # fmt: skip
 
 
-def take(connection: sa.Connection, envelope: bytes, *, round_id: str, now_ms: int) -> AppealReply:
+def record_appeal(connection: sa.Connection, envelope: bytes, *, round_id: str, now_ms: int) -> AppealReply:
     """Record an appeal, by the node concerned or its owner; about the same fault or ban there is one for ever."""
     signer, said = open_appeal(envelope, round_id)
     row = _appealable(connection, said.about, signer)
@@ -100,7 +100,7 @@ def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     return [_told(row) for row in connection.execute(query)]
 
 
-def shown(connection: sa.Connection, number: int, rules: TrustRules) -> dict[str, Any]:
+def appeal_report(connection: sa.Connection, number: int, rules: TrustRules) -> dict[str, Any]:
     """One appeal: the words, the evidence, and what would be paid if it was granted."""
     row = _numbered(connection, number)
     report = sa.select(audits.c.report, audits.c.finding, audits.c.version).where(audits.c.claim_id == row.claim_id)
@@ -172,7 +172,7 @@ def _grant(
         _pay(connection, given, sum(one.amount_micros for one in paid), now_ms)
         owners.sequence(connection, {one.node_id for one in paid}, now_ms)
         groups = sum(one.groups for one in paid if one.finding not in PROVEN)  # a pledge's counted before
-        standings.put(connection, owner, trust.validated(standings.of(connection, owner), rules, groups))
+        standings.put(connection, owner, trust.validated(standings.find_standing(connection, owner), rules, groups))
     return paid
 
 

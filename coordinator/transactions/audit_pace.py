@@ -45,7 +45,7 @@ class AuditPace:
     """Auditors of the same kind that would suffice, at work all the time; 0 while that is unknown."""
 
 
-def ease(backlog: int, backlog_max: int) -> float:
+def rate_factor(backlog: int, backlog_max: int) -> float:
     """Return how far rates fall while so many claims wait: 0 as set, 1 to what the escrow covers."""
     quarters = 4 * backlog // backlog_max
     return min(STEPS, quarters) / STEPS
@@ -89,7 +89,7 @@ def figures(connection: sa.Connection, backlog_max: int, now_ms: int) -> dict[st
 
 def alarm(pace: AuditPace, backlog_max: int) -> str:
     """Return how far auditors are behind and how many would suffice; nothing while they keep up."""
-    eased = ease(pace.waiting, backlog_max)
+    eased = rate_factor(pace.waiting, backlog_max)
     if not eased:
         return ""
     behind = (

@@ -39,7 +39,7 @@ FREE = ""
 """Who has a case that nobody has."""
 
 
-def take(
+def assign_cases(
     connection: sa.Connection,
     auditor: str,
     at_most: int,
@@ -66,7 +66,7 @@ def take(
     return Cases(version=version or 0, cases=tuple(cases), done=_is_done(connection))
 
 
-def hold(connection: sa.Connection, auditor: str, *, terms: AuditTerms, now_ms: int) -> int:
+def extend_cases(connection: sa.Connection, auditor: str, *, terms: AuditTerms, now_ms: int) -> int:
     """An auditor is still at work on what it has: the whole time anew; on how many cases."""
     mine = WAITS & (audits.c.taken_by == auditor)
     return connection.execute(sa.update(audits).where(mine).values(taken_until_ms=now_ms + terms.timeout_ms)).rowcount
@@ -78,7 +78,7 @@ def resume(connection: sa.Connection, *, terms: AuditTerms, now_ms: int) -> int:
     return connection.execute(sa.update(audits).where(taken).values(taken_until_ms=now_ms + terms.timeout_ms)).rowcount
 
 
-def bring(
+def record_verdicts(
     connection: sa.Connection,
     verdicts: tuple[Judged, ...],
     *,
@@ -107,9 +107,9 @@ def _enter(connection: sa.Connection, verdict: Judged, terms: AuditTerms, now_ms
     """Enter what an auditor found; False if the claim does not wait for it."""
     claim_id, report = verdict.claim_id, verdict.report
     if verdict.finding == "held":
-        return escrow.hold(connection, claim_id, verdict.waits_for or UNNAMED, report, terms=terms, now_ms=now_ms)
+        return escrow.hold_claim(connection, claim_id, verdict.waits_for or UNNAMED, report, terms=terms, now_ms=now_ms)
     if verdict.finding == "pardon" and escrow.was_held(connection, claim_id):  # else waiting would get it paid unseen
-        return escrow.hold(connection, claim_id, LOST, report, terms=terms, now_ms=now_ms)
+        return escrow.hold_claim(connection, claim_id, LOST, report, terms=terms, now_ms=now_ms)
     said = (claim_id, verdict.finding, report, verdict.validator)
     return escrow.judge(connection, *said, terms=terms, now_ms=now_ms)
 
@@ -158,7 +158,7 @@ def _pardon_hopeless(connection: sa.Connection, terms: AuditTerms, now_ms: int) 
     report = json.dumps({"outcome": "pardon", "error": f"no auditor came back from {TRIES_MAX} tries"}).encode()
     names = connection.execute(sa.select(audits.c.claim_id).where(hopeless)).scalars().all()
     pardons = tuple(Judged(claim_id=name, finding="pardon", validator=GAVE_UP, report=report) for name in names)
-    bring(connection, pardons, terms=terms, now_ms=now_ms)
+    record_verdicts(connection, pardons, terms=terms, now_ms=now_ms)
 
 
 def _is_done(connection: sa.Connection) -> bool:

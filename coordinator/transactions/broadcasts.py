@@ -27,7 +27,7 @@ ENDED_MS = sa.case((nodes.c.phase == "mirroring", broadcasts.c.fetched_ms), else
 """When a broadcast ended for a node."""
 
 
-def begin(
+def start_broadcast(
     connection: sa.Connection, manifest: PolicyManifest, digest: str, *, silent_after_ms: int, now_ms: int
 ) -> None:
     """Record a version as published, to the nodes that are alive now; the same one again changes nothing."""
@@ -43,7 +43,7 @@ def begin(
     connection.execute(sa.delete(broadcasts).where(broadcasts.c.version <= manifest.version - VERSIONS_KEPT))
 
 
-def note(connection: sa.Connection, node: NodeId, reached: Iterable[Reached], *, now_ms: int) -> None:
+def record_progress(connection: sa.Connection, node: NodeId, reached: Iterable[Reached], *, now_ms: int) -> None:
     """Note how far versions have come on a node that their broadcasts are for, unless it has said so before."""
     for said in reached:
         column = STAGES[said.stage]

@@ -123,7 +123,7 @@ def read_rollouts(
         except SwarmError as error:
             malformed += not isinstance(error, NotRead)
             claim_id = claim_id or chunks.digest(envelope)
-            seen = evidence.of(error, envelope=envelope, lease_id=lease_id, claim_id=claim_id)
+            seen = evidence.build_evidence(error, envelope=envelope, lease_id=lease_id, claim_id=claim_id)
             found.append(Unreadable(lease_id, error, seen))
         else:
             found.append(CheckedRollout(envelope, claim, ClaimId(claim_id)))

@@ -142,7 +142,7 @@ _stands = Prepared(
 _accepted = Prepared(sa.insert(rollouts))
 
 
-def take(
+def receive_rollouts(
     connection: sa.Connection,
     sender: NodeId,
     answers: Sequence[CheckedRollout | Unreadable],
@@ -177,7 +177,7 @@ def _rejected(answer: CheckedRollout | Unreadable, error: SwarmError) -> Verdict
         seen = answer.evidence
     else:
         named = {"lease_id": answer.lease_id, "claim_id": answer.claim_id}
-        seen = evidence.of(error, envelope=answer.envelope, **named)
+        seen = evidence.build_evidence(error, envelope=answer.envelope, **named)
     lease_id = answer.lease_id
     return Verdict(lease_id=lease_id, outcome="rejected", code=error.code, message=str(error), evidence=seen)
 
@@ -250,7 +250,7 @@ def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Ju
     if sound.is_extra:
         escrow.used(connection, [pending.claim_id], terms=judge.audits, now_ms=now_ms)
     if row.group_no < 0:
-        evaluations.note(connection, row.group_no, now_ms)
+        evaluations.record_group(connection, row.group_no, now_ms)
     return _verdict("accepted", lease.lease_id, pending.tokens, pending.amount_micros)
 
 
@@ -320,9 +320,9 @@ def _remember(
 ) -> None:
     """How the group of a prompt came out, for whoever chooses among prompts; rewards that come later say it then."""
     if terms.lookahead:
-        foresight.note(connection, lease.prompt, max(len(sample) for sample in whole))
+        foresight.record_lengths(connection, lease.prompt, max(len(sample) for sample in whole))
     if terms.selection.chooses and all(map(isfinite, scores)):
-        curriculum.note(connection, lease.prompt, scores)
+        curriculum.record_outcome(connection, lease.prompt, scores)
 
 
 def _enter(connection: sa.Connection, sound: _Sound, judge: Judge, now_ms: int) -> None:
@@ -333,7 +333,9 @@ def _enter(connection: sa.Connection, sound: _Sound, judge: Judge, now_ms: int) 
     for one in sound.told:
         worth = one.pending.amount_micros
         escrow.admit(connection, one.node_id, one.claim_id, one.lease, worth_micros=worth, groups=0, **common)
-    escrow.bar(connection, [one.node_id for one in sound.told], terms=judge.audits, now_ms=now_ms)
+    escrow.void_claims_of_banned_owners(
+        connection, [one.node_id for one in sound.told], terms=judge.audits, now_ms=now_ms
+    )
 
 
 def take_progress(
@@ -363,7 +365,9 @@ def take_progress(
         if word.fragment.lease_id not in open_ids:
             continue
         with suppress(SwarmError):
-            lease_id = partial_rollouts.take(connection, node, word, round_id=judge.round_id, bounds=judge.bounds)
+            lease_id = partial_rollouts.record_fragment(
+                connection, node, word, round_id=judge.round_id, bounds=judge.bounds
+            )
             lease_table.move(connection, lease_id, LeaseEvent.BEGIN, judge.terms, now_ms)
             taken.append(lease_id)
     return LeaseProgressReply(gone=tuple(sorted(set(held_ids) - open_ids)), taken=tuple(taken))

@@ -41,7 +41,7 @@ _make = Prepared(sa.insert(groups))
 _total = Prepared(sa.select(sa.func.coalesce(sa.func.sum(outcomes.c.groups), 0)))
 
 
-def note(connection: sa.Connection, prompt: bytes, rewards: Sequence[float]) -> None:
+def record_outcome(connection: sa.Connection, prompt: bytes, rewards: Sequence[float]) -> None:
     """A group of this prompt earned this; nothing says nothing."""
     if not rewards:
         return
@@ -68,7 +68,7 @@ def make(connection: sa.Connection, count: int, rules: SelectionRules, prompt: P
     return [number for number, _ in made]
 
 
-def shown(connection: sa.Connection, rules: SelectionRules) -> dict[str, int]:
+def curriculum_report(connection: sa.Connection, rules: SelectionRules) -> dict[str, int]:
     """What was left out until now, and how the prompts that were seen stand; nothing where nothing is chosen."""
     stands = get_fact(connection, FACT)
     if not rules.chooses and stands is None:

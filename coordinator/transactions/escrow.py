@@ -109,7 +109,7 @@ def admit(
     now_ms: int,
 ) -> None:
     """Enter an accepted claim, and draw whether it is audited; it counts for so many groups, 0 if for a part of one."""
-    owner, place, before, backlog = standings.enter(connection, node, groups)
+    owner, place, before, backlog = standings.count_claim(connection, node, groups)
     rate = _rate_ppm(connection, owner, before, worth_micros, backlog, terms)
     epoch, drawn, is_last = lottery.draw(connection, claim_id, rate, terms)
     claimed = {
@@ -140,7 +140,7 @@ def _rate_ppm(
     """How likely the owner's next claim is audited, if it is worth so much."""
     if (rate := trust.rate_ppm(standing, terms.rules)) in (0, ALL_PPM):
         return rate  # whatever is held
-    ease = audit_pace.ease(backlog, terms.backlog_max)
+    ease = audit_pace.rate_factor(backlog, terms.backlog_max)
     eased = trust.rate_ppm(standing, terms.rules, ease=ease)
     window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules, drawn_ppm=eased))
     held_micros = sum(row.amount_micros for row in (*window, *_pledge(connection, of=owner)))
@@ -165,7 +165,9 @@ def _window(connection: sa.Connection, owner: str, before: int, groups: int) -> 
     return found
 
 
-def bar(connection: sa.Connection, working: Sequence[NodeId], *, terms: AuditTerms, now_ms: int) -> None:
+def void_claims_of_banned_owners(
+    connection: sa.Connection, working: Sequence[NodeId], *, terms: AuditTerms, now_ms: int
+) -> None:
     """Nodes whose work was finished by others just now may be of owners who were banned meanwhile."""
     for owner in standings.banned_among(connection, working):
         for touched in sorted(_forfeit(connection, owner, now_ms)):
@@ -191,7 +193,7 @@ def settle_all(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> Non
 
 def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int) -> None:
     """Post what an owner's escrow has to hold no longer."""
-    standing = standings.of(connection, owner)
+    standing = standings.find_standing(connection, owner)
     columns = (audits.c.claim_id, audits.c.node_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
     here = (audits.c.owner == owner) & ~audits.c.settled & (audits.c.held_as != LOST)
     waiting = list(connection.execute(sa.select(*columns).where(here).order_by(audits.c.place)))
@@ -251,9 +253,9 @@ def judge(
         claim_id=claim_id, outcome=finding, validator=validator, evidence_digest=chunks.digest(report)
     )
     store.append(connection, verdict, now_ms)
-    before = standings.of(connection, owner)
+    before = standings.find_standing(connection, owner)
     again = standings.is_again(connection, owner, claim_id)
-    standing = trust.found(before, finding, terms.rules, row.groups, again=again)
+    standing = trust.after_verdict(before, finding, terms.rules, row.groups, again=again)
     standings.put(connection, owner, standing)
     if finding == "hard":
         standings.note_fault(connection, owner, claim_id, before, now_ms)
@@ -267,7 +269,7 @@ def judge(
     return True
 
 
-def hold(
+def hold_claim(
     connection: sa.Connection, claim_id: str, held_as: str, report: bytes, *, terms: AuditTerms, now_ms: int
 ) -> bool:
     """Hold a claim until this class is calibrated, its group out of the buffer; False if it does not wait."""
@@ -366,7 +368,7 @@ def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> s
     for row in taken:
         lease_table.reopen(connection, row.group_no)
         if row.group_no < 0:
-            evaluations.note(connection, row.group_no, now_ms)
+            evaluations.record_group(connection, row.group_no, now_ms)
     return _use(connection, [row.claim_id for row in taken])
 
 

@@ -68,7 +68,7 @@ def part(
     return None
 
 
-def take(
+def lease_evaluation_groups(
     connection: sa.Connection, number: int, count: int, version: int | None, *, on_trial: bool
 ) -> list[tuple[int, str | None, int | None]]:
     """So many groups of an evaluation, each with the lease that left its work and the version of that.

@@ -72,7 +72,9 @@ class EvaluationTerms:
         )
 
 
-def due(connection: sa.Connection, version: int, sizes: Mapping[str, int], terms: EvaluationTerms, now_ms: int) -> int:
+def start_due_evaluations(
+    connection: sa.Connection, version: int, sizes: Mapping[str, int], terms: EvaluationTerms, now_ms: int
+) -> int:
     """Begin what is due with this version, of splits of so many problems; how many evaluations that is."""
     update = _update_of(connection, version)
     why: Why
@@ -90,11 +92,11 @@ def due(connection: sa.Connection, version: int, sizes: Mapping[str, int], terms
     begun = set(connection.execute(known).scalars())
     wanted = [split for split in terms.splits if split not in begun and sizes.get(split)]
     for split in wanted:
-        begin(connection, version, split, sizes[split], terms, why=why, now_ms=now_ms)
+        start_evaluation(connection, version, split, sizes[split], terms, why=why, now_ms=now_ms)
     return len(wanted)
 
 
-def begin(
+def start_evaluation(
     connection: sa.Connection,
     version: int,
     split: str,
@@ -164,7 +166,7 @@ def axes(connection: sa.Connection, update: int) -> dict[str, float]:
     }
 
 
-def note(connection: sa.Connection, group_no: int, now_ms: int) -> None:
+def record_group(connection: sa.Connection, group_no: int, now_ms: int) -> None:
     """A group of an evaluation was answered, or its answer taken back: see what that makes of the whole."""
     number = connection.execute(sa.select(groups.c.evaluation).where(groups.c.group_no == group_no)).scalar_one()
     state = connection.execute(sa.select(evaluations.c.state).where(evaluations.c.number == number)).scalar_one()
@@ -229,7 +231,7 @@ def best(connection: sa.Connection) -> int | None:
     return max(rows, key=lambda row: (row.result["average"], -row.version)).version if rows else None
 
 
-def shown(connection: sa.Connection, *, version: int = 0) -> list[dict[str, Any]]:
+def list_evaluations(connection: sa.Connection, *, version: int = 0) -> list[dict[str, Any]]:
     """Every evaluation, or those of a version, the oldest first: what was measured, and how far it is."""
     query = sa.select(evaluations).order_by(evaluations.c.number)
     if version:
@@ -240,7 +242,7 @@ def shown(connection: sa.Connection, *, version: int = 0) -> list[dict[str, Any]
     return [_shown(dict(row), counts.get(row["number"], 0)) for row in connection.execute(query).mappings()]
 
 
-def told(connection: sa.Connection) -> tuple[Evaluated, ...]:
+def latest_results(connection: sa.Connection) -> tuple[Evaluated, ...]:
     """The last ones that came to anything, as the learner tells them to its boards."""
     ended = sa.select(evaluations).where(evaluations.c.state.in_(("done", "partial")))
     last = connection.execute(ended.order_by(evaluations.c.number.desc()).limit(limits.EVALUATIONS_TOLD_MAX)).all()

@@ -150,7 +150,7 @@ def steer(
     return changes
 
 
-def shown(connection: sa.Connection) -> list[dict[str, Any]]:
+def list_nodes(connection: sa.Connection) -> list[dict[str, Any]]:
     """Each node's part and the reason for it, those at work first."""
     rows = connection.execute(
         sa.select(fleet, nodes.c.name)

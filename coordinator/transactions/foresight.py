@@ -62,7 +62,7 @@ _of_all, _of_one = _lately(), _lately(leases.c.node_id == sa.bindparam("node"))
 _paces = Prepared(sa.select(_of_all, _of_one.c.ms, _of_one.c.tokens).join_from(_of_all, _of_one, sa.true()))
 
 
-def note(connection: sa.Connection, prompt: bytes, longest: int) -> None:
+def record_lengths(connection: sa.Connection, prompt: bytes, longest: int) -> None:
     """A group of this prompt was sampled."""
     names = _names(prompt)
     known = _seen(connection, names)

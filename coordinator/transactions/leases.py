@@ -200,7 +200,9 @@ def rules_of(config: Config) -> SelectionRules:
     return SelectionRules(**config.selection.model_dump(), solved=config.eval.solved)
 
 
-def pardon(connection: sa.Connection, *, alive_ms: int, timeout_ms: int, back_ms: int, now_ms: int) -> int:
+def extend_after_downtime(
+    connection: sa.Connection, *, alive_ms: int, timeout_ms: int, back_ms: int, now_ms: int
+) -> int:
     """After nobody was here since `alive_ms`: open leases have the time left that they had, and some to be answered.
 
     None has more than a new one, however often that happens; how many there are.

@@ -55,7 +55,7 @@ def secret_of(master: bytes, epoch: int) -> bytes:
     return blake3(b"echo-swarm audit epoch %d" % epoch, key=master).digest()
 
 
-def begin(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
+def open_first_epoch(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
     """Open the first epoch of a round; once."""
     if connection.execute(sa.select(epochs.c.epoch).limit(1)).first() is None:
         _commit(connection, 1, terms, now_ms)

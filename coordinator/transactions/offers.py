@@ -160,7 +160,7 @@ def _measure(
     affordable = admission.affordable(connection, terms, price, now_ms, part.samples)
     hands = min(part.most, admission.free_hands(connection, node, terms, now_ms), affordable)
     version = message.version if message.continues else None
-    taken = evaluation_leases.take(connection, part.evaluation, hands, version, on_trial=on_trial)
+    taken = evaluation_leases.lease_evaluation_groups(connection, part.evaluation, hands, version, on_trial=on_trial)
     given = _give(connection, node, taken, message, price, terms, draw, now_ms, part.samples)
     stays = part.stays and bool(given) and evaluation_leases.is_left(connection, part.evaluation, on_trial=on_trial)
     return given, stays, part.alone

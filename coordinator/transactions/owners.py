@@ -73,7 +73,7 @@ def delegate(connection: sa.Connection, node: NodeId, envelope: bytes, *, now_ms
     _record(connection, owner, said, envelope, now_ms, counts_from_ms=now_ms)
 
 
-def take(
+def record_statement(
     connection: sa.Connection, envelope: bytes, *, round_id: str, scheme: str, delay_ms: int, now_ms: int
 ) -> StatementReply:
     """Record a revocation or an address; `scheme` is what this round pays to, empty for anything."""
@@ -244,7 +244,7 @@ def _is_last_of_day(connection: sa.Connection, owner: NodeId, now_ms: int) -> bo
     count, oldest_ms = connection.execute(
         sa.select(sa.func.count(), sa.func.min(statements.c.received_ms)).where(lately)
     ).one()
-    most = addresses_per_day(standings.of(connection, owner).groups)
+    most = addresses_per_day(standings.find_standing(connection, owner).groups)
     if count >= most:
         again_ms = oldest_ms + DAY_MS
         again = datetime.fromtimestamp(again_ms / 1_000, UTC)

@@ -26,7 +26,7 @@ from protocol.errors import FragmentMismatch, LeaseClosed
 from protocol.ids import ClaimId, LeaseId, NodeId
 from protocol.policy import chunks
 from protocol.wire.signing import Envelope, open_envelope
-from protocol.work.fragment import Begun, Fragment, Grown, begun, check_fragment, grown, joined
+from protocol.work.fragment import Begun, Fragment, Grown, check_fragment, combine_fragments, grown, joined
 from protocol.work.lease import OPEN, Lease, Prefix
 from protocol.work.rollout import PolicyBounds
 
@@ -93,7 +93,7 @@ def read(node: NodeId, envelope: bytes) -> SignedFragment:
     return SignedFragment(Fragment.from_bytes(signed.payload), chunks.digest(signed.payload), envelope)
 
 
-def take(
+def record_fragment(
     connection: sa.Connection, node: NodeId, word: SignedFragment, *, round_id: str, bounds: PolicyBounds
 ) -> LeaseId:
     """Keep a fragment of an open lease of this node, once; which lease it is."""
@@ -144,7 +144,7 @@ def chain(connection: sa.Connection, lease_id: str | None) -> list[Told]:
             sa.select(leases.c.node_id, leases.c.offer, leases.c.continues).where(leases.c.lease_id == lease_id)
         ).one()
         payloads, lease = _payloads(connection, lease_id), Lease.from_bytes(row.offer)
-        samples = begun(lease, [Fragment.from_bytes(payload) for payload in payloads])
+        samples = combine_fragments(lease, [Fragment.from_bytes(payload) for payload in payloads])
         found.append(Told(ClaimId(chunks.digest(payloads[-1])), NodeId(row.node_id), lease, samples))
         lease_id = row.continues
     return found[::-1]

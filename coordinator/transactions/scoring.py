@@ -74,11 +74,11 @@ def scored(
     if not _leave(connection, claim_id, {"state": state, **reward_columns.stored(rewards)}):
         return False
     if group_no < 0:
-        evaluations.note(connection, group_no, now_ms)
+        evaluations.record_group(connection, group_no, now_ms)
     elif rules.chooses:
         offer = sa.select(leases.c.offer).join(rollouts, rollouts.c.lease_id == leases.c.lease_id)
         lease = Lease.from_bytes(connection.execute(offer.where(rollouts.c.claim_id == claim_id)).scalar_one())
-        curriculum.note(connection, lease.prompt, reward_columns.scores(reward_columns.stored(rewards)))
+        curriculum.record_outcome(connection, lease.prompt, reward_columns.scores(reward_columns.stored(rewards)))
     return True
 
 
@@ -89,7 +89,7 @@ def give_up(connection: sa.Connection, claim_id: str, reason: str, *, audits: Au
     group_no = _group_of(connection, claim_id)
     lease_table.set_group(connection, group_no, reward_columns.GIVEN_UP)
     if group_no < 0:
-        evaluations.note(connection, group_no, now_ms)
+        evaluations.record_group(connection, group_no, now_ms)
     escrow.used(connection, [claim_id], terms=audits, now_ms=now_ms)
     _note(connection, reason, now_ms, groups=1, down=False)
     return True

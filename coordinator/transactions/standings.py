@@ -104,7 +104,7 @@ def owner_of(connection: sa.Connection, node: NodeId) -> str:
     return str(_owner(connection, node=node).scalar_one())
 
 
-def of(connection: sa.Connection, owner: str) -> OwnerStanding:
+def find_standing(connection: sa.Connection, owner: str) -> OwnerStanding:
     """An owner's standing; nobody's before the first claim."""
     row = _trust(connection, of=owner).first()
     return _standing(row) if row else OwnerStanding()
@@ -122,7 +122,7 @@ def count(connection: sa.Connection, owner: str, groups: int) -> int:
     return int(place or 1)
 
 
-def enter(connection: sa.Connection, node: NodeId, groups: int) -> tuple[str, int, OwnerStanding, int]:
+def count_claim(connection: sa.Connection, node: NodeId, groups: int) -> tuple[str, int, OwnerStanding, int]:
     """Count a node's next claim; return its owner, its place, how they stood before it, and the audits' backlog."""
     row = _enter(connection, node=node, more=groups).first()
     if row is None:
@@ -176,7 +176,7 @@ def without_fault(connection: sa.Connection, claim_id: str) -> OwnerStanding:
     row, later = _fault(connection, claim_id)
     # The next fault took these counts, too. Faults are forgotten all at once, so those that count are the last ones.
     before = OwnerStanding() if later else OwnerStanding(claims=row.claims, groups=row.groups)
-    standing = of(connection, row.owner)
+    standing = find_standing(connection, row.owner)
     after = {partial_rollouts.whole_of(connection, one.claim_id) for one in later}
     counts = len(after) < standing.hard and not is_again(connection, row.owner, claim_id)
     return rules_of_trust.lifted(standing, before, counts=counts)
@@ -237,7 +237,7 @@ def oldest_waiting(connection: sa.Connection) -> int | None:
     return connection.execute(sa.select(sa.func.min(audits.c.version)).where(WAITS | HELD)).scalar()
 
 
-def held(connection: sa.Connection) -> dict[str, int]:
+def count_held_claims(connection: sa.Connection) -> dict[str, int]:
     """Count the claims that are held until a class is calibrated, by class."""
     rows = sa.select(audits.c.held_as, sa.func.count()).where(HELD).group_by(audits.c.held_as)
     return {name: int(count) for name, count in connection.execute(rows.order_by(audits.c.held_as))}
@@ -279,7 +279,7 @@ def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def shown(connection: sa.Connection, rules: TrustRules) -> list[dict[str, Any]]:
+def list_standings(connection: sa.Connection, rules: TrustRules) -> list[dict[str, Any]]:
     """One row per owner: level, rate, faults and what is in escrow."""
     escrow = {
         owner: (int(groups), int(micros))
@@ -339,6 +339,6 @@ def audited(connection: sa.Connection) -> dict[str, Any]:
         "share": judged / total if total else 0.0,
         "waiting": connection.execute(waiting).scalar_one(),
         "verdicts": by_finding,
-        "held": held(connection),
+        "held": count_held_claims(connection),
         "unsettled": connection.execute(unsettled).scalar_one(),
     }

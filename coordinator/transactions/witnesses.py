@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _here = cosignatures_table.c
 
 
-def take(
+def record_signature(
     connection: sa.Connection, data: bytes, *, keys: Keys, witnesses: Collection[NoteKey], now_ms: int
 ) -> CosignatureReply:
     """Keep what a witness has signed; what covers entries that a gap took is an old word."""

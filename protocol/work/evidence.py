@@ -98,7 +98,7 @@ _OTHER = CodeRule("intake", "message", "a rollout that can be taken")
 """For a code that no table has: intake answers whatever happens, and a test finds the gap."""
 
 
-def of(error: SwarmError, *, envelope: bytes, lease_id: str, claim_id: str = "") -> RejectionEvidence:
+def build_evidence(error: SwarmError, *, envelope: bytes, lease_id: str, claim_id: str = "") -> RejectionEvidence:
     """The evidence for the rejection of these bytes; of a lease that could not be read, the command names none.
 
     Whoever has read the envelope before names its claim.

@@ -76,7 +76,7 @@ def grown(before: Sequence[Grown], fragment: Fragment) -> tuple[Grown, ...]:
     return tuple(after)
 
 
-def begun(lease: Lease, fragments: Sequence[Fragment]) -> tuple[Begun, ...]:
+def combine_fragments(lease: Lease, fragments: Sequence[Fragment]) -> tuple[Begun, ...]:
     """All that checked fragments of a lease come to, for each of its samples."""
     samples = [Begun()] * lease.samples
     for fragment in fragments:
@@ -132,7 +132,7 @@ def check_fragments(
             finish=sample.finish or prefix.finish,
             start=len(prefix.tokens) // 4,
         )
-        for sample, prefix in zip(begun(lease, told), prefixes, strict=True)
+        for sample, prefix in zip(combine_fragments(lease, told), prefixes, strict=True)
     )
 
 

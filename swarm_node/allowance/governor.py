@@ -42,7 +42,7 @@ class Governor:
         price: int = 0,
         given: dict[str, Any] | None = None,
         threads: int = 1,
-        look_at_cards: Callable[[], gpu.GpuProbe] = gpu.look,
+        look_at_cards: Callable[[], gpu.GpuProbe] = gpu.find_cards,
         look_at_load: Callable[[int], float | None] = use.others_load,
     ) -> None:
         self._home, self._uploads, self._price, self._given = home, uploads, price, given or {}

@@ -26,7 +26,7 @@ def require() -> None:
 
 
 @contextmanager
-def held(path: Path, taken: SwarmError) -> Iterator[None]:
+def hold_lock(path: Path, taken: SwarmError) -> Iterator[None]:
     """Hold the lock of this file until the end; raises `taken` if somebody else does."""
     require()
     with disk_named(path.parent):

@@ -1,5 +1,4 @@
-"""Waiting: for whichever comes first, and for the end of the program that started this node.
-"""
+"""Waiting: for whichever comes first, and for the end of the program that started this node."""
 
 import os
 import signal

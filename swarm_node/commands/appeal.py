@@ -40,7 +40,7 @@ def appeal(
     from swarm_node.work.lease_log import Leased
 
     join = joining.parse(join_string)
-    key = unlocked(owner_key, passphrase_file, passphrase_fd) if owner_key else identity.of(home).key
+    key = unlocked(owner_key, passphrase_file, passphrase_fd) if owner_key else identity.find_identity(home).key
     lease = Leased(joining.round_folder(home, join)).typed(lease)
     try:
         said = Appeal.from_value({"kind": "appeal", "round_id": join.round_id, "about": lease, "reason": reason})

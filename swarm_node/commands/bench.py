@@ -27,7 +27,7 @@ class Subject(NamedTuple):
     sampler: Sampler
 
 
-def held(home: Path, join: JoinString) -> Subject:
+def newest_held_version(home: Path, join: JoinString) -> Subject:
     """The newest version of a round that this home holds."""
     folder = round_folder(home, join)
     documents = saved(folder / TRUST_FILE)

@@ -203,7 +203,7 @@ def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
 
     key = identity.load_or_create(settings.home / identity.FILE).key
     try:
-        said = trio.run(preview.tell, settings, key)
+        said = trio.run(preview.print_preview, settings, key)
     except SwarmError as error:
         if must:
             raise
@@ -237,7 +237,7 @@ def _fitting(
     if found.model is None:
         log.info("precision: not decided, no version is published yet")
         return partial(for_policy, wanted, options)
-    memory = Memory(cards.free_bytes(gpu.look(), vram_share=options.vram_share), use.memory_bytes()[1])
+    memory = Memory(cards.free_bytes(gpu.find_cards(), vram_share=options.vram_share), use.memory_bytes()[1])
     chosen = choose_precision(wanted, options, machine, found.model, memory, found.classes)
     log.info("precision: %s", chosen.line)
     fit = options._replace(dtype=chosen.dtype)

@@ -39,7 +39,7 @@ def show(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Show the node's id, and for whom it works. Needs no passphrase."""
     from swarm_node.keys import delegation, identity
 
-    path, me = home / identity.FILE, identity.of(home).key.node_id
+    path, me = home / identity.FILE, identity.find_identity(home).key.node_id
     data = delegation.kept(home, me)
     owner = delegation.owner_of(data, me)[0] if data else None
     private = path.stat().st_mode & 0o077 == 0
@@ -90,7 +90,7 @@ def backup_node(
     from swarm_node.keys import identity
     from swarm_node.keys import owner_key as keys
 
-    me = identity.of(home)
+    me = identity.find_identity(home)
     keys.require_new(target)
     words = keys.passphrase(passphrase_file, passphrase_fd, twice=True)
     keys.write(target, me.seed, words, keys.NODE)
@@ -339,7 +339,7 @@ async def _earnings(join: "JoinString", home: Path) -> "Earnings":
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.keys import identity
 
-    coordinator = Coordinator(join.url, join.round_id, identity.of(home).key)
+    coordinator = Coordinator(join.url, join.round_id, identity.find_identity(home).key)
     try:
         return await coordinator.earnings()
     finally:

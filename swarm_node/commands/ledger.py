@@ -294,7 +294,7 @@ async def _payouts(join: "JoinString", home: Path, offline: bool) -> "list[tuple
     from swarm_node.ledger import payouts as keeping
 
     folder = round_folder(home, join) / keeping.PAYOUTS
-    coordinator = Coordinator(join.url, join.round_id, identity.of(home).key)
+    coordinator = Coordinator(join.url, join.round_id, identity.find_identity(home).key)
     try:
         ask = None if offline else coordinator.payout
         return [found async for found in keeping.fetch(ask, join.round_id, folder)]
@@ -311,7 +311,7 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
     folder = round_folder(home, join)
     if not folder.exists():
         raise ConfigInvalid(f"{home} has not taken part in this round.", hint="Name the node's --home.")
-    me = identity.of(home).key.node_id
+    me = identity.find_identity(home).key.node_id
     found: list[dict[str, str | int]] = []
     missing: list[str] = []
     async with _files(join) as online:
@@ -340,7 +340,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """Two at once, each after what was seen before, could vouch for two histories."""
     folder.mkdir(parents=True, exist_ok=True)
     taken = ConfigInvalid(f"Another witness is at work in {folder}.", hint="Wait for it to end.")
-    with locks.held(folder / "lock", taken):
+    with locks.hold_lock(folder / "lock", taken):
         yield
 
 

@@ -88,7 +88,7 @@ def understood(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int
     return ["".join(letter if letter.isprintable() else "?" for letter in line) for line in said]
 
 
-async def tell(settings: MemberSettings, key: NodeKey) -> list[str]:
+async def print_preview(settings: MemberSettings, key: NodeKey) -> list[str]:
     """Demand, earnings, and the model against this machine; raises where the coordinator cannot be asked or trusted."""
     with trio.move_on_after(PATIENCE_S):
         return await _look(settings.join, settings, key)
@@ -130,7 +130,7 @@ async def _look(join: JoinString, settings: MemberSettings, key: NodeKey) -> lis
     finally:
         await coordinator.close()
     size = sum(entry.size_bytes for entry in round_.manifest.files) if round_.manifest else None
-    seen = await trio.to_thread.run_sync(gpu.look)
+    seen = await trio.to_thread.run_sync(gpu.find_cards)
     findings = (storage.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
     return said + [
         f"{one.check}: {one.said} {one.evidence}".rstrip() for one in findings if one.state != report.CheckState.SKIP

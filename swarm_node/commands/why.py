@@ -107,7 +107,7 @@ async def look_up(join: JoinString, home: Path, key: NodeKey, told: Explanation)
     try:
         reader = LogReader(coordinator.origin)
         watch = LogWatch(reader, join.round_id, folder / SEEN_LOG)
-        look = partial(ledger_check.found, reader, watch, join.round_id, key.node_id, told, folder / RECEIPTS)
+        look = partial(ledger_check.find_entry, reader, watch, join.round_id, key.node_id, told, folder / RECEIPTS)
         for _ in range(TRIES - 1):
             with suppress(ProofInvalid, Overtaken):  # a checkpoint may be replaced while its tiles are fetched
                 return await look()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swarm_node.allowance import settings
 from swarm_node.coordinator_api.join_string import JoinString
-from swarm_node.doctor.redact import known, redact
+from swarm_node.doctor.redact import known_names, redact
 from swarm_node.doctor.report import CheckResult
 from swarm_node.owner import stopped
 
@@ -33,7 +33,7 @@ PACKAGES = (
 
 def write(target: Path, home: Path, findings: list[CheckResult], *, join: JoinString | None = None) -> None:
     """Write the bundle to a new file."""
-    secrets = known(home, join.url if join else "")
+    secrets = known_names(home, join.url if join else "")
     texts = {
         "findings.json": json.dumps([finding.to_json() for finding in findings], indent=1, ensure_ascii=False),
         "system.json": json.dumps(_system(), indent=1, ensure_ascii=False),

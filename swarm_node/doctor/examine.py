@@ -100,7 +100,7 @@ async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
     note(await _try("home", lambda: home(patient.home)), await _try("key", lambda: key(patient.home)))
     note(agent(patient.home))
     note(await _try("cpu", lambda: engines.processor(patient.options, this_machine())))
-    seen = await trio.to_thread.run_sync(gpu.look)
+    seen = await trio.to_thread.run_sync(gpu.find_cards)
     note(cards.card(seen), cards.driver(seen, this_machine().torch_cuda or gpu.CUDA_MAJOR))
     async with _open_line(patient, note) as found:
         weights = weights_bytes(found) if found else None

@@ -34,7 +34,7 @@ _ESCAPE = re.compile(r"\\(?:u00|x)([2-7][0-9a-fA-F])")
 _TIME = re.compile(r"^\d{1,2}:\d{2}:\d{2}$")
 
 
-def known(home: Path, url: str = "") -> dict[str, str]:
+def known_names(home: Path, url: str = "") -> dict[str, str]:
     """What this machine's owner and their coordinator are called here, and what each is replaced by."""
     found = {str(home.absolute()): "<node home>", str(home): "<node home>", str(Path.home()): "<home>"}
     found[socket.gethostname()] = "<host>"

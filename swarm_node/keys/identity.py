@@ -34,7 +34,7 @@ def load_or_create(path: Path) -> Identity:
     return _load(path)
 
 
-def of(home: Path) -> Identity:
+def find_identity(home: Path) -> Identity:
     """The identity of a home in which a node is; a mistyped home gets none."""
     path = home / FILE
     if not path.exists():
@@ -46,7 +46,7 @@ def of(home: Path) -> Identity:
 def only_agent(home: Path) -> Iterator[None]:
     """Nobody else uses this home until the end."""
     taken = ConfigInvalid(f"Another agent is running in {home}.", hint="Stop it, or give this one its own --home.")
-    with locks.held(home / "agent.lock", taken):
+    with locks.hold_lock(home / "agent.lock", taken):
         yield
 
 

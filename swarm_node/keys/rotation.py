@@ -27,14 +27,14 @@ NEXT = "next.key"
 def rotate(home: Path, *, drop_unsent: bool, keep_history: bool = False, number: int = 1) -> tuple[NodeId, NodeId]:
     """The node's old id and its new one; `number` is that of the delegation, if the history is kept."""
     key = home / identity.FILE
-    identity.of(home)
+    identity.find_identity(home)
     with identity.only_agent(home):
         if not drop_unsent and any(home.glob("rounds/*/outbox/*.rollout")):
             raise ConfigInvalid(
                 "Finished work is not sent yet, and only the old key can send it.",
                 hint="Join once more, or lose it with --drop-unsent.",
             )
-        old_key = identity.of(home).key
+        old_key = identity.find_identity(home).key
         old = old_key.node_id
         if keep_history and _works_for_another(home, old):
             raise ConfigInvalid(

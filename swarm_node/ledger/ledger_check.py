@@ -51,7 +51,7 @@ class Logged(NamedTuple):
     """Entries that the checkpoint covers."""
 
 
-async def found(
+async def find_entry(
     reader: LogReader, watch: LogWatch, round_id: str, me: NodeId, told: Explanation, receipts: Path
 ) -> Logged:
     """Where the log has what was told; raises where it says another thing. `receipts` is this home's folder of them."""

@@ -257,7 +257,7 @@ class LogWatch:
         meanwhile = Overtaken("Another program of this home has looked at the ledger meanwhile.", hint="Try again.")
         with disk_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-            with locks.held(self._folder / "seen.lock", meanwhile):
+            with locks.hold_lock(self._folder / "seen.lock", meanwhile):
                 if self._recall() != self._seen:
                     raise meanwhile
                 if seen != self._seen:

@@ -53,7 +53,7 @@ class GpuProbe(NamedTuple):
     """Why a card that seems to be there does not answer."""
 
 
-def look(timeout_s: float = ASK_TIMEOUT_S) -> GpuProbe:
+def find_cards(timeout_s: float = ASK_TIMEOUT_S) -> GpuProbe:
     """All cards that a driver tells of; blocks for seconds."""
     if shutil.which("nvidia-smi"):
         return _nvidia(timeout_s)

@@ -16,7 +16,7 @@ from swarm_node.base.disk import write_durably
 FILE = "stopped.json"
 
 
-def note(home: Path, error: SwarmError | None, said: str = "") -> None:
+def record_end(home: Path, error: SwarmError | None, said: str = "") -> None:
     """The agent ends now."""
     told: dict[str, Any] = {"at_ms": time.time_ns() // 1_000_000, "said": said}
     if error is not None:

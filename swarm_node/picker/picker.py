@@ -34,7 +34,7 @@ from random import Random
 from protocol.ids import ChunkId
 from protocol.wire.frames import Reason
 from swarm_node.picker.rules import PickerRules, PlanPace
-from swarm_node.picker.sources import ChunkSource, SourceState, deal, drawn
+from swarm_node.picker.sources import ChunkSource, SourceState, deal, sample_fitting
 from swarm_node.picker.survey import Hearing, Survey, hopeless, lacking_elsewhere, look_around, needs_origin
 
 
@@ -404,7 +404,7 @@ class Picker:
         return needs_origin(self._states.values(), now - self._progress_at, self._rules, self._pace)
 
     def _draw(self, state: SourceState, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
-        return drawn(offers, state.has, fits, most=self._rules.sample, rng=self._rng)
+        return sample_fitting(offers, state.has, fits, most=self._rules.sample, rng=self._rng)
 
     def _pass_over(self, state: SourceState, now: float) -> None:
         """It is silent: what it owes is taken back and open to others, if any of them can send it."""

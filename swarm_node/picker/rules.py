@@ -1,5 +1,4 @@
-"""Numbers behind the picker's rules, and what a plan says about time; seconds, chunks and factors.
-"""
+"""Numbers behind the picker's rules, and what a plan says about time; seconds, chunks and factors."""
 
 from dataclasses import dataclass
 from typing import Self

@@ -274,7 +274,7 @@ def deal(
     return parents
 
 
-def drawn(
+def sample_fitting(
     offers: list[ChunkId],
     held: Collection[ChunkId],
     fits: Callable[[ChunkId], bool],

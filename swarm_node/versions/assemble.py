@@ -53,7 +53,7 @@ def find(policies: Path, manifest: PolicyManifest) -> Path | None:
     return None
 
 
-def held(policies: Path, manifest: PolicyManifest) -> dict[str, Path]:
+def held_files(policies: Path, manifest: PolicyManifest) -> dict[str, Path]:
     """The files of earlier versions that this one can be made from, by their digest; damaged ones are none of them."""
     folders = sorted(_of_versions(policies), reverse=True)
     found: dict[str, Path] = {}

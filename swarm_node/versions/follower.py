@@ -317,7 +317,7 @@ class PolicyFollower:
     async def _make(self, manifest: PolicyManifest) -> tuple[Path, TransferReceipt]:
         """Fetch a version, and build its folder from the chunks as they come; first, make room for it."""
         await self._forget_chunks(manifest)
-        bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
+        bases = await trio.to_thread.run_sync(assemble.held_files, self._folder, manifest)
         sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
         await trio.to_thread.run_sync(disk_space.require, self._folder, manifest, bases, sizes, self._blobs)
         draft = await trio.to_thread.run_sync(Draft, self._folder, manifest, self._blobs, bases)

@@ -189,7 +189,7 @@ class Sender:
         """The request that brings these was refused; of a coordinator that cannot take them now nothing is kept."""
         if error.code in evidence.RULES:
             for lease_id, envelope in waiting.items():
-                self._keep(lease_id, envelope, evidence.of(error, envelope=envelope, lease_id=lease_id))
+                self._keep(lease_id, envelope, evidence.build_evidence(error, envelope=envelope, lease_id=lease_id))
 
     def _keep(self, lease_id: LeaseId, envelope: bytes, found: RejectionEvidence) -> None:
         """Keep the evidence of one refusal, if there is room; said once while there is none."""

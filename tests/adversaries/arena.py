@@ -154,7 +154,7 @@ class Arena:
 
     def _take(self) -> Cases:
         taken: Cases = self.world.run(
-            audits.take, "auditor", CASES_AT_ONCE, terms=self.world.audits, now_ms=self.world.now_ms
+            audits.assign_cases, "auditor", CASES_AT_ONCE, terms=self.world.audits, now_ms=self.world.now_ms
         )
         return taken
 
@@ -177,7 +177,7 @@ class Arena:
             Judged(claim_id=case.claim_id, finding=FINDINGS[report.outcome], validator=report.validator, report=b"{}")
             for case, report in zip(cases, reports, strict=True)
         )
-        self.world.run(audits.bring, judged, terms=self.world.audits, now_ms=self.world.now_ms)
+        self.world.run(audits.record_verdicts, judged, terms=self.world.audits, now_ms=self.world.now_ms)
         for case, verdict in zip(cases, judged, strict=True):
             self._owner(case.node).hear(verdict.finding)
 

@@ -104,9 +104,9 @@ def _play(plan: Plan, groups: int, rules: TrustRules, chance: random.Random, for
             escrow.append(forged or -HONEST_MICROS)
             rates.append(rate)
         elif not forged:
-            standing, pledge = trust.found(standing, "pass", rules), HONEST_MICROS
+            standing, pledge = trust.after_verdict(standing, "pass", rules), HONEST_MICROS
         else:
-            standing = trust.found(standing, "hard", rules)
+            standing = trust.after_verdict(standing, "hard", rules)
             gained += sum(micros for micros in escrow if micros < 0) - pledge if forfeits else 0
             pledge = 0
             escrow.clear()

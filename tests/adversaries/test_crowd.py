@@ -153,7 +153,7 @@ def with_no_window_to_lose(crowd: Crowd, key: NodeKey) -> bool:
     """While not everything is audited."""
     unseen = sa.select(audits.c.claim_id).where((audits.c.owner == key.node_id) & escrow.UNSEEN)
     held = crowd.run(lambda connection: connection.execute(unseen).first())
-    standing = crowd.run(standings.of, key.node_id)
+    standing = crowd.run(standings.find_standing, key.node_id)
     return held is None and trust.rate_ppm(standing, crowd.audits.rules) < ALL_PPM
 
 

@@ -168,7 +168,7 @@ class World:
             lease_id=lambda: f"{next(self._numbers):032x}",
             seed=self._numbers.__next__,
         )
-        self.run(lottery.begin, self.audits, 0)
+        self.run(lottery.open_first_epoch, self.audits, 0)
         if budget_micros:
             self.run(store.append, Deposit(reference="opening", amount_micros=budget_micros), 0)
 
@@ -227,7 +227,7 @@ class World:
 
     def submit(self, key: NodeKey, envelope: bytes) -> Verdict:
         verdicts: tuple[Verdict, ...] = self.run(
-            claims.take,
+            claims.receive_rollouts,
             key.node_id,
             checked_rollouts.read_rollouts(key.node_id, [envelope]),
             judge=self.judge,
@@ -287,13 +287,13 @@ class World:
 
     def take_cases(self, auditor: str = "auditor", at_most: int = 64) -> list[str]:
         """The claims that an auditor is given."""
-        taken: Cases = self.run(audits.take, auditor, at_most, terms=self.audits, now_ms=self.now_ms)
+        taken: Cases = self.run(audits.assign_cases, auditor, at_most, terms=self.audits, now_ms=self.now_ms)
         return [case.claim_id for case in taken.cases]
 
     def find(self, claim_id: str, finding: Finding = "pass") -> bool:
         """What an auditor says of a claim; False if it was not waited for."""
         verdict = Judged(claim_id=claim_id, finding=finding, validator="replay/1", report=b"{}")
-        counted: int = self.run(audits.bring, (verdict,), terms=self.audits, now_ms=self.now_ms)
+        counted: int = self.run(audits.record_verdicts, (verdict,), terms=self.audits, now_ms=self.now_ms)
         return bool(counted)
 
     def leave(self, key: NodeKey, tokens: dict[int, list[int]], *, heir: NodeKey) -> Lease:

@@ -214,7 +214,7 @@ class Follower:
         if not names or max(names) == self._learner[0]:
             return {}
         try:
-            return training.hold(checkpoints, self._place / training.FOLDER)
+            return training.hold_checkpoint(checkpoints, self._place / training.FOLDER)
         except BackupInvalid as error:
             log.warning("the standby copy keeps the learner's checkpoint before the newest: %s", error)
             return {}

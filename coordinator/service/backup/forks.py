@@ -62,7 +62,7 @@ def checkpoints_in(data: bytes, where: str, keys: Keys) -> Iterator[SeenCheckpoi
             continue
 
 
-def told(sources: Sequence[str], keys: Keys) -> list[SeenCheckpoint]:
+def named_sources(sources: Sequence[str], keys: Keys) -> list[SeenCheckpoint]:
     """Sources that the operator names: files, folders of `ledger verify --save`, and addresses of coordinators."""
     found = []
     for source in sources:

@@ -170,7 +170,7 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> StoreState:
     """(1) to (4)"""
     folder = config.round.directory
     secret = _secret_files(config)
-    checkpoint = training.hold(folder / FIRST / training.FOLDER, staged.folder / training.FOLDER)
+    checkpoint = training.hold_checkpoint(folder / FIRST / training.FOLDER, staged.folder / training.FOLDER)
     staged.files |= {f"folder/{FIRST}/{training.FOLDER}/{name}": path for name, path in checkpoint.items()}
     for path in sorted((folder / FIRST).glob("*")):
         if path.name not in training.NOT_SAVED:
@@ -213,7 +213,7 @@ def _moment(config: Config, staged: _Staged, secret: Set[Path]) -> Iterator[sa.C
 
 
 def _schema_of(connection: sa.Connection) -> int:
-    there = schema.found(connection)
+    there = schema.stored_number(connection)
     if there is None:
         raise ConfigInvalid("The store is empty: there is nothing to save.")
     return there

@@ -112,7 +112,7 @@ def restore(
             where = _place_store(partial, contents, config, tell)
             with database.opened(where) as connection:
                 made = _continued(partial, connection, contents, known, seen, take_over)
-                _note(connection, contents, made)
+                _record_restore(connection, contents, made)
             shutil.rmtree(partial / "store", ignore_errors=True)
             mark = {"made_ms": contents.made_ms, "root_version": made.gap_root}
             if (
@@ -220,7 +220,7 @@ def _published(
     forks.refuse_company(before, keys)
     if not (take_over and take_over.after_gap):
         forks.refuse_newer_origins(before, partial / "metadata")
-    return [*forks.told(seen, keys), *forks.left_behind(before, keys)]
+    return [*forks.named_sources(seen, keys), *forks.left_behind(before, keys)]
 
 
 def _place_store(partial: Path, contents: Contents, config: Config, tell: Tell) -> Path | str:
@@ -232,7 +232,7 @@ def _place_store(partial: Path, contents: Contents, config: Config, tell: Tell) 
         if place.exists():
             database.load(place, config.store.url, tell)
         with database.opened(config.store.url) as connection:  # or it is there by PostgreSQL's own replication
-            if schema.found(connection) is None:
+            if schema.stored_number(connection) is None:
                 raise ConfigInvalid("The database at --store-url is empty.", hint="Name the promoted replica.")
         return config.store.url
     else:
@@ -283,7 +283,7 @@ def _unseal(reader: Reader, contents: Contents, partial: Path, passphrase: str |
         write_durably(partial / plain(name), data)
 
 
-def _note(connection: sa.Connection, contents: Contents, made: Restored) -> None:
+def _record_restore(connection: sa.Connection, contents: Contents, made: Restored) -> None:
     """The round's history says that it was restored; a store of an older schema has no place for it."""
     if contents.schema_number == schema.SCHEMA:
         from coordinator.transactions import orders

@@ -21,7 +21,7 @@ ATTEMPTS = 20
 """A checkpoint is replaced every few updates, and a second name for its files takes milliseconds."""
 
 
-def hold(checkpoints: Path, place: Path) -> dict[str, Path]:
+def hold_checkpoint(checkpoints: Path, place: Path) -> dict[str, Path]:
     """The files of the newest checkpoint by their names in it, held in a folder; none before the first."""
     from coordinator.learner import checkpoint  # torch
 

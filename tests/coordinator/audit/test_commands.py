@@ -124,7 +124,7 @@ def play(
         )
         envelope = author.seal("rollout", claim.to_bytes())
         read = checked_rollouts.read_rollouts(author.node_id, [envelope])
-        (verdict,) = round_.database.run_now(intake.take, author.node_id, read, judge=judge, now_ms=2)
+        (verdict,) = round_.database.run_now(intake.receive_rollouts, author.node_id, read, judge=judge, now_ms=2)
         assert verdict.outcome == "accepted", verdict
         claims.append(digest(claim.to_bytes()))
     return claims

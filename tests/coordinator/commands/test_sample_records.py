@@ -113,7 +113,7 @@ def test_nothing_that_a_stranger_wrote_reaches_the_terminal_as_it_is(
     (one,) = found(world, limit=1)
     evil = "\x1b[2J\x9b\r\x7f\u202e\nreward 1, advantage +9"
     components = {evil: 1.0, "form": None}
-    samples.tell([replace(one, prompt=evil, completion=evil, name=evil, components=components)], as_json)
+    samples.print_samples([replace(one, prompt=evil, completion=evil, name=evil, components=components)], as_json)
     said = capsys.readouterr().out
     assert not set(said) & set("\x1b\x9b\r\x7f\u202e")
     assert sum(text.startswith("reward") for text in said.split("\n")) == (0 if as_json else 1)

@@ -144,6 +144,6 @@ def test_a_witness_that_has_signed_lost_entries_is_answered_that_its_word_is_old
     key, private = named_witness(1)
     lost = witness.cosign(roots.checkpoint(LOST), key, private.sign, 1)
     roots.resume(KEPT, len(LOST))
-    reply = world.run(witnesses.take, lost, keys=roots.read(), witnesses=[key], now_ms=10_000)
+    reply = world.run(witnesses.record_signature, lost, keys=roots.read(), witnesses=[key], now_ms=10_000)
     assert reply.outcome == "stale"
     assert roots.read().without_lost([lost]) == ()

@@ -192,7 +192,7 @@ def test_the_share_for_which_the_learner_stands_still_for_versions_is_told(world
     world.run(lambda connection: connection.execute(changed))
     assert figures(world)["learner_outgoing_share_lately"] == 0.25
     config = parse({})
-    told = world.run(summary.explained, config=config, alive_since_ms=0) | summary.told(config, "a" * 64)
+    told = world.run(summary.explained, config=config, alive_since_ms=0) | summary.public_settings(config, "a" * 64)
     assert "still for versions 25% of its time lately" in overview.text(told)
 
 

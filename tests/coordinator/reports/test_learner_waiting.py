@@ -21,7 +21,7 @@ def told(world: World, config: Config = CONFIG, *, silent: bool = False) -> dict
 
 
 def look(world: World, **change: Any) -> learner_waiting.LearnerWaiting:
-    return learner_waiting.look(told(world) | change, CONFIG, backlog=world.run(standings.backlog))
+    return learner_waiting.explain_waiting(told(world) | change, CONFIG, backlog=world.run(standings.backlog))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_without_a_node_it_waits_and_with_a_batch_at_hand_it_will(at_work: World
     alone = told(at_work, silent=True)
     assert alone["learner"]["state"] == "waits"
     assert "Hand out the join string" in alone["learner"]["why"]
-    assert learner_waiting.look(alone | {"batch": 2}, CONFIG, backlog=0).state == "will wait"
+    assert learner_waiting.explain_waiting(alone | {"batch": 2}, CONFIG, backlog=0).state == "will wait"
 
 
 def test_claims_that_wait_for_an_auditor_stop_the_work(tmp_path: Path) -> None:

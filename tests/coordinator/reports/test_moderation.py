@@ -94,7 +94,9 @@ async def test_an_unbanned_owner_is_audited_in_full_again(world: World) -> None:
     with pytest.raises(OwnerBanned, match="banned this node's owner: no"):
         world.lease(node)
     ordered(world, "unban", node, "yes")
-    assert world.run(standings.of, node.node_id) == OwnerStanding(), "audited in full, and no fault was found"
+    assert world.run(standings.find_standing, node.node_id) == OwnerStanding(), (
+        "audited in full, and no fault was found"
+    )
     world.lease(node)
     ordered(world, "ban", node, "again")
     with pytest.raises(OwnerBanned, match="again"):
@@ -117,7 +119,7 @@ async def test_an_owner_who_was_banned_without_a_fault_is_banned_by_the_second_o
         world.lease(node)
     for action in ("unban", "ban", "unban"):
         ordered(world, action, node, "a chance")
-    assert world.run(standings.of, node.node_id).hard == 1, "the next fault is one too many"
+    assert world.run(standings.find_standing, node.node_id).hard == 1, "the next fault is one too many"
     world.database.close()
 
 
@@ -134,7 +136,7 @@ async def test_a_ban_stands_however_much_was_ordered_since(world: World) -> None
 async def test_a_ban_that_nobody_can_explain_is_a_ban(world: World) -> None:
     node = world.join(1)
     world.run(standings.ban, node.node_id, 5)
-    assert world.run(standings.of, node.node_id) == OwnerStanding()
+    assert world.run(standings.find_standing, node.node_id) == OwnerStanding()
     with pytest.raises(OwnerBanned):
         world.lease(node)
 

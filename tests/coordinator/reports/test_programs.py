@@ -114,7 +114,7 @@ def test_a_learner_that_waits_for_its_first_node_waits_all_of_its_time(world: Wo
     world.run(programs.heard, world.now_ms, asks_for=1)
     found = told(world, 60)
     assert (found["learner_idle_share"], found["learner_idle_share_lately"]) == (1, 1)
-    assert "learner idle 100% of the whole round" in overview.text(found | summary.told(CONFIG, "a" * 64))
+    assert "learner idle 100% of the whole round" in overview.text(found | summary.public_settings(CONFIG, "a" * 64))
 
 
 def test_the_first_batch_may_take_minutes_and_not_hours(world: World) -> None:
@@ -144,7 +144,7 @@ def test_the_end_of_a_round_is_no_alarm(at_work: World) -> None:
 def test_the_overview_and_the_metrics_name_every_program(at_work: World) -> None:
     fares(at_work, "seeder", Life("crashed", -9, 3))
     found = told(at_work, 130)
-    lines = overview.text(found | summary.told(CONFIG, "r"))
+    lines = overview.text(found | summary.public_settings(CONFIG, "r"))
     assert "last update 2 min ago, learner heard of 2 min ago, learner runs, seeder crashed with code -9" in lines
     page = exposition(found).decode()
     assert 'echo_swarm_program_up{program="seeder"} 0.0' in page

@@ -34,13 +34,13 @@ def test_rate_and_window_follow_the_validated_groups(groups: int, rate: float, w
 
 
 def test_one_hard_fault_holds_everything_and_a_second_bans() -> None:
-    once = trust.found(OwnerStanding(5000, 5000), "hard", RULES)
+    once = trust.after_verdict(OwnerStanding(5000, 5000), "hard", RULES)
     assert (trust.level(once, RULES), trust.rate_ppm(once, RULES)) == ("held", ALL_PPM)
-    assert trust.level(trust.found(once, "hard", RULES), RULES) == "banned"
+    assert trust.level(trust.after_verdict(once, "hard", RULES), RULES) == "banned"
 
 
 def test_a_hold_ends_after_ten_validated_groups_and_the_fault_is_forgotten_after_a_thousand() -> None:
-    standing = trust.found(OwnerStanding(5000, 5000), "hard", RULES)
+    standing = trust.after_verdict(OwnerStanding(5000, 5000), "hard", RULES)
     seen: list[tuple[Level, int]] = []
     for groups in (9, 1, 989, 1):
         standing = trust.validated(standing, RULES, groups)
@@ -56,14 +56,14 @@ def test_accepted_groups_lower_the_rate_only_as_far_as_validated_ones_follow() -
 
 
 def test_a_soft_fault_raises_the_rate_of_an_old_owner_and_spares_a_new_one() -> None:
-    old, new = (trust.found(OwnerStanding(groups, groups), "soft", RULES) for groups in (5000, 5))
+    old, new = (trust.after_verdict(OwnerStanding(groups, groups), "soft", RULES) for groups in (5000, 5))
     assert trust.rate_ppm(old, RULES) == ALL_PPM // 4
     assert (new.groups, new.soft) == (5, 1)
     assert trust.level(old, RULES) == "known"
 
 
 def test_a_pardon_changes_nothing() -> None:
-    assert trust.found(OwnerStanding(8, 7, 1, 1), "pardon", RULES) == OwnerStanding(8, 7, 1, 1)
+    assert trust.after_verdict(OwnerStanding(8, 7, 1, 1), "pardon", RULES) == OwnerStanding(8, 7, 1, 1)
 
 
 def test_a_round_without_audits_keeps_no_escrow() -> None:
@@ -93,7 +93,7 @@ def test_no_history_makes_a_bad_rate_or_a_cheaper_escrow(findings: list[Finding]
     standing = OwnerStanding(claims=4 * groups, groups=groups)
     for finding in findings:
         before = trust.rate_ppm(standing, RULES)
-        standing = trust.found(standing, finding, RULES)
+        standing = trust.after_verdict(standing, finding, RULES)
         rate = trust.rate_ppm(standing, RULES)
         assert RULES.trusted_floor * ALL_PPM <= rate <= ALL_PPM
         assert finding in ("pass", "pardon") or rate >= before

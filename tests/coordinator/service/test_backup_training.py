@@ -92,7 +92,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_held_whole(tmp_path: Path) -
     seen = set[int]()
     with subprocess.Popen([sys.executable, "-c", LEARNER, str(tmp_path / "checkpoints")]) as learner:
         while learner.poll() is None:
-            held = training.hold(tmp_path / "checkpoints", tmp_path / "held")
+            held = training.hold_checkpoint(tmp_path / "checkpoints", tmp_path / "held")
             assert len(held) == 3
             seen.add(update_of(next(iter(held.values())).parent))
     assert learner.returncode == 0

@@ -187,7 +187,7 @@ def test_step_8_finds_old_faults_and_what_old_bans_took(old: Path | str) -> None
     for step in database.run_now(upgrading.pending):
         if step.revision == numbered(8):
             database.run_now(judged)
-        database.run_now(upgrading.take, step)
+        database.run_now(upgrading.apply_step, step)
     found = database.run_now(lambda connection: connection.execute(sa.select(tables.faults)).mappings().all())
     taken = sa.select(tables.audits.c.claim_id, tables.audits.c.ban_ms)
     bans = dict(database.run_now(lambda connection: [tuple(row) for row in connection.execute(taken)]))

@@ -57,7 +57,9 @@ def sealed(key: NodeKey, about: str, reason: str = "My card is sound.", **change
 
 
 def appeal(world: World, key: NodeKey, about: str, reason: str = "My card is sound.") -> AppealReply:
-    reply: AppealReply = world.run(appeals.take, sealed(key, about, reason), round_id=ROUND, now_ms=world.now_ms)
+    reply: AppealReply = world.run(
+        appeals.record_appeal, sealed(key, about, reason), round_id=ROUND, now_ms=world.now_ms
+    )
     return reply
 
 
@@ -144,13 +146,13 @@ class TestGranted:
     def test_a_granted_appeal_pays_what_the_fault_took_and_restores_the_owner(self, world: World) -> None:
         key, _, window, bad = a_fault(world)
         before = world.budget()
-        assert world.run(standings.of, key.node_id) == OwnerStanding(hard=1)
+        assert world.run(standings.find_standing, key.node_id) == OwnerStanding(hard=1)
         assert appeal(world, key, bad).outcome == "recorded"
         done = rule(world)
         assert (done["reinstated_claims"], done["reinstated_micros"]) == (3, 3 * HONEST_TOKENS)
         assert world.owed(key.node_id)[1] == 3 * HONEST_TOKENS
         assert world.budget() == before - 3 * HONEST_TOKENS
-        assert world.run(standings.of, key.node_id) == OwnerStanding(5, 4 + 2), (
+        assert world.run(standings.find_standing, key.node_id) == OwnerStanding(5, 4 + 2), (
             "the counts before it, and what was taken"
         )
         paid = [entry.claim_id for entry in entries(world, Reinstate) if isinstance(entry, Reinstate)]
@@ -183,7 +185,7 @@ class TestGranted:
         assert rule(world)["reinstated_claims"] == 2
         assert voids(world).keys() == {first, second, unseen}
         assert world.owed(key.node_id) == (0, 2 * HONEST_TOKENS), "the second fault stands"
-        assert world.run(standings.of, key.node_id).hard == 1
+        assert world.run(standings.find_standing, key.node_id).hard == 1
         world.lease(key)
 
     def test_lifting_both_faults_pays_each_claim_once(self, world: World) -> None:
@@ -196,7 +198,7 @@ class TestGranted:
         assert rule(world, 1)["reinstated_claims"] == 2
         assert rule(world, 2)["reinstated_claims"] == 1
         assert world.owed(key.node_id) == (0, 3 * HONEST_TOKENS)
-        assert world.run(standings.of, key.node_id).hard == 0
+        assert world.run(standings.find_standing, key.node_id).hard == 0
 
     def test_counts_that_a_lifted_fault_took_come_back_only_with_the_fault_after_it(self, world: World) -> None:
         key = world.join(1)
@@ -207,12 +209,12 @@ class TestGranted:
         world.find(second, "hard")
         appeal(world, key, first)
         rule(world, 1)
-        assert world.run(standings.of, key.node_id) == OwnerStanding(0, 1, hard=1), (
+        assert world.run(standings.find_standing, key.node_id) == OwnerStanding(0, 1, hard=1), (
             "the second fault would have taken them"
         )
         appeal(world, key, second)
         rule(world, 2)
-        assert world.run(standings.of, key.node_id) == OwnerStanding(7, 5 + 3)
+        assert world.run(standings.find_standing, key.node_id) == OwnerStanding(7, 5 + 3)
 
     def test_a_ban_by_order_is_lifted_with_a_trace_and_no_fault_left(self, world: World) -> None:
         key = world.join(1)
@@ -221,7 +223,7 @@ class TestGranted:
         world.run(moderation.order, "ban", key.node_id, "a mistake", **terms)
         assert appeal(world, key, second).claim_id == first, "one appeal stands for the ban"
         assert rule(world)["reinstated_micros"] == 2 * HONEST_TOKENS
-        assert world.run(standings.of, key.node_id).hard == 0
+        assert world.run(standings.find_standing, key.node_id).hard == 0
         world.lease(key)
         assert [row["action"] for row in world.rows(tables.orders)] == ["ban", "unban"]
         world.run(moderation.order, "ban", key.node_id, "again", **terms)
@@ -257,10 +259,10 @@ class TestGranted:
 class TestDenied:
     def test_a_denied_appeal_changes_nothing_but_the_log(self, world: World) -> None:
         key, _, _, bad = a_fault(world)
-        before = (world.owed(key.node_id), world.budget(), world.run(standings.of, key.node_id))
+        before = (world.owed(key.node_id), world.budget(), world.run(standings.find_standing, key.node_id))
         appeal(world, key, bad)
         assert rule(world, outcome="denied", code="fault_confirmed")["changed"]
-        assert (world.owed(key.node_id), world.budget(), world.run(standings.of, key.node_id)) == before
+        assert (world.owed(key.node_id), world.budget(), world.run(standings.find_standing, key.node_id)) == before
         (ruling,) = entries(world, RulingEntry)
         assert isinstance(ruling, RulingEntry)
         assert (ruling.outcome, ruling.reason_code) == ("denied", "fault_confirmed")
@@ -282,7 +284,7 @@ def owner_of(world: World, key: NodeKey) -> NodeKey:
 
 def revoke(world: World, owner: NodeKey, key: NodeKey) -> None:
     said = seal_statement(owner, Revocation(node_id=key.node_id, number=2))
-    world.run(owners.take, said, round_id=ROUND, scheme="", delay_ms=0, now_ms=world.now_ms)
+    world.run(owners.record_statement, said, round_id=ROUND, scheme="", delay_ms=0, now_ms=world.now_ms)
 
 
 class TestWho:
@@ -334,7 +336,7 @@ class TestWho:
         ]
         for data, error in wrong:
             with pytest.raises(error):
-                world.run(appeals.take, data, round_id=ROUND, now_ms=0)
+                world.run(appeals.record_appeal, data, round_id=ROUND, now_ms=0)
         with pytest.raises(ValueError, match="at most 500"):
             sealed(key, bad, "x" * (limits.APPEAL_REASON_MAX_CHARS + 1))
         assert world.rows(tables.appeals) == []
@@ -384,7 +386,7 @@ class TestTold:
     def test_the_operator_sees_words_evidence_and_what_it_would_pay(self, world: World) -> None:
         key, (first, _, _) = a_ban(world)
         appeal(world, key, first, "Look again.")
-        found = world.run(appeals.shown, called(world, 1), world.audits.rules)
+        found = world.run(appeals.appeal_report, called(world, 1), world.audits.rules)
         assert (found["reason"], found["finding"], found["amount_micros"]) == ("Look again.", "hard", 2 * HONEST_TOKENS)
         assert found["ends_ban"]
         assert json.loads(found["report"]) == {}

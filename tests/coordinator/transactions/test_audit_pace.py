@@ -34,7 +34,9 @@ def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
 def judge(world: World, claims: list[str], seconds: float, threads: int = 2) -> None:
     """An auditor judges these and says how long it took."""
     verdicts = tuple(Judged(claim_id=one, finding="pass", validator="replay/1", report=b"{}") for one in claims)
-    world.run(audits.bring, verdicts, seconds=seconds, threads=threads, terms=world.audits, now_ms=world.now_ms)
+    world.run(
+        audits.record_verdicts, verdicts, seconds=seconds, threads=threads, terms=world.audits, now_ms=world.now_ms
+    )
 
 
 def status_of(world: World) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def rates(world: World, key: NodeKey) -> list[int]:
     ("backlog", "eased"), [(0, 0), (127, 0), (128, 1 / 3), (256, 2 / 3), (384, 1), (512, 1), (5000, 1)]
 )
 def test_rates_fall_by_steps_from_a_quarter_of_the_largest_backlog_on(backlog: int, eased: float) -> None:
-    assert audit_pace.ease(backlog, 512) == pytest.approx(eased)
+    assert audit_pace.rate_factor(backlog, 512) == pytest.approx(eased)
 
 
 def test_status_says_that_auditors_do_not_keep_up_before_no_work_is_offered(audited: World) -> None:
@@ -74,7 +76,7 @@ def test_status_says_that_auditors_do_not_keep_up_before_no_work_is_offered(audi
     assert found["backlog"] < BACKLOG_MAX, "work still goes on"
     assert "Auditors do not keep up: 4 claims wait" in found["alarm"]
     assert "6 with 2 threads each would suffice" in found["alarm"]
-    shown = overview.text(found | summary.told(CONFIG, "0" * 64))
+    shown = overview.text(found | summary.public_settings(CONFIG, "0" * 64))
     assert f"an auditor checks {speed:,.0f} tokens/s, {incoming:,.0f} come in" in shown
 
 

@@ -32,7 +32,7 @@ def earn(world: World, key: NodeKey, groups: int = 1) -> list[str]:
 
 
 def hold(world: World, auditor: str) -> int:
-    held: int = world.run(audits.hold, auditor, terms=world.audits, now_ms=world.now_ms)
+    held: int = world.run(audits.extend_cases, auditor, terms=world.audits, now_ms=world.now_ms)
     return held
 
 

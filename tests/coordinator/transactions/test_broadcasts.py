@@ -22,7 +22,7 @@ def publish(world: World, version: int) -> None:
     """As the coordinator does, to whoever is alive."""
     file = {"path": "f", "size_bytes": SIZE_BYTES, "digest": "d" * 64, "chunks": ["c" * 64]}
     made = manifest(version, version - 1, files=[file])
-    world.run(broadcasts.begin, made, digest(made.to_bytes()), silent_after_ms=SILENT_MS, now_ms=world.now_ms)
+    world.run(broadcasts.start_broadcast, made, digest(made.to_bytes()), silent_after_ms=SILENT_MS, now_ms=world.now_ms)
     world.run(links.know_seeder, SEEDER)
 
 
@@ -39,7 +39,7 @@ def say(world: World, key: NodeKey, version: int = 2, **ago_s: float) -> None:
     """A node tells how long ago it reached some stages."""
     stages: dict[str, Stage] = {stage: stage for stage in broadcasts.STAGES}
     reached = [Reached(version=version, stage=stages[name], ago_s=ago) for name, ago in ago_s.items()]
-    world.run(broadcasts.note, key.node_id, reached, now_ms=world.now_ms)
+    world.run(broadcasts.record_progress, key.node_id, reached, now_ms=world.now_ms)
 
 
 def shown(world: World) -> dict[str, Any]:

@@ -277,7 +277,7 @@ def test_what_a_refusal_quotes_is_kept_in_every_place_without_what_a_store_canno
 
     judge = replace(world.judge, reward=quoting)
     read = checked_rollouts.read_rollouts(key.node_id, [answer(key, lease)])
-    (verdict,) = world.run(claims.take, key.node_id, read, judge=judge, now_ms=world.now_ms)
+    (verdict,) = world.run(claims.receive_rollouts, key.node_id, read, judge=judge, now_ms=world.now_ms)
     refused(world, verdict, "tokens_invalid")
     (row,), (counted,) = world.rows(tables.leases), world.rows(tables.rejections)
     assert row["said"] == counted["last_message"] == "The completion  of train is none."
@@ -347,7 +347,7 @@ def test_a_crash_at_any_statement_of_acceptance_leaves_no_trace(world: World) ->
 
         try:
             read = checked_rollouts.read_rollouts(key.node_id, [envelope])
-            return claims.take(connection, key.node_id, read, judge=world.judge, now_ms=world.now_ms)[0]
+            return claims.receive_rollouts(connection, key.node_id, read, judge=world.judge, now_ms=world.now_ms)[0]
         finally:
             sa.event.remove(connection, "before_cursor_execute", count_down)
 

@@ -50,7 +50,7 @@ def test_what_is_always_right_or_wrong_comes_up_less_often_and_is_not_lost(world
     key = world.join(1)
     served = [answered(world, key, mixed={1, 2}, wrong={3}) for _ in range(4 + 2 + 2 + 4)]
     assert served == [0, 1, 2, 3, 1, 2, 1, 2, 0, 1, 2, 3], "left out twice, then probed"
-    shown = world.run(curriculum.shown, FILTER)
+    shown = world.run(curriculum.curriculum_report, FILTER)
     assert shown == {
         "prompts_seen": 4,
         "prompts_always_right": 1,
@@ -68,7 +68,7 @@ def test_off_is_the_order_of_always_and_keeps_nothing(tmp_path: Path) -> None:
     key = world.join(1)
     assert [answered(world, key) for _ in range(6)] == [0, 1, 2, 3, 0, 1]
     assert world.rows(tables.outcomes) == []
-    assert world.run(curriculum.shown, OFF) == {}
+    assert world.run(curriculum.curriculum_report, OFF) == {}
 
 
 def test_a_restart_in_the_middle_of_a_window_changes_nothing(tmp_path: Path) -> None:

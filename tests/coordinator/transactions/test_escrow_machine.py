@@ -124,7 +124,7 @@ class Escrow(RuleBasedStateMachine):
         mine = [claim for claim in void if claim in self.earned[key.node_id]]
         said = Appeal(round_id=ROUND, about=data.draw(st.sampled_from(mine)), reason="")
         envelope = seal_appeal(key, said)
-        reply = self.world.run(appeals.take, envelope, round_id=ROUND, now_ms=self.world.now_ms)
+        reply = self.world.run(appeals.record_appeal, envelope, round_id=ROUND, now_ms=self.world.now_ms)
         given = {"given_by": "me", "rules": RULES, "now_ms": self.world.now_ms}
         done = self.world.run(appeals.rule, reply.number, outcome, "because", "", **given)
         after = self.states()
@@ -159,7 +159,7 @@ class Escrow(RuleBasedStateMachine):
             self._may_be_posted(claim)
         self.posted = posted
         for owner in self.windows:
-            self.windows[owner] = trust.window(self.world.run(standings.of, owner), RULES)
+            self.windows[owner] = trust.window(self.world.run(standings.find_standing, owner), RULES)
         taken = {row["claim_id"] for row in self.world.rows(tables.audits) if row["fault"]}
         for claim in taken - self.given_back:
             assert states[claim] == "voided", "a fault takes the window before it"
@@ -195,7 +195,7 @@ class Escrow(RuleBasedStateMachine):
         owner = self.owner(claim)
         later = [other for other in self.earned[owner] if rows[other]["place"] > rows[claim]["place"]]
         unproven = [other for other in later if not rows[other]["why"] or self.found.get(other) == "pardon"]
-        standing = self.world.run(standings.of, owner)
+        standing = self.world.run(standings.find_standing, owner)
         assert trust.level(standing, RULES) != "held"
         groups = sum(rows[other]["groups"] for other in unproven)
         assert groups >= min(self.windows[owner], trust.window(standing, RULES))
@@ -216,7 +216,7 @@ class Escrow(RuleBasedStateMachine):
 
     def faults(self, owner: str) -> int:
         """Hard fails, as far as they are not forgotten."""
-        standing = self.world.run(standings.of, owner)
+        standing = self.world.run(standings.find_standing, owner)
         return min(2, int(standing.hard))
 
 

@@ -26,12 +26,12 @@ SIZES = {"held_out": 10}
 def publish(world: World, version: int, update: int, terms: EvaluationTerms = TERMS) -> int:
     """What the coordinator does with a new version."""
     world.publish(version, update)
-    begun: int = world.run(evaluations.due, version, SIZES, terms, world.now_ms)
+    begun: int = world.run(evaluations.start_due_evaluations, version, SIZES, terms, world.now_ms)
     return begun
 
 
 def shown(world: World) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = world.run(evaluations.shown)
+    rows: list[dict[str, Any]] = world.run(evaluations.list_evaluations)
     return rows
 
 
@@ -77,7 +77,7 @@ def test_the_first_version_is_measured_before_anything_is_trained_on(world: Worl
     assert (row["result"]["problems"], row["result"]["samples"]) == (3, 4)
     low, high = row["result"]["interval"]
     assert low < 0.5 < high
-    (told,) = world.run(evaluations.told)
+    (told,) = world.run(evaluations.latest_results)
     assert (told.number, told.update) == (row["number"], 0)
     assert told.figures == pytest.approx(
         {f"eval/{row['split']}/{name}": value for name, value in
@@ -307,12 +307,12 @@ def test_waiting_for_an_evaluation_that_no_coordinator_ends_has_an_end(world: Wo
 
 def test_an_operator_may_ask_for_the_newest_version_only(world: World) -> None:
     world.publish(1, 0)
-    assert world.run(evaluations.begin, 1, "validation", 5, TERMS, now_ms=0) == 1
+    assert world.run(evaluations.start_evaluation, 1, "validation", 5, TERMS, now_ms=0) == 1
     world.publish(2, 1)
     with pytest.raises(OutOfOrder, match="version 1 is out of their hands"):
-        world.run(evaluations.begin, 1, "validation", 5, TERMS, now_ms=0)
+        world.run(evaluations.start_evaluation, 1, "validation", 5, TERMS, now_ms=0)
     with pytest.raises(NotFound):
-        world.run(evaluations.begin, 9, "validation", 5, TERMS, now_ms=0)
+        world.run(evaluations.start_evaluation, 9, "validation", 5, TERMS, now_ms=0)
 
 
 def test_the_best_version_is_the_earlier_of_equal_ones(world: World) -> None:

@@ -124,7 +124,7 @@ def unread(world: World) -> RejectionEvidence:
     key = world.join(1)
     envelopes = [b"garbage", b"garbage", b"garbage", answer(key, world.lease(key))]
     read = checked_rollouts.read_rollouts(key.node_id, envelopes)
-    verdicts = world.run(claims.take, key.node_id, read, judge=world.judge, now_ms=world.now_ms)
+    verdicts = world.run(claims.receive_rollouts, key.node_id, read, judge=world.judge, now_ms=world.now_ms)
     assert verdicts[3].code == "not_read"
     found: RejectionEvidence = verdicts[3].evidence
     return found
@@ -133,7 +133,7 @@ def unread(world: World) -> RejectionEvidence:
 def on_wire(error: SwarmError) -> RejectionEvidence:
     """What a node makes of a request that is refused."""
     got = SwarmError.from_wire(canonical.decode(canonical.encode(error.to_wire())))
-    return evidence.of(got, envelope=b"a rollout", lease_id="1" * 32)
+    return evidence.build_evidence(got, envelope=b"a rollout", lease_id="1" * 32)
 
 
 def refused(act: Callable[[World], object], code: str) -> Callable[[World], RejectionEvidence]:
@@ -176,7 +176,7 @@ def of_episode(code: str, spoil: Callable[[list[int]], list[int]]) -> Callable[[
         with pytest.raises(SwarmError) as caught:
             play(wanted, spoil(tokens), BOUNDS)
         assert caught.value.code == code
-        return evidence.of(caught.value, envelope=b"a rollout", lease_id="1" * 32)
+        return evidence.build_evidence(caught.value, envelope=b"a rollout", lease_id="1" * 32)
 
     return provoke
 

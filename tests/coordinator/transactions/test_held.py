@@ -47,12 +47,12 @@ def bring(world: World, claim: str, finding: Found) -> int:
         report=json.dumps({"outcome": finding}).encode(),
         waits_for=BF16 if finding == "held" else "",
     )
-    counted: int = world.run(audits.bring, (verdict,), terms=world.audits, now_ms=world.now_ms)
+    counted: int = world.run(audits.record_verdicts, (verdict,), terms=world.audits, now_ms=world.now_ms)
     return counted
 
 
 def take(world: World, *classes: str) -> Cases:
-    taken: Cases = world.run(audits.take, "one", 64, classes, terms=world.audits, now_ms=world.now_ms)
+    taken: Cases = world.run(audits.assign_cases, "one", 64, classes, terms=world.audits, now_ms=world.now_ms)
     return taken
 
 
@@ -78,7 +78,7 @@ def test_a_held_claim_is_no_fault_and_no_entry_and_its_group_leaves_the_buffer(w
     (taken,) = take(world).cases
     assert bring(world, taken.claim_id, "held") == 1
     assert entries(world) == before, "nothing about it stands in the log"
-    standing = world.run(standings.of, key.node_id)
+    standing = world.run(standings.find_standing, key.node_id)
     assert (standing.hard, standing.soft, standing.groups) == (0, 0, 0)
     assert [row["state"] for row in world.rows(tables.rollouts)] == ["retracted"]
     assert world.group_states() == {0: "open"}, "its prompt is offered again"

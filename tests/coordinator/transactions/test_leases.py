@@ -286,7 +286,7 @@ class TestAway:
 
     def pardon(self, world: World, alive_ms: int) -> int:
         terms = {"timeout_ms": world.terms.timeout_ms, "back_ms": self.BACK_MS}
-        pardoned: int = world.run(leases.pardon, alive_ms=alive_ms, now_ms=world.now_ms, **terms)
+        pardoned: int = world.run(leases.extend_after_downtime, alive_ms=alive_ms, now_ms=world.now_ms, **terms)
         return pardoned
 
     def test_times_are_of_this_century(self, world: World) -> None:

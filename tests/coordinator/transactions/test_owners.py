@@ -53,7 +53,7 @@ def delegate(world: World, key: NodeKey, owner: NodeKey = OWNER, *, number: int 
 
 def say(world: World, said: Statement, owner: NodeKey = OWNER, *, scheme: str = "") -> StatementReply:
     reply: StatementReply = world.run(
-        owners.take,
+        owners.record_statement,
         seal_statement(owner, said),
         round_id=ROUND,
         scheme=scheme,

@@ -74,7 +74,7 @@ def test_structural_mismatch_what_is_audited_is_what_was_paid(audited: World) ->
         for row in audited.run(store.entries, 0, 1000)
         if isinstance(row.entry, Pending)
     }
-    taken: Cases = audited.run(audits.take, "auditor", 64, terms=audited.audits, now_ms=audited.now_ms)
+    taken: Cases = audited.run(audits.assign_cases, "auditor", 64, terms=audited.audits, now_ms=audited.now_ms)
     read = {case.claim_id: tokens_of(audited, case) for case in taken.cases}
     assert read == {claim_id: (claim_id, tokens) for claim_id, tokens in paid.items()}
     assert len(read) == 3
@@ -143,7 +143,7 @@ class TestSettlement:
         audited.earn(key)
         for _ in range(5):
             share(audited, key, heir)
-        assert audited.run(standings.of, key.node_id) == OwnerStanding(claims=1)
+        assert audited.run(standings.find_standing, key.node_id) == OwnerStanding(claims=1)
         audited.run(lambda conn: standings.put(conn, key.node_id, OwnerStanding(2, 2)))
         for number in (1, 2, 3):
             audited.train(number)
@@ -152,7 +152,7 @@ class TestSettlement:
         audited.earn(key)
         audited.train(4)
         assert money(audited, key) == [(HONEST_TOKENS, 2 * HONEST_TOKENS + 5)], "one more group, and five parts"
-        assert audited.run(standings.of, key.node_id) == OwnerStanding(claims=4, groups=4)
+        assert audited.run(standings.find_standing, key.node_id) == OwnerStanding(claims=4, groups=4)
 
     def test_parts_of_a_group_that_another_answered_first_are_paid_after_their_audit(self, audited: World) -> None:
         first, heir = audited.join(1), audited.join(2)
@@ -223,7 +223,7 @@ class TestFaults:
         claims = share(audited, node, node, {0: [77]})
         for claim in claims:
             assert audited.find(claim, "hard")
-            assert audited.run(standings.of, node.node_id).hard == 1
+            assert audited.run(standings.find_standing, node.node_id).hard == 1
         assert voided(audited) == dict.fromkeys(claims, "replay_mismatch")
         another, _ = share(audited, node, node, {0: [77]})
         audited.find(another, "hard")
@@ -239,7 +239,7 @@ class TestFaults:
         left = []
         for claim in (first[0], second[0], first[1]):
             audited.run(standings.lift_fault, claim)
-            left.append(audited.run(standings.of, node.node_id).hard)
+            left.append(audited.run(standings.find_standing, node.node_id).hard)
         assert left == [2, 1, 0]
 
     def test_one_fault_has_unaudited_parts_audited(self, audited: World) -> None:
@@ -300,7 +300,7 @@ class TestEvidence:
     def test_a_case_has_what_its_node_signed_and_its_own_lease(self, audited: World) -> None:
         first, heir = audited.join(1), audited.join(2)
         part, whole = share(audited, first, heir)
-        taken: Cases = audited.run(audits.take, "a", 8, terms=audited.audits, now_ms=audited.now_ms)
+        taken: Cases = audited.run(audits.assign_cases, "a", 8, terms=audited.audits, now_ms=audited.now_ms)
         cases = {case.claim_id: case for case in taken.cases}
         assert (cases[part].rollout, cases[whole].fragments) == (b"", ())
         (envelope,) = cases[part].fragments

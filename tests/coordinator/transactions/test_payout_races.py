@@ -88,7 +88,7 @@ def move_away(database: Database, _folder: Path) -> str:
     word = seal_statement(
         NodeKey((1_001).to_bytes(32)), PayoutAddress(round_id=ROUND, address="text:elsewhere", number=2_000)
     )
-    reply = database.run_now(owners.take, word, round_id=ROUND, scheme="", delay_ms=0, now_ms=LATER_MS)
+    reply = database.run_now(owners.record_statement, word, round_id=ROUND, scheme="", delay_ms=0, now_ms=LATER_MS)
     return reply.outcome
 
 

@@ -76,7 +76,7 @@ def owner(number: int, world: World, *, nodes: int = 1, address: bool = True) ->
     if address:
         said = PayoutAddress(round_id=ROUND, address=f"text:account {number}", number=1_000)
         word = seal_statement(boss, said)
-        world.run(owners.take, word, round_id=ROUND, scheme="", delay_ms=0, now_ms=world.now_ms)
+        world.run(owners.record_statement, word, round_id=ROUND, scheme="", delay_ms=0, now_ms=world.now_ms)
     return keys
 
 

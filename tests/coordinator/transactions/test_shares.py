@@ -142,7 +142,7 @@ class TestShares:
             world.publish(2, 0)
         else:
             times = {"alive_ms": world.now_ms - 1, "timeout_ms": world.terms.timeout_ms, "back_ms": 0}
-            world.run(leases.pardon, now_ms=world.now_ms, **times)
+            world.run(leases.extend_after_downtime, now_ms=world.now_ms, **times)
         assert world.batch(1) is None
         world.now_ms += world.terms.timeout_ms
         assert world.batch(1) is not None

@@ -74,7 +74,7 @@ def test_a_lease_and_a_rollout_take_few_statements(usual: World) -> None:
         offered, statements = counted(usual, offers.offer, key.node_id, ask, terms=usual.terms, draw=usual.draw)
         assert len(statements) <= LEASE, "\n".join(statements)
         read = checked_rollouts.read_rollouts(key.node_id, [answer(key, offered.leases[0])])
-        (verdict,), statements = counted(usual, claims.take, key.node_id, read, judge=usual.judge)
+        (verdict,), statements = counted(usual, claims.receive_rollouts, key.node_id, read, judge=usual.judge)
         assert verdict.outcome == "accepted"
         assert len(statements) <= ROLLOUT, "\n".join(statements)
 
@@ -91,7 +91,7 @@ def test_an_accepted_rollout_takes_few_calls(usual: World, store_url: str) -> No
         sys.setprofile(lambda _frame, what, _argument: calls.update([what]))
         try:
             read = checked_rollouts.read_rollouts(key.node_id, [envelope])
-            return claims.take(connection, key.node_id, read, judge=usual.judge, now_ms=usual.now_ms)[0]
+            return claims.receive_rollouts(connection, key.node_id, read, judge=usual.judge, now_ms=usual.now_ms)[0]
         finally:
             sys.setprofile(None)
 

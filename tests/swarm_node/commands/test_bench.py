@@ -70,6 +70,6 @@ def test_rates_are_over_the_time_they_belong_to() -> None:
 
 def test_a_round_that_this_home_does_not_know_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="holds no version of this round"):
-        bench.held(tmp_path, JoinString("http://127.0.0.1:1", "0" * 64))
+        bench.newest_held_version(tmp_path, JoinString("http://127.0.0.1:1", "0" * 64))
     refused = CliRunner().invoke(app, ["bench", "http://127.0.0.1:1#short"])
     assert isinstance(refused.exception, ConfigInvalid)

@@ -13,7 +13,7 @@ from protocol.errors import DiskFull
 from swarm_node.allowance import settings
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.doctor import bundle
-from swarm_node.doctor.redact import known, redact
+from swarm_node.doctor.redact import known_names, redact
 from swarm_node.doctor.report import fail, ok
 from swarm_node.keys import identity
 from swarm_node.owner import stopped
@@ -51,7 +51,7 @@ def test_nothing_that_names_the_owner_is_in_a_bundle(tmp_path: Path) -> None:
         ok("key", f"{me.key.node_id} {seeds[0]}", f"{SECRETS[0]}:8700, user {getpass.getuser()}"),
         ok("disk", f"{Path.home()}/x on {socket.gethostname()}"),
     ]
-    stopped.note(home, DiskFull(f"There is no room below {home} ({said})."))
+    stopped.record_end(home, DiskFull(f"There is no room below {home} ({said})."))
     (home / settings.FILE).write_text(f"# {said}\nhours = '22:00-07:00'\n")
     join = JoinString(f"https://{SECRETS[2]}:8700", "ab" * 32)
     bundle.write(tmp_path / "bundle.zip", home, findings, join=join)
@@ -85,7 +85,7 @@ def test_an_address_does_not_hide_behind_escapes_or_in_a_multiaddress(text: str)
 
 def test_names_that_are_not_ascii_are_found_however_they_are_written(tmp_path: Path) -> None:
     home = tmp_path / "Jürgens Rechner"
-    secrets = known(home)
+    secrets = known_names(home)
     for form in (str(home), json.dumps(str(home)), ascii(str(home)), repr(str(home).encode()), quote(str(home))):
         shown = redact(f"there is no {form}", secrets)
         assert "rgens" not in shown, form

@@ -55,7 +55,9 @@ def receipt_of(number: int) -> str:
 def found(log: Log, folder: Path, explanation: Explanation | None = None) -> Logged:
     reader = LogReader(log)
     watch = LogWatch(reader, log.round_id, folder / "seen")
-    return trio.run(ledger_check.found, reader, watch, log.round_id, node(1), explanation or told(), folder / RECEIPTS)
+    return trio.run(
+        ledger_check.find_entry, reader, watch, log.round_id, node(1), explanation or told(), folder / RECEIPTS
+    )
 
 
 def refuses(log: Log, folder: Path, explanation: Explanation | None = None) -> SwarmError:

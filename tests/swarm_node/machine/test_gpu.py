@@ -64,7 +64,7 @@ def test_what_a_card_does_not_tell_is_unknown_and_not_zero() -> None:
 
 def test_cards_are_asked_through_the_program_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "nvidia-smi", f"printf '{GOOD}'", monkeypatch)
-    seen = gpu.look()
+    seen = gpu.find_cards()
     assert [card.name for card in seen.cards] == ["NVIDIA GeForce RTX 4090"]
     assert seen.trouble == ""
 
@@ -82,14 +82,14 @@ def test_a_driver_in_trouble_is_told_of_and_is_no_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     program(tmp_path, "nvidia-smi", script, monkeypatch)
-    seen = gpu.look()
+    seen = gpu.find_cards()
     assert seen.cards == ()
     assert "nvidia-smi" in seen.trouble
 
 
 def test_a_driver_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "nvidia-smi", "exec sleep 60", monkeypatch)
-    assert "does not answer" in gpu.look(timeout_s=0.2).trouble
+    assert "does not answer" in gpu.find_cards(timeout_s=0.2).trouble
 
 
 def test_amd_cards_are_read_whatever_their_keys_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,5 +105,5 @@ def test_amd_cards_are_read_whatever_their_keys_are_called(tmp_path: Path, monke
     }
     (tmp_path / "said.json").write_text(json.dumps(said))
     program(tmp_path, "rocm-smi", f"cat {tmp_path / 'said.json'}", monkeypatch)
-    (card,) = gpu.look().cards
+    (card,) = gpu.find_cards().cards
     assert card == gpu.Card("amd", "Radeon RX 7900 XTX", "6.3.6", 25753026560, 27250688, 45.0, 21.0)

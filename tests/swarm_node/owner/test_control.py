@@ -188,7 +188,7 @@ async def test_connections_that_say_nothing_hold_up_nobody_for_long(tmp_path: Pa
 
 async def test_why_the_last_agent_ended_is_remembered(tmp_path: Path) -> None:
     assert stopped.last(tmp_path) is None
-    stopped.note(tmp_path, DiskFull("No room.", hint="Make some."))
+    stopped.record_end(tmp_path, DiskFull("No room.", hint="Make some."))
     told = stopped.last(tmp_path)
     assert told is not None
     assert (told["code"], told["message"], told["hint"]) == ("disk_full", "No room.", "Make some.")

@@ -9,7 +9,7 @@ from swarm_node.owner import stopped
 
 
 def test_what_ended_an_agent_is_known_until_the_next_one_starts(tmp_path: Path) -> None:
-    stopped.note(tmp_path, OwnerBanned("Two hard faults.", hint="Appeal."))
+    stopped.record_end(tmp_path, OwnerBanned("Two hard faults.", hint="Appeal."))
     last = stopped.last(tmp_path)
     assert last is not None
     assert (last["code"], last["hint"]) == ("owner_banned", "Appeal.")
@@ -24,5 +24,5 @@ def test_a_disk_that_takes_no_note_hides_nothing(tmp_path: Path, monkeypatch: py
         raise DiskFull("There is no room left.")
 
     monkeypatch.setattr(stopped, "write_durably", full)
-    stopped.note(tmp_path, OwnerBanned("Two hard faults."))
+    stopped.record_end(tmp_path, OwnerBanned("Two hard faults."))
     assert stopped.last(tmp_path) is None

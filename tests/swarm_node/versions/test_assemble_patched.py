@@ -16,7 +16,7 @@ from protocol.policy import delta
 from protocol.policy.chunks import chunk_id, digest, split
 from protocol.policy.manifest import FileEntry, Patch, PolicyManifest
 from swarm_node.chunks.blobs import BlobStore
-from swarm_node.versions.assemble import assemble, find, held, prune, restock
+from swarm_node.versions.assemble import assemble, find, held_files, prune, restock
 from tests.safetensors_files import next_file, policy_file
 from tests.swarm_node.p2p_world import manifest_of
 
@@ -70,14 +70,14 @@ class Line:
 
     def fetch(self, manifest: PolicyManifest) -> int:
         """Fetch what this node lacks, as little as it can; how many bytes that was."""
-        wanted = manifest.chunk_sizes_for(held(self.policies, manifest))
+        wanted = manifest.chunk_sizes_for(held_files(self.policies, manifest))
         missing = [ChunkId(chunk) for chunk in wanted if not self.blobs.has(ChunkId(chunk))]
         for chunk in missing:
             self.blobs.write(chunk, self.published.read(chunk))
         return sum(wanted[chunk] for chunk in missing)
 
     def make(self, manifest: PolicyManifest) -> Path:
-        return assemble(self.policies, manifest, self.blobs, held(self.policies, manifest))
+        return assemble(self.policies, manifest, self.blobs, held_files(self.policies, manifest))
 
     def take(self, manifest: PolicyManifest) -> Path:
         self.fetch(manifest)
@@ -150,7 +150,7 @@ def test_a_harmed_base_is_no_base(line: Line, harm: str) -> None:
 def test_a_base_that_goes_bad_after_it_was_chosen_makes_no_folder(line: Line) -> None:
     base = line.take(line.manifests[0]) / MODEL
     line.fetch(line.manifests[1])
-    chosen = held(line.policies, line.manifests[1])
+    chosen = held_files(line.policies, line.manifests[1])
     base.write_bytes(next_file(FILES[0], seed=99))
     with pytest.raises(PatchInvalid, match="does not become"):
         assemble(line.policies, line.manifests[1], line.blobs, chosen)
@@ -178,7 +178,9 @@ def test_an_unchanged_file_is_copied_where_it_cannot_be_shared(line: Line, tiny_
     """A file on another file system can have no second name on this one."""
     base = line.take(line.manifests[0])
     line.fetch(line.manifests[1])
-    folder = assemble(tiny_disk / "policies", line.manifests[1], line.blobs, held(line.policies, line.manifests[1]))
+    folder = assemble(
+        tiny_disk / "policies", line.manifests[1], line.blobs, held_files(line.policies, line.manifests[1])
+    )
     assert (folder / "config.json").read_bytes() == CONFIG
     assert (folder / MODEL).read_bytes() == FILES[1]
     assert (base / "config.json").stat().st_nlink == 1
@@ -259,4 +261,4 @@ def test_kill_9_between_patching_and_renaming_leaves_base_and_chunks_to_go_on_wi
 def test_an_unfinished_folder_is_no_base(line: Line) -> None:
     folder = line.take(line.manifests[0])
     shutil.move(folder, line.policies / ".unfinished-x")
-    assert held(line.policies, line.manifests[1]) == {}
+    assert held_files(line.policies, line.manifests[1]) == {}

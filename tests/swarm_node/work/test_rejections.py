@@ -44,7 +44,7 @@ def envelope(lease_id: str) -> bytes:
 
 
 def found(error: SwarmError, lease_id: str) -> RejectionEvidence:
-    return evidence.of(error, envelope=envelope(lease_id), lease_id=lease_id)
+    return evidence.build_evidence(error, envelope=envelope(lease_id), lease_id=lease_id)
 
 
 def rejected(error: SwarmError, lease_id: str) -> Verdict:

@@ -196,7 +196,7 @@ async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) 
 
 async def _look(round_: Round, stop: asyncio.Event) -> None:
     """Hear of news; settings and keys are read once, so others want another start."""
-    await round_.look()
+    await round_.refresh()
     if not round_.is_led_alike:
         stop.set()
 
@@ -261,7 +261,7 @@ async def _look_at_evaluations(round_: Round) -> None:
     )
     for number in ended:
         log.warning("evaluation=%d ended before all its problems were answered", number)
-    await round_.best.look()
+    await round_.best.refresh()
 
 
 async def _steer(round_: Round) -> None:

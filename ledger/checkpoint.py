@@ -55,7 +55,7 @@ def open_checkpoint(data: bytes, keys: Iterable[NoteKey]) -> Checkpoint:
     """What a note says, if one of the ledger's keys has signed it: the present one, for old notes a former one, too."""
     found = note.parse(data)
     for key in keys:
-        if signature := found.of(key):
+        if signature := found.signature_by(key):
             key.verify(signature.value, found.text.encode())
             return _read(found.text, key.name)
     raise CheckpointInvalid("The ledger's key has not signed this checkpoint.")

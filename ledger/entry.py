@@ -155,7 +155,7 @@ class Root(_Hashed):
         return f"root:{self.version}"
 
     @classmethod
-    def of(cls, version: int, document: bytes) -> Self:
+    def from_document(cls, version: int, document: bytes) -> Self:
         """The entry of a root document, by its bytes as they are served."""
         return cls(version=version, root_digest=chunks.digest(document))
 

@@ -60,7 +60,7 @@ class Keys:
     def signed(self, note: bytes) -> tuple[Checkpoint, NoteKey]:
         """What a note says, and the newest of the ledger's keys that has signed it."""
         for key in self.newest_first:
-            if parse(note).of(key):
+            if parse(note).signature_by(key):
                 return open_checkpoint(note, [key]), key
         return open_checkpoint(note, self.newest_first), self.newest_first[0]  # raises what is wrong with it
 

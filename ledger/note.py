@@ -103,7 +103,7 @@ class Note:
     def to_bytes(self) -> bytes:
         return f"{self.text}\n{''.join(map(str, self.signatures))}".encode()
 
-    def of(self, key: NoteKey) -> Signature | None:
+    def signature_by(self, key: NoteKey) -> Signature | None:
         """The signature line of a key, if there is one."""
         found = [line for line in self.signatures if (line.name, line.key_id) == (key.name, key.id)]
         if len(found) > 1:

@@ -42,7 +42,7 @@ class QueryResult(list[Any]):
         """The first row; None if there is none."""
         return self[0] if self else None
 
-    def one(self) -> Any:
+    def single_row(self) -> Any:
         """The only row."""
         (row,) = self
         return row
@@ -53,7 +53,7 @@ class QueryResult(list[Any]):
 
     def scalar_one(self) -> Any:
         """The first column of the only row."""
-        return self.one()[0]
+        return self.single_row()[0]
 
     def scalars(self) -> list[Any]:
         """The first column."""

@@ -121,7 +121,7 @@ def publish(conn: sa.Connection, key: NoteKey, signature_of: Sign, limit: int | 
             raise BookBroken(
                 f"The log does not begin with the {last.size} entries that were signed: nothing is signed."
             )
-        if last.size == size and note.parse(last.note).of(key):
+        if last.size == size and note.parse(last.note).signature_by(key):
             return bytes(last.note)
     signed = Checkpoint(key.name, size, tree.root(size, hash_of))
     signed_note = sign_checkpoint(signed, key, signature_of)

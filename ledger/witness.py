@@ -78,7 +78,7 @@ def cosign(data: bytes, key: NoteKey, signature_of: Sign, now_s: int) -> bytes:
 def cosigned(data: bytes, witnesses: Collection[NoteKey]) -> Mapping[NoteKey, int]:
     """Which of these witnesses have signed a note, and when, in seconds; a wrong signature is refused."""
     found = note.parse(data)
-    lines = {key: line for key in witnesses if (line := found.of(key))}
+    lines = {key: line for key in witnesses if (line := found.signature_by(key))}
     return {key: _time(found.text, key, line) for key, line in lines.items()}
 
 

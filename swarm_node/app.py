@@ -105,10 +105,10 @@ async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
         pulse = Pulse(me, worker)
         agent = Agent(me, pulse, worker, sender, outbox, notices, governor, now_ms())
         nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
-        async with listening(settings.member.home, governor, lambda: agent.look().to_json()):
+        async with listening(settings.member.home, governor, lambda: agent.snapshot().to_json()):
             nursery.start_soon(partial(governor.run, watch_cards=settings.show is not None))
             if settings.show is not None:
-                nursery.start_soon(settings.show, agent.look)
+                nursery.start_soon(settings.show, agent.snapshot)
             await first_of(pulse.register, governor.leaving.wait)
             for machine in (pulse, me.policies, me.log_watch, sender, sender.guard, worker, notices):
                 nursery.start_soon(machine.run)

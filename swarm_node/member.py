@@ -114,7 +114,7 @@ async def open_member(settings: MemberSettings) -> AsyncIterator[Member]:
         uploads.cap_bytes = int(allowance.changed(settings.home, dict(settings.limits)).upload_gb * GB) or None
         async with open_origins(coordinator) as origins, _open_host(settings, me.seed) as host:
             arrivals = Arrivals()
-            server = ChunkServer(blobs, arrivals, meter=uploads.take)
+            server = ChunkServer(blobs, arrivals, meter=uploads.count)
             if settings.share:
                 host.serve(server.handle)
             policies = PolicyFollower(

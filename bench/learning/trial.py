@@ -182,5 +182,5 @@ class Trial:
     def rewards(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[Reward]:
         if self.text.judges:
             return [self.text.judge(problem, completion) for completion in completions]
-        said = [self.text.said(completion) for completion in completions]
+        said = [self.text.judged_text(completion) for completion in completions]
         return reward_functions.judge(self._judges, Job(problem, said, completions))

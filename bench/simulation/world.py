@@ -144,7 +144,7 @@ class Simulation:
         ]
         rng = Random(rng.random())
         plan = self._plan
-        pace = PlanPace.of(
+        pace = PlanPace.from_plan(
             self._chunk_bytes, stripes=plan.stripes, rate=plan.rate, hops=plan.hops(name), help_rate=plan.help_rate
         )
         return Picker(

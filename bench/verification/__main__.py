@@ -277,7 +277,7 @@ def measure_all(trial: Trial, options: argparse.Namespace, quick: bool) -> int:
     inputs = {"groups": options.groups, "cheating": options.cheating, "samples": SAMPLES, "parts": options.parts}
     bench = Bench("verification", inputs=inputs, quick=quick)
     tolerances = read(SHIPPED)
-    trial.tolerances = {name: tolerances.of(name) for name in (*CLASSES, *trial.vllm)}
+    trial.tolerances = {name: tolerances.tolerances_of(name) for name in (*CLASSES, *trial.vllm)}
     groups = trial.groups(FIRST, options.groups)
     cheating = groups[: options.cheating]
     print(HEADING)

@@ -360,9 +360,9 @@ class Callers:
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(self._bounds.look_s)  # a timer: a caller may be too much for so long
-            self.look(asyncio.get_running_loop().time())
+            self.close_excess(asyncio.get_running_loop().time())
 
-    def look(self, now_s: float) -> None:
+    def close_excess(self, now_s: float) -> None:
         """Close what is too much."""
         found = self._runner.server.connections if self._runner.server else ()  # the oldest first
         open_ones = [(one, one.transport) for one in found if one.transport is not None]

@@ -221,5 +221,5 @@ async def finish(request: web.Request) -> web.Response:
         escrow.settle_all(connection, here.audits, now_ms())
 
     await here.database.run(end)
-    await here.look()
+    await here.refresh()
     return web.Response(status=204)

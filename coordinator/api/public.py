@@ -87,7 +87,7 @@ def share(app: web.Application) -> None:
             "owners": standings.list_standings(conn, here.audits.rules),
         },
     )
-    told = here.told()
+    told = here.public_settings()
     app[STATUS] = shared(
         lambda conn, since_ms, now_ms: (
             summary.explained(conn, config=here.config, alive_since_ms=since_ms, now_ms=now_ms) | told

@@ -186,7 +186,7 @@ class Watch:
         since_ms = moment_ms - here.silent_after_ms
         found = summary.status(connection, config=here.config, alive_since_ms=since_ms, now_ms=moment_ms)
         published = sa.select(versions.c.published_ms).where(versions.c.version == found["version"])
-        return found | here.told() | {"published_ms": connection.execute(published).scalar()}
+        return found | here.public_settings() | {"published_ms": connection.execute(published).scalar()}
 
 
 WATCH = web.AppKey("watch", Watch)

@@ -78,7 +78,7 @@ class VersionScorer:
         try:
             self._model = load_policy(folder, getattr(torch, dtype) if isinstance(dtype, str) else dtype, device)
             moved()
-            self._head = Head.of(self._model)
+            self._head = Head.for_model(self._model)
             self._vocabulary: int = self._head.output.weight.shape[0]
             for module in self._model.modules():
                 if not any(True for _ in module.children()):

@@ -61,7 +61,7 @@ def run(
 
     config = load(config_file, settings)
     size = _size(config, split)
-    terms = EvaluationTerms.of(config)
+    terms = EvaluationTerms.from_config(config)
     terms = replace(terms, problems=problems or terms.problems, samples=samples or terms.samples)
     with closing(opened_store(config)) as database:
         newest, _ = database.run_now(policy_versions.newest_version)

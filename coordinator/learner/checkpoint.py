@@ -65,7 +65,7 @@ def write(folder: Path, number: int, tensors: dict[str, torch.Tensor], beside: d
     """Write the checkpoint after so many updates; it is durable when this returns on rank 0."""
     final = folder / f"{number:09d}"
     draft = final.with_suffix(".new")
-    if ranks.tell(final.exists()):
+    if ranks.broadcast(final.exists()):
         return
     if ranks.first:
         shutil.rmtree(draft, ignore_errors=True)

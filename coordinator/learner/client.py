@@ -65,7 +65,7 @@ class Absence:
         self._waiting = 0
         self._began_s = 0.0
 
-    def begin(self, error: Unreachable) -> None:
+    def enter(self, error: Unreachable) -> None:
         """Count one more thread that waits, and log it if it is the first."""
         with self._lock:
             self._waiting += 1
@@ -165,7 +165,7 @@ class CoordinatorClient:
                 found = attempt()
             except Unreachable as error:
                 if not failures:
-                    self._absence.begin(error)
+                    self._absence.enter(error)
                 time.sleep(pause_s(failures))  # who is away tells nobody of coming back
                 failures += 1
                 continue

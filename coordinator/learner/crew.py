@@ -55,7 +55,7 @@ class Crew:
         self._folder = config.round.directory / "learner"
         self._progress: Progress = _silent
         with ranks.watchdog.watching():
-            last = ranks.tell(checkpoint.newest(self._checkpoints))
+            last = ranks.broadcast(checkpoint.newest(self._checkpoints))
             start = self._folder / "start"
             if last is None and ranks.first:
                 words = self._task.environment.words if isinstance(self._task, Episodes) else ()
@@ -64,7 +64,7 @@ class Crew:
             self.policy = TrainedPolicy(start, train_settings(config), ranks)
             self.resumed = self.policy.restore(last) if last else None
             """What the checkpoint says besides."""
-        chat = Chat.of(config.data)
+        chat = Chat.from_config(config.data)
         self._coder = Coder(lambda name: (start / name).read_bytes(), chat)
         self._frame: Episode | None = None
         """Any episode, for how the policy is spoken to, where the task is to play."""
@@ -91,7 +91,7 @@ class Crew:
         job: Job = self._together("save", beside)
         return job
 
-    def take(self, folder: Path) -> None:
+    def continue_from(self, folder: Path) -> None:
         """Go on from the weights of a published version."""
         self._together("take", folder)
 
@@ -126,15 +126,15 @@ class Crew:
 
     def over(self) -> None:
         """Let the others go."""
-        self._ranks.tell((OVER,))
+        self._ranks.broadcast((OVER,))
 
     def follow(self) -> None:
         """What every rank but the first does, to the end of the round."""
-        while (said := self._ranks.tell((OVER,))) != (OVER,):
+        while (said := self._ranks.broadcast((OVER,))) != (OVER,):
             self._do(*said)
 
     def _together(self, action: str, *values: Any) -> Any:
-        return self._do(*self._ranks.tell((action, *values)))
+        return self._do(*self._ranks.broadcast((action, *values)))
 
     def _do(self, action: str, *values: Any) -> Any:
         with self._ranks.watchdog.watching():
@@ -147,7 +147,7 @@ class Crew:
         return self._left(self.policy.saving(self._checkpoints, **beside))
 
     def _take(self, folder: Path) -> None:
-        self.policy.take(folder)
+        self.policy.continue_from(folder)
 
     def _publish(self, folder: Path) -> Job:
         settings = self._config.learner
@@ -171,7 +171,7 @@ class Crew:
     def _base(self) -> Path:
         """The folder that adapters are published beside: written once, and then never again."""
         base = self._folder / "base"
-        if not self._ranks.tell(base.exists()):
+        if not self._ranks.broadcast(base.exists()):
             draft = base.with_suffix(".new")
             if self._ranks.first:
                 shutil.rmtree(draft, ignore_errors=True)

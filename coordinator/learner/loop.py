@@ -64,9 +64,9 @@ def run(config: Config, url: str, token: Path) -> None:
     ranks = Ranks(config.learner.device, Watchdog(config.learner.watchdog_s))
     if ranks.first:
         client = CoordinatorClient(url, token.read_text().strip())
-        if not ranks.tell(client.state().finished):
+        if not ranks.broadcast(client.state().finished):
             Learner(config, client, Crew(config, ranks)).run()
-    elif not ranks.tell(True):
+    elif not ranks.broadcast(True):
         Crew(config, ranks).follow()
     ranks.leave()
 
@@ -178,7 +178,7 @@ class Learner:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             self._client.fetch(state.replacement, folder)
-            self._crew.take(folder)
+            self._crew.continue_from(folder)
             self._taken = state.replacement
             log.info("took version=%d update=%d", self._taken, self._policy.update)
         return state

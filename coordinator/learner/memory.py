@@ -63,7 +63,7 @@ class LargestBatch:
     prompt: int = PROMPT_TOKENS
 
     @staticmethod
-    def of(config: Config, prompt: int = PROMPT_TOKENS) -> "LargestBatch":
+    def from_config(config: Config, prompt: int = PROMPT_TOKENS) -> "LargestBatch":
         return LargestBatch(config.learner.groups_per_update, config.sampling.samples_per_group, prompt)
 
     def fullest_piece(self, settings: TrainSettings) -> Tensors:
@@ -274,7 +274,10 @@ def estimate(config: Config, simulations: Simulations, *, prompt: int = PROMPT_T
     """Return the estimate of a round's learner, with some settings of `[learner]` as they are given."""
     settings = replace(train_settings(config), **changes)
     return Estimate(
-        simulations, settings, LargestBatch.of(config, prompt), publishes_adapters=config.learner.publish_adapters
+        simulations,
+        settings,
+        LargestBatch.from_config(config, prompt),
+        publishes_adapters=config.learner.publish_adapters,
     )
 
 

@@ -70,7 +70,7 @@ def _write_adapter(folder: Path, current: Path, made: Path) -> None:
     with without_adapter(current) as base:
         shutil.copytree(base, made)
         policy = TrainedPolicy(base, settings)
-    policy.take(folder)
+    policy.continue_from(folder)
     policy.save_adapter(made, said["base_model_name_or_path"])
 
 

@@ -118,7 +118,7 @@ class TrainedPolicy:
         prepare(model, gradient_checkpointing=self._settings.gradient_checkpointing)
         return model
 
-    def take(self, folder: Path) -> None:
+    def continue_from(self, folder: Path) -> None:
         """Go on from a published version's weights, at the same update.
 
         What the optimizer remembers was measured on the way that is left, and goes with it: its steps are small again.
@@ -126,7 +126,7 @@ class TrainedPolicy:
         self.before_change()
         self._optimizer.state.clear()
         if self._adapters:
-            self._adapters.take(load_file(folder / adapter.WEIGHTS), (folder / adapter.CONFIG).read_bytes())
+            self._adapters.continue_from(load_file(folder / adapter.WEIGHTS), (folder / adapter.CONFIG).read_bytes())
         else:
             other = self._load(folder, trained=True)
             with torch.no_grad():

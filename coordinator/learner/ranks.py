@@ -61,7 +61,7 @@ class Ranks:
         if self.size > 1:
             dist.destroy_process_group()
 
-    def tell(self, what: Told) -> Told:
+    def broadcast(self, what: Told) -> Told:
         """What rank 0 says; the others' word does not count."""
         if self.size == 1:
             return what

@@ -149,7 +149,7 @@ def completion_logprobs(
     # Without autocast's cache, which would keep a bf16 copy of all weights for as long as a piece is computed.
     with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False):
         found = predict(model, data, chosen)
-        logprobs, entropy = Head.of(model).selected_logprobs(
+        logprobs, entropy = Head.for_model(model).selected_logprobs(
             found.states,
             found.source,
             found.targets,

@@ -41,7 +41,7 @@ class Head:
     """0: logits are not capped."""
 
     @staticmethod
-    def of(model: Any) -> "Head":
+    def for_model(model: Any) -> "Head":
         """Return the head that a model's configuration describes."""
         config = model.config.get_text_config()
 

@@ -113,7 +113,7 @@ class Adapters(nn.Module):
             for name, part in zip(adapter.names(weight), parts, strict=True)
         }
 
-    def take(self, published: Mapping[str, torch.Tensor], config: bytes) -> None:
+    def continue_from(self, published: Mapping[str, torch.Tensor], config: bytes) -> None:
         """Go on from matrices that were published, if need be under another alpha."""
         ratio = adapter.scale(config) / self._scale
         with torch.no_grad():

@@ -32,7 +32,7 @@ class Best:
         self._write_policy = write_policy
         self._seen = ""
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """See what has become of the evaluations since the last look."""
         rows, version = await self._database.read(_found)
         lines = "".join(json.dumps(row) + "\n" for row in rows)

@@ -115,7 +115,7 @@ class Calibration(_Model):
     """What the probes ran, in words."""
     classes: tuple[Tolerance, ...] = Field(min_length=1)
 
-    def of(self, name: str) -> Tolerance:
+    def tolerances_of(self, name: str) -> Tolerance:
         """Return the tolerances of a class that is known."""
         found = next((entry for entry in self.classes if entry.name == name), None)
         if found is None:

@@ -236,7 +236,7 @@ def log_roots(connection: sa.Connection, metadata: SignedMetadata, moment_ms: in
             f"{other.where} is missing, or not the file that the round's log names.",
             hint="Put it back from a backup: under any other, readers would find that keys were replaced in secret.",
         )
-    roots = [Root.of(number, document) for number, document in enumerate(metadata.roots(), 1)]
+    roots = [Root.from_document(number, document) for number, document in enumerate(metadata.roots(), 1)]
     store.append_all(connection, roots, moment_ms)
 
 

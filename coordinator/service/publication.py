@@ -96,7 +96,7 @@ class VersionPublication:
         """Wakes those who wait for a new version."""
         self._kept = policy_versions.Keeping.by(config.publish)
         self._silent_after_ms = config.leases.silent_after_ms
-        self._evaluation_terms = EvaluationTerms.of(config)
+        self._evaluation_terms = EvaluationTerms.from_config(config)
         self._lock = asyncio.Lock()
         """Held by whoever signs: a number is given to one version only."""
         self._under_way: set[asyncio.Task[Any]] = set()

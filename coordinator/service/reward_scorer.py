@@ -132,7 +132,7 @@ class RewardScorer:
 
     async def _judge(self, waiting: Unscored) -> list[Reward]:
         text = await self._here.text()
-        said = [text.said(tokens) for tokens in waiting.completions]
+        said = [text.judged_text(tokens) for tokens in waiting.completions]
         job = Job(self._problem(waiting.source), said, waiting.completions)
         rewards = await self._tried(job, waiting.group_no)
         return [text.in_tokens(reward, tokens) for reward, tokens in zip(rewards, waiting.completions, strict=True)]

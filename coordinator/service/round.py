@@ -129,12 +129,12 @@ class Round:
             self.database,
             mirror=self.mirror,
             splits=lambda: self.evaluated,
-            refresh=self.look,
+            refresh=self.refresh,
         )
         self._changed = asyncio.Event()
         self._text: TaskText | None = None
         self._evidence: tuple[int, blames.BlameEvidence] | None = None
-        self.evaluation_terms = EvaluationTerms.of(config)
+        self.evaluation_terms = EvaluationTerms.from_config(config)
         self.terms = replace(terms_of(config), probes=probes)
 
     def _open_publisher(self) -> Publisher:
@@ -189,7 +189,7 @@ class Round:
                 hint="Start this process again, and before it the round, if keys were replaced since its last launch.",
             )
 
-    def told(self) -> dict[str, Any]:
+    def public_settings(self) -> dict[str, Any]:
         """What the operator set, as far as nodes and visitors want to know it."""
         return summary.public_settings(self.config, self.round_id)
 
@@ -216,7 +216,7 @@ class Round:
                 lambda name: self.publisher.read_file(version, name),
                 self.task,
                 self.config.sampling.max_new_tokens,
-                Chat.of(self.config.data),
+                Chat.from_config(self.config.data),
             )
         return self._text
 
@@ -234,7 +234,7 @@ class Round:
         text = await self.text()
         return Judge(self.round_id, self.terms, text.bounds, text.reward if text.judges else None, self.audits)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """See what is new in the store, and wake those who wait for it."""
         news = await self.database.run(News.read)
         if news != self.news:

@@ -42,7 +42,7 @@ class SimulatedWork:
         """Groups that somebody works on."""
         self.pace: deque[tuple[float, float]] = deque(maxlen=lease_allowance.MEASURED_MAX)
 
-    def give(self, node: SimulatedNode, count: int, now_s: float) -> list[SimulatedLease]:
+    def lease(self, node: SimulatedNode, count: int, now_s: float) -> list[SimulatedLease]:
         """So many leases."""
         return [self._lease(self._open.pop(number), node, now_s) for number in self._choose(node, count)]
 

@@ -194,7 +194,7 @@ class Simulation:
             self._change(node)
         if not (node.alive and node.working and node.free > 0 and node.update >= 0):
             return 0
-        leases = self._work.give(node, min(node.free, self._admissible(node)), self._now_s)
+        leases = self._work.lease(node, min(node.free, self._admissible(node)), self._now_s)
         for lease in leases:
             self._begin(lease)
         if node.free > 0 and not node.waiting:

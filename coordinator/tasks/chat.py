@@ -27,7 +27,7 @@ class Chat:
     """Values for the template, such as `enable_thinking` or `tools`."""
 
     @classmethod
-    def of(cls, data: DataSection) -> "Chat":
+    def from_config(cls, data: DataSection) -> "Chat":
         """Return what the operator's file says."""
         return cls(data.system_prompt, data.template_arguments)
 

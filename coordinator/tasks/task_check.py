@@ -93,10 +93,10 @@ def _lengths(config: Config, task: Task) -> Iterator[TaskIssue]:
     model = Path(config.model.path)
     if not (model / "tokenizer.json").is_file():
         return
-    coder = Coder(lambda name: (model / name).read_bytes(), Chat.of(config.data))
+    coder = Coder(lambda name: (model / name).read_bytes(), Chat.from_config(config.data))
     positions = int(json.loads((model / "config.json").read_text()).get("max_position_embeddings", 0))
     room = positions - config.sampling.max_new_tokens
-    if isinstance(task.problem(0).prompt, str) and Chat.of(config.data) != PLAIN_CHAT:
+    if isinstance(task.problem(0).prompt, str) and Chat.from_config(config.data) != PLAIN_CHAT:
         yield TaskIssue(
             "no_chat", "error", "[data]",
             "The prompts are plain text, so data.system_prompt and data.template_arguments change nothing.",

@@ -90,7 +90,7 @@ class TaskText(Coder):
     def judge(self, problem: Problem, completion: Sequence[int]) -> Reward:
         """The same for any problem of the task."""
         assert self._judging, "the operator's rewards run in coordinator.rewards"
-        return self.in_tokens(self._judging.reward(problem, self.said(completion)), completion)
+        return self.in_tokens(self._judging.reward(problem, self.judged_text(completion)), completion)
 
     def in_tokens(self, reward: Reward, completion: Sequence[int]) -> Reward:
         """The same with the spans that are skipped in tokens: each that has any character of one."""
@@ -107,7 +107,7 @@ class TaskText(Coder):
         ]
         return replace(reward, skip=tuple(spans))
 
-    def said(self, completion: Sequence[int]) -> str:
+    def judged_text(self, completion: Sequence[int]) -> str:
         """What is judged of a completion: all before its end token; one that did not end, by what it says so far."""
         return self.decode(completion[:-1] if completion[-1] in self.bounds.end_tokens else completion)
 

@@ -110,7 +110,7 @@ def how_many(
     connection: sa.Connection, worker: Any, message: LeaseRequest, terms: LeaseTerms, place: str, now_ms: int
 ) -> Admitted:
     """What a node of this neighbourhood may be given now, or why it may be given nothing."""
-    stands = _stands(connection, version=message.version).one()
+    stands = _stands(connection, version=message.version).single_row()
     terms = terms.offered(stands.bound)
     reason = _refusal(stands, worker, message, terms)
     if reason not in ("", *NOT_NEEDED):
@@ -214,7 +214,7 @@ def _window(terms: LeaseTerms, visible_update: int, learner_update: int, unfinis
 
 def free_hands(connection: sa.Connection, node: NodeId, terms: LeaseTerms, now_ms: int) -> int:
     """How many leases more the node may hold by what became of those that it had."""
-    allowance, held = _hands(connection, node=node).one()
+    allowance, held = _hands(connection, node=node).single_row()
     return max(0, _may_hold(connection, node, allowance, terms, now_ms) - int(held))
 
 
@@ -246,7 +246,7 @@ def affordable(connection: sa.Connection, terms: LeaseTerms, price: int, now_ms:
     max_cost = terms.max_cost_micros(price, samples)
     if not max_cost:
         return 2**31
-    free, reserved = _money(connection).one()
+    free, reserved = _money(connection).single_row()
     free, reserved = free or 0, tally.read(connection).reserved_micros if reserved is None else reserved
     if terms.hourly_budget_micros:
         free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))

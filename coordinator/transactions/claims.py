@@ -199,7 +199,7 @@ def _check(
             breach=different("lease_id", f"open, before {row.expires_ms} ms", f"{row.state}, at {now_ms} ms"),
         )
     lease = Lease.from_bytes(row.offer)
-    policy_update, learner_update, free_micros = _stands(connection, version=lease.version).one()
+    policy_update, learner_update, free_micros = _stands(connection, version=lease.version).single_row()
     bound = judge.terms.staleness
     is_extra = row.surplus or row.group_no < 0  # the learner does not wait for it
     late = is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update)

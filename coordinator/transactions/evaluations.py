@@ -57,7 +57,7 @@ class EvaluationTerms:
     last_update: int = 0
 
     @staticmethod
-    def of(config: Config) -> "EvaluationTerms":
+    def from_config(config: Config) -> "EvaluationTerms":
         told = config.eval
         return EvaluationTerms(
             every=told.every,

@@ -105,7 +105,9 @@ def window_of(connection: sa.Connection, least: int, rules: SelectionRules, prom
 
 def speed(connection: sa.Connection, node: NodeId) -> float:
     """How many times as fast as nodes are lately; 1 before anything is known."""
-    took_ms, tokens, own_ms, own_tokens = map(float, (count or 0 for count in _paces(connection, node=node).one()))
+    took_ms, tokens, own_ms, own_tokens = map(
+        float, (count or 0 for count in _paces(connection, node=node).single_row())
+    )
     return (took_ms / tokens) / (own_ms / own_tokens) if took_ms and tokens and own_ms and own_tokens else 1.0
 
 

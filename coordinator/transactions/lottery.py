@@ -64,7 +64,7 @@ def open_first_epoch(connection: sa.Connection, terms: AuditTerms, now_ms: int) 
 
 def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> tuple[int, bool, bool]:
     """The epoch of a claim, whether it is drawn, and whether the epoch ends with it, when it is entered."""
-    epoch, secret_digest, claims = _count(connection).one()
+    epoch, secret_digest, claims = _count(connection).single_row()
     drawn = drawing.is_drawn(_secret(epoch, secret_digest, terms), claim_id, rate_ppm)
     return epoch, drawn, claims >= terms.epoch_groups
 
@@ -102,7 +102,7 @@ def is_over(connection: sa.Connection, epoch: int) -> bool:
 
 
 def _open(connection: sa.Connection) -> tuple[int, str, int]:
-    return tuple(_drawing(connection).one())
+    return tuple(_drawing(connection).single_row())
 
 
 def _next(connection: sa.Connection, epoch: int, terms: AuditTerms, now_ms: int) -> None:

@@ -161,7 +161,7 @@ def _each_ms(name: str, terms: LeaseTerms) -> float:
 
 def _must_wait(connection: sa.Connection, node: NodeId, terms: LeaseTerms, now_ms: int) -> bool:
     """Return True if a newcomer holds a lease, or must wait for what it let expire."""
-    own = _own(connection, node=node).one()
+    own = _own(connection, node=node).single_row()
     misses = 0 if own.lease_allowance is None else _at_first(terms) - own.lease_allowance
     wait_ms = lease_allowance.wait_ms(misses, timeout_ms=terms.timeout_ms)
     return bool(own.holds) or (wait_ms > 0 and last_expired_ms(connection, node) > now_ms - wait_ms)

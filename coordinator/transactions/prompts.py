@@ -35,4 +35,4 @@ _source = Prepared(sa.select(groups.c.split, groups.c.prompt).where(groups.c.gro
 
 def source_of(connection: sa.Connection, group_no: int) -> PromptRef:
     """The problem that a group is about."""
-    return PromptRef(*_source(connection, group=group_no).one())
+    return PromptRef(*_source(connection, group=group_no).single_row())

@@ -245,7 +245,7 @@ def count_held_claims(connection: sa.Connection) -> dict[str, int]:
 
 def at_work(connection: sa.Connection, owner: str) -> int:
     """The owner's groups that are leased, or accepted and not yet trained on, finished by others or not."""
-    return sum(_at_work(connection, of=owner).one())
+    return sum(_at_work(connection, of=owner).single_row())
 
 
 def share_of(connection: sa.Connection, groups: int, share: float, *, proven_only: bool) -> int:

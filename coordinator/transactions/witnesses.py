@@ -60,7 +60,7 @@ def checkpoint(connection: sa.Connection, witnesses: Collection[NoteKey]) -> byt
     lines = last.signatures
     for key, kept in _kept(connection, witnesses).items():
         other = note.parse(kept)
-        if other.text == last.text and (line := other.of(key)):
+        if other.text == last.text and (line := other.signature_by(key)):
             lines = (*lines, line)
     return Note(last.text, lines).to_bytes()
 
@@ -91,8 +91,8 @@ def _take_one(connection: sa.Connection, one: Vouched, keys: Sequence[NoteKey], 
 def _bare(one: Vouched, keys: Sequence[NoteKey]) -> bytes:
     """The note with two lines: the log's and the witness's."""
     found = note.parse(one.note)
-    ours = next(line for key in keys if (line := found.of(key)))
-    theirs = found.of(one.key)
+    ours = next(line for key in keys if (line := found.signature_by(key)))
+    theirs = found.signature_by(one.key)
     assert theirs is not None
     return Note(found.text, (ours, theirs)).to_bytes()
 

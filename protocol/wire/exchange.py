@@ -260,7 +260,7 @@ class Responder:
                 return self.reject(message.chunk, Reason.CANCELLED)
         return None
 
-    def take(self, chunk: ChunkId) -> None:
+    def start_answer(self, chunk: ChunkId) -> None:
         """Begin to answer: from here on the name is not owed, and a CANCEL comes too late."""
         del self._owed[chunk]
 

@@ -60,7 +60,7 @@ class Player:
         self._count = 0
         self.finish: Literal["", "stop", "length"] = ""
 
-    def take(self, token: int) -> list[int]:
+    def append(self, token: int) -> list[int]:
         """The next sampled token; what is inserted behind it."""
         assert not self.finish, "the episode is over"
         self._count += 1
@@ -109,7 +109,7 @@ def replay(player: Player, tokens: Sequence[int], *, number: int = 0) -> Transcr
                 f"Sample {number} goes on after token {place}, with which its episode ended.",
                 breach=Breach(_tokens(number), f"{place} tokens", f"{len(tokens)} tokens", ((number, place),)),
             )
-        inserted = player.take(int(tokens[place]))
+        inserted = player.append(int(tokens[place]))
         sampled[place] = True
         place += 1
         claimed = list(tokens[place : place + len(inserted)])

@@ -121,7 +121,7 @@ class Governor:
         before, self.decision = self.decision, decide(self.limits, seen)
         whys = [reason.why for reason in self.decision.reasons]
         if whys != [reason.why for reason in before.reasons]:
-            log.info("work rests: %s", self.decision.said) if whys else log.info("work goes on")
+            log.info("work rests: %s", self.decision.reason_line) if whys else log.info("work goes on")
         if self.decision.no_upload and not before.no_upload:
             log.info("nothing more is passed on: %s", self.decision.no_upload)
         if self.decision != before:

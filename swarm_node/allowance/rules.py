@@ -84,7 +84,7 @@ class Decision(NamedTuple):
         return all(reason.why in BREAKS for reason in self.reasons)
 
     @property
-    def said(self) -> str:
+    def reason_line(self) -> str:
         """Why there is no work, in a line."""
         return "; ".join(reason.said for reason in self.reasons)
 

@@ -35,7 +35,7 @@ class UploadCounter:
         self.cap_bytes: int | None = None
         self._writing = trio.Lock()
 
-    async def take(self, size_bytes: int) -> bool:
+    async def count(self, size_bytes: int) -> bool:
         """Count bytes that are about to leave; False if the cap does not allow them."""
         self._turn()
         if self.cap_bytes is not None and self.bytes + size_bytes > self.cap_bytes:

@@ -40,7 +40,7 @@ class Arrivals:
         return bool(self._expected)
 
     @property
-    def held(self) -> Collection[ChunkId]:
+    def held_chunks(self) -> Collection[ChunkId]:
         """Chunks of the version that came last, or is on its way."""
         return self._held.keys()
 

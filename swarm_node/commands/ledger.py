@@ -373,5 +373,5 @@ async def _witness(join: "JoinString", home: Path, folder: Path, name: str) -> t
         key = NoteKey(name or f"witness/{public.hex()[:16]}", public, KeyKind.WITNESS)
     async with _files(join) as files:
         watch = LogWatch(LogReader(files), join.round_id, folder)
-        note, _ = await watch.look()
+        note, _ = await watch.refresh()
     return str(key), witnessing.cosign(note, key, private.sign, int(time.time()))

@@ -318,7 +318,7 @@ def _neighbours(explanation: Explanation, version: int) -> list[int]:
 
 def require_own(join: JoinString, home: Path, me: NodeId, told: Explanation, say: Callable[[str], None]) -> None:
     """Raise where the coordinator tells of another lease than it gave to this node, or of another's claim."""
-    kept = Leased(round_folder(home, join)).of(told.lease_id)
+    kept = Leased(round_folder(home, join)).digest_of(told.lease_id)
     if kept is None:
         say("this home has no note of that lease: its prompt is the coordinator's word, which no claim signs")
     elif kept != chunks.digest((now := Lease.from_bytes(told.lease)).to_bytes()):  # as it was noted

@@ -81,7 +81,7 @@ class Origins:
         """Whether an origin may be asked now."""
         return self._of(origin.url).resumes_at <= trio.current_time()
 
-    def of(self, manifest: PolicyManifest) -> Callable[[ChunkId], Awaitable[bytes]]:
+    def fetcher_for(self, manifest: PolicyManifest) -> Callable[[ChunkId], Awaitable[bytes]]:
         """Fetch chunks of a version, each with the size that its manifest signs."""
         sizes = manifest.chunk_sizes()
         return lambda chunk: self.chunk(chunk, sizes[chunk])

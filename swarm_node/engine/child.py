@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
             f"The engine {options.engine} does not start: {error}",
             hint="Install it again, or choose another `--engine`.",
         )
-        pipe.write(frame(Answer(body=CommandFailed.of(missing))))
+        pipe.write(frame(Answer(body=CommandFailed.from_error(missing))))
         pipe.flush()
         os._exit(1)  # the other thread holds stdin, and would end the interpreter with a crash
     threading.Thread(target=_write, args=(pipe, answers), daemon=True).start()
@@ -74,9 +74,9 @@ def _serve(made: Made, commands: "queue.Queue[bytes]", answer: Callable[[Said], 
     answer(Ready())
     while True:
         if session.idle:
-            session.take(commands.get())
+            session.handle(commands.get())
         while not commands.empty():
-            session.take(commands.get())
+            session.handle(commands.get())
         session.go_on()
 
 

@@ -71,7 +71,7 @@ class RunningSample:
         if self.player is None:
             return token in ends or len(self.tokens) == self.group.request.max_new_tokens
         if drawn:
-            self.given.extend(self.player.take(token))
+            self.given.extend(self.player.append(token))
         return bool(self.player.finish)
 
     def whole(self, ends: frozenset[int]) -> Sample:
@@ -131,4 +131,4 @@ def since(group: RunningGroup, grown: Mapping[int, tuple[bytes, bytes, Finish]])
 
 
 def failed(group: RunningGroup, error: SwarmError) -> GroupFailed:
-    return GroupFailed.of(group.request.request_id, error)
+    return GroupFailed.from_error(group.request.request_id, error)

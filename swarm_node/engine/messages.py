@@ -57,7 +57,7 @@ class SampleRequest(Message):
     """How often to say what the group has grown by; 0: not at all. An engine that cannot says nothing."""
 
     @classmethod
-    def of(cls, lease: Lease, sampler: Sampler, *, tell_every_s: float) -> "SampleRequest":
+    def from_lease(cls, lease: Lease, sampler: Sampler, *, tell_every_s: float) -> "SampleRequest":
         """What a lease asks of a version with this sampler."""
         return cls(
             request_id=lease.lease_id,
@@ -166,7 +166,7 @@ class GroupFailed(Message):
     hint: str
 
     @staticmethod
-    def of(request_id: str, error: SwarmError) -> "GroupFailed":
+    def from_error(request_id: str, error: SwarmError) -> "GroupFailed":
         return GroupFailed(request_id=request_id, code=error.code, message=error.message, hint=error.hint)
 
 
@@ -207,7 +207,7 @@ class CommandFailed(Message):
     hint: str
 
     @staticmethod
-    def of(error: SwarmError) -> "CommandFailed":
+    def from_error(error: SwarmError) -> "CommandFailed":
         return CommandFailed(code=error.code, message=error.message, hint=error.hint)
 
 

@@ -88,12 +88,12 @@ class Session:
         """Whether there is nothing to do before the next command."""
         return not self._engine.busy and not self._waiting
 
-    def take(self, data: bytes) -> None:
+    def handle(self, data: bytes) -> None:
         """Hear a command."""
         try:
             command = Command.from_bytes(data).body
         except SwarmError as error:
-            self._answer(CommandFailed.of(error))
+            self._answer(CommandFailed.from_error(error))
             return
         if isinstance(command, CancelRequests):
             self._cancel(set(command.request_ids))
@@ -122,7 +122,7 @@ class Session:
                     self._answer(self._encode(texts))
         except SwarmError as error:
             log.warning("%s failed: %s", command.kind, error)
-            self._answer(CommandFailed.of(error))
+            self._answer(CommandFailed.from_error(error))
 
     def _load(self, command: LoadVersion) -> None:
         self._folder, folder = None, Path(command.folder)
@@ -142,7 +142,7 @@ class Session:
             self._engine.add(request)
             self._unanswered.add(request.request_id)
         except SwarmError as error:
-            self._answer(GroupFailed.of(request.request_id, error))
+            self._answer(GroupFailed.from_error(request.request_id, error))
 
     def _cancel(self, names: set[str]) -> None:
         waiting = [command for command in self._waiting if isinstance(command, Generate)]
@@ -160,7 +160,7 @@ class Session:
             log.exception("a step failed")
             self._engine.cancel(self._unanswered)
             failure = EngineFailed(f"{type(error).__name__}: {error}"[:1000])
-            ended = [GroupFailed.of(name, failure) for name in sorted(self._unanswered)]
+            ended = [GroupFailed.from_error(name, failure) for name in sorted(self._unanswered)]
         for group in ended:
             if not isinstance(group, GroupGrown):
                 self._unanswered.discard(group.request_id)

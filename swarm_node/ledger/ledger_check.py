@@ -64,7 +64,7 @@ async def find_entry(
         receipt = kept.read_bytes() if kept.exists() else await reader.receipt(told.claim_id)
     except NotFound:
         receipt = b""
-    _, checkpoint = await watch.look()
+    _, checkpoint = await watch.refresh()
     if not receipt:
         raise NotFound(
             f"The coordinator shows no receipt for claim {told.claim_id[:16]}….",

@@ -47,7 +47,7 @@ class Audits:
     verdicts: dict[str, tuple[int, str]] = field(default_factory=dict)
     reveals: list[tuple[int, Reveal]] = field(default_factory=list)
 
-    def hear(self, index: int, entry: Entry) -> None:
+    def add(self, index: int, entry: Entry) -> None:
         """The next entry."""
         match entry:
             case Pending():

@@ -106,7 +106,7 @@ class _VerifiedLog:
             outcome = self._folding.add(entry)
             if outcome is not EntryOutcome.APPLIED:
                 raise ProofInvalid(f"Entry {index} cannot stand where it stands: {outcome.value}.")
-            self.audits.hear(index, entry)
+            self.audits.add(index, entry)
             if isinstance(entry, Root):
                 self.roots.append((index, entry))
         for tile, data in tiles.grown(self.size, [leaf_hash(body) for body in bodies], self._read):
@@ -233,7 +233,7 @@ def _check_roots(log: _VerifiedLog, roots: Sequence[bytes]) -> None:
                 f"Entry {index} names root {number}, and only {len(roots)} are served: newer keys are withheld.",
                 hint=SHOW,
             )
-        if (served := Root.of(number, roots[number - 1])) != logged:
+        if (served := Root.from_document(number, roots[number - 1])) != logged:
             raise UntrustedMetadata(
                 f"The coordinator names other keys here than in its log: root {number} is served as "
                 f"{served.root_digest}, and entry {index} names {logged.root_digest}.",
@@ -259,7 +259,7 @@ def _check_gaps(log: _VerifiedLog, gaps: Sequence[Gap]) -> None:
 def _not_logged(log: _VerifiedLog, roots: Sequence[bytes]) -> UntrustedMetadata:
     """(5) Somebody is shown keys that nobody else can know of, or the coordinator has not started with them yet."""
     number = len(log.roots) + 1
-    digest = Root.of(number, roots[number - 1]).root_digest
+    digest = Root.from_document(number, roots[number - 1]).root_digest
     return UntrustedMetadata(
         f"Root {number} is served as {digest}, and no entry of the log names it: its {log.size} entries end with root "
         f"{number - 1}.",

@@ -99,7 +99,7 @@ class LogWatch:
         trouble = ""
         while True:
             try:
-                await self.look()
+                await self.refresh()
                 trouble = ""
             except (LedgerForked, RolledBack):
                 raise
@@ -124,7 +124,7 @@ class LogWatch:
             raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL.format(self._folder))
         return SeenLog.from_bytes(self._path.read_bytes()) if self._path.exists() else SeenLog()
 
-    async def look(self) -> tuple[bytes, Checkpoint]:
+    async def refresh(self) -> tuple[bytes, Checkpoint]:
         """The newest checkpoint, after it was proved to continue the last one seen."""
         self._seen = self._recall()  # before the note is fetched, which is then as new or newer
         cosigned = await self._reader.cosigned() if self._witnesses.keys else ()

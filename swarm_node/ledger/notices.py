@@ -37,12 +37,12 @@ class Notices:
             try:
                 earnings = await self._coordinator.earnings()
                 self.last = (time.time_ns() // 1_000_000, earnings)
-                self.take(earnings)
+                self.announce(earnings)
             except SwarmError as error:  # the heartbeat tells what is wrong
                 log.debug("no news of earnings: %s", error)
             await trio.sleep(LOOK_EVERY_S)
 
-    def take(self, earnings: Earnings) -> None:
+    def announce(self, earnings: Earnings) -> None:
         """Tell what is new, then remember it."""
         said = [earnings.address, earnings.next_address, earnings.next_from_ms]
         if self._path.exists() and json.loads(self._path.read_text()) == said:

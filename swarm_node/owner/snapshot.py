@@ -98,7 +98,7 @@ class Agent:
     governor: Governor
     started_ms: int
 
-    def look(self) -> AgentSnapshot:
+    def snapshot(self) -> AgentSnapshot:
         """As it is now; asks the outbox's folder, and nobody else."""
         verdicts = dict(self.sender.verdicts)
         accepted = verdicts.pop("accepted", 0) + verdicts.pop("already_accepted", 0)
@@ -115,7 +115,7 @@ class Agent:
             pid=os.getpid(),
             started_ms=self.started_ms,
             phase=self.worker.phase.value,
-            resting=governor.decision.said,
+            resting=governor.decision.reason_line,
             finishing=governor.finishing,
             no_work=self.worker.idle_for,
             distrust="" if policies.distrust is None else str(policies.distrust),

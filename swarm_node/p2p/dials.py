@@ -62,7 +62,7 @@ class Dials:
         self._under_way: dict[NodeId, _Dial] = {}
         self._answered: dict[NodeId, bool] = {}
 
-    def begin(self, peer: Peer) -> _Dial:
+    def start(self, peer: Peer) -> _Dial:
         """Dial a peer, unless that is under way."""
         name = NodeId(peer.peer_id)
         if name not in self._under_way:
@@ -72,18 +72,18 @@ class Dials:
 
     async def reach(self, peer: Peer) -> None:
         """Return when the peer is connected; a failed dial is raised."""
-        dial = self.begin(peer)
+        dial = self.start(peer)
         await dial.done.wait()
         if dial.error is not None:
             raise dial.error
 
-    def note(self, name: NodeId, answered: bool) -> None:
+    def record(self, name: NodeId, answered: bool) -> None:
         """A dial came to its end, or its connection is used again."""
         self._answered[name] = answered or self._answered.pop(name, False)
         while len(self._answered) > 2 * limits.DIALS_MAX:
             del self._answered[next(iter(self._answered))]
 
-    def tell(self) -> tuple[list[NodeId], list[NodeId]]:
+    def take_report(self) -> tuple[list[NodeId], list[NodeId]]:
         """Who answered and who did not, since it was last told."""
         told, self._answered = self._answered, {}
         return [name for name, yes in told.items() if yes], [name for name, yes in told.items() if not yes]
@@ -96,4 +96,4 @@ class Dials:
         finally:
             del self._under_way[NodeId(peer.peer_id)]
             dial.done.set()
-        self.note(NodeId(peer.peer_id), dial.error is None)
+        self.record(NodeId(peer.peer_id), dial.error is None)

@@ -230,7 +230,9 @@ class _Download:
 
     def _pace(self) -> PlanPace:
         plan, chunk_bytes = self._plan, max(self._sizes.values(), default=0)
-        return PlanPace.of(chunk_bytes, stripes=plan.stripes, rate=plan.rate, hops=plan.hops, help_rate=plan.help_rate)
+        return PlanPace.from_plan(
+            chunk_bytes, stripes=plan.stripes, rate=plan.rate, hops=plan.hops, help_rate=plan.help_rate
+        )
 
     def _missing(self) -> list[ChunkId]:
         return [chunk for chunk in self._sizes if not self._blobs.has(chunk)]

@@ -164,7 +164,7 @@ class Host:
             where = "that was to call" if peer.calls else f"at {peer.address}"
             raise PeerVanished(f"Peer {name} {where} cannot be reached ({reason}).") from error
         if stream.muxed_conn.is_initiator and stream.muxed_conn not in self.punches.made:
-            self.dials.note(name, True)
+            self.dials.record(name, True)
         return Link(stream, name, chunk_max_bytes=chunk_max_bytes)
 
     def part(self, link: Link, reason: Farewell) -> None:

@@ -223,7 +223,7 @@ class _Conversation:
     async def _place(self, chunk: ChunkId) -> None:
         """Decide about a new WANT: answer, or wait. Its time begins before the disk is asked, which may be slow."""
         arrivals = self._server.arrivals
-        if chunk in arrivals.held:
+        if chunk in arrivals.held_chunks:
             self._ready[chunk] = None
             return
         self._waiting[chunk] = trio.current_time()
@@ -249,7 +249,7 @@ class _Conversation:
         matters = self._tell_at == math.inf  # else the writer wakes for the news by itself
         self._tell_at = min(self._tell_at, self._told_at + self._limits.news_s)
         for chunk in list(self._waiting):
-            if chunk in arrivals.held:
+            if chunk in arrivals.held_chunks:
                 del self._waiting[chunk]
                 self._ready[chunk] = None
                 matters = True
@@ -334,7 +334,7 @@ class _Conversation:
         self._ask_for_turn()
 
     async def _send_chunk(self, chunk: ChunkId) -> None:
-        self._responder.take(chunk)
+        self._responder.start_answer(chunk)
         self._forget(chunk)
         try:
             data = self._server.arrivals.fresh(chunk)

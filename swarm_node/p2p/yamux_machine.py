@@ -120,7 +120,7 @@ class YamuxMachine:
         """Open a stream; its first window is advertised with it."""
         if self._peer_left or self._left:
             raise NoStream("One side has said goodbye.")
-        if self._is_full(ours=True) or self._next_name > LENGTH_MAX or not self.budget.take(INITIAL_WINDOW_BYTES):
+        if self._is_full(ours=True) or self._next_name > LENGTH_MAX or not self.budget.reserve(INITIAL_WINDOW_BYTES):
             raise NoStream(f"{len(self)} streams are open; close one first.")
         stream = Stream(self._next_name, ours=True, budget=self.budget)
         self._next_name += 2
@@ -344,7 +344,7 @@ class YamuxMachine:
         if name in self._streams:
             raise MuxViolation(f"Stream {name} is opened twice.")
         self._peer_name_max = max(self._peer_name_max, name)
-        if self._left or self._is_full(ours=False) or not self.budget.take(INITIAL_WINDOW_BYTES):
+        if self._left or self._is_full(ours=False) or not self.budget.reserve(INITIAL_WINDOW_BYTES):
             self._forfeit(INITIAL_WINDOW_BYTES)
             self._say(FrameKind.WINDOW_UPDATE, Flag.RST, name, 0)
             return

@@ -60,9 +60,9 @@ class ReceiveBudget:
     def __init__(self, size_bytes: int, parent: "ReceiveBudget | None" = None) -> None:
         self.left, self._parent = size_bytes, parent
 
-    def take(self, size_bytes: int) -> bool:
+    def reserve(self, size_bytes: int) -> bool:
         """Whether so much is granted; all or nothing."""
-        if size_bytes > self.left or (self._parent is not None and not self._parent.take(size_bytes)):
+        if size_bytes > self.left or (self._parent is not None and not self._parent.reserve(size_bytes)):
             return False
         self.left -= size_bytes
         return True
@@ -152,7 +152,7 @@ class Stream:
     def widen(self, window: int) -> int:
         """Raise the window if the budget allows it; the bytes to grant in addition."""
         more = window - self.window
-        if more <= 0 or not self._budget.take(more):
+        if more <= 0 or not self._budget.reserve(more):
             return 0
         self.window += more
         self.allowed += more

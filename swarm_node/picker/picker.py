@@ -131,7 +131,7 @@ class Picker:
         if now >= self._survey.until:
             states, at_end = self._states.values(), not self._unasked
             self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
-            for state in self._hearing.look(states, now, self._rules):
+            for state in self._hearing.advance(states, now, self._rules):
                 self._pass_over(state, now)
         able = [state for state in self._states.values() if state.is_able(now) and not state.is_silent]
         self._rng.shuffle(able)

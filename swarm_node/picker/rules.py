@@ -72,7 +72,7 @@ class PlanPace:
     """Between two chunks asked of the seeder beyond its part."""
 
     @classmethod
-    def of(cls, chunk_bytes: int, *, stripes: int, rate: float, hops: int, help_rate: float) -> Self:
+    def from_plan(cls, chunk_bytes: int, *, stripes: int, rate: float, hops: int, help_rate: float) -> Self:
         """What a plan's numbers mean for chunks of this size."""
         hop_s = min(chunk_bytes * stripes / rate, HOP_MAX_S) if rate and hops > 2 else 0.0
         return cls(hop_s, max(0, hops - 2) * hop_s, chunk_bytes / help_rate if help_rate else 0.0)

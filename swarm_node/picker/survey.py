@@ -112,7 +112,7 @@ class Hearing:
             state.word_at, state.heard_s, state.fell_silent = at, self._counted_s, False
             self._word_at = max(self._word_at, at)
 
-    def look(self, states: Collection[SourceState], now: float, rules: PickerRules) -> list[SourceState]:
+    def advance(self, states: Collection[SourceState], now: float, rules: PickerRules) -> list[SourceState]:
         """Let time pass; return the sources that have become silent."""
         passed_s, self._looked_at = now - self._looked_at, now
         owing = [state for state in states if state.owes_word and not state.fell_silent]

@@ -114,7 +114,7 @@ class Draft:
 
         def look() -> None:
             nonlocal seen
-            if arrivals.downloads > before and len(arrivals.held) >= seen + at_once:
+            if arrivals.downloads > before and len(arrivals.held_chunks) >= seen + at_once:
                 came = arrivals.came_after(seen)
                 seen += len(came)
                 self._placing.submit(self._place, came, arrivals)

@@ -215,7 +215,7 @@ class PolicyFollower:
             self._judge(MetadataExpired(said, hint=FROZEN))
             self._hint.set()
 
-    def hold(self, policy: HeldVersion, *others: HeldVersion | None) -> bool:
+    def hold_versions(self, policy: HeldVersion, *others: HeldVersion | None) -> bool:
         """Keep the folders of these versions until others are held; False if the first may be removed already."""
         if policy not in (*self._kept, *self._held):
             return False
@@ -292,7 +292,7 @@ class PolicyFollower:
         self._host.call(peer for peer in plan.calls if peer.address)
         self._host.punches.follow(plan.punches, plan.observers)
         if plan.probe and plan.probe.address:
-            self._host.dials.begin(plan.probe)
+            self._host.dials.start(plan.probe)
         self._planned, self._plan = version, plan
         if plan.dialled is not None and plan.dialled != self.dialled:
             self.dialled = plan.dialled
@@ -342,7 +342,7 @@ class PolicyFollower:
             )
             for name, size in report.bytes_from_node.items()
         ]
-        answered, unanswered = self._host.dials.tell()
+        answered, unanswered = self._host.dials.take_report()
         to_dial = {peer.peer_id for plan in report.plans for peer in (*plan.peers, *plan.calls) if not peer.calls}
         probe = next((plan.probe.peer_id for plan in report.plans if plan.probe), None)
         return TransferReceipt(
@@ -368,7 +368,7 @@ class PolicyFollower:
                 blobs=self._blobs,
                 arrivals=self._arrivals,
                 rng=self._rng,
-                origin=self._origins.of(manifest),
+                origin=self._origins.fetcher_for(manifest),
                 another_plan=partial(self._new_plan, manifest.version),
                 blames=self._caught,
                 report=report,

@@ -42,6 +42,6 @@ class Milestones:
             if (version, stage) not in self._told
         )
 
-    def told(self, reached: tuple[Reached, ...], *, newest_version: int) -> None:
+    def acknowledge(self, reached: tuple[Reached, ...], *, newest_version: int) -> None:
         """The coordinator has heard this; of a version above its newest it could make no use yet."""
         self._told |= {(one.version, one.stage) for one in reached if one.version <= newest_version}

@@ -51,7 +51,7 @@ class Leased:
             with self._path.open("a") as file:
                 file.write(lines)
 
-    def of(self, lease_id: str) -> Digest | None:
+    def digest_of(self, lease_id: str) -> Digest | None:
         """The digest of a lease as it came first; None without a note."""
         digest = self._notes().get(lease_id)
         return Digest(digest) if digest else None

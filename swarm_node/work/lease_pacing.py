@@ -44,7 +44,7 @@ class LeasePacing:
         """Groups to ask for."""
         return self._groups - running
 
-    def asked(self) -> None:
+    def record_request(self) -> None:
         """A request was answered."""
         self._asked = trio.current_time()
 

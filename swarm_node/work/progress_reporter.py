@@ -50,7 +50,7 @@ class ProgressReporter:
         self._coordinator, self._key, self._round_id = coordinator, key, round_id
         self._tales: dict[str, Tale] = {}
 
-    def begin(self, lease: Lease) -> None:
+    def start(self, lease: Lease) -> None:
         """The worker has taken a lease."""
         self._tales[lease.lease_id] = Tale(lease, trio.current_time())
 
@@ -68,7 +68,7 @@ class ProgressReporter:
         while True:
             await trio.sleep(TELL_S)
             try:
-                if gone := await self.tell():
+                if gone := await self.report():
                     log.info("%d leases are needed no more", len(gone))
                     await drop(gone)
             except Unreachable:
@@ -76,7 +76,7 @@ class ProgressReporter:
             except SwarmError as error:
                 log.warning("the coordinator does not hear of leases code=%s: %s", error.code, error)
 
-    async def tell(self) -> list[str]:
+    async def report(self) -> list[str]:
         """Tell of every lease that is old enough; those that have ended elsewhere."""
         old = [tale for tale in self._tales.values() if trio.current_time() - tale.began_at >= TELL_S]
         told = [tale for tale in old if self._seal(tale)][: limits.LEASES_PER_REQUEST_MAX]

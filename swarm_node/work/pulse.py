@@ -137,7 +137,7 @@ class Pulse:
         )
         reply = await self._coordinator.heartbeat(message)
         traffic.blames = [blame for blame in traffic.blames if blame not in blames]
-        milestones.told(reached, newest_version=reply.newest_version)
+        milestones.acknowledge(reached, newest_version=reply.newest_version)
         self._take(reply)
         return reply
 

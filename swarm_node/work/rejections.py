@@ -41,7 +41,7 @@ class Refusals:
 
     def keep(self, lease_id: str, envelope: bytes, evidence: RejectionEvidence) -> None:
         """Note one; the same again is not written twice."""
-        before = self.of(lease_id)
+        before = self.find(lease_id)
         if before is not None and before.evidence == evidence:
             return
         with disk_named(self._folder.parent):
@@ -54,7 +54,7 @@ class Refusals:
         """It was taken after all."""
         (self._folder / f"{lease_id}{_SUFFIX}").unlink(missing_ok=True)
 
-    def of(self, lease_id: str) -> Refusal | None:
+    def find(self, lease_id: str) -> Refusal | None:
         """That of one lease."""
         return next((refusal for refusal in self if refusal.lease_id == lease_id), None)
 

@@ -69,7 +69,7 @@ class Guard:
     def tripped(self) -> bool:
         return self._tripped.is_set()
 
-    def note(self, lease_id: LeaseId, verdict: Verdict) -> None:
+    def record(self, lease_id: LeaseId, verdict: Verdict) -> None:
         """Take note of a verdict."""
         if verdict.outcome != "rejected":
             self._faults = self._late = 0
@@ -204,7 +204,7 @@ class Sender:
     def _note(self, lease_id: LeaseId, verdict: Verdict) -> None:
         self.verdicts[verdict.code or verdict.outcome] += 1
         self.last = (time.time_ns() // 1_000_000, lease_id, verdict)
-        self.guard.note(lease_id, verdict)
+        self.guard.record(lease_id, verdict)
         if verdict.outcome == "rejected":
             log.warning("rollout rejected lease=%s code=%s: %s", lease_id, verdict.code, verdict.message)
             return

@@ -232,9 +232,11 @@ class Worker:
             self.phase = Phase.GENERATING
             self._open |= {lease.lease_id: lease for lease in leases}
             for lease in leases:
-                self._teller.begin(lease)
+                self._teller.start(lease)
             sampler = policy.manifest.sampler
-            await self._engine.submit([SampleRequest.of(lease, sampler, tell_every_s=TELL_S) for lease in leases])
+            await self._engine.submit(
+                [SampleRequest.from_lease(lease, sampler, tell_every_s=TELL_S) for lease in leases]
+            )
         return None
 
     async def _rest(self) -> None:
@@ -321,7 +323,7 @@ class Worker:
         )
 
     async def _load(self, policy: HeldVersion) -> None:
-        if not self._policies.hold(policy, self._loaded):
+        if not self._policies.hold_versions(policy, self._loaded):
             return  # it was too old by the time that it could be loaded
         if self._loaded:
             measured = Throughput.of(await self._engine.measured())
@@ -331,7 +333,7 @@ class Worker:
         loaded = await self._engine.load(policy.folder, policy.manifest.version, plays=plays)
         self._loaded, self._numerics, self._continues = policy, loaded.numerics, loaded.continues
         self._plays = loaded.plays
-        self._policies.hold(policy)
+        self._policies.hold_versions(policy)
         self._policies.milestones.passed(policy.manifest.version, "loaded")
         update = policy.manifest.update
         log.info("version loaded version=%d update=%d seconds=%.2f", self.version, update, loaded.seconds)
@@ -357,7 +359,7 @@ class Worker:
             environments=environments.names() if self._plays else (),
         )
         reply = await heard_out(partial(self._ask, request), patience_s=LAST_WORD_S)
-        self._appetite.asked()
+        self._appetite.record_request()
         self._policies.hint(reply.newest_version)
         self._stays = reply.stays
         new = self._offered

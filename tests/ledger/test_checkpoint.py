@@ -42,7 +42,7 @@ def test_checkpoint_text_is_frozen_and_reads_back() -> None:
 
 def test_the_key_reads_and_verifies_what_go_has_signed() -> None:
     key, found = NoteKey.parse(GO_KEY), note.parse(GO_NOTE.encode())
-    line = found.of(key)
+    line = found.signature_by(key)
     assert line
     key.verify(line.value, found.text.encode())
     assert str(key) == GO_KEY

@@ -227,8 +227,8 @@ def test_root_out_of_bounds_is_refused(change: dict[str, object]) -> None:
 
 def test_a_root_is_named_by_the_bytes_that_are_served() -> None:
     served = b'{"signed": {}}'
-    assert Root.of(3, served) == Root(version=3, root_digest=chunks.digest(served))
-    assert Root.of(3, served + b"\n") != Root.of(3, served)
+    assert Root.from_document(3, served) == Root(version=3, root_digest=chunks.digest(served))
+    assert Root.from_document(3, served + b"\n") != Root.from_document(3, served)
     assert root(3).effect == "root:3"
 
 

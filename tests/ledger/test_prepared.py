@@ -73,7 +73,7 @@ def test_one_form_serves_other_values(connection: sa.Connection) -> None:
     assert by_name(connection, wanted="none").first() is None
     assert by_name(connection, wanted="a").scalars() == [7]
     with pytest.raises(ValueError, match="unpack"):
-        by_name(connection, wanted="none").one()
+        by_name(connection, wanted="none").single_row()
 
 
 def test_changed_rows_are_counted_and_told(connection: sa.Connection) -> None:
@@ -82,7 +82,7 @@ def test_changed_rows_are_counted_and_told(connection: sa.Connection) -> None:
     tell, grow = Prepared(here.returning(things.c.count, things.c.sound)), Prepared(here)
     assert grow(connection, who="a").rowcount == 1
     assert grow(connection, who="nobody").rowcount == 0
-    assert tell(connection, who="a").one() == (9, True)
+    assert tell(connection, who="a").single_row() == (9, True)
     assert grow.each(connection, [{"who": "a"}, {"who": "b"}, {"who": "nobody"}]) == 2
     assert grow.each(connection, []) == 0
 

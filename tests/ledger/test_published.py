@@ -18,7 +18,7 @@ def test_ids_of_keys_are_what_their_owners_say(text: str, kind: KeyKind) -> None
 
 def test_the_standards_signed_note_verifies() -> None:
     key, found = NoteKey.parse(published.SIGNED_NOTE_KEY), note.parse(published.SIGNED_NOTE.encode())
-    line = found.of(key)
+    line = found.signature_by(key)
     assert line
     assert found.to_bytes() == published.SIGNED_NOTE.encode()
     key.verify(line.value, found.text.encode())

@@ -37,7 +37,7 @@ def sees_the_log(join_string: str, home: Path) -> int:
     async def look() -> int:
         async with httpx.AsyncClient() as client:
             reader = LogReader(Origin(f"{place.url}/v1", client, COORDINATORS))
-            return (await LogWatch(reader, place.round_id, round_folder(home, place) / "ledger").look())[1].size
+            return (await LogWatch(reader, place.round_id, round_folder(home, place) / "ledger").refresh())[1].size
 
     return trio.run(look)
 

@@ -51,7 +51,7 @@ class Log:
 
     def log_roots(self) -> None:
         """What a coordinator does at its start."""
-        self.add([Root.of(number, document) for number, document in enumerate(self.metadata.roots(), 1)])
+        self.add([Root.from_document(number, document) for number, document in enumerate(self.metadata.roots(), 1)])
 
     def checkpoint(self) -> Checkpoint:
         """The newest one that is signed."""

@@ -205,7 +205,7 @@ class World:
         try:
             self.note(f"end {number}")
         except EngineFailed as error:
-            return GroupFailed.of(request.request_id, error)
+            return GroupFailed.from_error(request.request_id, error)
         sample = Sample(tokens=pack_tokens([1]), logprobs=bytes(4), finish="stop")
         return GroupDone(request_id=request.request_id, samples=(sample,), first_token_ago_s=0.0)
 

@@ -91,7 +91,7 @@ class Qwen3:
     joins_midway = True
 
     def __init__(self, folder: Path, config: dict[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        self._shape = shape = ModelShape.of(config)
+        self._shape = shape = ModelShape.from_config(config)
         self.device, self.dtype = device, dtype
         self.numerics = weights.numerics(device, dtype)
         self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])

@@ -65,7 +65,7 @@ class ModelShape:
     biased: bool
 
     @staticmethod
-    def of(config: dict[str, Any]) -> "ModelShape":
+    def from_config(config: dict[str, Any]) -> "ModelShape":
         family = FAMILIES[config["model_type"]]
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         return ModelShape(

@@ -68,14 +68,14 @@ class VllmGroup:
         return all(sample.finished for sample in self.samples)
 
     @property
-    def drawn(self) -> list[VllmSample]:
+    def unfinished_samples(self) -> list[VllmSample]:
         """Return the samples of which vLLM draws tokens."""
         return [sample for sample in self.samples if not sample.finish]
 
     @property
     def prefill_tokens(self) -> int:
         """Return the count of tokens before the first draw, of all samples together."""
-        return sum(len(self.prompt) + len(sample.prefix) for sample in self.drawn)
+        return sum(len(self.prompt) + len(sample.prefix) for sample in self.unfinished_samples)
 
 
 class VllmEngine:
@@ -197,7 +197,7 @@ class VllmEngine:
         for number, sample in enumerate(group.samples):
             if sample.finished:
                 continue
-            stream = sample is group.drawn[0]
+            stream = sample is group.unfinished_samples[0]
             name = model.add(group.request, number, group.prompt, sample.prefix, self._ends, stream=stream)
             self._samples[name] = group, sample
 
@@ -219,8 +219,8 @@ class VllmEngine:
             self._config = {}  # vLLM's cache now has what infects the next version: a masked NaN is still one
             return _failed(group, "The policy gives probabilities that are no numbers.")
         self._spent["prompt_tokens"] += group.prefill_tokens if request.prefixes else len(group.prompt)
-        self._spent["first_tokens"] += len(group.drawn)
-        self._spent["later_tokens"] += sum(len(sample.tokens) - 1 for sample in group.drawn)
+        self._spent["first_tokens"] += len(group.unfinished_samples)
+        self._spent["later_tokens"] += sum(len(sample.tokens) - 1 for sample in group.unfinished_samples)
         samples = tuple(sample.whole(self._ends) for sample in group.samples)
         ago_s = time.monotonic() - (group.first_token_at or time.monotonic())
         return GroupDone(request_id=request.request_id, samples=samples, first_token_ago_s=ago_s)
@@ -273,7 +273,7 @@ def _samples(request: SampleRequest) -> list[VllmSample]:
 
 
 def _failed(group: VllmGroup, message: str, hint: str = "") -> GroupFailed:
-    return GroupFailed.of(group.request.request_id, EngineFailed(message, hint=hint))
+    return GroupFailed.from_error(group.request.request_id, EngineFailed(message, hint=hint))
 
 
 def _nothing_spent() -> dict[str, Any]:

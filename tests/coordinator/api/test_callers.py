@@ -167,7 +167,7 @@ def cut(addresses: list[str], per_address: int, connections: int = 10_000) -> li
     """Which of these connections, in the order in which they came, are closed: this machine has no IPv6 networks."""
     lines = [Line(address) for address in addresses]
     runner: Any = SimpleNamespace(server=SimpleNamespace(connections=lines), handshakes={})
-    guard.Callers(runner, per_address, Bounds(connections=connections)).look(0.0)
+    guard.Callers(runner, per_address, Bounds(connections=connections)).close_excess(0.0)
     return [line.address for line in lines if line.is_cut]
 
 

@@ -66,7 +66,7 @@ def replayed(folder: Path, said: list[Completion]) -> ReplayMeasurement:
 
 
 def judged(said: list[Completion], claimed: Path, other: Path, tolerance: str) -> AuditReport:
-    allowed = calibration.read(calibration.SHIPPED).of(tolerance)
+    allowed = calibration.read(calibration.SHIPPED).tolerances_of(tolerance)
     return judge(replayed(claimed, said), allowed, 1, {1: replayed(other, said)})
 
 

@@ -211,7 +211,7 @@ def test_taking_a_version_waits_for_who_reads_the_weights(policy_folder: Path, t
     weight = next(policy.model.parameters())
     policy.before_change = lambda: seen.append(weight.detach().clone())
     before = weight.detach().clone()
-    policy.take(tmp_path / "version")
+    policy.continue_from(tmp_path / "version")
     assert torch.equal(seen[0], before)
 
 

@@ -75,7 +75,7 @@ def test_a_strategy_is_what_the_policy_says_in_a_real_game(folder: Path, kuhn: E
         hand: Any = player._play
         tokens = text.encode(kuhn.problem(number).prompt)
         for token in (*text.encode("call"), end):
-            tokens += [token, *player.take(token)]
+            tokens += [token, *player.append(token)]
         if player.finish:
             continue
         name = f"{hand._cards[hand._seat]}:{hand.table.history}"

@@ -36,7 +36,7 @@ def test_after_taking_a_version_the_policy_is_that_version_at_the_update_that_wa
     policy.train_step(UNEQUAL)
     wanted = published(policy, tmp_path / "wanted")
     policy.train_step(UNEQUAL)
-    policy.take(wanted)
+    policy.continue_from(wanted)
     assert policy.update == 2
     taken = published(policy, tmp_path / "taken")
     assert (taken / WEIGHTS).read_bytes() == (wanted / WEIGHTS).read_bytes()
@@ -54,7 +54,7 @@ def test_even_a_policy_that_is_no_number_any_more_learns_again_as_a_new_one_woul
             weight.fill_(torch.nan)
     for state in broken._optimizer.state.values():
         state["exp_avg"].fill_(torch.nan)
-    broken.take(wanted)
+    broken.continue_from(wanted)
     broken.train_step(UNEQUAL)
     fresh.update = 1
     fresh.train_step(UNEQUAL)
@@ -75,7 +75,7 @@ def test_after_taking_a_version_the_rate_rises_anew_and_falls_as_it_would_have(
     policy = TrainedPolicy(policy_folder, settings)
     wanted = published(policy, tmp_path / "wanted")
     found = [rate(policy) for _ in range(5)]
-    policy.take(wanted)
+    policy.continue_from(wanted)
     found += [rate(policy) for _ in range(2)]
     policy.save(tmp_path / "checkpoints")
     again = TrainedPolicy(policy_folder, settings)
@@ -89,7 +89,7 @@ def test_what_was_taken_survives_a_checkpoint(policy_folder: Path, tmp_path: Pat
     wanted = published(TrainedPolicy(policy_folder, SETTINGS), tmp_path / "wanted")
     policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.train_step(UNEQUAL)
-    policy.take(wanted)
+    policy.continue_from(wanted)
     policy.save(tmp_path / "checkpoints", taken=7)
     again = TrainedPolicy(policy_folder, SETTINGS)
     assert again.restore(tmp_path / "checkpoints" / "000000001")["taken"] == 7
@@ -104,7 +104,7 @@ def test_an_adapter_is_taken_beside_the_same_base(policy_folder: Path, tmp_path:
     wanted = make_adapted(policy_folder, tmp_path / "wanted", seed=3)
     policy = TrainedPolicy(policy_folder, replace(ADAPTERS, lora_alpha=alpha))
     policy.train_step(UNEQUAL)
-    policy.take(wanted)
+    policy.continue_from(wanted)
     policy.save_base(tmp_path / "taken")
     policy.save_adapter(tmp_path / "taken", "a base")
     ours, theirs = load_file(tmp_path / "taken" / adapter.WEIGHTS), load_file(wanted / adapter.WEIGHTS)

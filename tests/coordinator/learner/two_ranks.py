@@ -52,7 +52,7 @@ def train(folder: Path, settings: TrainSettings, results: Path, ranks: Ranks, re
         policy.save_hub(results / "first")
     while policy.update < UPDATES:
         if sent_back and policy.update == SENT_BACK_AT:
-            policy.take(results / "first")
+            policy.continue_from(results / "first")
         metrics.append(policy.train_step(BATCHES[policy.update]).metrics)
     policy.save(results / "checkpoints")
     policy.save_hub(results / "fifth")

@@ -36,12 +36,15 @@ def test_the_shipped_file_knows_the_classes_of_the_shipped_engines() -> None:
     vllm = {"vllm/fp32/cpu", "vllm/bf16/cpu"}
     assert {entry.name for entry in shipped.classes} == torch | llama | vllm
     for engine in ("torch", "vllm"):
-        assert shipped.of(f"{engine}/fp32/cpu").margin.far < shipped.of(f"{engine}/bf16/cpu").margin.far
+        assert (
+            shipped.tolerances_of(f"{engine}/fp32/cpu").margin.far
+            < shipped.tolerances_of(f"{engine}/bf16/cpu").margin.far
+        )
     for engine in ("llama", "vllm"):
-        assert shipped.of(f"{engine}/fp32/cpu").margin == shipped.of("torch/fp32/cpu").margin
-    assert shipped.of("llama/fp16/cpu").mean_error < shipped.of("llama/q8_0/cpu").mean_error
+        assert shipped.tolerances_of(f"{engine}/fp32/cpu").margin == shipped.tolerances_of("torch/fp32/cpu").margin
+    assert shipped.tolerances_of("llama/fp16/cpu").mean_error < shipped.tolerances_of("llama/q8_0/cpu").mean_error
     with pytest.raises(AuditFailed, match="torch/fp32/cpu"):
-        shipped.of("vllm/fp8/cuda")
+        shipped.tolerances_of("vllm/fp8/cuda")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_an_unknown_class_is_judged_provisionally_by_its_precision(name: str, li
     shipped = read(SHIPPED)
     allowed, is_measured = shipped.judging(name, "a" * 64)
     assert not is_measured
-    assert allowed.margin == shipped.of(like).margin
+    assert allowed.margin == shipped.tolerances_of(like).margin
     assert allowed.name == (name or UNNAMED)
 
 

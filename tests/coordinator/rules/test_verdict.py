@@ -276,7 +276,7 @@ def steered(contexts: int, *, of: int = 8, samples: int = 64, noise: float = 0.0
     return replace(replayed(table, said, 1), context=np.repeat(np.arange(of), samples))
 
 
-BF16 = read(SHIPPED).of("torch/bf16/cpu")
+BF16 = read(SHIPPED).tolerances_of("torch/bf16/cpu")
 
 
 def test_who_steers_many_samples_in_few_contexts_is_found() -> None:

@@ -260,7 +260,7 @@ where = sys.argv[1] if "://" in sys.argv[1] else Path(sys.argv[1])
 database = Database(where, any_schema=True)
 def half(connection):
     for step in upgrading.pending(connection):
-        upgrading.take(connection, step)
+        upgrading.apply_step(connection, step)
     os.kill(os.getpid(), signal.SIGKILL)
 database.run_now(half)
 """

@@ -58,13 +58,13 @@ def test_a_template_has_what_transformers_gives_it(text: str, rendered: str) -> 
 
 def test_the_operator_gives_a_template_its_arguments() -> None:
     table = {"data": {"template_arguments": {"enable_thinking": False, "tools": [{"name": "add"}]}}}
-    chat = Chat.of(Config.model_validate(table).data)
+    chat = Chat.from_config(Config.model_validate(table).data)
     text = "{{ enable_thinking is false }} {{ tools | tojson }}"
     assert template(text, chat).render(ASKED) == 'True [{"name": "add"}]'
 
 
 def test_the_system_prompt_goes_first_unless_there_is_one() -> None:
-    chat = Chat.of(Config.model_validate({"data": {"system_prompt": "Be short."}}).data)
+    chat = Chat.from_config(Config.model_validate({"data": {"system_prompt": "Be short."}}).data)
     rendered = template(chat=chat).render
     assert rendered(ASKED[1:]) == "^<system>Be short.$<user>1+1$<assistant>"
     assert rendered(ASKED) == "^<system>Add.$<user>1+1$<assistant>"

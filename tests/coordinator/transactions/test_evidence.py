@@ -172,7 +172,7 @@ def of_episode(code: str, spoil: Callable[[list[int]], list[int]]) -> Callable[[
         one, tokens, speak = player(wanted), list[int](), speaker(wanted, 3)
         while not one.finish:
             token = speak(len(tokens))
-            tokens += [token, *one.take(token)]
+            tokens += [token, *one.append(token)]
         with pytest.raises(SwarmError) as caught:
             play(wanted, spoil(tokens), BOUNDS)
         assert caught.value.code == code
@@ -195,7 +195,7 @@ def forged(tokens: list[int]) -> list[int]:
     """With another sign in the environment's first answer."""
     one = player(an_episode(SOKOBAN))
     for place, token in enumerate(tokens):
-        if inserted := one.take(token):
+        if inserted := one.append(token):
             return [*tokens[: place + 1], (inserted[0] + 1) % 256, *tokens[place + 2 :]]
     raise AssertionError("the environment says nothing")
 

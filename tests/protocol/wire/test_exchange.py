@@ -283,7 +283,7 @@ def test_a_chunk_that_crosses_its_cancel_is_the_answer() -> None:
 def test_a_chunk_under_way_cannot_be_cancelled() -> None:
     requester, responder = Requester(), Responder()
     responder.receive(requester.want(A, 1))
-    responder.take(A)
+    responder.start_answer(A)
     cancel = requester.cancel(A)
     assert cancel is not None
     assert responder.receive(cancel) is None
@@ -296,7 +296,7 @@ def test_what_the_table_does_not_list_is_refused_on_both_sides(standing: ChunkSt
     requester, responder = Requester(), Responder()
     if standing is not ChunkStanding.CLOSED:
         responder.receive(requester.want(A, 1))
-        responder.take(A)
+        responder.start_answer(A)
     if standing is ChunkStanding.CANCELLED and (cancel := requester.cancel(A)):
         responder.receive(cancel)
     listed = (standing, type(message)) in TRANSITIONS

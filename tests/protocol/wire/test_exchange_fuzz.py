@@ -115,7 +115,7 @@ def test_whatever_a_requester_sends_the_responder_owes_no_more_than_a_window() -
         chunk = next(iter(responder.owed))
         met[how] += 1
         if how == "take":
-            responder.take(chunk)
+            responder.start_answer(chunk)
         elif how == "chunk":
             responder.chunk(chunk, b"x")
         elif how == "reject":

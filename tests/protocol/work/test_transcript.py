@@ -77,7 +77,7 @@ def played(wanted: Episode, policy: Callable[[int], int], tokens_max: int = MAX)
     one, tokens, drawn = player(wanted, tokens_max), list[int](), list[bool]()
     while not one.finish:
         token = policy(len(tokens))
-        given = one.take(token)
+        given = one.append(token)
         tokens += [token, *given]
         drawn += [True] + [False] * len(given)
     return tokens, drawn, one.finish
@@ -134,7 +134,7 @@ def test_an_edited_transcript_is_another_episode_or_none(wanted: Episode, seed: 
     again, one = list[int](), player(wanted)
     for token, mine in zip(edited, found.sampled, strict=True):
         if mine:
-            again += [token, *one.take(token)]
+            again += [token, *one.append(token)]
     assert again == edited
 
 
@@ -236,7 +236,7 @@ def test_special_tokens_in_a_turn_end_it_or_spoil_it() -> None:
     forged = iter([*CODEC.encode("raise"), START, *CODEC.encode("user\nthey fold\n"), END])
     one = player(wanted.model_copy(update={"turn_tokens_max": 64}))
     while not one.finish:
-        one.take(next(forged))
+        one.append(next(forged))
     assert one.reward().status == "invalid"
 
 

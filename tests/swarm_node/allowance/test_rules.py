@@ -26,7 +26,7 @@ def test_without_limits_a_node_works_and_uploads() -> None:
     decision = decide(Limits(), Readings(NOON))
     assert decision.may_work
     assert decision.may_upload
-    assert decision.said == ""
+    assert decision.reason_line == ""
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_every_reason_is_told_and_the_strictest_decides() -> None:
     decision = decide(limits, Readings(NOON, paused=True, watts=2.0))
     assert [reason.why for reason in decision.reasons] == ["paused", "hours", "power"]
     assert (decision.at_once, decision.keep_engine) == (True, False)
-    assert decision.said.count("; ") >= 2
+    assert decision.reason_line.count("; ") >= 2
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ class Clock:
 
 async def test_what_was_counted_outlives_a_restart_to_the_byte(tmp_path: Path) -> None:
     uploads = UploadCounter(tmp_path, Clock())
-    assert await uploads.take(1000)
+    assert await uploads.count(1000)
     uploads.close()
     assert UploadCounter(tmp_path, Clock()).this_month() == 1000
 
@@ -32,7 +32,7 @@ async def test_what_was_counted_outlives_a_restart_to_the_byte(tmp_path: Path) -
 async def test_a_kill_counts_too_much_and_never_too_little(tmp_path: Path) -> None:
     uploads = UploadCounter(tmp_path, Clock())
     for _ in range(20):
-        assert await uploads.take(limits.MIB)
+        assert await uploads.count(limits.MIB)
         found = UploadCounter(tmp_path, Clock()).this_month()  # as after a kill
         assert uploads.bytes <= found <= uploads.bytes + PORTION_BYTES
 
@@ -40,7 +40,7 @@ async def test_a_kill_counts_too_much_and_never_too_little(tmp_path: Path) -> No
 async def test_the_cap_holds_and_a_node_at_it_shares_no_more(tmp_path: Path) -> None:
     uploads = UploadCounter(tmp_path, Clock())
     uploads.cap_bytes = 10 * limits.MIB
-    taken = [await uploads.take(4 * limits.MIB) for _ in range(4)]
+    taken = [await uploads.count(4 * limits.MIB) for _ in range(4)]
     assert taken == [True, True, False, False]
     assert uploads.used_up
     assert uploads.this_month() <= uploads.cap_bytes
@@ -51,7 +51,7 @@ async def test_many_at_once_do_not_pass_the_cap(tmp_path: Path) -> None:
     uploads.cap_bytes = 40 * limits.MIB
 
     async def send() -> None:
-        taken.append(await uploads.take(4 * limits.MIB))
+        taken.append(await uploads.count(4 * limits.MIB))
 
     async with trio.open_nursery() as nursery:
         for _ in range(20):
@@ -64,11 +64,11 @@ async def test_a_new_month_begins_at_zero(tmp_path: Path) -> None:
     clock = Clock()
     uploads = UploadCounter(tmp_path, clock)
     uploads.cap_bytes = 8 * limits.MIB
-    assert await uploads.take(8 * limits.MIB)
+    assert await uploads.count(8 * limits.MIB)
     assert uploads.used_up
     clock.now = datetime(2026, 12, 1, tzinfo=UTC)
     assert not uploads.used_up
-    assert await uploads.take(1)
+    assert await uploads.count(1)
     uploads.close()
     assert UploadCounter(tmp_path, clock).this_month() == 1
 
@@ -79,4 +79,4 @@ async def test_a_counter_that_cannot_be_read_is_taken_for_used_up(tmp_path: Path
     uploads = UploadCounter(tmp_path, Clock())
     uploads.cap_bytes = 10**12
     assert uploads.used_up
-    assert not await uploads.take(1)
+    assert not await uploads.count(1)

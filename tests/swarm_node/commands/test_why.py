@@ -53,7 +53,7 @@ def a_report() -> dict[str, Any]:
         logprobs=np.full(10, -0.5) - (np.arange(10) == 5) * 40.0,
     )
     calibration = read(SHIPPED)
-    return judge(measured, calibration.of("torch/fp32/cpu"), calibration.version).to_json()
+    return judge(measured, calibration.tolerances_of("torch/fp32/cpu"), calibration.version).to_json()
 
 
 def test_a_position_says_what_was_claimed_and_what_is_so_in_tokens_and_in_log_probabilities() -> None:

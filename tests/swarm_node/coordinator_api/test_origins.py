@@ -163,4 +163,4 @@ async def test_the_manifest_says_how_long_a_chunk_may_be() -> None:
     async with swarm(serves({chunk_path(name): b"xy"}), home=manners.lacks) as here:
         await here.origins.learn()
         with pytest.raises(UnknownChunk):
-            await here.origins.of(manifest)(name)
+            await here.origins.fetcher_for(manifest)(name)

@@ -246,7 +246,7 @@ def test_what_our_decoder_does_not_compute_goes_the_generic_way(
 def test_what_a_configuration_leaves_out_is_what_transformers_takes_it_for(kind: Any) -> None:
     given = {name: value for name, value in SIZES.items() if name not in ("head_dim", "num_key_value_heads")}
     theirs: Any = kind(**given)
-    ours = qwen3_shape.ModelShape.of({"model_type": kind.model_type, **given})
+    ours = qwen3_shape.ModelShape.from_config({"model_type": kind.model_type, **given})
     head = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     expected = (head, theirs.num_key_value_heads, theirs.tie_word_embeddings)
     assert (ours.head, ours.kv_heads, ours.tied) == expected

@@ -32,7 +32,7 @@ class Talk:
 
     def tell(self, *commands: LoadVersion | Generate | CancelRequests | Measure) -> None:
         for command in commands:
-            self._session.take(Command(body=command).to_bytes())
+            self._session.handle(Command(body=command).to_bytes())
 
     def go_on(self, steps: int = 1000) -> list[str]:
         """Until there is nothing left to do, or for so many steps; what was said since the last time."""
@@ -136,7 +136,7 @@ def test_an_engine_is_limited_before_it_loads_and_texts_are_encoded_with_what_it
         LoadVersion(folder="/nowhere", version=2),
         Encode(texts=("42",)),
     ):
-        session.take(Command(body=command).to_bytes())
+        session.handle(Command(body=command).to_bytes())
     while not session.idle:
         session.go_on()
     assert limited == [7], "and where nothing is said, nothing is changed"

@@ -50,7 +50,7 @@ class Watcher:
         self.round_id = round_id
 
     def sees(self, log: Log) -> int:
-        return trio.run(LogWatch(LogReader(log), self.round_id, self.folder).look)[1].size
+        return trio.run(LogWatch(LogReader(log), self.round_id, self.folder).refresh)[1].size
 
     def refuses(self, log: Log, error: type[SwarmError]) -> SwarmError:
         before = self.seen()
@@ -110,17 +110,17 @@ class TestWatch:
     def test_a_fork_that_another_program_of_this_home_was_shown_is_found(self, watcher: Watcher, log: Log) -> None:
         """The agent runs on while `why` is shown a history of its own."""
         agent, why = (LogWatch(LogReader(log), log.round_id, watcher.folder) for _ in range(2))
-        trio.run(agent.look)
+        trio.run(agent.refresh)
         log.add(MORE[:1])
-        trio.run(why.look)
+        trio.run(why.refresh)
         private = Log(log.metadata, LIFE, [deposit(1, "wire-9"), *MORE[:2]])
         agent._reader = LogReader(private)
         with pytest.raises(LedgerForked):
-            trio.run(agent.look)
+            trio.run(agent.refresh)
         [path] = watcher.forks()
         proof.check_fork(path.read_bytes(), log.round_id)
         with pytest.raises(LedgerForked):
-            trio.run(why.look)
+            trio.run(why.refresh)
 
     def test_what_two_programs_see_at_once_is_not_taken_for_one_history(self, watcher: Watcher, log: Log) -> None:
         log.add(MORE[:1])
@@ -128,12 +128,12 @@ class TestWatch:
 
         class Between(LogReader):
             async def checkpoint(self) -> bytes:
-                await LogWatch(LogReader(log), log.round_id, watcher.folder).look()
+                await LogWatch(LogReader(log), log.round_id, watcher.folder).refresh()
                 return await super().checkpoint()
 
         agent = LogWatch(Between(private), log.round_id, watcher.folder)
         with pytest.raises(Overtaken, match="meanwhile"):
-            trio.run(agent.look)
+            trio.run(agent.refresh)
         watcher.refuses(private, LedgerForked)
         assert watcher.forks()
 
@@ -283,7 +283,7 @@ class TestPatience:
             async def checkpoint(self) -> bytes:
                 note = await super().checkpoint()
                 log.add([next(more)])
-                await LogWatch(LogReader(log), log.round_id, watcher.folder).look()
+                await LogWatch(LogReader(log), log.round_id, watcher.folder).refresh()
                 return note
 
         async def running() -> None:

@@ -107,7 +107,7 @@ def test_a_root_that_is_withheld_is_found(log: Log, tmp_path: Path) -> None:
 def test_roots_out_of_their_order_are_refused(log: Log, tmp_path: Path, numbers: tuple[int, ...]) -> None:
     for _ in range(2):
         rotate(tmp_path, "timestamp")
-    log.add([Root.of(number, log.metadata.roots()[number - 1]) for number in numbers])
+    log.add([Root.from_document(number, log.metadata.roots()[number - 1]) for number in numbers])
     with pytest.raises(ProofInvalid, match=f"Entry {len(LIFE) + 1} names root 3, and 2 would be the next"):
         verified(log)
 

@@ -28,7 +28,7 @@ def told(caplog: pytest.LogCaptureFixture, folder: Path, news: Earnings) -> str:
     """What a node that starts now says of the news."""
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        Notices(Coordinator("http://127.0.0.1:1", "a" * 64, NODE), folder).take(news)
+        Notices(Coordinator("http://127.0.0.1:1", "a" * 64, NODE), folder).announce(news)
     return caplog.text
 
 

@@ -52,7 +52,7 @@ def verified(log: Log, quorum: int) -> Verified:
 
 
 def looks(log: Log, folder: Path, quorum: int) -> int:
-    return trio.run(LogWatch(LogReader(log), log.round_id, folder, Witnesses(KEYS, quorum)).look)[1].size
+    return trio.run(LogWatch(LogReader(log), log.round_id, folder, Witnesses(KEYS, quorum)).refresh)[1].size
 
 
 class TestVerify:

@@ -70,7 +70,7 @@ async def agent(home: Path) -> AsyncIterator[Governor]:
     made = governor(home)
 
     def status() -> dict[str, Any]:
-        return {"resting": made.decision.said}
+        return {"resting": made.decision.reason_line}
 
     with trio.fail_after(DEADLINE_S):
         async with listening(home, made, status):

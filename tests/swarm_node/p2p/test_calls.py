@@ -78,7 +78,7 @@ async def test_a_node_that_cannot_be_dialled_feeds_a_child_over_the_connection_i
     async with node(1, honest(store(tmp_path / "shy", VERSION.chunks))) as shy, node(2) as child:
         shy.call([as_peer(child)])
         report = await fetch(VERSION, plan_of(caller(shy)), child, blobs)
-        assert child.dials.tell() == ([], [])
+        assert child.dials.take_report() == ([], [])
     assert holds_exactly(blobs, VERSION.chunks)
     assert report.bytes_from["peer"] == sum(map(len, VERSION.chunks.values()))
     assert report.failures == []
@@ -107,7 +107,7 @@ async def test_a_parent_that_never_calls_is_a_failed_source_and_no_more(tmp_path
         with pytest.raises(NoSource, match="did not call"):
             await fetch(VERSION, plan_of(caller(silent)), child, other, rules=IMPATIENT)
         report = await fetch(VERSION, plan_of(caller(silent), as_seeder(seeder)), child, blobs, rules=IMPATIENT)
-        assert NodeId(silent.node_id) not in {name for told in child.dials.tell() for name in told}
+        assert NodeId(silent.node_id) not in {name for told in child.dials.take_report() for name in told}
     assert report.bytes_from["seeder"] == sum(map(len, VERSION.chunks.values()))
     assert holds_exactly(blobs, VERSION.chunks)
 
@@ -126,7 +126,7 @@ async def test_a_child_that_cannot_be_reached_yet_is_called_again() -> None:
         async with node(2) as gone:
             entry = as_peer(gone)
         shy.call([entry])
-        await shy.dials.begin(entry).done.wait()
+        await shy.dials.start(entry).done.wait()
         host, port = entry.address.split(":")
         async with node(2, port=int(port)) as child:
             assert child.addresses == (f"{host}:{port}",)
@@ -204,10 +204,10 @@ async def test_a_host_tells_once_whom_it_could_dial_and_whom_not() -> None:
             await me.connect(mistaken, dial_s=DIAL_S)
         with pytest.raises(Exception, match="fail to open connection"):
             await me.dials.reach(dead)
-        assert me.dials.tell() == ([one.node_id], [mistaken.peer_id, dead.peer_id])
+        assert me.dials.take_report() == ([one.node_id], [mistaken.peer_id, dead.peer_id])
         await me.connect(as_peer(one), dial_s=DIAL_S)  # the connection is still the one that we opened
-        assert me.dials.tell() == ([one.node_id], [])
-        assert me.dials.tell() == ([], [])
+        assert me.dials.take_report() == ([one.node_id], [])
+        assert me.dials.take_report() == ([], [])
 
 
 async def test_a_dial_goes_on_to_its_end_when_nobody_waits_any_more() -> None:
@@ -216,11 +216,11 @@ async def test_a_dial_goes_on_to_its_end_when_nobody_waits_any_more() -> None:
             silent = Peer(peer_id=NodeKey(key(9)).node_id, address=address, kind="peer")
             with pytest.raises(PeerStalled, match="did not answer"):
                 await me.connect(silent, dial_s=0.01)
-            assert me.dials.tell() == ([], [])
+            assert me.dials.take_report() == ([], [])
             with trio.fail_after(PATIENT_SECONDS):
-                await me.dials.begin(silent).done.wait()
+                await me.dials.start(silent).done.wait()
             await wait_all_tasks_blocked()
-            assert me.dials.tell() == ([], [silent.peer_id])
+            assert me.dials.take_report() == ([], [silent.peer_id])
 
 
 async def test_all_who_want_a_peer_share_one_dial() -> None:
@@ -237,7 +237,7 @@ async def test_a_peer_that_called_is_dialled_all_the_same_when_it_is_to_be_tried
         await until_connected(child, {shy.node_id})
         with trio.fail_after(PATIENT_SECONDS):
             await child.dials.reach(as_peer(shy))
-        assert child.dials.tell() == ([shy.node_id], [])
+        assert child.dials.take_report() == ([shy.node_id], [])
 
 
 async def test_a_peer_whose_first_address_leads_nowhere_is_reached_at_another() -> None:
@@ -249,7 +249,7 @@ async def test_a_peer_whose_first_address_leads_nowhere_is_reached_at_another() 
             with trio.fail_after(PATIENT_SECONDS):
                 link = await me.connect(peer, dial_s=PATIENT_SECONDS)
             assert link.peer == host.node_id
-            assert me.dials.tell() == ([host.node_id], [])
+            assert me.dials.take_report() == ([host.node_id], [])
             await link.close()
 
 

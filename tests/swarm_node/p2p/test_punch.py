@@ -61,7 +61,7 @@ async def test_two_that_dial_each_other_at_once_have_one_connection_and_feed_eac
         assert holds_exactly(blobs, VERSION.chunks)
         assert report.failures == []
         assert [len(host._connections()) for host in (it, me)] == [1, 1]
-        assert me.dials.tell() == ([], []), "who was punched is not known to be dialable"
+        assert me.dials.take_report() == ([], []), "who was punched is not known to be dialable"
         await until("both to know that it worked", lambda: it.punches.has_news and me.punches.has_news)
         assert it.punches.report() == ReachReport(punched=(me.node_id,))
         assert me.punches.report() == ReachReport(punched=(it.node_id,))

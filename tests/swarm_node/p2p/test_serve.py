@@ -371,7 +371,7 @@ async def test_at_the_owners_cap_a_want_is_answered_with_busy_and_nothing_more_l
     uploads = UploadCounter(tmp_path, lambda: datetime.now(UTC))
     uploads.cap_bytes = len(VERSION.chunks[CHUNKS[0]])
     async with served(store(tmp_path, VERSION.chunks)) as (server, host, client):
-        server.meter = uploads.take
+        server.meter = uploads.count
         link = await client.connect(as_peer(host), dial_s=DIAL_S)
         for chunk in CHUNKS[:2]:
             await link.send(Want(chunk), stall_s=STALL_S)

@@ -396,9 +396,9 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
 
 
 def test_in_a_small_swarm_nobody_waits_for_a_plan_that_takes_links_for_slow() -> None:
-    assert PlanPace.of(65_536, stripes=16, rate=1e3, hops=2, help_rate=0.0) == PlanPace()
+    assert PlanPace.from_plan(65_536, stripes=16, rate=1e3, hops=2, help_rate=0.0) == PlanPace()
 
 
 def test_in_a_large_swarm_the_seeder_is_asked_beyond_its_part_as_often_as_the_plan_allows() -> None:
-    pace = PlanPace.of(1000, stripes=16, rate=16_000, hops=4, help_rate=500)
+    pace = PlanPace.from_plan(1000, stripes=16, rate=16_000, hops=4, help_rate=500)
     assert (pace.hop_s, pace.lag_s, pace.help_s) == (1.0, 2.0, 2.0)

@@ -29,7 +29,7 @@ async def test_what_an_answer_was_lost_for_is_told_again_and_what_was_heard_is_n
     lost = milestones.untold()
     milestones.passed(1, "fetched")
     assert [one.stage for one in milestones.untold()] == ["heard", "fetched"]
-    milestones.told(lost, newest_version=1)
+    milestones.acknowledge(lost, newest_version=1)
     assert [one.stage for one in milestones.untold()] == ["fetched"]
     milestones.passed(1, "heard")
     assert [one.stage for one in milestones.untold()] == ["fetched"]
@@ -39,7 +39,7 @@ async def test_a_version_that_its_coordinator_has_not_recorded_yet_is_told_again
     """Trust metadata is signed a moment before the version is recorded, and longer where an upload is waited for."""
     milestones = Milestones()
     milestones.passed(2, "heard")
-    milestones.told(milestones.untold(), newest_version=1)
+    milestones.acknowledge(milestones.untold(), newest_version=1)
     await trio.sleep(1.0)
     assert milestones.untold() == (Reached(version=2, stage="heard", ago_s=1.0),)
 

@@ -25,9 +25,9 @@ def test_a_lease_is_known_by_all_that_it_said(tmp_path: Path) -> None:
     noted.keep([lease(1), lease(2)])
     noted.keep([lease(3)])
     for number in (1, 2, 3):
-        assert Leased(tmp_path).of(f"{number:032x}") == digest(lease(number).to_bytes())
-    assert noted.of(f"{2:032x}") != digest(lease(2, prompt=9).to_bytes())
-    assert noted.of(f"{4:032x}") is None
+        assert Leased(tmp_path).digest_of(f"{number:032x}") == digest(lease(number).to_bytes())
+    assert noted.digest_of(f"{2:032x}") != digest(lease(2, prompt=9).to_bytes())
+    assert noted.digest_of(f"{4:032x}") is None
 
 
 def test_a_line_that_a_crash_cut_short_is_no_note_and_spoils_none(tmp_path: Path) -> None:
@@ -36,8 +36,8 @@ def test_a_line_that_a_crash_cut_short_is_no_note_and_spoils_none(tmp_path: Path
     file = tmp_path / lease_log.FILE
     file.write_text(file.read_text()[:-1])
     noted.keep([lease(2)])
-    assert noted.of(f"{1:032x}") is None
-    assert noted.of(f"{2:032x}") == digest(lease(2).to_bytes())
+    assert noted.digest_of(f"{1:032x}") is None
+    assert noted.digest_of(f"{2:032x}") == digest(lease(2).to_bytes())
 
 
 def test_a_lease_that_is_offered_again_with_another_prompt_does_not_rewrite_its_note(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_a_lease_that_is_offered_again_with_another_prompt_does_not_rewrite_its_
     with pytest.raises(LeaseClosed, match=f"{1:032x}"):
         noted.keep([lease(2), lease(1, prompt=9)])
     noted.keep([lease(1)])  # as it was
-    assert noted.of(f"{1:032x}") == digest(lease(1).to_bytes())
-    assert noted.of(f"{2:032x}") is None
+    assert noted.digest_of(f"{1:032x}") == digest(lease(1).to_bytes())
+    assert noted.digest_of(f"{2:032x}") is None
     (tmp_path / lease_log.FILE).rename(tmp_path / f"{lease_log.FILE}.old")
     with pytest.raises(LeaseClosed):
         noted.keep([lease(1, prompt=9)])
@@ -85,7 +85,7 @@ def test_a_note_that_is_no_text_spoils_none(tmp_path: Path) -> None:
     noted = Leased(tmp_path)
     (tmp_path / lease_log.FILE).write_bytes(b"\xff" * 9 + f"\n{1:032x} ".encode() + b"\xff" * 64)
     noted.keep([lease(2)])
-    assert noted.of(f"{2:032x}") == digest(lease(2).to_bytes())
+    assert noted.digest_of(f"{2:032x}") == digest(lease(2).to_bytes())
 
 
 def test_the_notes_are_bounded_and_the_last_ones_are_there(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_the_notes_are_bounded_and_the_last_ones_are_there(tmp_path: Path) -> No
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * lease_log.FILE_MAX_BYTES
     last = start + fit // 4 - 1
     for number in (last, last - fit + fit // 4):
-        assert noted.of(f"{number:032x}") == digest(lease(number).to_bytes())
-    assert noted.of(f"{0:032x}") is None
+        assert noted.digest_of(f"{number:032x}") == digest(lease(number).to_bytes())
+    assert noted.digest_of(f"{0:032x}") is None
 
 
 @pytest.mark.trio

@@ -34,7 +34,7 @@ class World:
         self.takes, self.away = True, False
         self.gone: tuple[str, ...] = ()
         self.teller = ProgressReporter(cast(Any, self), NodeKey(bytes(32)), "0" * 64)
-        self.teller.begin(LEASE)
+        self.teller.start(LEASE)
 
     async def progress(self, message: LeaseProgress) -> LeaseProgressReply:
         self.told.append(message)
@@ -57,10 +57,10 @@ async def test_of_a_group_that_ends_soon_nothing_is_told(mock_clock: Any) -> Non
     world = World()
     world.grow(0, 0, 1)
     mock_clock.jump(TELL_S - 0.1)
-    assert await world.teller.tell() == []
+    assert await world.teller.report() == []
     world.teller.forget(LEASE.lease_id)
     mock_clock.jump(TELL_S)
-    assert await world.teller.tell() == []
+    assert await world.teller.report() == []
     assert world.told == []
 
 
@@ -70,10 +70,10 @@ async def test_each_fragment_has_what_is_new_and_names_the_one_before(mock_clock
     world.grow(0, 0, 1)
     world.grow(1, 0, 2)
     world.grow(0, 1, 3, 4)
-    await world.teller.tell()
+    await world.teller.report()
     world.grow(0, 3, 5)
-    await world.teller.tell()
-    await world.teller.tell()
+    await world.teller.report()
+    await world.teller.report()
     first, second = (Fragment.from_bytes(payload) for payload in world.payloads())
     assert [(part.sample, part.start, len(part.tokens) // 4) for part in first.parts] == [(0, 0, 3), (1, 0, 1)]
     assert (first.previous, second.previous) == ("", digest(world.payloads()[0]))
@@ -87,11 +87,11 @@ async def test_what_was_not_heard_is_said_again_with_the_same_bytes(mock_clock: 
     world.grow(0, 0, 1)
     world.away = True
     with pytest.raises(Unreachable):
-        await world.teller.tell()
+        await world.teller.report()
     world.grow(0, 1, 2)
     world.away = False
-    await world.teller.tell()
-    await world.teller.tell()
+    await world.teller.report()
+    await world.teller.report()
     payloads = world.payloads()
     assert payloads[0] == payloads[1]
     assert Fragment.from_bytes(payloads[2]).previous == digest(payloads[1])
@@ -102,9 +102,9 @@ async def test_after_a_fragment_that_was_not_kept_no_more_are_told(mock_clock: A
     mock_clock.jump(TELL_S)
     world.takes = False
     world.grow(0, 0, 1)
-    await world.teller.tell()
+    await world.teller.report()
     world.grow(0, 1, 2)
-    await world.teller.tell()
+    await world.teller.report()
     assert len(world.payloads()) == 1
 
 
@@ -112,4 +112,4 @@ async def test_a_lease_that_has_ended_elsewhere_is_named_once_it_is_known(mock_c
     world = World()
     mock_clock.jump(TELL_S)
     world.gone = (LEASE.lease_id, "2" * 32)
-    assert await world.teller.tell() == [LEASE.lease_id]
+    assert await world.teller.report() == [LEASE.lease_id]

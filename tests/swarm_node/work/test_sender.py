@@ -32,7 +32,7 @@ async def test_faults_in_a_row_stop_the_node_with_codes_and_evidence() -> None:
     guard = Guard()
     for number in range(REJECTIONS_MAX):
         assert await has_tripped(guard) is None
-        guard.note(*rejected(number, "tokens_invalid" if number % 2 else "logprobs_invalid"))
+        guard.record(*rejected(number, "tokens_invalid" if number % 2 else "logprobs_invalid"))
     error = await has_tripped(guard)
     assert error is not None
     assert "logprobs_invalid, tokens_invalid" in error.message
@@ -43,18 +43,18 @@ async def test_faults_in_a_row_stop_the_node_with_codes_and_evidence() -> None:
 async def test_anything_accepted_begins_the_count_anew() -> None:
     guard = Guard()
     for number in range(3 * REJECTIONS_MAX):
-        guard.note(*rejected(number, "tokens_invalid"))
+        guard.record(*rejected(number, "tokens_invalid"))
         if number % (REJECTIONS_MAX - 1) == 0:
-            guard.note(*accepted())
+            guard.record(*accepted())
     assert await has_tripped(guard) is None
 
 
 async def test_an_outbox_that_comes_too_late_once_is_forgiven_and_a_node_that_is_always_late_is_stopped() -> None:
     guard = Guard()
     for number in range(LATE_MAX - 1):
-        guard.note(*rejected(number, "lease_closed"))
+        guard.record(*rejected(number, "lease_closed"))
     assert await has_tripped(guard) is None
-    guard.note(*rejected(LATE_MAX, "stale_version"))
+    guard.record(*rejected(LATE_MAX, "stale_version"))
     error = await has_tripped(guard)
     assert error is not None
     assert "too late" in error.message
@@ -63,5 +63,5 @@ async def test_an_outbox_that_comes_too_late_once_is_forgiven_and_a_node_that_is
 async def test_the_operators_faults_are_not_held_against_the_node() -> None:
     guard = Guard()
     for number in range(10 * REJECTIONS_MAX):
-        guard.note(*rejected(number, "budget_exhausted"))
+        guard.record(*rejected(number, "budget_exhausted"))
     assert await has_tripped(guard) is None

@@ -44,19 +44,19 @@ async def test_a_version_that_is_held_stays_until_another_is_held(tmp_path: Path
     await publish(here, follower, 1)
     first = follower.ready
     assert first is not None
-    assert follower.hold(first)
+    assert follower.hold_versions(first)
     await publish(here, follower, 2)
     second = follower.ready
     assert second is not None
     await publish(here, follower, 3, 4)
     assert first.folder.is_dir()
     assert not second.folder.is_dir()
-    assert not follower.hold(second), "it may be removed already"
+    assert not follower.hold_versions(second), "it may be removed already"
     assert follower.ready is not None
-    assert follower.hold(follower.ready, first), "the one in the engine, while the next is loaded"
+    assert follower.hold_versions(follower.ready, first), "the one in the engine, while the next is loaded"
     await publish(here, follower, 5, 6, 7)
     assert first.folder.is_dir()
-    assert follower.hold(follower.ready)
+    assert follower.hold_versions(follower.ready)
     await publish(here, follower, 8)
     assert not first.folder.is_dir()
 

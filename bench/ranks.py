@@ -1,6 +1,6 @@
 """One update by one process, and by two ranks: what sharing the weights out costs, and what the second core gains.
 
-- Both are `Policy.train_step` on the same batches, one thread each; the ranks are started as a round starts them
+- Both are `TrainedPolicy.train_step` on the same batches, one thread each; the ranks are started as a round starts them
   (`learner.processes = 2`), talk over gloo on this machine, and hold half of all weights each (FSDP2).
 - By the clock, since two processes wait for each other; turn by turn, a median of each turn's steps.
 - Both must come to the same gradient, or the run counts for nothing.

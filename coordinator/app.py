@@ -84,13 +84,12 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         nodes,
         ledger,
         public,
-        public,
         pages,
         watch,
         stats,
         probes,
         appeals,
-        *([learner, auditor, operator, operator] if round_.leads else []),
+        *([learner, auditor, operator] if round_.leads else []),
     )
     tables = [room.routes for room in rooms]
     for table in tables:

@@ -12,7 +12,7 @@ from tests.ledger import postgres
 
 # Before torch is imported, here and in the programs that tests start. Workers share the processors, and threads of
 # OpenMP wait for each other by spinning: on two busy cores, two threads took 13.4 s of CPU time for the check of
-# SmolLM2 that `Scorer` begins with, and one took 1.5 s.
+# SmolLM2 that `VersionScorer` begins with, and one took 1.5 s.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("house", deadline=None, print_blob=True)

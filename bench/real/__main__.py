@@ -5,9 +5,9 @@
 - `sampling`: 8 questions, 8 samples of each, of 16 to 128 tokens that no end token cuts short, at temperature 1. Our
   engine on torch against `generate` of transformers in float32; our engine on llama.cpp against a batched loop over
   llama.cpp alone, in float16 and float32; vLLM's `LLM.generate`, if `SWARM_VLLM_PYTHON` names its interpreter.
-- `update`: `Policy.train_step` against the loss, backward pass, clipping and AdamW of TRL's GRPOTrainer: the same
-  completions of the real model, all weights in float32, DAPO's token mean, gradient checkpointing, one optimizer step.
-  The whole batch at once, and 8 samples at once. Unless both come to the same loss and gradient, the bench ends.
+- `update`: `TrainedPolicy.train_step` against the loss, backward pass, clipping and AdamW of TRL's GRPOTrainer: the
+  same completions of the real model, all weights in float32, DAPO's token mean, gradient checkpointing, one optimizer
+  step. The whole batch at once, and 8 samples at once. Unless both come to the same loss and gradient, the bench ends.
 - `versions`: bytes of a version as a patch and as an adapter against the whole.
 - `curve`, only if it is named (`ARGS="--parts curve"`): see `bench.real.curve`; it takes an hour.
 """

@@ -106,7 +106,7 @@ async def static(request: web.Request) -> web.Response:
 @cache
 def _static() -> dict[str, Page]:
     """All scripts and styles, read once."""
-    folder = resources.files("coordinator").joinpath("web/static")
+    folder = resources.files("coordinator").joinpath("pages/static")
     return {
         file.name: Page(file.read_bytes(), _content_type(file.name), f"max-age={STATIC_AGE_S}")
         for file in folder.iterdir()

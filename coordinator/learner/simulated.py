@@ -69,7 +69,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
 
 class SimulatedPolicy:
-    """A model as `Policy` lays it out, of fake tensors."""
+    """A model as `TrainedPolicy` lays it out, of fake tensors."""
 
     def __init__(self, described: Any, settings: TrainSettings) -> None:
         """Lay out the model, and the adapters of `settings`; the other settings change nothing here."""

@@ -147,7 +147,7 @@ def _llama(options: argparse.Namespace) -> Made:
 
 
 def _vllm(options: argparse.Namespace) -> Made:
-    """Runs where `vllm_command` says; the device is whatever that build of vLLM is for."""
+    """Runs where `swarm_node.engine.vllm.command` says; the device is whatever that build of vLLM is for."""
     os.environ.update(environment(options.threads))
     from swarm_node.engine.vllm.engine import VllmEngine
 

@@ -3,8 +3,8 @@
     A's first packet opens A's NAT for B; it is dropped at B's, unless B's has opened that for A. Whoever sends
     second gets through: one connection, by a simultaneous open or into the listening socket.
 
-- The coordinator says with whom (`Plan.punches`), to both sides, and whom to ask for one's own address as others see it
-  (`Plan.observers`): these are dialled from the listening port, too, and answer by libp2p's identify.
+- The coordinator says with whom (`FetchPlan.punches`), to both sides, and whom to ask for one's own address as others
+  see it (`FetchPlan.observers`): these are dialled from the listening port, too, and answer by libp2p's identify.
 - Both hosts may find that they opened the connection, or both that they accepted it. So the handshakes on it are begun
   by the one whose peer id is the lower string, whatever TCP says.
 - A connection that is lost is punched anew until the next plan; attempts that fail pause longer each time.

@@ -1,7 +1,8 @@
 """The addresses at which others can dial this node, and whether they can; port mapping and plans change them.
 
 - Addresses that the owner names replace those that are listened on; an address that the router gives is added to both.
-- Whether others can connect is the coordinator's word (`Plan.dialled`), which rests on the receipts of those who tried.
+- Whether others can connect is the coordinator's word (`FetchPlan.dialled`), which rests on the receipts of those who
+  tried.
 """
 
 from dataclasses import dataclass

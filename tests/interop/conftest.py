@@ -13,12 +13,12 @@ __all__ = ["policy", "pytest_runtest_makereport", "swarm"]
 MAKE_POLICY = """
 import sys
 from pathlib import Path
-from coordinator.learner.embedded import Shape, make_policy
-from coordinator.learner.policy import Policy
+from coordinator.learner.embedded import EmbeddedShape, make_policy
+from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 start, published = map(Path, sys.argv[1:])
-make_policy(start, seed=1, shape=Shape(hidden=16, layers=2, heads=2, intermediate=32))
-Policy(start, TrainSettings(learning_rate=1e-3)).save_hub(published)
+make_policy(start, seed=1, shape=EmbeddedShape(hidden=16, layers=2, heads=2, intermediate=32))
+TrainedPolicy(start, TrainSettings(learning_rate=1e-3)).save_hub(published)
 """
 
 

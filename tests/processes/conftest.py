@@ -12,8 +12,8 @@ from tests.processes.programs import Swarm
 MAKE_POLICY = """
 import sys
 from pathlib import Path
-from coordinator.learner.embedded import Shape, make_policy
-make_policy(Path(sys.argv[1]), seed=1, shape=Shape(*map(int, sys.argv[2:])))
+from coordinator.learner.embedded import EmbeddedShape, make_policy
+make_policy(Path(sys.argv[1]), seed=1, shape=EmbeddedShape(*map(int, sys.argv[2:])))
 """
 
 

@@ -43,7 +43,7 @@ def environment(threads: int) -> dict[str, str]:
     """What vLLM reads when it is imported."""
     return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in the child itself: nothing outlives it
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # `vllm_sampling` is made for the first one
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # `sampling` is made for the first one
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -1,8 +1,8 @@
 """vLLM with one policy in it: built from a folder, its weights swapped in place, samples added, stepped and aborted.
 
 - vLLM runs inside this process: when the child dies, nothing of it lives on, not even a process with the GPU's memory.
-- What holds only on a CPU stands in `of_platform`, what must be set before vLLM is imported in `vllm_command`.
-- Custom sampling exists for both of vLLM's model runners, in two forms; `vllm_sampling` has that of the first one.
+- What holds only on a CPU stands in `of_platform`, what must be set before vLLM is imported in `command`.
+- Custom sampling exists for both of vLLM's model runners, in two forms; `sampling` has that of the first one.
 - vLLM keeps its prefix cache when weights change, and on a CPU would keep copies of the weights packed for oneDNN, so
   both are seen to here.
 """

@@ -4,7 +4,7 @@
   captured graphs stay valid.
 - An adapter is added to the tensors on their way, one at a time: vLLM's own adapters would compute something else than
   the merged weights, which are the policy.
-- Whether the folder holds the same tensors is asked before (`vllm_model`), whether they arrived by the canary after.
+- Whether the folder holds the same tensors is asked before (`model`), whether they arrived by the canary after.
 """
 
 from pathlib import Path

@@ -30,7 +30,7 @@ from coordinator.api import (
 )
 from tests.coordinator.served import serve
 
-ROOMS = (nodes, ledger, public, public, pages, watch, stats, probes, appeals, learner, auditor, operator, operator)
+ROOMS = (nodes, ledger, public, pages, watch, stats, probes, appeals, learner, auditor, operator)
 HELD_OPEN = "/v1/events"
 """An answer that does not end."""
 

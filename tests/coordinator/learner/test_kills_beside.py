@@ -27,7 +27,7 @@ from coordinator.learner.crew import Crew
 from coordinator.learner.loop import Learner
 from coordinator.learner.ranks import Ranks
 from protocol.errors import OutOfOrder
-from protocol.work.learning import Batch, LearnerState
+from protocol.work.learning import LearnerState, TrainingBatch
 from tests.coordinator.learner.groups import UNEQUAL
 
 torch.set_num_threads(1)
@@ -54,7 +54,7 @@ class Books:
     def batch(self, number, check):
         self.at("batch", number)
         check()
-        return Batch(number=number, groups=BATCHES[number % 3])
+        return TrainingBatch(number=number, groups=BATCHES[number % 3])
 
     def report(self, report):
         self.at("report", report.number)

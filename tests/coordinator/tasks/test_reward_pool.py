@@ -231,12 +231,12 @@ DEADLINE_S = 120
 ASKING = """
 import asyncio, sys
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import Pool
+from coordinator.tasks.reward_pool import RewardPool
 from coordinator.tasks.reward_process import RewardSpec
 from protocol.tasks import Problem
 
 async def ask():
-    pool = Pool(RewardSpec(((sys.argv[1], 1.0),), timeout_s=2.0, processes=1))
+    pool = RewardPool(RewardSpec(((sys.argv[1], 1.0),), timeout_s=2.0, processes=1))
     (reward,) = await pool.judge(Job(Problem("p"), ["fine"], [[1]]))
     print(int(reward.score), flush=True)
     print((await pool.judge(Job(Problem("p"), [sys.argv[2]], [[1]]))), flush=True)

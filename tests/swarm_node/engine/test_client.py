@@ -246,7 +246,7 @@ async def test_a_child_that_takes_too_much_memory_is_stopped_and_named(while_ask
 
 BROKEN_VLLM = """#!/bin/sh
 case "$*" in
-  *vllm_probe*) echo '{"version": "0.11.0", "device": "cpu"}';;
+  *vllm.probe*) echo '{"version": "0.11.0", "device": "cpu"}';;
   *) echo started >> "$0.starts"; exit 7;;
 esac
 """

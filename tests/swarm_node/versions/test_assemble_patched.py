@@ -223,7 +223,7 @@ BUILDER = """
 import sys
 from pathlib import Path
 from protocol.policy.manifest import PolicyManifest
-from swarm_node import assemble
+from swarm_node.versions import assemble
 from swarm_node.chunks.blobs import BlobStore
 
 policies, blobs, manifest = Path(sys.argv[1]), BlobStore(Path(sys.argv[2])), Path(sys.argv[3]).read_bytes()
@@ -233,7 +233,7 @@ def stop(event, arguments):
         print(sorted(path.name for path in Path(arguments[0]).iterdir()), flush=True)
         sys.stdin.read()
 sys.addaudithook(stop)
-assemble.assemble(policies, manifest, blobs, assemble.held(policies, manifest))
+assemble.assemble(policies, manifest, blobs, assemble.held_files(policies, manifest))
 """
 
 

@@ -29,7 +29,7 @@ GPU_PACKAGES := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP),.venv-gpu/.i
 GPU_PATH := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),,$(CURDIR)/.venv-gpu:)$(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tree demo demo-real test adversaries test-vllm test-trl test-real test-gpu test-install check lint lock clean screenshots recording accessibility
+.PHONY: help setup tree demo demo-real test adversaries test-vllm test-trl test-real test-gpu test-install check lint lock clean reference screenshots recording accessibility
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ test-vllm: $(STAMP) $(VLLM)/.installed  ## make vLLM's own environment (3.5 GB) 
 
 tree: $(STAMP)  ## every package and module, with what it is for
 	@$(BIN)/python -P -m tests.tidy.module_tree
+
+reference: $(STAMP)  ## write docs/reference/ and docs/glossary.md from the code
+	@$(BIN)/python -P -m tests.tidy.reference
 
 check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy

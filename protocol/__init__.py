@@ -1,23 +1,163 @@
 """The bytes of Echo Swarm and what they mean: shared by every program, pure of input and output.
 
-Glossary (the same words in code, API, pages and docs):
+Glossary (the same words in code, API, pages and docs; one term per line, in alphabetical order):
 
-- **round**: one training run: one model, one task, one coordinator, one trust root.
-- **policy version**: published weights, numbered 1, 2, 3 …; its *update* is how many optimizer updates went into it.
-- **manifest**: the signed description of a policy version: its files, their chunks, how to sample, the task.
-- **chunk**: at most `chunk_size_bytes` of a file, named by its BLAKE3 hash.
-- **group**: one prompt and the samples drawn for it; what GRPO compares.
-- **lease**: the coordinator's offer of one group to one node: prompt, version, seed, locked price, deadline.
-- **newcomer**: a node whose owner has no group yet that was found right; while others ask, its leases are **trials**,
-  for which nothing waits.
-- **rollout claim**: a node's signed answer to a lease: the tokens and their log-probabilities.
-- **replay**: an auditor's prefill over a claim, which shows what the seed dictated; its **margin** at a position is how
-  far, in nats, the claimed token lies from the dictated one.
-- **broadcast**: a version on its way to every node; **T_bcast**: from publication to a node's first token under it.
-- **staleness** (S): how many updates a group may lie behind the learner when it is trained on.
-- **accepted**: durably stored; a retry is told so and nothing is counted twice.
-- **credit**: integer micro-units owed to a node; pending at acceptance, posted or voided at settlement.
-- **punching**: two nodes that nobody can dial dial each other at the same time, so that each one's first packet opens
-  its own NAT for the other; who can be part of that is **punchable**.
-- **origin**: the coordinator's own copy of the chunks (its seeder, or plain HTTP); **peers** are other nodes.
+- **accepted**: durably stored; a retry gets the same answer and nothing is counted twice
+- **adapter**: a LoRA adapter: small matrices that are trained in place of the weights
+- **admission**: the rule that decides how many groups a node may start with the version that it holds
+- **advantage**: how much better a sample scored than the others of its group; the learner weighs its tokens by it
+- **appeal**: a node's or owner's objection to a fault or a ban; the operator rules on it once
+- **audit**: the check of a claim by a replay; the ledger's secret draws which claims are audited
+- **auditor**: the operator's process that replays claims and returns findings
+- **B**: the number of groups in one update (`learner.groups_per_update`)
+- **ban**: an owner's exclusion after two faults or by the operator; what no audit found right is voided
+- **base**: the weights that an adapter belongs to; also the version that a patch changes
+- **batch**: the groups that one update trains on; a payout batch is a different thing
+- **blame**: a node's report that a peer sent bytes that do not match the chunk
+- **broadcast**: a version on its way from its publication to every node
+- **budget**: the operator's deposit that is left to pay with
+- **buffer**: accepted groups that wait to be trained on
+- **calibration**: the measurement of a class on one policy, from which its tolerances follow
+- **canary**: a text with its log-probabilities under a version; an engine that loads the weights must compute the same
+- **cancelled**: of a lease: taken back by the coordinator, which needs it no more; nobody is blamed
+- **case**: one claim as an auditor gets it
+- **checkpoint**: of the ledger: its size and root, signed by the ledger's key; of the learner: its saved state
+- **chunk**: at most `chunk_size_bytes` of a file, named by its BLAKE3 hash
+- **claim**: short for rollout claim
+- **claim id**: the hash of a claim's signed payload
+- **class**: what a node computes with, as engine/dtype/device; its claims are judged by the tolerances of its class
+- **coordinator**: the operator's server: it leases groups, accepts claims, keeps the ledger and publishes versions
+- **correction**: the weights and masks that make up for the distance between the sampling and the learning policy
+- **credit**: integer micro-units owed to a node; pending at acceptance, posted or voided at settlement
+- **data**: the problems of a task that are read from files or from the model hub
+- **delegation**: the owner's signed statement that a node works for the owner
+- **deposit**: what the operator puts into the budget when the round is made
+- **drawn**: chosen by an epoch's secret for an audit
+- **engine**: the program that samples: torch, llama or vllm
+- **entry**: one record of the ledger; entries are only ever appended
+- **environment**: a task with several turns, in which each turn of the policy is answered by an observation
+- **epoch**: the claims that one secret draws audits from; the secret is committed to before and revealed after
+- **escrow**: what keeps credit pending: the audits, the window and the pledge of an owner
+- **eval**: short for evaluation
+- **evaluation**: the measurement of one version on held-out problems, done by the nodes
+- **evidence**: why a claim was rejected: step, field, expected and observed value, and how to repeat the check
+- **expired**: of a lease: not answered in time
+- **fault**: a hard finding against a claim; in an error, the side that caused it
+- **feeder**: a node that passes chunks on to others by the plan
+- **fetch plan**: who fetches which stripe of a version from whom; `plan` for short
+- **finding**: the result of an audit of one claim: pass, soft, hard, held or pardon
+- **fingerprint**: the hash of the round's first root document; it is part of the join string
+- **fleet**: all nodes of a round, at work or on standby
+- **fragment**: what a node has sampled of a group so far, signed and sent before the group is whole
+- **G**: the number of samples in one group (`sampling.samples_per_group`)
+- **gamma**: the throughput to keep at work, as a multiple of the least that keeps the learner busy
+- **gap**: published entries that a restored log lacks; the root keys sign that it goes on without them
+- **generating**: of a lease: the node is sampling it
+- **generation**: the number of the protocol's version that a node speaks
+- **group**: one prompt and the samples drawn for it; GRPO compares these samples
+- **GRPO**: group relative policy optimization, the algorithm that the default objective follows
+- **hard**: a finding that is a fault: it voids the claim, the owner's pledge and the window
+- **heartbeat**: a node's regular report to the coordinator
+- **held**: of a claim: without a verdict, as its class is not calibrated; of a lease: it waits at the node
+- **home**: the folder with a node's key, outbox and versions
+- **incident**: an event that the operator should see, shown by `status`
+- **intake**: the checks that a claim passes before it is accepted
+- **join string**: the coordinator's address and the fingerprint of the round's keys
+- **kappa**: the number of updates between two published versions (κ, `staleness.publish_every`)
+- **key**: what signatures are made with; every node, owner, role and ledger has its own
+- **leaderboard**: the page with every node, its work and its credit
+- **learner**: the operator's process that trains the policy on batches and publishes versions
+- **lease**: the coordinator's offer of one group to one node: prompt, version, seed, locked price, deadline
+- **ledger**: the log of entries about credit, which everybody can verify
+- **limits**: what an owner allows a node to do: hours, power, memory, upload, price
+- **lottery**: the drawing of the claims that are audited
+- **manifest**: the signed description of a policy version: its files, their chunks, how to sample, the task
+- **margin**: how far, in nats, the claimed token lies from the token that the seed dictated
+- **market**: the operator's deposit and the highest price that the round accepts
+- **micro-unit**: a millionth of the operator's unit of money
+- **mirror**: a node that fetches and passes on versions, and samples nothing
+- **model**: architecture, weights and tokenizer that the round begins from
+- **neighbour**: an earlier or later version that a claim is compared with, to find a node that sampled with it
+- **newcomer**: a node whose owner has no group that was found right; while others ask, its leases are trials
+- **node**: a volunteer's machine, known by its key, that samples groups
+- **nonce**: a number in a signed request that is accepted once
+- **objective**: the loss that the learner minimizes, with its baseline, ratio and bounds
+- **offered**: of a lease: the node has not confirmed yet that it has it
+- **operator**: the person who runs the round, pays for it and rules on appeals
+- **order**: what the operator decided about a node or a version, kept with its reason
+- **origin**: a server with the round's chunks: the coordinator, its seeder or a copy
+- **outbox**: signed claims that a node keeps until the coordinator has accepted them
+- **owner**: the key that a node works for; it gets the credit and decides where it is paid; a node may be its own
+- **paid**: of credit: a payout batch with it is settled
+- **pardon**: the finding of an audit that was not possible by no fault of the node's; the claim counts as not drawn
+- **part**: the fragments of one node in a group that another node finished; each part is a claim
+- **pass**: a finding that nothing is wrong
+- **patch**: what changed from one version to the next, in place of whole files
+- **payable**: posted credit that is not in a payout batch yet
+- **payee**: an owner with an amount and an address in a payout batch
+- **paying**: of credit: it is in a payout batch that is not settled yet
+- **payout**: money paid to an owner for posted credit
+- **payout batch**: amounts owed to owners at one checkpoint, paid together by the rail
+- **peer**: another node, as a source of chunks
+- **pending**: credit of an accepted claim that is not settled
+- **pledge**: an owner's dearest group that was found right; it stays unpaid until no fault can come any more
+- **policy**: the model that is trained
+- **policy version**: published weights, numbered 1, 2, 3 …; its update is how many optimizer updates went into it
+- **pool plan**: how many nodes of which speed and price keep the learner busy
+- **posted**: credit of a claim that is final
+- **price**: what a node asks, in micro-units per million validated tokens
+- **probe**: an operator's own node, on which classes are calibrated; also a new try of a prompt left out
+- **prompt**: the tokens that a group continues
+- **proof**: hashes that show that an entry or a payee is in a signed root
+- **provenance**: which updates an owner's groups went into
+- **publish**: to sign a version and offer it to nodes
+- **punchable**: able to take part in punching
+- **punching**: two nodes that nobody can dial dial each other at the same time, so that each opens its own NAT
+- **rail**: how a payout batch is paid: manual, evm or a plug-in
+- **receipt**: of the ledger: proof that an entry is in the log; of a transfer: who sent a node which bytes
+- **rejected**: of a claim: refused at intake
+- **rejection**: the refusal of a claim at intake, with a code and evidence
+- **replay**: an auditor's prefill over a claim, which shows what the seed dictated
+- **reward**: the score of one sample, computed by the coordinator's reward processes
+- **role**: a set of keys with one duty: root, targets, snapshot or timestamp
+- **rollback**: the publication of an older version's weights as the next version
+- **rollout**: the samples of one group with their tokens and log-probabilities
+- **rollout claim**: a node's signed answer to a lease: the tokens and their log-probabilities
+- **root**: the document that names the keys of all roles; also the hash at the top of a Merkle tree
+- **round**: one training run: one model, one task, one coordinator, one trust root
+- **S**: the bound of staleness, in updates (`staleness.max_updates`)
+- **sample**: one completion of a prompt
+- **sampling**: the drawing of completions from the policy, token by token
+- **secret**: what an epoch's audits are drawn by
+- **seed**: the number that decides every token of a sample, given the weights
+- **seeder**: the coordinator's process that serves chunks to nodes over libp2p
+- **selection**: the choice of the prompts that come next
+- **settlement**: the posting or voiding of a claim's credit
+- **skipped**: of a lease: given back unanswered by the node
+- **soft**: a finding that raises the owner's audit rate and takes no money
+- **staleness**: how many updates a group lies behind the learner when it is trained on; S is its bound
+- **standby**: of a node: alive without work, because others do it for less; of a round: a copy that lags by seconds
+- **standing**: what an owner's history is worth: groups found right, findings, faults and the audit rate that follows
+- **statement**: what an owner signs: a delegation, a revocation or a payout address
+- **store**: the database with the state of a round
+- **straggler**: a group that a batch waits for; a second node may get it
+- **stripe**: a share of a version's chunks that travels down its own tree of the fetch plan
+- **swap**: the change of an engine from one version to the next
+- **T_bcast**: the time from a version's publication to a node's first token under it
+- **task**: where prompts come from and how samples are judged
+- **team**: a name behind the @ of node names; it is only counted together
+- **tile**: a file with part of the log's tree or entries
+- **tolerance**: how far a claim of a class may lie from its replay
+- **trial**: a lease of a newcomer, for which nothing waits
+- **trust root**: the first root document of a round, whose hash every node knows from the join string
+- **update**: one training step of the learner on one batch
+- **upload**: bytes of chunks that a node passed on to others
+- **validated**: found right by an audit
+- **verdict**: the findings of an audit as they are recorded and change the owner's standing
+- **version**: short for policy version
+- **voided**: credit of a claim that was taken back
+- **wasted**: said of a finished group that nobody trains on
+- **window**: an owner's last claims that were not drawn; they stay unpaid until later audits are passed
+- **witness**: somebody outside the round who signs that the ledger they saw has only grown
+- **worker**: the part of a node that requests leases and gives them to the engine
 """

@@ -180,7 +180,12 @@ def why(
     replay: Annotated[bool, typer.Option("--replay", help="Repeat the audit of this lease here; needs torch.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Tell what became of this node's leases, and by what evidence; and check the evidence on this machine."""
+    """Tell what became of this node's leases, and by what evidence; and check the evidence on this machine.
+
+    Without LEASE it shows the last twenty. With LEASE it shows the rule that was broken, what was expected and
+    observed, the tolerances and the command that repeats the check, and compares verdict and settlement with the
+    public log. --replay needs one of the last two versions.
+    """
     import trio
 
     from swarm_node.commands import why as asking

@@ -108,7 +108,11 @@ def rule(
     ] = "",
     said: Annotated[str, typer.Option("--reason", help="Why, in words for the node; kept beside the log.")] = "",
 ) -> None:
-    """Rule on an appeal, for good: an entry of the log, and one for each claim that is paid after all."""
+    """Rule on an appeal, for good: an entry of the log, and one for each claim that is paid after all.
+
+    `grant` pays every claim that the fault or ban took, lifts the fault, and ends a ban that stood on it. If the
+    budget does not cover all of it, nothing is ruled.
+    """
     from coordinator.transactions.orders import whoami
 
     config = load(config_file, settings)

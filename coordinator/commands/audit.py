@@ -62,7 +62,11 @@ def replay(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report, for scripts.")] = False,
 ) -> None:
-    """Run one claim through the version it names, and say whether the seed dictates what was claimed."""
+    """Run one claim through the version it names, and say whether the seed dictates what was claimed.
+
+    It changes nothing. The version must still be kept. Held: the claim fails by tolerances that were measured on
+    another policy, which is no verdict. A folder that `audit export` wrote may take the place of the file.
+    """
     from coordinator.audit.case import RoundArchive
 
     if source.is_dir():
@@ -91,7 +95,10 @@ def export(
     settings: Settings,
     neighbours: Neighbours = 3,
 ) -> None:
-    """Write all that a replay of one claim needs into a folder, for a machine that has nothing else of the round."""
+    """Write all that a replay of one claim needs into a folder, for a machine that has nothing else of the round.
+
+    The folder holds the signed rollout, its lease, the tolerances and the policies.
+    """
     from coordinator.audit.case import RoundArchive
 
     if folder.exists() and any(folder.iterdir()):

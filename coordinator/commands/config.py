@@ -66,9 +66,13 @@ def explain(
         Path | None, typer.Argument(metavar="ROUND.toml", help="The round's TOML file; else the defaults.")
     ] = None,
     only: Annotated[str, typer.Option(help="A section, or one key as section.key.")] = "",
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/commands.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys as a Markdown table.")] = False,
 ) -> None:
-    """Print every key with its value, default, unit, bounds and meaning, and what they amount to together."""
+    """Print every key with its value, default, unit, bounds and meaning, and what they amount to together.
+
+    The last lines are computed: the tokens and the highest cost of an update, how long the budget lasts, how many
+    groups are under way, and what stays in escrow.
+    """
     if markdown:
         typer.echo(manual.table(), nl=False)
         return

@@ -47,7 +47,11 @@ def export(
     ] = "",
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
 ) -> None:
-    """Write the policy as a folder in hub format, which transformers and others load as it is, or as a GGUF file."""
+    """Write the policy as a folder in hub format, which transformers and others load as it is, or as a GGUF file.
+
+    By default it is the learner's last checkpoint. A published version is refused when its chunks are no longer
+    kept. --push uses the token of `hf auth login` or HF_TOKEN; if the upload fails, the folder stays.
+    """
     from coordinator.commands.asking import launched
     from coordinator.learner import export as learner
     from coordinator.learner import hub

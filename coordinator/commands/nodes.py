@@ -34,7 +34,10 @@ Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the own
     "list", epilog=lesson("swarm-coordinator nodes list round.toml", "`nodes show` for whoever stands out.", EXIT_CODES)
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
-    """List all nodes, the best earner first."""
+    """List all nodes, the best earner first.
+
+    Other commands accept a node's id, six or more characters from either end of it, or its name.
+    """
     from coordinator.reports import moderation
     from coordinator.reports.summary import AFTER_ALL_MS
 
@@ -122,7 +125,10 @@ def resume(config_file: ConfigFile, node: Node, settings: Settings, reason: Reas
     )
 )
 def ban(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
-    """Ban the owner of a node with all their nodes: what no audit found right is void, by entries of the ledger."""
+    """Ban the owner of a node with all their nodes: what no audit found right is void, by entries of the ledger.
+
+    Their leases end, their groups leave the learner's buffer, and their nodes get the reason that you give.
+    """
     _order(config_file, settings, "ban", node, reason)
 
 

@@ -95,7 +95,11 @@ def settle(
         str, typer.Option(help="Of your payment by hand; public for ever: an opaque number, no name or account.")
     ] = "",
 ) -> None:
-    """Have a batch paid by its rail, or take your word that it is paid, and record that in the ledger."""
+    """Have a batch paid by its rail, or take your word that it is paid, and record that in the ledger.
+
+    --reference is for the rail `manual`. It stays in the public ledger for ever: give an opaque number, no name or
+    account. After an interruption, run it again: nothing is paid twice.
+    """
     from coordinator.transactions import payouts, rails
     from coordinator.transactions.rails.base import Status
 

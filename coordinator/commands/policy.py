@@ -50,7 +50,11 @@ Last = Annotated[int, typer.Option(min=0, help="How many versions; 0: all of the
     ),
 )
 def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json: AsJson = False) -> None:
-    """List the published versions, the newest first."""
+    """List the published versions, the newest first.
+
+    Each line has the number, update, time, size, the bytes that a node with the version before fetches, whether it
+    is kept, and how long its broadcast took (of the last five versions).
+    """
     from coordinator.audit.case import RoundArchive
     from coordinator.commands.asking import stopped_line
     from coordinator.reports import versions
@@ -121,7 +125,10 @@ def verify(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a version from the chunks that are kept, and compare every digest and the trust metadata."""
+    """Rebuild a version from the chunks that are kept, and compare every digest and the trust metadata.
+
+    It checks the trust metadata from the first root on, as a node would, then every chunk, patch and file.
+    """
     from coordinator.audit.case import RoundArchive
     from coordinator.publishing.verifying import Verification
     from coordinator.reports import versions

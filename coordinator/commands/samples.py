@@ -55,7 +55,11 @@ def show(
     reward_max: RewardMax = inf,
     as_json: AsJson = False,
 ) -> None:
-    """Show samples, those of the newest group first."""
+    """Show samples, those of the newest group first.
+
+    The store is only read. Nodes wrote the texts: control characters are printed as numbers (`\\x1b`), and every
+    line of a text begins with `  | `.
+    """
     from coordinator.commands.sample_records import SampleFilter
 
     wanted = SampleFilter(version, node, reward_min, reward_max)

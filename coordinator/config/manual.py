@@ -90,7 +90,7 @@ def every(prefix: str = "") -> Iterator[SettingDescription]:
 
 
 def table() -> str:
-    """The reference in docs/commands.md."""
+    """Return every setting as a table in Markdown."""
     rows = [f"| `{key.path}` | `{key.default}` | {key.meaning} |" for key in every()]
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows]) + "\n"
 

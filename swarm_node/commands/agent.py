@@ -77,7 +77,12 @@ def limits(
     price_floor: FloorOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what this node may do, or set what is named; a running agent takes it over within seconds."""
+    """Show what this node may do, or set what is named; a running agent takes it over within seconds.
+
+    The limits are kept in limits.toml in the home. --vram-share and --threads take effect at the next start. While
+    a limit holds, the agent stays and fetches versions, and `status` names the limit. A mirror obeys --upload-gb
+    only.
+    """
     from swarm_node.allowance import settings
     from swarm_node.keys import identity
 

@@ -37,7 +37,11 @@ def doctor(
     bundle: Annotated[Path | None, typer.Option(help="Write a zip for whoever helps, without secrets.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check card, memory, disk, line, clock and engines: root cause, evidence and next step of whatever is wrong."""
+    """Check card, memory, disk, line, clock and engines: root cause, evidence and next step of whatever is wrong.
+
+    Each check ends in ok, warn, fail or skip. Without a join string only the machine is checked. Nothing is
+    registered, and nothing is left behind. Read the file that --bundle writes before you send it.
+    """
     import trio
 
     from protocol.errors import ConfigInvalid

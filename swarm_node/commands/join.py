@@ -90,7 +90,12 @@ def join(
     quiet: Quiet = False,
     child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
 ) -> None:
-    """Take part in a round until it is finished; Ctrl-C leaves cleanly, and joining again continues."""
+    """Take part in a round until it is finished; Ctrl-C leaves cleanly, and joining again continues.
+
+    The node makes its key at the first start, registers, downloads and verifies the newest version, and samples.
+    Ctrl-C gives leases back; finished work waits in the outbox. Two agents on one machine need two values of
+    --home.
+    """
     import trio
 
     from swarm_node import app as agent
@@ -138,7 +143,11 @@ def mirror(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for every version held.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch every version and pass it on, without sampling, until the round is finished or Ctrl-C."""
+    """Fetch every version and pass it on, without sampling, until the round is finished or Ctrl-C.
+
+    For machines with bandwidth and no GPU. A mirror takes no work and earns nothing; the leaderboard shows the
+    bytes it passed on. Each version it reports has been verified: every chunk and every file.
+    """
     import trio
 
     from swarm_node import mirror as mirroring

@@ -60,7 +60,12 @@ def rotate(
         bool, typer.Option("--keep-history", help="The new key works for the old one. Not if that may be stolen.")
     ] = False,
 ) -> None:
-    """Give this node a new key; the old one is kept aside. Then delegate the new one and revoke the old one."""
+    """Give this node a new key; the old one is kept aside. Then delegate the new one and revoke the old one.
+
+    Stop the agent first. The old key, with its claims and receipts, moves to `old-…` in the home; chunks and
+    versions stay. Do not use --keep-history if the old key may be stolen: its thief would be the owner. If a
+    rotation is interrupted, run the command again.
+    """
     from swarm_node.keys import rotation
 
     old, new = rotation.rotate(home, drop_unsent=drop_unsent, keep_history=keep_history, number=_number())
@@ -135,7 +140,10 @@ def delegate(
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
 ) -> None:
-    """Sign that a node works for you. Take the file to it: `swarm-node join … --owner FILE`."""
+    """Sign that a node works for you. Take the file to it: `swarm-node join … --owner FILE`.
+
+    The file is valid in every round. A node has one owner for ever; what it earned before comes along.
+    """
     from protocol.people.owner import Delegation, seal_statement
     from swarm_node.base.disk import write_durably
 
@@ -160,7 +168,10 @@ def revoke(
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
 ) -> None:
-    """Take a node's key out of service for ever; what it has earned stays yours."""
+    """Take a node's key out of service for ever; what it has earned stays yours.
+
+    The node gets no more work in this round and cannot send any.
+    """
     from protocol.people.owner import Revocation
     from swarm_node.coordinator_api import join_string as joining
 
@@ -183,7 +194,11 @@ def address(
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
 ) -> None:
-    """Say where your earnings in a round go. It counts after a delay; until then the old address does."""
+    """Say where your earnings in a round go. It counts after a delay; until then the old address does.
+
+    The address is evm:0x… or text:… (payment by hand). Signing again restarts the delay, which is 72 hours unless
+    the operator changed it. An owner may do so 4 times a day, and more often with validated work.
+    """
     from protocol.people.owner import PayoutAddress
     from swarm_node.coordinator_api import join_string as joining
     from swarm_node.ledger.notices import day

@@ -57,7 +57,11 @@ def verify(
     quorum: Quorum = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the whole ledger from its public files: tree, balances and leaderboard are what they are said to be."""
+    """Rebuild the whole ledger from its public files: tree, balances and leaderboard are what they are said to be.
+
+    Needs no account, key or agent. Exit code 1: something differs. --save writes the files to a folder, which
+    --from reads again without a network.
+    """
     import trio
 
     from swarm_node.coordinator_api import join_string as joining

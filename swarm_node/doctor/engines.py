@@ -91,7 +91,7 @@ async def engines(options: EngineOptions, machine: Callable[[], HostMachine]) ->
         model = await trio.to_thread.run_sync(partial(make_tiny_model, Path(folder) / "model"))
         findings = [await engine(name, options, here, model) for name in ENGINES]
     if not any(finding.state is CheckState.OK for finding in findings):
-        step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; a GPU's build is in docs/commands.md."
+        step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; a GPU's build is in docs/joining.md."
         findings.append(fail("engine", "No engine works here, so this node cannot sample.", "", step))
     return findings
 

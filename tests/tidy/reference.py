@@ -1,0 +1,280 @@
+"""`make reference`: the reference pages, made from the code that they describe.
+
+- docs/reference/commands.md: every command of both programs, as its `--help` describes it.
+- docs/reference/settings.md: every key of a round's file, from the models in `coordinator.config`.
+- docs/reference/errors.md: every error code with its hints, and every reason for a refusal that has no error.
+- docs/reference/metrics.md: every metric of `/metrics`.
+- docs/glossary.md: the glossary in the docstring of `protocol`.
+- The pages depend on nothing but the code: no terminal, no environment variable, no home folder, no clock.
+"""
+
+import ast
+import importlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+import typer.main
+from aiohttp import web
+
+import protocol
+from coordinator.api import public as answers
+from coordinator.config import manual
+from coordinator.reports import metrics
+from coordinator.rules import selection
+from protocol.errors import ERRORS, SwarmError
+from protocol.work import messages
+from swarm_node.commands.options import DEFAULT_HOME
+from tests.tidy.repository import ROOMS, ROOT, python_files, text, tree
+
+PROGRAMS = {"swarm-node": "swarm_node.cli", "swarm-coordinator": "coordinator.cli"}
+NOTE = "<!-- Written by `make reference` from the code. Do not edit this page. -->"
+EXTRAS = re.compile(r"^(.*?)\s*\[((?:[^\[\]]|\[[^\[\]]*\])*)\]$", re.DOTALL)
+"""A help text and what typer adds to it: default, bounds and environment variable."""
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of every page by its path."""
+    folder = Path("docs/reference")
+    return {
+        folder / "commands.md": "\n".join(commands_page()) + "\n",
+        folder / "settings.md": "\n".join(settings_page()) + "\n",
+        folder / "errors.md": "\n".join(errors_page()) + "\n",
+        folder / "metrics.md": "\n".join(metrics_page()) + "\n",
+        Path("docs/glossary.md"): "\n".join(glossary_page()) + "\n",
+    }
+
+
+def table(*rows: tuple[str, ...]) -> Iterator[str]:
+    """Yield the lines of a table whose first row is its heading."""
+    for count, row in enumerate(rows):
+        yield "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in row) + " |"
+        if not count:
+            yield "|" + "---|" * len(row)
+
+
+def code(value: str) -> str:
+    """Return a value as code, and an empty one as nothing."""
+    return f"`{value}`" if value else ""
+
+
+def program(name: str) -> Any:
+    """Return what typer made of a program."""
+    return typer.main.get_command(importlib.import_module(PROGRAMS[name]).app)
+
+
+def commands_of(name: str) -> dict[str, Any]:
+    """Return every command of a program by its full name, hidden commands too."""
+    return dict(walk(name, program(name)))
+
+
+def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a command and its groups."""
+    children: Mapping[str, Any] | None = getattr(command, "commands", None)
+    if children is None:
+        yield name, command
+    else:
+        for child, below in children.items():
+            yield from walk(f"{name} {child}", below)
+
+
+def commands_page() -> Iterator[str]:
+    """Yield the lines of the page of commands."""
+    yield from ("# Commands", "", NOTE, "")
+    yield "`swarm-node` is for node owners, `swarm-coordinator` is for operators. `--help` prints the same text."
+    yield "An error is one line on stderr that ends in its code in brackets: see [errors](errors.md)."
+    for name in PROGRAMS:
+        root = program(name)
+        yield from ("", f"## {name}", "", root.help or "", "")
+        yield from options_table(name, root)
+        for full, command in sorted(commands_of(name).items()):
+            if not command.hidden:
+                yield from ("", f"### `{full}`", "")
+                yield from command_lines(full, command)
+
+
+def command_lines(name: str, command: Any) -> Iterator[str]:
+    """Yield the usage, the help, the options and the example of one command."""
+    arguments = [param for param in command.params if not param.opts[0].startswith("-")]
+    words = [one.metavar or one.name.upper() for one in arguments]
+    shown = [word if one.required else f"[{word}]" for one, word in zip(arguments, words, strict=True)]
+    yield f"    {' '.join([name, '[OPTIONS]', *shown])}"
+    for paragraph in (command.help or "").split("\n\n"):
+        yield ""
+        verbatim = paragraph.startswith("\b\n")
+        lines = [line.rstrip() for line in paragraph.removeprefix("\b\n").splitlines()]
+        yield from (f"    {line}" for line in lines) if verbatim else lines
+    if command.params:
+        yield ""
+        yield from options_table(name, command)
+    for part in filter(None, (command.epilog or "").split("\n\n")):
+        label, _, value = part.partition(": ")
+        yield ""
+        yield f"{label}: `{value}`" if label == "Example" else part
+
+
+def options_table(name: str, command: Any) -> Iterator[str]:
+    """Yield a table of the arguments and options of one command."""
+    context = command.make_context(name, [], resilient_parsing=True)
+    rows = [("option", "default and bounds", "meaning")]
+    for option in command.params:
+        named, said = option.get_help_record(context) or (option.opts[-1], "hidden")
+        meaning, extras = found.groups() if (found := EXTRAS.match(said)) else (said, "")
+        rows.append((f"`{named}`", without_home(extras), without_home(meaning)))
+    yield from table(*rows)
+
+
+def without_home(said: str) -> str:
+    """Return a text in which the user's home folder is `~`."""
+    return said.replace(str(DEFAULT_HOME), "~/.local/share/echo-swarm").replace(str(Path.home()) + "/", "~/")
+
+
+def settings_page() -> Iterator[str]:
+    """Yield the lines of the page of settings."""
+    yield from ("# Settings", "", NOTE, "")
+    yield "A round has one TOML file. Every key has a default; an unknown key is rejected with the nearest name."
+    yield "`swarm-coordinator config explain ROUND.toml` prints the same with the values of a file. Where an objective"
+    yield "or a correction is `not set`, `learner.algorithm` decides: see [learning](../learning.md). `round.mode`"
+    yield "changes other defaults: see [operating](../operating.md#modes)."
+    for section, model in manual.sections().items():
+        yield from ("", f"## {section}", "", (model.__doc__ or "").partition("\n")[0], "")
+        rows = [("key", "type", "default", "unit", "bounds", "meaning")]
+        for key in manual.every(section):
+            default = code(manual.written(key.default)) if key.default is not None else "not set"
+            kind = code(type_name(key.field.annotation))
+            rows.append((code(key.path), kind, default, key.unit, key.bounds, key.meaning))
+        yield from table(*rows)
+
+
+def type_name(annotation: Any) -> str:
+    """Return a type as a person writes it: without modules, and without the patterns of its texts."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_name(parts[0])
+    if origin is Literal:
+        return " or ".join(f'"{part}"' for part in parts)
+    if origin in (Union, UnionType):
+        return " or ".join(type_name(part) for part in parts if part is not NoneType)
+    if parts:
+        return f"{origin.__name__} of {', '.join(type_name(part) for part in parts if part is not Ellipsis)}"
+    return str(getattr(annotation, "__name__", annotation))
+
+
+def all_errors() -> list[type[SwarmError]]:
+    """Return every error of ours that has a code of its own."""
+    for path in python_files(*ROOMS):
+        if re.search(r"^    code\b.* = ", text(path), re.MULTILINE):
+            importlib.import_module(".".join(path.with_suffix("").parts))
+    return [error for error in errors_below(SwarmError) if error.__module__.partition(".")[0] in ROOMS]
+
+
+def errors_below(base: type[SwarmError]) -> Iterator[type[SwarmError]]:
+    """Yield an error and every special case of it."""
+    yield base
+    for child in base.__subclasses__():
+        yield from errors_below(child)
+
+
+def errors_page() -> Iterator[str]:
+    """Yield the lines of the page of errors and refusals."""
+    yield from ("# Errors and refusals", "", NOTE, "")
+    yield "A program prints an error as one line: what happened, what to do next, and the code in brackets. The fault"
+    yield "names the side that caused it. Codes marked `local` never cross the wire. `…` stands for a value."
+    found = hints()
+    for error in sorted(all_errors(), key=lambda error: error.code):
+        status = f"HTTP {error.http_status}" if error in ERRORS.values() else "local"
+        yield from ("", f"## {error.code}", "", f"{status}, fault: {error.fault}.", (error.__doc__ or "").strip())
+        known = sorted(found.get(error.__name__, set()))
+        yield from ["", "What to do next, as the message says:", "", *(f"- {hint}" for hint in known)] if known else []
+    yield from ("", "## Why a node gets no work", "")
+    yield "`reason` of a reply without leases, with the meaning that `protocol/work/messages.py` gives:"
+    yield from ("", *(f"- `{reason}`" for reason in get_args(messages.Reason) if reason))
+    yield from ("", docstring_after(Path("protocol/work/messages.py"), "Reason"))
+    yield from ("", "## Why a prompt is left out", "")
+    yield "Label `reason` of `echo_swarm_prompts_left_out_total`:"
+    yield from ("", *(f"- `{reason}`" for reason in get_args(selection.Reason)))
+
+
+def docstring_after(path: Path, name: str) -> str:
+    """Return the text below the assignment of a name in a module."""
+    body = tree(path).body
+    for node, below in itertools.pairwise(body):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(below, ast.Expr):
+            return str(ast.literal_eval(below.value))
+    return ""
+
+
+def hints() -> dict[str, set[str]]:
+    """Return the hints that our code gives by the name of the error; `…` stands for what only the moment knows."""
+    found: dict[str, set[str]] = {}
+    for path in python_files(*ROOMS):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func).rpartition(".")[2]
+                for word in node.keywords:
+                    if word.arg == "hint" and (hint := constant(word.value)):
+                        found.setdefault(name, set()).add(hint)
+    return found
+
+
+def constant(node: ast.expr) -> str:
+    """Return a text as it stands in the code, with `…` for what is put into it."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(constant(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return ""
+
+
+def metrics_page() -> Iterator[str]:
+    """Yield the lines of the page of metrics."""
+    yield from ("# Metrics", "", NOTE, "")
+    yield "`GET /metrics` of the coordinator returns these in the text format of Prometheus. A restart of the"
+    yield "coordinator does not reset the counters; it resets `echo_swarm_http_seconds`. Amounts are in the operator's"
+    yield "unit, times in seconds, sizes in bytes."
+    yield ""
+    rows = [("name", "type", "labels", "help")]
+    for family in metrics.FAMILIES:
+        suffix = "_total" if family.kind == "counter" else ""
+        rows.append((f"`echo_swarm_{family.name}{suffix}`", family.kind, code(family.label), family.help))
+    yield from table(*sorted(rows[:1]), *sorted([*rows[1:], *process_metrics()]))
+
+
+def process_metrics() -> Iterator[tuple[str, str, str, str]]:
+    """Yield the metrics of the process itself: those about its answers."""
+    app = web.Application()
+    answers.measure(app)
+    app[answers.ANSWERED].labels("GET", "/", "200").observe(0)
+    for family in app[answers.REGISTRY].collect():
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        shown = ", ".join(f"`{label}`" for label in sorted(labels))
+        yield f"`{family.name}`", family.type, shown, family.documentation
+
+
+def glossary() -> dict[str, str]:
+    """Return the glossary of `protocol`: term → meaning."""
+    _, _, listed = (protocol.__doc__ or "").partition("Glossary")
+    joined = re.sub(r"\n {2,}", " ", listed)
+    return dict(re.findall(r"^- \*\*(.+?)\*\*: (.+)$", joined, re.MULTILINE))
+
+
+def glossary_page() -> Iterator[str]:
+    """Yield the lines of the page of words."""
+    yield from ("# Glossary", "", NOTE, "")
+    yield from ("The same words in code, API, pages and documents.", "")
+    yield from (f"- **{term}**: {meaning}" for term, meaning in glossary().items())
+
+
+def main() -> None:
+    """Write every page."""
+    for path, page in pages().items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

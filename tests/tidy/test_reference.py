@@ -1,0 +1,49 @@
+"""The reference pages are what the code says, and the glossary is complete in itself."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+from coordinator.config import manual
+from ledger.book import ClaimState
+from protocol.work.auditing import Found
+from protocol.work.lease import LeaseState
+from tests.tidy import reference
+from tests.tidy.repository import ROOT, files, report, text
+
+
+def test_the_reference_pages_are_what_the_code_says() -> None:
+    wrong = [f"{path}: run `make reference`" for path, page in reference.pages().items() if text(path) != page]
+    report(wrong)
+
+
+def test_no_page_of_the_reference_is_left_from_before() -> None:
+    known = reference.pages().keys()
+    report(
+        [
+            f"{path}: nothing writes it"
+            for path in files()
+            if path.parts[:2] == ("docs", "reference") and path not in known
+        ]
+    )
+
+
+def test_the_glossary_is_alphabetical_and_every_term_is_there_once() -> None:
+    listed = re.findall(r"^- \*\*(.+?)\*\*: ", text(Path("protocol/__init__.py")), re.MULTILINE)
+    report([f"protocol/__init__.py: {term} stands twice" for term in sorted(set(listed)) if listed.count(term) > 1])
+    assert listed == sorted(listed, key=str.casefold), "the glossary in protocol/__init__.py is not alphabetical"
+    assert len(listed) == len(reference.glossary())
+
+
+def test_settings_states_and_findings_are_called_by_words_of_the_glossary() -> None:
+    words = {*manual.sections(), *LeaseState, *ClaimState, *get_args(Found)} - {ClaimState.ABSENT}
+    missing = sorted(words - {term for word in reference.glossary() for term in (word, f"{word}s")})
+    report([f"protocol/__init__.py: the glossary lacks {word}" for word in missing])
+
+
+def test_every_path_that_contributing_and_the_recipes_name_exists() -> None:
+    for document in (Path("CONTRIBUTING.md"), Path("docs/recipes.md")):
+        named = set(re.findall(r"`([a-z_]+/[\w./*-]*)`", text(document)))
+        assert named, f"{document} names no path"
+        missing = [name for name in sorted(named) if not any(ROOT.glob(name.rstrip("/")))]
+        report([f"{document}: {name} does not exist" for name in missing])

@@ -30,7 +30,7 @@ from coordinator.api import (
     watch,
 )
 from coordinator.api.guard import BODIES, BOUNDS, Bodies, Bounds, Callers, Runner, held_until_answered, listen
-from coordinator.api.http import ROUND, errors
+from coordinator.api.http import ERROR_PAGE, ROUND, errors
 from coordinator.api.watch import WATCH, Watch
 from coordinator.base.children import Life, keep_running, script
 from coordinator.base.clock import now_ms
@@ -75,6 +75,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     """The web application of one round."""
     app = web.Application(middlewares=[errors, held_until_answered])
     app[ROUND] = round_
+    app[ERROR_PAGE] = pages.missing
     app[BOUNDS] = bounds
     app[BODIES] = Bodies(bounds.bodies_bytes)
     app[WATCH] = Watch(round_, bounds)
@@ -233,7 +234,7 @@ async def _make_up_for_absence(round_: Round) -> None:
     alive_ms, moment_ms = opening.touched_ms(round_.folder), now_ms()
     times = {"timeout_ms": round_.terms.timeout_ms, "back_ms": BACK_MS, "now_ms": moment_ms}
     if pardoned := await round_.database.run(leases.extend_after_downtime, alive_ms=alive_ms, **times):
-        log.info("%d leases go on after %.0f s without a coordinator", pardoned, (moment_ms - alive_ms) / 1000)
+        log.info("Resumed %d leases after %.0f s of downtime", pardoned, (moment_ms - alive_ms) / 1000)
     await round_.database.run(audits.resume, terms=round_.audits, now_ms=moment_ms)
 
 

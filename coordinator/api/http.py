@@ -2,6 +2,7 @@
 
 - Machines speak canonical MessagePack; an error is `{code, message, hint}` with the status of `protocol.errors`.
 - People speak JSON; an address asked for with `Accept: application/json` (or a browser's) gets JSON errors.
+- A browser that asks for a wrong address outside `/v1/` gets the "not found" page.
 - A body is refused by its declared length before a byte of it is read, one without a length where it gets too long, and
   any that comes too slowly: a connection that is held open is one that others do not get. What is read takes its
   memory from a budget (`coordinator.api.guard`).
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 ROUND = web.AppKey("round", Round)
 BY_OPERATOR = web.RequestKey("by_operator", bool)
+ERROR_PAGE = web.AppKey("error_page", Callable[[web.Request, NotFound], web.Response])
+"""Renders the page that a browser gets at a wrong address outside the API (`/v1/`)."""
 MSGPACK = "application/msgpack"
 
 SPOKEN = (HttpVersion10, HttpVersion11)
@@ -218,6 +221,9 @@ def reply_json(value: Any) -> web.Response:
 
 def _error(request: web.Request, error: SwarmError) -> web.Response:
     accepted = request.headers.get("Accept", "")
+    page = request.app.get(ERROR_PAGE)
+    if page and isinstance(error, NotFound) and "html" in accepted and not request.path.startswith("/v1/"):
+        return page(request, error)
     headers = None
     if isinstance(error, Overloaded):  # drawn, so that those who are refused together do not come back together
         headers = {"Retry-After": str(random.randint(*RETRY_AFTER_S))}

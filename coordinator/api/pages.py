@@ -64,7 +64,7 @@ async def node_page(request: web.Request) -> web.Response:
     sought = request.match_info["node"]
     line = next((line for line in figures.nodes if line.node_id == sought), None)
     if line is None:
-        return _missing(request, NotFound("No node of this id has joined this round.", hint="Look it up on the board."))
+        return missing(request, NotFound("No node of this id has joined this round.", hint="Look it up on the board."))
 
     def read(connection: sa.Connection, line: RankingLine) -> node.NodeFigures:
         return node.NodeFigures(
@@ -124,7 +124,8 @@ def _html(text: str, status: int = 200) -> Page:
     return Page(text.encode(errors="replace"), "text/html; charset=utf-8", status=status)
 
 
-def _missing(request: web.Request, error: NotFound) -> web.Response:
+def missing(request: web.Request, error: NotFound) -> web.Response:
+    """Render the page for a wrong address."""
     here = request.app[ROUND]
     text = layout.error_page("Not here", error.message, error.hint, join_string(here.config, here.round_id))
     return _html(text, error.http_status).reply(request)

@@ -31,7 +31,7 @@ QUESTIONS = (
     Question("model.path", "Model: a folder, hf://owner/name, or 'embedded' for the tiny built-in one"),
     Question("staleness.max_updates", "S, how many updates a rollout may lie behind the learner"),
     Question("market.budget_micros", "Budget in micro-units, deposited once and never overspent"),
-    Question("market.max_price_micros_per_mtok", "Dearest price in micro-units per million tokens"),
+    Question("market.max_price_micros_per_mtok", "Maximum price you pay, in micro-units per million tokens"),
     Question("round.listen", "Address on which API and page listen"),
     Question("round.public_url", "URL at which nodes reach it, if another (empty if not)"),
     Question("round.seeder", "Address on which chunks are served"),

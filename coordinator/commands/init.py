@@ -87,7 +87,7 @@ def _say_next(config_file: Path, config: Config) -> None:
         typer.echo(f"warning: {line}", err=True)
     for line in (
         "Next:",
-        f"  1. Take {keys / 'root.pem'} to a place without a network: it is needed only to change the other keys.",
+        f"  1. Move {keys / 'root.pem'} to offline storage: it is needed only to change the other keys.",
         f"  2. swarm-coordinator plan {config_file} --help: how many nodes it needs, and what that costs.",
         f"  3. swarm-coordinator launch {config_file}",
         "  4. Hand out the join string, which follows: `swarm-node join` with it takes part.",

@@ -84,7 +84,7 @@ def plan(
 
     \b
     kappa     updates between two versions: the largest that costs no throughput
-    oldest    how old, in updates, what is trained on can be
+    oldest    max staleness of training data, in updates
     T_bcast   from publication to a node's first token
     groups/s  the least throughput at which the learner never waits
     nodes     gamma times that, in nodes of the given speed

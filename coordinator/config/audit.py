@@ -34,7 +34,11 @@ class AuditSection(Section):
         le=16,
         description="compare a claim with the version before; what fails softly with so many: 1, 2, 4, … before",
     )
-    first_groups: int = Field(10, ge=0, description="an owner's groups that are all audited; then this many in n")
+    first_groups: int = Field(
+        10,
+        ge=0,
+        description="the first groups of an owner that are all audited; after N groups the share is this number / N",
+    )
     floor: float = Field(0.05, ge=0, le=1, description="share that is always audited; 0 with first_groups = 0: none")
     trusted_groups: int = Field(1000, ge=1, description="validated groups until trusted_floor holds")
     trusted_floor: float = Field(0.02, ge=0, le=1, description="share that is audited of a long-standing owner")

@@ -145,7 +145,8 @@ def warnings(config: Config) -> list[str]:
     dearest_micros = math.ceil(tokens * config.market.max_price_micros_per_mtok / MICROS)
     if dearest_micros * config.round.max_updates > config.market.budget_micros:
         found.append(
-            "market.budget_micros may end before round.max_updates do, if all work is as long and dear as it may be."
+            f"market.budget_micros may not cover all {config.round.max_updates:,} updates "
+            f"(worst case: {config.market.budget_micros // dearest_micros:,} updates)."
         )
     if config.leases.timeout_s <= config.leases.heartbeat_s:
         found.append("leases.timeout_s is not longer than leases.heartbeat_s: leases end before nodes are missed.")

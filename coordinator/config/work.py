@@ -18,7 +18,7 @@ class FleetSection(Section):
     window_s: float = Field(60.0, ge=0, description="how long too little or too dear must last to be changed")
     margin: float = Field(0.1, ge=0, description="how much cheaper another fleet must be")
     dwell_s: float = Field(300.0, ge=0, description="how long a node works or stands by before it is moved to save")
-    half_life_s: float = Field(600.0, gt=0, description="after this an answer says half as much of a node's rate")
+    half_life_s: float = Field(600.0, gt=0, description="half-life of speed measurements, in seconds")
 
     @model_validator(mode="after")
     def _somebody_samples(self) -> "FleetSection":

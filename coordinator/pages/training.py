@@ -223,7 +223,7 @@ def _broadcast(figures: Training) -> Markup:
     return el(
         "div",
         el("div", spread, class_="charts"),
-        el("h3", f"Who had version {last['version']} from whom") if last else None,
+        el("h3", f"How version {last['version']} spread") if last else None,
         tree.picture(last["version"], figures.branches) if last else None,
     )
 

@@ -31,7 +31,7 @@ def picture(version: int, branches: Sequence[Branch]) -> Markup:
     deepest = max(depth for depth, _ in places.values())
     svg = el(
         "svg",
-        el("title", f"Who had version {version} from whom", id="tree-title"),
+        el("title", f"How version {version} spread", id="tree-title"),
         el(
             "desc",
             f"{words.counted(len(branches), 'node')}, at most {words.counted(deepest, 'hop')} from the "
@@ -50,7 +50,7 @@ def picture(version: int, branches: Sequence[Branch]) -> Markup:
          words.size(one.size_bytes)]
         for one in branches
     ]  # fmt: skip
-    listed = table("Who had most from whom", COLUMNS, lines, empty="")
+    listed = table("Main senders of each receiver", COLUMNS, lines, empty="")
     frame = el("div", svg, class_="wide", tabindex="0", role="region", aria_label="Picture of the broadcast")
     return el("div", frame, el("details", el("summary", "as a table"), listed, id="tree-table"))
 

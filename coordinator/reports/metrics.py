@@ -73,6 +73,10 @@ def _prompts(status: Status) -> Samples:
     return {name.removeprefix("prompts_"): value for name, value in told.items() if name.startswith("prompts_")}
 
 
+def _audits(status: Status) -> Samples:
+    return _each("audit")(status) | _each("audit", "verdicts")(status)
+
+
 def _left_out(status: Status) -> Samples:
     told = _each("selection")(status)
     return {name: told[name] for name in get_args(Reason) if name in told}
@@ -83,11 +87,21 @@ FAMILIES = (
     MetricFamily("learner_idle_seconds", "counter", "Time the learner waited for a batch.", _one("learner_idle_s")),
     MetricFamily("learner_busy_seconds", "counter", "Time the learner worked.", _one("learner_busy_s")),
     MetricFamily(
-        "learner_idle_share", "gauge", "Share of its last updates that it waited.", _one("learner_idle_share_lately")
+        "learner_idle_share",
+        "gauge",
+        "Share of time the learner waited during its last updates.",
+        _one("learner_idle_share_lately"),
     ),
-    MetricFamily("learner_wait_seconds", "gauge", "The wait for a batch that goes on.", _one("learner_waits_s")),
-    MetricFamily("learner_silent_seconds", "gauge", "Since the learner was last heard of.", _one("learner_silent_s")),
-    MetricFamily("update_age_seconds", "gauge", "Since the last update was reported.", _one("update_age_s")),
+    MetricFamily(
+        "learner_wait_seconds",
+        "gauge",
+        "Seconds the learner has waited for the current batch.",
+        _one("learner_waits_s"),
+    ),
+    MetricFamily(
+        "learner_silent_seconds", "gauge", "Seconds since the learner last reported.", _one("learner_silent_s")
+    ),
+    MetricFamily("update_age_seconds", "gauge", "Seconds since the last update was reported.", _one("update_age_s")),
     MetricFamily(
         "program_up",
         "gauge",
@@ -127,11 +141,15 @@ FAMILIES = (
     MetricFamily("trained_age_max", "gauge", "The same of the oldest group.", _one("age", "max")),
     MetricFamily("length_bias", "gauge", "Work on late groups over work on trained ones.", _one("length_bias")),
     MetricFamily("groups_in_vain", "counter", "Groups that nobody trained on.", _each("in_vain"), "reason"),
-    MetricFamily("groups_in_vain_share", "gauge", "Their share of all finished groups.", _one("in_vain_share")),
+    MetricFamily(
+        "groups_in_vain_share", "gauge", "Share of finished groups that nobody trained on.", _one("in_vain_share")
+    ),
     MetricFamily(
         "kept_for_audits_bytes", "gauge", "Versions that only claims wait for.", _one("kept_for_audits", "size_bytes")
     ),
-    MetricFamily("standby_behind_seconds", "gauge", "How far the standby copy is behind.", _one("standby", "behind_s")),
+    MetricFamily(
+        "standby_behind_seconds", "gauge", "Seconds that the standby copy is behind.", _one("standby", "behind_s")
+    ),
     MetricFamily(
         "alarm", "gauge", "1 while `status` names a cause and a setting.", lambda s: {"": float(bool(s["alarm"]))}
     ),
@@ -141,7 +159,7 @@ FAMILIES = (
     MetricFamily("rollouts", "gauge", "Accepted groups by what became of them.", _each("rollouts"), "state"),
     MetricFamily("rollouts_rejected", "counter", "Refused rollouts.", _each("rejected"), "code"),
     MetricFamily("leases", "gauge", "Leases by state.", _each("leases"), "state"),
-    MetricFamily("audits", "gauge", "Audits by state and verdict.", _each("audit"), "state"),
+    MetricFamily("audits", "gauge", "Audits by state and verdict.", _audits, "state"),
     MetricFamily(
         "budget", "gauge", "What is left to pay with, in the operator's unit.", _one("budget_micros", scale=1 / MICROS)
     ),

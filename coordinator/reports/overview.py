@@ -198,7 +198,7 @@ def _credit(told: Mapping[str, Any]) -> Iterator[str]:
         f"taken back {credit['voided_micros']:,} micro-units"
     )
     spent = credit["posted_micros"] + credit["pending_micros"]
-    lasts = f", enough for about {left * told['update'] // spent:,} updates like those so far" if spent else ""
+    lasts = f", about {left * told['update'] // spent:,} more updates at the current cost" if spent else ""
     yield f"budget left {left:,} micro-units{lasts}"
 
 

@@ -17,6 +17,7 @@ from coordinator.reports import summary
 from coordinator.reports.health import percentile
 from coordinator.reports.history import DAY_MS
 from coordinator.rules.scores import wilson
+from coordinator.store.state import get_fact
 from coordinator.store.tables import fleet, nodes, rollouts
 from ledger import store
 from ledger.entry import MTOK
@@ -158,11 +159,12 @@ def by_node(
     standby = set(connection.execute(sa.select(fleet.c.node_id).where(fleet.c.works.is_(False))).scalars())
     joined = sa.select(nodes.c.node_id, nodes.c.owner, nodes.c.registered_ms)
     here = {row.node_id: row for row in connection.execute(joined)}
+    absent = "left" if get_fact(connection, "finished", False) else "silent"
     lines = []
     for row in summary.leaderboard(connection):
         node_id = row["node_id"]
         is_silent = row["last_seen_ms"] < now_ms - silent_after_ms
-        state = "silent" if is_silent else "standby" if node_id in standby else row["phase"]
+        state = absent if is_silent else "standby" if node_id in standby else row["phase"]
         lines.append(
             RankingLine(
                 node_id=node_id,

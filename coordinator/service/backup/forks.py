@@ -6,7 +6,7 @@ The one way on is a gap that the root keys sign (`coordinator.service.backup.tak
 
 - Whoever might know is asked: the coordinator's own address, the folder that the backup was made of, the origins.
 - A file with a checkpoint in it, as each node's home has one, is believed as far as the ledger's key has signed it.
-- Nobody can prove that nothing newer exists. So the operator names the newest checkpoint, or says that there is none.
+- The program cannot detect every newer checkpoint, so the operator names the newest one or confirms there is none.
 """
 
 import json

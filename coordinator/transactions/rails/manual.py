@@ -13,8 +13,8 @@ class Manual:
     def send(self, batch: TransferBatch) -> str:
         if not self._reference:
             raise PayoutFailed(
-                f"Batch {batch.number} waits for a person to pay it.",
-                hint="Pay by its CSV file, once; then `payout settle` with --reference.",
+                f"Batch {batch.number} is ready and not yet paid.",
+                hint="Pay the amounts in its CSV file once, then run `payout settle` with --reference.",
             )
         return self._reference
 

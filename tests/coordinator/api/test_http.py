@@ -299,8 +299,14 @@ class TestStrangers:
             await refused(await served.client.get(URL(path, encoded=True)), "not_found")
 
     async def test_a_person_gets_errors_as_json(self, served: Served) -> None:
-        response = await served.client.get("/nothing", headers={"Accept": "text/html"})
+        response = await served.client.get("/v1/nothing", headers={"Accept": "text/html"})
         assert (response.status, (await response.json())["code"]) == (404, "not_found")
+
+    async def test_a_browser_at_a_wrong_address_gets_a_page(self, served: Served) -> None:
+        for path in ("/nothing", "/static/nothing.js"):
+            response = await served.client.get(path, headers={"Accept": "text/html"})
+            assert (response.status, response.content_type) == (404, "text/html")
+            assert f"There is nothing at {path}." in await response.text()
 
     async def test_an_unknown_chunk_is_named(self, served: Served) -> None:
         await refused(await served.client.get(f"/v1/chunks/00/{'0' * 64}"), "unknown_chunk")

@@ -54,7 +54,7 @@ def test_enter_takes_every_default() -> None:
 
 
 def test_what_was_given_is_not_asked_for(problems: str) -> None:
-    operator = Operator(Dearest=["7"])
+    operator = Operator(Maximum=["7"])
     assert operator.run("task.name=math", problems, "staleness.max_updates=2") == [
         "task.name=math", problems, "staleness.max_updates=2", "market.max_price_micros_per_mtok=7",
     ]  # fmt: skip

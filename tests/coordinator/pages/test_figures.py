@@ -17,6 +17,7 @@ from coordinator.reports.curves import Branch, Curves, thinned
 from coordinator.reports.history import DAY_MS
 from coordinator.reports.ranking import HALF_LIFE_MS, Fold, RankingLine, by_node, by_owner, by_team
 from coordinator.rules.scores import wilson
+from coordinator.store.state import set_fact
 from protocol.limits import NAME_MAX_CHARS
 from tests.coordinator.world import HONEST_TOKENS, World
 
@@ -43,6 +44,8 @@ class TestStandings:
         assert line.score_micros == pytest.approx(HONEST_TOKENS / 2)
         assert line.posted_micros == 2 * HONEST_TOKENS
         assert line.state == "silent"
+        world.run(lambda connection: set_fact(connection, "finished", True))
+        assert lines(world, Fold())[key.node_id].state == "left", "a finished round expects nobody"
 
     def test_a_fold_that_goes_on_and_one_that_begins_anew_agree(self, world: World) -> None:
         keys = [world.join(number) for number in (1, 2)]

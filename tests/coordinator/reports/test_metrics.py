@@ -47,6 +47,13 @@ async def test_the_figures_are_those_of_the_status(served: Served) -> None:
     assert found["echo_swarm_budget", ""] == pytest.approx(status["budget_micros"] / 1e6)
 
 
+async def test_audits_are_counted_by_verdict_as_well() -> None:
+    [family] = [family for family in metrics.FAMILIES if family.name == "audits"]
+    audit = {"share": 0.5, "waiting": 2, "verdicts": {"accept": 3, "reject": 1}, "held": 0, "unsettled": 1}
+    samples = family.read({"audit": audit})
+    assert (samples["waiting"], samples["accept"], samples["reject"]) == (2, 3, 1)
+
+
 async def test_requests_are_counted_by_route_and_not_by_what_callers_invent(served: Served) -> None:
     for path in ("/healthz", "/nothing/here", "/nothing/there", f"/v1/chunks/00/{'0' * 64}"):
         await served.client.get(path)

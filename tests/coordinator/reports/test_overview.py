@@ -48,7 +48,7 @@ def test_credit_and_budget_say_how_long_the_money_lasts(told: dict[str, Any]) ->
     assert told["credit"] == {"posted_micros": 8, "pending_micros": 0, "voided_micros": 0}
     assert lines(told)["credit"] == (
         "earned 8, in escrow 0, taken back 0 micro-units",
-        "budget left 999,992 micro-units, enough for about 124,999 updates like those so far",
+        "budget left 999,992 micro-units, about 124,999 more updates at the current cost",
     )
 
 

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 ROUND = web.AppKey("round", Round)
 BY_OPERATOR = web.RequestKey("by_operator", bool)
-ERROR_PAGE = web.AppKey("error_page", Callable[[web.Request, NotFound], web.Response])
+ERROR_PAGE: web.AppKey[Callable[[web.Request, NotFound], web.Response]] = web.AppKey("error_page")
 """Renders the page that a browser gets at a wrong address outside the API (`/v1/`)."""
 MSGPACK = "application/msgpack"
 

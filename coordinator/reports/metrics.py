@@ -74,7 +74,7 @@ def _prompts(status: Status) -> Samples:
 
 
 def _audits(status: Status) -> Samples:
-    return _each("audit")(status) | _each("audit", "verdicts")(status)
+    return {**_each("audit")(status), **_each("audit", "verdicts")(status)}
 
 
 def _left_out(status: Status) -> Samples:

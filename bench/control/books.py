@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from coordinator.rules.lifecycle import WAITING
 from coordinator.store.tables import audits, leases, rollouts, tally
-from coordinator.transactions import reward_columns
 from coordinator.transactions.tally import counted
 from ledger import store
 from ledger.entry import Pending, parse
@@ -92,7 +92,7 @@ def _trained_once(connection: sa.Connection, heard: Heard) -> Iterator[str]:
     batched = {claim for claim, state in states.items() if state == "batched"}
     yield from (f"claim {claim} is in a batch or came in one, not both" for claim in batched ^ {*heard.trained})
     left = [claim for claim in states if claim not in batched]
-    yield from (f"claim {claim} is {states[claim]}" for claim in left if states[claim] not in reward_columns.WAITING)
+    yield from (f"claim {claim} is {states[claim]}" for claim in left if states[claim] not in WAITING)
     if len(left) >= heard.groups_per_update:
         yield f"{len(left)} groups wait, enough for a batch"
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from coordinator.rules.lifecycle import GroupState
 from coordinator.rules.selection import SelectionRules
 from coordinator.store import tables
 from coordinator.transactions import curriculum
@@ -22,7 +23,7 @@ class Prompts:
     def next(self, count: int) -> list[PromptRef]:
         """What so many groups more are about."""
         with self._store.begin() as connection:
-            made = curriculum.make(connection, count, self._rules, self._prompt, "leased")
+            made = curriculum.make(connection, count, self._rules, self._prompt, GroupState.LEASED)
             return [source_of(connection, number) for number in made]
 
     def note(self, prompt: bytes, rewards: Sequence[float]) -> None:

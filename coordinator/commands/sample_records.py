@@ -20,6 +20,7 @@ from coordinator.audit.case import RoundArchive
 from coordinator.config import Config
 from coordinator.learner.settings import algorithm
 from coordinator.reports import moderation
+from coordinator.rules.lifecycle import RolloutState
 from coordinator.store import schema
 from coordinator.store.tables import leases, nodes, rollouts
 from coordinator.tasks.task_text import policy_bounds
@@ -148,7 +149,7 @@ def _samples(
         said = {number: text for number, text in said.items() if wanted.text.search(text)}
     if not said:
         return
-    advantages = worth(batches.group(connection, row)) if row["state"] == "batched" else None
+    advantages = worth(batches.group(connection, row)) if row["state"] == RolloutState.BATCHED else None
     for number, text in said.items():
         yield _shown(row, number, prompt, text, of_samples[number], advantages[number] if advantages else None)
 
@@ -171,7 +172,7 @@ def _shown(
         prompt=prompt,
         completion=completion,
         reward=_finite(reward.score) if reward and judged else None,
-        status=reward.status if reward else reward_columns.UNSCORED,
+        status=reward.status if reward else RolloutState.UNSCORED.value,
         components={name: _finite(value) for name, value in reward.components.items()} if reward else {},
         advantage=_finite(advantage) if advantage is not None else None,
     )

@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules.capacity import VISIBLE, PoolLoad, least_staleness
+from coordinator.rules.lifecycle import RolloutState
 from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, leases, rollouts
 from coordinator.transactions import reward_columns, scoring, standings
@@ -238,7 +239,7 @@ def _in_vain(connection: sa.Connection) -> Counter[str]:
     found = Counter({code: int(count) for code, count in connection.execute(refused.group_by(leases.c.code))})
     ends = (
         (LeaseState.EXPIRED.value, leases, LeaseState.EXPIRED.value),
-        (IN_BUFFER, rollouts, "stale"),
+        (IN_BUFFER, rollouts, RolloutState.STALE),
         (SURPLUS, rollouts, SURPLUS),
         (reward_columns.GIVEN_UP, rollouts, reward_columns.GIVEN_UP),
     )
@@ -290,7 +291,7 @@ def _outgoing_lately(connection: sa.Connection) -> float:
 def _length_bias(connection: sa.Connection) -> float | None:
     """None while there is nothing to compare."""
     worked_ms = sa.func.avg(leases.c.ended_ms - leases.c.issued_ms)
-    aged = sa.select(rollouts.c.lease_id).where(rollouts.c.state == "stale")
+    aged = sa.select(rollouts.c.lease_id).where(rollouts.c.state == RolloutState.STALE.value)
     late = (
         (leases.c.code == StaleVersion.code)
         | (leases.c.state == LeaseState.EXPIRED.value)

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.rules.lifecycle import RolloutState
 from coordinator.store.tables import nodes, rejections, rollouts
 from coordinator.transactions import blames, reward_columns
 from coordinator.transactions.standings import IS_KNOWN
@@ -103,7 +104,7 @@ def incidents(connection: sa.Connection) -> list[Incident]:
     unjudged = connection.execute(
         sa.select(rollouts.c.accepted_ms, rollouts.c.node_id, rollouts.c.marks, nodes.c.name)
         .outerjoin(nodes, nodes.c.node_id == rollouts.c.node_id)
-        .where(rollouts.c.state == reward_columns.GIVEN_UP)
+        .where(rollouts.c.state == RolloutState.UNJUDGED.value)
         .order_by(rollouts.c.accepted_ms.desc())
         .limit(INCIDENTS_SHOWN)
     )

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from coordinator.rules.lifecycle import GroupState, RolloutState
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import batches, groups, leases, nodes, parts, rollouts
 from coordinator.transactions import (
@@ -35,17 +36,15 @@ from coordinator.transactions import (
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.lottery import AuditTerms
+from coordinator.transactions.rollouts import move
 from protocol.errors import OutOfOrder
 from protocol.wire.signing import open_envelope
 from protocol.work.learning import Earlier, TrainingBatch, TrainingGroup, TrainingSample, UpdateReport
 from protocol.work.lease import Lease
 from protocol.work.rollout import RolloutClaim
 
-ALIKE = "alike"
-"""The state of a rollout that gave its place to another, since its samples all earned the same."""
-
 SET_ASIDE = "set_aside"
-"""The fact of how many did."""
+"""The fact of how many rollouts gave their place to another, since all their rewards are equal."""
 
 
 def get(
@@ -97,10 +96,8 @@ def report(
 
 def release_leftovers(connection: sa.Connection, *, audits: AuditTerms, now_ms: int) -> int:
     """At the end of the round: rollouts that were accepted and are no longer needed count as used."""
-    waiting = rollouts.c.state.in_(reward_columns.WAITING)
-    left = connection.execute(sa.select(rollouts.c.claim_id).where(waiting)).scalars().all()
-    connection.execute(sa.update(rollouts).where(waiting).values(state="unused"))
-    escrow.used(connection, list(left), terms=audits, now_ms=now_ms)
+    left = [row.claim_id for row in move(connection, sa.true(), RolloutState.UNUSED)]
+    escrow.used(connection, left, terms=audits, now_ms=now_ms)
     return len(left)
 
 
@@ -117,12 +114,11 @@ def _form(connection: sa.Connection, number: int, terms: LeaseTerms, audits: Aud
     if len(chosen) < size:
         lacking = size - len(chosen) - admission.room(connection, terms)
         if lacking > 0 and not _is_under_way(connection):
-            _drop(connection, beyond[-lacking:], "surplus", audits, now_ms)
+            _drop(connection, beyond[-lacking:], RolloutState.SURPLUS, audits, now_ms)
         return False
     for row in chosen:
-        here = rollouts.c.claim_id == row.claim_id
-        connection.execute(sa.update(rollouts).where(here).values(state="batched", batch=number))
-        lease_table.set_group(connection, row.group_no, "trained")
+        move(connection, rollouts.c.claim_id == row.claim_id, RolloutState.BATCHED, batch=number)
+        lease_table.set_group(connection, row.group_no, GroupState.TRAINED)
     oldest = learner_update - min(row.policy_update for row in chosen)
     connection.execute(sa.insert(batches).values(batch=number, formed_ms=now_ms, max_staleness=oldest))
     return True
@@ -133,7 +129,7 @@ def _choose(connection: sa.Connection, size: int, most: int) -> tuple[list[Any],
     waiting = connection.execute(
         sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.policy_update, nodes.c.owner)
         .join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
-        .where(rollouts.c.state == "buffered")
+        .where(rollouts.c.state == RolloutState.BUFFERED.value)
         .order_by(rollouts.c.policy_update, rollouts.c.accepted_ms, rollouts.c.group_no)
     ).all()
     began = _beginners(connection)
@@ -154,7 +150,7 @@ def _beginners(connection: sa.Connection) -> dict[str, set[str]]:
         sa.select(parts.c.whole, nodes.c.owner)
         .join_from(rollouts, parts, parts.c.whole == rollouts.c.claim_id)
         .join(nodes, nodes.c.node_id == parts.c.node_id)
-        .where(rollouts.c.state == "buffered")
+        .where(rollouts.c.state == RolloutState.BUFFERED.value)
     )
     found: dict[str, set[str]] = defaultdict(set)
     for whole, owner in connection.execute(told):
@@ -164,8 +160,8 @@ def _beginners(connection: sa.Connection) -> dict[str, set[str]]:
 
 def _is_under_way(connection: sa.Connection) -> bool:
     """Whether anybody but a newcomer works on a group for the learner, or one waits for its rewards."""
-    leased = sa.select(groups.c.group_no).where(groups.c.state == "leased", groups.c.group_no >= 0)
-    unscored = sa.select(rollouts.c.claim_id).where(rollouts.c.state == reward_columns.UNSCORED)
+    leased = sa.select(groups.c.group_no).where(groups.c.state == GroupState.LEASED.value, groups.c.group_no >= 0)
+    unscored = sa.select(rollouts.c.claim_id).where(rollouts.c.state == RolloutState.UNSCORED.value)
     return any(connection.execute(query.limit(1)).first() for query in (leased, unscored))
 
 
@@ -186,14 +182,15 @@ def _set_aside(connection: sa.Connection, number: int, terms: LeaseTerms, audits
     if left <= 0 or lease_table.is_held_up(connection, terms, now_ms):
         return
     columns = (rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.rewards)
-    waiting = sa.select(*columns).where(rollouts.c.state == "buffered").order_by(rollouts.c.accepted_ms)
+    waiting = (
+        sa.select(*columns).where(rollouts.c.state == RolloutState.BUFFERED.value).order_by(rollouts.c.accepted_ms)
+    )
     alike = [row for row in connection.execute(waiting).mappings() if len(set(reward_columns.scores(dict(row)))) == 1][
         :left
     ]
     for row in alike:
-        here = rollouts.c.claim_id == row["claim_id"]
-        connection.execute(sa.update(rollouts).where(here).values(state=ALIKE))
-        lease_table.set_group(connection, row["group_no"], "trained")
+        move(connection, rollouts.c.claim_id == row["claim_id"], RolloutState.ALIKE)
+        lease_table.set_group(connection, row["group_no"], GroupState.TRAINED)
     if alike:
         set_fact(connection, SET_ASIDE, done + len(alike))
         escrow.used(connection, [row["claim_id"] for row in alike], terms=audits, now_ms=now_ms)
@@ -201,15 +198,15 @@ def _set_aside(connection: sa.Connection, number: int, terms: LeaseTerms, audits
 
 def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerms, now_ms: int) -> None:
     """Take groups out of the buffer whose policy is older than the oldest update allowed."""
-    past = (rollouts.c.state == "buffered") & (rollouts.c.policy_update < oldest_update)
+    past = (rollouts.c.state == RolloutState.BUFFERED.value) & (rollouts.c.policy_update < oldest_update)
     stale = connection.execute(sa.select(rollouts.c.claim_id, rollouts.c.group_no).where(past)).all()
-    _drop(connection, stale, "stale", audits, now_ms)
+    _drop(connection, stale, RolloutState.STALE, audits, now_ms)
 
 
-def _drop(connection: sa.Connection, rows: Sequence[Any], state: str, audits: AuditTerms, now_ms: int) -> None:
+def _drop(connection: sa.Connection, rows: Sequence[Any], state: RolloutState, audits: AuditTerms, now_ms: int) -> None:
     """Take groups out of the buffer, and offer them anew."""
     for row in rows:
-        connection.execute(sa.update(rollouts).where(rollouts.c.claim_id == row.claim_id).values(state=state))
+        move(connection, rollouts.c.claim_id == row.claim_id, state)
         lease_table.reopen(connection, row.group_no)
     escrow.used(connection, [row.claim_id for row in rows], terms=audits, now_ms=now_ms)
 

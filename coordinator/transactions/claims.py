@@ -30,6 +30,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from coordinator.rules.lease_allowance import is_stale
+from coordinator.rules.lifecycle import GroupState, RolloutState
 from coordinator.store.tables import (
     IS_OPEN,
     batches,
@@ -225,7 +226,7 @@ def _check(
 
 def _has_place(connection: sa.Connection, row: Any, policy_update: int, learner_update: int, terms: LeaseTerms) -> bool:
     """Return True if the learner has a place for the group of a lease: of what is counted always, of a trial maybe."""
-    counts = row.group_state != lease_table.TRIAL
+    counts = row.group_state != GroupState.TRIAL
     return counts or admission.has_room(connection, terms, policy_update, learner_update)
 
 
@@ -303,9 +304,9 @@ def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], j
     lease, surplus = sound.row, sound.is_surplus
     lease_id = lease.lease_id
     place = {"lease_id": lease_id, "group_no": lease.group_no, "node_id": lease.node_id}
-    scored = evaluations.MEASURED if lease.group_no < 0 else "buffered"
-    state = "surplus" if surplus else scored if judge.reward else reward_columns.UNSCORED
-    _accepted(connection, state=state, **place, **accepted)
+    scored = RolloutState.MEASURED if lease.group_no < 0 else RolloutState.BUFFERED
+    state = RolloutState.SURPLUS if surplus else scored if judge.reward else RolloutState.UNSCORED
+    _accepted(connection, state=str(state), **place, **accepted)
     lease_table.advance(connection, lease, LeaseEvent.ACCEPT, judge.terms, now_ms)
     if lease.has_told:
         partial_rollouts.forget(connection, [lease_id])

@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.rules.lifecycle import UNFINISHED, GroupState
 from coordinator.rules.selection import PromptCandidate, PromptOutcome, SelectionRules, choose
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import groups, outcomes
@@ -57,14 +58,14 @@ def come_up(connection: sa.Connection, count: int, rules: SelectionRules, prompt
     return list(enumerate(_places(connection, count, first, rules, prompt), first))
 
 
-def make(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt, state: str) -> list[int]:
+def make(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt, state: GroupState) -> list[int]:
     """So many groups more for the learner, each in this state of groups that are worked on; their numbers."""
     if count <= 0:
         return []
     made = come_up(connection, count, rules, prompt)
-    rows = [{"group_no": number, "state": state, "split": TRAIN, "prompt": place} for number, place in made]
+    rows = [{"group_no": number, "state": state.value, "split": TRAIN, "prompt": place} for number, place in made]
     _make.each(connection, rows)
-    tally.change(connection, groups=len(rows) if state in tally.UNFINISHED else 0)
+    tally.change(connection, groups=len(rows) if state in UNFINISHED else 0)
     return [number for number, _ in made]
 
 

@@ -29,6 +29,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules import trust
+from coordinator.rules.lifecycle import RolloutState
 from coordinator.rules.trust import Finding
 from coordinator.store.state import get_fact
 from coordinator.store.tables import HELD, LOST, WAITS, audits, leases, nodes, rollouts
@@ -39,11 +40,11 @@ from coordinator.transactions import (
     lottery,
     owners,
     partial_rollouts,
-    reward_columns,
     standings,
 )
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions.lottery import AuditTerms
+from coordinator.transactions.rollouts import move
 from ledger import store
 from ledger.book import BookBroken, EntryOutcome
 from ledger.drawing import ALL_PPM
@@ -361,10 +362,7 @@ def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> s
     Those that were trained on stay where they are.
     """
     wholes = {partial_rollouts.whole_of(connection, claim_id) for claim_id in claims}
-    kept = (*reward_columns.WAITING, evaluations.MEASURED)
-    buffered = rollouts.c.claim_id.in_(wholes) & rollouts.c.state.in_(kept)
-    columns = (rollouts.c.claim_id, rollouts.c.group_no)
-    taken = connection.execute(sa.update(rollouts).where(buffered).values(state="retracted").returning(*columns)).all()
+    taken = move(connection, rollouts.c.claim_id.in_(wholes), RolloutState.RETRACTED)
     for row in taken:
         lease_table.reopen(connection, row.group_no)
         if row.group_no < 0:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from coordinator.rules.lifecycle import GroupState
 from coordinator.store.tables import IS_OPEN, evaluations, groups, leases, nodes
 from coordinator.transactions import standings
 from coordinator.transactions.admission import NOT_NEEDED, Admitted
 from coordinator.transactions.evaluations import FIRST
-from coordinator.transactions.leases import TRIAL, set_group
+from coordinator.transactions.leases import set_group
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
 
@@ -79,12 +80,12 @@ def lease_evaluation_groups(
     waiting = (
         sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
         .where(groups.c.evaluation == number, groups.c.state.in_(_left_for(on_trial)))
-        .order_by(groups.c.state != "open", fits, groups.c.group_no.desc())
+        .order_by(groups.c.state != GroupState.OPEN.value, fits, groups.c.group_no.desc())
         .limit(count)
     )
     taken = [(row.group_no, row.begun, row.begun_version) for row in connection.execute(waiting)]
     for group_no, _, _ in taken:
-        set_group(connection, group_no, TRIAL if on_trial else "leased")
+        set_group(connection, group_no, GroupState.TRIAL if on_trial else GroupState.LEASED)
     return taken
 
 
@@ -97,7 +98,7 @@ def is_left(connection: sa.Connection, number: int, *, on_trial: bool) -> bool:
 
 def _left_for(on_trial: bool) -> list[str]:
     """The states of groups that a node may be given."""
-    return ["open"] if on_trial else ["open", TRIAL]
+    return [GroupState.OPEN.value] if on_trial else [GroupState.OPEN.value, GroupState.TRIAL.value]
 
 
 def _at_work(connection: sa.Connection, *, proven_only: bool) -> tuple[set[str], set[str]]:

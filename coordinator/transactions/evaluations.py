@@ -21,9 +21,10 @@ import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.rules import scores
+from coordinator.rules.lifecycle import UNANSWERED, GroupState, RolloutState
 from coordinator.store.tables import IS_OPEN, batches, evaluations, groups, leases, nodes, parts, rollouts, versions
 from coordinator.transactions import leases as lease_table
-from coordinator.transactions import policy_versions, reward_columns, standings
+from coordinator.transactions import policy_versions, standings
 from protocol import limits
 from protocol.errors import NotFound, OutOfOrder
 from protocol.work.learning import Evaluated
@@ -33,12 +34,6 @@ Why = Literal["before", "every", "last", "asked"]
 
 FIRST: tuple[Why, ...] = ("before", "last")
 """While these run, nothing is trained on anyway, or nothing more: they go first."""
-
-UNANSWERED = ("open", "leased", lease_table.TRIAL)
-"""The states of groups that no answer is there for."""
-
-MEASURED = "measured"
-"""The state of a rollout that belongs to an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,13 @@ def start_evaluation(
     lowest = connection.execute(sa.select(sa.func.min(groups.c.group_no))).scalar() or 0
     first = min(0, lowest) - 1
     rows = [
-        {"group_no": first - place, "state": "open", "split": split, "prompt": problem, "evaluation": number}
+        {
+            "group_no": first - place,
+            "state": GroupState.OPEN.value,
+            "split": split,
+            "prompt": problem,
+            "evaluation": number,
+        }
         for place, problem in enumerate(chosen)
     ]
     connection.execute(sa.insert(groups), rows)
@@ -172,7 +173,7 @@ def record_group(connection: sa.Connection, group_no: int, now_ms: int) -> None:
     state = connection.execute(sa.select(evaluations.c.state).where(evaluations.c.number == number)).scalar_one()
     left = sa.select(groups.c.group_no).where(groups.c.evaluation == number, groups.c.state.in_(UNANSWERED))
     unscored = sa.select(rollouts.c.claim_id).join(groups, groups.c.group_no == rollouts.c.group_no)
-    unscored = unscored.where(groups.c.evaluation == number, rollouts.c.state == reward_columns.UNSCORED)
+    unscored = unscored.where(groups.c.evaluation == number, rollouts.c.state == RolloutState.UNSCORED.value)
     if state != "running":
         _put(connection, number, {"result": _result(connection, number)})
     elif not any(connection.execute(one.limit(1)).first() for one in (left, unscored)):
@@ -236,7 +237,7 @@ def list_evaluations(connection: sa.Connection, *, version: int = 0) -> list[dic
     query = sa.select(evaluations).order_by(evaluations.c.number)
     if version:
         query = query.where(evaluations.c.version == version)
-    answered = sa.select(groups.c.evaluation, sa.func.count()).where(groups.c.state == "accepted")
+    answered = sa.select(groups.c.evaluation, sa.func.count()).where(groups.c.state == GroupState.ACCEPTED.value)
     answered = answered.where(groups.c.evaluation.is_not(None)).group_by(groups.c.evaluation)
     counts: dict[int, int] = {number: int(count) for number, count in connection.execute(answered)}
     return [_shown(dict(row), counts.get(row["number"], 0)) for row in connection.execute(query).mappings()]
@@ -293,7 +294,7 @@ def _measured(connection: sa.Connection, number: int) -> list[tuple[int, Sequenc
     query = (
         sa.select(groups.c.prompt, rollouts.c.rewards)
         .join_from(groups, rollouts, rollouts.c.group_no == groups.c.group_no)
-        .where(groups.c.evaluation == number, rollouts.c.state == MEASURED)
+        .where(groups.c.evaluation == number, rollouts.c.state == RolloutState.MEASURED.value)
         .order_by(groups.c.prompt)
     )
     return [(problem, np.frombuffer(data, "<f4").tolist()) for problem, data in connection.execute(query)]

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from coordinator.rules.lease_allowance import MEASURED_MAX
 from coordinator.rules.lengths import OVERTAKEN_MAX, LengthStatistics, WaitingGroup, expected, neighbourhood
+from coordinator.rules.lifecycle import GroupState
 from coordinator.rules.selection import SelectionRules
 from coordinator.store.tables import groups, leases, lengths, rollouts
 from coordinator.transactions import curriculum
@@ -29,7 +30,7 @@ _newest = sa.select(sa.func.max(_made.c.group_no)).where(_made.c.group_no >= 0).
 _unbegun = Prepared(
     sa.select(groups.c.group_no, groups.c.expected, groups.c.begun, groups.c.begun_version)
     .where(
-        groups.c.state == "open",
+        groups.c.state == GroupState.OPEN.value,
         groups.c.group_no >= 0,
         groups.c.begun.is_(None) | (groups.c.group_no < _newest - sa.bindparam("newer", type_=sa.Integer)),
     )
@@ -96,7 +97,7 @@ def window_of(connection: sa.Connection, least: int, rules: SelectionRules, prom
     fresh = curriculum.come_up(connection, least - len(waiting), rules, prompt)
     lasts = [foreseen(connection, pack_tokens(prompt(PromptRef(TRAIN, place)))) for _, place in fresh]
     rows = [
-        {"group_no": number, "state": "open", "split": TRAIN, "prompt": place, "expected": tokens}
+        {"group_no": number, "state": GroupState.OPEN.value, "split": TRAIN, "prompt": place, "expected": tokens}
         for (number, place), tokens in zip(fresh, lasts, strict=True)
     ]
     _make.each(connection, rows)

@@ -17,10 +17,11 @@ import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.rules import lease_allowance
+from coordinator.rules.lifecycle import UNFINISHED, GroupState, RolloutState, groups_before
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import IS_OPEN, batches, groups, leases, nodes, rollouts, versions
-from coordinator.transactions import partial_rollouts, reward_columns, staleness_bound, tally
+from coordinator.transactions import partial_rollouts, staleness_bound, tally
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
@@ -32,9 +33,6 @@ LEASES_HELD_FACTOR = 2
 
 BACK = "back_ms"
 """The fact of when a coordinator came back."""
-
-TRIAL = "trial"
-"""The state of a group that nobody but newcomers works on, outside of what is counted."""
 
 AT_WORK = (LeaseState.ACCEPTED, LeaseState.REJECTED, LeaseState.EXPIRED)
 """Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
@@ -55,11 +53,14 @@ _move = Prepared(
     .where(leases.c.lease_id == sa.bindparam("lease"), leases.c.state == sa.bindparam("before"))
     .values(state=sa.bindparam("after"), ended_ms=sa.bindparam("ended"))
 )
-_is_unfinished = groups.c.state.in_(tally.UNFINISHED)
 _this = groups.c.group_no == sa.bindparam("group")
-_of_others = Prepared(sa.update(groups).where(_this, ~_is_unfinished).values(state=sa.bindparam("new")))
-_of_unfinished = Prepared(sa.update(groups).where(_this, _is_unfinished).values(state=sa.bindparam("new")))
-_set_group = Prepared(sa.update(groups).where(_this).values(state=sa.bindparam("new")))
+_moves = {
+    (to, counted): Prepared(sa.update(groups).where(_this, groups.c.state.in_(before)).values(state=to.value))
+    for to in GroupState
+    for counted in (True, False)
+    if (before := [state.value for state in groups_before(to) if (state in UNFINISHED) == counted])
+}
+"""Moves of a group to a state, from those that the tally counts as unfinished and from those that it does not."""
 _leave_to = Prepared(
     sa.update(groups).where(_this).values(begun=sa.bindparam("by"), begun_version=sa.bindparam("of_version"))
 )
@@ -79,10 +80,10 @@ _last_batch = Prepared(sa.select(batches.c.reported_ms).order_by(batches.c.batch
 _published = Prepared(sa.select(versions.c.published_ms).order_by(versions.c.version.desc()).limit(1))
 _for_learner = rollouts.c.group_no >= 0
 _unscored = Prepared(
-    sa.select(rollouts.c.claim_id).where(rollouts.c.state == reward_columns.UNSCORED, _for_learner).limit(1)
+    sa.select(rollouts.c.claim_id).where(rollouts.c.state == RolloutState.UNSCORED.value, _for_learner).limit(1)
 )
 _last_came = Prepared(
-    sa.select(sa.func.max(rollouts.c.accepted_ms)).where(rollouts.c.state == "buffered", _for_learner)
+    sa.select(sa.func.max(rollouts.c.accepted_ms)).where(rollouts.c.state == RolloutState.BUFFERED.value, _for_learner)
 )
 
 
@@ -244,7 +245,7 @@ def end_unanswered(
         sound = event is not LeaseEvent.REJECT
         reopen(connection, row.group_no, partial_rollouts.left_by(connection, row.lease_id, sound=sound))
     elif row.group_no < 0:  # what is measured goes to a second node only beside a newcomer
-        set_group(connection, row.group_no, TRIAL)
+        set_group(connection, row.group_no, GroupState.TRIAL)
     return True
 
 
@@ -260,26 +261,27 @@ def answered(connection: sa.Connection, row: Any) -> None:
     """The group of this lease is whole: who else works on it does so in vain, and what they told is not needed."""
     if row.is_shared:
         _in_vain(connection, group=row.group_no, lease=row.lease_id)
-    set_group(connection, row.group_no, "accepted")
+    set_group(connection, row.group_no, GroupState.ACCEPTED)
 
 
 def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -> None:
     """Offer a group again, to go on from that ended lease or afresh."""
     offer = connection.execute(sa.select(leases.c.offer).where(leases.c.lease_id == begun)).scalar()
     version = Lease.from_bytes(offer).version if offer else None
-    set_group(connection, group_no, "open")
+    set_group(connection, group_no, GroupState.OPEN)
     _leave_to(connection, group=group_no, by=begun, of_version=version)
 
 
-def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
-    """Change a group's state, whatever it was."""
-    if state == "accepted" and _of_unfinished(connection, group=group_no, new=state).rowcount:
-        return  # it was leased, as almost always: unfinished before and after
-    counts = state in tally.UNFINISHED
-    if (_of_others if counts else _of_unfinished)(connection, group=group_no, new=state).rowcount:
-        tally.change(connection, groups=(1 if counts else -1) if group_no >= 0 else 0)
-    else:
-        _set_group(connection, group=group_no, new=state)
+def set_group(connection: sa.Connection, group_no: int, state: GroupState) -> bool:
+    """Move a group to a state; return False, and change nothing, if it may not move there from where it is."""
+    for counted in (True, False):
+        move_group = _moves.get((state, counted))
+        if move_group is not None and move_group(connection, group=group_no).rowcount:
+            more = (state in UNFINISHED) - counted
+            if more and group_no >= 0:
+                tally.change(connection, groups=more)
+            return True
+    return False
 
 
 def latest_batch(connection: sa.Connection) -> int:

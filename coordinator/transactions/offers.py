@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules import lengths
+from coordinator.rules.lifecycle import GroupState
 from coordinator.store.tables import groups, leases
 from coordinator.transactions import (
     admission,
@@ -30,7 +31,7 @@ from coordinator.transactions import (
     tally,
 )
 from coordinator.transactions.admission import Admitted
-from coordinator.transactions.leases import TRIAL, LeaseTerms, expire, reopen, set_group
+from coordinator.transactions.leases import LeaseTerms, expire, reopen, set_group
 from coordinator.transactions.partial_rollouts import Told
 from coordinator.transactions.prompts import PromptRef
 from ledger.entry import amount
@@ -63,14 +64,16 @@ _fits = sa.case(
 )
 _waiting = Prepared(
     sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
-    .where(groups.c.state == "open", _is_trained_on)
+    .where(groups.c.state == GroupState.OPEN.value, _is_trained_on)
     .order_by(_fits, groups.c.group_no)
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
 _begun_here = Prepared(
     sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
     .where(
-        groups.c.state == "open", _is_trained_on, groups.c.begun_version == sa.bindparam("version", type_=sa.Integer)
+        groups.c.state == GroupState.OPEN.value,
+        _is_trained_on,
+        groups.c.begun_version == sa.bindparam("version", type_=sa.Integer),
     )
     .order_by(groups.c.group_no)
     .limit(sa.bindparam("count", type_=sa.Integer))
@@ -117,7 +120,9 @@ def offer(
         message = message.model_copy(update={"groups": message.groups - len(measured)})
         count = 0 if alone or admitted.on_trial or not message.groups else min(count, message.groups)
     version = message.version if message.continues else None
-    groups = _take_groups(connection, count, version, node, terms, draw, TRIAL if admitted.on_trial else "leased")
+    groups = _take_groups(
+        connection, count, version, node, terms, draw, GroupState.TRIAL if admitted.on_trial else GroupState.LEASED
+    )
     if reason == "ahead" and terms.over_issue and not admitted.on_trial:
         late = stragglers.late_groups(
             connection, node, size=terms.groups_per_update, bound=terms.over_issue, now_ms=now_ms
@@ -209,7 +214,7 @@ def _take_groups(
     node: NodeId,
     terms: LeaseTerms,
     draw: PromptDraw,
-    state: str,
+    state: GroupState,
 ) -> list[tuple[int, str | None, int | None]]:
     """So many groups that nobody works on, each with the lease that left its work and the version of that.
 

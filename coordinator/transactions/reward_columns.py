@@ -14,16 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.rules.lifecycle import RolloutState
 from protocol.tasks import Reward, Spans
 
-UNSCORED = "unscored"
-"""The state of a rollout that was accepted, and waits for its rewards."""
-
-WAITING = ("buffered", UNSCORED)
-"""The states of rollouts that are still to be trained on."""
-
-GIVEN_UP = "verifier_error"
-"""That of one which could not be judged: paid, and never trained on."""
+GIVEN_UP = RolloutState.UNJUDGED.value
+"""The mark that says why a rollout could not be judged."""
 
 
 def stored(rewards: Sequence[Reward]) -> dict[str, Any]:

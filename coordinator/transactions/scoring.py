@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.rules.lifecycle import GroupState, RolloutState
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import groups, leases, rollouts
@@ -21,6 +22,7 @@ from coordinator.transactions import curriculum, escrow, evaluations, reward_col
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.prompts import PromptRef
+from coordinator.transactions.rollouts import move
 from protocol.tasks import Reward
 from protocol.wire.signing import open_envelope
 from protocol.work.lease import Lease
@@ -53,7 +55,7 @@ def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset(
         )
         .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
         .join(groups, groups.c.group_no == rollouts.c.group_no)
-        .where(rollouts.c.state == reward_columns.UNSCORED, rollouts.c.claim_id.not_in(but))
+        .where(rollouts.c.state == RolloutState.UNSCORED.value, rollouts.c.claim_id.not_in(but))
         .order_by(rollouts.c.accepted_ms, rollouts.c.group_no)
         .limit(limit)
     )
@@ -70,8 +72,8 @@ def scored(
     if fact := get_fact(connection, FACT):
         set_fact(connection, FACT, fact | {"down": False})
     group_no = _group_of(connection, claim_id)
-    state = evaluations.MEASURED if group_no < 0 else "buffered"
-    if not _leave(connection, claim_id, {"state": state, **reward_columns.stored(rewards)}):
+    state = RolloutState.MEASURED if group_no < 0 else RolloutState.BUFFERED
+    if not move(connection, rollouts.c.claim_id == claim_id, state, **reward_columns.stored(rewards)):
         return False
     if group_no < 0:
         evaluations.record_group(connection, group_no, now_ms)
@@ -84,10 +86,11 @@ def scored(
 
 def give_up(connection: sa.Connection, claim_id: str, reason: str, *, audits: AuditTerms, now_ms: int) -> bool:
     """It cannot be judged, by no fault of its node's."""
-    if not _leave(connection, claim_id, {"state": reward_columns.GIVEN_UP, "marks": {reward_columns.GIVEN_UP: reason}}):
+    marks = {reward_columns.GIVEN_UP: reason}
+    if not move(connection, rollouts.c.claim_id == claim_id, RolloutState.UNJUDGED, marks=marks):
         return False
     group_no = _group_of(connection, claim_id)
-    lease_table.set_group(connection, group_no, reward_columns.GIVEN_UP)
+    lease_table.set_group(connection, group_no, GroupState.UNJUDGED)
     if group_no < 0:
         evaluations.record_group(connection, group_no, now_ms)
     escrow.used(connection, [claim_id], terms=audits, now_ms=now_ms)
@@ -114,11 +117,6 @@ def _note(connection: sa.Connection, reason: str, now_ms: int, *, groups: int, d
 
 def _group_of(connection: sa.Connection, claim_id: str) -> int:
     return int(connection.execute(sa.select(rollouts.c.group_no).where(rollouts.c.claim_id == claim_id)).scalar_one())
-
-
-def _leave(connection: sa.Connection, claim_id: str, values: dict[str, Any]) -> bool:
-    here = (rollouts.c.claim_id == claim_id) & (rollouts.c.state == reward_columns.UNSCORED)
-    return bool(connection.execute(sa.update(rollouts).where(here).values(values)).rowcount)
 
 
 def completions(envelope: bytes, offer: bytes) -> tuple[tuple[int, ...], ...]:

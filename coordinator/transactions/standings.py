@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules import trust as rules_of_trust
+from coordinator.rules.lifecycle import WAITING, RolloutState
 from coordinator.rules.trust import Level, OwnerStanding, TrustRules
 from coordinator.store.tables import (
     HELD,
@@ -23,7 +24,7 @@ from coordinator.store.tables import (
     trust,
     versions,
 )
-from coordinator.transactions import orders, partial_rollouts, reward_columns
+from coordinator.transactions import orders, partial_rollouts
 from ledger.prepared import Prepared
 from ledger.tables import claims_table
 from protocol.errors import OwnerBanned
@@ -67,7 +68,7 @@ IS_KNOWN = sa.exists().where(trust.c.owner == nodes.c.owner, trust.c.groups > 0)
 _barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))
 _banned = Prepared(_barred.where(nodes.c.node_id == sa.bindparam("node")).order_by(trust.c.owner).limit(1))
 _leased = IS_OPEN & (leases.c.group_no >= 0)
-_buffered = rollouts.c.state.in_(reward_columns.WAITING) & (rollouts.c.group_no >= 0)
+_buffered = rollouts.c.state.in_(WAITING) & (rollouts.c.group_no >= 0)
 _theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == sa.bindparam("of"))
 # A part is in escrow until its group is trained on: so no history is looked through.
 _begun = (audits.c.owner == sa.bindparam("of")) & ~audits.c.settled & (audits.c.groups == 0)
@@ -86,7 +87,11 @@ _at_work = Prepared(
 )
 _newest = sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1).scalar_subquery()
 # Who gave a place to others works no less.
-_in_vain = (rollouts.c.state == "surplus") & (rollouts.c.policy_update >= _newest) & (rollouts.c.group_no >= 0)
+_in_vain = (
+    (rollouts.c.state == RolloutState.SURPLUS.value)
+    & (rollouts.c.policy_update >= _newest)
+    & (rollouts.c.group_no >= 0)
+)
 _under_way = sa.union_all(
     sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(_leased),
     sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_buffered),

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from coordinator.rules.lease_allowance import MEASURED_MAX
+from coordinator.rules.lifecycle import WAITING, GroupState
 from coordinator.store.tables import IS_OPEN, batches, groups, leases, rollouts
-from coordinator.transactions import reward_columns
 from protocol.ids import NodeId
 from protocol.work.lease import LeaseState
 
@@ -47,7 +47,7 @@ def choose(
 def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: int, now_ms: int) -> list[int]:
     """The groups of a batch of this size that the node may be given beside another."""
     newest = connection.execute(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1)).first()
-    buffered = sa.select(sa.func.count()).select_from(rollouts).where(rollouts.c.state.in_(reward_columns.WAITING))
+    buffered = sa.select(sa.func.count()).select_from(rollouts).where(rollouts.c.state.in_(WAITING))
     missing = size - connection.execute(buffered).scalar_one()
     typical_ms, helper_ms = _answer_ms(connection, None), _answer_ms(connection, node)
     if (newest is not None and newest.reported_ms is None) or typical_ms is None or helper_ms is None:
@@ -60,7 +60,7 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
             sa.func.max(sa.case((leases.c.node_id == node, 1), else_=0)),
         )
         .join(groups, groups.c.group_no == leases.c.group_no)
-        .where(IS_OPEN, ~leases.c.surplus, leases.c.group_no >= 0, groups.c.state == "leased")
+        .where(IS_OPEN, ~leases.c.surplus, leases.c.group_no >= 0, groups.c.state == GroupState.LEASED.value)
         .group_by(leases.c.group_no)
     )
     return choose(

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from coordinator.rules.lifecycle import UNFINISHED
 from coordinator.store.tables import IS_OPEN, groups, leases, tally
 from ledger.prepared import Prepared
-
-UNFINISHED = ("leased", "accepted")
-"""The states of groups that are under way or wait for the learner."""
 
 
 class Tally(NamedTuple):

@@ -12,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from bench.control.books import CHECKS, Heard, examine
+from coordinator.rules.lifecycle import WAITING
 from coordinator.store.state import Database, engine
 from coordinator.store.tables import rollouts
-from coordinator.transactions import reward_columns
 from tests.ledger import postgres
 from tests.processes.light_node import Labourer, at_work
 from tests.processes.programs import Swarm, free_address, script, until
@@ -34,7 +34,7 @@ SETTINGS: Settings = {
 STUCK = sa.text(
     "SELECT application_name FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'relation'"
 )
-WAITING = sa.select(sa.func.count()).where(rollouts.c.state.in_(reward_columns.WAITING))
+UNTRAINED = sa.select(sa.func.count()).where(rollouts.c.state.in_(WAITING))
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def test_a_process_that_is_killed_in_an_acceptance_leaves_nothing_half_done(
             leader.start()
         assert learner.client.batch(1) == first
         with closing(Database(url)) as database:
-            waiting = database.run_now(lambda connection: int(connection.execute(WAITING).scalar_one()))
+            waiting = database.run_now(lambda connection: int(connection.execute(UNTRAINED).scalar_one()))
             batches = [first, *(learner.client.batch(2 + number) for number in range(waiting // BATCH))]
             trained = [group.claim_id for batch in batches for group in batch.groups]
             assert database.run_now(examine, heard(crowd, trained)) == {name: [] for name in CHECKS}

@@ -4,6 +4,7 @@
 - docs/reference/settings.md: every key of a round's file, from the models in `coordinator.config`.
 - docs/reference/errors.md: every error code with its hints, and every reason for a refusal that has no error.
 - docs/reference/metrics.md: every metric of `/metrics`.
+- docs/reference/states.md: the states of leases, groups and rollouts, from their transition tables.
 - docs/glossary.md: the glossary in the docstring of `protocol`.
 - The pages depend on nothing but the code: no terminal, no environment variable, no home folder, no clock.
 """
@@ -26,8 +27,10 @@ from coordinator.api import public as answers
 from coordinator.config import manual
 from coordinator.reports import metrics
 from coordinator.rules import selection
+from coordinator.rules.lifecycle import GROUP_MOVES, ROLLOUT_MOVES
 from protocol.errors import ERRORS, SwarmError
 from protocol.work import messages
+from protocol.work.lease import TRANSITIONS, LeaseState
 from swarm_node.commands.options import DEFAULT_HOME
 from tests.tidy.repository import ROOMS, ROOT, python_files, text, tree
 
@@ -45,6 +48,7 @@ def pages() -> dict[Path, str]:
         folder / "settings.md": "\n".join(settings_page()) + "\n",
         folder / "errors.md": "\n".join(errors_page()) + "\n",
         folder / "metrics.md": "\n".join(metrics_page()) + "\n",
+        folder / "states.md": "\n".join(states_page()) + "\n",
         Path("docs/glossary.md"): "\n".join(glossary_page()) + "\n",
     }
 
@@ -267,6 +271,23 @@ def glossary_page() -> Iterator[str]:
     yield from ("# Glossary", "", NOTE, "")
     yield from ("The same words in code, API, pages and documents.", "")
     yield from (f"- **{term}**: {meaning}" for term, meaning in glossary().items())
+
+
+def states_page() -> Iterator[str]:
+    """Yield the page of states: for each state, those that may follow."""
+    yield from ("# States", "", NOTE, "")
+    yield "A move that is not listed cannot happen: each change compares the state before in the same statement."
+    leases: dict[str, list[str]] = {state.value: [] for state in LeaseState}
+    for (before, event), after in TRANSITIONS.items():
+        leases[before].append(f"`{after}` ({event})")
+    yield from ("", "## Leases", "", "The event that moves a lease is in brackets.", "")
+    yield from table(
+        ("state", "may become"), *((f"`{state}`", ", ".join(after) or "–") for state, after in leases.items())
+    )
+    for title, moves in (("Groups", GROUP_MOVES), ("Rollouts", ROLLOUT_MOVES)):
+        yield from ("", f"## {title}", "")
+        rows = ((f"`{state}`", ", ".join(f"`{one}`" for one in after) or "–") for state, after in moves.items())
+        yield from table(("state", "may become"), *rows)
 
 
 def main() -> None:

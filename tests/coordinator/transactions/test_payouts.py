@@ -267,7 +267,7 @@ def test_payment_by_hand_waits_for_a_reference_and_takes_one(world: World) -> No
     (key,) = owner(1, world)
     owe(world, key, 150)
     batch = create(world)
-    with pytest.raises(PayoutFailed, match="person"):
+    with pytest.raises(PayoutFailed, match="Pay the amounts"):
         settle(world, batch, Manual(""))
     assert balance(world, key) == (0, 150, 0)
     assert settle(world, batch, Manual("SEPA-1")) is Status.DONE

@@ -1,0 +1,107 @@
+"""The lives of groups and rollouts: their states, and the moves between them. Pure.
+
+- A group is a prompt that is worked on until the learner has a rollout of it, or an evaluation has.
+- A rollout is a claim that was accepted; the rollout that answers a group first is used, others are only paid.
+- `coordinator.transactions.leases.set_group` moves groups, `coordinator.transactions.rollouts.move` moves rollouts.
+  Both compare and set: a move that is not listed here changes nothing.
+- The states of a lease are in `protocol.work.lease`, those of a claim's money in `ledger.book`.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class GroupState(StrEnum):
+    """Where a group stands."""
+
+    OPEN = "open"
+    """Nobody works on it."""
+    LEASED = "leased"
+    TRIAL = "trial"
+    """Leased to a newcomer alone; nothing waits for it."""
+    ACCEPTED = "accepted"
+    """A rollout of it was accepted."""
+    TRAINED = "trained"
+    """Its rollout is in a batch, or was set aside because all rewards are equal."""
+    UNJUDGED = "verifier_error"
+    """Its rollout could not be judged."""
+
+
+class RolloutState(StrEnum):
+    """Where an accepted rollout stands."""
+
+    UNSCORED = "unscored"
+    """Its rewards are not known yet."""
+    BUFFERED = "buffered"
+    """It waits for a batch."""
+    MEASURED = "measured"
+    """It is part of an evaluation."""
+    BATCHED = "batched"
+    STALE = "stale"
+    """It became older than the staleness bound before a batch took it."""
+    SURPLUS = "surplus"
+    """Another rollout answered the group first, or its owner's share of the batch was used up."""
+    ALIKE = "alike"
+    """All its rewards are equal, so it was set aside for another group."""
+    UNUSED = "unused"
+    """The round ended before a batch took it."""
+    RETRACTED = "retracted"
+    """An audit found a fault, or its owner was banned."""
+    UNJUDGED = "verifier_error"
+    """It could not be judged: paid, and never trained on."""
+
+
+UNFINISHED = (GroupState.LEASED, GroupState.ACCEPTED)
+"""Groups that are under way or wait for the learner."""
+
+UNANSWERED = (GroupState.OPEN, GroupState.LEASED, GroupState.TRIAL)
+
+WAITING = (RolloutState.BUFFERED, RolloutState.UNSCORED)
+"""Rollouts that are still to be trained on."""
+
+GROUP_MOVES: Mapping[GroupState, tuple[GroupState, ...]] = {
+    GroupState.OPEN: (GroupState.LEASED, GroupState.TRIAL),
+    GroupState.TRIAL: (GroupState.LEASED, GroupState.OPEN, GroupState.ACCEPTED),
+    GroupState.LEASED: (GroupState.ACCEPTED, GroupState.OPEN, GroupState.TRIAL),
+    GroupState.ACCEPTED: (GroupState.TRAINED, GroupState.OPEN, GroupState.UNJUDGED),
+    GroupState.TRAINED: (),
+    GroupState.UNJUDGED: (),
+}
+"""The states that may follow each state of a group."""
+
+ROLLOUT_MOVES: Mapping[RolloutState, tuple[RolloutState, ...]] = {
+    RolloutState.UNSCORED: (
+        RolloutState.BUFFERED,
+        RolloutState.MEASURED,
+        RolloutState.UNJUDGED,
+        RolloutState.UNUSED,
+        RolloutState.RETRACTED,
+    ),
+    RolloutState.BUFFERED: (
+        RolloutState.BATCHED,
+        RolloutState.STALE,
+        RolloutState.SURPLUS,
+        RolloutState.ALIKE,
+        RolloutState.UNUSED,
+        RolloutState.RETRACTED,
+    ),
+    RolloutState.MEASURED: (RolloutState.RETRACTED,),
+    RolloutState.BATCHED: (),
+    RolloutState.STALE: (),
+    RolloutState.SURPLUS: (),
+    RolloutState.ALIKE: (),
+    RolloutState.UNUSED: (),
+    RolloutState.RETRACTED: (),
+    RolloutState.UNJUDGED: (),
+}
+"""The states that may follow each state of a rollout; the first state is unscored, buffered, measured or surplus."""
+
+
+def groups_before(state: GroupState) -> list[GroupState]:
+    """Return the states from which a group may move to this one."""
+    return [before for before, after in GROUP_MOVES.items() if state in after]
+
+
+def rollouts_before(state: RolloutState) -> list[RolloutState]:
+    """Return the states from which a rollout may move to this one."""
+    return [before for before, after in ROLLOUT_MOVES.items() if state in after]

@@ -274,7 +274,7 @@ async def _steer(round_: Round) -> None:
         now_ms=now_ms(),
     )
     for change in changes:
-        log.info("node=%s %s: %s", change.name, "works" if change.works else "stands by", change.reason)
+        log.info("node=%s %s: %s", change.name, "works" if change.works else "standby", change.reason)
 
 
 def _noted(round_: Round, name: str) -> Callable[[Life], Awaitable[None]]:

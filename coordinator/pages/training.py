@@ -148,7 +148,7 @@ def _health(status: Mapping[str, Any]) -> Markup:
     age, load = status["age"], status["load"]
     facts = {
         "learner idle in all": words.percent(status["learner_idle_share"]),
-        "work in vain": words.percent(status["in_vain_share"]),
+        "wasted work": words.percent(status["in_vain_share"]),
         "age of groups": f"mean {age['mean']:.1f}, p99 {age['p99']}, most {age['max']}",
         "bound S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
         "a version every": words.counted(status["publish_every"], "update"),
@@ -232,7 +232,7 @@ def _fleet(status: Mapping[str, Any]) -> Any:
     rows = [
         [
             node_link(one["node_id"], one["name"]),
-            "works" if one["works"] else "stands by",
+            "works" if one["works"] else "standby",
             words.figure(one["groups_per_s"]),
             words.figure(one["cost_micros_per_s"]),
             words.moment(one["since_ms"]),
@@ -249,7 +249,7 @@ def _fleet(status: Mapping[str, Any]) -> Any:
         told = el(
             "p", f"Together {words.figure(spent)} credit/s, at most {words.figure(spent * load['train_s'])} a step."
         )
-    return told, table("Who works and who stands by", FLEET_COLUMNS, rows, empty=empty)
+    return told, table("Nodes at work and on standby", FLEET_COLUMNS, rows, empty=empty)
 
 
 def _incidents(incidents: Sequence[Incident]) -> Markup:

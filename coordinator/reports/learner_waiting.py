@@ -92,6 +92,6 @@ def _nothing_comes(told: Mapping[str, Any], config: Config, backlog: int) -> str
 
 def _unmeasured(lately: float) -> str:
     return (
-        f"The learner waits {lately:.0%} of its time; why is told once an update, a broadcast and a group "
+        f"The learner waits {lately:.0%} of its time; the cause is known once an update, a broadcast and a group "
         "have been measured."
     )

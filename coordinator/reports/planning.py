@@ -211,7 +211,7 @@ def text(found: dict[str, Any]) -> str:
         "",
     ]
     lines += [
-        f"{'mode':<10} {'nodes':>6} {'s/update':>9} {'idle':>6} {'oldest':>6} {'in vain':>8} {'cost/update':>11}",
+        f"{'mode':<10} {'nodes':>6} {'s/update':>9} {'idle':>6} {'oldest':>6} {'wasted':>8} {'cost/update':>11}",
         *(
             f"{way['mode']:<10} {way['nodes'] or 'one':>6} {way['step_s']:>9.4g} {way['idle']:>6.1%} "
             f"{way['age_max']:>6} {way['in_vain']:>8.0%} {_cost(way, is_priced)}"

@@ -18,7 +18,7 @@ groups in order of their version, so a group of update u enters at latest the ba
 stands at update S + u: its staleness is then at most S. Nothing needs to be thrown away, however slow the learner is.
 
 Echo's replay buffer is the other way: a group may start for any version that is not too old yet, as long as there is
-room in a buffer of so many updates' worth. Nodes never pause, and what grows too old on the way was sampled in vain.
+room in a buffer of so many updates' worth. Nodes never pause, and what grows too old on the way was wasted samples.
 
 A group that fails gives its place back. Whatever still arrives too late, since a node was slow, is stopped at intake
 and when a batch is formed.

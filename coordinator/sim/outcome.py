@@ -27,7 +27,7 @@ class SimulationOutcome:
 
     steps: list[SimulatedUpdate] = field(default_factory=list)
     discarded: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Groups, or parts of them, that were sampled in vain, by what became of them."""
+    """Groups, or parts of them, that were wasted samples, by what became of them."""
     continued: int = 0
     """Groups that were gone on with."""
     helped: int = 0

@@ -1,6 +1,6 @@
 """Which generation of the protocol a node speaks, and since when the work of older ones does not count.
 
-- The number grows only when a node that does not follow would work in vain, or could not read plans. It is looked at
+- The number grows only when a node that does not follow would wasted work, or could not read plans. It is looked at
   before anything else of a registration, whose other fields may have changed.
 - A node that names none is of generation 0: it was made before they had numbers.
 """

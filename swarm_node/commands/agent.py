@@ -46,22 +46,22 @@ def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
 
 def pause(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Stop at once and free the memory: leases go back, others go on with them. Chunks are still passed on."""
-    _order("pause", home, as_json, "It rests until `swarm-node resume`.")
+    _order("pause", home, as_json, "Paused. Run `swarm-node resume` to continue.")
 
 
 def resume(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Go on after `pause` or `finish`, as far as the limits allow."""
-    _order("resume", home, as_json, "It works again, where the limits allow it.")
+    _order("resume", home, as_json, "Resumed; the node works as far as its limits allow.")
 
 
 def finish(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Take no more work; the agent ends when what it samples has ended and is sent."""
-    _order("finish", home, as_json, "It ends after the groups that are being sampled.")
+    _order("finish", home, as_json, "Finishing: the node ends when its running groups are done.")
 
 
 def leave(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """End the agent now: leases go back, what is finished is sent first."""
-    _order("leave", home, as_json, "It gives its leases back and ends.")
+    _order("leave", home, as_json, "Stopping: unfinished work was returned.")
 
 
 def limits(

@@ -73,12 +73,12 @@ def verify(
         return
     owed = sum(micros for name, micros in found.balances.items() if name.startswith(("payable:", "paying:")))
     typer.echo(
-        f"Proved: {counted(found.entries, 'entry makes', 'entries make')} the signed root {found.root[:16]}…; owed are "
-        f"{owed:,} micro-units, and the leaderboard says of {counted(found.nodes, 'node')} what they say."
+        f"Proved: {counted(found.entries, 'entry makes', 'entries make')} the signed root {found.root[:16]}…; total "
+        f"{owed:,} micro-units; the leaderboard matches the ledger ({counted(found.nodes, 'node')})."
     )
     typer.echo(
-        f"Its lottery drew {found.audits.drawn:,} of {found.audits.claims:,} claims so far, and none of these was paid "
-        f"unseen but for {found.audits.pardoned:,} pardons."
+        f"Its lottery drew {found.audits.drawn:,} of {found.audits.claims:,} claims so far. All drawn claims were "
+        f"audited before payment, except {found.audits.pardoned:,} pardoned ones."
     )
     if not found.logged_roots:
         typer.echo("Note: the log names no root document, as logs did not once: others may be told of other keys.")

@@ -60,22 +60,25 @@ def lines(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> 
     """Demand and earnings, as people read them."""
     fleet = status.get("fleet") or []
     works = sum(1 for one in fleet if one["works"])
-    here = f"{counted(status['nodes_alive'], 'node')} here" if status["nodes_alive"] else "nobody is here yet"
+    here = f"{counted(status['nodes_alive'], 'active node')}" if status["nodes_alive"] else "0 active nodes"
     if status["finished"]:
-        here = "none, the round is finished"
+        here = "none; the round is finished"
     elif fleet:
-        here += f", {works} wanted for work, {len(fleet) - works} standing by"
+        here += f", {works} with work, {len(fleet) - works} on standby"
     elif status["nodes_alive"]:
-        here += ", all of them wanted"
+        here += ", all with work"
     yield f"demand: {here}; update {status['update']} of {status['max_updates']}"
     idle = status.get("learner_idle_share_lately", 0.0)
     left = f"{status['budget_micros']:,} micro-units of budget are left"
-    yield f"demand: the learner waits {idle:.0%} of its time; {left}"
+    yield f"demand: training waits for samples {idle:.0%} of the time; {left}"
     found = forecast(status, rows, price=price)
     if found.unknown:
         yield f"earnings: unknown: {found.unknown}"
     else:
-        yield f"earnings: about {found.low:,} to {found.high:,} micro-units an hour, by the nodes that work here now"
+        yield (
+            f"earnings: about {found.low:,} to {found.high:,} micro-units per hour, "
+            "estimated from the nodes that work now"
+        )
 
 
 def understood(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> list[str]:

@@ -67,15 +67,15 @@ MEANING: dict[str, str] = {
     LeaseState.HELD: "open: it waits for its turn here",
     LeaseState.GENERATING: "open: it is being sampled",
     LeaseState.ACCEPTED: "accepted; nothing is owed for it",
-    LeaseState.REJECTED: "refused by the checks of its form",
+    LeaseState.REJECTED: "rejected by the checks of its form",
     LeaseState.EXPIRED: "not answered in time",
-    LeaseState.SKIPPED: "given back unanswered by this node",
-    LeaseState.CANCELLED: "taken back by the coordinator, which needs it no more; nobody is blamed",
+    LeaseState.SKIPPED: "returned unanswered by this node",
+    LeaseState.CANCELLED: "cancelled by the coordinator, which no longer needs it; no fault of this node",
 }
 """Of a lease's state, or of its claim's."""
 
-LEGEND = "What the words mean:"
-ONE = "All about one of them: `swarm-node why JOIN_STRING LEASE`, of which the first six signs will do."
+LEGEND = "States and codes:"
+ONE = "Details: `swarm-node why JOIN_STRING LEASE` (the first 6 characters are enough)."
 
 REPLAY_MAX_S = 3 * 3600.0
 """A processor takes an hour for a large policy; a tokenizer without end takes for ever."""
@@ -206,9 +206,9 @@ def refusal_lines(refusal: Refusal) -> Iterator[str]:
 def _logged(place: Logged) -> Iterator[str]:
     """Whether the log says the same."""
     if place.state == "logged":
-        yield f"  logged as entry {place.entry}, as it was told: proved under the signed root of all {place.size}"
+        yield f"  verified: ledger entry {place.entry} matches, under the signed root of {place.size} entries"
     elif place.state == "not_yet":
-        yield f"  not logged yet: none of the {place.size} entries so far says this. Ask again in a minute"
+        yield f"  not in the ledger yet ({place.size} entries). Try again in a minute"
 
 
 def _told(explanation: Explanation) -> Iterator[str]:

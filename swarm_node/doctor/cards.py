@@ -13,19 +13,19 @@ GB = 10**9
 def card(seen: GpuProbe) -> CheckResult:
     """Is there one, and does its driver answer?"""
     if seen.trouble:
-        step = "Install the card's driver again, or restart: the kernel's half and the program must be of one version."
-        return fail("gpu", "There is a graphics card's driver, and it does not answer.", seen.trouble, step)
+        step = "Reinstall the GPU's driver, or restart: the kernel module and nvidia-smi must have the same version."
+        return fail("gpu", "A GPU driver is installed, but it does not answer.", seen.trouble, step)
     if not seen.cards:
-        said = "No graphics card is told of: this node would sample on the processor, which is slow."
+        said = "No GPU detected; this node would sample on the CPU, which is slow."
         return warn(
-            "gpu", said, "neither nvidia-smi nor rocm-smi is there", "Nothing, if there is none; else its driver."
+            "gpu", said, "neither nvidia-smi nor rocm-smi was found", "If this machine has a GPU, install its driver."
         )
     named = "; ".join(f"{one.name}, driver {one.driver or 'unknown'}" for one in seen.cards)
     hot = [one for one in seen.cards if one.celsius is not None and one.celsius >= HOT_CELSIUS]
     if hot:
-        said = f"{hot[0].name} is at {hot[0].celsius:.0f} °C before any work, and will slow down."
-        return warn("gpu", said, named, "Clean its fans, or set a cap with `swarm-node limits --power-watts`.")
-    return ok("gpu", "The graphics card's driver answers.", named)
+        said = f"{hot[0].name} is at {hot[0].celsius:.0f} °C before any work; it will run slower."
+        return warn("gpu", said, named, "Clean its fans, or limit its power with `swarm-node limits --power-watts`.")
+    return ok("gpu", "The GPU driver answers.", named)
 
 
 def driver(seen: GpuProbe, cuda_major: int = CUDA_MAJOR) -> CheckResult:

@@ -47,14 +47,19 @@ class RoundAnswer(NamedTuple):
 def clock(offset_s: float | None) -> CheckResult:
     """How far this machine's clock is off; whoever is off too far is not listened to."""
     if offset_s is None:
-        return skip("clock", "The coordinator did not say what time it is.")
-    evidence = f"the coordinator's is {offset_s:+.1f} s from this one, to a second"
-    step = "Let the system keep the time: `timedatectl set-ntp true`, or the date settings."
+        return skip("clock", "The coordinator's answer has no time.")
+    evidence = f"clock difference to the coordinator: {offset_s:+.1f} s (measured to 1 s)"
+    step = "Turn on time synchronisation: `timedatectl set-ntp true`, or the date settings."
     if abs(offset_s) >= OFF_FAIL_S:
-        said = f"The clock is off by more than {OFF_FAIL_S:.0f} s: every request would be refused."
+        said = f"The clock is off by more than {OFF_FAIL_S:.0f} s: the coordinator would reject every request."
         return fail("clock", said, evidence, step)
     if abs(offset_s) >= OFF_WARN_S:
-        return warn("clock", "The clock is off, and near to where requests are refused.", evidence, step)
+        return warn(
+            "clock",
+            "The clock is off, and close to the limit at which the coordinator rejects requests.",
+            evidence,
+            step,
+        )
     return ok("clock", "The clock is right.", evidence)
 
 

@@ -23,7 +23,7 @@ from swarm_node.machine import cores, gpu
 
 AUTO = "auto"
 
-NONE_HERE = "No engine can sample here."
+NONE_HERE = "No engine can sample on this machine."
 
 NONE_UNFIT: Mapping[str, str] = MappingProxyType({})
 

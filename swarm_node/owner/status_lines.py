@@ -80,12 +80,12 @@ def queue(told: dict[str, Any]) -> str:
 def version(told: dict[str, Any]) -> str:
     """Which version, how old, and whether there is a newer one."""
     if not told["version"] and told["resting"]:
-        newest = f"; {told['newest_version']} is out" if told["newest_version"] else ""
-        return f"none is loaded while it rests{newest}"
+        newest = f"; latest is {told['newest_version']}" if told["newest_version"] else ""
+        return f"none loaded while paused{newest}"
     if not told["version"]:
-        return "none is loaded yet"
-    age = f", heard of {ago(told['version_age_s'])} ago" if told["version_age_s"] is not None else ""
-    newer = f"; {told['newest_version']} is out" if told["newest_version"] > told["version"] else ""
+        return "none loaded yet"
+    age = f", {ago(told['version_age_s'])} old" if told["version_age_s"] is not None else ""
+    newer = f"; latest is {told['newest_version']}" if told["newest_version"] > told["version"] else ""
     return f"{told['version']}{age}{newer}"
 
 
@@ -143,11 +143,11 @@ def machine(told: dict[str, Any]) -> str:
             ("{:.1f} GB used", card["used_bytes"] / GB if card["used_bytes"] is not None else None),
         )
         said = ", ".join(form.format(value) for form, value in values if value is not None)
-        found.append(f"{card['name']}: {said or 'tells nothing'}")
+        found.append(f"{card['name']}: {said or 'no readings'}")
     if not told["cards"]:
         found += [f"processor {told['celsius']:.0f} °C"] if told["celsius"] is not None else []
         found += [f"{told['watts']:.0f} W"] if told["watts"] is not None else []
-    return "; ".join(found) or "no sensor tells heat or power here"
+    return "; ".join(found) or "temperature and power: not available"
 
 
 def ago(seconds: float) -> str:

@@ -10,9 +10,9 @@ NO_WORK: dict[Reason, str] = {
     "numerics": "this round does not admit what this node computes with, or has not calibrated it yet: `swarm-node "
     "why` shows claims that are held until then. Wait for the operator, or join with another --engine or --dtype",
     "paused": "the operator has paused this node; the round's page says since when and why",
-    "standby": "others do it for less; this node stands by with the newest version, and is called when it is needed",
+    "standby": "cheaper nodes have the work; this node is on standby with the newest version until it is needed",
     "budget": "the round's budget is used up, or that of this hour",
-    "audits": "the coordinator's auditors are behind; work goes on when they have caught up",
+    "audits": "the coordinator's auditors are behind; work continues when they have caught up",
 }
 """What the owner should know; the other reasons pass by themselves."""
 

@@ -117,7 +117,7 @@ def test_a_hard_finding_is_told_proved_and_repeated(swarm: Swarm, caught: Caught
     told = said(swarm, "swarm-node", *caught.words("why"))
     assert f"lease {caught.lease.lease_id}: voided [replay_mismatch], audit: hard" in told
     assert re.search(r"sample \d, position \d: token \d+ claimed with", told)
-    assert f"logged as entry {caught.entry}, as it was told: proved" in told
+    assert f"verified: ledger entry {caught.entry} matches" in told
     found = json.loads(said(swarm, "swarm-node", *caught.words("why"), "--json").splitlines()[0])
     assert (found["logged"]["entry"], found["report"]["outcome"]) == (caught.entry, "hard fail")
     again = said(swarm, "swarm-node", *caught.words("why"), "--replay", code=4)

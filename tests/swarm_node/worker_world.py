@@ -129,7 +129,7 @@ class World:
     def usable_now(self) -> HeldVersion | None:
         return None if self.proof_ended else self.ready
 
-    def hold(self, policy: HeldVersion, *others: HeldVersion | None) -> bool:
+    def hold_versions(self, policy: HeldVersion, *others: HeldVersion | None) -> bool:
         return not self.pruned.pop(policy.manifest.version, False)
 
     def hint(self, newest_version: int) -> None:
@@ -167,7 +167,7 @@ class World:
         self.note("back " + " ".join(str(int(lease, 16)) for lease in message.lease_ids))
         self.on_give_back()
 
-    def begin(self, lease: Lease) -> None:
+    def start(self, lease: Lease) -> None:
         pass
 
     def keep(self, leases: Sequence[Lease]) -> None:

@@ -111,7 +111,7 @@ def test_an_interpreter_is_really_asked_for_its_vllm_and_once_only() -> None:
 
 
 def test_with_nothing_installed_the_next_step_is_said() -> None:
-    with pytest.raises(ConfigInvalid, match="No engine can sample here") as refused:
+    with pytest.raises(ConfigInvalid, match="No engine can sample on this machine") as refused:
         choose("auto", EngineOptions(), machine(frozenset()))
     assert "pip install 'echo-swarm[torch]'" in refused.value.hint
 

@@ -248,7 +248,13 @@ def test_a_fork_that_shows_the_node_another_log_is_found_before_the_verdict(log:
 
 def test_the_owner_reads_where_it_is_logged_and_scripts_too() -> None:
     answer = Explanations(tolerance="", tolerances=b"", explanations=(told(),))
-    states = {"logged": "entry 7", "not_yet": "not logged yet", "not_compared": "", "contradicted": "", "not_asked": ""}
+    states = {
+        "logged": "entry 7",
+        "not_yet": "not in the ledger yet",
+        "not_compared": "",
+        "contradicted": "",
+        "not_asked": "",
+    }
     for state, words in states.items():
         place = Logged(cast(Any, state), 7 if state == "logged" else None, 9)
         assert words in "\n".join(why.report(answer, [], place, as_json=False))

@@ -82,7 +82,7 @@ def drawn(snapshot: dict[str, Any], width: int = 100) -> str:
 def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view() -> None:
     promised = [
         "generating",
-        "7, heard of 1 min 15 s ago; 8 is out",
+        "7, 1 min 15 s old; latest is 8",
         "1,234 tokens/s, llama",
         "400 pending, 1,200 payable",
     ]
@@ -97,10 +97,9 @@ def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view()
 
 def test_a_node_that_rests_has_put_its_version_down() -> None:
     """It was loaded before, and will be again."""
-    assert status_lines.version(told(version=0, resting="paused by you")) == "none is loaded while it rests; 8 is out"
+    assert status_lines.version(told(version=0, resting="paused by you")) == "none loaded while paused; latest is 8"
     assert (
-        status_lines.version(told(version=0, newest_version=0, resting="paused by you"))
-        == "none is loaded while it rests"
+        status_lines.version(told(version=0, newest_version=0, resting="paused by you")) == "none loaded while paused"
     )
 
 
@@ -126,7 +125,13 @@ def test_what_is_not_known_is_called_so() -> None:
         newest_version=0,
     )
     status = "\n".join(status_lines.of_status(unknown))
-    for words in ("none is loaded yet", "not measured yet", "not heard yet", "none heard yet", "no sensor tells"):
+    for words in (
+        "none loaded yet",
+        "not measured yet",
+        "not heard yet",
+        "none heard yet",
+        "temperature and power: not available",
+    ):
         assert words in status
     assert "waiting for the first version" in status
     assert drawn(unknown)

@@ -47,7 +47,7 @@ class Moved(Round):
         self.planned = self._plans[min(self.plans, 1)]
         return await super().plan(request)
 
-    def of(self, manifest: PolicyManifest) -> Callable[[ChunkId], Awaitable[bytes]]:
+    def fetcher_for(self, manifest: PolicyManifest) -> Callable[[ChunkId], Awaitable[bytes]]:
         async def origin(chunk: ChunkId) -> bytes:
             await trio.lowlevel.checkpoint()
             raise Unreachable("The coordinator's files are away.")

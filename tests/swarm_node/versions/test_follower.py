@@ -71,7 +71,7 @@ class Round:
         self.planned = plan_of().model_copy(update={"calls": (child,)})
         self.proved_until = None
         self.own_network = True
-        self.dials = SimpleNamespace(begin=lambda peer: None, tell=lambda: ([], []))
+        self.dials = SimpleNamespace(start=lambda peer: None, take_report=lambda: ([], []))
         self.punches = SimpleNamespace(
             follow=lambda punches, observers: None, has_news=False, report=ReachReport, confirm=lambda report: None
         )
@@ -82,7 +82,7 @@ class Round:
     async def at_home(self) -> bool:
         return True
 
-    def of(self, manifest: PolicyManifest) -> Callable[[ChunkId], Awaitable[bytes]]:
+    def fetcher_for(self, manifest: PolicyManifest) -> Callable[[ChunkId], Awaitable[bytes]]:
         async def origin(chunk: ChunkId) -> bytes:
             await trio.lowlevel.checkpoint()
             return self._version.chunks[chunk]
@@ -261,7 +261,7 @@ async def test_what_others_may_still_ask_for_is_kept_while_the_next_version_come
     await follower._follow()
     here.publish(second)
     held_meanwhile: list[bool] = []
-    origin = here.of(second.manifest)
+    origin = here.fetcher_for(second.manifest)
 
     async def looking(chunk: ChunkId) -> bytes:
         held_meanwhile.extend(map(follower._blobs.has, first.chunks))

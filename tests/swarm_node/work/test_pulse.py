@@ -104,7 +104,7 @@ class Line:
             policies=SimpleNamespace(
                 hint=lambda _version: None,
                 traffic=SimpleNamespace(blames=[], message=lambda _to_peers: NOTHING_MOVED),
-                milestones=SimpleNamespace(untold=lambda: (), told=lambda *_told, **_newest: None),
+                milestones=SimpleNamespace(untold=lambda: (), acknowledge=lambda *_told, **_newest: None),
             ),
             server=SimpleNamespace(bytes_sent=0),
             settings=SimpleNamespace(name="a", price_micros_per_mtok=1, delegation=None),

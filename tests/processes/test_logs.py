@@ -10,7 +10,7 @@ import pytest
 
 WRITE = """
 import logging
-from ROOM import logs
+from ROOM.base import logs
 logs.to_stderr(quiet=False)
 log = logging.getLogger("ROOM.test")
 log.info("two\\nlines of %s", "a \\x1b[2J\\x9b2J\\u2028\\u202enode")

@@ -267,7 +267,7 @@ async def test_what_others_may_still_ask_for_is_kept_while_the_next_version_come
         held_meanwhile.extend(map(follower._blobs.has, first.chunks))
         return await origin(chunk)
 
-    here.of = lambda manifest: looking  # type: ignore[method-assign]  # of this round only
+    here.fetcher_for = lambda manifest: looking  # type: ignore[method-assign]  # of this round only
     await follower._follow()
     assert held_meanwhile
     assert all(held_meanwhile)

@@ -21,7 +21,7 @@ from tests.swarm_node.worker_world import World
 
 pytestmark = pytest.mark.trio
 
-FAKE = Path(__file__).parent / "engine" / "fake_child.py"
+FAKE = Path(__file__).parents[1] / "engine" / "fake_child.py"
 
 
 def version_of(number: int) -> Version:

@@ -73,21 +73,20 @@ def verify(
         return
     owed = sum(micros for name, micros in found.balances.items() if name.startswith(("payable:", "paying:")))
     typer.echo(
-        f"Proved: {counted(found.entries, 'entry makes', 'entries make')} the signed root {found.root[:16]}…; owed are "
-        f"{owed:,} micro-units, and the leaderboard says of {counted(found.nodes, 'node')} what they say."
+        f"Verified: {counted(found.entries, 'entry', 'entries')}, signed root {found.root[:16]}…. "
+        f"Total {owed:,} micro-units; the leaderboard matches the ledger ({counted(found.nodes, 'node')})."
     )
+    pardoned = f", except {counted(found.audits.pardoned, 'pardoned claim')}" if found.audits.pardoned else ""
     typer.echo(
-        f"Its lottery drew {found.audits.drawn:,} of {found.audits.claims:,} claims so far, and none of these was paid "
-        f"unseen but for {found.audits.pardoned:,} pardons."
+        f"The lottery sampled {found.audits.drawn:,} of {found.audits.claims:,} claims. "
+        f"All sampled claims were audited before payment{pardoned}."
     )
     if not found.logged_roots:
-        typer.echo("Note: the log names no root document, as logs did not once: others may be told of other keys.")
+        typer.echo("Note: this old ledger has no root documents. It cannot prove that all nodes see the same keys.")
     for gap in found.gaps:
-        typer.echo(f"Note: {gap}. Receipts of lost entries stay proofs of what was published.")
+        typer.echo(f"Note: {gap}. Receipts of lost entries still prove what was published.")
     if witnesses.quorum:
-        typer.echo(
-            f"{witnesses.quorum} of {len(witnesses.keys)} witnesses vouch for the first {found.witnessed} of them."
-        )
+        typer.echo(f"{witnesses.quorum} of {len(witnesses.keys)} witnesses signed the first {found.witnessed} entries.")
 
 
 @app.command(
@@ -185,15 +184,15 @@ def check(
         )
     if kind == payout_proof.KIND:
         line = payout_proof.check(data, round_id)
-        typer.echo(f"Proved: under the signed root of {line.checkpoint.size} entries stands")
+        typer.echo(f"Verified: the signed root of {line.checkpoint.size} entries contains")
         typer.echo(json.dumps(_as_json(round_id, line)))
         return
     if kind == proof.FORK:
         earlier, later = proof.check_fork(data, round_id)
-        typer.echo(f"Proved: the ledger's key has signed {earlier.size} and {later.size} entries of two histories.")
+        typer.echo(f"Verified fork: the ledger's key signed two histories, of {earlier.size} and {later.size} entries.")
         return
     checkpoint, entries = proof.check_receipt(data, round_id)
-    typer.echo(f"Proved: under the signed root of {checkpoint.size} entries stand")
+    typer.echo(f"Verified: the signed root of {checkpoint.size} entries contains")
     for entry in entries:
         typer.echo(json.dumps(entry.model_dump()))
 

@@ -75,7 +75,7 @@ MEANING: dict[str, str] = {
 """Of a lease's state, or of its claim's."""
 
 LEGEND = "What the words mean:"
-ONE = "All about one of them: `swarm-node why JOIN_STRING LEASE`, of which the first six signs will do."
+ONE = "Details of one lease: `swarm-node why JOIN_STRING LEASE` (the first 6 characters are enough)."
 
 REPLAY_MAX_S = 3 * 3600.0
 """A processor takes an hour for a large policy; a tokenizer without end takes for ever."""
@@ -206,9 +206,9 @@ def refusal_lines(refusal: Refusal) -> Iterator[str]:
 def _logged(place: Logged) -> Iterator[str]:
     """Whether the log says the same."""
     if place.state == "logged":
-        yield f"  logged as entry {place.entry}, as it was told: proved under the signed root of all {place.size}"
+        yield f"  Verified: ledger entry {place.entry} matches (signed root of {place.size} entries)"
     elif place.state == "not_yet":
-        yield f"  not logged yet: none of the {place.size} entries so far says this. Ask again in a minute"
+        yield f"  Not in the ledger yet ({place.size} entries). Run this again in 1 min"
 
 
 def _told(explanation: Explanation) -> Iterator[str]:

@@ -88,7 +88,7 @@ def read(path: Path, kind: Kind = OWNER) -> KeyFile:
     except (OSError, ValidationError):
         found = None
     if found is None or found.kind != kind:
-        hint = "Make one with `swarm-node keys owner new`, or restore it." if kind == OWNER else "Name another file."
+        hint = "Make one with `swarm-node keys owner new`, or restore it." if kind == OWNER else "Choose another file."
         raise ConfigInvalid(f"{path} does not hold {_CALLED[kind]}.", hint=hint)
     return found
 

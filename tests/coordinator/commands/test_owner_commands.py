@@ -105,7 +105,7 @@ async def show_its_proof(served: Served, join: str, home: Path) -> None:
     )
     kept = home / "rounds" / served.round.round_id[:16] / "payouts" / "batch-000001.payout"
     checked = await run(node_app, "ledger", "check", join, str(kept))
-    assert checked.output.startswith("Proved: "), checked.exception
+    assert checked.output.startswith("Verified: "), checked.exception
     found = json.loads((await run(node_app, *payouts, "--offline", "--json")).output)
     exported = json.loads((served.round.folder / "payouts" / "batch-000001.json").read_text())
     [payee] = exported["payees"]

@@ -148,7 +148,7 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
     size = await served.round.database.read(store.size)
     assert (checked.exit_code, checked.output.splitlines()[0]) == (
         0,
-        f"Proved: under the signed root of {size} entries stand",
+        f"Verified: the signed root of {size} entries contains",
     )
     assert f'"claim_id": "{claim_id}"' in checked.output
 

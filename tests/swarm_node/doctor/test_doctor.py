@@ -97,7 +97,7 @@ def test_the_threads_of_an_engine_are_told_before_it_joins() -> None:
     here = this_machine()._replace(nvidia=False, llama_offloads=False, threads=4)
     finding = processor(EngineOptions(threads=0), here)
     assert (finding.state, finding.check) == (CheckState.OK, "cpu")
-    assert "takes 4 threads" in finding.said
+    assert "uses 4 CPU threads" in finding.said
     assert "--threads" in finding.evidence
     assert "takes 1 thread of" in processor(EngineOptions(threads=1), here).said
 

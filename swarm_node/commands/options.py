@@ -79,9 +79,7 @@ MapPortOption = Annotated[
 ]
 AdvertiseOption = Annotated[
     str,
-    typer.Option(
-        help="Address (host:port) that other nodes connect to, if it differs from --listen; separate several with commas."
-    ),
+    typer.Option(help="Address (host:port) that other nodes connect to, if it differs from --listen; comma-separated."),
 ]
 Home = Annotated[Path, typer.Option(help="The node's folder.")]
 

@@ -61,7 +61,7 @@ WITHHELD_TRIES = 90
 NOBODY = Witnesses()
 """Nobody has to."""
 
-TELL = "Show this to the operator and to others. Remove {} only if you trust the round again."
+TELL = "Report this to the operator and other participants. Remove {} only if you trust the round again."
 
 
 class Overtaken(SwarmError):
@@ -254,7 +254,9 @@ class LogWatch:
 
     def _keep(self, seen: SeenLog) -> None:
         """Replace what was seen, unless another program has meanwhile: this must continue that, then."""
-        meanwhile = Overtaken("Another program of this home has looked at the ledger meanwhile.", hint="Try again.")
+        meanwhile = Overtaken(
+            "Another program of this home updated the ledger state at the same time.", hint="Try again."
+        )
         with disk_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             with locks.hold_lock(self._folder / "seen.lock", meanwhile):

@@ -98,7 +98,7 @@ class Updater:
     async def _pin(self) -> Documents:
         root = await self._origins.home.document("1.root.json", limits.METADATA_MAX_BYTES)
         if root is None:
-            raise NotFound("The coordinator has no root document.", hint="Is this address a coordinator?")
+            raise NotFound("The coordinator has no root document.", hint="Check that this address is a coordinator.")
         return trust.pin(root, self._round_id)
 
 

@@ -105,6 +105,6 @@ def test_an_owner_pauses_resumes_and_finishes_an_agent(swarm: Swarm, coordinator
     gone = command(home, "status")
     assert gone.returncode == 1
     assert "No agent is running" in gone.stdout
-    assert "it has finished, as you asked" in gone.stdout
+    assert "finished, as you requested" in gone.stdout
     assert command(home, "pause").returncode == 1
     assert "Traceback" not in node.log

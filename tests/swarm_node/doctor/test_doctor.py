@@ -99,7 +99,7 @@ def test_the_threads_of_an_engine_are_told_before_it_joins() -> None:
     assert (finding.state, finding.check) == (CheckState.OK, "cpu")
     assert "uses 4 CPU threads" in finding.said
     assert "--threads" in finding.evidence
-    assert "takes 1 thread of" in processor(EngineOptions(threads=1), here).said
+    assert "uses 1 CPU thread" in processor(EngineOptions(threads=1), here).said
 
 
 def test_memory_that_nobody_tells_is_not_judged() -> None:

@@ -85,7 +85,7 @@ def test_a_precision_that_only_one_engine_has_chooses_it() -> None:
 
 def test_a_named_engine_is_taken_or_refused_with_what_it_lacks() -> None:
     assert choose("torch", EngineOptions(), machine(BOTH)).why == "torch: selected with --engine"
-    assert choose("llama", EngineOptions(), machine(BOTH, nvidia=True)).why == "llama: it was asked for"
+    assert choose("llama", EngineOptions(), machine(BOTH, nvidia=True)).why == "llama: selected with --engine"
     with pytest.raises(ConfigInvalid, match="llama: gguf and llama_cpp not installed") as refused:
         choose("llama", EngineOptions(), machine(TORCH))
     assert "echo-swarm[llama]" in refused.value.hint

@@ -99,7 +99,7 @@ async def print_preview(settings: MemberSettings, key: NodeKey) -> list[str]:
     """Demand, earnings, and the model against this machine; raises where the coordinator cannot be asked or trusted."""
     with trio.move_on_after(PATIENCE_S):
         return await _look(settings.join, settings, key)
-    raise Unreachable(f"The coordinator at {settings.join.url} did not answer within {PATIENCE_S:.0f} s.")
+    raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
 class Published(NamedTuple):
@@ -125,7 +125,7 @@ async def published(settings: MemberSettings, key: NodeKey) -> Published:
         weights = weights_bytes(found)
         model = None if weights is None else await trio.to_thread.run_sync(describe_model, weights, config)
         return Published(model, tuple(classes)[:CLASSES_MAX] if sound and classes else ())
-    raise Unreachable(f"The coordinator at {settings.join.url} did not answer within {PATIENCE_S:.0f} s.")
+    raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
 async def _look(join: JoinString, settings: MemberSettings, key: NodeKey) -> list[str]:

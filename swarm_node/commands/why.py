@@ -368,8 +368,6 @@ def replay(join: JoinString, home: Path, me: NodeId, found: Explanations, say: C
     nearer = its_report is None or any(finding.rule == "version" for finding in its_report.findings)
     if missing and code in SOFTER and nearer:
         found_by_audit = "found" if its_report else "may have found"
-        say(
-            f"no verdict: the audit {found_by_audit} the claim closer to another version, which is missing here"
-        )
+        say(f"no verdict: the audit {found_by_audit} the claim closer to another version, which is missing here")
         return NO_VERDICT
     return code

@@ -110,7 +110,7 @@ def passphrase(file: Path | None, descriptor: int | None, *, twice: bool = False
     """The first line of a file or a descriptor, or else what is typed, which nobody sees."""
     if file is not None and descriptor is not None:
         raise ConfigInvalid(
-            "Give either --passphrase-file or --passphrase-fd, not both.", hint="Name a file or a descriptor."
+            "Give either --passphrase-file or --passphrase-fd, not both.", hint="Remove one of the two options."
         )
     try:
         if file is not None:

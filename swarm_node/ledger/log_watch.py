@@ -104,16 +104,16 @@ class LogWatch:
             except (LedgerForked, RolledBack):
                 raise
             except Overtaken as error:
-                log.info("the ledger is looked at again: %s", error)  # what the other saw, it has proved
+                log.info("the ledger check is repeated: %s", error)  # what the other saw, it has proved
             except Unreachable:
                 pass  # the heartbeat tells the owner
             except (NotFound, DiskFull, NotWitnessed) as error:
                 if error.code != trouble and (self._seen.checkpoint or isinstance(error, DiskFull)):
-                    log.warning("the ledger is not followed code=%s: %s", error.code, error)
+                    log.warning("cannot read the ledger code=%s: %s", error.code, error)
                 trouble = error.code
             except SwarmError as error:
                 self._unproved += 1
-                log.warning("the ledger is not proved code=%s times=%d: %s", error.code, self._unproved, error)
+                log.warning("the ledger cannot be verified code=%s times=%d: %s", error.code, self._unproved, error)
                 if self._unproved >= TRIES or self._withheld >= WITHHELD_TRIES:
                     raise
             await trio.sleep(LOOK_EVERY_S)

@@ -31,7 +31,7 @@ SETTINGS: Settings = {
     "publish": {"chunk_size_bytes": 4096},
 }
 
-NEXT_STEP = "no room left .* Free some space"
+NEXT_STEP = "No disk space left .* Free some space"
 TOO_LARGE = "cannot store the new version code=version_too_large: Version {} needs .* are free .* Free some space"
 
 

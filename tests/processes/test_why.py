@@ -171,7 +171,7 @@ def test_an_appeal_and_its_ruling_are_entries_that_everybody_can_prove(swarm: Sw
     recorded = said(swarm, "swarm-node", *caught.words("appeal"), "--reason", "Look again.")
     assert f"recorded: appeal 1 about claim {caught.told.claim_id}" in recorded
 
-    assert "appeal: it waits" in said(swarm, "swarm-node", *caught.words("why"))
+    assert "appeal: waiting" in said(swarm, "swarm-node", *caught.words("why"))
     file = str(caught.coordinator.config_file)
     said(swarm, "swarm-coordinator", "appeals", "rule", file, "1", "deny", "--code", "fault_stands", "--reason", "No.")
 

@@ -215,7 +215,7 @@ async def test_an_address_on_which_the_node_would_not_start_is_a_failure(listen:
 @pytest.mark.trio
 @pytest.mark.parametrize(
     ("dialled", "said"),
-    [(True, "Others can connect to you."), (False, "Others cannot connect to you; your node connects to them.")],
+    [(True, "Others can connect to you."), (False, "Others cannot connect to you, so your node connects to them.")],
 )
 async def test_a_running_agent_knows_whether_others_could_dial_it(tmp_path: Path, dialled: bool, said: str) -> None:
     coordinator = Coordinator("http://127.0.0.1:9", "0" * 64, NodeKey(bytes(32)))

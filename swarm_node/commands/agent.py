@@ -25,7 +25,7 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed or no agent is running, 2 wrong usage
 
 
 def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """What the agent of this home does and has earned, and why it does nothing; without one, why the last ended."""
+    """Show what the agent is doing, what it has earned, and why it does nothing; without one, why the last ended."""
     import trio
 
     from swarm_node.owner import status_lines, stopped
@@ -79,7 +79,7 @@ def limits(
     price_floor: FloorOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what this node may do, or set what is named; a running agent takes it over within seconds.
+    """Show or change this node's limits; a running agent applies changes within seconds.
 
     The limits are kept in limits.toml in the home. --vram-share and --threads take effect at the next start. While
     a limit holds, the agent stays and fetches versions, and `status` names the limit. A mirror obeys --upload-gb

@@ -42,7 +42,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check card, memory, disk, line, clock and engines: root cause, evidence and next step of whatever is wrong.
+    """Check GPU, memory, disk, network, clock and engines: root cause, evidence and next step of whatever is wrong.
 
     Each check ends in ok, warn, fail or skip. Without a join string only the machine is checked. Nothing is
     registered, and nothing is left behind. Read the file that --bundle writes before you send it.

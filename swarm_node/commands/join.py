@@ -151,7 +151,7 @@ def mirror(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for every stored version.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch every version and pass it on, without sampling, until the round is finished or Ctrl-C.
+    """Download every version and upload it to other nodes, without sampling, until the round is finished or Ctrl-C.
 
     For machines with bandwidth and no GPU. A mirror takes no work and earns nothing; the leaderboard shows the
     bytes it passed on. Each version it reports has been verified: every chunk and every file.

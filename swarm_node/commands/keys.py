@@ -280,7 +280,7 @@ def restore(
 
 
 def earnings(join_string: JoinText, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """What this node and its owner's others have earned and been paid, where to, and whether that will change."""
+    """Show what this node and the owner's other nodes have earned, what was paid, and the payout address."""
     import trio
 
     from swarm_node.coordinator_api import join_string as joining

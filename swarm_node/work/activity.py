@@ -7,8 +7,9 @@ from protocol.work.messages import Reason
 from swarm_node.allowance.rules import Decision
 
 NO_WORK: dict[Reason, str] = {
-    "numerics": "this round does not accept this node's engine and precision, or they are not calibrated yet: `swarm-node "
-    "why` shows claims that are held until then. Wait for the operator, or join with another --engine or --dtype",
+    "numerics": "this round does not accept this node's engine and precision, or they are not calibrated yet: "
+    "`swarm-node why` shows claims that are held until then. "
+    "Wait for the operator, or join with another --engine or --dtype",
     "paused": "the operator paused this node; the round's page shows when and why",
     "standby": "cheaper nodes do the work; this node is on standby and is activated when needed",
     "budget": "the budget of the round or of this hour is used up",

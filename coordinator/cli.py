@@ -76,21 +76,21 @@ def say_version(wanted: bool) -> None:
 Coordinator = Annotated[str, typer.Option(help="Address of the coordinator; by default round.listen.")]
 Token = Annotated[Path | None, typer.Option(help="File with the operator's token; by default that of the folder.")]
 Version = Annotated[
-    bool, typer.Option("--version", is_eager=True, callback=say_version, help="Say the version, and end.")
+    bool, typer.Option("--version", is_eager=True, callback=say_version, help="Print the version and exit.")
 ]
 
 
 @app.callback()
 def program(
     version: Version = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log objects, one a line, in place of text.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write log lines as JSON objects.")] = False,
 ) -> None:
     """Options of all commands."""
     if log_json:
         os.environ[VARIABLE] = "json"  # learner and auditor inherit it
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")]
 
 
 app.command(
@@ -308,7 +308,9 @@ def auditor(
     settings: Settings,
     coordinator: Coordinator = "",
     token: Token = None,
-    child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
+    child: Annotated[
+        bool, typer.Option("--child", hidden=True, help="Leave the round when standard input ends.")
+    ] = False,
 ) -> None:
     """Replay what is drawn for an audit, until the round is settled; `launch` starts one, and more may help.
 
@@ -343,7 +345,9 @@ def learner(
     settings: Settings,
     coordinator: Coordinator = "",
     token: Token = None,
-    child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
+    child: Annotated[
+        bool, typer.Option("--child", hidden=True, help="Leave the round when standard input ends.")
+    ] = False,
 ) -> None:
     """Train the round's policy, as a client of its coordinator; `launch` starts one, unless told `--no-learner`.
 
@@ -380,6 +384,9 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        full = DiskFull("There is no room for what this command writes.", hint="Free some, or send it elsewhere.")
+        full = DiskFull(
+            "No space left on the disk for the output of this command.",
+            hint="Free some space, or write to another disk.",
+        )
         typer.echo(f"swarm-coordinator: {named(full)}", err=True)
         sys.exit(1)

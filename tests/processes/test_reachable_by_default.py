@@ -142,7 +142,9 @@ def run(network: Net, swarm: Swarm, policy: Path) -> None:
     doctor = ("doctor", coordinator.join_string, "--home", str(swarm.folder / "first"), "--no-engines")
     assert "Others can connect to you." in machines.said("first", *doctor)
     alone = ("doctor", coordinator.join_string, "--home", str(swarm.folder / "elsewhere"), "--no-engines")
-    assert "The coordinator can dial this machine." in machines.said("silent", *alone), "no agent runs in this home"
+    assert "The coordinator can connect to this machine." in machines.said("silent", *alone), (
+        "no agent runs in this home"
+    )
     assert uploaded(coordinator, third, one) == uploaded(coordinator, third, other) == 0
     for node in (first, second, silent):
         assert "Traceback" not in node.log

@@ -100,7 +100,7 @@ def test_a_new_file_explains_itself_and_the_join_string_is_all_of_stdout(elsewhe
     assert "root.pem" in made.stderr
     text = (elsewhere / "new.toml").read_text()
     assert tomllib.loads(text)["sampling"] == {"max_new_tokens": 16}
-    assert "# longest completion" in text
+    assert "# maximum number of tokens of a completion" in text
     assert (elsewhere / "round" / "keys" / "root.pem").exists()
 
     (elsewhere / "new.toml").write_text(text + "# mine\n")

@@ -267,7 +267,7 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     table.add_row("oldest rollout trained on", f"{summary['max_staleness']} updates")
     age = summary["age"]
     table.add_row("age of what was trained on", f"mean {age['mean']:.1f}, p99 {age['p99']} updates")
-    table.add_row("work in vain", f"{summary['in_vain_share']:.1%}")
+    table.add_row("wasted work", f"{summary['in_vain_share']:.1%}")
     verdicts = summary["audit"]["verdicts"]
     found = ", ".join(f"{count} {FOUND.get(finding, finding)}" for finding, count in verdicts.items()) or "none"
     table.add_row("groups audited", f"{summary['audit']['share']:.1%}: {found}")

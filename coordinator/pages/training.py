@@ -148,7 +148,7 @@ def _health(status: Mapping[str, Any]) -> Markup:
     age, load = status["age"], status["load"]
     facts = {
         "learner idle in all": words.percent(status["learner_idle_share"]),
-        "work in vain": words.percent(status["in_vain_share"]),
+        "wasted work": words.percent(status["in_vain_share"]),
         "age of groups": f"mean {age['mean']:.1f}, p99 {age['p99']}, most {age['max']}",
         "bound S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
         "a version every": words.counted(status["publish_every"], "update"),

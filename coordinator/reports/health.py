@@ -179,7 +179,7 @@ def alarm(
     if in_vain_share > IN_VAIN_MAX:
         (most, _), *_ = in_vain.most_common(1)
         advice = ADVICE.get(most, "docs/protocol.md says what this code means")
-        return f"{in_vain_share:.0%} of the work is in vain, most of it as {most}: {advice}."
+        return f"{in_vain_share:.0%} of the work is wasted, most of it as {most}: {advice}."
     return ""
 
 

@@ -136,7 +136,7 @@ def text(found: dict[str, Any]) -> str:
         *(f"{one['staleness']:<36} {_row(one)}" for one in found["by_staleness"]),
     ]
     if found["plan"]["groups_per_s"] is None:
-        lines += ["", f"No pool is large enough: with S = {found['least_staleness']} or more, one would be."]
+        lines += ["", f"No number of nodes is enough. Use S = {found['least_staleness']} or more."]
     return "\n".join(lines)
 
 

@@ -87,7 +87,7 @@ def test_a_task_with_data_must_have_some(problems: str) -> None:
     path = problems.partition("=")[2]
     operator = Operator(Task=["data"], Problems=["", "nowhere.jsonl", path])
     assert operator.run() == ["task.name=data", problems]
-    assert operator.told[0] == "This has no default."
+    assert operator.told[0] == "This setting has no default; a value is required."
     assert "there is no nowhere.jsonl" in operator.told[1]
 
 

@@ -65,7 +65,7 @@ def test_too_few_nodes_are_named_with_what_they_gave() -> None:
 )
 def test_work_in_vain_is_named_with_its_main_cause(cause: str, setting: str) -> None:
     told = alarm(CALM, 2, 0.0, Counter({cause: 9, "other": 1}), 0.25)
-    assert f"25% of the work is in vain, most of it as {cause}" in told
+    assert f"25% of the work is wasted, most of it as {cause}" in told
     assert setting in told
 
 

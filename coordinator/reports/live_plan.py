@@ -126,7 +126,7 @@ def text(found: dict[str, Any]) -> str:
     lines = [
         f"Measured: an update takes {load['train_s']:.4g} s, a broadcast {load['broadcast_s']:.4g} s, "
         f"a group {load['rollout_s']:.4g} s; {counted(len(nodes), 'node')} give {rate:.4g} groups/s together.",
-        f"Kept would be the cheapest that give {found['gamma']:g} times what the learner needs:",
+        f"Cheapest nodes that give {found['gamma']:g} times the throughput that the learner needs:",
         "",
         f"{'':<36} {_HEADINGS}",
         f"{'as it is':<36} {_row(found['plan'])}",

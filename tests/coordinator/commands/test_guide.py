@@ -88,7 +88,7 @@ def test_a_task_with_data_must_have_some(problems: str) -> None:
     operator = Operator(Task=["data"], Problems=["", "nowhere.jsonl", path])
     assert operator.run() == ["task.name=data", problems]
     assert operator.told[0] == "This setting has no default; a value is required."
-    assert "there is no nowhere.jsonl" in operator.told[1]
+    assert "nowhere.jsonl does not exist" in operator.told[1]
 
 
 def test_a_new_file_explains_itself_and_the_join_string_is_all_of_stdout(elsewhere: Path) -> None:

@@ -137,7 +137,7 @@ def _fleet(told: Mapping[str, Any]) -> Iterator[str]:
     holding = f", version {told['version']} on {told['nodes_up_to_date']} of them" if told["version"] else ""
     yield f"{told['nodes_alive']:,} of {counted(told['nodes'], 'node')} alive{holding}"
     for one in told["fleet"][:NODES_SHOWN]:
-        part = "works" if one["works"] else "standby"
+        part = "works" if one["works"] else "stands by"
         yield f"{one['name']} {part}, {one['groups_per_s']:.3g} groups/s: {one['reason']}"
     if len(told["fleet"]) > NODES_SHOWN:
         yield f"and {len(told['fleet']) - NODES_SHOWN} more: `swarm-coordinator nodes list`"
@@ -165,7 +165,7 @@ def _staleness(told: Mapping[str, Any]) -> Iterator[str]:
     age = told["age"]
     bound = bound_in_force(told)
     yield f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}; S = {bound})"
-    yield f"wasted {told['in_vain_share']:.1%} of the work{_counted(told['in_vain'])}"
+    yield f"wasted work: {told['in_vain_share']:.1%}{_counted(told['in_vain'])}"
     if alike := told["rollouts"].get("alike"):
         yield f"set aside {counted(alike, 'group')} whose rewards were all alike, for others in their place"
     if refused := sum(told["rejected"].values()):

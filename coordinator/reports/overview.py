@@ -137,7 +137,7 @@ def _fleet(told: Mapping[str, Any]) -> Iterator[str]:
     holding = f", version {told['version']} on {told['nodes_up_to_date']} of them" if told["version"] else ""
     yield f"{told['nodes_alive']:,} of {counted(told['nodes'], 'node')} alive{holding}"
     for one in told["fleet"][:NODES_SHOWN]:
-        part = "works" if one["works"] else "stands by"
+        part = "works" if one["works"] else "standby"
         yield f"{one['name']} {part}, {one['groups_per_s']:.3g} groups/s: {one['reason']}"
     if len(told["fleet"]) > NODES_SHOWN:
         yield f"and {len(told['fleet']) - NODES_SHOWN} more: `swarm-coordinator nodes list`"

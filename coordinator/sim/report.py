@@ -100,7 +100,7 @@ def draw(outcome: SimulationOutcome, folder: Path) -> list[Path]:
     right = float(max(2, len(steps)))
     shares: Curves = {
         "learner idle": [(piece[-1].update, _idle(piece)) for piece in pieces],
-        "sampled in vain": [(piece[-1].update, _in_vain(piece)) for piece in pieces],
+        "wasted samples": [(piece[-1].update, _in_vain(piece)) for piece in pieces],
     }
     ages: Curves = {
         "mean": [(piece[-1].update, _age(piece)) for piece in pieces],

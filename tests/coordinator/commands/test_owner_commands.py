@@ -101,7 +101,7 @@ async def show_its_proof(served: Served, join: str, home: Path) -> None:
     """The payee fetches what the operator's file says, too, and proves it without a network."""
     payouts = ["ledger", "payouts", join, "--home", str(home)]
     assert (await run(node_app, *payouts)).output == (
-        "batch 1: 2,000,000 micro-units to text:IBAN DE00, proved; paid, reference SEPA-1\n"
+        "batch 1: 2,000,000 micro-units to text:IBAN DE00, verified; paid, reference SEPA-1\n"
     )
     kept = home / "rounds" / served.round.round_id[:16] / "payouts" / "batch-000001.payout"
     checked = await run(node_app, "ledger", "check", join, str(kept))
@@ -125,7 +125,7 @@ async def take_on(served: Served, join: str, home: Path, sign: list[str]) -> Non
     message = Register(name="n", price_micros_per_mtok=0, addresses=(), agent="", delegation=word.read_bytes())
     await served.call(NODE, "/v1/nodes", message, HeartbeatReply)
     counted = await run(node_app, *where, "text:IBAN DE00", *sign)
-    assert counted.output.startswith("recorded: text:IBAN DE00 counts from"), counted.output
+    assert counted.output.startswith("recorded: text:IBAN DE00 applies from"), counted.output
     assert code(await run(node_app, *where, "evm:0x" + "aB" * 20, *sign)) == "config_invalid"
     waiting = json.loads((await run(node_app, "earnings", join, "--home", str(home), "--json")).output)
     assert (waiting["owner"], waiting["next_address"]) == (made.output.split()[1], "text:IBAN DE00")

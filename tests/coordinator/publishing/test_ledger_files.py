@@ -134,7 +134,7 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
     early = await run(node_app, *words)
     assert early.output.splitlines()[-1] == "no receipt published yet: 1 claim"
     await served.round.publish_checkpoint()
-    assert (await run(node_app, *words, "--offline")).output.splitlines()[-1] == "no receipt here yet: 1 claim"
+    assert (await run(node_app, *words, "--offline")).output.splitlines()[-1] == "no receipt saved yet: 1 claim"
     found = await run(node_app, *words)
     assert found.output.splitlines() == [
         "posted: 0 claims, 0 micro-units, verified",

@@ -118,7 +118,7 @@ def run(network: Net, swarm: Swarm, policy: Path) -> None:
     for node in (first, second):
         said = r"Other nodes can fetch chunks on all interfaces, .*TCP port 8703: .*--no-share turns this off"
         node.said(said)
-    silent.said(r"Nothing listens")
+    silent.said(r"This node opens no port")
 
     fed = False
     for number in range(1, 1 + VERSIONS_MAX):

@@ -242,7 +242,7 @@ async def _sweep(round_: Round) -> None:
     await asyncio.to_thread(opening.touch, round_.folder)
     expired = await round_.database.run(leases.expire, terms=round_.terms, now_ms=now_ms())
     if expired:
-        log.info("%d leases expired; their prompts are offered again", expired)
+        log.info("%d leases expired; their prompts will be leased again", expired)
     await round_.database.run(registry.forget_nonces, now_ms())
     await round_.database.run(lottery.end_last, round_.audits, now_ms())
     if round_.seeder:
@@ -260,7 +260,7 @@ async def _look_at_evaluations(round_: Round) -> None:
         now_ms=now_ms(),
     )
     for number in ended:
-        log.warning("evaluation=%d ended before all its problems were answered", number)
+        log.warning("evaluation=%d ended before all problems were answered", number)
     await round_.best.refresh()
 
 

@@ -61,7 +61,7 @@ app.add_typer(policy.app, name="policy")
 app.command(
     epilog=lesson(
         "swarm-coordinator calibrate round.toml --node NODE_ID --class vllm/bf16/cuda",
-        "auditors judge by it at once, also what was held until then; `status` names classes that lack it.",
+        "auditors use it at once, also for held claims; `status` names classes without calibration.",
         EXIT_CODES,
     )
 )(audit.calibrate)
@@ -73,29 +73,33 @@ def say_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Coordinator = Annotated[str, typer.Option(help="Address of the coordinator; by default round.listen.")]
-Token = Annotated[Path | None, typer.Option(help="File with the operator's token; by default that of the folder.")]
+Coordinator = Annotated[str, typer.Option(help="URL of the coordinator; default: http:// and round.listen.")]
+Token = Annotated[
+    Path | None, typer.Option(help="File with the operator's token; default: operator.token in the round's folder.")
+]
 Version = Annotated[
-    bool, typer.Option("--version", is_eager=True, callback=say_version, help="Say the version, and end.")
+    bool, typer.Option("--version", is_eager=True, callback=say_version, help="Print the version and exit.")
 ]
 
 
 @app.callback()
 def program(
     version: Version = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log objects, one a line, in place of text.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON, one object per line.")] = False,
 ) -> None:
     """Options of all commands."""
     if log_json:
         os.environ[VARIABLE] = "json"  # learner and auditor inherit it
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")]
 
 
 app.command(
     epilog=lesson(
-        "swarm-coordinator init round.toml", "`plan` says what it needs and costs, `launch` starts it.", EXIT_CODES
+        "swarm-coordinator init round.toml",
+        "`plan` shows what the round needs and costs; `launch` starts it.",
+        EXIT_CODES,
     )
 )(init.init)
 
@@ -103,23 +107,25 @@ app.command(
 @app.command(
     epilog=lesson(
         "swarm-coordinator launch round.toml",
-        "hand out the line that it prints; `status` says whether the learner waits, and why.",
+        "send the printed join command to participants; `status` shows whether the learner waits, and why.",
         EXIT_CODES,
     )
 )
 def launch(
     config_file: ConfigFile,
     settings: Settings,
-    learner: Annotated[bool, typer.Option(help="Start the learner here, too.")] = True,
-    auditor: Annotated[bool, typer.Option(help="Start an auditor here, too.")] = True,
+    learner: Annotated[bool, typer.Option(help="Also start the learner on this machine.")] = True,
+    auditor: Annotated[bool, typer.Option(help="Also start an auditor on this machine.")] = True,
     quiet: Quiet = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Log lines only, on a terminal, too.")] = False,
-    preflight: Annotated[bool, typer.Option(help="Refuse a new round whose learner does not fit here.")] = True,
+    plain: Annotated[bool, typer.Option("--plain", help="Print only log lines, also on a terminal.")] = False,
+    preflight: Annotated[
+        bool, typer.Option(help="Reject a new round if its learner does not fit on this machine.")
+    ] = True,
 ) -> None:
-    """Run a round until Ctrl-C; launching again continues where it stopped.
+    """Run a round until Ctrl-C; a later launch continues where it stopped.
 
-    The first launch makes keys and store, as `init` does. Then it prints the join string for nodes and the address
-    of the leaderboard. On a terminal, what `status` says stands below the log and is kept up to date.
+    The first launch makes keys and store, as `init` does. `launch` prints the join string for nodes and the URL
+    of the leaderboard. On a terminal, a live status is shown below the log.
     """
     from coordinator import app as coordinator
     from coordinator.config import manual
@@ -141,7 +147,7 @@ def launch(
 @app.command(
     epilog=lesson(
         "swarm-coordinator api runs/round --listen 127.0.0.1:8702",
-        "name its address to the proxy that stands before the coordinator.",
+        "add its address to the proxy in front of the coordinator.",
         EXIT_CODES,
     )
 )
@@ -150,10 +156,10 @@ def api(
     listen: Annotated[str, typer.Option(help="Address of this process's HTTP API.")] = "127.0.0.1:8702",
     quiet: Quiet = False,
 ) -> None:
-    """Serve nodes of a launched round from one process more, until Ctrl-C.
+    """Start one more API process for a launched round, until Ctrl-C.
 
-    All its processes share the round's folder and its PostgreSQL (`store.url`). Whatever proxy stands before them sends
-    /v1/plan and /v1/learner to the launched one, and anything else to any.
+    All API processes share the round's folder and its PostgreSQL database (`store.url`). The proxy in front must send
+    /v1/plan and /v1/learner to the process of `launch`; every other path may go to any process.
     """
     from coordinator import app as coordinator
 
@@ -165,7 +171,7 @@ def api(
 app.command(
     epilog=lesson(
         "swarm-coordinator status round.toml",
-        "set what its first line names; `nodes list` and `samples show` look closer.",
+        "change the setting named in its first line; `nodes list` and `samples show` give details.",
         EXIT_CODES,
     )
 )(status.status)
@@ -181,9 +187,9 @@ app.command(
 def fsck(
     config_file: ConfigFile,
     settings: Settings,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every difference, for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every difference as JSON.")] = False,
 ) -> None:
-    """Rebuild balances, claims and the ledger's tree from its entries, and compare; so with its roots. Repairs nothing.
+    """Check balances, claims, the ledger's tree and its signed roots against the ledger's entries. Repairs nothing.
 
     The coordinator must be stopped.
     """
@@ -221,24 +227,26 @@ app.command(
 @app.command(
     epilog=lesson(
         "swarm-coordinator demo examples/demo.toml --seed 1 --stay",
-        "`launch` and `swarm-node join` start the same by hand.",
+        "`launch` and `swarm-node join` start the same processes one by one.",
         EXIT_CODES,
     )
 )
 def demo(
     config_file: ConfigFile,
     settings: Settings,
-    seed: Annotated[int, typer.Option(help="Decides model, prompts and their order.")] = 0,
-    nodes: Annotated[int, typer.Option(min=1, max=16, help="How many nodes to start.")] = 3,
+    seed: Annotated[int, typer.Option(help="Random seed for the model, the prompts and their order.")] = 0,
+    nodes: Annotated[int, typer.Option(min=1, max=16, help="Number of nodes to start.")] = 3,
     node: Annotated[
         list[str] | None,
-        typer.Option("--node", metavar="OPTIONS", help="One node, with these options of join; repeatable."),
+        typer.Option("--node", metavar="OPTIONS", help="Start one node with these `join` options; repeatable."),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file, too.")] = None,
-    stay: Annotated[bool, typer.Option("--stay", help="Keep everything up at the end, until Ctrl-C.")] = False,
-    directory: Annotated[Path | None, typer.Option(help="Keep the round's files here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the summary to this JSON file.")] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="Keep all processes running at the end, until Ctrl-C.")] = False,
+    directory: Annotated[
+        Path | None, typer.Option(help="Folder for the round's files; default: a temporary one.")
+    ] = None,
 ) -> None:
-    """Train a model on a whole swarm of real processes on this machine, then print what happened."""
+    """Run a complete swarm of real processes on this machine, then print a summary."""
     from coordinator import demo as demonstration
 
     options = demonstration.DemoOptions(
@@ -269,21 +277,21 @@ app.command(
 app.command(
     epilog=lesson(
         "swarm-coordinator backup round.toml /media/disk/round.tar",
-        "`restore` it once into an empty folder: only that proves that you can.",
+        "test the backup: `restore` it into an empty folder.",
         EXIT_CODES,
     )
 )(backup.backup)
 app.command(
     epilog=lesson(
         "swarm-coordinator restore /media/disk/round.tar runs/again --nothing-newer",
-        "`launch` as it prints.",
+        "run the printed `launch` command.",
         EXIT_CODES,
     )
 )(backup.restore)
 app.command(
     epilog=lesson(
         "swarm-coordinator plan round.toml --train-s 60 --group-s 55 --broadcast-s 20",
-        "`simulate` plays the round with the same figures; `plan --live` later takes what was measured.",
+        "`simulate` simulates the round with the same figures; `plan --live` later uses measurements.",
         EXIT_CODES,
     )
 )(planning.plan)
@@ -299,7 +307,7 @@ app.command(
 @app.command(
     epilog=lesson(
         "swarm-coordinator auditor round.toml --coordinator http://10.0.0.2:8700",
-        "`status` says how many claims still wait for one.",
+        "`status` shows how many claims wait for an audit.",
         EXIT_CODES,
     )
 )
@@ -308,12 +316,12 @@ def auditor(
     settings: Settings,
     coordinator: Coordinator = "",
     token: Token = None,
-    child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
+    child: Annotated[bool, typer.Option("--child", hidden=True, help="Exit when standard input ends.")] = False,
 ) -> None:
-    """Replay what is drawn for an audit, until the round is settled; `launch` starts one, and more may help.
+    """Replay the claims drawn for an audit until the round is settled; `launch` starts one; you can add more.
 
-    Needs torch, and the round's folder: start it on the coordinator's machine, or where that folder is mounted, and say
-    there where the coordinator is.
+    Needs torch and the round's folder: start it on the coordinator's machine, or on one where that folder is mounted,
+    with --coordinator.
     """
     from coordinator.audit.auditor import run
     from coordinator.base.children import leave_with_parent
@@ -334,7 +342,7 @@ def auditor(
 @app.command(
     epilog=lesson(
         "swarm-coordinator learner round.toml --coordinator http://10.0.0.2:8700 --token operator.token",
-        "`status` says which update it has come to.",
+        "`status` shows the current update.",
         EXIT_CODES,
     )
 )
@@ -343,12 +351,12 @@ def learner(
     settings: Settings,
     coordinator: Coordinator = "",
     token: Token = None,
-    child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
+    child: Annotated[bool, typer.Option("--child", hidden=True, help="Exit when standard input ends.")] = False,
 ) -> None:
-    """Train the round's policy, as a client of its coordinator; `launch` starts one, unless told `--no-learner`.
+    """Train the round's policy as a client of the coordinator; `launch` starts it, except with `--no-learner`.
 
-    On other machines than the coordinator's it needs a copy of the file and of `operator.token`, and a round.directory
-    for its checkpoints, which all machines that train share. torchrun starts it as several ranks.
+    On another machine it needs a copy of the TOML file and of `operator.token`, and a round.directory
+    for its checkpoints that all training machines share. torchrun can start it as several ranks.
     """
     from coordinator.base.children import leave_with_parent, script
     from coordinator.learner import launch

@@ -19,7 +19,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **buffer**: accepted groups that wait to be trained on
 - **calibration**: the measurement of a class on one policy, from which its tolerances follow
 - **canary**: a text with its log-probabilities under a version; an engine that loads the weights must compute the same
-- **cancelled**: of a lease: cancelled by the coordinator, which no longer needs it; no fault of this node
+- **cancelled**: of a lease: cancelled by the coordinator because it is no longer needed; no fault
 - **case**: one claim as an auditor gets it
 - **checkpoint**: of the ledger: its size and root, signed by the ledger's key; of the learner: its saved state
 - **chunk**: at most `chunk_size_bytes` of a file, named by its BLAKE3 hash

@@ -1,7 +1,7 @@
-"""Every named failure of the swarm: what it is called on the wire, its HTTP status, and whose side it is on.
+"""All error classes of the swarm, with their wire code, HTTP status and fault (the side that caused the error).
 
-- The message says what happened, the hint what to do next, to people; `code` never changes its meaning, for programs.
-- A normal outcome ("already accepted") is a result, not an error, and has no place here.
+- The message tells people what happened, the hint what to do next. Programs use `code`; its meaning never changes.
+- A normal outcome ("already accepted") is a result, not an error, and is not listed here.
 """
 
 from typing import ClassVar, Literal
@@ -13,7 +13,7 @@ Fault = Literal["node", "peer", "coordinator", "operator", "network"]
 
 
 class SwarmError(Exception):
-    """Something failed that has no better name; raise a subclass."""
+    """An internal error without a specific code; raise a subclass."""
 
     code: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
@@ -34,60 +34,60 @@ class SwarmError(Exception):
         """Rebuild the error a server named; an unknown code stays readable as a plain `SwarmError`."""
         fields = value if isinstance(value, dict) else {}
         known = ERRORS.get(str(fields.get("code")), SwarmError)
-        message = str(fields.get("message", "The other side failed without saying why."))
+        message = str(fields.get("message", "The other side reported an error without a message."))
         return known(message[:500], hint=str(fields.get("hint", ""))[:500], breach=Breach.from_wire(fields))
 
 
 class MalformedMessage(SwarmError):
-    """The bytes are not the message they should be."""
+    """The message cannot be decoded, or a field is missing or has the wrong type."""
 
     code, http_status, fault = "malformed_message", 400, "node"
 
 
 class MessageTooLarge(SwarmError):
-    """A size, count or depth limit of `protocol.limits` is passed."""
+    """The message exceeds a size, count or depth limit of `protocol.limits`."""
 
     code, http_status, fault = "message_too_large", 413, "node"
 
 
 class NotCanonical(SwarmError):
-    """The bytes mean something, but are not the one encoding of it."""
+    """The message can be decoded, but it is not in the canonical encoding."""
 
     code, http_status, fault = "not_canonical", 400, "node"
 
 
 class NotRead(SwarmError):
-    """A rollout behind too many malformed ones of its request; it may be sent again by itself."""
+    """The coordinator skipped this rollout: its request contained too many malformed ones. Send it again alone."""
 
     code, http_status, fault = "not_read", 422, "node"
 
 
 class NonFiniteNumber(SwarmError):
-    """A NaN or an infinity where a number is needed."""
+    """The message contains NaN or infinity where a finite number is required."""
 
     code, http_status, fault = "non_finite_number", 422, "node"
 
 
 class BadSignature(SwarmError):
-    """The signature does not belong to the message and the key."""
+    """The signature does not match the message and the key."""
 
     code, http_status, fault = "bad_signature", 401, "node"
 
 
 class WrongAudience(SwarmError):
-    """A signed request that was made for another round or another path."""
+    """The request was signed for another round or another path."""
 
     code, http_status, fault = "wrong_audience", 401, "node"
 
 
 class RequestExpired(SwarmError):
-    """A signed request too far from the coordinator's clock."""
+    """The request's timestamp differs too much from the coordinator's clock."""
 
     code, http_status, fault = "request_expired", 401, "node"
 
 
 class NonceReplayed(SwarmError):
-    """A signed request that was already used once."""
+    """A request with this nonce was already accepted."""
 
     code, http_status, fault = "nonce_replayed", 409, "node"
 
@@ -99,25 +99,25 @@ class NotAuthorised(SwarmError):
 
 
 class UnknownNode(SwarmError):
-    """The key is sound, but has not registered in this round."""
+    """The key is valid, but this node has not registered in this round."""
 
     code, http_status, fault = "unknown_node", 403, "node"
 
 
 class AgentTooOld(SwarmError):
-    """The node speaks a generation of the protocol whose work does not count any more."""
+    """The node uses a version of the protocol that this round no longer accepts."""
 
     code, http_status, fault = "agent_too_old", 426, "node"
 
 
 class OwnerBanned(SwarmError):
-    """Audits have found two rollouts of this owner's that no honest node could have produced."""
+    """The owner is banned: audits found two rollouts that no honest node could have produced."""
 
     code, http_status, fault = "owner_banned", 403, "node"
 
 
 class OwnerConflict(SwarmError):
-    """The node works for another owner: it has one for ever, and a new one needs a new node key."""
+    """The node already works for another owner. A node's owner never changes; a new owner needs a new node key."""
 
     code, http_status, fault = "owner_conflict", 409, "node"
 
@@ -129,19 +129,19 @@ class KeyRevoked(SwarmError):
 
 
 class UnknownOwner(SwarmError):
-    """No node works for this owner in this round."""
+    """No node in this round works for this owner."""
 
     code, http_status, fault = "unknown_owner", 403, "node"
 
 
 class StatementStale(SwarmError):
-    """An owner's statement that another one has overtaken."""
+    """A newer statement of this owner was already accepted."""
 
     code, http_status, fault = "statement_stale", 409, "node"
 
 
 class TooManyStatements(SwarmError):
-    """An owner has signed as many addresses as are taken in a day; `Retry-After` says when there is room again."""
+    """The owner has signed too many addresses today; `Retry-After` gives the seconds to wait."""
 
     code, http_status, fault = "too_many_statements", 429, "node"
 
@@ -151,25 +151,25 @@ class TooManyStatements(SwarmError):
 
 
 class PayoutFailed(SwarmError):
-    """A payout that cannot be made or finished as things stand; nothing was paid twice, and it may be tried again."""
+    """The payout cannot be made or completed now. Nothing was paid twice; try again later."""
 
     code, http_status, fault = "payout_failed", 409, "operator"
 
 
 class PriceTooHigh(SwarmError):
-    """The node's price is above what this round pays."""
+    """The node's price is above the round's maximum price."""
 
     code, http_status, fault = "price_too_high", 422, "node"
 
 
 class NotInvited(SwarmError):
-    """This round takes no strangers."""
+    """This round accepts invited nodes only."""
 
     code, http_status, fault = "not_invited", 403, "operator"
 
 
 class UnknownLease(SwarmError):
-    """No such lease was ever given out."""
+    """The coordinator never issued a lease with this id."""
 
     code, http_status, fault = "unknown_lease", 404, "node"
 
@@ -181,181 +181,181 @@ class LeaseOfAnother(SwarmError):
 
 
 class LeaseClosed(SwarmError):
-    """The lease has expired or was given up; its group went to somebody else."""
+    """The lease has expired or was returned; its group went to another node."""
 
     code, http_status, fault = "lease_closed", 409, "node"
 
 
 class LeaseConflict(SwarmError):
-    """The lease was already answered with other content."""
+    """The lease already has a claim with different content."""
 
     code, http_status, fault = "lease_conflict", 409, "node"
 
 
 class LeaseMismatch(SwarmError):
-    """A claim that does not repeat its lease: another round, version, seed or number of samples."""
+    """The claim does not match its lease: the round id, the version, the seed or the number of samples differs."""
 
     code, http_status, fault = "lease_mismatch", 422, "node"
 
 
 class FragmentMismatch(SwarmError):
-    """A fragment that does not continue what its node has told of its lease."""
+    """The fragment does not continue the fragments that the node sent earlier for this lease."""
 
     code, http_status, fault = "fragment_mismatch", 422, "node"
 
 
 class StaleVersion(SwarmError):
-    """A rollout of a policy version that is now more than S updates behind the learner."""
+    """The rollout's model version is more than S updates behind the learner."""
 
     code, http_status, fault = "stale_version", 409, "node"
 
 
 class TokensInvalid(SwarmError):
-    """Tokens that the policy could not have produced: out of vocabulary, too many, no end, or after the end."""
+    """The tokens cannot come from the policy: out of vocabulary, too many, without an end, or after the end."""
 
     code, http_status, fault = "tokens_invalid", 422, "node"
 
 
 class LogprobsInvalid(SwarmError):
-    """Log-probabilities that are missing, positive, absurdly low, or not numbers."""
+    """Log-probabilities are missing, positive, too low, or not finite."""
 
     code, http_status, fault = "logprobs_invalid", 422, "node"
 
 
 class BudgetExhausted(SwarmError):
-    """The operator's deposit does not cover another lease."""
+    """The round's remaining budget does not cover another lease."""
 
     code, http_status, fault = "budget_exhausted", 402, "operator"
 
 
 class UnknownTask(SwarmError):
-    """No task of that name is built in."""
+    """No built-in task has this name."""
 
     code, http_status, fault = "unknown_task", 422, "operator"
 
 
 class UnknownEnvironment(SwarmError):
-    """No environment of that name is built in here, or it takes no such parameters."""
+    """No built-in environment has this name, or it does not accept these parameters."""
 
     code, http_status, fault = "unknown_environment", 422, "operator"
 
 
 class EnvironmentFailed(SwarmError):
-    """An environment broke its own rules: our fault, whatever was played."""
+    """The environment broke its own rules. This is a defect of the environment, not of the node."""
 
     code, http_status, fault = "environment_failed", 500, "coordinator"
 
 
 class ObservationForged(SwarmError):
-    """An episode in which the environment says something that it did not say."""
+    """The episode contains an observation that the environment did not produce."""
 
     code, http_status, fault = "observation_forged", 422, "node"
 
 
 class EpisodeOverrun(SwarmError):
-    """An episode that goes on after its end."""
+    """The episode continues after its end."""
 
     code, http_status, fault = "episode_overrun", 422, "node"
 
 
 class EpisodeCutShort(SwarmError):
-    """An episode that stops before its end."""
+    """The episode stops before its end."""
 
     code, http_status, fault = "episode_cut_short", 422, "node"
 
 
 class UnknownChunk(SwarmError):
-    """This side does not hold the chunk."""
+    """The peer does not have this chunk."""
 
     code, http_status, fault = "unknown_chunk", 404, "peer"
 
 
 class NotFound(SwarmError):
-    """Nothing lives at this address."""
+    """No resource exists at this address."""
 
     code, http_status, fault = "not_found", 404, "node"
 
 
 class OutOfOrder(SwarmError):
-    """The learner asked for a step that does not follow the last one."""
+    """The learner's request does not follow its previous step."""
 
     code, http_status, fault = "out_of_order", 409, "operator"
 
 
 class ChunkMismatch(SwarmError):
-    """The bytes are not those the chunk's name promises."""
+    """The chunk's bytes do not match its hash."""
 
     code, http_status, fault = "chunk_mismatch", 422, "peer"
 
 
 class PeerFault(SwarmError):
-    """A peer broke the exchange protocol, stalled or vanished."""
+    """A peer broke the exchange protocol, stalled or disconnected."""
 
     code, http_status, fault = "peer_fault", 502, "peer"
 
 
 class ManifestInvalid(SwarmError):
-    """A policy manifest that contradicts itself, its name or its predecessor."""
+    """The policy manifest contradicts itself, its name or its predecessor."""
 
     code, http_status, fault = "manifest_invalid", 422, "coordinator"
 
 
 class PatchInvalid(SwarmError):
-    """A patch or a weight file that is damaged, or a patch that is not made for its base."""
+    """A patch or weight file is damaged, or the patch does not fit its base."""
 
     code, http_status, fault = "patch_invalid", 422, "coordinator"
 
 
 class UntrustedRoot(SwarmError):
-    """The coordinator's root is not the one in the join string."""
+    """The coordinator's root key does not match the join string."""
 
     code, http_status, fault = "untrusted_root", 401, "coordinator"
 
 
 class UntrustedMetadata(SwarmError):
-    """Trust metadata with a wrong signature, hash or shape."""
+    """The signed metadata has a wrong signature, hash or format."""
 
     code, http_status, fault = "untrusted_metadata", 401, "coordinator"
 
 
 class RolledBack(SwarmError):
-    """Older trust metadata than what was already seen."""
+    """The coordinator served older signed metadata than this node has already seen."""
 
     code, http_status, fault = "rolled_back", 409, "coordinator"
 
 
 class MetadataExpired(SwarmError):
-    """Trust metadata past its date: somebody withholds news, or a clock is wrong."""
+    """The signed metadata has expired: updates are withheld, or a clock is wrong."""
 
     code, http_status, fault = "metadata_expired", 409, "coordinator"
 
 
 class LedgerForked(SwarmError):
-    """Two checkpoints with the ledger's signature that cannot both be true, and the proof of it."""
+    """The ledger's key signed two contradicting checkpoints. The saved file proves it."""
 
     code, http_status, fault = "ledger_forked", 409, "coordinator"
 
 
 class CheckpointInvalid(SwarmError):
-    """A checkpoint of the ledger that is malformed, or signed by somebody else."""
+    """The checkpoint of the ledger is malformed, or signed by another key."""
 
     code, http_status, fault = "checkpoint_invalid", 422, "coordinator"
 
 
 class ProofInvalid(SwarmError):
-    """A receipt, proof or tile of the ledger, or a lease told later, that does not show what it should."""
+    """A receipt, a proof, a ledger tile or a reported lease does not prove what it should."""
 
     code, http_status, fault = "proof_invalid", 422, "coordinator"
 
 
 class NotWitnessed(SwarmError):
-    """A checkpoint of the ledger that too few witnesses have signed."""
+    """Too few witnesses signed the checkpoint of the ledger."""
 
     code, http_status, fault = "not_witnessed", 422, "coordinator"
 
 
 class DiskFull(SwarmError):
-    """No room left to store what must be stored."""
+    """There is not enough disk space."""
 
     code, http_status, fault = "disk_full", 507, "node"
 
@@ -367,50 +367,50 @@ class EngineFailed(SwarmError):
 
 
 class EngineNotStarted(EngineFailed):
-    """The engine's program is missing or does not come up: no policy is at fault."""
+    """The engine's program is missing or does not start. The policy is not the cause."""
 
     code = "engine_not_started"
 
 
 class AuditFailed(SwarmError):
-    """An audit that could not come to a verdict: evidence or a policy is missing, damaged or of no known kind."""
+    """The audit ended without a verdict: evidence or a policy is missing, damaged or of an unknown kind."""
 
     code, http_status, fault = "audit_failed", 500, "coordinator"
 
 
 class VerifierFailed(SwarmError):
-    """A reward process hung, crashed, or gave no proper reward for a group's completions."""
+    """A reward process hung, crashed, or returned no valid reward for a completion of the group."""
 
     code, http_status, fault = "verifier_error", 500, "coordinator"
 
 
 class VerifierDown(SwarmError):
-    """Reward processes do not even start; groups wait until they do."""
+    """The reward processes do not start; groups wait until they do."""
 
     code, http_status, fault = "verifier_down", 500, "operator"
 
 
 class Unreachable(SwarmError):
-    """The coordinator did not answer in time."""
+    """The coordinator did not respond in time."""
 
     code, http_status = "unreachable", 503
     fault: ClassVar[Fault] = "network"
 
 
 class Overloaded(Unreachable):
-    """The coordinator has more to do than it can; the header Retry-After says when to come again."""
+    """The coordinator is overloaded; `Retry-After` gives the seconds to wait."""
 
     code, http_status, fault = "overloaded", 503, "coordinator"
 
 
 class ConfigInvalid(SwarmError):
-    """A setting that is unknown or out of range."""
+    """A setting or an argument is unknown or out of range."""
 
     code, http_status, fault = "config_invalid", 422, "operator"
 
 
 def named(error: BaseException) -> str:
-    """What an error says on a terminal, with its code behind it if it has one."""
+    """Return the error's text for a terminal, followed by its code if it has one."""
     code = f" [{error.code}]" if isinstance(error, SwarmError) else ""
     return (one_line(str(error)) or type(error).__name__) + code
 

@@ -118,7 +118,7 @@ async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
             nursery.start_soon(teller.run, worker.drop)
             nursery.start_soon(_let_go, governor, worker)
             await first_of(worker.finished.wait, governor.leaving.wait)
-            said = "you asked it to leave" if governor.leaving.is_set() else "it has finished, as you asked"
+            said = "stopped by `swarm-node leave`" if governor.leaving.is_set() else "finished, as you requested"
             said = said if governor.leaving.is_set() or governor.finishing else "the round is finished"
             log.info("leaving: %s", said)
             await _drain(sender, outbox)

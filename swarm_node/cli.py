@@ -32,7 +32,7 @@ from swarm_node.commands.options import (
 )
 
 app = typer.Typer(
-    help="Lend this machine to a training round: fetch signed policy versions, sample rollouts, be credited for them.",
+    help="Run a node in a training round: download signed model versions, generate samples, earn credit.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,21 +42,21 @@ app = typer.Typer(
 app.command(
     epilog=lesson(
         "swarm-node join http://swarm.example.org:8700#FINGERPRINT --hours 22:00-07:00",
-        "`status` in another terminal says what it does; `doctor` says why it cannot.",
+        "run `status` in another terminal to see progress, or `doctor` if something fails.",
         join.EXIT_CODES,
     )
 )(join.join)
 app.command(
     epilog=lesson(
         "swarm-node mirror JOIN_STRING --upload-gb 500",
-        "the leaderboard shows what it passed on.",
+        "the leaderboard shows how much the mirror uploaded.",
         join.EXIT_CODES,
     )
 )(join.mirror)
 app.command(
     epilog=lesson(
         "swarm-node doctor JOIN_STRING --bundle report.zip",
-        "mend what fails, by the step named beside it; then `join`.",
+        "follow the steps shown for failed checks; then run `join`.",
         doctor.EXIT_CODES,
     )
 )(doctor.doctor)
@@ -66,14 +66,14 @@ app.add_typer(keys.app, name="keys")
 app.command(
     epilog=lesson(
         "swarm-node earnings JOIN_STRING",
-        "`keys address` says where to pay; `why` tells what became of single leases.",
+        "`keys address` sets the payout address; `why` explains single leases.",
         keys.EXIT_CODES,
     )
 )(keys.earnings)
 app.command(
     epilog=lesson(
         "swarm-node appeal JOIN_STRING LEASE --reason 'this card passes my own replay'",
-        "the same again, later, says how the operator has ruled.",
+        "run it again later to see the operator's ruling.",
         appeal.EXIT_CODES,
     )
 )(appeal.appeal)
@@ -86,14 +86,14 @@ def say_version(wanted: bool) -> None:
 
 
 Version = Annotated[
-    bool, typer.Option("--version", is_eager=True, callback=say_version, help="Say the version, and end.")
+    bool, typer.Option("--version", is_eager=True, callback=say_version, help="Print the version and exit.")
 ]
 
 
 @app.callback()
 def program(
     version: Version = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log objects, one a line, in place of text.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write log lines as JSON objects.")] = False,
 ) -> None:
     """Options of all commands."""
     if log_json:
@@ -103,30 +103,32 @@ def program(
 @app.command(
     epilog=lesson(
         "swarm-node bench JOIN_STRING --groups 16",
-        "`join` with the --engine and --groups that were fastest.",
+        "run `join` with the fastest --engine and --groups.",
         "Exit codes: 0 done, 1 failed, 2 wrong usage.",
     )
 )
 def bench(
     policy: Annotated[
         str,
-        typer.Argument(metavar="POLICY", help="A policy folder, or the join string of a round that this home knows."),
+        typer.Argument(
+            metavar="POLICY", help="A policy folder, or the join string of a round that this home has joined."
+        ),
     ],
-    home: Annotated[Path, typer.Option(help="Where the round's versions are, given a join string.")] = DEFAULT_HOME,
-    task: Annotated[str, typer.Option(help="Whose prompts to use, given a folder.")] = "arithmetic",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest completion, given a folder.")] = 128,
-    samples: Annotated[int, typer.Option(min=1, max=64, help="Completions of each prompt.")] = 16,
-    groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
-    batches: Annotated[int, typer.Option(min=1, help="How often; one more goes before and does not count.")] = 4,
+    home: Annotated[Path, typer.Option(help="The node's folder; used with a join string.")] = DEFAULT_HOME,
+    task: Annotated[str, typer.Option(help="Task whose prompts are used; with a folder.")] = "arithmetic",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per completion; with a folder.")] = 128,
+    samples: Annotated[int, typer.Option(min=1, max=64, help="Completions per prompt.")] = 16,
+    groups: Annotated[int, typer.Option(min=1, max=64, help="Number of prompt groups sampled at once.")] = 8,
+    batches: Annotated[int, typer.Option(min=1, help="Number of measured batches, after one warm-up batch.")] = 4,
     engine: EngineOption = EngineName.AUTO,
     threads: ThreadsOption = 0,
     device: DeviceOption = Device.AUTO,
     dtype: DtypeOption = EngineDtype.AUTO,
     gpu_layers: GpuLayersOption = -1,
     vllm_python: VllmPythonOption = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, without a progress bar.")] = False,
 ) -> None:
-    """Measure how fast this machine samples a policy: tokens that would be paid, prompts and decoding apart."""
+    """Measure the sampling speed of this machine in tokens per second, for prompts and decoding separately."""
     from collections.abc import Mapping
 
     import trio
@@ -167,22 +169,24 @@ def bench(
 @app.command(
     epilog=lesson(
         "swarm-node why JOIN_STRING LEASE --replay",
-        "`appeal`, if the evidence does not convince you.",
-        "Exit codes: 0 told, 1 failed or told a lie, 2 wrong usage; with --replay 0 pass, 3 soft fail, 4 hard fail.",
+        "run `appeal` if you disagree with the evidence.",
+        "Exit codes: 0 done, 1 failed or contradicted, 2 wrong usage; with --replay 0 pass, 3 soft fail, 4 hard fail.",
     )
 )
 def why(
     join_string: JoinText,
     lease: Annotated[
-        str, typer.Argument(metavar="LEASE", help="A lease or claim of this node; without, its last ones.")
+        str, typer.Argument(metavar="LEASE", help="A lease or claim of this node; without it, the last 20 leases.")
     ] = "",
     home: Home = DEFAULT_HOME,
-    replay: Annotated[bool, typer.Option("--replay", help="Repeat the audit of this lease here; needs torch.")] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Repeat the audit of this lease on this machine; needs torch.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Tell what became of this node's leases, and by what evidence; and check the evidence on this machine.
+    """Show the result of this node's leases with the evidence, and check the evidence on this machine.
 
-    Without LEASE it shows the last twenty. With LEASE it shows the rule that was broken, what was expected and
+    Without LEASE it shows the last 20. With LEASE it shows the rule that was broken, what was expected and
     observed, the tolerances and the command that repeats the check, and compares verdict and settlement with the
     public log. --replay needs one of the last two versions.
     """
@@ -195,7 +199,7 @@ def why(
     from swarm_node.work.lease_log import Leased
 
     if replay and not lease:
-        raise ConfigInvalid("--replay needs a lease.", hint="`swarm-node why JOIN_STRING` lists the last ones.")
+        raise ConfigInvalid("--replay needs a lease.", hint="Run `swarm-node why JOIN_STRING` to list the last leases.")
     join = joining.parse(join_string)
     key = identity.find_identity(home).key
     if lease:
@@ -234,16 +238,16 @@ def why(
 @app.command(
     epilog=lesson(
         "swarm-node seed --blobs runs/demo/blobs --key seeder.key --listen 0.0.0.0:8701",
-        "nothing by hand: a coordinator starts its own, and names it to all nodes.",
+        "none: a coordinator starts its own seeder and announces it to all nodes.",
         "Exit codes: 0 done, 1 failed, 2 wrong usage.",
     )
 )
 def seed(
-    blobs: Annotated[Path, typer.Option(help="Folder of chunks, as a coordinator or a node keeps it.")],
-    key: Annotated[Path, typer.Option(help="File of the seeder's key; made if it is not there.")],
-    listen: Annotated[str, typer.Option(help="Where to serve; port 0 takes any.")] = "127.0.0.1:0",
+    blobs: Annotated[Path, typer.Option(help="Folder with chunks of a coordinator or a node.")],
+    key: Annotated[Path, typer.Option(help="File of the seeder's key; created if missing.")],
+    listen: Annotated[str, typer.Option(help="Listen address (host:port); port 0: any free port.")] = "127.0.0.1:0",
 ) -> None:
-    """Serve a folder of chunks over libp2p until standard input ends; the first line printed says where, as JSON."""
+    """Serve a folder of chunks over libp2p until standard input ends. The first output line is the address as JSON."""
     import trio
 
     from protocol.people.addresses import host_and_port
@@ -276,7 +280,10 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        full = DiskFull("There is no room for what this command writes.", hint="Free some, or send it elsewhere.")
+        full = DiskFull(
+            "No space left on the disk for the output of this command.",
+            hint="Free some space, or write to another disk.",
+        )
         typer.echo(f"swarm-node: {named(full)}", err=True)
         sys.exit(1)
     except BaseExceptionGroup as group:

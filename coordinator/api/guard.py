@@ -4,7 +4,7 @@ Bodies have a budget in memory, and each neighbourhood of addresses a share of i
 
 - A body above `FREE_BYTES` takes its declared length before a byte of it is read, or what has come of it where none is
   declared, and gives it back when its request is answered. Smaller ones are bounded by the connections.
-- A neighbourhood has at most a quarter. Who comes when its quarter or the whole is taken is told to come again.
+- A neighbourhood has at most a quarter. When its quarter or the whole is used up, a client gets 503 + Retry-After.
 - Where the whole is taken, who would hold less than the largest neighbourhood gets room: that one's oldest unfinished
   body is given up, since honest ones end.
 - This machine has no share to pass and gives nothing up: it is a proxy, which should hold bodies until they are whole.

@@ -166,4 +166,4 @@ class PageSnapshot(Generic[T]):
     def _ended(self, task: asyncio.Task[Moment[T]]) -> None:
         self._making = None
         if not task.cancelled() and (error := task.exception()):
-            log.error("the figures could not be computed", exc_info=error)
+            log.error("could not compute the figures", exc_info=error)

@@ -90,7 +90,7 @@ def close_to_others(folder: Path) -> list[str]:
         except FileNotFoundError:  # of a command that has just ended
             pass
         except PermissionError:
-            log.warning("%s is open to other users of this machine, and belongs to one of them", path)
+            log.warning("%s is accessible to other users of this machine, and owned by one of them", path)
     return closed
 
 

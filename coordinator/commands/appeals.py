@@ -20,9 +20,9 @@ from protocol.errors import Unreachable
 from protocol.text.lesson import lesson
 from protocol.text.plain import counted
 
-app = typer.Typer(help="See what nodes appeal against, and rule.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Show appeals of nodes, and rule on them.", no_args_is_help=True, add_completion=False)
 
-Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The appeal's number.")]
+Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Number of the appeal.")]
 SAID = {"granted": "fault_refuted", "denied": "fault_confirmed"}
 
 
@@ -40,7 +40,7 @@ class RulingWord(StrEnum):
     ),
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
-    """List all appeals: those that wait, the oldest first, then those that were ruled on."""
+    """List all appeals: open ones first, the oldest on top, then those with a ruling."""
     from coordinator.transactions import appeals
 
     config = load(config_file, settings)
@@ -60,7 +60,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 @app.command(
     epilog=lesson(
         "swarm-coordinator appeals show round.toml 3 --replay",
-        "`appeals rule`: grant what the replay does not confirm, deny the rest.",
+        "`appeals rule`: grant it if the replay does not confirm the fault, else deny it.",
         f"{EXIT_CODES[:-1]}; with --replay 0 pass, 3 soft fail, 4 hard fail, 1 no verdict.",
     )
 )
@@ -69,11 +69,11 @@ def show(
     number: Number,
     settings: Settings,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Repeat the audit now, while the version is kept; needs torch.")
+        bool, typer.Option("--replay", help="Repeat the audit now; needs torch and a version that is still kept.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one appeal: who says what, what the audit found, and what granting it would pay."""
+    """Show one appeal: its reason, the audit's finding, and the payment if it is granted."""
     from coordinator.service.opening import audit_rules
     from coordinator.transactions import appeals
 
@@ -91,7 +91,7 @@ def show(
 @app.command(
     epilog=lesson(
         "swarm-coordinator appeals rule round.toml 3 deny --reason 'the replay differs here, too'",
-        "nothing: it is for good, and the node reads it in the answer to its appeal.",
+        "nothing: the ruling is final, and the node receives it.",
         EXIT_CODES,
     )
 )
@@ -100,18 +100,18 @@ def rule(
     number: Number,
     word: Annotated[
         RulingWord,
-        typer.Argument(metavar="grant|deny", help="grant: pay what was taken, and lift fault and ban; or deny."),
+        typer.Argument(metavar="grant|deny", help="grant (pay voided claims, lift fault and ban) or deny."),
     ],
     settings: Settings,
     code: Annotated[
-        str, typer.Option(help="Why, in a word of small letters for the log; a usual one by default.")
+        str, typer.Option(help="Reason code for the log, in lower case; default: fault_refuted or fault_confirmed.")
     ] = "",
-    said: Annotated[str, typer.Option("--reason", help="Why, in words for the node; kept beside the log.")] = "",
+    said: Annotated[str, typer.Option("--reason", help="Reason as text, for the node; stored outside the log.")] = "",
 ) -> None:
-    """Rule on an appeal, for good: an entry of the log, and one for each claim that is paid after all.
+    """Rule on an appeal. The ruling is final: it adds one log entry, and one for each claim that is paid.
 
-    `grant` pays every claim that the fault or ban took, lifts the fault, and ends a ban that stood on it. If the
-    budget does not cover all of it, nothing is ruled.
+    `grant` pays every claim that the fault or ban voided, lifts the fault, and ends a ban based on it. If the
+    budget does not cover the payment, the ruling is rejected.
     """
     from coordinator.transactions.orders import whoami
 
@@ -120,9 +120,12 @@ def rule(
     wanted = {"number": number, "outcome": outcome, "reason_code": code or SAID[outcome]}
     done = ask(config, "POST", "/v1/operator/rulings", wanted | {"said": said, "given_by": whoami()})
     if done is None:
-        raise Unreachable(f"No coordinator answers at {config.round.listen}.", hint="Rulings need a running one.")
+        raise Unreachable(
+            f"No coordinator answers at {config.round.listen}.",
+            hint="Start it with `swarm-coordinator launch`, then repeat the ruling.",
+        )
     if not done["changed"]:
-        typer.echo(f"appeal {number} was {done['state']} before as {done['reason_code']}: nothing changed")
+        typer.echo(f"appeal {number} was already {done['state']} as {done['reason_code']}; nothing changed")
         return
     typer.echo(
         f"appeal {number} {done['state']} as {done['reason_code']}: "
@@ -135,7 +138,7 @@ def _print(row: dict[str, Any], config_file: Path) -> None:
 
     typer.echo(f"appeal {row['number']}, {row['state']} {row['reason_code']}".rstrip())
     typer.echo(f"made {when(row['made_ms'])} by {row['signer']}, owner {row['owner']}, about {row['about']}")
-    typer.echo(block(row["reason"]) if row["reason"] else "no words")
+    typer.echo(block(row["reason"]) if row["reason"] else "no reason given")
     report = json.loads(row["report"])
     typer.echo(
         f"claim {row['claim_id']} of version {row['version']}, audit: {row['finding'] or 'none, a ban by order'}"
@@ -147,7 +150,7 @@ def _print(row: dict[str, Any], config_file: Path) -> None:
     if row["state"] == "open":
         ends = ", and end the ban" if row["ends_ban"] else ""
         typer.echo(
-            f"to grant it would pay {counted(len(row['claims']), 'claim')}, {row['amount_micros']:,} micro-units of "
+            f"granting it pays {counted(len(row['claims']), 'claim')}, {row['amount_micros']:,} micro-units of "
             f"{row['free_micros']:,} free{ends}"
         )
         typer.echo(f"swarm-coordinator appeals show {config_file} {row['number']} --replay")

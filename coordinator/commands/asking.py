@@ -85,7 +85,7 @@ def stopped_since_ms(config: Config) -> int:
         raise Unreachable(
             f"A coordinator leads the round in {config.round.directory}, but does not answer at "
             f"{local_url(launched(config))}.",
-            hint="Does it run on another machine, or in a container? Then ask there; else look into its log.",
+            hint="If it runs on another machine or in a container, run the command there; otherwise read its log.",
         )
     return since_ms
 
@@ -95,9 +95,9 @@ def stopped_line(config: Config, config_file: Path, since_ms: int) -> str:
     from coordinator.reports import programs
 
     if not read_store(config, programs.was_launched):
-        return f"NOT LAUNCHED YET: `swarm-coordinator launch {config_file}` begins it."
+        return f"NOT LAUNCHED YET: start it with `swarm-coordinator launch {config_file}`."
     when = datetime.fromtimestamp(since_ms / 1000, UTC)
-    return f"STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: `swarm-coordinator launch {config_file}` goes on from there."
+    return f"STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: continue with `swarm-coordinator launch {config_file}`."
 
 
 def require_round(config: Config) -> None:
@@ -130,7 +130,7 @@ def _answer(method: str, url: str, content: object, headers: dict[str, str], pat
             raise _NobodyThere from None
         raise Unreachable(
             f"The coordinator gave no answer ({error!r}): the order may have been carried out, or not.",
-            hint="Look when it is back, and order again if need be: what is done already is not done twice.",
+            hint="Check the state when it is back, and repeat the order if necessary: it is never carried out twice.",
         ) from error
     if response.is_error:
         raise SwarmError.from_wire(said)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coordinator.rules.replay import ReplayMeasurement
     from coordinator.rules.verdict import AuditReport
 
-app = typer.Typer(help="Replay what nodes claim to have sampled.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Replay claims and export the evidence.", no_args_is_help=True, add_completion=False)
 
 EXIT_OF_OUTCOME = (0, 3, 4, 5)
 """Pass, soft fail, hard fail, held; 1 and 2 mean that there is no verdict."""
@@ -34,7 +34,7 @@ DEFAULT_CLASS = "torch/fp32/cpu"
 """What the shipped engine computes with."""
 
 Neighbours = Annotated[
-    int, typer.Option(min=0, max=16, help="How many earlier versions to compare with: 1, 2, 4, … before; 0: none.")
+    int, typer.Option(min=0, max=16, help="Number of earlier versions to compare with: 1, 2, 4, … before; 0: none.")
 ]
 
 
@@ -51,21 +51,25 @@ def replay(
     ],
     settings: Settings,
     claim: Annotated[
-        str, typer.Argument(metavar="CLAIM", help="The claim's id; an exported folder holds only one.")
+        str,
+        typer.Argument(metavar="CLAIM", help="Id of the claim; optional for an exported folder, which has one claim."),
     ] = "",
     tolerance: Annotated[
-        str, typer.Option(help="Class to judge by, where the lease names none: engine/dtype/device.")
+        str, typer.Option(help="Tolerance class, if the lease has none: engine/dtype/device.")
     ] = DEFAULT_CLASS,
     neighbours: Neighbours = 3,
     again: Annotated[
-        str, typer.Option(metavar="COMMAND", help="What repeats this, for whoever ran it; by default this command.")
+        str,
+        typer.Option(
+            metavar="COMMAND", help="Command that the report shows for repeating this replay; default: this command."
+        ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report, for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
 ) -> None:
-    """Run one claim through the version it names, and say whether the seed dictates what was claimed.
+    """Replay one claim on its version, and report whether its tokens follow from its seed.
 
-    It changes nothing. The version must still be kept. Held: the claim fails by tolerances that were measured on
-    another policy, which is no verdict. A folder that `audit export` wrote may take the place of the file.
+    Changes nothing. The version must still be kept. Verdict "held": the claim fails by tolerances measured on
+    another policy, so there is no fault. Instead of the file, you can give a folder made by `audit export`.
     """
     from coordinator.audit.case import RoundArchive
 
@@ -90,19 +94,21 @@ def replay(
 )
 def export(
     config_file: ConfigFile,
-    claim: Annotated[str, typer.Argument(metavar="CLAIM", help="The claim's id.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put the case; made if it is not there.")],
+    claim: Annotated[str, typer.Argument(metavar="CLAIM", help="Id of the claim.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder for the case; created if it does not exist.")
+    ],
     settings: Settings,
     neighbours: Neighbours = 3,
 ) -> None:
-    """Write all that a replay of one claim needs into a folder, for a machine that has nothing else of the round.
+    """Export one claim with all data for its replay to a folder, for another machine.
 
     The folder holds the signed rollout, its lease, the tolerances and the policies.
     """
     from coordinator.audit.case import RoundArchive
 
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigInvalid(f"{folder} is not empty.", hint="Name a new folder.")
+        raise ConfigInvalid(f"{folder} is not empty.", hint="Choose a new folder.")
     with closing(RoundArchive(load(config_file, settings))) as archive:
         archive.export(claim, folder, neighbours=neighbours)
     typer.echo(f"swarm-coordinator audit replay {shlex.quote(str(folder))}")
@@ -117,10 +123,12 @@ def export(
 )
 def provenance(
     config_file: ConfigFile,
-    owner: Annotated[str, typer.Argument(metavar="OWNER", help="The owner; a node's own id, if it has no other.")],
+    owner: Annotated[
+        str, typer.Argument(metavar="OWNER", help="Id of the owner, or of the node if it has no separate owner.")
+    ],
     settings: Settings,
 ) -> None:
-    """Tell which updates an owner's groups went into, and the first version with each, one line of JSON per update."""
+    """List the updates that used an owner's groups, and the first version with each: one JSON line per update."""
     from coordinator.audit.case import RoundArchive
     from coordinator.transactions import standings
 
@@ -132,11 +140,11 @@ def provenance(
 def calibrate(
     config_file: ConfigFile,
     settings: Settings,
-    node: Annotated[str, typer.Option(help="Id of an honest node, one that you run yourself.")],
-    name: Annotated[str, typer.Option("--class", help="What it computes with: engine/dtype/device.")],
-    model: Annotated[str, typer.Option(help="What the round's model is, in words.")] = "the round's own",
+    node: Annotated[str, typer.Option(help="Id of an honest node that you run yourself.")],
+    name: Annotated[str, typer.Option("--class", help="Compute class of the node: engine/dtype/device.")],
+    model: Annotated[str, typer.Option(help="Description of the round's model.")] = "the round's own",
 ) -> None:
-    """Measure how far an honest node's accepted rollouts stray from their replay, and sign that as the tolerance.
+    """Measure how much an honest node's rollouts differ from their replay, and sign the result as tolerances.
 
     Needs the round's targets key, and rollouts of versions that are still kept.
     """
@@ -194,7 +202,7 @@ def _print(case: "Case", report: "AuditReport", command: str, as_json: bool) -> 
         return
     if report.outcome is report.outcome.HELD:
         typer.echo(
-            f"Nobody is blamed: the tolerances of {report.tolerance} were measured on another policy. The claim is "
+            f"No fault: the tolerances of {report.tolerance} were measured on another policy. The claim is "
             "judged once `swarm-coordinator calibrate` has measured them on this round's."
         )
     summary = report.summary

@@ -23,30 +23,33 @@ if TYPE_CHECKING:
     from coordinator.service.backup.restoring import Restored
 
 PassphraseFile = Annotated[
-    Path | None, typer.Option("--passphrase-file", exists=True, help="File with the passphrase; else it is asked for.")
+    Path | None,
+    typer.Option(
+        "--passphrase-file", exists=True, help="File with the passphrase; without it, the command asks for it."
+    ),
 ]
 PASSPHRASE_MIN_CHARS = 8
 
-WITHOUT_KEYS = "Without its keys nobody can go on with this round: keep the folder keys/ elsewhere."
+WITHOUT_KEYS = "The backup has no keys, and the round cannot continue without them: copy the folder keys/ separately."
 
 
 def backup(
     config_file: ConfigFile,
     target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="The folder to make, or a file whose name ends in .tar.")
+        Path, typer.Argument(metavar="TARGET", help="The folder to create, or a file whose name ends in .tar.")
     ],
     settings: Settings,
-    keys: Annotated[bool, typer.Option(help="Save the keys, too, sealed with a passphrase.")] = True,
+    keys: Annotated[bool, typer.Option(help="Include the keys, encrypted with a passphrase.")] = True,
     passphrase_file: PassphraseFile = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Keep TARGET, a folder on another disk, a copy that lags by seconds.")
+        bool, typer.Option("--follow", help="Keep TARGET, a folder on another disk, up to date within seconds.")
     ] = False,
-    every: Annotated[float, typer.Option(min=0.1, max=10.0, help="Seconds between two passes of --follow.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=10.0, help="Interval of --follow, in seconds.")] = 1.0,
 ) -> None:
-    """Save the whole state of a round, which may be running, and read the result again.
+    """Save the complete state of a round and verify the backup. The round may be running.
 
-    With --follow it goes on until Ctrl-C: TARGET is a standby copy that `restore --take-over` makes a round of when
-    this machine is lost. As long as it keeps up, nothing is published that it does not have.
+    With --follow it runs until Ctrl-C: TARGET is a standby copy from which `restore --take-over` continues the round if
+    this machine is lost. While the copy is up to date, nothing is published that it does not contain.
     """
     config = load(config_file, settings)
     passphrase = _passphrase(passphrase_file, twice=True) if keys else None
@@ -60,7 +63,7 @@ def backup(
     size_bytes = sum(entry.size_bytes for entry in made.files)
     typer.echo(
         f"{target}: version {made.version}, {counted(made.ledger_size, 'entry', 'entries')} of the ledger, "
-        f"{counted(len(made.files), 'file')}, {size_bytes / 1e6:.1f} MB, read again; keys {made.keys}"
+        f"{counted(len(made.files), 'file')}, {size_bytes / 1e6:.1f} MB, verified; keys {made.keys}"
     )
     if made.keys != "sealed":
         typer.echo(WITHOUT_KEYS)
@@ -87,7 +90,8 @@ def _follow(config: Config, config_file: Path, target: Path, passphrase: str | N
 
 def restore(
     source: Annotated[
-        Path, typer.Argument(metavar="BACKUP", help="What `backup` made, or `upgrade` in the folder backups/.")
+        Path,
+        typer.Argument(metavar="BACKUP", help="A backup made by `backup`, or by `upgrade` in the folder backups/."),
     ],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The round's new folder.")],
     seen: Annotated[
@@ -96,41 +100,42 @@ def restore(
             "--seen",
             default_factory=list,
             show_default=False,
-            help="File or URL with the newest checkpoint known, or a folder of `ledger verify --save`; repeatable.",
+            help="File or URL of the newest known checkpoint, or a `ledger verify --save` folder; repeatable.",
         ),
     ],
     root_keys: RootKeys,
     nothing_newer: Annotated[
-        bool, typer.Option("--nothing-newer", help="Your word that the coordinator has not run since the backup.")
+        bool, typer.Option("--nothing-newer", help="Confirm that the coordinator has not run since the backup.")
     ] = False,
     store_url: Annotated[
         str,
-        typer.Option(help="An empty PostgreSQL, for a round that was on one; of a standby copy, the promoted replica."),
+        typer.Option(help="For a PostgreSQL round: an empty database; for a standby copy, the promoted replica."),
     ] = "",
     passphrase_file: PassphraseFile = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="List published entries that the copy lacks, one by one.")
+        bool,
+        typer.Option("--take-over", help="Continue the round from a standby copy; lists missing published entries."),
     ] = False,
     after_gap: Annotated[
         bool,
-        typer.Option("--after-gap", help="With --take-over: go on without them; root keys sign that for all to see."),
+        typer.Option("--after-gap", help="With --take-over: continue without the missing entries; needs root keys."),
     ] = False,
 ) -> None:
-    """Make a round of a backup, in a new folder; refused where anything newer was published after it.
+    """Restore a backup into a new folder. Rejected if something newer was published after the backup.
 
-    With --take-over the copy of `backup --follow` becomes the round. If it lacks published entries, they are listed,
-    and --after-gap prepares the root document by which nodes and witnesses accept that they are gone.
+    With --take-over, the copy of `backup --follow` becomes the round. Missing published entries are listed,
+    and --after-gap prepares the root document with which nodes and witnesses accept the gap.
     """
     from coordinator.service.backup import restoring
     from coordinator.service.backup.archive import BackupInvalid
 
     if after_gap and not take_over:
-        raise ConfigInvalid("--after-gap is for a take-over.", hint="Say --take-over as well.")
+        raise ConfigInvalid("--after-gap needs --take-over.", hint="Add --take-over.")
     sealed = restoring.describe(source).keys == "sealed"
     if passphrase_file is not None and not sealed:
         raise BackupInvalid(
-            f"{source} has no keys for a passphrase to open, and nothing in it proves that it is as it was made.",
-            hint="If you made it with --no-keys, leave --passphrase-file away; else take another one.",
+            f"{source} contains no encrypted keys, so a passphrase cannot verify it.",
+            hint="If you made it with --no-keys, omit --passphrase-file; otherwise use another backup.",
         )
     passphrase = _passphrase(passphrase_file, twice=False) if sealed else None
     with _progress() as tell:
@@ -155,9 +160,9 @@ def _report(made: "Restored", folder: Path, store_url: str) -> None:
         f"{counted(made.ledger_size, 'entry', 'entries')} of the ledger"
     )
     if made.contents.keys != "sealed" and made.contents.folder == "saved":
-        typer.echo(f"Put the round's keys into {folder / 'keys'}: the backup has none.")
+        typer.echo(f"Copy the round's keys to {folder / 'keys'}: the backup has none.")
     if made.gap_root:
-        typer.echo(f"{made.missing}\nRoot {made.gap_root} says to everybody that the log goes on without them.")
+        typer.echo(f"{made.missing}\nRoot {made.gap_root} announces publicly that the log continues without them.")
     if made.signatures_missing:
         config = f"{shlex.quote(str(folder / 'operator.toml'))} {placed(folder, store_url)}"
         typer.echo(
@@ -189,7 +194,7 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
     elif sys.stdin.isatty():
         found = str(typer.prompt("Passphrase of the keys", hide_input=True, confirmation_prompt=twice))
     else:
-        raise ConfigInvalid("The keys need a passphrase.", hint="Give --passphrase-file, or leave them out: --no-keys.")
+        raise ConfigInvalid("The keys need a passphrase.", hint="Use --passphrase-file, or --no-keys to omit the keys.")
     if twice and len(found) < PASSPHRASE_MIN_CHARS:
         raise ConfigInvalid(f"A passphrase has at least {PASSPHRASE_MIN_CHARS} characters.")
     return found

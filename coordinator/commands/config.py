@@ -14,36 +14,34 @@ from protocol.text.lesson import lesson
 
 app = typer.Typer(help="Check and explain a round's settings.", no_args_is_help=True, add_completion=False)
 
-EXIT_CODES = "Exit codes: 0 good, 2 a setting is wrong."
+EXIT_CODES = "Exit codes: 0 valid, 2 a setting is wrong."
 
 
 @app.command(
     epilog=lesson(
         "swarm-coordinator config check round.toml --set staleness.max_updates=6",
-        "`plan` says how many nodes these settings need.",
+        "`plan` shows how many nodes these settings need.",
         EXIT_CODES,
     )
 )
 def check(config_file: ConfigFile, settings: Settings) -> None:
-    """Say whether the settings are good and what they name is here, and what is probably not meant; starts nothing."""
+    """Check the settings and the files that they name, and print warnings. Starts nothing."""
     config = load(config_file, settings)
     options.require(config)
     for line in manual.warnings(config):
         typer.echo(f"warning: {line}")
-    typer.echo(f"{config_file} is good.")
+    typer.echo(f"{config_file} is valid.")
 
 
 @app.command(
-    epilog=lesson(
-        "swarm-coordinator config show round.toml", "`config explain` says what each of them does.", EXIT_CODES
-    )
+    epilog=lesson("swarm-coordinator config show round.toml", "`config explain` describes each of them.", EXIT_CODES)
 )
 def show(
     config_file: ConfigFile,
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print all keys as JSON.")] = False,
 ) -> None:
-    """Show what differs from the defaults, or all of it as JSON."""
+    """Show the settings that differ from the defaults, or all settings as JSON."""
     config = load(config_file, settings)
     if as_json:
         typer.echo(json.dumps(config.model_dump(mode="json"), indent=2))
@@ -63,21 +61,22 @@ def show(
 def explain(
     settings: Settings,
     config_file: Annotated[
-        Path | None, typer.Argument(metavar="ROUND.toml", help="The round's TOML file; else the defaults.")
+        Path | None,
+        typer.Argument(metavar="ROUND.toml", help="The round's TOML file; without it, the defaults are shown."),
     ] = None,
     only: Annotated[str, typer.Option(help="A section, or one key as section.key.")] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys as a Markdown table.")] = False,
 ) -> None:
-    """Print every key with its value, default, unit, bounds and meaning, and what they amount to together.
+    """Print every setting with its value, default, unit, bounds and meaning, and derived figures.
 
-    The last lines are computed: the tokens and the highest cost of an update, how long the budget lasts, how many
-    groups are under way, and what stays in escrow.
+    The last lines are derived from the settings: the tokens and the maximum cost of an update, the updates that the
+    budget covers, the groups in progress, and the groups in escrow.
     """
     if markdown:
         typer.echo(manual.table(), nl=False)
         return
     if config_file and not config_file.exists() and any(manual.every(f"{config_file}")):
-        raise ConfigInvalid(f"{config_file} is a setting, and no file.", hint=f"Name it with --only {config_file}.")
+        raise ConfigInvalid(f"{config_file} is a setting, not a file.", hint=f"Use --only {config_file}.")
     config = load(config_file, settings)
     lines = manual.explain(config, only)
     if not lines:

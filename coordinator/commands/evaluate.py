@@ -40,21 +40,21 @@ Version = Annotated[int, typer.Option(min=0, help="A version; 0: every version."
 @app.command(
     epilog=lesson(
         "swarm-coordinator eval run round.toml --problems 64",
-        "`eval show` tells it problem by problem; `export --best` writes the best version.",
+        "`eval show` lists the results by problem; `export --best` writes the best version.",
         EXIT_CODES,
     )
 )
 def run(
     config_file: ConfigFile,
     settings: Settings,
-    version: Annotated[int, typer.Option(min=0, help="The newest version; 0: whichever that is.")] = 0,
+    version: Annotated[int, typer.Option(min=0, help="Number of the newest version; 0: the newest one.")] = 0,
     split: Annotated[str, typer.Option(help="held_out or validation.")] = "held_out",
-    problems: Annotated[int, typer.Option(min=0, help="How many problems; 0: eval.problems.")] = 0,
-    samples: Annotated[int, typer.Option(min=0, max=256, help="Samples of each; 0: eval.samples.")] = 0,
+    problems: Annotated[int, typer.Option(min=0, help="Number of problems; 0: eval.problems.")] = 0,
+    samples: Annotated[int, typer.Option(min=0, max=256, help="Samples per problem; 0: eval.samples.")] = 0,
     wait: Annotated[bool, typer.Option(help="Wait for the result.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Have the nodes of a running round measure the version that they hold."""
+    """Evaluate the newest version on the nodes of a running round."""
     from coordinator.base.clock import now_ms
     from coordinator.transactions import evaluations, policy_versions
     from coordinator.transactions.evaluations import EvaluationTerms
@@ -79,7 +79,7 @@ def run(
     ),
 )
 def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
-    """List what was measured, the oldest first."""
+    """List evaluations, the oldest first."""
     from coordinator.transactions import evaluations
 
     with closing(opened_store(load(config_file, settings))) as database:
@@ -90,12 +90,14 @@ def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_
     for row in rows:
         typer.echo(overview.evaluation(row))
     if not rows:
-        typer.echo("Nothing was evaluated yet: set eval.every, or `swarm-coordinator eval run`.")
+        typer.echo("There are no evaluations yet: set eval.every, or run `swarm-coordinator eval run`.")
 
 
 @app.command(
     epilog=lesson(
-        "swarm-coordinator eval show round.toml --version 7", "`policy rollback`, if it was better before.", EXIT_CODES
+        "swarm-coordinator eval show round.toml --version 7",
+        "`policy rollback`, if an older version is better.",
+        EXIT_CODES,
     )
 )
 def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
@@ -105,7 +107,7 @@ def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_j
     with closing(opened_store(load(config_file, settings))) as database:
         rows = database.run_now(evaluations.list_evaluations, version=version)
         if not rows:
-            raise NotFound("There is no such evaluation.", hint="`swarm-coordinator eval list` names them.")
+            raise NotFound("There is no such evaluation.", hint="See `swarm-coordinator eval list`.")
         found = rows[-1]
         problems = database.run_now(evaluations.details, found["number"])
     if as_json:
@@ -123,7 +125,7 @@ def _size(config: "Config", split: str) -> int:
     problems = open_task(config)
     sizes = {name: len(problems.problems(name)) for name in EVALUATED}
     if split not in sizes:
-        raise ConfigInvalid(f"{split} is no split to measure on.", hint="Take held_out or validation.")
+        raise ConfigInvalid(f"{split} is not a split for evaluations.", hint="Use held_out or validation.")
     size = sizes[split]
     if not size:
         raise ConfigInvalid(f"The task has no {split} problems.")
@@ -138,8 +140,8 @@ def _await(
     while (found := _one(database, number))["state"] == "running":
         if time.monotonic() > deadline:
             raise Unreachable(
-                f"Nobody has ended evaluation {number} in {patience_s:g} s.",
-                hint="Is the round running? It goes on with the evaluation when it is launched.",
+                f"Evaluation {number} did not end within {patience_s:g} s.",
+                hint="Check that the round is running; the evaluation continues when it is launched.",
             )
         time.sleep(LOOK_S)  # the store tells nobody of what changes
     return found

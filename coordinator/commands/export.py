@@ -30,10 +30,10 @@ class GgufDtype(StrEnum):
 
 def export(
     config_file: ConfigFile,
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The folder to make, or the GGUF file.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The folder to create, or the GGUF file.")],
     settings: Settings,
     version: Annotated[int, typer.Option(min=0, help="A published version; 0: the learner's last checkpoint.")] = 0,
-    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, as peft has it.")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapter, in peft's format.")] = False,
     best: Annotated[bool, typer.Option("--best", help="The version with the best evaluation.")] = False,
     form: Annotated[
         Format, typer.Option("--format", help="hub: a folder for transformers; gguf: a file for llama.cpp.")
@@ -47,9 +47,9 @@ def export(
     ] = "",
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
 ) -> None:
-    """Write the policy as a folder in hub format, which transformers and others load as it is, or as a GGUF file.
+    """Export the policy as a folder in hub format, which transformers can load, or as a GGUF file.
 
-    By default it is the learner's last checkpoint. A published version is refused when its chunks are no longer
+    By default, the learner's last checkpoint is exported. A published version can be exported while its chunks are
     kept. --push uses the token of `hf auth login` or HF_TOKEN; if the upload fails, the folder stays.
     """
     from coordinator.commands.asking import launched
@@ -57,13 +57,13 @@ def export(
     from coordinator.learner import hub
 
     if best and version:
-        raise ConfigInvalid("--best and --version name different policies.", hint="Give one of them.")
+        raise ConfigInvalid("--best and --version cannot be combined.", hint="Use one of them.")
     if adapter and form is Format.GGUF:
-        raise ConfigInvalid("--adapter writes a folder.", hint="A GGUF file has the adapter merged: leave it out.")
+        raise ConfigInvalid("--adapter needs --format hub.", hint="Omit --adapter: a GGUF file has the adapter merged.")
     if dtype is not GgufDtype.AUTO and form is Format.HUB:
-        raise ConfigInvalid("--dtype is for --format gguf.", hint="A folder has the policy's own type.")
+        raise ConfigInvalid("--dtype needs --format gguf.", hint="Omit --dtype: a folder has the policy's own type.")
     if form is Format.GGUF and (card or repository):
-        raise ConfigInvalid("--card and --push are for a folder.", hint="Leave out --format gguf.")
+        raise ConfigInvalid("--card and --push need --format hub.", hint="Omit --format gguf.")
     config = load(config_file, settings)
     if form is Format.GGUF:
         update = learner.export_gguf(config, target, version=version, best=best, dtype=dtype.value)

@@ -26,15 +26,15 @@ class Question:
 
 
 QUESTIONS = (
-    Question("round.directory", "Folder for keys, state and checkpoints"),
+    Question("round.directory", "Folder for keys, database and checkpoints"),
     Question("task.name", f"Task: {', '.join(KNOWN)}, or a my_task.py"),
     Question("model.path", "Model: a folder, hf://owner/name, or 'embedded' for the tiny built-in one"),
-    Question("staleness.max_updates", "S, how many updates a rollout may lie behind the learner"),
-    Question("market.budget_micros", "Budget in micro-units, deposited once and never overspent"),
+    Question("staleness.max_updates", "S: maximum staleness of a rollout, in updates"),
+    Question("market.budget_micros", "Budget in micro-units, deposited once as the spending limit"),
     Question("market.max_price_micros_per_mtok", "Maximum price you pay, in micro-units per million tokens"),
-    Question("round.listen", "Address on which API and page listen"),
-    Question("round.public_url", "URL at which nodes reach it, if another (empty if not)"),
-    Question("round.seeder", "Address on which chunks are served"),
+    Question("round.listen", "Address (host:port) of the API and the leaderboard"),
+    Question("round.public_url", "URL at which nodes reach it (empty: the address above)"),
+    Question("round.seeder", "Address (host:port) of the seeder, which serves chunks"),
 )
 
 DATA = Question("data.train", "Problems: a .jsonl, .json or .parquet file, a folder, or hf://owner/name/folder", True)
@@ -67,7 +67,7 @@ def _answer(
         if said == default and not question.required:
             return []
         if not said:
-            complain("This has no default.")
+            complain("This setting has no default; a value is required.")
             continue
         try:
             options.require(parse(with_settings({}, [*before, setting])))

@@ -20,17 +20,17 @@ from protocol.errors import ConfigInvalid
 
 def init(
     config_file: Annotated[
-        Path, typer.Argument(metavar="ROUND.toml", help="The round's TOML file; it is made if there is none.")
+        Path, typer.Argument(metavar="ROUND.toml", help="The round's TOML file; created if it does not exist.")
     ],
     settings: Settings,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Ask nothing: a new file has what --set says, else the defaults.")
+        bool, typer.Option("--yes", "-y", help="Do not ask questions: write a new file from --set and the defaults.")
     ] = False,
 ) -> None:
-    """Make a round's keys, store and deposit, and print the join string for its nodes.
+    """Create a round: keys, database and deposit. Print the join string for its nodes.
 
-    If the file does not exist, a few questions are asked first, and it is written with every setting explained.
-    Take keys/root.pem of the round's folder offline afterwards: it is needed only to change the other keys.
+    If the file does not exist, `init` asks a few questions and writes it, with an explanation of every setting.
+    Then move keys/root.pem of the round's folder to offline storage: it is needed only to change the other keys.
     """
     from coordinator.service.round import Round, join_string
 
@@ -53,11 +53,13 @@ def _asked(config_file: Path, settings: list[str]) -> list[str]:
 
     if not sys.stdin.isatty():
         raise ConfigInvalid(
-            f"There is no file {config_file}, and nobody to ask for its settings.",
-            hint="Give --yes, with --set for what shall not be the default.",
+            f"{config_file} does not exist, and there is no terminal to ask for its settings.",
+            hint="Use --yes to accept the defaults, and --set to change single settings.",
         )
     options.require(parse(with_settings({}, settings)))  # before the first question
-    typer.echo(f"{config_file} does not exist: a few questions, Enter takes what stands in brackets.", err=True)
+    typer.echo(
+        f"{config_file} does not exist. Answer a few questions; Enter accepts the default in brackets.", err=True
+    )
     return guide.ask(
         settings,
         lambda text, default: str(typer.prompt(text, default=default, show_default=bool(default), err=True)),
@@ -73,12 +75,12 @@ def _write(path: Path, settings: list[str]) -> None:
     wanted = parse(chosen)
     text = manual.toml(chosen)
     if parse(tomllib.loads(text)) != wanted:
-        raise RuntimeError("the file that would be written says something else than was chosen")
+        raise RuntimeError("the settings file to be written does not match the chosen settings")
     try:
         write_durably(path, text.encode(), public=True)
     except OSError as error:
         raise ConfigInvalid(f"Cannot write {path}: {error.strerror}.") from error
-    typer.echo(f"Wrote {path}: every setting with its default and its meaning. Change it as you like.", err=True)
+    typer.echo(f"Wrote {path}: it lists every setting with its default and its meaning. You can edit it.", err=True)
 
 
 def _say_next(config_file: Path, config: Config) -> None:
@@ -88,8 +90,8 @@ def _say_next(config_file: Path, config: Config) -> None:
     for line in (
         "Next:",
         f"  1. Move {keys / 'root.pem'} to offline storage: it is needed only to change the other keys.",
-        f"  2. swarm-coordinator plan {config_file} --help: how many nodes it needs, and what that costs.",
+        f"  2. swarm-coordinator plan {config_file} --help: how many nodes the round needs, and the cost.",
         f"  3. swarm-coordinator launch {config_file}",
-        "  4. Hand out the join string, which follows: `swarm-node join` with it takes part.",
+        "  4. Send participants the join string below; they run `swarm-node join` with it.",
     ):
         typer.echo(line, err=True)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from coordinator.publishing.role_keys import RoleKeys
     from coordinator.publishing.signed_metadata import SignedMetadata
 
-app = typer.Typer(help="The keys that sign what nodes trust.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Show and replace the keys that sign the trust metadata.", no_args_is_help=True, add_completion=False
+)
 
 RootKeys = Annotated[
     list[Path],
@@ -27,7 +29,7 @@ RootKeys = Annotated[
         default_factory=list,
         show_default=False,
         exists=True,
-        help="A folder with root keys; repeatable.",
+        help="Folder with root keys; repeatable.",
     ),
 ]
 
@@ -35,12 +37,12 @@ RootKeys = Annotated[
 @app.command(
     epilog=lesson(
         "swarm-coordinator keys show round.toml",
-        "keep root.pem away from this machine; `keys rotate` replaces what was lost or stolen.",
+        "keep root.pem in offline storage; `keys rotate` replaces lost or stolen keys.",
         EXIT_CODES,
     )
 )
 def show(config_file: ConfigFile, settings: Settings) -> None:
-    """Show each role's keys, how many must sign, and which are here. Needs no key."""
+    """Show each role's keys, its threshold, and which keys are on this machine. Needs no key."""
     from coordinator.publishing.role_keys import ROLES, RoleKeys
 
     folder = load(config_file, settings).round.directory
@@ -49,17 +51,17 @@ def show(config_file: ConfigFile, settings: Settings) -> None:
     typer.echo(f"root {root.version}, good until {root.expires:%Y-%m-%d}")
     for role in ROLES:
         entry = root.roles[role]
-        names = ", ".join(f"{keyid[:8]}{'' if keyid in found else ' (not here)'}" for keyid in entry.keyids)
+        names = ", ".join(f"{keyid[:8]}{'' if keyid in found else ' (not on this machine)'}" for keyid in entry.keyids)
         typer.echo(f"{role}: {entry.threshold} of {len(entry.keyids)} must sign: {names}")
     ledger = metadata.ledger_public().hex()
     here = any(signer.public_key.keyval["public"] == ledger for signer in found.values())
-    typer.echo(f"ledger: {ledger[:16]}…{'' if here else ' (not here)'}")
+    typer.echo(f"ledger: {ledger[:16]}…{'' if here else ' (not on this machine)'}")
 
 
 @app.command(
     epilog=lesson(
         "swarm-coordinator keys rotate timestamp round.toml --root-keys /media/stick",
-        "`launch` again; or, while signatures are missing, `keys sign` and `keys install`.",
+        "`launch` again; if signatures are missing, first `keys sign` and `keys install`.",
         EXIT_CODES,
     )
 )
@@ -68,10 +70,10 @@ def rotate(
     config_file: ConfigFile,
     settings: Settings,
     root_keys: RootKeys,
-    keys: Annotated[int, typer.Option(min=1, max=16, help="How many keys the role gets.")] = 1,
-    threshold: Annotated[int, typer.Option(min=1, max=16, help="How many of them must sign.")] = 1,
+    keys: Annotated[int, typer.Option(min=1, max=16, help="Number of new keys for the role.")] = 1,
+    threshold: Annotated[int, typer.Option(min=1, max=16, help="Number of these keys that must sign.")] = 1,
 ) -> None:
-    """Give a role new keys and revoke the old ones. Needs enough root keys, here or of other holders afterwards."""
+    """Replace the keys of a role. Needs enough root keys, on this machine or added later with `keys sign`."""
     from coordinator.publishing import rotation
     from coordinator.publishing.role_keys import LEDGER, ROLES, RoleKeys
     from coordinator.publishing.rotation import PENDING
@@ -83,7 +85,7 @@ def rotate(
     metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory
     with only_coordinator(folder):
         if (folder / PENDING).exists():
-            raise ConfigInvalid(f"{PENDING} waits already.", hint="Install it with `keys install`, or remove it.")
+            raise ConfigInvalid(f"{PENDING} exists already.", hint="Install it with `keys install`, or remove it.")
         made = RoleKeys(folder / "keys", root_keys)
         data = rotation.prepare(metadata, made, role, keys, threshold, utc_now())
         _finish(metadata, made, folder, data)
@@ -92,7 +94,7 @@ def rotate(
 @app.command(
     epilog=lesson(
         "swarm-coordinator keys sign pending.root.json --root-keys /media/stick",
-        "take the file back into the round's folder; `keys install` there.",
+        "copy the file back to the round's folder; run `keys install` there.",
         EXIT_CODES,
     )
 )
@@ -100,7 +102,7 @@ def sign(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, help="A copy of pending.root.json.")],
     root_keys: RootKeys,
 ) -> None:
-    """Sign a prepared root with the root keys of a folder, on any machine. Needs nothing else of the round."""
+    """Sign a prepared root with root keys from a folder, on any machine. Needs no other file of the round."""
     from coordinator.base.files import write_durably
     from coordinator.publishing import rotation
 
@@ -109,15 +111,15 @@ def sign(
         data, added = rotation.add_signatures(data, folder)
         signatures += added
     if not signatures:
-        raise ConfigInvalid("There is no key to sign with.", hint="Name a folder with --root-keys.")
+        raise ConfigInvalid("No root key was found to sign with.", hint="Give a folder with --root-keys.")
     write_durably(file, data, public=True)
-    typer.echo(f"{signatures} signatures added; take {file} back to the coordinator.")
+    typer.echo(f"{signatures} signatures added. Copy {file} back to the coordinator.")
 
 
 @app.command(
     epilog=lesson(
         "swarm-coordinator keys install round.toml",
-        "`launch` again; nodes follow the new root by themselves.",
+        "`launch` again; nodes accept the new root automatically.",
         EXIT_CODES,
     )
 )
@@ -129,7 +131,7 @@ def install(config_file: ConfigFile, settings: Settings) -> None:
 
     metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory
     if not (folder / PENDING).exists():
-        raise ConfigInvalid(f"There is no {PENDING} in {folder}.", hint="Begin with `keys rotate`.")
+        raise ConfigInvalid(f"There is no {PENDING} in {folder}.", hint="Run `keys rotate` first.")
     with only_coordinator(folder):
         _finish(metadata, RoleKeys(folder / "keys"), folder, (folder / PENDING).read_bytes())
 
@@ -144,13 +146,13 @@ def _finish(metadata: "SignedMetadata", keys: "RoleKeys", folder: Path, data: by
     if missing := rotation.missing_signatures(metadata, data):
         write_durably(folder / PENDING, data)
         typer.echo(
-            f"{missing} signatures of root keys are missing. Let other holders `keys sign` a copy of "
+            f"{missing} signatures of root keys are missing. Other holders must run `keys sign` on a copy of "
             f"{folder / PENDING}, put it back, and run `keys install`."
         )
         return
     rotation.install(metadata, keys, data, utc_now())
     (folder / PENDING).unlink(missing_ok=True)
-    typer.echo(f"root {metadata.root().version} is published; keep its root keys away from this machine.")
+    typer.echo(f"root {metadata.root().version} is published; keep its root keys in offline storage.")
 
 
 def _metadata(config_file: Path, settings: list[str]) -> "SignedMetadata":

@@ -21,17 +21,18 @@ from protocol.errors import Unreachable
 from protocol.text.lesson import lesson
 from protocol.text.plain import counted
 
-app = typer.Typer(help="Look at nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="List and show nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
 
 Node = Annotated[
     str,
-    typer.Argument(metavar="NODE", help="The node's id, its beginning or end, or its name, also without the team."),
+    typer.Argument(metavar="NODE", help="The node's id, 6 or more characters from either end of it, or its name."),
 ]
-Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the owner hears it.")]
+Reason = Annotated[str, typer.Option(help="Reason; it is recorded, and the owner of a banned node sees it.")]
 
 
 @app.command(
-    "list", epilog=lesson("swarm-coordinator nodes list round.toml", "`nodes show` for whoever stands out.", EXIT_CODES)
+    "list",
+    epilog=lesson("swarm-coordinator nodes list round.toml", "`nodes show` for details of one node.", EXIT_CODES),
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all nodes, the best earner first.
@@ -62,12 +63,12 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 @app.command(
     epilog=lesson(
         "swarm-coordinator nodes show round.toml calm-heron-417",
-        "`nodes pause` while you find out; `audit replay` for a claim that looks odd.",
+        "`nodes pause` while you investigate; `audit replay` for a suspicious claim.",
         EXIT_CODES,
     )
 )
 def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJson = False) -> None:
-    """Show one node: its owner, its work, why answers were refused, and the orders about it."""
+    """Show one node: its owner, its work, its rejected answers, and your orders about it."""
     from coordinator.reports import moderation
     from coordinator.reports.summary import AFTER_ALL_MS
 
@@ -96,38 +97,38 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
 @app.command(
     epilog=lesson(
         "swarm-coordinator nodes pause round.toml calm-heron-417 --reason 'its clock is wrong'",
-        "`nodes resume`, when it is mended.",
+        "`nodes resume` when the problem is solved.",
         EXIT_CODES,
     )
 )
 def pause(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
-    """Give a node no new work; what it holds it may finish, and is paid."""
+    """Pause a node: it gets no new work. It may finish its leases and is paid for them."""
     _order(config_file, settings, "pause", node, reason)
 
 
 @app.command(
     epilog=lesson(
         "swarm-coordinator nodes resume round.toml calm-heron-417",
-        "`nodes show` says whether its answers are accepted.",
+        "`nodes show` shows whether its answers are accepted.",
         EXIT_CODES,
     )
 )
 def resume(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason = "no reason given") -> None:
-    """Let a paused node work again."""
+    """Resume a paused node."""
     _order(config_file, settings, "resume", node, reason)
 
 
 @app.command(
     epilog=lesson(
         "swarm-coordinator nodes ban round.toml calm-heron-417 --reason 'made up its samples'",
-        "`appeals list`, since every owner may appeal; `nodes unban` takes it back.",
+        "`appeals list`: the owner may appeal. `nodes unban` reverses a ban.",
         EXIT_CODES,
     )
 )
 def ban(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
-    """Ban the owner of a node with all their nodes: what no audit found right is void, by entries of the ledger.
+    """Ban the owner of a node, with all their nodes. Ledger entries void all claims that no audit confirmed.
 
-    Their leases end, their groups leave the learner's buffer, and their nodes get the reason that you give.
+    Their leases end, their groups leave the learner's buffer, and their nodes receive the reason.
     """
     _order(config_file, settings, "ban", node, reason)
 
@@ -135,12 +136,12 @@ def ban(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason)
 @app.command(
     epilog=lesson(
         "swarm-coordinator nodes unban round.toml calm-heron-417 --reason 'the card was broken'",
-        "`appeals rule` pays what was void, if the ban was wrong.",
+        "`appeals rule` pays voided claims, if the ban was wrong.",
         EXIT_CODES,
     )
 )
 def unban(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
-    """Let an owner in again; they are audited in full until they have proved themselves. What is void stays void."""
+    """Unban an owner. Voided claims stay void, and new work is first audited in full."""
     _order(config_file, settings, "unban", node, reason)
 
 
@@ -151,7 +152,10 @@ def _order(config_file: Path, settings: list[str], action: str, node: str, reaso
     wanted = {"action": action, "node": node, "reason": reason, "given_by": whoami()}
     done = ask(config, "POST", "/v1/operator/orders", wanted)
     if done is None:
-        raise Unreachable(f"No coordinator answers at {config.round.listen}.", hint="Orders need a running one.")
+        raise Unreachable(
+            f"No coordinator answers at {config.round.listen}.",
+            hint="Start it with `swarm-coordinator launch`, then repeat the order.",
+        )
     what = f"owner {done['owner']}" if action in ("ban", "unban") else f"node {done['node_id']}"
     typer.echo(f"{action}: {what}" if done["changed"] else f"{what}: nothing to {action}")
 

@@ -20,10 +20,10 @@ Settings = Annotated[
         "--set",
         default_factory=list,
         show_default=False,
-        help="section.key=value on top of the file; repeatable.",
+        help="Override a setting of the file, as section.key=value; repeatable.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print all data as JSON.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 
 
@@ -32,7 +32,7 @@ def require(config: Config) -> None:
     require_known(config.task.name)
     for key, place in _files(config):
         if not Path(place).exists():
-            raise ConfigInvalid(f"{key}: there is no {place}.", hint="Relative paths begin where you are.")
+            raise ConfigInvalid(f"{key}: {place} does not exist.", hint="Relative paths start at the current folder.")
     start.require_here(config.model)
 
 

@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Pay owners what the ledger owes them.", no_args_is_help=True, add_completion=False)
 
-Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The batch's number.")]
+Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Number of the batch.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong, 3 under way: settle again later."
 
 REFERENCE = re.compile(r"[A-Za-z0-9._/-]{1,100}")
-PUBLIC = "The reference goes into the public ledger for ever; one that names a person or account cannot be taken out."
+PUBLIC = "The reference stays in the public ledger for ever. It must not name a person or account."
 
 
 @app.command(
     epilog=lesson(
         "swarm-coordinator payout create round.toml",
-        "look through what it exported; then `payout settle` with its number.",
+        "check the exported files; then `payout settle` with the batch number.",
         EXIT_CODES,
     )
 )
 def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
-    """Put all who are owed enough, and whose address counts, into a new batch, and export it."""
+    """Create and export a batch of all balances above the minimum that have an active address."""
     from coordinator.transactions import payouts, rails
 
     config = load(config_file, settings)
@@ -53,7 +53,7 @@ def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False)
         _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
 
 
-@app.command(epilog=lesson("swarm-coordinator payout show round.toml 1", "`payout settle` has it paid.", EXIT_CODES))
+@app.command(epilog=lesson("swarm-coordinator payout show round.toml 1", "`payout settle` pays it.", EXIT_CODES))
 def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: AsJson = False) -> None:
     """Show a batch, and export it again."""
     from coordinator.transactions import payouts
@@ -65,10 +65,12 @@ def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: A
 
 @app.command(
     "list",
-    epilog=lesson("swarm-coordinator payout list round.toml", "`payout settle` those that are not done.", EXIT_CODES),
+    epilog=lesson(
+        "swarm-coordinator payout list round.toml", "`payout settle` for batches that are not done.", EXIT_CODES
+    ),
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
-    """List all batches and where they stand."""
+    """List all batches with their state."""
     from coordinator.transactions import payouts
 
     with _opened(load(config_file, settings)) as (database, _):
@@ -83,7 +85,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 @app.command(
     epilog=lesson(
         "swarm-coordinator payout settle round.toml 1 --reference transfer-2026-11",
-        "after exit code 3 the same again, later: nobody is paid twice.",
+        "after exit code 3, run the same command later: nobody is paid twice.",
         EXIT_CODES,
     )
 )
@@ -92,10 +94,10 @@ def settle(
     number: Number,
     settings: Settings,
     reference: Annotated[
-        str, typer.Option(help="Of your payment by hand; public for ever: an opaque number, no name or account.")
+        str, typer.Option(help="Reference of your manual payment; public for ever: do not name a person or account.")
     ] = "",
 ) -> None:
-    """Have a batch paid by its rail, or take your word that it is paid, and record that in the ledger.
+    """Pay a batch by its rail, or confirm your manual payment, and record it in the ledger.
 
     --reference is for the rail `manual`. It stays in the public ledger for ever: give an opaque number, no name or
     account. After an interruption, run it again: nothing is paid twice.
@@ -104,7 +106,9 @@ def settle(
     from coordinator.transactions.rails.base import Status
 
     if reference and not REFERENCE.fullmatch(reference):
-        raise ConfigInvalid(f"{reference[:40]!r} is no reference.", hint="Letters, digits and ._/- only, at most 100.")
+        raise ConfigInvalid(
+            f"{reference[:40]!r} is not a valid reference.", hint="Use at most 100 letters, digits and ._/- characters."
+        )
     config = load(config_file, settings)
     with _paying(config) as (database, round_id):
         row, batch = database.run_now(payouts.load, number, round_id)
@@ -124,7 +128,7 @@ def settle(
 @app.command(
     epilog=lesson(
         "swarm-coordinator payout deploy round.toml 0x52908400098527886E0F7030069857D2E4169EE7 --unit 1000000",
-        "put the contract's address into the settings; `config explain --only payouts` has them.",
+        "set payouts.evm_contract to the contract's address; see `config explain --only payouts`.",
         EXIT_CODES,
     )
 )
@@ -132,9 +136,9 @@ def deploy(
     config_file: ConfigFile,
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="Address of the token to pay in.")],
     settings: Settings,
-    unit: Annotated[int, typer.Option(min=1, help="The token's smallest units to a micro-unit.")] = 1,
+    unit: Annotated[int, typer.Option(min=1, help="Smallest token units per micro-unit.")] = 1,
 ) -> None:
-    """Put the payouts contract of rail evm on the chain; prints the transaction, whose receipt names its address."""
+    """Deploy the payouts contract of rail evm. Prints the transaction; its receipt has the address."""
     from coordinator.transactions.rails import evm
 
     config = load(config_file, settings)

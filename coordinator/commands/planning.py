@@ -17,23 +17,29 @@ if TYPE_CHECKING:
 
 ConfigFile = Annotated[
     Path,
-    typer.Argument(metavar="ROUND.toml", help="The round's TOML file: S, kappa and groups per update are its own."),
+    typer.Argument(
+        metavar="ROUND.toml", help="The round's TOML file; S, kappa and groups per update are read from it."
+    ),
 ]
 ConfigFileOrNone = Annotated[
-    Path | None, typer.Argument(metavar="ROUND.toml", help="The same; with --gpu it may be left out, for the defaults.")
+    Path | None,
+    typer.Argument(metavar="ROUND.toml", help="The round's TOML file; optional with --gpu (default settings)."),
 ]
 Gpu = Annotated[
-    str, typer.Option(metavar="CARD:COUNT", help="Print the memory that the learner needs on h100:1 or 24GiB:2.")
+    str,
+    typer.Option(
+        metavar="CARD:COUNT", help="Print the learner's memory use on these GPUs, for example h100:1 or 24GiB:2."
+    ),
 ]
 Model = Annotated[
-    str, typer.Option(help="With --gpu: a folder with config.json, or hf://owner/name, in place of model.path.")
+    str, typer.Option(help="With --gpu: a folder with config.json, or hf://owner/name, instead of model.path.")
 ]
-PromptTokens = Annotated[int, typer.Option(min=1, help="With --gpu: tokens of a prompt.")]
+PromptTokens = Annotated[int, typer.Option(min=1, help="With --gpu: tokens per prompt.")]
 
 
 def _finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
-        raise typer.BadParameter("a finite number is needed")
+        raise typer.BadParameter("the value must be a finite number")
     return value
 
 
@@ -41,18 +47,18 @@ def _number(text: str, *, least: float = 0.0, most: float | None = None) -> Any:
     return typer.Option(min=least, max=most, callback=_finite, help=text)
 
 
-TrainS = Annotated[float, _number("Seconds of one update.", least=1e-3)]
-GroupS = Annotated[float, _number("Seconds in which a node samples a group.", least=1e-6)]
-AtOnce = Annotated[int, typer.Option(min=1, help="Groups that a node samples together in that time.")]
-Gamma = Annotated[float, _number("Throughput to keep, as a multiple of the least that is enough.")]
+TrainS = Annotated[float, _number("Time of one update, in seconds.", least=1e-3)]
+GroupS = Annotated[float, _number("Time in which a node samples a group, in seconds.", least=1e-6)]
+AtOnce = Annotated[int, typer.Option(min=1, help="Groups that a node samples at once in that time.")]
+Gamma = Annotated[float, _number("Target throughput, as a multiple of the minimum.")]
 SourceMbit = Annotated[float, _number("The seeder's uplink, Mbit/s.", least=1e-3)]
 NodeMbit = Annotated[float, _number("A node's downlink, Mbit/s.", least=1e-3)]
-LoadS = Annotated[float, _number("Seconds from the last byte to the first token.")]
+LoadS = Annotated[float, _number("Time from the last byte to the first token, in seconds.")]
 SpreadOption = Annotated[
-    float, _number("How unlike nodes are in speed, price, links and broadcast: a log-normal's sigma.", most=3)
+    float, _number("Spread of nodes' speeds, prices, links and broadcast times: sigma of a log-normal.", most=3)
 ]
-NodePrice = Annotated[float, _number("What a node costs an hour.")]
-LearnerPrice = Annotated[float, _number("What the learner costs an hour.")]
+NodePrice = Annotated[float, _number("Cost of a node per hour.")]
+LearnerPrice = Annotated[float, _number("Cost of the learner per hour.")]
 
 
 def plan(
@@ -61,40 +67,44 @@ def plan(
     gpu: Gpu = "",
     model: Model = "",
     prompt_tokens: PromptTokens = 512,
-    live: Annotated[bool, typer.Option("--live", help="Plan by what the running round has measured.")] = False,
-    train_s: Annotated[float | None, _number("Seconds of one update.", least=1e-3)] = None,
-    group_s: Annotated[float | None, _number("Seconds in which a node samples a group.", least=1e-6)] = None,
+    live: Annotated[bool, typer.Option("--live", help="Use the measurements of the running round.")] = False,
+    train_s: Annotated[float | None, _number("Time of one update, in seconds.", least=1e-3)] = None,
+    group_s: Annotated[float | None, _number("Time in which a node samples a group, in seconds.", least=1e-6)] = None,
     at_once: AtOnce = 1,
-    broadcast_s: Annotated[float | None, _number("T_bcast, if known; else it follows from size and links.")] = None,
-    size_mb: Annotated[float, _number("Megabytes of a version as it travels.")] = 0.0,
+    broadcast_s: Annotated[float | None, _number("T_bcast in seconds; default: computed from size and links.")] = None,
+    size_mb: Annotated[float, _number("Size of a published version, in MB.")] = 0.0,
     source_mbit: SourceMbit = 1000.0,
     node_mbit: NodeMbit = 100.0,
-    node_up_mbit: Annotated[float | None, _number("A node's uplink, Mbit/s; else as its downlink.", least=1e-3)] = None,
+    node_up_mbit: Annotated[
+        float | None, _number("A node's uplink, Mbit/s; default: as its downlink.", least=1e-3)
+    ] = None,
     load_s: LoadS = 0.0,
     node_price: NodePrice = 0.0,
     learner_price: LearnerPrice = 0.0,
     gamma: Gamma = 1.1,
-    nodes: Annotated[int | None, typer.Option(min=0, help="Also tell how long the learner waits with so many.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=0, help="Also show how long the learner waits with this number of nodes.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a round would need and cost, before it runs.
+    """Compute the nodes and the cost that a round needs, before it runs.
 
-    The learner stays busy if rollouts keep coming while versions travel. How many nodes that takes follows from S, the
-    time of an update, the time of a broadcast, and how fast nodes sample:
+    The learner stays busy if nodes deliver rollouts while a version is distributed. The number of nodes follows from S,
+    the time of an update, the time of a broadcast, and the speed of nodes:
 
     \b
-    kappa     updates between two versions: the largest that costs no throughput
+    kappa     updates between two versions: the largest number without loss of throughput
     oldest    max staleness of training data, in updates
-    T_bcast   from publication to a node's first token
-    groups/s  the least throughput at which the learner never waits
-    nodes     gamma times that, in nodes of the given speed
+    T_bcast   time from publication to a node's first token, in seconds
+    groups/s  the minimum throughput at which the learner never waits
+    nodes     number of nodes for gamma times that throughput
 
-    `visible` is admission on the version that each node holds, as `launch` runs it; `overlap` is ECHO-2's own rule,
-    whose nodes wait while a version is under way. Below come the same for other S, and with one input changed.
+    `visible` is the admission rule of `launch`: a node gets work only if its version is recent enough. `overlap` is
+    ECHO-2's own rule: nodes wait during a broadcast. More tables vary S, and one input at a time.
 
-    With `--live` nothing need be given: the running round is asked what its updates, broadcasts and nodes take.
+    With `--live` no figures are needed: the times of updates, broadcasts and nodes come from the running round.
 
-    With `--gpu` it prints instead the memory that the learner needs on such cards, from the model's config.json alone.
+    With `--gpu` it prints only the memory that the learner needs on these GPUs, computed from the model's config.json.
     """
     from coordinator.reports import planning
 
@@ -102,13 +112,13 @@ def plan(
         _plan_memory(config_file, settings, gpu, model, prompt_tokens, as_json=as_json)
         return
     if config_file is None:
-        raise typer.BadParameter("ROUND.toml is needed, or --gpu for the memory of the learner alone")
+        raise typer.BadParameter("give ROUND.toml, or --gpu to plan only the learner's memory")
     config = load(config_file, settings)
     if live:
         _plan_live(config, gamma, learner_price, as_json=as_json)
         return
     if train_s is None or group_s is None:
-        raise typer.BadParameter("--train-s and --group-s are needed, or --live for a round that runs")
+        raise typer.BadParameter("give --train-s and --group-s, or --live for a running round")
     found = planning.report(
         planning.Inputs(
             staleness=config.staleness.max_updates,
@@ -159,11 +169,12 @@ def _plan_live(config: Config, gamma: float, learner_price: float, *, as_json: b
         answer.raise_for_status()
     except (httpx.HTTPError, OSError) as error:
         raise Unreachable(
-            f"No coordinator of this round answers at {address} ({error}).", hint="Launch it first."
+            f"No coordinator of this round answers at {address} ({error}).",
+            hint="Run `swarm-coordinator launch` first.",
         ) from error
     measured = answer.json()
     if measured["load"] is None:
-        raise NotFound("Nothing is measured yet.", hint="Wait for the learner's second update.")
+        raise NotFound("There are no measurements yet.", hint="Wait for the learner's second update.")
     found = live_plan.report(live_plan.live(measured, measured["gamma"] or gamma, learner_price))
     typer.echo(json.dumps(found, indent=2) if as_json else live_plan.text(found))
 
@@ -173,37 +184,37 @@ def simulate(
     settings: Settings,
     train_s: TrainS,
     group_s: GroupS,
-    nodes: Annotated[int, typer.Option(min=1, max=100_000, help="How many nodes there are.")] = 100,
-    updates: Annotated[int, typer.Option(min=1, help="How many updates are played through.")] = 100,
+    nodes: Annotated[int, typer.Option(min=1, max=100_000, help="Number of nodes.")] = 100,
+    updates: Annotated[int, typer.Option(min=1, help="Number of updates to simulate.")] = 100,
     at_once: AtOnce = 1,
-    broadcast_s: Annotated[float, _number("From publication to a node's first token.")] = 0.0,
-    size_mb: Annotated[float, _number("Megabytes of a version: its way over the links is played, too.")] = 0.0,
+    broadcast_s: Annotated[float, _number("Time from publication to a node's first token, in seconds.")] = 0.0,
+    size_mb: Annotated[float, _number("Size of a version, in MB; if given, its transfer is simulated.")] = 0.0,
     source_mbit: SourceMbit = 1000.0,
     node_mbit: NodeMbit = 100.0,
-    node_up_mbit: Annotated[float, _number("A node's uplink, Mbit/s, on average.", least=1e-3)] = 20.0,
+    node_up_mbit: Annotated[float, _number("Mean uplink of a node, Mbit/s.", least=1e-3)] = 20.0,
     load_s: LoadS = 0.0,
-    gamma: Annotated[float | None, _number("In place of `fleet.gamma`; 0 lets every node work.")] = None,
+    gamma: Annotated[float | None, _number("Replaces `fleet.gamma`; 0: every node works.")] = None,
     node_price: NodePrice = 0.0,
     learner_price: LearnerPrice = 0.0,
     spread: SpreadOption = 0.3,
-    lengths: Annotated[float, _number("The same, of how long groups are.", most=3)] = 0.5,
-    foresight: Annotated[float, _number("How much of that is expected when a prompt comes up.", most=1)] = 0.0,
-    stay_s: Annotated[float | None, _number("How long a node stays on average.", least=1e-3)] = None,
-    preempt_s: Annotated[float | None, _number("How long until it is preempted, on average.", least=1e-3)] = None,
-    away_s: Annotated[float, _number("How long until another comes in its place.", least=1e-3)] = 3600.0,
-    liars: Annotated[float, _number("Share of nodes that forge, and boast.", most=1)] = 0.0,
+    lengths: Annotated[float, _number("Spread of group lengths: sigma of a log-normal.", most=3)] = 0.5,
+    foresight: Annotated[float, _number("Share of that spread that is predicted before sampling.", most=1)] = 0.0,
+    stay_s: Annotated[float | None, _number("Mean time that a node stays, in seconds.", least=1e-3)] = None,
+    preempt_s: Annotated[float | None, _number("Mean time until a node is preempted, in seconds.", least=1e-3)] = None,
+    away_s: Annotated[float, _number("Mean time until another node replaces it, in seconds.", least=1e-3)] = 3600.0,
+    liars: Annotated[float, _number("Share of nodes that forge samples and overstate their speed.", most=1)] = 0.0,
     continues: Annotated[
-        bool, typer.Option("--continue/--no-continue", help="Go on with what lost nodes have told.")
+        bool, typer.Option("--continue/--no-continue", help="Continue partial rollouts of lost nodes.")
     ] = True,
-    overlap: Annotated[bool, typer.Option("--overlap", help="Admit as ECHO-2 does.")] = False,
-    seed: Annotated[int, typer.Option(help="Decides everything that is drawn; the same seed is the same run.")] = 0,
-    svg: Annotated[Path | None, typer.Option(help="Draw the run into this folder.")] = None,
+    overlap: Annotated[bool, typer.Option("--overlap", help="Use ECHO-2's own admission rule.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same run.")] = 0,
+    svg: Annotated[Path | None, typer.Option(help="Write charts of the run (SVG) to this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play a round through under a virtual clock, with the real admission, leases, capacity model, fleet and trees.
+    """Simulate a round under a virtual clock, with the real admission, leases, capacity model, fleet and trees.
 
-    Nodes, learner and network only take time here: nothing is sampled, trained or sent. Use it to see what a setting
-    does in a swarm that is not there yet: how long the learner waits, how old its rollouts are, what was in vain.
+    Nodes, learner and network are simulated: nothing is sampled, trained or sent. Use it to see the effect of a setting
+    before a swarm exists: how long the learner waits, the staleness of its rollouts, and the wasted work.
     """
     from coordinator.sim.scenario import Links, SimulatedPool, scenario_of
 

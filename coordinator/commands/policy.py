@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from coordinator.publishing.verifying import Verification
 
 app = typer.Typer(
-    help="Look at published versions, verify them, and put others in their place.",
+    help="List, verify and replace published versions.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -36,9 +36,9 @@ DIFFERS = 3
 PUBLICATION_S = 3600.0
 """Cutting, hashing and syncing the largest policies."""
 
-Version = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version's number.")]
-Reason = Annotated[str, typer.Option(help="Why; it is kept with the order.")]
-Last = Annotated[int, typer.Option(min=0, help="How many versions; 0: all of them.")]
+Version = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="Number of the version.")]
+Reason = Annotated[str, typer.Option(help="Reason; it is recorded with the order.")]
+Last = Annotated[int, typer.Option(min=0, help="Number of versions; 0: all.")]
 
 
 @app.command(
@@ -82,7 +82,7 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
     )
 )
 def show(config_file: ConfigFile, version: Version, settings: Settings, as_json: AsJson = False) -> None:
-    """Show one version: its manifest, its files with their digests, and whose keys signed what nodes see."""
+    """Show one version: its manifest, its files with digests, and the keys that signed the metadata."""
     from coordinator.audit.case import RoundArchive
     from coordinator.reports import versions
 
@@ -93,7 +93,7 @@ def show(config_file: ConfigFile, version: Version, settings: Settings, as_json:
         return
     typer.echo(f"{_line(row)}\nmanifest {row['manifest_digest']}")
     if row["task"] is None:
-        typer.echo("Its manifest is gone or damaged: `swarm-coordinator policy verify` says how.")
+        typer.echo("Its manifest is missing or damaged: run `swarm-coordinator policy verify` for details.")
     else:
         typer.echo(f"parent   {row['parent'] or 'none: it is the first'}")
         drawn = row["sampler"]
@@ -105,7 +105,7 @@ def show(config_file: ConfigFile, version: Version, settings: Settings, as_json:
         )
         typer.echo(f"{file['digest']}  {file['path']}, {_size(file['size_bytes'])}, chunks: {file['chunks']}{chain}")
     listed = "is" if row["signed"] else "is no more"
-    typer.echo(f"The version {listed} in the signed list. What nodes see now is signed by:")
+    typer.echo(f"The version {listed} in the signed list. The current metadata is signed by:")
     for role, signed in row["signers"].items():
         keys = ", ".join(key[:16] for key in signed["keys"]) or "nobody"
         typer.echo(f"{role:9} {keys} ({signed['threshold']} must)")
@@ -125,7 +125,7 @@ def verify(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a version from the chunks that are kept, and compare every digest and the trust metadata.
+    """Verify a version: rebuild it from its chunks, and compare all digests and the trust metadata.
 
     It checks the trust metadata from the first root on, as a node would, then every chunk, patch and file.
     """
@@ -161,7 +161,7 @@ def verify(
 def rollback(
     config_file: ConfigFile, version: Version, settings: Settings, reason: Reason, as_json: AsJson = False
 ) -> None:
-    """Publish an older version's weights again, as the next version; the learner goes on from them.
+    """Publish an older version's weights as the next version; the learner continues from them.
 
     Numbers only go forward, and nobody loses credit: claims of the versions that are left count as long as their age
     allows. The learner's optimizer begins anew.
@@ -179,13 +179,16 @@ def rollback(
 def publish(
     config_file: ConfigFile,
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="This policy with other weights, or another adapter for its base.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Folder with other weights of this policy, or another adapter for its base."
+        ),
     ],
     settings: Settings,
     reason: Reason,
     as_json: AsJson = False,
 ) -> None:
-    """Publish the weights of a folder as the next version; the learner goes on from them.
+    """Publish the weights of a folder as the next version; the learner continues from them.
 
     Architecture, configuration and tokenizer must be those of the round's policy. Where versions are an adapter beside
     a base, the folder is an adapter of the same rank, as `export --adapter` writes it. Needs torch and the round's
@@ -233,10 +236,10 @@ def _replace(config: Config, wanted: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(done))
     elif not done["changed"]:
-        typer.echo(f"Version {done['version']} has these weights already: nothing is published.")
+        typer.echo(f"Version {done['version']} has these weights already. Nothing was published.")
     else:
         later = ", and nodes will hear of it when the round is launched" if is_stopped else ""
-        typer.echo(f"Version {done['version']} is published{later}. The learner goes on from it.")
+        typer.echo(f"Version {done['version']} is published{later}. The learner continues from it.")
 
 
 def _content(run: "Verification", version: int, *, quiet: bool) -> list[str]:

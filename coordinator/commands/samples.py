@@ -28,14 +28,16 @@ from protocol.text.lesson import lesson
 if TYPE_CHECKING:
     from coordinator.commands.sample_records import SampleFilter, Shown
 
-app = typer.Typer(help="Read what the nodes sampled.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Read the samples of the nodes.", no_args_is_help=True, add_completion=False)
 
 
-Limit = Annotated[int, typer.Option(min=1, help="Most samples to show.")]
-Version = Annotated[int, typer.Option(min=0, help="Only those of this version; 0: of every version.")]
-Node = Annotated[str, typer.Option(help="Only those of this node: its id, the beginning or end of it, or its name.")]
-RewardMin = Annotated[float, typer.Option(help="Only rewards of this much or more.")]
-RewardMax = Annotated[float, typer.Option(help="Only rewards of this much or less.")]
+Limit = Annotated[int, typer.Option(min=1, help="Maximum number of samples to show.")]
+Version = Annotated[int, typer.Option(min=0, help="Only samples of this version; 0: all versions.")]
+Node = Annotated[
+    str, typer.Option(help="Only samples of this node: its id, 6 or more characters from either end, or its name.")
+]
+RewardMin = Annotated[float, typer.Option(help="Minimum reward.")]
+RewardMax = Annotated[float, typer.Option(help="Maximum reward.")]
 
 
 @app.command(
@@ -55,7 +57,7 @@ def show(
     reward_max: RewardMax = inf,
     as_json: AsJson = False,
 ) -> None:
-    """Show samples, those of the newest group first.
+    """Show samples, newest group first.
 
     The store is only read. Nodes wrote the texts: control characters are printed as numbers (`\\x1b`), and every
     line of a text begins with `  | `.
@@ -75,11 +77,9 @@ def show(
 )
 def grep(
     config_file: ConfigFile,
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A regular expression, as Python has them.")],
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A regular expression in Python's syntax.")],
     settings: Settings,
-    ignore_case: Annotated[
-        bool, typer.Option("--ignore-case", "-i", help="Capitals are as good as small ones.")
-    ] = False,
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
     limit: Limit = 10,
     version: Version = 0,
     node: Node = "",
@@ -87,13 +87,13 @@ def grep(
     reward_max: RewardMax = inf,
     as_json: AsJson = False,
 ) -> None:
-    """Show the samples whose prompt or completion matches, those of the newest group first."""
+    """Show the samples whose prompt or completion matches, newest group first."""
     from coordinator.commands.sample_records import SampleFilter
 
     try:
         text = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except re.error as error:
-        raise ConfigInvalid(f"This is no regular expression: {error}.", hint="Escape ( [ . * + ? with \\.") from None
+        raise ConfigInvalid(f"Invalid regular expression: {error}.", hint="Escape ( [ . * + ? with \\.") from None
     wanted = SampleFilter(version, node, reward_min, reward_max, text)
     print_samples(_find(load(config_file, settings), wanted, limit), as_json)
 
@@ -119,7 +119,7 @@ def print_samples(found: "list[Shown]", as_json: bool) -> None:
         typer.echo(f"{_head(one)}\n{terminal.block(one.prompt, columns)}")
         typer.echo(f"  answered\n{terminal.block(one.completion, columns)}\n")
     if not found:
-        typer.echo("No such samples.")
+        typer.echo("No samples match.")
 
 
 def _head(one: "Shown") -> str:

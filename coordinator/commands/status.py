@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 WATCH_EVERY_S = 2.0
 """Between two looks: a screen that is read by people, made of figures that rest a moment."""
 
-HELP_LINE = "Ctrl-C ends this view; the round goes on."
+HELP_LINE = "Ctrl-C closes this view; the round continues."
 
 
 def status(
     config_file: ConfigFile,
     settings: Settings,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 seconds, until Ctrl-C.")] = False,
 ) -> None:
-    """Say where the round stands: whether the learner waits and why, then all the rest.
+    """Show the state of the round: first whether the learner waits and why, then details.
 
-    A running coordinator is asked. Of a stopped one the store is read: since when it is stopped, and how it goes on.
+    The command queries the running coordinator. If it is stopped, the command reads the database instead, and shows
+    since when the round is stopped and how to continue it.
     """
     from rich.console import Console
 
@@ -90,7 +91,7 @@ def _looks(config: Config, config_file: Path) -> Iterator[tuple[dict[str, Any], 
         try:
             told, note = read_status(config, config_file), ""
         except Unreachable as error:
-            note = f"{error} Asking again; what stands above is old. "
+            note = f"{error} Retrying; the figures above are out of date. "
 
 
 def _print_on(config: Config, config_file: Path, as_json: bool) -> None:

@@ -15,19 +15,19 @@ from coordinator.tasks.kinds import SHIPPED
 from protocol.tasks import BUILT_IN, environments
 from protocol.text.lesson import lesson
 
-app = typer.Typer(help="Tasks: which there are, and what is wrong with one.", no_args_is_help=True)
+app = typer.Typer(help="List tasks, and check one.", no_args_is_help=True)
 
 
 @app.command(
     "list",
     epilog=lesson(
         "swarm-coordinator task list",
-        "`swarm-coordinator init round.toml --set task.name=…` with one of them.",
+        "`swarm-coordinator init round.toml --set task.name=…` with one of these names.",
         EXIT_CODES,
     ),
 )
 def list_tasks(as_json: AsJson = False) -> None:
-    """Name the tasks that `task.name` may be; a file like my_task.py is another."""
+    """List the built-in values of `task.name`; a file such as my_task.py is also allowed."""
     found = every()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -48,10 +48,10 @@ def check(
     settings: Settings,
     as_json: AsJson = False,
 ) -> None:
-    """Find what is wrong with a task before a round is paid for: problems, lengths of prompts, rewards.
+    """Check a task before a round: its problems, lengths of prompts, and rewards.
 
     Rewards are tried as the round would run them, in processes that are killed, on real problems: with their answers,
-    with others' answers, with nothing and with nonsense. Findings name their place and what to do.
+    with others' answers, with empty and with random answers. Each finding has its place and the next step.
     """
     from coordinator.tasks.task_check import check as look
 
@@ -64,7 +64,7 @@ def check(
     else:
         for each in found:
             typer.echo(f"{each.severity}: {each.code}: {each.place}\n  {each.message}\n  {each.next_step}")
-        typer.echo(f"{len(found)} findings" if found else "Nothing is wrong with it.")
+        typer.echo(f"{len(found)} findings" if found else "No problems found.")
     raise typer.Exit(int(any(each.severity == "error" for each in found)))
 
 

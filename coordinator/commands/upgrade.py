@@ -25,12 +25,12 @@ OTHERS = sa.text(
 def upgrade(
     config_file: ConfigFile,
     settings: Settings,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Try every step, and undo it.")] = False,
-    backup: Annotated[bool, typer.Option(help="Copy the store before, into the round's folder.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Try every step, then undo it.")] = False,
+    backup: Annotated[bool, typer.Option(help="First copy the database to the round's folder.")] = True,
 ) -> None:
-    """Bring the store of a stopped round to the schema of this software; ends at once where that is done.
+    """Upgrade the database of a stopped round to the schema of this software, if it is older.
 
-    The store is copied before. Whatever interrupts it, run it again: each step happened whole or not at all.
+    The database is copied first. After an interruption, run the command again: each step is atomic.
     """
     from coordinator.service.opening import only_coordinator
     from coordinator.store import upgrading
@@ -44,18 +44,20 @@ def upgrade(
         there = database.run_now(upgrading.require_store)
         waiting = database.run_now(upgrading.pending)
         if not waiting:
-            typer.echo(f"The store has schema {there}, as it should.")
+            typer.echo(f"The database has schema {there}, which is current.")
             return
         if dry_run:
             count = upgrading.dry_run(database, typer.echo)
-            typer.echo(f"{count} steps would do; nothing was changed.")
+            typer.echo(f"{count} steps are needed; nothing was changed.")
             return
         _refuse_company(config, database)
         if backup:
             copy = _copy(config, config_file, there)
-            typer.echo(f"backup: {copy}\nThe way back, until the round is launched: swarm-coordinator restore {copy} …")
+            typer.echo(
+                f"backup: {copy}\nTo undo the upgrade before the next launch: swarm-coordinator restore {copy} …"
+            )
         upgrading.upgrade(database, typer.echo)
-        typer.echo(f"The store has schema {database.run_now(upgrading.require_store)} now.")
+        typer.echo(f"The database has schema {database.run_now(upgrading.require_store)} now.")
 
 
 def _refuse_company(config: Config, database: "Database") -> None:
@@ -63,7 +65,7 @@ def _refuse_company(config: Config, database: "Database") -> None:
     if config.store.url and (others := database.run_now(lambda connection: connection.execute(OTHERS).scalar())):
         raise ConfigInvalid(
             f"{others} other connections to the database are open.",
-            hint="Stop every `swarm-coordinator api` of this round, and whoever else looks into it.",
+            hint="Stop every `swarm-coordinator api` of this round, and close all other connections.",
         )
 
 

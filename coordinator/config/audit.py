@@ -13,60 +13,68 @@ from protocol.errors import CheckpointInvalid
 
 
 class AuditSection(Section):
-    """How much is audited, and how it is judged."""
+    """Settings of audits: their share, tolerances, device and limits."""
 
     tolerance: str = Field(
-        "", description="class that everybody is judged by, where classes names none; empty: each by its own"
+        "", description="tolerance class for all nodes if classes is empty; empty: each node's own class"
     )
     classes: tuple[str, ...] = Field(
         (),
         max_length=limits.CLASSES_MAX,
-        description="engine/dtype/device that nodes may compute with; each is judged as such",
+        description="accepted compute classes, each engine/dtype/device; every node is audited by its class",
     )
     probes: tuple[str, ...] = Field(
         (),
         max_length=limits.PROBES_MAX,
-        description="ids of your own nodes, on which classes are calibrated; fleet.local_nodes are as well",
+        description="ids of your own nodes, used for calibration in addition to fleet.local_nodes",
     )
     neighbours: int = Field(
         3,
         ge=0,
         le=16,
-        description="compare a claim with the version before; what fails softly with so many: 1, 2, 4, … before",
+        description="each claim is compared with the version before; a doubtful one with this many: 1, 2, 4, … before",
     )
     first_groups: int = Field(
         10,
         ge=0,
-        description="the first groups of an owner that are all audited; after N groups the share is this number / N",
+        description="audit the first groups of an owner in full; after N groups the share is this number / N",
     )
-    floor: float = Field(0.05, ge=0, le=1, description="share that is always audited; 0 with first_groups = 0: none")
-    trusted_groups: int = Field(1000, ge=1, description="validated groups until trusted_floor holds")
-    trusted_floor: float = Field(0.02, ge=0, le=1, description="share that is audited of a long-standing owner")
-    escrow_factor: float = Field(1.25, ge=0, description="unaudited groups kept unpaid, times (1 - rate) / rate")
-    epoch_groups: int = Field(256, ge=1, description="claims that one secret draws from before it is revealed")
+    floor: float = Field(
+        0.05, ge=0, le=1, description="minimum audited share; 0 together with first_groups = 0: no audits"
+    )
+    trusted_groups: int = Field(1000, ge=1, description="validated groups after which trusted_floor applies")
+    trusted_floor: float = Field(0.02, ge=0, le=1, description="minimum audited share of a trusted owner")
+    escrow_factor: float = Field(
+        1.25, ge=0, description="unaudited groups held in escrow, as a multiple of (1 - rate) / rate"
+    )
+    epoch_groups: int = Field(256, ge=1, description="claims per audit draw: the secret is revealed after this many")
     timeout_s: float = Field(
         120.0,
         gt=0,
-        description="a replay in which nothing moves for so long ends, and its cases go to another auditor",
+        description="stop a replay without progress after this time; its cases go to another auditor",
     )
     device: str = Field(
         "cpu",
         pattern=r"^(cpu|cuda(:\d+)?)$",
-        description="cpu, cuda or cuda:N that auditors replay on; the learner and nodes have a GPU to themselves",
+        description="cpu, cuda or cuda:N for audit replays; do not share a GPU with the learner or a node",
     )
-    dtype: str = Field("float32", description="precision of the replay; no other is proven to judge as strictly")
+    dtype: str = Field("float32", description="precision of audit replays; only float32 is accepted")
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of an auditor; 0: half of the cores that it may use, 1 at least"
+        0, ge=0, le=1024, description="CPU threads of an auditor; 0: half of the available cores, at least 1"
     )
-    backlog_max: int = Field(512, ge=1, description="claims that wait for an auditor until no more work is offered")
+    backlog_max: int = Field(
+        512, ge=1, description="claims waiting for an audit at which the coordinator stops offering work"
+    )
     kept_gib: float = Field(
-        20.0, gt=0, description="most of the disk for versions that claims wait for; or half of what is free"
+        20.0,
+        gt=0,
+        description="disk limit, in GiB, for versions needed by waiting audits; at most half of the free space",
     )
     max_owner_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="most of a batch that is one owner's, once 2 / share owners are at work and others bring groups",
+        description="maximum share of a batch from one owner, once at least 2 / share owners are active",
     )
 
     @field_validator("dtype")
@@ -91,12 +99,12 @@ def _a_witness(text: str) -> str:
 
 
 class LedgerSection(Section):
-    """Who vouches for the round's ledger."""
+    """Witnesses of the round's ledger."""
 
     witnesses: tuple[Annotated[str, AfterValidator(_a_witness)], ...] = Field(
         (),
         max_length=WITNESSES_MAX,
-        description="keys whose cosignatures are kept and shown; `ledger witness` tells one",
+        description="keys of witnesses whose cosignatures are stored and shown; `ledger witness` prints a key",
     )
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a round pays, and how owners get it."""
+"""Budget, prices and payouts."""
 
 from pathlib import Path
 
@@ -8,19 +8,21 @@ from coordinator.config.section import Section
 
 
 class MarketSection(Section):
-    """What the round pays; amounts are millionths of the operator's unit."""
+    """Budget and maximum price, in millionths of the operator's unit."""
 
-    budget_micros: int = Field(1_000_000_000, ge=0, description="deposited when the round is made")
-    max_price_micros_per_mtok: int = Field(5_000_000, ge=0, description="dearest price accepted, per million tokens")
+    budget_micros: int = Field(1_000_000_000, ge=0, description="budget that `init` deposits in the ledger")
+    max_price_micros_per_mtok: int = Field(5_000_000, ge=0, description="maximum price you pay per million tokens")
 
 
 class PayoutsSection(Section):
-    """How owners get what their nodes have earned."""
+    """Payouts to the owners of nodes."""
 
-    rail: str = Field("manual", description="who moves the money: manual, evm, or module:function of a plug-in")
-    minimum_micros: int = Field(1_000_000, gt=0, description="an owner who is owed less waits for the next batch")
-    address_delay_h: float = Field(72.0, ge=0, description="hours until a new payout address counts")
+    rail: str = Field("manual", description="payment method: manual, evm, or module:function of a plug-in")
+    minimum_micros: int = Field(1_000_000, gt=0, description="minimum payout; smaller balances wait for a later batch")
+    address_delay_h: float = Field(72.0, ge=0, description="hours before a new payout address becomes active")
     evm_rpc: str = Field("", description="JSON-RPC URL of a node of the chain, for rail evm")
     evm_contract: str = Field("", description="address of the payouts contract, for rail evm")
     evm_key: Path = Field(Path("evm.key"), description="file with the operator's private key in hex, for rail evm")
-    evm_confirmations: int = Field(12, ge=0, description="blocks above a transaction until it is done, for rail evm")
+    evm_confirmations: int = Field(
+        12, ge=0, description="confirmations (blocks) before a payment is final, for rail evm"
+    )

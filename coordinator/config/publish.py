@@ -1,4 +1,4 @@
-"""How versions travel."""
+"""Publication of versions: chunks, patches, kept versions and copies."""
 
 from pydantic import Field, field_validator
 
@@ -11,39 +11,41 @@ UPLOAD = r"^$|^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_~][A-Za-z0-9._~
 
 
 class PublishSection(Section):
-    """How versions travel."""
+    """Publication of versions: chunks, patches, kept versions and copies."""
 
     chunk_size_bytes: int = Field(
         0,
         ge=0,
         le=limits.CHUNK_MAX_BYTES,
-        description="size of a chunk; 0 takes what fits the version, 64 KiB to 4 MiB",
+        description="size of a chunk; 0: chosen by the size of the version, 64 KiB to 4 MiB",
     )
-    patches: bool = Field(True, description="publish what changed in place of whole files, where that is smaller")
+    patches: bool = Field(True, description="publish patches instead of whole files where they are smaller")
     keep: int = Field(
         0,
         ge=0,
         le=limits.VERSION_MAX,
-        description="newest versions that are kept whole for `policy rollback`; what rollouts may still use always is",
+        description="newest versions kept for `policy rollback`, beside those that rollouts may still use",
     )
-    keep_h: float = Field(0.0, ge=0, description="versions that are younger are kept whole, too")
-    keep_every: int = Field(
-        0, ge=0, le=limits.VERSION_MAX, description="every so many versions, one is kept whole for ever; 0: none"
+    keep_h: float = Field(0.0, ge=0, description="also keep versions younger than this")
+    keep_every: int = Field(0, ge=0, le=limits.VERSION_MAX, description="keep every Nth version for ever; 0: none")
+    timestamp_lifetime_s: float = Field(
+        600.0, gt=0, description="lifetime of a signed timestamp; nodes stop working when it has expired"
     )
-    timestamp_lifetime_s: float = Field(600.0, gt=0, description="how long nodes may work without fresh proof")
     origins: tuple[OriginUrl, ...] = Field(
         (),
         max_length=limits.ORIGINS_MAX,
-        description="URLs that hold copies of public/; nodes ask them before this one",
+        description="URLs of copies of public/; nodes try them before the coordinator",
     )
     upload: str = Field(
-        "", pattern=UPLOAD, description="s3://bucket/prefix to copy public/ to; keys from AWS_* variables"
+        "",
+        pattern=UPLOAD,
+        description="s3://bucket/prefix to which public/ is uploaded; credentials from AWS_* variables",
     )
-    upload_patience_s: float = Field(60.0, ge=0, description="how long a new version waits for its upload at most")
+    upload_patience_s: float = Field(60.0, ge=0, description="maximum time that a new version waits for its upload")
 
     @field_validator("chunk_size_bytes")
     @classmethod
     def _is_worth_a_frame(cls, size_bytes: int) -> int:
         if 0 < size_bytes < limits.KIB:
-            raise ValueError("a chunk has at least 1024 bytes; 0 takes what fits the version")
+            raise ValueError("a chunk has at least 1024 bytes; 0 chooses a size by the version")
         return size_bytes

@@ -1,4 +1,4 @@
-"""What is trained, for how long, and where its state lives."""
+"""The round: its mode, folder, addresses and length."""
 
 from pathlib import Path
 from typing import Annotated
@@ -27,39 +27,45 @@ AddressOrNone = Annotated[str, AfterValidator(lambda said: said and _is_address(
 
 
 class RoundSection(Section):
-    """What is trained, for how long, and where its state lives."""
+    """The round: its mode, folder, addresses and length."""
 
-    mode: ModeName = Field("echo2", description="echo2, push-pull, sequential or colocated: other defaults")
-    directory: Path = Field(Path("round"), description="keys, state, checkpoints and published versions")
+    mode: ModeName = Field("echo2", description="set of defaults: echo2, push-pull, sequential or colocated")
+    directory: Path = Field(
+        Path("round"), description="folder of the round: keys, state, checkpoints and published versions"
+    )
     listen: Address = Field("127.0.0.1:8700", description="address of the HTTP API and the leaderboard")
-    tls_listen: AddressOrNone = Field("", description="address of the same over HTTPS; empty for none")
+    tls_listen: AddressOrNone = Field(
+        "", description="address of the API and the leaderboard over HTTPS; empty: no HTTPS"
+    )
     tls_certificate: Path = Field(Path("tls.crt"), description="PEM file of the certificate and its chain")
     tls_key: Path = Field(Path("tls.key"), description="PEM file of its private key")
-    public_url: str = Field("", description="how nodes reach it, if not by the listen address")
+    public_url: str = Field("", description="URL at which nodes reach the coordinator; empty: the listen address")
     connections_per_address: int = Field(
-        256, ge=0, description="HTTP connections from one address that is not this machine's; 0 for any number"
+        256, ge=0, description="maximum HTTP connections from one remote address; 0: no limit"
     )
     listeners_per_address: int = Field(
-        16, ge=0, description="streams of /v1/events to one such address; 0 for any number"
+        16, ge=0, description="maximum /v1/events streams to one remote address; 0: no limit"
     )
     seeder: Address = Field("127.0.0.1:8701", description="address on which the seeder serves chunks over libp2p")
     seeder_public: AddressOrNone = Field(
-        "", description="host:port at which nodes reach the seeder, if not as it listens"
+        "", description="host:port at which nodes reach the seeder; empty: its listen address"
     )
-    seed: int = Field(0, ge=0, description="decides the embedded model, the prompts and their order")
+    seed: int = Field(0, ge=0, description="random seed for the embedded model and for the prompts and their order")
     max_updates: int = Field(1000, ge=1, description="learner updates until the round is finished")
 
 
 class ModelSection(Section):
-    """Which policy the round starts from."""
+    """The initial policy of the round."""
 
     path: str = Field(
-        "embedded", description="a folder in hub format, hf://owner/name, or 'embedded' for the tiny built-in one"
+        "embedded", description="model folder in hub format, hf://owner/name, or 'embedded' (a tiny built-in model)"
     )
-    revision: str = Field("", description="branch, tag or commit on the hub; its main branch if there is none")
+    revision: str = Field("", description="branch, tag or commit on the hub; empty: the main branch")
 
 
 class StoreSection(Section):
-    """Where the round's state lives."""
+    """The database of the round."""
 
-    url: str = Field("", pattern=STORE, description="postgresql://user@host/name; empty is SQLite in round.directory")
+    url: str = Field(
+        "", pattern=STORE, description="database: postgresql://user@host/name; empty: SQLite in round.directory"
+    )

@@ -9,31 +9,36 @@ from protocol import limits
 
 
 class TaskSection(Section):
-    """Which task the round is about."""
+    """The task of the round."""
 
-    name: str = Field("arithmetic", description="a built-in task, data, math, reasoning-gym, or a file like my_task.py")
+    name: str = Field(
+        "arithmetic", description="task: a built-in one, data, math, reasoning-gym, or a file such as my_task.py"
+    )
     parameters: dict[str, str | int | float | bool] = Field(
-        {}, description="of a built-in task, or of reasoning-gym: generator and what that takes"
+        {}, description="arguments of a built-in task; for reasoning-gym, generator and its arguments"
     )
 
 
 class DataSection(Section):
     """Files of problems, for tasks data and math."""
 
-    train: str = Field("", description="a .jsonl, .json or .parquet file, a folder of them, or hf://owner/name/folder")
-    eval: str = Field("", description="the same for held-out problems; empty keeps a tenth of train for that")
-    revision: str = Field("", description="branch, tag or commit on the hub; its main branch if there is none")
-    columns: dict[str, str] = Field(
-        {}, description="prompt and answer → the columns they stand in, like a.b if within another"
+    train: str = Field(
+        "", description="training problems: a .jsonl, .json or .parquet file, a folder, or hf://owner/name/folder"
     )
-    chat: bool = Field(False, description="say text prompts as a user, by the policy's chat template")
-    system_prompt: str = Field("", description="first message, of the system, where chat messages have none")
+    eval: str = Field("", description="held-out problems, as for train; empty: a tenth of train")
+    revision: str = Field("", description="branch, tag or commit on the hub; empty: the main branch")
+    columns: dict[str, str] = Field({}, description="column names of prompt and answer; a.b for a nested column")
+    chat: bool = Field(False, description="format text prompts as user messages with the policy's chat template")
+    system_prompt: str = Field("", description="system message, for prompts without one")
     template_arguments: dict[str, JsonValue] = Field(
-        {}, description='for the chat template: {enable_thinking = false}, {tools = […]}, {date_string = "1 Jan 2026"}'
+        {},
+        description='chat template arguments: {enable_thinking = false}, {tools = […]}, {date_string = "1 Jan 2026"}',
     )
-    suffix: str | None = Field(None, description="text after each prompt; math asks for steps and \\boxed{}")
-    shuffle: bool = Field(True, description="another order in each pass over the problems; round.seed decides")
-    size: int = Field(0, ge=0, description="most problems taken; 0 is all of a file, and 10000 of a generator")
+    suffix: str | None = Field(
+        None, description="text appended to each prompt; default for math: ask for steps and \\boxed{}"
+    )
+    shuffle: bool = Field(True, description="shuffle the problems in each pass, by round.seed")
+    size: int = Field(0, ge=0, description="maximum number of problems; 0: all of a file, 10000 of a generator")
 
     @field_validator("template_arguments")
     @classmethod
@@ -51,17 +56,19 @@ class DataSection(Section):
 
 
 class RewardSection(Section):
-    """What answers earn, and what the processes may take that say so."""
+    """Reward functions, and the limits of the processes that run them."""
 
     functions: tuple[str, ...] = Field(
-        (), description="file.py:function, module:function, exact, math or reasoning-gym; the task's own if empty"
+        (), description="file.py:function, module:function, exact, math or reasoning-gym; empty: the task's own"
     )
-    weights: tuple[float, ...] = Field((), description="how much each function counts; 1 if empty")
-    timeout_s: float = Field(10.0, gt=0, le=3600, description="for all completions of a group; then it is killed")
-    processes: int = Field(2, ge=1, le=64, description="how many groups are judged at once")
-    memory_mib: int = Field(4096, ge=64, description="most memory of such a process, as address space")
+    weights: tuple[float, ...] = Field((), description="weight of each function; empty: 1 each")
+    timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="time limit for one group; after it, the reward process is killed"
+    )
+    processes: int = Field(2, ge=1, le=64, description="reward processes: groups that are scored at once")
+    memory_mib: int = Field(4096, ge=64, description="memory limit of a reward process (address space)")
     environment: tuple[str, ...] = Field(
-        (), description="variables that these processes see beside paths and language, such as a judge's key"
+        (), description="environment variables passed to reward processes, such as a judge's API key"
     )
 
     @field_validator("functions", mode="before")
@@ -77,15 +84,21 @@ class RewardSection(Section):
 
 
 class EvalSection(Section):
-    """Evaluations of versions, sampled by the nodes like any other work."""
+    """Evaluations of versions on held-out problems, sampled by the nodes."""
 
-    every: int = Field(0, ge=0, description="versions from one evaluation to the next; 0 is none at all")
-    before_train: bool = Field(True, description="measure the first version before anything is trained on")
+    every: int = Field(0, ge=0, description="evaluate every Nth version; 0: no evaluations")
+    before_train: bool = Field(True, description="evaluate the first version before training starts")
     splits: tuple[Literal["held_out", "validation"], ...] = Field(
-        ("held_out",), min_length=1, description="held_out, validation: the best version is that on the first"
+        ("held_out",),
+        min_length=1,
+        description="splits to evaluate: held_out, validation; the first one selects the best version",
     )
-    problems: int = Field(64, ge=1, le=10_000, description="n: problems of each split; fewer if it has fewer")
-    samples: int = Field(8, ge=1, le=limits.SAMPLES_MAX, description="k: samples of each, as for training")
-    share: float = Field(0.25, gt=0, le=1, description="most of the nodes at work that measure while others train")
-    patience_s: float = Field(600.0, gt=0, description="after this an evaluation ends with what it has")
-    solved: float = Field(1.0, description="a sample with this score or more counts as right in pass@k")
+    problems: int = Field(64, ge=1, le=10_000, description="n: problems of each split; all of them if it has fewer")
+    samples: int = Field(8, ge=1, le=limits.SAMPLES_MAX, description="k: samples per problem")
+    share: float = Field(
+        0.25, gt=0, le=1, description="maximum share of active nodes that work on an evaluation at once"
+    )
+    patience_s: float = Field(
+        600.0, gt=0, description="time limit of an evaluation; it then ends with the results so far"
+    )
+    solved: float = Field(1.0, description="minimum score of a correct sample in pass@k")

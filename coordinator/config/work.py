@@ -9,35 +9,51 @@ from protocol import limits
 
 
 class FleetSection(Section):
-    """Who works and who stands by."""
+    """The fleet: local nodes, and the nodes that work or stand by."""
 
-    local_nodes: int = Field(0, ge=0, le=16, description="nodes that launch starts here, on the learner's device")
-    strangers: bool = Field(True, description="whether other nodes than these may join")
-    gamma: float = Field(0.0, ge=0, description="throughput to keep, times what the learner needs; 0: everybody works")
-    budget_micros_per_hour: int = Field(0, ge=0, description="most that is spent in an hour; 0 is no limit")
-    window_s: float = Field(60.0, ge=0, description="how long too little or too dear must last to be changed")
-    margin: float = Field(0.1, ge=0, description="how much cheaper another fleet must be")
-    dwell_s: float = Field(300.0, ge=0, description="how long a node works or stands by before it is moved to save")
+    local_nodes: int = Field(
+        0, ge=0, le=16, description="nodes that `launch` starts on this machine, on the learner's device"
+    )
+    strangers: bool = Field(True, description="accept nodes other than the local ones")
+    gamma: float = Field(
+        0.0, ge=0, description="target throughput as a multiple of the learner's need; 0: all nodes work"
+    )
+    budget_micros_per_hour: int = Field(0, ge=0, description="maximum spending per hour; 0: no limit")
+    window_s: float = Field(
+        60.0, ge=0, description="time that a shortage or an excess cost must last before the fleet changes"
+    )
+    margin: float = Field(0.1, ge=0, description="minimum saving, as a share of the cost, for which the fleet changes")
+    dwell_s: float = Field(
+        300.0, ge=0, description="minimum time between two moves of a node to or from standby to save cost"
+    )
     half_life_s: float = Field(600.0, gt=0, description="half-life of speed measurements, in seconds")
 
     @model_validator(mode="after")
     def _somebody_samples(self) -> "FleetSection":
         if not (self.strangers or self.local_nodes):
-            raise ValueError("nobody would sample: strangers = false needs local_nodes")
+            raise ValueError("strangers = false needs local_nodes of at least 1; otherwise no node samples")
         return self
 
 
 class LeasesSection(Section):
-    """How work is handed out."""
+    """Leases of work to nodes."""
 
-    timeout_s: float = Field(60.0, gt=0, description="after this an unanswered lease goes to somebody else")
-    groups_per_request: int = Field(8, ge=1, le=limits.LEASES_PER_REQUEST_MAX, description="most groups given at once")
-    newcomer_leases: int = Field(4, ge=1, description="leases that a node may hold before it has answered one")
-    over_issue: int = Field(2, ge=0, description="late groups that a second node gets when a batch waits only for them")
-    lookahead: int = Field(
-        16, ge=0, le=1024, description="groups of which long ones go to fast nodes; 0: the oldest to anybody"
+    timeout_s: float = Field(60.0, gt=0, description="lease time; an unanswered lease then goes to another node")
+    groups_per_request: int = Field(
+        8, ge=1, le=limits.LEASES_PER_REQUEST_MAX, description="maximum number of groups per lease request"
     )
-    heartbeat_s: float = Field(2.0, gt=0, description="how often nodes report; plans name no node that missed three")
+    newcomer_leases: int = Field(
+        4, ge=1, description="maximum number of leases of a node that has not answered one yet"
+    )
+    over_issue: int = Field(
+        2, ge=0, description="late groups that are leased to a second node when a batch waits only for them"
+    )
+    lookahead: int = Field(
+        16, ge=0, le=1024, description="groups from which fast nodes get the longest; 0: oldest first for all nodes"
+    )
+    heartbeat_s: float = Field(
+        2.0, gt=0, description="interval of node heartbeats; a node that misses three is left out of plans"
+    )
 
     @property
     def silent_after_ms(self) -> int:
@@ -46,11 +62,11 @@ class LeasesSection(Section):
 
 
 class SamplingSection(Section):
-    """How nodes sample."""
+    """Sampling on the nodes."""
 
-    temperature: float = Field(1.0, gt=0, le=10, description="of the distribution tokens are drawn from")
-    max_new_tokens: int = Field(8, ge=1, le=limits.TOKENS_MAX, description="longest completion")
-    samples_per_group: int = Field(16, ge=2, le=limits.SAMPLES_MAX, description="completions of one prompt")
+    temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature")
+    max_new_tokens: int = Field(8, ge=1, le=limits.TOKENS_MAX, description="maximum number of tokens of a completion")
+    samples_per_group: int = Field(16, ge=2, le=limits.SAMPLES_MAX, description="G: completions per prompt")
 
     @model_validator(mode="after")
     def _fits_into_a_message(self) -> "SamplingSection":
@@ -63,19 +79,22 @@ class SamplingSection(Section):
 
 
 class StalenessSection(Section):
-    """The bound S, and how often a version is published."""
+    """The staleness bound S, and the publication interval."""
 
-    max_updates: int = Field(4, ge=0, description="S: how many updates a rollout may lie behind the learner")
+    max_updates: int = Field(4, ge=0, description="S: maximum staleness of a rollout when it is trained on, in updates")
     adaptive: bool = Field(
-        False, description="let S follow what the correction drops, between min_updates and max_updates"
+        False, description="adapt S, from min_updates to max_updates, to the share that the correction drops"
     )
-    min_updates: int = Field(1, ge=0, description="the least S, where it is adaptive, and the one to begin with")
-    publish_every: int = Field(0, ge=0, description="kappa: updates between versions; 0 follows what is measured")
+    min_updates: int = Field(1, ge=0, description="minimum and initial S, if adaptive")
+    publish_every: int = Field(0, ge=0, description="kappa: updates between versions; 0: chosen from measurements")
 
     admission: Literal["visible", "buffer"] = Field(
-        "visible", description="visible: no more than can be trained on in time; buffer: until the buffer is full"
+        "visible",
+        description="visible: lease only work that can be trained on in time; buffer: until the buffer is full",
     )
-    buffer_updates: int = Field(0, ge=0, description="the buffer, in updates' worth of groups; 0: 2 (S + 1)")
+    buffer_updates: int = Field(
+        0, ge=0, description="size of the buffer, in batches (groups of one update); 0: 2 (S + 1)"
+    )
 
     @property
     def buffered_max(self) -> int:
@@ -106,25 +125,25 @@ class StalenessSection(Section):
         if self.adaptive and self.min_updates > self.max_updates:
             raise ValueError(f"min_updates = {self.min_updates} is more than max_updates = {self.max_updates}")
         if self.adaptive and self.admission == "buffer":
-            raise ValueError("adaptive needs admission = visible: a buffer takes whatever fits, however old it becomes")
+            raise ValueError("adaptive needs admission = visible: a buffer accepts groups of any staleness")
         return self
 
 
 class SelectionSection(Section):
-    """Prompts by what their groups came to; as it stands, all are taken in their order."""
+    """Selection of prompts by earlier rewards; by default all prompts are used in order."""
 
     filter_after: int = Field(
-        0, ge=0, description="groups in a row of equal rewards after which a prompt is left out; 0: never"
+        0, ge=0, description="skip a prompt after this many groups in a row with equal rewards; 0: never"
     )
-    probe_every: int = Field(4, ge=2, le=1000, description="of so many times that a prompt comes up, it is taken once")
-    window: int = Field(64, ge=1, le=1024, description="prompts that are looked at together")
-    share: float = Field(1.0, gt=0, le=1, description="of a window that is taken, the most promising ones; 1: all")
+    probe_every: int = Field(4, ge=2, le=1000, description="use a skipped prompt once in this many turns")
+    window: int = Field(64, ge=1, le=1024, description="number of prompts that are ranked together")
+    share: float = Field(
+        1.0, gt=0, le=1, description="share of each window that is used, most promising prompts first; 1: all"
+    )
     refill: float = Field(
         0.0,
         ge=0,
         le=16,
-        description="groups of equal rewards that others replace, in parts of a batch; 0: none",
+        description="maximum replaced groups with equal rewards, as a multiple of a batch; 0: none",
     )
-    exploration: float = Field(
-        0.5, ge=0, description="what it is worth that a prompt was seldom seen, in units of reward"
-    )
+    exploration: float = Field(0.5, ge=0, description="bonus for rarely used prompts, in units of reward")

@@ -99,7 +99,7 @@ class TrainedPolicy:
         targets, least = settings.lora_targets or TARGETS, settings.lora_coverage_min
         adapters = Adapters(self.model, settings.lora_rank, settings.lora_alpha, targets, coverage_min=least)
         if self._ranks.first:
-            log.info("adapters cover %.1f %% of the numbers in the model's matrices", 100 * adapters.coverage)
+            log.info("adapters cover %.1f %% of the weights of the model's matrices", 100 * adapters.coverage)
         return adapters
 
     @property

@@ -79,7 +79,8 @@ def _says(one: Recorded) -> Any:
             _claim(entry),
         )
     if isinstance(entry, Deposit):
-        return f"{words.whole(entry.amount_micros)} come in as {entry.reference}"
+        name = "Initial deposit" if entry.reference == "opening" else f"Deposit {entry.reference}"
+        return f"{name}: {words.whole(entry.amount_micros)}"
     if isinstance(entry, Version | Root):
         digest = entry.manifest_digest if isinstance(entry, Version) else entry.root_digest
         return f"{entry.kind} {entry.version} is ", el("code", f"{digest[:16]}…", title=digest)

@@ -84,7 +84,9 @@ class Mirror:
             async with asyncio.timeout(0 if self._failing else patience_s), self._state:
                 await self._state.wait_for(lambda: self._done >= news)
                 return True
-        log.warning("a version is announced before its upload is done; until then nodes fetch it from here")
+        log.warning(
+            "announcing a version before its upload is complete; until then nodes download it from the coordinator"
+        )
         return False
 
     async def run(self) -> None:
@@ -100,13 +102,13 @@ class Mirror:
                     await self._copy(bucket)
                 except Exception as error:  # whatever fails in a copy must not end the coordinator
                     if not failures:
-                        log.error("upload failed, will be tried again: %s", error)
+                        log.error("upload failed, retrying: %s", error)
                     self._failing = True
                     await asyncio.sleep(self._pauses_s[min(failures, len(self._pauses_s) - 1)])
                     failures += 1
                     continue
                 if failures:
-                    log.info("uploads work again")
+                    log.info("uploads succeed again")
                 failures, self._failing = 0, False
                 async with self._state:
                     self._done = news

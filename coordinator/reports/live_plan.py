@@ -126,7 +126,7 @@ def text(found: dict[str, Any]) -> str:
     lines = [
         f"Measured: an update takes {load['train_s']:.4g} s, a broadcast {load['broadcast_s']:.4g} s, "
         f"a group {load['rollout_s']:.4g} s; {counted(len(nodes), 'node')} give {rate:.4g} groups/s together.",
-        f"Kept would be the cheapest that give {found['gamma']:g} times what the learner needs:",
+        f"Cheapest nodes that give {found['gamma']:g} times the throughput that the learner needs:",
         "",
         f"{'':<36} {_HEADINGS}",
         f"{'as it is':<36} {_row(found['plan'])}",
@@ -136,7 +136,7 @@ def text(found: dict[str, Any]) -> str:
         *(f"{one['staleness']:<36} {_row(one)}" for one in found["by_staleness"]),
     ]
     if found["plan"]["groups_per_s"] is None:
-        lines += ["", f"No pool is large enough: with S = {found['least_staleness']} or more, one would be."]
+        lines += ["", f"No number of nodes is enough. Use S = {found['least_staleness']} or more."]
     return "\n".join(lines)
 
 

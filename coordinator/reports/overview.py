@@ -165,7 +165,7 @@ def _staleness(told: Mapping[str, Any]) -> Iterator[str]:
     age = told["age"]
     bound = bound_in_force(told)
     yield f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}; S = {bound})"
-    yield f"wasted {told['in_vain_share']:.1%} of the work{_counted(told['in_vain'])}"
+    yield f"wasted work: {told['in_vain_share']:.1%}{_counted(told['in_vain'])}"
     if alike := told["rollouts"].get("alike"):
         yield f"set aside {counted(alike, 'group')} whose rewards were all alike, for others in their place"
     if refused := sum(told["rejected"].values()):

@@ -42,7 +42,7 @@ class Inputs:
     """How long a node samples one group, when it samples `at_once` of them together."""
     at_once: int = 1
     size_mb: float = 0.0
-    """Megabytes of a version as it travels."""
+    """Size of a published version, in MB."""
     source_mbit: float = 1000.0
     node_mbit: float = 100.0
     node_up_mbit: float = 100.0
@@ -220,12 +220,12 @@ def text(found: dict[str, Any]) -> str:
         "",
     ]
     if here["nodes"] is None:
-        lines.append(f"No pool is large enough: with S = {found['least_staleness']} or more, one would be.")
+        lines.append(f"No number of nodes is enough. Use S = {found['least_staleness']} or more.")
     if found["bubble"]:
         nodes = found["bubble"]["nodes"]
         lines.append(f"With {counted(nodes, 'node')} the learner waits {found['bubble']['share']:.1%}.")
     if not is_priced:
-        lines.append("No price is given: --node-price and --learner-price, by the hour, say what an update costs.")
+        lines.append("For the cost of an update, give --node-price and --learner-price (per hour).")
     return "\n".join(lines).rstrip()
 
 

@@ -66,7 +66,7 @@ def below_log(console: Console, *, every_s: float = DRAW_EVERY_S) -> Show:
                 try:
                     live.update(panel(await look(), note=LAUNCHED), refresh=True)
                 except Exception:  # what cannot be drawn must not end the round
-                    log.exception("the view could not be drawn")
+                    log.exception("could not draw the view")
                 await asyncio.sleep(every_s)
 
     return draw

@@ -166,7 +166,7 @@ class VersionPublication:
             await self.activate(manifest)
         elif await self._database.read(get_fact, ORDERED):
             await self._database.run(set_fact, ORDERED, None)
-            log.warning("what was ordered about versions was not done when the coordinator ended: order it again")
+            log.warning("an order about versions was not finished when the coordinator stopped: repeat the order")
 
     async def sign(self, publication: Publication) -> None:
         """Sign and activate the next version; the caller holds the lock."""

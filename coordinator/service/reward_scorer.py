@@ -95,7 +95,7 @@ class RewardScorer:
         try:
             found = await self._here.database.read(scoring.waiting, free, but=self._taken | self._put_off)
         except Exception:  # a store that is away comes back
-            log.exception("what waits for its rewards could not be read")
+            log.exception("could not read the groups that wait for rewards")
             return []
         if not found:
             self._put_off.clear()
@@ -108,7 +108,7 @@ class RewardScorer:
         except BookBroken:
             raise
         except Exception:  # the group waits in the store, and no failure of ours must end the coordinator
-            log.exception("group=%d could not be judged", waiting.group_no)
+            log.exception("group=%d could not be scored", waiting.group_no)
             self._put_off.add(waiting.claim_id)
             await asyncio.sleep(self._pause_s)
         finally:
@@ -142,7 +142,7 @@ class RewardScorer:
             try:
                 return await self._pool.judge(job)
             except VerifierFailed as failure:
-                log.warning("group=%d reward failed, tried again: %s", group_no, failure.message)
+                log.warning("group=%d reward failed, retrying: %s", group_no, failure.message)
         return await self._pool.judge(job)
 
     async def _failed(self, waiting: Unscored, failure: VerifierFailed) -> None:

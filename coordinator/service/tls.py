@@ -30,7 +30,7 @@ async def reload(made: ssl.SSLContext, config: Config) -> None:
     try:
         _load(made, config)
     except ConfigInvalid as error:
-        log.warning("the certificate stays as it was: %s", error)
+        log.warning("cannot load the new certificate; keeping the old one: %s", error)
 
 
 def _load(made: ssl.SSLContext, config: Config) -> None:

@@ -72,7 +72,7 @@ def text(scenario: Scenario, found: dict[str, Any]) -> str:
         f"learner idle     {found['bubble']:.1%}; foretold for everybody at work: {found['bubble_foretold']:.1%}",
         f"an update        every {found['step_s']:.4g} s",
         f"age trained on   mean {found['age_mean']:.2f}, p99 {found['age_p99']}, max {found['age_max']} updates",
-        f"wasted samples  {found['discarded_share']:.2%}"
+        f"wasted samples   {found['discarded_share']:.2%}"
         + "".join(f"; {why}: {count:,.0f}" for why, count in sorted(found["discarded"].items()) if count >= 0.5),
         f"at work          {found['working_mean']:.1f} nodes on average, {found['fleet_changes']} changes of the fleet",
         f"cost             {found['cost_per_update']:.4g} per update, the learner included",

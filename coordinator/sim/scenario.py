@@ -22,7 +22,7 @@ class Links:
     """What a version travels over; with no size, how long it takes is drawn around `Scenario.broadcast_s`."""
 
     size_mb: float = 0.0
-    """Megabytes of a version as it travels."""
+    """Size of a published version, in MB."""
     source_mbit: float = 1000.0
     node_mbit: float = 100.0
     node_up_mbit: float = 20.0

@@ -50,7 +50,7 @@ def open_store(connection: sa.Connection) -> None:
         connection.execute(sa.insert(stamp).values(version_num=numbered(SCHEMA)))
     elif there < SCHEMA:
         raise ConfigInvalid(
-            f"The store has schema {there}, and this software needs {SCHEMA}.",
+            f"The database has schema {there}, and this software needs {SCHEMA}.",
             hint="Stop the coordinator and run `swarm-coordinator upgrade FILE.toml`; it makes a backup first.",
         )
     else:
@@ -61,6 +61,6 @@ def require_known(there: int) -> None:
     """Refuse a store that a newer software has changed."""
     if there > SCHEMA:
         raise ConfigInvalid(
-            f"The store has schema {there}, which is newer than this software ({SCHEMA}).",
+            f"The database has schema {there}, which is newer than this software ({SCHEMA}).",
             hint="Install the version of echo-swarm that it was opened with last, or restore the backup from before.",
         )

@@ -12,7 +12,7 @@ FROM_FILES = (DATA, MATH)
 """Tasks whose problems are those of `[data]`."""
 
 SHIPPED = {
-    DATA: ("problems of files, a folder or the hub; what they earn is said by [reward]", "exact"),
+    DATA: ("problems from files, a folder or the hub, scored by [reward]", "exact"),
     MATH: ("problems with answers in mathematics, compared as such, the answer in \\boxed{}", "math"),
     GYM: ("any generator of reasoning-gym, by task.parameters.generator", "reasoning-gym"),
 }

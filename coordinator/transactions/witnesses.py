@@ -70,7 +70,7 @@ def _take_one(connection: sa.Connection, one: Vouched, keys: Sequence[NoteKey], 
     if one.time_s > now_ms // 1000 + limits.CLOCK_SKEW_MAX_S:
         raise RequestExpired(f"{one.key.name[:80]} has signed at a time to come.", hint="Set the witness's clock.")
     if said.size > store.size(connection) or store.root_at(connection, said.size) != said.root:
-        log.error("the ledger's key has signed a log of %d entries that is not this one", said.size)
+        log.error("the ledger's key signed a different log, with %d entries", said.size)
         raise LedgerForked(
             f"These {said.size} entries, signed with the ledger's key, are not the first of this log.",
             hint="Somebody else has the key, or the store is older than what was published. Keep this note.",

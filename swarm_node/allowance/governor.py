@@ -121,9 +121,9 @@ class Governor:
         before, self.decision = self.decision, decide(self.limits, seen)
         whys = [reason.why for reason in self.decision.reasons]
         if whys != [reason.why for reason in before.reasons]:
-            log.info("work rests: %s", self.decision.reason_line) if whys else log.info("work goes on")
+            log.info("work paused: %s", self.decision.reason_line) if whys else log.info("work goes on")
         if self.decision.no_upload and not before.no_upload:
-            log.info("nothing more is passed on: %s", self.decision.no_upload)
+            log.info("uploads stopped: %s", self.decision.no_upload)
         if self.decision != before:
             self._changed.set()
             self._changed = trio.Event()
@@ -134,7 +134,7 @@ class Governor:
             limits = settings.changed(self._home, self._given)
         except ConfigInvalid as error:
             if self._complained != str(error):
-                log.warning("the limits stay as they were: %s", error)
+                log.warning("limits not changed: %s", error)
             self._complained = str(error)
             return
         self._complained = ""

@@ -107,9 +107,9 @@ def within(hours: tuple[time, time], now: time) -> bool:
 
 def _asked(seen: Readings) -> LimitReason | None:
     if seen.paused:
-        return LimitReason("paused", "paused by you; `swarm-node resume` goes on")
+        return LimitReason("paused", "paused by you; `swarm-node resume` continues")
     if seen.finishing:
-        return LimitReason("finishing", "finishing: it ends after the groups that are being sampled")
+        return LimitReason("finishing", "finishing: the agent stops after the current groups")
     return None
 
 
@@ -126,20 +126,18 @@ def _idle(limits: Limits, seen: Readings) -> LimitReason | None:
     if not limits.idle_minutes:
         return None
     if seen.idle_s is None and seen.others_load is None:
-        return LimitReason("idle", "idle_minutes is set, and this system tells neither input nor load")
+        return LimitReason("idle", "idle_minutes is set, but this system reports neither user input nor CPU load")
     if seen.idle_s is not None and seen.idle_s < 60 * limits.idle_minutes:
         left_s = 60 * limits.idle_minutes - seen.idle_s
-        return LimitReason(
-            "idle", f"somebody uses this machine; idle enough in {left_s / 60:.0f} min if nobody touches it"
-        )
+        return LimitReason("idle", f"the machine is in use; work starts after {left_s / 60:.0f} min without user input")
     if seen.others_load is not None and seen.others_load > OTHERS_LOAD_MAX:
-        return LimitReason("idle", f"other programs keep {seen.others_load:.0%} of the processors busy")
+        return LimitReason("idle", f"other programs use {seen.others_load:.0%} of the CPU")
     return None
 
 
 def _battery(limits: Limits, seen: Readings) -> LimitReason | None:
     if seen.on_battery and not limits.on_battery:
-        return LimitReason("battery", "running on battery; work goes on when the machine is plugged in")
+        return LimitReason("battery", "running on battery; work continues when the machine is plugged in")
     return None
 
 
@@ -149,17 +147,18 @@ def _power(limits: Limits, seen: Readings) -> LimitReason | None:
     bound = limits.power_watts * (POWER_RESUME_SHARE if seen.resting else 1.0)
     if seen.watts <= bound:
         return None
-    return LimitReason("power", f"a break: {seen.watts:.0f} W on the mean, your cap is {limits.power_watts:.0f} W")
+    return LimitReason("power", f"power limit: mean {seen.watts:.0f} W, your limit is {limits.power_watts:.0f} W")
 
 
 def _price(limits: Limits, seen: Readings) -> LimitReason | None:
     if seen.price_micros_per_mtok >= limits.price_floor:
         return None
-    said = f"your price is {seen.price_micros_per_mtok}, below your floor of {limits.price_floor}"
-    return LimitReason("price", f"{said}: join with a higher --price")
+    said = f"your price is {seen.price_micros_per_mtok}, below your minimum of {limits.price_floor} micro-units"
+    return LimitReason("price", f"{said} per million tokens: join with a higher --price")
 
 
 def _no_upload(limits: Limits, seen: Readings) -> str:
     if not limits.upload_gb or seen.uploaded_bytes < limits.upload_gb * GB - bounds.CHUNK_MAX_BYTES:
         return ""
-    return f"{seen.uploaded_bytes / GB:.2f} of {limits.upload_gb:g} GB are uploaded this month; fetching and work go on"
+    used = f"{seen.uploaded_bytes / GB:.2f} of {limits.upload_gb:g} GB"
+    return f"{used} uploaded this month (your limit); downloads and work continue"

@@ -30,18 +30,25 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    hours: str = Field("", description="when to work, like 22:00-07:00; empty: always")
-    zone: str = Field("", description="time zone of the hours, like Europe/Berlin; empty: this machine's")
+    hours: str = Field("", description="working hours, such as 22:00-07:00; empty: always")
+    zone: str = Field("", description="time zone of the hours, such as Europe/Berlin; empty: the system's time zone")
     idle_minutes: float = Field(
-        0.0, ge=0, le=1440, description="work only when the machine was idle so long; 0: always"
+        0.0, ge=0, le=1440, description="work only after this many minutes without user input; 0: always"
     )
-    on_battery: bool = Field(False, description="work on battery, too")
-    power_watts: float = Field(0.0, ge=0, le=100_000, description="mean power of the GPU, kept by breaks; 0: no cap")
-    vram_share: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory that the engine may take")
-    threads: int = Field(0, ge=0, le=4096, description="CPU threads of the engine; 0: as `join --threads` says")
-    upload_gb: float = Field(0.0, ge=0, le=1e6, description="GB passed on to other nodes in a month; 0: no cap")
+    on_battery: bool = Field(False, description="true: work on battery power, too")
+    power_watts: float = Field(
+        0.0, ge=0, le=100_000, description="maximum mean power of the GPU in watts, kept by pauses; 0: no limit"
+    )
+    vram_share: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory that the engine may use")
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads of the engine; 0: the value of `join --threads`")
+    upload_gb: float = Field(
+        0.0, ge=0, le=1e6, description="maximum upload to other nodes in GB per month; 0: no limit"
+    )
     price_floor: int = Field(
-        0, ge=0, le=bounds.PRICE_MAX_MICROS_PER_MTOK, description="leases that pay less per million tokens are declined"
+        0,
+        ge=0,
+        le=bounds.PRICE_MAX_MICROS_PER_MTOK,
+        description="decline leases that pay less than this many micro-units per million tokens",
     )
 
     @property
@@ -58,7 +65,7 @@ class Limits(BaseModel):
     def _is_a_span(cls, hours: str) -> str:
         found = _SPAN.fullmatch(hours)
         if hours and (found is None or found.group(1, 2) == found.group(3, 4)):
-            raise ValueError("hours look like 22:00-07:00")
+            raise ValueError("write the hours as 22:00-07:00")
         return hours
 
     @field_validator("zone")
@@ -68,7 +75,7 @@ class Limits(BaseModel):
             if zone:
                 ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise ValueError("a zone looks like Europe/Berlin") from None
+            raise ValueError("write the time zone as Europe/Berlin") from None
         return zone
 
 
@@ -78,7 +85,7 @@ def read(home: Path) -> Limits:
     try:
         return checked(tomllib.loads(path.read_text())) if path.exists() else Limits()
     except (OSError, ValueError) as error:
-        raise ConfigInvalid(f"{path} cannot be read: {error}.", hint="Mend it, or remove it.") from None
+        raise ConfigInvalid(f"{path} cannot be read: {error}.", hint="Fix the file, or remove it.") from None
 
 
 def checked(values: dict[str, Any]) -> Limits:
@@ -91,7 +98,7 @@ def checked(values: dict[str, Any]) -> Limits:
         key = ".".join(map(str, first["loc"])) or "?"
         said = first["msg"].removeprefix("Value error, ")
         raise ConfigInvalid(
-            f"{key} = {first['input']!r}: {said}.", hint=f"The limits are {', '.join(Limits.model_fields)}."
+            f"{key} = {first['input']!r}: {said}.", hint=f"Known limits: {', '.join(Limits.model_fields)}."
         ) from None
 
 
@@ -104,7 +111,7 @@ def write(home: Path, limits: Limits) -> Path:
     """Write the limits that differ from the defaults, each with what it means; for whose home it is, if root does."""
     with disk_named(home):
         home.mkdir(parents=True, exist_ok=True)
-    lines = ["# What this node may do. A running agent takes a change over within seconds.\n"]
+    lines = ["# Limits of this node. A running agent applies changes within seconds.\n"]
     for name, field in Limits.model_fields.items():
         value = getattr(limits, name)
         mark = "# " if value == field.default else ""

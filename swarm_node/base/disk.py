@@ -41,17 +41,17 @@ def disk_named(folder: Path) -> Iterator[None]:
         reason = os.strerror(error.errno) if error.errno else str(error)
         if error.errno in _NO_ROOM:
             raise DiskFull(
-                f"There is no room left below {folder} ({reason}).",
-                hint="Free some space there, or move the node's folder to a larger disk; work goes on by itself then.",
+                f"No disk space left in {folder} ({reason}).",
+                hint="Free some space, or move the node's folder to a larger disk. Work then continues automatically.",
             ) from error
         if error.errno in _CLOSED:
             raise DiskFailed(
-                f"Nothing may be written below {folder} ({reason}).",
-                hint="Make it this user's, on a disk that is mounted for writing; or name another folder with --home.",
+                f"Cannot write to {folder} ({reason}).",
+                hint="Make the folder writable for this user, or choose another folder with --home.",
             ) from error
         raise DiskFailed(
-            f"The disk fails below {folder} ({reason}).",
-            hint="Is it there, sound, and a folder? The system's log may say.",
+            f"Disk error in {folder} ({reason}).",
+            hint="Check that the folder exists and the disk works; see the system's log.",
         ) from error
 
 

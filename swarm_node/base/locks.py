@@ -20,7 +20,7 @@ def require() -> None:
     """Refuse to work on a system without such locks."""
     if fcntl is None:
         raise ConfigInvalid(
-            "The node does not run on Windows itself: it needs POSIX locks and durable renames. Nothing was changed.",
+            "The node does not run on Windows directly: it needs POSIX file locks. Nothing was changed.",
             hint="It runs in WSL 2, which installers\\install.ps1 sets up.",
         )
 

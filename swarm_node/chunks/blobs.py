@@ -52,8 +52,8 @@ class BlobStore:
             with disk_named(self.root):
                 self.path(chunk).unlink(missing_ok=True)
             raise UnknownChunk(
-                f"Chunk {chunk[:12]}… went bad on the disk and was removed.",
-                hint="It will be fetched again; if this repeats, check the disk.",
+                f"Chunk {chunk[:12]}… was damaged on the disk and was removed.",
+                hint="It is downloaded again. If this repeats, check the disk.",
             ) from error
         raise _absent(chunk)
 

@@ -25,7 +25,7 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed or no agent is running, 2 wrong usage
 
 
 def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """What the agent of this home does and has earned, and why it does nothing; without one, why the last ended."""
+    """Show what the agent is doing, what it has earned, and why it does nothing; without one, why the last ended."""
     import trio
 
     from swarm_node.owner import status_lines, stopped
@@ -45,23 +45,23 @@ def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
 
 
 def pause(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Stop at once and free the memory: leases go back, others go on with them. Chunks are still passed on."""
+    """Pause at once and free the memory: open leases are returned; uploads to peers continue."""
     _order("pause", home, as_json, "Paused. Run `swarm-node resume` to continue.")
 
 
 def resume(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Go on after `pause` or `finish`, as far as the limits allow."""
-    _order("resume", home, as_json, "Resumed; the node works as far as its limits allow.")
+    """Continue after `pause` or `finish`, as far as the limits allow."""
+    _order("resume", home, as_json, "Resumed. The node works when its limits allow it.")
 
 
 def finish(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Take no more work; the agent ends when what it samples has ended and is sent."""
-    _order("finish", home, as_json, "Finishing: the node ends when its running groups are done.")
+    """Accept no more work; the agent stops when the current groups are sampled and sent."""
+    _order("finish", home, as_json, "Finishing: the agent stops when the current groups are sampled and sent.")
 
 
 def leave(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """End the agent now: leases go back, what is finished is sent first."""
-    _order("leave", home, as_json, "Stopping: unfinished work was returned.")
+    """Stop the agent now: finished work is sent, open leases are returned."""
+    _order("leave", home, as_json, "Stopping: unfinished work is returned to the coordinator.")
 
 
 def limits(
@@ -72,12 +72,14 @@ def limits(
     on_battery: BatteryOption = None,
     power_watts: PowerOption = None,
     vram_share: VramOption = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the engine; 0: as `join --threads` says.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of the engine; 0: the value of `join --threads`.")
+    ] = None,
     upload_gb: UploadOption = None,
     price_floor: FloorOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what this node may do, or set what is named; a running agent takes it over within seconds.
+    """Show or change this node's limits; a running agent applies changes within seconds.
 
     The limits are kept in limits.toml in the home. --vram-share and --threads take effect at the next start. While
     a limit holds, the agent stays and fetches versions, and `status` names the limit. A mirror obeys --upload-gb
@@ -108,15 +110,15 @@ def limits(
     typer.echo(str(home / settings.FILE))
     if not (home / identity.FILE).exists():
         typer.echo(
-            f"There is no node in {home} yet: it is the next `join` there that keeps to this. --home names another."
+            f"No node in {home} yet. The next `join` with this folder applies these limits; --home selects another."
         )
     if found.power_watts:
         typer.echo(
-            "The cap is kept by breaks, by the mean of minutes. A cap at every moment needs root: "
+            "The limit holds for the mean over minutes, by pausing. A hard limit needs root: "
             f"`nvidia-smi -pl {found.power_watts:.0f}`."
         )
     if "vram_share" in named or "threads" in named:
-        typer.echo("vram_share and threads hold from the next start of the agent.")
+        typer.echo("vram_share and threads apply from the next start of the agent.")
 
 
 def _order(do: str, home: Home, as_json: bool, said: str) -> None:
@@ -137,15 +139,15 @@ def _show(told: dict[str, Any], as_json: bool) -> None:
 def add_to(app: typer.Typer) -> None:
     """Make these commands of the program."""
     for command, example, then in (
-        (status, "swarm-node status", "`why` tells what became of single leases, `earnings` what is owed."),
-        (pause, "swarm-node pause", "`resume` goes on; `leave` ends the agent."),
-        (resume, "swarm-node resume", "`status` says whether the limits let it work now."),
-        (finish, "swarm-node finish", "`resume` before it has ended takes that back."),
-        (leave, "swarm-node leave", "`join` continues, with the same key and all that was earned."),
+        (status, "swarm-node status", "`why` explains single leases, `earnings` shows your credit."),
+        (pause, "swarm-node pause", "`resume` continues; `leave` stops the agent."),
+        (resume, "swarm-node resume", "`status` shows whether the limits allow work now."),
+        (finish, "swarm-node finish", "run `resume` before the agent stops to cancel this."),
+        (leave, "swarm-node leave", "run `join` to continue with the same key and earnings."),
         (
             limits,
             "swarm-node limits --hours 22:00-07:00 --upload-gb 200",
-            "`status` says when one keeps it from working.",
+            "`status` shows when a limit prevents work.",
         ),
     ):
         app.command(epilog=lesson(example, then, EXIT_CODES))(command)

@@ -20,12 +20,15 @@ from swarm_node.commands.options import (
     VllmPythonOption,
 )
 
-EXIT_CODES = "Exit codes: 0 a node can work here, 1 something would keep it from working, 2 wrong usage."
+EXIT_CODES = "Exit codes: 0 a node can work here, 1 a check failed, 2 wrong usage."
 
 
 def doctor(
     join_string: Annotated[
-        str, typer.Argument(metavar="JOIN_STRING", help="A round's join string; without, the machine alone.")
+        str,
+        typer.Argument(
+            metavar="JOIN_STRING", help="The round's join string; without it, only this machine is checked."
+        ),
     ] = "",
     home: Home = DEFAULT_HOME,
     listen: ListenOption = "",
@@ -34,10 +37,12 @@ def doctor(
     dtype: DtypeOption = EngineDtype.AUTO,
     vllm_python: VllmPythonOption = "",
     engines: Annotated[bool, typer.Option(help="Start each engine and sample a tiny model.")] = True,
-    bundle: Annotated[Path | None, typer.Option(help="Write a zip for whoever helps, without secrets.")] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Write a zip file with the results, without secrets, for a support request.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check card, memory, disk, line, clock and engines: root cause, evidence and next step of whatever is wrong.
+    """Check GPU, memory, disk, network, clock and engines: root cause, evidence and next step of whatever is wrong.
 
     Each check ends in ok, warn, fail or skip. Without a join string only the machine is checked. Nothing is
     registered, and nothing is left behind. Read the file that --bundle writes before you send it.
@@ -54,7 +59,7 @@ def doctor(
 
     logs.to_stderr(quiet=True)
     if bundle is not None and bundle.exists():
-        raise ConfigInvalid(f"{bundle} exists already.", hint="Name another file.")
+        raise ConfigInvalid(f"{bundle} exists already.", hint="Choose another file.")
     join = joining.parse(join_string) if join_string else None
     kept = settings.read(home)
     options = EngineOptions(kept.threads or threads, device.value, dtype.value, -1, vllm_python, kept.vram_share)
@@ -72,5 +77,5 @@ def doctor(
     else:
         typer.echo(report.summary(findings))
         if bundle is not None:
-            typer.echo(f"{bundle}: look into it before you pass it on.")
+            typer.echo(f"{bundle}: check its contents before you share it.")
     raise typer.Exit(1 if report.failed(findings) else 0)

@@ -54,21 +54,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this node cannot go on, 2 wrong usage."
+EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 error, 2 wrong usage."
 
 
 def join(
     join_string: JoinText,
     witness: WitnessKeys,
     price: PriceOption = 1_000_000,
-    name: Annotated[str, typer.Option(help="How the leaderboard calls this node; by default a nickname.")] = "",
-    home: Annotated[Path, typer.Option(help="Folder of the key, the outbox and the policy files.")] = DEFAULT_HOME,
+    name: Annotated[
+        str, typer.Option(help="Name of this node on the leaderboard; by default a generated nickname.")
+    ] = "",
+    home: Annotated[Path, typer.Option(help="Folder for the key, unsent work and policy files.")] = DEFAULT_HOME,
     listen: ListenOption = "",
     advertise: AdvertiseOption = "",
     share: ShareOption = True,
     map_port: MapPortOption = None,
-    groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
-    owner: Annotated[Path | None, typer.Option(help="Its owner's delegation to this node; kept from then on.")] = None,
+    groups: Annotated[int, typer.Option(min=1, max=64, help="Number of prompt groups sampled at once.")] = 8,
+    owner: Annotated[
+        Path | None, typer.Option(help="File with the owner's delegation to this node; the node keeps a copy.")
+    ] = None,
     engine: EngineOption = EngineName.AUTO,
     threads: ThreadsOption = 0,
     device: DeviceOption = Device.AUTO,
@@ -85,10 +89,12 @@ def join(
     price_floor: FloorOption = None,
     quorum: Quorum = None,
     dry_run: DryRunOption = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Log lines only, even on a terminal.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print log lines only, without the live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
     quiet: Quiet = False,
-    child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
+    child: Annotated[
+        bool, typer.Option("--child", hidden=True, help="Leave the round when standard input ends.")
+    ] = False,
 ) -> None:
     """Take part in a round until it is finished; Ctrl-C leaves cleanly, and joining again continues.
 
@@ -133,17 +139,19 @@ def join(
 
 def mirror(
     join_string: JoinText,
-    name: Annotated[str, typer.Option(help="How the leaderboard calls it; by default a nickname.")] = "",
-    home: Annotated[Path, typer.Option(help="Folder of the key and the policy files.")] = DEFAULT_HOME,
+    name: Annotated[
+        str, typer.Option(help="Name of this node on the leaderboard; by default a generated nickname.")
+    ] = "",
+    home: Annotated[Path, typer.Option(help="Folder for the key and policy files.")] = DEFAULT_HOME,
     listen: ListenOption = "",
     advertise: AdvertiseOption = "",
     share: ShareOption = True,
     map_port: MapPortOption = None,
     upload_gb: UploadOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for every version held.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for every stored version.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch every version and pass it on, without sampling, until the round is finished or Ctrl-C.
+    """Download every version and upload it to other nodes, without sampling, until the round is finished or Ctrl-C.
 
     For machines with bandwidth and no GPU. A mirror takes no work and earns nothing; the leaderboard shows the
     bytes it passed on. Each version it reports has been verified: every chunk and every file.
@@ -157,7 +165,7 @@ def mirror(
     settings = _member(join_string, home, name, reach, given(upload_gb=upload_gb))
 
     def tell(held: mirroring.Held) -> None:
-        said = json.dumps(held.to_json()) if as_json else f"Version {held.version} is here: {held.bytes} bytes."
+        said = json.dumps(held.to_json()) if as_json else f"Version {held.version} stored: {held.bytes} bytes."
         print(said, flush=True)
 
     trio.run(partial(mirroring.run, settings, tell=tell))
@@ -216,7 +224,7 @@ def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
     except SwarmError as error:
         if must:
             raise
-        said = [f"demand and earnings: unknown: {named(error)}"]
+        said = [f"Demand and earnings: unknown: {named(error)}"]
     for line in said:
         typer.echo(line, err=True)
 
@@ -241,10 +249,10 @@ def _fitting(
     try:
         found = trio.run(preview.published, settings, key)
     except SwarmError:  # the agent says why, and waits where that helps
-        log.info("precision: not decided, the round cannot be asked yet")
+        log.info("precision: not decided yet; the coordinator does not respond")
         return partial(for_policy, wanted, options)
     if found.model is None:
-        log.info("precision: not decided, no version is published yet")
+        log.info("precision: not decided yet; no version is published")
         return partial(for_policy, wanted, options)
     memory = Memory(cards.free_bytes(gpu.find_cards(), vram_share=options.vram_share), use.memory_bytes()[1])
     chosen = choose_precision(wanted, options, machine, found.model, memory, found.classes)

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from protocol.wire.signing import NodeKey
     from swarm_node.coordinator_api.join_string import JoinString
 
-app = typer.Typer(help="The node's key and its owner's.", no_args_is_help=True, add_completion=False)
-owner_app = typer.Typer(help="The owner's key, encrypted.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Manage the node's key and the owner's key.", no_args_is_help=True, add_completion=False)
+owner_app = typer.Typer(help="Manage the owner's key (encrypted).", no_args_is_help=True, add_completion=False)
 app.add_typer(owner_app, name="owner")
 
 DEFAULT_OWNER_KEY = Path.home() / ".config" / "echo-swarm" / "owner.key"
 
-NodeText = Annotated[str, typer.Argument(metavar="NODE", help="The node's id, as `keys show` prints it there.")]
+NodeText = Annotated[str, typer.Argument(metavar="NODE", help="The node's id; `keys show` on that machine prints it.")]
 OwnerKey = Annotated[Path, typer.Option(help="File of the owner's key.")]
 PassphraseFile = Annotated[Path | None, typer.Option(help="Read the passphrase from this file's first line.")]
-PassphraseFd = Annotated[int | None, typer.Option(min=0, help="Read it from this file descriptor.")]
+PassphraseFd = Annotated[int | None, typer.Option(min=0, help="Read the passphrase from this file descriptor.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage."
 
 
-@app.command(epilog=lesson("swarm-node keys show", "`keys backup` now, before the disk fails.", EXIT_CODES))
+@app.command(epilog=lesson("swarm-node keys show", "make a backup with `keys backup`.", EXIT_CODES))
 def show(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Show the node's id, and for whom it works. Needs no passphrase."""
     from swarm_node.keys import delegation, identity
@@ -46,18 +46,25 @@ def show(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"node_id": me, "owner": owner, "file": str(path), "private": private}))
         return
-    typer.echo(f"node {me}\nowner {owner or 'none: this node works for itself'}")
+    typer.echo(f"node {me}\nowner {owner or 'none (the node earns for itself)'}")
     typer.echo(f"{path}{'' if private else ' CAN BE READ BY OTHERS: chmod 600'}")
 
 
 @app.command(
-    epilog=lesson("swarm-node keys rotate", "its owner runs what it prints; then start the agent again.", EXIT_CODES)
+    epilog=lesson(
+        "swarm-node keys rotate", "the owner runs the printed commands; then start the agent again.", EXIT_CODES
+    )
 )
 def rotate(
     home: Home = DEFAULT_HOME,
-    drop_unsent: Annotated[bool, typer.Option("--drop-unsent", help="Even if finished work is not sent yet.")] = False,
+    drop_unsent: Annotated[
+        bool, typer.Option("--drop-unsent", help="Rotate even if finished work is not sent yet; that work is lost.")
+    ] = False,
     keep_history: Annotated[
-        bool, typer.Option("--keep-history", help="The new key works for the old one. Not if that may be stolen.")
+        bool,
+        typer.Option(
+            "--keep-history", help="The new key earns for the old key. Do not use this if the old key may be stolen."
+        ),
     ] = False,
 ) -> None:
     """Give this node a new key; the old one is kept aside. Then delegate the new one and revoke the old one.
@@ -69,24 +76,24 @@ def rotate(
     from swarm_node.keys import rotation
 
     old, new = rotation.rotate(home, drop_unsent=drop_unsent, keep_history=keep_history, number=_number())
-    typer.echo(f"This node was {old} and is {new} from now on.")
+    typer.echo(f"The node id changed from {old} to {new}.")
     if keep_history:
         aside = home / f"old-{old[-8:]}"
-        typer.echo(f"It works for its old key, which is kept in {aside}: trust and earnings stay with it.")
+        typer.echo(f"It earns for its old key, which is saved in {aside}; trust and earnings are kept.")
         return
-    typer.echo(f"Its owner: `swarm-node keys delegate {new}`, and `swarm-node keys revoke {old} JOIN_STRING`.")
+    typer.echo(f"The owner now runs `swarm-node keys delegate {new}` and `swarm-node keys revoke {old} JOIN_STRING`.")
 
 
 @app.command(
     "backup",
     epilog=lesson(
         "swarm-node keys backup /media/stick/node.key",
-        "keep the passphrase elsewhere; `keys restore` brings the key back.",
+        "store the passphrase elsewhere; `keys restore` restores the key.",
         EXIT_CODES,
     ),
 )
 def backup_node(
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, on another disk.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="Path of the new backup file, on another disk.")],
     home: Home = DEFAULT_HOME,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -106,7 +113,7 @@ def backup_node(
 @app.command(
     "restore",
     epilog=lesson(
-        "swarm-node keys restore /media/stick/node.key", "`swarm-node join` goes on as the same node.", EXIT_CODES
+        "swarm-node keys restore /media/stick/node.key", "`swarm-node join` continues as the same node.", EXIT_CODES
     ),
 )
 def restore_node(
@@ -129,13 +136,15 @@ def restore_node(
 @app.command(
     epilog=lesson(
         "swarm-node keys delegate NODE_ID --out delegation",
-        "take the file to that machine: `swarm-node join JOIN_STRING --owner delegation`.",
+        "copy the file to that machine and run `swarm-node join JOIN_STRING --owner delegation`.",
         EXIT_CODES,
     )
 )
 def delegate(
     node_id: NodeText,
-    out: Annotated[Path | None, typer.Option(help="Where to write it; by default delegation-… here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output file; by default delegation-… in the current folder.")
+    ] = None,
     owner_key: OwnerKey = DEFAULT_OWNER_KEY,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -157,7 +166,7 @@ def delegate(
 @app.command(
     epilog=lesson(
         "swarm-node keys revoke NODE_ID JOIN_STRING",
-        "say it in every round in which that node worked; `keys rotate` there makes a new key.",
+        "repeat it for every round in which that node worked; `keys rotate` on that machine makes a new key.",
         EXIT_CODES,
     )
 )
@@ -177,19 +186,21 @@ def revoke(
 
     said = _typed(Revocation, node_id=node_id, number=_number())
     reply = _state(joining.parse(join_string), unlocked(owner_key, passphrase_file, passphrase_fd), said)
-    typer.echo(f"{reply.outcome}: {node_id} works no more.")
+    typer.echo(f"{reply.outcome}: the key of {node_id} is revoked.")
 
 
 @app.command(
     epilog=lesson(
         "swarm-node keys address JOIN_STRING evm:0x52908400098527886E0F7030069857D2E4169EE7",
-        "`swarm-node earnings` shows it, and from when on it counts.",
+        "`swarm-node earnings` shows the address and the time from which it applies.",
         EXIT_CODES,
     )
 )
 def address(
     join_string: JoinText,
-    where: Annotated[str, typer.Argument(metavar="ADDRESS", help="evm:0x… or text:…, whatever the round pays to.")],
+    where: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="Payout address: evm:0x… or text:…, as the round requires.")
+    ],
     owner_key: OwnerKey = DEFAULT_OWNER_KEY,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -206,13 +217,13 @@ def address(
     join = joining.parse(join_string)
     said = _typed(PayoutAddress, round_id=join.round_id, address=where, number=_number())
     reply = _state(join, unlocked(owner_key, passphrase_file, passphrase_fd), said)
-    typer.echo(f"{reply.outcome}: {where} counts from {day(reply.counts_from_ms)}.")
+    typer.echo(f"{reply.outcome}: {where} applies from {day(reply.counts_from_ms)}.")
 
 
 @owner_app.command(
     epilog=lesson(
         "swarm-node keys owner new",
-        "`keys owner backup` to another disk; then `keys delegate` for each of your nodes.",
+        "make a backup with `keys owner backup`; then run `keys delegate` for each of your nodes.",
         EXIT_CODES,
     )
 )
@@ -239,12 +250,12 @@ def show_owner(owner_key: OwnerKey = DEFAULT_OWNER_KEY) -> None:
 @owner_app.command(
     epilog=lesson(
         "swarm-node keys owner backup /media/stick/owner.key",
-        "keep the passphrase elsewhere; `keys owner restore` brings the key back.",
+        "store the passphrase elsewhere; `keys owner restore` restores the key.",
         EXIT_CODES,
     )
 )
 def backup(
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, on another disk.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="Path of the new backup file, on another disk.")],
     owner_key: OwnerKey = DEFAULT_OWNER_KEY,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -255,7 +266,7 @@ def backup(
 
 @owner_app.command(
     epilog=lesson(
-        "swarm-node keys owner restore /media/stick/owner.key", "`keys owner show` says whose it is.", EXIT_CODES
+        "swarm-node keys owner restore /media/stick/owner.key", "`keys owner show` shows the owner's id.", EXIT_CODES
     )
 )
 def restore(
@@ -269,7 +280,7 @@ def restore(
 
 
 def earnings(join_string: JoinText, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """What this node and its owner's others have earned and been paid, where to, and whether that will change."""
+    """Show what this node and the owner's other nodes have earned, what was paid, and the payout address."""
     import trio
 
     from swarm_node.coordinator_api import join_string as joining
@@ -296,7 +307,7 @@ def show_earnings(found: "Earnings", *, as_json: bool = False) -> None:
         table.add_row(Text(one_line(name)), *(f"{amount:,}" for amount in amounts))
     Console().print(table)
     typer.echo(f"owner {found.owner}")
-    nowhere = "nowhere yet: the owner sets an address with `swarm-node keys address`"
+    nowhere = "no address yet: the owner sets one with `swarm-node keys address`"
     typer.echo(f"paid to {one_line(found.address) or nowhere}")
     if found.next_address:
         typer.echo(f"CHANGES to {one_line(found.next_address)} on {day(found.next_from_ms)}")

@@ -26,41 +26,43 @@ if TYPE_CHECKING:
     from swarm_node.ledger.log_reader import PublicFiles
     from swarm_node.ledger.log_verify import Verified
 
-app = typer.Typer(help="Check the ledger, keep its proofs, vouch for it.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Verify the ledger, save proofs, act as a witness.", no_args_is_help=True, add_completion=False)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print what was found as JSON, and no progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, without a progress bar.")]
 WitnessKeys = Annotated[
     list[str],
     typer.Option(
         "--witness",
         default_factory=list,
         show_default=False,
-        help="Key of a witness; repeatable. See `ledger witness`.",
+        help="Public key of a witness; repeatable. See `ledger witness`.",
     ),
 ]
-Quorum = Annotated[int | None, typer.Option(min=0, help="How many of the witnesses must have signed; else all.")]
-EXIT_CODES = "Exit codes: 0 proved, 1 not proved, 2 wrong usage."
+Quorum = Annotated[int | None, typer.Option(min=0, help="Number of witnesses that must have signed; by default all.")]
+EXIT_CODES = "Exit codes: 0 verified, 1 not verified, 2 wrong usage."
 
 
 @app.command(
     epilog=lesson(
         "swarm-node ledger verify JOIN_STRING --save ledger-files",
-        "`ledger receipts` keeps what proves your own credit.",
+        "`ledger receipts` saves the proofs of your own credit.",
         EXIT_CODES,
     )
 )
 def verify(
     join_string: JoinText,
     keys: WitnessKeys,
-    folder: Annotated[Path | None, typer.Option("--from", help="Verify files that were saved, offline.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Save the files, for --from and for other people.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--from", help="Verify files that were saved with --save, offline.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Save the files to this folder for --from.")] = None,
     quorum: Quorum = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the whole ledger from its public files: tree, balances and leaderboard are what they are said to be.
+    """Verify the ledger from its public files: the tree, the balances and the leaderboard.
 
-    Needs no account, key or agent. Exit code 1: something differs. --save writes the files to a folder, which
-    --from reads again without a network.
+    No account, key or agent is needed. Exit code 1: something differs. --save writes the files to a folder;
+    --from reads them again without a network.
     """
     import trio
 
@@ -73,34 +75,33 @@ def verify(
         return
     owed = sum(micros for name, micros in found.balances.items() if name.startswith(("payable:", "paying:")))
     typer.echo(
-        f"Proved: {counted(found.entries, 'entry makes', 'entries make')} the signed root {found.root[:16]}…; total "
-        f"{owed:,} micro-units; the leaderboard matches the ledger ({counted(found.nodes, 'node')})."
+        f"Verified: {counted(found.entries, 'entry', 'entries')}, signed root {found.root[:16]}…. "
+        f"Total {owed:,} micro-units; the leaderboard matches the ledger ({counted(found.nodes, 'node')})."
     )
+    pardoned = f", except {counted(found.audits.pardoned, 'pardoned claim')}" if found.audits.pardoned else ""
     typer.echo(
-        f"Its lottery drew {found.audits.drawn:,} of {found.audits.claims:,} claims so far. All drawn claims were "
-        f"audited before payment, except {found.audits.pardoned:,} pardoned ones."
+        f"The lottery sampled {found.audits.drawn:,} of {found.audits.claims:,} claims. "
+        f"All sampled claims were audited before payment{pardoned}."
     )
     if not found.logged_roots:
-        typer.echo("Note: the log names no root document, as logs did not once: others may be told of other keys.")
+        typer.echo("Note: this old ledger has no root documents. It cannot prove that all nodes see the same keys.")
     for gap in found.gaps:
-        typer.echo(f"Note: {gap}. Receipts of lost entries stay proofs of what was published.")
+        typer.echo(f"Note: {gap}. Receipts of lost entries still prove what was published.")
     if witnesses.quorum:
-        typer.echo(
-            f"{witnesses.quorum} of {len(witnesses.keys)} witnesses vouch for the first {found.witnessed} of them."
-        )
+        typer.echo(f"{witnesses.quorum} of {len(witnesses.keys)} witnesses signed the first {found.witnessed} entries.")
 
 
 @app.command(
     epilog=lesson(
         "swarm-node ledger receipts JOIN_STRING",
-        "anybody can check one of these files with `ledger check`, without a network.",
+        "anyone can check these files with `ledger check`, without a network.",
         EXIT_CODES,
     )
 )
 def receipts(
     join_string: JoinText,
-    home: Annotated[Path, typer.Option(help="The node's folder; receipts are kept below it.")] = DEFAULT_HOME,
-    offline: Annotated[bool, typer.Option("--offline", help="Check those that are kept, and fetch none.")] = False,
+    home: Annotated[Path, typer.Option(help="The node's folder; receipts are saved in it.")] = DEFAULT_HOME,
+    offline: Annotated[bool, typer.Option("--offline", help="Check the saved ones only, without a network.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fetch and check a receipt for every accepted rollout of this node; they prove for ever what it is owed."""
@@ -116,21 +117,21 @@ def receipts(
         amounts = [int(row["amount_micros"]) for row in found if row["state"] == state]
         if state == "reinstated" and not amounts:
             continue  # as good as always
-        typer.echo(f"{state}: {counted(len(amounts), 'claim')}, {sum(amounts):,} micro-units, proved")
-    typer.echo(f"no receipt {'here' if offline else 'published'} yet: {counted(len(missing), 'claim')}")
+        typer.echo(f"{state}: {counted(len(amounts), 'claim')}, {sum(amounts):,} micro-units, verified")
+    typer.echo(f"no receipt {'saved' if offline else 'published'} yet: {counted(len(missing), 'claim')}")
 
 
 @app.command(
     epilog=lesson(
         "swarm-node ledger payouts JOIN_STRING",
-        "`ledger check` proves one of these files to anybody; a contract of rail evm takes its proof.",
+        "anyone can check these files with `ledger check`; an EVM payout contract accepts the proof.",
         EXIT_CODES,
     )
 )
 def payouts(
     join_string: JoinText,
-    home: Annotated[Path, typer.Option(help="The node's folder; proofs are kept below it.")] = DEFAULT_HOME,
-    offline: Annotated[bool, typer.Option("--offline", help="Check those that are kept, and fetch none.")] = False,
+    home: Annotated[Path, typer.Option(help="The node's folder; proofs are saved in it.")] = DEFAULT_HOME,
+    offline: Annotated[bool, typer.Option("--offline", help="Check the saved ones only, without a network.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fetch and check what this node's owner gets in each batch of payouts, with the proof that the log has it."""
@@ -152,15 +153,15 @@ def payouts(
             continue
         how = f"paid, reference {line.paid.reference}" if line.paid else line.state
         where = one_line(line.address)
-        typer.echo(f"batch {number}: {line.amount_micros:,} micro-units to {where}, proved; {how}")
+        typer.echo(f"batch {number}: {line.amount_micros:,} micro-units to {where}, verified; {how}")
     if not found:
-        typer.echo("no batch of payouts has this node's owner")
+        typer.echo("no payout batch includes this node's owner")
 
 
 @app.command(
     epilog=lesson(
         "swarm-node ledger check JOIN_STRING RECEIPT",
-        "if it is the proof of a fork, publish it: no honest coordinator signs two histories.",
+        "if it proves a fork, publish it: an honest coordinator never signs two histories.",
         EXIT_CODES,
     )
 )
@@ -169,11 +170,11 @@ def check(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", exists=True, dir_okay=False, help="A receipt, or the proof of a payout or fork."
+            metavar="FILE", exists=True, dir_okay=False, help="A receipt, or a proof of a payout or a fork."
         ),
     ],
 ) -> None:
-    """Check a proof that somebody shows, without asking anybody: of a claim, a payout, or two signed histories."""
+    """Check a proof file without a network: of a claim, a payout, or a fork of the ledger."""
     from ledger import payout_proof, proof
     from swarm_node.coordinator_api import join_string as joining
 
@@ -181,19 +182,19 @@ def check(
     kind = proof.kind_of(data)
     if kind not in (proof.RECEIPT, payout_proof.KIND, proof.FORK):
         raise ProofInvalid(
-            f"{file} is no receipt, and no proof of a payout or a fork.", hint="They lie in rounds/ of a node's home."
+            f"{file} is not a receipt or a proof of a payout or a fork.", hint="They are in rounds/ of a node's home."
         )
     if kind == payout_proof.KIND:
         line = payout_proof.check(data, round_id)
-        typer.echo(f"Proved: under the signed root of {line.checkpoint.size} entries stands")
+        typer.echo(f"Verified: the signed root of {line.checkpoint.size} entries contains")
         typer.echo(json.dumps(_as_json(round_id, line)))
         return
     if kind == proof.FORK:
         earlier, later = proof.check_fork(data, round_id)
-        typer.echo(f"Proved: the ledger's key has signed {earlier.size} and {later.size} entries of two histories.")
+        typer.echo(f"Verified fork: the ledger's key signed two histories, of {earlier.size} and {later.size} entries.")
         return
     checkpoint, entries = proof.check_receipt(data, round_id)
-    typer.echo(f"Proved: under the signed root of {checkpoint.size} entries stand")
+    typer.echo(f"Verified: the signed root of {checkpoint.size} entries contains")
     for entry in entries:
         typer.echo(json.dumps(entry.model_dump()))
 
@@ -201,16 +202,18 @@ def check(
 @app.command(
     epilog=lesson(
         "swarm-node ledger witness JOIN_STRING --name example.org/anna --submit",
-        "run it every few minutes, and tell others your key for `ledger verify --witness`.",
+        "run it every few minutes, and publish your key for `ledger verify --witness`.",
         EXIT_CODES,
     )
 )
 def witness(
     join_string: JoinText,
-    home: Annotated[Path, typer.Option(help="Folder of the witness's key and of what it has seen.")] = DEFAULT_HOME,
-    name: Annotated[str, typer.Option(help="What the key is called, such as an address of yours.")] = "",
+    home: Annotated[
+        Path, typer.Option(help="Folder for the witness's key and the checkpoints it has seen.")
+    ] = DEFAULT_HOME,
+    name: Annotated[str, typer.Option(help="Name of the key, such as your domain.")] = "",
     submit: Annotated[
-        bool, typer.Option("--submit", help="Send it to the coordinator, which keeps it for all.")
+        bool, typer.Option("--submit", help="Send the signature to the coordinator, which publishes it.")
     ] = False,
 ) -> None:
     """Sign the newest checkpoint, if it continues all that this witness has seen; print the note.
@@ -240,7 +243,7 @@ def witnesses_of(texts: list[str], quorum: int | None) -> "Witnesses":
     with _typed():
         keys = tuple(dict.fromkeys(map(NoteKey.parse, texts)))
     if quorum is not None and quorum > len(keys):
-        raise ConfigInvalid(f"--quorum {quorum} needs as many witnesses.", hint="Name each with --witness.")
+        raise ConfigInvalid(f"--quorum {quorum} needs at least {quorum} witnesses.", hint="Add each with --witness.")
     return Witnesses(keys, len(keys) if quorum is None else quorum)
 
 
@@ -314,7 +317,9 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
 
     folder = round_folder(home, join)
     if not folder.exists():
-        raise ConfigInvalid(f"{home} has not taken part in this round.", hint="Name the node's --home.")
+        raise ConfigInvalid(
+            f"The node in {home} has not joined this round.", hint="Give the node's folder with --home."
+        )
     me = identity.find_identity(home).key.node_id
     found: list[dict[str, str | int]] = []
     missing: list[str] = []
@@ -343,7 +348,7 @@ def _typed() -> Iterator[None]:
 def _alone(folder: Path) -> Iterator[None]:
     """Two at once, each after what was seen before, could vouch for two histories."""
     folder.mkdir(parents=True, exist_ok=True)
-    taken = ConfigInvalid(f"Another witness is at work in {folder}.", hint="Wait for it to end.")
+    taken = ConfigInvalid(f"Another witness process is running in {folder}.", hint="Wait for it to end.")
     with locks.hold_lock(folder / "lock", taken):
         yield
 

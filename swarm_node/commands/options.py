@@ -40,62 +40,68 @@ class EngineName(StrEnum):
 DEFAULT_HOME = Path(os.environ.get("SWARM_HOME") or Path.home() / ".local" / "share" / "echo-swarm")
 """Of this user; the installer, run by root, names the service's."""
 
-EngineOption = Annotated[EngineName, typer.Option(help="What samples; auto: the best that is installed and fits.")]
+EngineOption = Annotated[EngineName, typer.Option(help="Sampling engine; auto: the best installed engine that fits.")]
 ThreadsOption = Annotated[
-    int, typer.Option(min=0, help="CPU threads of the engine; 0: half of the cores, four at most, one beside a GPU.")
+    int, typer.Option(min=0, help="CPU threads of the engine; 0: half of the cores, at most 4; 1 with a GPU.")
 ]
-DeviceOption = Annotated[Device, typer.Option(help="Where to sample.")]
+DeviceOption = Annotated[Device, typer.Option(help="Device for sampling.")]
 DtypeOption = Annotated[
     EngineDtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU and in llama.")
 ]
-GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: layers on the GPU; -1: all, if it has one.")]
+GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: number of layers on the GPU; -1: all.")]
 VllmPythonOption = Annotated[
-    str, typer.Option(envvar="SWARM_VLLM_PYTHON", help="vllm: the Python of the environment that holds it.")
+    str, typer.Option(envvar="SWARM_VLLM_PYTHON", help="vllm: path of the Python interpreter that has vLLM installed.")
 ]
 JoinText = Annotated[
     str, typer.Argument(metavar="JOIN_STRING", help="The round's join string: http://host:port#fingerprint.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")]
 ListenOption = Annotated[
     str,
     typer.Option(
-        help="Where other nodes may fetch chunks; port 0 takes any. By default every interface and the first free "
-        "port of 8703-8710; this machine alone, if the coordinator is on it.",
+        help="Address (host:port) at which other nodes download chunks; port 0: any free port. By default all "
+        "interfaces and the first free port of 8703-8710; only this machine if the coordinator runs on it.",
         show_default=False,
     ),
 ]
 ShareOption = Annotated[
-    bool, typer.Option(help="Pass chunks on; without it, nothing listens and nobody is told of this node.")
+    bool,
+    typer.Option(help="Upload chunks to other nodes. With --no-share the node opens no port and publishes no address."),
 ]
 MapPortOption = Annotated[
     bool | None,
     typer.Option(
         "--map-port/--no-map-port",
-        help="Ask the router to forward the port (PCP, NAT-PMP, UPnP); by default if the coordinator is on the "
+        help="Ask the router to forward the port (PCP, NAT-PMP, UPnP); by default only if the coordinator is on the "
         "internet.",
     ),
 ]
 AdvertiseOption = Annotated[
-    str, typer.Option(help="The host:port others should dial, if not the listen address; several with commas.")
+    str,
+    typer.Option(help="Address (host:port) that other nodes connect to, if it differs from --listen; comma-separated."),
 ]
 Home = Annotated[Path, typer.Option(help="The node's folder.")]
 
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Tell demand, earnings and whether the model fits, and stop there.")
+    bool, typer.Option("--dry-run", help="Print demand, expected earnings and whether the model fits; then exit.")
 ]
-PriceOption = Annotated[int, typer.Option(help="Your price: millionths of a unit per million validated tokens.")]
+PriceOption = Annotated[int, typer.Option(help="Your price in micro-units per million validated tokens.")]
 
-HoursOption = Annotated[str | None, typer.Option(help="When to work, like 22:00-07:00; '' is always.")]
-ZoneOption = Annotated[str | None, typer.Option(help="Time zone of the hours, like Europe/Berlin.")]
-IdleOption = Annotated[float | None, typer.Option(help="Work only when nobody used the machine for so many minutes.")]
+HoursOption = Annotated[str | None, typer.Option(help="Working hours, such as 22:00-07:00; '': always.")]
+ZoneOption = Annotated[str | None, typer.Option(help="Time zone of the hours, such as Europe/Berlin.")]
+IdleOption = Annotated[float | None, typer.Option(help="Work only after this many minutes without user input.")]
 BatteryOption = Annotated[
-    bool | None, typer.Option("--on-battery/--not-on-battery", help="Whether to work on battery.")
+    bool | None, typer.Option("--on-battery/--not-on-battery", help="Allow work on battery power.")
 ]
-PowerOption = Annotated[float | None, typer.Option(help="Mean watts of the GPU, kept by breaks; 0: no cap.")]
-VramOption = Annotated[float | None, typer.Option(help="Share of the GPU's memory for the engine, above 0 up to 1.")]
-UploadOption = Annotated[float | None, typer.Option(help="GB passed on to others in a month; 0: no cap.")]
-FloorOption = Annotated[int | None, typer.Option(help="Decline leases that pay less per million tokens.")]
+PowerOption = Annotated[
+    float | None, typer.Option(help="Maximum mean power of the GPU in watts, kept by pauses; 0: no limit.")
+]
+VramOption = Annotated[float | None, typer.Option(help="Share of the GPU's memory for the engine, from above 0 to 1.")]
+UploadOption = Annotated[float | None, typer.Option(help="Maximum upload to other nodes in GB per month; 0: no limit.")]
+FloorOption = Annotated[
+    int | None, typer.Option(help="Decline leases that pay less than this many micro-units per million tokens.")
+]
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -112,8 +118,8 @@ def check_settings(name: str, price: int, listen: str, advertise: str) -> None:
     for address in named:
         if why := why_undialable(address):
             raise ConfigInvalid(
-                f"--advertise {address}: no other node can dial this address: {why}.",
-                hint="Name the host:port at which others reach this node, such as 198.51.100.7:8703.",
+                f"--advertise {address}: other nodes cannot connect to this address: {why}.",
+                hint="Give the host:port at which other nodes reach this one, such as 198.51.100.7:8703.",
             )
     for address in filter(None, (listen, *named)):
         try:
@@ -122,5 +128,5 @@ def check_settings(name: str, price: int, listen: str, advertise: str) -> None:
             )
         except MalformedMessage as error:
             raise ConfigInvalid(
-                error.message, hint="A name has 40 characters at most, an address looks like host:port."
+                error.message, hint="Use at most 40 characters for a name, and host:port for an address."
             ) from None

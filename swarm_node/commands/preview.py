@@ -29,7 +29,10 @@ CLASSES_MAX = 16
 """Classes that are read of an answer; a round admits fewer."""
 
 NODES_MIN = 2
-"""Fewer say nothing about a machine like this one."""
+"""The fewest nodes from which earnings are estimated."""
+
+NO_WAIT = "low; training is not waiting for samples now"
+LABELS = {"disk": "Disk", "vram": "GPU memory"}
 
 
 class Forecast(NamedTuple):
@@ -43,12 +46,14 @@ class Forecast(NamedTuple):
 def forecast(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> Forecast:
     """What a node may earn here at this price."""
     if price > status.get("max_price_micros_per_mtok", price):
-        return Forecast(unknown=f"this round pays at most {status['max_price_micros_per_mtok']} per million tokens")
+        return Forecast(
+            unknown=f"this round pays at most {status['max_price_micros_per_mtok']} micro-units per million tokens"
+        )
     if status.get("finished"):
         return Forecast(unknown="the round is finished")
     alive = [row for row in rows if row["last_seen_ms"] >= status["as_of_ms"] - 60_000 and row["tokens_per_s"] > 0]
     if len(alive) < NODES_MIN:
-        return Forecast(unknown=f"{counted(len(alive), 'node works', 'nodes work')} here, too few to compare with")
+        return Forecast(unknown=f"{counted(len(alive), 'node works', 'nodes work')} here, too few for an estimate")
     slow, _, fast = quantiles((row["tokens_per_s"] for row in alive), n=4, method="inclusive")
     busy = sum(row["phase"] == "generating" for row in alive) / len(alive)
     budget = max(0, int(status["budget_micros"]))
@@ -60,25 +65,24 @@ def lines(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> 
     """Demand and earnings, as people read them."""
     fleet = status.get("fleet") or []
     works = sum(1 for one in fleet if one["works"])
-    here = f"{counted(status['nodes_alive'], 'active node')}" if status["nodes_alive"] else "0 active nodes"
+    here = counted(status["nodes_alive"], "active node")
     if status["finished"]:
-        here = "none; the round is finished"
+        here = "finished"
     elif fleet:
-        here += f", {works} with work, {len(fleet) - works} on standby"
+        here += f", {works} selected for work, {len(fleet) - works} on standby"
     elif status["nodes_alive"]:
-        here += ", all with work"
-    yield f"demand: {here}; update {status['update']} of {status['max_updates']}"
+        here += ", all selected for work"
+    yield f"Round: {here}; update {status['update']} of {status['max_updates']}"
     idle = status.get("learner_idle_share_lately", 0.0)
-    left = f"{status['budget_micros']:,} micro-units of budget are left"
-    yield f"demand: training waits for samples {idle:.0%} of the time; {left}"
+    left = f"remaining budget: {status['budget_micros']:,} micro-units"
+    waits = f"training waits for samples {idle:.0%} of the time" if idle >= 0.005 else NO_WAIT
+    yield f"Demand: {waits}; {left}"
     found = forecast(status, rows, price=price)
     if found.unknown:
-        yield f"earnings: unknown: {found.unknown}"
+        yield f"Earnings: unknown: {found.unknown}"
     else:
-        yield (
-            f"earnings: about {found.low:,} to {found.high:,} micro-units per hour, "
-            "estimated from the nodes that work now"
-        )
+        spread = f"{found.low:,} to {found.high:,} micro-units per hour"
+        yield f"Earnings: about {spread}, based on the nodes that work here now"
 
 
 def understood(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> list[str]:
@@ -86,7 +90,7 @@ def understood(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int
     try:
         said = list(lines(status, rows, price=price))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-        return ["demand and earnings: unknown, the coordinator's figures are of another form than this version knows"]
+        return ["Demand and earnings: unknown: this version of swarm-node cannot read the coordinator's figures"]
     # A terminal obeys control characters, and these lines have a stranger's values in them.
     return ["".join(letter if letter.isprintable() else "?" for letter in line) for line in said]
 
@@ -95,7 +99,7 @@ async def print_preview(settings: MemberSettings, key: NodeKey) -> list[str]:
     """Demand, earnings, and the model against this machine; raises where the coordinator cannot be asked or trusted."""
     with trio.move_on_after(PATIENCE_S):
         return await _look(settings.join, settings, key)
-    raise Unreachable(f"The coordinator at {settings.join.url} did not answer within {PATIENCE_S:.0f} s.")
+    raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
 class Published(NamedTuple):
@@ -121,7 +125,7 @@ async def published(settings: MemberSettings, key: NodeKey) -> Published:
         weights = weights_bytes(found)
         model = None if weights is None else await trio.to_thread.run_sync(describe_model, weights, config)
         return Published(model, tuple(classes)[:CLASSES_MAX] if sound and classes else ())
-    raise Unreachable(f"The coordinator at {settings.join.url} did not answer within {PATIENCE_S:.0f} s.")
+    raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
 async def _look(join: JoinString, settings: MemberSettings, key: NodeKey) -> list[str]:
@@ -136,5 +140,7 @@ async def _look(join: JoinString, settings: MemberSettings, key: NodeKey) -> lis
     seen = await trio.to_thread.run_sync(gpu.find_cards)
     findings = (storage.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
     return said + [
-        f"{one.check}: {one.said} {one.evidence}".rstrip() for one in findings if one.state != report.CheckState.SKIP
+        f"{LABELS.get(one.check, one.check)}: {one.said} {one.evidence}".rstrip()
+        for one in findings
+        if one.state != report.CheckState.SKIP
     ]

@@ -57,25 +57,27 @@ NOT_ASKED = Logged("not_asked")
 NOTHING = Explanations(tolerance="", tolerances=b"", explanations=())
 """Where the coordinator knows of no such lease, or does not answer."""
 
-BLAMELESS = "Nothing is replayed: this is the coordinator's fault. Show it to others, and say so if you appeal."
+BLAMELESS = (
+    "This is the coordinator's fault, so nothing is replayed. Publish this message, and mention it if you appeal."
+)
 
 MEANING: dict[str, str] = {
     ClaimState.POSTED: "accepted, and its credit is final",
-    ClaimState.PENDING: "accepted; its credit is final when the learner has used it and no audit waits",
-    ClaimState.VOIDED: "accepted, and its credit was taken back",
-    LeaseState.OFFERED: "open: this node has not said yet that it has it",
-    LeaseState.HELD: "open: it waits for its turn here",
+    ClaimState.PENDING: "accepted; its credit becomes final when the learner has used it and no audit is pending",
+    ClaimState.VOIDED: "accepted, but its credit was revoked",
+    LeaseState.OFFERED: "open: this node has not confirmed it yet",
+    LeaseState.HELD: "open: it waits on this node",
     LeaseState.GENERATING: "open: it is being sampled",
-    LeaseState.ACCEPTED: "accepted; nothing is owed for it",
-    LeaseState.REJECTED: "rejected by the checks of its form",
-    LeaseState.EXPIRED: "not answered in time",
-    LeaseState.SKIPPED: "returned unanswered by this node",
-    LeaseState.CANCELLED: "cancelled by the coordinator, which no longer needs it; no fault of this node",
+    LeaseState.ACCEPTED: "accepted without credit",
+    LeaseState.REJECTED: "rejected by the format checks",
+    LeaseState.EXPIRED: "expired before a result arrived",
+    LeaseState.SKIPPED: "returned by this node without a result",
+    LeaseState.CANCELLED: "cancelled by the coordinator because it is no longer needed; no fault",
 }
 """Of a lease's state, or of its claim's."""
 
-LEGEND = "States and codes:"
-ONE = "Details: `swarm-node why JOIN_STRING LEASE` (the first 6 characters are enough)."
+LEGEND = "Meaning of the states:"
+ONE = "Details of one lease: `swarm-node why JOIN_STRING LEASE` (the first 6 characters are enough)."
 
 REPLAY_MAX_S = 3 * 3600.0
 """A processor takes an hour for a large policy; a tokenizer without end takes for ever."""
@@ -96,7 +98,7 @@ async def ask(join: JoinString, key: NodeKey, about: str) -> Explanations:
 def answering(about: str, found: Explanations) -> Explanations:
     """What was answered, if it is of the one lease or claim that was asked about, where one was."""
     if about and [about in (one.lease_id, one.claim_id) for one in found.explanations] != [True]:
-        raise ProofInvalid(f"The coordinator was asked about {about} alone, and tells of something else.")
+        raise ProofInvalid(f"The coordinator answered about another lease than {about}.")
     return found
 
 
@@ -155,7 +157,7 @@ def report(
         if as_json:
             yield json.dumps({"lease_id": lease_id, "refused": _json(refusal)})
             continue
-        yield f"lease {one_line(lease_id)}: refused"
+        yield f"lease {one_line(lease_id)}: rejected"
         yield from refusal_lines(refusal)
     if not as_json:
         yield from _legend(found)
@@ -193,12 +195,12 @@ def refusal_lines(refusal: Refusal) -> Iterator[str]:
     yield from map(
         one_line,
         (
-            f"  refused by {found.step} [{found.code}]: {found.field}",
+            f"  rejected by {found.step} [{found.code}]: {found.field}",
             f"    expected {found.expected}; observed {found.observed}",
             *(f"    sample {at.sample}, position {at.position}" for at in found.positions),
             f"  claim {found.claim_id}",
             f"  validator {found.validator}, tolerance {found.tolerance}",
-            f"  again: `{_again(refusal)}`",
+            f"  repeat the check: `{_again(refusal)}`",
         ),
     )
 
@@ -206,9 +208,9 @@ def refusal_lines(refusal: Refusal) -> Iterator[str]:
 def _logged(place: Logged) -> Iterator[str]:
     """Whether the log says the same."""
     if place.state == "logged":
-        yield f"  verified: ledger entry {place.entry} matches, under the signed root of {place.size} entries"
+        yield f"  Verified: ledger entry {place.entry} matches (signed root of {place.size} entries)"
     elif place.state == "not_yet":
-        yield f"  not in the ledger yet ({place.size} entries). Try again in a minute"
+        yield f"  Not in the ledger yet ({place.size} entries). Run this again in 1 min"
 
 
 def _told(explanation: Explanation) -> Iterator[str]:
@@ -218,9 +220,9 @@ def _told(explanation: Explanation) -> Iterator[str]:
     if explanation.said:
         yield f"  {explanation.said}"
     its_report = audit_report.read(explanation.report)
-    yield from _reported(its_report) if its_report else ("  unreadable report: it is none that an auditor writes",)
+    yield from _reported(its_report) if its_report else ("  the audit report cannot be read",)
     if explanation.claim_id:
-        yield f"  again: `{repeated(explanation)}`"
+        yield f"  repeat the check: `{repeated(explanation)}`"
     yield from _appeal(explanation)
 
 
@@ -247,8 +249,8 @@ def _position(at: ReportedPosition) -> str:
     place = f"    sample {at.sample}, position {at.position}: token {at.claimed}"
     claimed, here = f"claimed with {at.claimed_logprob:.4f}", f"{at.logprob:.4f}"
     if at.claimed == at.dictated:
-        return f"{place} {claimed}, which is the dictated one; it has {here}"
-    return f"{place} {claimed}, {at.dictated} dictated by {at.margin:.3g} nats; the claimed one has {here}"
+        return f"{place} {claimed}, the expected token; the replay gives {here}"
+    return f"{place} {claimed}; expected {at.dictated} by {at.margin:.3g} nats; the claimed token has {here}"
 
 
 def repeated(explanation: Explanation) -> str:
@@ -260,9 +262,9 @@ def _appeal(explanation: Explanation) -> Iterator[str]:
     """What can be done about what was taken."""
     match explanation.appeal:
         case "possible":
-            yield f"  if that passes: `swarm-node appeal JOIN_STRING {explanation.lease_id} --reason …`"
+            yield f"  if that check passes, appeal: `swarm-node appeal JOIN_STRING {explanation.lease_id} --reason …`"
         case "open":
-            yield "  appeal: it waits for the operator's ruling"
+            yield "  appeal: waiting for the operator's ruling"
         case "granted" | "denied":
             yield f"  appeal {explanation.appeal}: {explanation.ruling}"
 
@@ -276,12 +278,14 @@ def write_case(join: JoinString, home: Path, found: Explanations, folder: Path) 
     refusals = refused(join, home, explanation.lease_id)
     rollout = refusals[0].rollout if refusals and not explanation.claim_id else explanation.rollout
     if not (rollout or explanation.fragments):
-        raise ConfigInvalid("Nothing was answered for this lease that is still known: there is no claim to replay.")
+        raise ConfigInvalid("There is no stored claim for this lease, so nothing can be replayed.")
     version = Lease.from_bytes(explanation.lease).version
     held = _held(join, home, version)
     documents = saved(round_folder(home, join) / TRUST_FILE)
     if held is None or documents is None or documents.manifest is None:
-        raise ConfigInvalid(f"{home} does not hold version {version}; the last two are kept.", hint="Replay sooner.")
+        raise ConfigInvalid(
+            f"{home} does not have version {version}.", hint="Replay earlier: only the last two versions are kept."
+        )
     # Every version of a round has one sampler.
     newest = open_manifest(documents.manifest, round_id=join.round_id, version=documents.policy_version)
     file = CaseFile(
@@ -320,7 +324,7 @@ def require_own(join: JoinString, home: Path, me: NodeId, told: Explanation, say
     """Raise where the coordinator tells of another lease than it gave to this node, or of another's claim."""
     kept = Leased(round_folder(home, join)).digest_of(told.lease_id)
     if kept is None:
-        say("this home has no note of that lease: its prompt is the coordinator's word, which no claim signs")
+        say("this home has no record of the lease; its prompt comes from the coordinator and is not signed by a claim")
     elif kept != chunks.digest((now := Lease.from_bytes(told.lease)).to_bytes()):  # as it was noted
         raise ProofInvalid(
             f"The coordinator tells of another lease {told.lease_id} than it gave to this node. By now it has version "
@@ -335,11 +339,11 @@ def require_own(join: JoinString, home: Path, me: NodeId, told: Explanation, say
         leases.append(RolloutClaim.from_bytes(signed[-1].payload).lease_id)
     if {one.signer for one in signed} - {me} or set(leases) - {told.lease_id}:
         raise ProofInvalid(
-            f"The coordinator shows a claim to lease {told.lease_id} that this node has not signed.", hint=BLAMELESS
+            f"The coordinator shows a claim for lease {told.lease_id} that this node did not sign.", hint=BLAMELESS
         )
     if signed and chunks.digest(signed[-1].payload) != told.claim_id:
         raise ProofInvalid(
-            f"The coordinator tells of claim {told.claim_id[:64]}, and shows another one: "
+            f"The coordinator reports claim {told.claim_id[:64]} but shows another one: "
             f"{chunks.digest(signed[-1].payload)}.",
             hint=BLAMELESS,
         )
@@ -353,7 +357,7 @@ def replay(join: JoinString, home: Path, me: NodeId, found: Explanations, say: C
         missing = write_case(join, home, found, folder)
         if missing:
             versions = ", ".join(f"version {version}" for version in missing)
-            say(f"not compared with {versions}: this home has the last two, and only an older one could tell")
+            say(f"not compared with {versions}: this home has only the last two versions")
         program = Path(sys.executable).with_name("swarm-coordinator")
         command = [str(program), "audit", "replay", str(folder), "--tolerance", found.tolerance]
         command += ["--again", repeated(found.explanations[0])]  # the folder is gone by then
@@ -364,6 +368,6 @@ def replay(join: JoinString, home: Path, me: NodeId, found: Explanations, say: C
     nearer = its_report is None or any(finding.rule == "version" for finding in its_report.findings)
     if missing and code in SOFTER and nearer:
         found_by_audit = "found" if its_report else "may have found"
-        say(f"no verdict: the audit {found_by_audit} the claim nearer to another version, which was not looked at here")
+        say(f"no verdict: the audit {found_by_audit} the claim closer to another version, which is missing here")
         return NO_VERDICT
     return code

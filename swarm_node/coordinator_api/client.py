@@ -102,7 +102,7 @@ class Coordinator:
     async def submit(self, message: Submission) -> SubmissionReply:
         reply = await self._call("/v1/rollouts", message, SubmissionReply)
         if len(reply.verdicts) != len(message.rollouts):
-            said = f"The coordinator answers with {len(reply.verdicts)} verdicts on {len(message.rollouts)} rollouts."
+            said = f"The coordinator returned {len(reply.verdicts)} verdicts for {len(message.rollouts)} rollouts."
             raise MalformedMessage(said)
         return reply
 
@@ -174,7 +174,7 @@ class Coordinator:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise Unreachable(f"{path} is no JSON; is this the coordinator?")
+            raise Unreachable(f"{path} did not return JSON. Check that the address is the coordinator's.")
         return found
 
     async def _call(self, path: str, message: Message, kind: type[M]) -> M:
@@ -197,11 +197,11 @@ class Coordinator:
                     self.clock_offset_s = offset_s(response.headers.get("Date", ""), time.time())
                     data = await read_at_most(response, max_bytes)
         except trio.TooSlowError:
-            raise Unreachable(f"The coordinator at {self.url} is too slow in answering {path}.") from None
+            raise Unreachable(f"The coordinator at {self.url} did not respond to {path} in time.") from None
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise Unreachable(
-                f"The coordinator at {self.url} does not answer ({type(error).__name__}: {error}).",
-                hint="Check its address, and the network of this machine.",
+                f"The coordinator at {self.url} does not respond ({type(error).__name__}: {error}).",
+                hint="Check the address and this machine's network connection.",
             ) from error
         if response.status_code // 100 == 2:
             return data
@@ -215,7 +215,9 @@ def _named_error(path: str, status: int, data: bytes) -> SwarmError:
     try:
         reason = canonical.decode(data, max_bytes=16 * limits.KIB)
     except SwarmError:
-        return Unreachable(f"{path} answers with status {status} and no reason; is this the coordinator?")
+        return Unreachable(
+            f"{path} returned HTTP status {status} without a reason. Check that the address is the coordinator's."
+        )
     return SwarmError.from_wire(reason)
 
 

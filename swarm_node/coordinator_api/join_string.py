@@ -24,10 +24,12 @@ def round_folder(home: Path, join: JoinString) -> Path:
 def parse(text: str) -> JoinString:
     parts = urlsplit(text.strip())
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ConfigInvalid(f"{text[:80]!r} is no join string.", hint="It looks like http://host:port#fingerprint.")
+        raise ConfigInvalid(
+            f"{text[:80]!r} is not a join string.", hint="A join string has the form http://host:port#fingerprint."
+        )
     if not re.fullmatch(r"[0-9a-f]{64}", parts.fragment):
         raise ConfigInvalid(
             "The join string has no root fingerprint after its #.",
-            hint="Copy all of it: the fingerprint is what lets this node trust the coordinator.",
+            hint="Copy the whole join string; the node verifies the coordinator by its fingerprint.",
         )
     return JoinString(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", parts.fragment)

@@ -76,7 +76,7 @@ class Origin:
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
             raise Unreachable(
                 f"{self.url} does not answer ({type(error).__name__}: {error}).",
-                hint="Check its address, and the network of this machine.",
+                hint="Check the address and this machine's network connection.",
             ) from error
 
     async def _answer(self, url: str, max_bytes: int) -> bytes | None:

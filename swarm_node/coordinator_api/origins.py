@@ -58,7 +58,7 @@ class Origins:
         try:
             told = (await self._coordinator.origins()).urls
         except SwarmError as error:
-            log.debug("no list of origins reason=%r", error.message)
+            log.debug("list of origins not available reason=%r", error.message)
             return
         self._learnt_at = trio.current_time()
         for url in self._others.keys() - set(told):
@@ -113,7 +113,7 @@ class Origins:
         standing.resumes_at = now + min(PAUSE_S * 2**standing.failures, PAUSE_MAX_S)
         standing.failures += 1
         reason = error.message if error else "too slow"
-        log.info("origin passed over url=%s for_s=%.0f reason=%r", origin.url, standing.resumes_at - now, reason)
+        log.info("origin skipped url=%s for_s=%.0f reason=%r", origin.url, standing.resumes_at - now, reason)
 
     async def close(self) -> None:
         for origin in self._others.values():

@@ -13,19 +13,17 @@ GB = 10**9
 def card(seen: GpuProbe) -> CheckResult:
     """Is there one, and does its driver answer?"""
     if seen.trouble:
-        step = "Reinstall the GPU's driver, or restart: the kernel module and nvidia-smi must have the same version."
-        return fail("gpu", "A GPU driver is installed, but it does not answer.", seen.trouble, step)
+        step = "Reinstall the GPU driver or restart: the kernel module and nvidia-smi must have the same version."
+        return fail("gpu", "A GPU driver is installed, but it does not respond.", seen.trouble, step)
     if not seen.cards:
-        said = "No GPU detected; this node would sample on the CPU, which is slow."
-        return warn(
-            "gpu", said, "neither nvidia-smi nor rocm-smi was found", "If this machine has a GPU, install its driver."
-        )
+        said = "No GPU detected; the CPU will be used (slow)."
+        return warn("gpu", said, "neither nvidia-smi nor rocm-smi was found", "If you have a GPU, install its driver.")
     named = "; ".join(f"{one.name}, driver {one.driver or 'unknown'}" for one in seen.cards)
     hot = [one for one in seen.cards if one.celsius is not None and one.celsius >= HOT_CELSIUS]
     if hot:
-        said = f"{hot[0].name} is at {hot[0].celsius:.0f} °C before any work; it will run slower."
-        return warn("gpu", said, named, "Clean its fans, or limit its power with `swarm-node limits --power-watts`.")
-    return ok("gpu", "The GPU driver answers.", named)
+        said = f"{hot[0].name} is at {hot[0].celsius:.0f} °C before any work; it will slow down."
+        return warn("gpu", said, named, "Clean its fans, or set a power cap with `swarm-node limits --power-watts`.")
+    return ok("gpu", "The GPU driver responds.", named)
 
 
 def driver(seen: GpuProbe, cuda_major: int = CUDA_MAJOR) -> CheckResult:
@@ -35,7 +33,7 @@ def driver(seen: GpuProbe, cuda_major: int = CUDA_MAJOR) -> CheckResult:
         return skip("driver", "No NVIDIA driver reports its version.")
     reason = outdated(driver_major(versions[0]), cuda_major)
     if reason:
-        said = "The NVIDIA driver is too old: torch would sample on the processor, and vLLM would not start."
+        said = "The NVIDIA driver is too old: torch would use the CPU, and vLLM would not start."
         step = "Update the driver and restart the machine (Ubuntu: `sudo ubuntu-drivers install`)."
         return warn("driver", said, reason, step)
     return ok("driver", f"The NVIDIA driver runs programs built for CUDA {cuda_major}.", versions[0])
@@ -44,22 +42,26 @@ def driver(seen: GpuProbe, cuda_major: int = CUDA_MAJOR) -> CheckResult:
 def memory(seen: GpuProbe, weights_bytes: int | None, *, vram_share: float = 1.0) -> CheckResult:
     """Does the round's model fit?"""
     if weights_bytes is None:
-        return skip("vram", "Without a round, there is no model to compare with.", "swarm-node doctor JOIN_STRING")
+        return skip(
+            "vram",
+            "Not checked: give a join string to check the memory for the round's model.",
+            "swarm-node doctor JOIN_STRING",
+        )
     known = [one for one in seen.cards if one.memory_bytes is not None]
     if not known:
-        return skip("vram", "No card tells its memory; the model would lie in the machine's.")
+        return skip("vram", "No GPU reports its memory; the model would use the system's RAM.")
     best = max(known, key=_free)
     total = best.memory_bytes or 0
     free = min(_free(best), int(total * vram_share))
     need = int(weights_bytes * ROOM) + OVERHEAD_BYTES
-    evidence = f"{best.name}: {free / GB:.1f} of {total / GB:.1f} GB free, about {need / GB:.1f} GB wanted"
+    evidence = f"{best.name}: {free / GB:.1f} of {total / GB:.1f} GB free, about {need / GB:.1f} GB needed"
     if weights_bytes > total:
-        step = "Join a round with a smaller model, or sample on the processor: `--device cpu`."
-        return fail("vram", "The model is larger than the card's memory.", evidence, step)
+        step = "Join a round with a smaller model, or use the CPU: `--device cpu`."
+        return fail("vram", "The model is larger than the GPU's memory.", evidence, step)
     if need > free:
-        step = "Close what else uses the card, or raise `--vram-share`; else fewer samples are drawn at once."
-        return warn("vram", "The model fits, but little or nothing is left for many samples at once.", evidence, step)
-    return ok("vram", "The model fits into the card's memory.", evidence)
+        step = "Close other programs that use the GPU, or raise `--vram-share`; otherwise fewer samples run at once."
+        return warn("vram", "The model fits, but little memory is left, so few samples run at once.", evidence, step)
+    return ok("vram", "The model fits into the GPU's memory.", evidence)
 
 
 def free_bytes(seen: GpuProbe, *, vram_share: float = 1.0) -> int | None:

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.work.rollout import pack_tokens
 from swarm_node.doctor.report import CheckResult, CheckState, fail, ok, skip
-from swarm_node.engine.choose import ENGINES, EngineOptions, HostMachine, choose, threads_of
+from swarm_node.engine.choose import ENGINES, NONE_HERE, EngineOptions, HostMachine, choose, threads_of
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.messages import GroupFailed, SampleRequest
 from swarm_node.machine import cores
@@ -91,7 +91,7 @@ async def engines(options: EngineOptions, machine: Callable[[], HostMachine]) ->
         model = await trio.to_thread.run_sync(partial(make_tiny_model, Path(folder) / "model"))
         findings = [await engine(name, options, here, model) for name in ENGINES]
     if not any(finding.state is CheckState.OK for finding in findings):
-        step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; a GPU's build is in docs/joining.md."
+        step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; docs/joining.md explains the GPU builds."
         findings.append(fail("engine", "No engine works here, so this node cannot sample.", "", step))
     return findings
 
@@ -99,8 +99,8 @@ async def engines(options: EngineOptions, machine: Callable[[], HostMachine]) ->
 def processor(options: EngineOptions, machine: HostMachine) -> CheckResult:
     """How much of it an engine takes."""
     count = threads_of(options, machine)
-    said = f"An engine takes {count} thread{'s' * (count != 1)} of this machine's processor."
-    whose = "as you said" if options.threads else "`--threads` says otherwise"
+    said = f"An engine uses {count} CPU thread{'s' * (count != 1)}."
+    whose = "set with `--threads`" if options.threads else "change it with `--threads`"
     return ok("cpu", said, f"{cores.usable()} cores, {whose}")
 
 
@@ -110,17 +110,19 @@ async def engine(name: str, options: EngineOptions, machine: HostMachine, model:
     try:
         choice = choose(name, options, machine)
     except ConfigInvalid as error:
-        return skip(check, error.message, error.hint)
+        return skip(check, error.message.removeprefix(f"{NONE_HERE} "), error.hint)
     try:
         with trio.fail_after(TRIED_S):
-            return ok(check, "It starts, loads a tiny model and samples from it.", await _sample(choice.command, model))
+            return ok(
+                check,
+                "The engine starts, loads a tiny model and samples from it.",
+                await _sample(choice.command, model),
+            )
     except trio.TooSlowError:
-        said = f"It did not load and sample a tiny model within {TRIED_S:.0f} s."
-        return fail(
-            check, said, choice.why, "Is the machine very busy, or the disk cold? Try again, else another --engine."
-        )
+        said = f"The engine did not load and sample a tiny model within {TRIED_S:.0f} s."
+        return fail(check, said, choice.why, "The machine may be busy. Try again, or choose another --engine.")
     except SwarmError as error:
-        return fail(check, error.message, choice.why, error.hint or "Install it again, or choose another --engine.")
+        return fail(check, error.message, choice.why, error.hint or "Reinstall it, or choose another --engine.")
 
 
 async def _sample(command: list[str], model: Path) -> str:

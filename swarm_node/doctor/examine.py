@@ -40,21 +40,24 @@ def home(folder: Path) -> CheckResult:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor."):
             pass
     except OSError as error:
-        said = f"The node's folder cannot be written: {os.strerror(error.errno or 0)}."
-        return fail("home", said, str(place), "Name a folder of yours with --home, or mend its permissions.")
-    return ok("home", "The node's folder can be written.", str(folder))
+        said = f"Cannot write to the node's folder: {os.strerror(error.errno or 0)}."
+        return fail("home", said, str(place), "Choose a folder that you own with --home, or fix its permissions.")
+    return ok("home", "The node's folder is writable.", str(folder))
 
 
 def key(folder: Path) -> CheckResult:
     """Whether the key is sound, and nobody else's to read."""
     path = folder / identity.FILE
     if not path.exists():
-        return skip("key", "There is no key yet; the first `join` makes one.")
+        return skip("key", "No node key yet; the first `join` creates one.")
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        said = "Others on this machine can read the node's key, and work and speak in its name."
+        said = "Other users of this machine can read the node's key and act in its name."
         return fail(
-            "key", said, f"mode {mode:04o}", f"chmod 600 {path}; if others use this machine, `swarm-node keys rotate`."
+            "key",
+            said,
+            f"mode {mode:04o}",
+            f"chmod 600 {path}; if other people use this machine, run `swarm-node keys rotate`.",
         )
     try:
         me = identity.load_or_create(path).key.node_id
@@ -62,15 +65,15 @@ def key(folder: Path) -> CheckResult:
         return fail("key", error.message, str(path), error.hint)
     if path.stat().st_uid != os.getuid():
         said = "The key belongs to another user of this machine."
-        return warn("key", said, f"uid {path.stat().st_uid}", "Run the node as one user only.")
-    return ok("key", "The key is sound and its owner's alone.", f"mode {mode:04o}, node {me}")
+        return warn("key", said, f"uid {path.stat().st_uid}", "Always run the node as the same user.")
+    return ok("key", "The key is valid, and only its owner can read it.", f"mode {mode:04o}, node {me}")
 
 
 def agent(folder: Path) -> CheckResult:
     """Whether an agent runs already: figures are then those of a machine at work."""
     if any((folder / FOLDER / name).exists() for name in (SOCKET, PORT)):
-        said = "An agent is running in this home, or was killed; speed and memory are what it leaves."
-        return ok("agent", said, "`swarm-node status` tells")
+        said = "An agent is running in this home (or was killed). The speed and memory below exclude what it uses."
+        return ok("agent", said, "see `swarm-node status`")
     return ok("agent", "No agent is running in this home.")
 
 
@@ -111,7 +114,7 @@ async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
         note(await _try("disk", lambda: storage.space(patient.home, version)))
         note(await _try("disk speed", lambda: storage.speed(patient.home)))
         if found is None:
-            without = "Without a round that answers there is nobody to ask."
+            without = "Not checked: the round did not respond, or no join string was given."
             note(*(skip(check, without, "swarm-node doctor JOIN_STRING") for check in ("down", "up", "reach")))
         else:
             for check, look in (("down", line.down), ("up", line.up)):
@@ -133,18 +136,28 @@ async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterat
         found = None
         try:
             found = await ask(coordinator, patient.join)
-            note(ok("round", "The coordinator answers, and its root is the one in the join string.", _newest(found)))
+            note(ok("round", "The coordinator responds, and its root key matches the join string.", _newest(found)))
         except NotFound as error:
             note(
                 fail(
-                    "round", "Something answers there, and it is no round.", named(error), "Copy the join string again."
+                    "round",
+                    "A server responds at this address, but it is not a coordinator.",
+                    named(error),
+                    "Copy the join string again.",
                 )
             )
         except AgentTooOld as error:
             note(fail("round", error.message, error.code, error.hint))
         except SwarmError as error:
             step = error.hint or "Check the address, and that this machine is online."
-            note(fail("round", "The round cannot be trusted or does not answer.", named(error), step))
+            note(
+                fail(
+                    "round",
+                    "The coordinator does not respond, or its signatures cannot be verified.",
+                    named(error),
+                    step,
+                )
+            )
         note(line.clock(coordinator.clock_offset_s))  # whatever else is wrong: it may be why
         yield found
     finally:
@@ -200,4 +213,4 @@ async def _try_async(check: str, look: Callable[[], Awaitable[CheckResult]]) -> 
         return await look()
     except Exception as error:  # a doctor who falls ill says so, and the examination goes on
         said = f"This check itself failed: {type(error).__name__}: {error}"
-        return fail(check, said, "", "Report it, with `swarm-node doctor --bundle FILE`.")
+        return fail(check, said, "", "Report this with `swarm-node doctor --bundle FILE`.")

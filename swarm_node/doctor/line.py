@@ -47,26 +47,23 @@ class RoundAnswer(NamedTuple):
 def clock(offset_s: float | None) -> CheckResult:
     """How far this machine's clock is off; whoever is off too far is not listened to."""
     if offset_s is None:
-        return skip("clock", "The coordinator's answer has no time.")
-    evidence = f"clock difference to the coordinator: {offset_s:+.1f} s (measured to 1 s)"
-    step = "Turn on time synchronisation: `timedatectl set-ntp true`, or the date settings."
+        return skip("clock", "The coordinator did not report its time.")
+    evidence = f"clock difference to the coordinator: {offset_s:+.1f} s (accurate to 1 s)"
+    step = "Turn on automatic time: `timedatectl set-ntp true`, or the system's date settings."
     if abs(offset_s) >= OFF_FAIL_S:
         said = f"The clock is off by more than {OFF_FAIL_S:.0f} s: the coordinator would reject every request."
         return fail("clock", said, evidence, step)
     if abs(offset_s) >= OFF_WARN_S:
         return warn(
-            "clock",
-            "The clock is off, and close to the limit at which the coordinator rejects requests.",
-            evidence,
-            step,
+            "clock", "The clock is off. If the difference grows, the coordinator will reject requests.", evidence, step
         )
-    return ok("clock", "The clock is right.", evidence)
+    return ok("clock", "The clock is correct.", evidence)
 
 
 async def down(line: RoundAnswer) -> CheckResult:
     """Fetch chunks of the newest version from the coordinator, as the last resort of a node is."""
     if line.manifest is None:
-        return skip("down", "No version is published yet, so there is nothing to fetch.")
+        return skip("down", "Not checked: no version is published yet.")
     sizes = line.manifest.chunk_sizes()
     started, received = time.perf_counter(), 0
     try:
@@ -76,18 +73,21 @@ async def down(line: RoundAnswer) -> CheckResult:
                 if received >= DOWN_BYTES:
                     break
     except SwarmError as error:
-        step = "Is there a firewall or a proxy? A node asks peers first, and this address last."
-        return warn("down", "Chunks cannot be fetched from the coordinator.", named(error), step)
+        step = "Check for a firewall or a proxy. A node downloads from peers first and from this address last."
+        return warn("down", "Cannot download chunks from the coordinator.", named(error), step)
     if not received:
         return warn(
-            "down", "No chunk came within ten seconds.", f"{next(iter(sizes.values()), 0)} bytes", "Is the line up?"
+            "down",
+            "No chunk arrived within 10 s.",
+            f"{next(iter(sizes.values()), 0)} bytes",
+            "Check the internet connection.",
         )
     rate = received / max(1e-6, time.perf_counter() - started)
     evidence = f"{rate / 1e6:.1f} MB/s over {received / 1e6:.1f} MB"
     if rate < SLOW_BYTES_PER_S and received >= limits.MIB:
-        step = "Other downloads on this line? New versions will be late here, and late work is not paid."
-        return warn("down", "The line down is slow.", evidence, step)
-    return ok("down", "The line down is fast enough.", evidence)
+        step = "Stop other downloads. New versions will arrive late, and late work is not paid."
+        return warn("down", "The download speed is low.", evidence, step)
+    return ok("down", "The download speed is sufficient.", evidence)
 
 
 async def up(line: RoundAnswer) -> CheckResult:
@@ -98,21 +98,21 @@ async def up(line: RoundAnswer) -> CheckResult:
         with trio.fail_after(UP_S):
             arrived = (await line.coordinator.upload(data)).size_bytes
     except trio.TooSlowError:
-        step = "Other uploads on this line? Finished work will be late."
-        return warn("up", "The line up is slow.", f"{UP_BYTES} bytes took more than {UP_S:.0f} s", step)
+        step = "Stop other uploads. Finished work will arrive late."
+        return warn("up", "The upload speed is low.", f"{UP_BYTES} bytes took more than {UP_S:.0f} s", step)
     except SwarmError as error:
-        return skip("up", f"The coordinator takes no probe: {named(error)}")
+        return skip("up", f"The coordinator rejected the upload test: {named(error)}")
     rate = arrived / max(1e-6, time.perf_counter() - started)
     evidence = f"{rate / 1e6:.1f} MB/s over {arrived / 1e6:.1f} MB"
     if rate < SLOW_UP_BYTES_PER_S:
-        step = "Other uploads on this line? Finished work will be late, and nothing is passed on in time."
-        return warn("up", "The line up is slow.", evidence, step)
-    return ok("up", "The line up is fast enough.", evidence)
+        step = "Stop other uploads. Finished work and chunks for peers will arrive late."
+        return warn("up", "The upload speed is low.", evidence, step)
+    return ok("up", "The upload speed is sufficient.", evidence)
 
 
 TO_BE_DIALLED = (
-    f"Nothing has to be done. To be dialled: allow TCP ports {PORTS[0]} to {PORTS[-1]} in the firewall, and let the "
-    f"router forward {PORTS[0]} to this machine."
+    f"Optional: to accept connections, allow TCP ports {PORTS[0]} to {PORTS[-1]} in the firewall, and "
+    f"forward port {PORTS[0]} from the router to this machine."
 )
 
 
@@ -120,7 +120,7 @@ async def reach(line: RoundAnswer, listen: str, home: Path | None = None) -> Che
     """Report whether others could dial the agent that runs; without one, listen where it would, and be dialled."""
     dialled = await _agent_was_dialled(home) if home else None
     if dialled is not None:
-        evidence = "the receipts of other nodes, as the coordinator counts them"
+        evidence = "from other nodes' transfer receipts, counted by the coordinator"
         said = f"{CAN if dialled else CANNOT}."
         return ok("reach", said[0].upper() + said[1:], evidence if dialled else f"{evidence}. {TO_BE_DIALLED}")
     try:
@@ -128,7 +128,10 @@ async def reach(line: RoundAnswer, listen: str, home: Path | None = None) -> Che
             return await _be_dialled(line, listener, place)
     except (OSError, ValueError, ConfigInvalid) as error:  # a name of several addresses is a ValueError here
         return fail(
-            "reach", f"Nothing can listen at {listen}.", str(error), "Choose another port with --listen; 0 takes any."
+            "reach",
+            f"Cannot listen at {listen}.",
+            str(error),
+            "Choose another port with --listen; port 0 selects any free port.",
         )
 
 
@@ -159,17 +162,23 @@ async def _be_dialled(line: RoundAnswer, listener: trio.SocketListener, place: L
         try:
             answer = await line.coordinator.dial_me(Dial(port=chosen, word=word))
         except SwarmError as error:
-            return skip("reach", f"The coordinator dials nobody: {named(error)}", TO_BE_DIALLED)
+            return skip("reach", f"The coordinator did not test the connection: {named(error)}", TO_BE_DIALLED)
         finally:
             nursery.cancel_scope.cancel()
     if answer.proxied:
         return skip(
-            "reach", "The coordinator is behind a proxy and cannot tell who can dial this machine.", TO_BE_DIALLED
+            "reach",
+            "Not checked: the coordinator is behind a proxy and cannot test incoming connections.",
+            TO_BE_DIALLED,
         )
     if answer.reached:
-        return ok("reach", "The coordinator can dial this machine.", f"port {chosen}")
-    why = "it listens on this machine only" if place.is_loopback else "a router (NAT) or a firewall is in between"
-    return ok("reach", f"Others cannot dial this machine: {why}. It works all the same.", TO_BE_DIALLED)
+        return ok("reach", "The coordinator can connect to this machine.", f"port {chosen}")
+    why = (
+        "the node listens on this machine only"
+        if place.is_loopback
+        else "a router (NAT) or a firewall blocks the connection"
+    )
+    return ok("reach", f"Others cannot connect to this machine: {why}. The node works without it.", TO_BE_DIALLED)
 
 
 async def _say_word(listener: trio.SocketListener, word: str) -> None:

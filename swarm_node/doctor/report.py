@@ -69,5 +69,5 @@ def summary(findings: list[CheckResult]) -> str:
     """The last line."""
     counts = {state: sum(1 for one in findings if one.state is state) for state in CheckState}
     said = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
-    verdict = "a node would not work here as things stand" if failed(findings) else "a node can work here"
+    verdict = "fix the failed checks before you join" if failed(findings) else "a node can work here"
     return f"{said}: {verdict}."

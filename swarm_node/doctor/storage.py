@@ -30,17 +30,17 @@ GB = 10**9
 def ram(total: int | None, free: int | None, weights_bytes: int | None, *, on_card: bool) -> CheckResult:
     """Does the machine's memory hold what the engine holds there?"""
     if total is None:
-        return skip("ram", "This system does not tell its memory.")
-    evidence = f"{total / GB:.1f} GB" + (f", {free / GB:.1f} free" if free is not None else "")
+        return skip("ram", "This system does not report its memory.")
+    evidence = f"{total / GB:.1f} GB in total" + (f", {free / GB:.1f} GB free" if free is not None else "")
     need = 0 if weights_bytes is None or on_card else int(weights_bytes * RAM_FACTOR)
-    evidence += f", about {need / GB:.1f} wanted" if need else ""
+    evidence += f", about {need / GB:.1f} GB needed" if need else ""
     if need > total:
-        step = "Join a round with a smaller model, or use a graphics card."
+        step = "Join a round with a smaller model, or use a GPU."
         return fail("ram", "The model is larger than this machine's memory.", evidence, step)
     if free is not None and need > free:
-        step = "Close other programs: a machine that swaps is slower than one that rests."
-        return warn("ram", "The model fits only if other programs leave the memory.", evidence, step)
-    return ok("ram", "There is memory enough.", evidence)
+        step = "Close other programs. A machine that swaps is too slow to be useful."
+        return warn("ram", "The model fits only if other programs free memory.", evidence, step)
+    return ok("ram", "There is enough memory.", evidence)
 
 
 def space(folder: Path, version_bytes: int | None) -> CheckResult:
@@ -48,11 +48,11 @@ def space(folder: Path, version_bytes: int | None) -> CheckResult:
     place = existing(folder)
     free = shutil.disk_usage(place).free
     need = max(DISK_MIN_BYTES, int(VERSIONS_KEPT * (version_bytes or 0)))
-    evidence = f"{free / GB:.1f} GB free, {need / GB:.1f} wanted"
+    evidence = f"{free / GB:.1f} GB free, {need / GB:.1f} GB needed"
     if free < need:
-        step = "Free some space, or name a folder on a larger disk with --home."
-        return fail("disk", "There is too little room for the round's versions.", evidence, step)
-    return ok("disk", "There is room for the round's versions.", evidence)
+        step = "Free some space, or choose a folder on a larger disk with --home."
+        return fail("disk", "There is not enough disk space for the round's versions.", evidence, step)
+    return ok("disk", "There is enough disk space for the round's versions.", evidence)
 
 
 def speed(folder: Path, *, tried_bytes: int = TRIED_BYTES) -> CheckResult:
@@ -67,10 +67,10 @@ def speed(folder: Path, *, tried_bytes: int = TRIED_BYTES) -> CheckResult:
                 os.fdatasync(file.fileno())
                 written += len(piece)
     except OSError as error:
-        return fail("disk speed", f"The disk takes no files: {os.strerror(error.errno or 0)}.", "", "Free some space.")
+        return fail("disk speed", f"Cannot write to the disk: {os.strerror(error.errno or 0)}.", "", "Free some space.")
     rate = written / max(1e-6, time.perf_counter() - started)
     evidence = f"{rate / 1e6:.0f} MB/s, synced every {PIECE_BYTES // 2**20} MiB"
     if rate < SLOW_BYTES_PER_S:
-        said = "The disk is slow: new versions will be late here, and work with old ones is lost."
+        said = "The disk is slow: new versions will arrive late, and work on outdated versions is not credited."
         return warn("disk speed", said, evidence, "Put the node's folder on another disk with --home.")
     return ok("disk speed", "The disk is fast enough.", evidence)

@@ -41,7 +41,7 @@ def check(folder: Path, scores: Scores, *, vocab_size: int, numerics: str) -> No
         raise EngineFailed(
             f"The policy in {folder} does not give its canary: {error:.2g} nats off, {tolerance_nats:.2g} allowed in "
             f"{precision}.",
-            hint="Its weights are damaged, or this engine reads them wrongly.",
+            hint="The weights are damaged, or this engine reads them incorrectly.",
         )
 
 

@@ -58,8 +58,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
         made = ENGINES[options.engine](options)  # libraries are imported only now: stdin is already being watched
     except Exception as error:  # of a broken installation anything may come
         missing = EngineNotStarted(
-            f"The engine {options.engine} does not start: {error}",
-            hint="Install it again, or choose another `--engine`.",
+            f"The engine {options.engine} cannot start: {error}",
+            hint="Reinstall it, or choose another `--engine`.",
         )
         pipe.write(frame(Answer(body=CommandFailed.from_error(missing))))
         pipe.flush()

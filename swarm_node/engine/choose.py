@@ -23,7 +23,7 @@ from swarm_node.machine import cores, gpu
 
 AUTO = "auto"
 
-NONE_HERE = "No engine can sample on this machine."
+NONE_HERE = "No installed engine can run here."
 
 NONE_UNFIT: Mapping[str, str] = MappingProxyType({})
 
@@ -106,18 +106,18 @@ def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Map
         elif options.dtype in candidate.dtypes:
             lacks = candidate.lacks(machine, options)
         else:
-            lacks = f"it does not compute in {options.dtype}, but in {', '.join(sorted(candidate.dtypes - {AUTO}))}"
+            lacks = f"it does not support {options.dtype}, only {', '.join(sorted(candidate.dtypes - {AUTO}))}"
         if wanted == AUTO and not lacks and "torch" not in unfit:  # which is the one that others go behind
             lacks = candidate.yields(machine, options)
         if not lacks:
-            why = "it was asked for" if wanted == name else candidate.because(machine)
+            why = "selected with --engine" if wanted == name else candidate.because(machine)
             others = "".join(f"; not {other}: {reason}" for other, reason in refused.items())
             told = options._replace(threads=threads_of(options, machine))
             return Choice(name, f"{name}: {why}{others}", candidate.command(told))
         refused[name] = lacks
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     hint = ", or ".join(ENGINES[name].install for name in refused)
-    raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=f"Install one: {hint}. Or choose another.")
+    raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=f"Install one of them: {hint}; or choose another --engine.")
 
 
 def for_policy(
@@ -186,9 +186,9 @@ def _llama_offloads() -> bool:
 
 def _vllm_lacks(machine: HostMachine, options: EngineOptions) -> str:
     if options.plays:
-        return "it plays no episodes"
+        return "it does not support multi-turn episodes"
     if not options.vllm_python:
-        return "--vllm-python names no interpreter"
+        return "not installed (optional; `--vllm-python` is not set)"
     found = machine.find_vllm(options.vllm_python)
     if isinstance(found, str):
         return found
@@ -203,7 +203,7 @@ def _llama_lacks(machine: HostMachine, options: EngineOptions) -> str:
     if options.device == "cuda" and not machine.llama_offloads:
         return "this build of llama-cpp-python has no GPU"
     if options.vram_share < 1 and machine.llama_offloads and options.device != "cpu" and options.gpu_layers < 0:
-        return "it keeps to no share of the GPU's memory; --gpu-layers says what it may put there"
+        return "it cannot limit its share of the GPU's memory; use --gpu-layers instead"
     return ""
 
 
@@ -211,7 +211,7 @@ def _llama_yields(machine: HostMachine, options: EngineOptions) -> str:
     if machine.llama_offloads or _torch_lacks(machine, options):
         return ""
     if machine.torch_on_cuda and options.device == AUTO:
-        return "this build of llama-cpp-python leaves the NVIDIA GPU idle"
+        return "this build of llama-cpp-python does not use the NVIDIA GPU"
     return "in float32 torch is faster for many samples at once" if options.dtype in (AUTO, "float32") else ""
 
 
@@ -224,7 +224,7 @@ def _torch_lacks(machine: HostMachine, options: EngineOptions) -> str:
 
 def _torch_because(machine: HostMachine) -> str:
     """Return why torch is taken, and why it leaves a card idle if it does."""
-    idle = f"; it samples on the processor, since {machine.torch_lacks_cuda}"
+    idle = f"; it uses the CPU because {machine.torch_lacks_cuda}"
     return "torch is installed" + idle * (machine.nvidia and not machine.torch_on_cuda)
 
 
@@ -241,7 +241,7 @@ ENGINES = {
         dtypes=frozenset({AUTO, "float32", "bfloat16"}),
         lacks=_vllm_lacks,
         yields=lambda _machine, _options: "",
-        because=lambda _machine: "--vllm-python names an environment where it works",
+        because=lambda _machine: "vLLM works in the environment of --vllm-python",
         install=command.INSTALL,
         command=lambda options: command.command(
             options.vllm_python, options.threads, options.dtype, options.vram_share

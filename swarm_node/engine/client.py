@@ -66,7 +66,7 @@ TEXTS_AT_ONCE = 16
 GRACE_S = 2.0
 """How long the child may take to leave after its input ended."""
 
-TOO_MUCH = "The version may be at fault; if others end so, too, this machine has too little memory."
+TOO_MUCH = "The version may be damaged. If other versions fail, too, this machine has too little memory."
 
 R = TypeVar("R", Ready, Loaded, SamplingStats, Encoded)
 
@@ -257,7 +257,7 @@ class EngineClient:
             raise await self._gone(self._process)
         await self.close()
         if not self._command:
-            raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
+            raise EngineFailed("No policy is loaded.", hint="Load a policy before generating.")
         try:
             self._process = await trio.lowlevel.open_process(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log

@@ -170,7 +170,7 @@ class Engine(ABC):
 
     def _loaded(self) -> Decoder:
         if self._decoder is None:
-            raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
+            raise EngineFailed("No policy is loaded.", hint="Load a policy before generating.")
         return self._decoder
 
     def _enter(self) -> None:
@@ -243,7 +243,7 @@ class Engine(ABC):
             group.first_token_at = group.first_token_at or now
             try:
                 if math.isnan(logprob):
-                    raise EngineFailed("The policy gives probabilities that are no numbers.")
+                    raise EngineFailed("The policy returns NaN probabilities.")
                 if one.grow(token, logprob, self._ends):
                     leaving.append(row)
                     self._end(one, now)
@@ -312,9 +312,9 @@ class Engine(ABC):
             self._slots = len(running) // 2
             log.warning("out of memory with %d samples at once; from now on %d", len(running), self._slots)
         else:
-            hint = "Free some, or let another machine sample this policy."
+            hint = "Free memory, or use another machine for this model."
             self._answers.append(
-                failed(self._queue.popleft(), EngineFailed("There is not enough memory for one sample.", hint=hint))
+                failed(self._queue.popleft(), EngineFailed("Not enough memory for one sample.", hint=hint))
             )
 
 

@@ -39,7 +39,7 @@ SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "q8_0": "q8_0
 """Names of precisions in classes of numerics."""
 
 
-NONE_FOR_MODEL = "No engine of this machine can sample this round's model."
+NONE_FOR_MODEL = "No engine on this machine can run this round's model."
 HINT = (
     "Join a round with another model, free memory, or choose another `--engine`; `swarm-node doctor` shows what works."
 )

@@ -134,7 +134,7 @@ class Session:
 
     def _encode(self, texts: Sequence[str]) -> Encoded:
         if self._folder is None:
-            raise EngineFailed("No policy is loaded.", hint="Load one before encoding.")
+            raise EngineFailed("No policy is loaded.", hint="Load a policy before encoding.")
         return Encoded(prompts=policy_text.encode(self._folder, texts))
 
     def _add(self, request: SampleRequest) -> None:

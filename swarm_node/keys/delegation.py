@@ -20,7 +20,7 @@ def kept(home: Path, node: NodeId, given: Path | None = None) -> bytes | None:
         owner_of(data, node)
     except (OSError, SwarmError) as error:
         raise ConfigInvalid(
-            f"{path} is not a delegation to {node} ({error}).", hint="Ask the owner: `swarm-node keys delegate`."
+            f"{path} is not a delegation to {node} ({error}).", hint="Ask the owner to run `swarm-node keys delegate`."
         ) from None
     if given is not None:
         with disk_named(home):
@@ -33,5 +33,5 @@ def owner_of(data: bytes, node: NodeId) -> tuple[NodeId, Delegation]:
     """Whose delegation it is, if it is one to this node."""
     owner, said = open_statement(data)
     if not isinstance(said, Delegation) or said.node_id != node:
-        raise ConfigInvalid("It is for another node.")
+        raise ConfigInvalid("The delegation is for another node.")
     return owner, said

@@ -38,14 +38,16 @@ def find_identity(home: Path) -> Identity:
     """The identity of a home in which a node is; a mistyped home gets none."""
     path = home / FILE
     if not path.exists():
-        raise ConfigInvalid(f"There is no node in {home}.", hint="Name its --home; `swarm-node join` makes a new one.")
+        raise ConfigInvalid(
+            f"There is no node in {home}.", hint="Give its folder with --home; `swarm-node join` creates a new node."
+        )
     return _load(path)
 
 
 @contextmanager
 def only_agent(home: Path) -> Iterator[None]:
     """Nobody else uses this home until the end."""
-    taken = ConfigInvalid(f"Another agent is running in {home}.", hint="Stop it, or give this one its own --home.")
+    taken = ConfigInvalid(f"Another agent is running in {home}.", hint="Stop it, or use another --home for this one.")
     with locks.hold_lock(home / "agent.lock", taken):
         yield
 
@@ -55,7 +57,7 @@ def put(path: Path, seed: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     _create(path, seed)
     if _load(path).seed != seed:
-        raise ConfigInvalid(f"{path} holds another key already.", hint="A key is never written over.")
+        raise ConfigInvalid(f"{path} holds another key already.", hint="Existing keys are never overwritten.")
 
 
 def _create(path: Path, seed: bytes | None = None) -> None:

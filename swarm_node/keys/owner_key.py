@@ -65,7 +65,7 @@ def write(path: Path, seed: bytes, passphrase: str, kind: Kind = OWNER) -> None:
     """Encrypt a key into a file that must not be there yet."""
     require_new(path)
     if len(passphrase) < PASSPHRASE_MIN_CHARS:
-        raise ConfigInvalid(f"The passphrase needs {PASSPHRASE_MIN_CHARS} characters.", hint="A few words will do.")
+        raise ConfigInvalid(f"The passphrase needs {PASSPHRASE_MIN_CHARS} characters.", hint="Use a few words.")
     owner, salt, nonce = NodeKey(seed).node_id, secrets.token_bytes(16), secrets.token_bytes(12)
     sealed = _cipher(passphrase, salt, SCRYPT_COST).encrypt(nonce, seed, owner.encode())
     hexes = {"salt": salt.hex(), "nonce": nonce.hex(), "seed": sealed.hex()}
@@ -77,7 +77,7 @@ def write(path: Path, seed: bytes, passphrase: str, kind: Kind = OWNER) -> None:
 def require_new(path: Path) -> None:
     """Refuse to write over anything: it may be the only copy of a key."""
     if path.exists():
-        raise ConfigInvalid(f"{path} exists already.", hint="Name another file: a key is never written over.")
+        raise ConfigInvalid(f"{path} exists already.", hint="Choose another file: existing keys are never overwritten.")
 
 
 def read(path: Path, kind: Kind = OWNER) -> KeyFile:
@@ -88,7 +88,7 @@ def read(path: Path, kind: Kind = OWNER) -> KeyFile:
     except (OSError, ValidationError):
         found = None
     if found is None or found.kind != kind:
-        hint = "Make one with `swarm-node keys owner new`, or restore it." if kind == OWNER else "Name another file."
+        hint = "Make one with `swarm-node keys owner new`, or restore it." if kind == OWNER else "Choose another file."
         raise ConfigInvalid(f"{path} does not hold {_CALLED[kind]}.", hint=hint)
     return found
 
@@ -101,14 +101,17 @@ def unlock(path: Path, passphrase: str, kind: Kind = OWNER) -> bytes:
         return cipher.decrypt(bytes.fromhex(file.nonce), bytes.fromhex(file.seed), file.owner.encode())
     except (InvalidTag, ValueError):
         raise ConfigInvalid(
-            f"The passphrase does not open {path}.", hint="Is Caps Lock on? Or the file damaged?"
+            f"The passphrase does not open {path}.",
+            hint="Check Caps Lock. If the passphrase is right, the file is damaged.",
         ) from None
 
 
 def passphrase(file: Path | None, descriptor: int | None, *, twice: bool = False) -> str:
     """The first line of a file or a descriptor, or else what is typed, which nobody sees."""
     if file is not None and descriptor is not None:
-        raise ConfigInvalid("The passphrase can come from one place.", hint="Name a file or a descriptor.")
+        raise ConfigInvalid(
+            "Give either --passphrase-file or --passphrase-fd, not both.", hint="Remove one of the two options."
+        )
     try:
         if file is not None:
             return _first_line(file.read_bytes())
@@ -119,10 +122,11 @@ def passphrase(file: Path | None, descriptor: int | None, *, twice: bool = False
         raise ConfigInvalid(f"Cannot read the passphrase: {error}.") from None
     if not sys.stdin.isatty():
         raise ConfigInvalid(
-            "A passphrase is wanted, and nobody is there to type it.", hint="Give --passphrase-file or --passphrase-fd."
+            "A passphrase is required, but there is no terminal to type it.",
+            hint="Give --passphrase-file or --passphrase-fd.",
         )
     typed = getpass.getpass("Passphrase: ")
-    if twice and getpass.getpass("Once more: ") != typed:
+    if twice and getpass.getpass("Repeat the passphrase: ") != typed:
         raise ConfigInvalid("The two passphrases differ.", hint="Try again.")
     return typed
 

@@ -32,7 +32,7 @@ def rotate(home: Path, *, drop_unsent: bool, keep_history: bool = False, number:
         if not drop_unsent and any(home.glob("rounds/*/outbox/*.rollout")):
             raise ConfigInvalid(
                 "Finished work is not sent yet, and only the old key can send it.",
-                hint="Join once more, or lose it with --drop-unsent.",
+                hint="Join again to send it, or discard it with --drop-unsent.",
             )
         old_key = identity.find_identity(home).key
         old = old_key.node_id

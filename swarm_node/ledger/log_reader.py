@@ -84,7 +84,7 @@ class LogReader:
                 break
             roots.append(data)
         if not roots:
-            raise NotFound("There is no root document.", hint="Is this address a coordinator?")
+            raise NotFound("There is no root document.", hint="Check that this address is a coordinator.")
         return tuple(roots)
 
     async def checkpoint(self) -> bytes:

@@ -47,7 +47,7 @@ PATIENCE_S = 30.0
 
 LOOK_EVERY_S = 0.5
 
-SHOW = "Keep the files (--save), and show them to the operator and to others."
+SHOW = "Save the files (--save) and show them to the operator and to other participants."
 
 
 class _Row(BaseModel):

@@ -61,7 +61,7 @@ WITHHELD_TRIES = 90
 NOBODY = Witnesses()
 """Nobody has to."""
 
-TELL = "Show this to the operator and to others. Remove {} only if you trust the round again."
+TELL = "Report this to the operator and other participants. Remove {} only if you trust the round again."
 
 
 class Overtaken(SwarmError):
@@ -104,16 +104,16 @@ class LogWatch:
             except (LedgerForked, RolledBack):
                 raise
             except Overtaken as error:
-                log.info("the ledger is looked at again: %s", error)  # what the other saw, it has proved
+                log.info("the ledger check is repeated: %s", error)  # what the other saw, it has proved
             except Unreachable:
                 pass  # the heartbeat tells the owner
             except (NotFound, DiskFull, NotWitnessed) as error:
                 if error.code != trouble and (self._seen.checkpoint or isinstance(error, DiskFull)):
-                    log.warning("the ledger is not followed code=%s: %s", error.code, error)
+                    log.warning("cannot read the ledger code=%s: %s", error.code, error)
                 trouble = error.code
             except SwarmError as error:
                 self._unproved += 1
-                log.warning("the ledger is not proved code=%s times=%d: %s", error.code, self._unproved, error)
+                log.warning("the ledger cannot be verified code=%s times=%d: %s", error.code, self._unproved, error)
                 if self._unproved >= TRIES or self._withheld >= WITHHELD_TRIES:
                     raise
             await trio.sleep(LOOK_EVERY_S)
@@ -254,7 +254,9 @@ class LogWatch:
 
     def _keep(self, seen: SeenLog) -> None:
         """Replace what was seen, unless another program has meanwhile: this must continue that, then."""
-        meanwhile = Overtaken("Another program of this home has looked at the ledger meanwhile.", hint="Try again.")
+        meanwhile = Overtaken(
+            "Another program of this home updated the ledger state at the same time.", hint="Try again."
+        )
         with disk_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             with locks.hold_lock(self._folder / "seen.lock", meanwhile):

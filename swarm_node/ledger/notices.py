@@ -39,7 +39,7 @@ class Notices:
                 self.last = (time.time_ns() // 1_000_000, earnings)
                 self.announce(earnings)
             except SwarmError as error:  # the heartbeat tells what is wrong
-                log.debug("no news of earnings: %s", error)
+                log.debug("earnings not available: %s", error)
             await trio.sleep(LOOK_EVERY_S)
 
     def announce(self, earnings: Earnings) -> None:
@@ -49,7 +49,7 @@ class Notices:
             return
         if earnings.next_address:
             log.warning(
-                "your payout address becomes %s on %s; if that was not you, sign another one before then",
+                "your payout address changes to %s on %s; if you did not request this, set another address before then",
                 earnings.next_address,
                 day(earnings.next_from_ms),
             )

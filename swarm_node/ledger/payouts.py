@@ -51,7 +51,7 @@ async def _keep(data: bytes, folder: Path, number: int, round_id: str, before: P
         raise ProofInvalid(f"The proof is of batch {line.batch.batch}, and {number} was asked for.")
     path = _path(folder, number)
     if before is not None and _terms(line) != _terms(before):
-        raise ProofInvalid(f"The coordinator's proof contradicts {path}.", hint="Keep it, and show it to others.")
+        raise ProofInvalid(f"The coordinator's proof contradicts {path}.", hint="Keep the file and publish it.")
     await trio.to_thread.run_sync(partial(write_durably, path, data, temp_folder=folder))
     return line
 
@@ -71,7 +71,7 @@ def _checked(path: Path, round_id: str) -> PayoutLine:
         return payout_proof.check(path.read_bytes(), round_id)
     except SwarmError as error:
         raise ProofInvalid(
-            f"{path} proves nothing: {error.message}", hint="Move it away: it is fetched again."
+            f"{path} proves nothing: {error.message}", hint="Move the file away; it is downloaded again."
         ) from error
 
 

@@ -84,7 +84,7 @@ async def fetch(
                 fetched = _checked(path, data, round_id, node_id)
                 if receipt is not None and fetched.pending != receipt.pending:
                     raise ProofInvalid(
-                        f"The ledger's receipt contradicts {path}.", hint="Keep it, and show it to others."
+                        f"The ledger's receipt contradicts {path}.", hint="Keep the file and publish it."
                     )
                 receipt = fetched
                 await trio.to_thread.run_sync(partial(write_durably, path, data, temp_folder=folder))

@@ -23,13 +23,13 @@ async def ask(home: Path, do: str) -> dict[str, Any]:
             except trio.BrokenResourceError:
                 answer = b""
         if not answer:
-            raise NoAgent(f"The agent in {home} is ending.", hint="Ask again in a moment.")
+            raise NoAgent(f"The agent in {home} is stopping.", hint="Try again in a few seconds.")
         said = json.loads(answer)
         if not said.pop("ok"):
             raise SwarmError.from_wire(said)
         status: dict[str, Any] = said["status"]
         return status
     raise NoAgent(
-        f"The agent in {home} does not answer within {PATIENCE_S:g} s.",
-        hint="It may be busy, or stopped by the shell; `ps` shows its state.",
+        f"The agent in {home} did not respond within {PATIENCE_S:g} s.",
+        hint="It may be busy or suspended; `ps` shows its state.",
     )

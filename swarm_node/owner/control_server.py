@@ -75,9 +75,9 @@ def _order(door: Door, asked: bytes) -> str:
         said = json.loads(asked)
         do, token = said["do"], said.get("token", "")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise MalformedMessage("What was asked is no line of JSON with `do`.") from None
+        raise MalformedMessage("The request is not one line of JSON with the field `do`.") from None
     if not door.admits(token):
-        raise NotAuthorised("The token is wrong.", hint="It stands in the home, in control/port.json.")
+        raise NotAuthorised("The token is wrong.", hint="The token is in control/port.json in the node's folder.")
     if do not in ORDERS:
-        raise MalformedMessage(f"{do!r:.50} is nothing that an agent does.", hint=f"It does {', '.join(ORDERS)}.")
+        raise MalformedMessage(f"{do!r:.50} is not a valid order.", hint=f"Valid orders: {', '.join(ORDERS)}.")
     return str(do)

@@ -83,11 +83,13 @@ async def knock(home: Path) -> tuple[trio.SocketStream, str]:
             return await trio.open_unix_socket(str((folder / SOCKET).absolute())), ""
     except PermissionError:
         raise ConfigInvalid(
-            f"The agent in {home} belongs to another user.", hint="Ask as the user who started it."
+            f"The agent in {home} belongs to another user.", hint="Run this command as the user who started the agent."
         ) from None
     except (OSError, ValueError, KeyError):  # left by an agent that was killed
         pass
-    raise NoAgent(f"No agent is running in {home}.", hint="Start one with `swarm-node join`, or name its --home.")
+    raise NoAgent(
+        f"No agent is running in {home}.", hint="Start one with `swarm-node join`, or give its folder with --home."
+    )
 
 
 async def read_line(stream: trio.abc.ReceiveStream) -> bytes:

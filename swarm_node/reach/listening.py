@@ -106,7 +106,7 @@ def describe(addresses: tuple[str, ...], *, connections: int, per_address: int, 
     )
 
 
-NOTHING_LISTENS = "Nothing listens, and no other node is told of this one (--no-share)."
+NOTHING_LISTENS = "This node opens no port and publishes no address (--no-share)."
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -89,7 +89,7 @@ class PortMapper:
         try:
             gateway = await self._find()
             if ip_of(gateway.own_address).is_global:
-                self._report(f"This machine has a public address ({gateway.own_address}): no port has to be mapped.")
+                self._report(f"This machine has a public address ({gateway.own_address}); no port mapping is needed.")
                 return self._pace.retry_s
             method, mapping = await self._map(gateway)
         except (NoMapping, OSError, ValueError) as error:  # whatever a router or a network does, the node goes on
@@ -105,7 +105,7 @@ class PortMapper:
             await self._unmap()
             self._reach.mapped = ""
             self._report(
-                f"The router would forward a port ({method.name}), but {why}: a second NAT is in between, and others "
+                f"The router would forward a port ({method.name}), but {why}: a second NAT is in between, so others "
                 "still cannot connect to you."
             )
             return self._pace.retry_s

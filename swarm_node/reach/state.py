@@ -11,7 +11,7 @@ from protocol import limits
 
 CAN, CANNOT = (
     "others can connect to you",
-    "others cannot connect to you; your node connects to them",
+    "others cannot connect to you, so your node connects to them",
 )
 
 
@@ -37,7 +37,7 @@ class Reachability:
     def describe(self, dialled: bool | None) -> str:
         """Say in one sentence whether others can connect; `dialled`: what the coordinator says, None if it does not."""
         if not self.shares:
-            return "nothing listens for others (--no-share); your node connects to them"
+            return "incoming connections are off (--no-share); your node connects to others"
         if dialled is None:
-            return "not known yet whether others can connect to you; nobody has said so"
+            return "not known yet whether others can connect to you"
         return CAN if dialled else CANNOT

@@ -53,8 +53,8 @@ def require(
     free = shutil.disk_usage(existing(folder)).free
     if needed > free:
         raise VersionTooLarge(
-            f"Version {manifest.version} needs {size_text(needed)} on this disk, "
-            f"and {size_text(free)} are free below {folder}.",
+            f"Version {manifest.version} needs {size_text(needed)} of disk space, "
+            f"but only {size_text(free)} are free in {folder}.",
             hint="Free some space there, or move the node's folder to a larger disk; "
             "the version is fetched as soon as there is room.",
         )

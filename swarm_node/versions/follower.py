@@ -177,7 +177,7 @@ class PolicyFollower:
                     self._judge(None)
                     patience_s = refresh_in_s(self._updater.proved_until, datetime.now(UTC))
             except (Unreachable, NotFound) as error:
-                log.debug("no news from the coordinator reason=%r", error.message)
+                log.debug("cannot check for a new version reason=%r", error.message)
             except NoSource as error:
                 log.warning("version not fetched code=%s: %s", error.code, error)
             except DiskFull as error:
@@ -211,7 +211,7 @@ class PolicyFollower:
         """Proof has an end: when no newer one came, for whatever reason, work stops and it is asked for again."""
         until = self._updater.proved_until
         if self.distrust is None and until is not None and datetime.now(UTC) > until:
-            said = f"The last proof of the newest version ended at {until:%H:%M:%S} UTC."
+            said = f"The coordinator's last signed statement expired at {until:%H:%M:%S} UTC."
             self._judge(MetadataExpired(said, hint=FROZEN))
             self._hint.set()
 
@@ -287,7 +287,7 @@ class PolicyFollower:
         try:
             plan = await self._report_place(version)
         except SwarmError as error:
-            log.info("no plan for version=%d code=%s: %s", version, error.code, error)
+            log.info("no download plan version=%d code=%s: %s", version, error.code, error)
             return None
         self._host.call(peer for peer in plan.calls if peer.address)
         self._host.punches.follow(plan.punches, plan.observers)

@@ -81,7 +81,9 @@ class Updater:
                 return result
             answer = await self._document(wanted, fresh, bulk)
             if answer is None and not wanted.optional:
-                raise NotFound(f"The coordinator has no document {wanted.name}.", hint="Is it still starting?")
+                raise NotFound(
+                    f"The coordinator does not serve {wanted.name}.", hint="It may still be starting; try again."
+                )
 
     async def _document(self, wanted: WantedDocument, fresh: Origin, bulk: Origin) -> bytes | None:
         named_by_hash = not wanted.optional and not may_change(wanted.name)
@@ -98,7 +100,7 @@ class Updater:
     async def _pin(self) -> Documents:
         root = await self._origins.home.document("1.root.json", limits.METADATA_MAX_BYTES)
         if root is None:
-            raise NotFound("The coordinator has no root document.", hint="Is this address a coordinator?")
+            raise NotFound("The coordinator has no root document.", hint="Check that this address is a coordinator.")
         return trust.pin(root, self._round_id)
 
 
@@ -117,5 +119,5 @@ def saved(path: Path) -> Documents | None:
     except (SwarmError, TypeError) as error:
         raise UntrustedMetadata(
             f"The saved trust state {path} is damaged: {error}.",
-            hint="Remove the file to pin the round anew; rollback protection then starts from today.",
+            hint="Remove the file to trust the round again from its join string; rollback protection then restarts.",
         ) from error

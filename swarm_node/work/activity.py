@@ -7,12 +7,13 @@ from protocol.work.messages import Reason
 from swarm_node.allowance.rules import Decision
 
 NO_WORK: dict[Reason, str] = {
-    "numerics": "this round does not admit what this node computes with, or has not calibrated it yet: `swarm-node "
-    "why` shows claims that are held until then. Wait for the operator, or join with another --engine or --dtype",
-    "paused": "the operator has paused this node; the round's page says since when and why",
-    "standby": "cheaper nodes have the work; this node is on standby with the newest version until it is needed",
-    "budget": "the round's budget is used up, or that of this hour",
-    "audits": "the coordinator's auditors are behind; work continues when they have caught up",
+    "numerics": "this round does not accept this node's engine and precision, or they are not calibrated yet: "
+    "`swarm-node why` shows claims that are held until then. "
+    "Wait for the operator, or join with another --engine or --dtype",
+    "paused": "the operator paused this node; the round's page shows when and why",
+    "standby": "cheaper nodes do the work; this node is on standby and is activated when needed",
+    "budget": "the budget of the round or of this hour is used up",
+    "audits": "the coordinator's audits are delayed; work continues when they catch up",
 }
 """What the owner should know; the other reasons pass by themselves."""
 

@@ -42,7 +42,7 @@ class Leased:
         for lease in leases:
             digest = lease.digest
             if notes.get(lease.lease_id, digest) != digest:
-                raise LeaseClosed(f"The coordinator offers lease {lease.lease_id} again, and it says other things now.")
+                raise LeaseClosed(f"The coordinator offered lease {lease.lease_id} again with different content.")
             if lease.lease_id not in notes:
                 lines += f"\n{lease.lease_id} {digest}"
         with disk_named(self._path.parent):
@@ -59,13 +59,17 @@ class Leased:
     def typed(self, text: str) -> str:
         """The lease or claim that somebody names; of a lease that is noted here its beginning is enough."""
         if not re.fullmatch(f"[0-9a-f]{{{TYPED_MIN},64}}", text):
-            raise ConfigInvalid(f"'{text}' names no lease and no claim.", hint="`swarm-node why JOIN_STRING` has them.")
+            raise ConfigInvalid(
+                f"'{text}' is not the id of a lease or a claim.", hint="Run `swarm-node why JOIN_STRING` to list them."
+            )
         if len(text) in (LEASE_CHARS, CLAIM_CHARS):
             return text
         found = [lease_id for lease_id in self._notes() if lease_id.startswith(text)]
         if len(found) != 1:
-            many = f"{len(found)} leases of this home's begin" if found else "No lease of this home's begins"
-            raise ConfigInvalid(f"{many} with {text}.", hint="Name all of it: `swarm-node why JOIN_STRING` has it.")
+            many = f"{len(found)} leases in this folder start" if found else "No lease in this folder starts"
+            raise ConfigInvalid(
+                f"{many} with {text}.", hint="Give the full id; run `swarm-node why JOIN_STRING` to list them."
+            )
         return found[0]
 
     def _notes(self) -> dict[str, str]:

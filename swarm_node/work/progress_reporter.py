@@ -69,12 +69,12 @@ class ProgressReporter:
             await trio.sleep(TELL_S)
             try:
                 if gone := await self.report():
-                    log.info("%d leases are needed no more", len(gone))
+                    log.info("%d leases cancelled by the coordinator", len(gone))
                     await drop(gone)
             except Unreachable:
                 continue  # the heartbeat tells the owner; the same is said again
             except SwarmError as error:
-                log.warning("the coordinator does not hear of leases code=%s: %s", error.code, error)
+                log.warning("cannot report lease progress code=%s: %s", error.code, error)
 
     async def report(self) -> list[str]:
         """Tell of every lease that is old enough; those that have ended elsewhere."""

@@ -97,7 +97,7 @@ class Guard:
             hint = f"{evidence}, `swarm-node doctor` checks the engine."
         else:
             said = f"{self._late} rollouts in a row came too late ({codes}); the last, lease {last.lease_id}: "
-            hint = "Take fewer at once with --groups, or see with `swarm-node doctor` whether line or disk are slow."
+            hint = "Lower --groups, or run `swarm-node doctor` to check the speed of the network and the disk."
         return RejectedTooOften(said + last.message, hint=hint)
 
 
@@ -148,7 +148,7 @@ class Sender:
                 self._tell()
             except SwarmError as error:
                 level = logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING
-                log.log(level, "rollouts wait code=%s: %s", error.code, error)
+                log.log(level, "rollouts not sent yet code=%s: %s", error.code, error)
                 await trio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
                 failures += 1
                 continue
@@ -198,7 +198,7 @@ class Sender:
             self._has_room = True
         except DiskFull as error:
             if self._has_room:
-                log.warning("why rollouts are rejected is not kept code=%s: %s", error.code, error)
+                log.warning("cannot save the evidence of rejections code=%s: %s", error.code, error)
             self._has_room = False
 
     def _note(self, lease_id: LeaseId, verdict: Verdict) -> None:

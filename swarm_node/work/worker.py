@@ -308,7 +308,7 @@ class Worker:
         if self._failures >= ENGINE_FAILURES_MAX:
             raise EngineFailed(
                 f"The engine failed {self._failures} times in a row; the last time: {error.message}",
-                hint=f"{error.hint} `swarm-node doctor` tries every engine.".strip(),
+                hint=f"{error.hint} Run `swarm-node doctor` to test every engine.".strip(),
             ) from error
         self._appetite.pause(CRASH_PAUSES_S[min(self._failures, len(CRASH_PAUSES_S)) - 1])
 
@@ -319,7 +319,7 @@ class Worker:
         return VersionUnusable(
             f"Version {policy.manifest.version} cannot be used: the engine failed {self._suspect_failures} times with "
             f"it. The last time: {error.message} The node waits for the next version.",
-            hint="`swarm-node doctor` tries every engine of this machine; if they work, show this to the operator.",
+            hint="Run `swarm-node doctor` to test every engine; if they work, report this to the operator.",
         )
 
     async def _load(self, policy: HeldVersion) -> None:
@@ -440,4 +440,4 @@ class Worker:
             try:
                 await self._coordinator.give_back(ReturnLeases(lease_ids=tuple(lease_ids)))
             except SwarmError as error:
-                log.info("could not give %d leases back; they will expire (%s)", len(lease_ids), error.code)
+                log.info("cannot return %d leases; they will expire (%s)", len(lease_ids), error.code)

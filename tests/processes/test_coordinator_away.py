@@ -78,7 +78,7 @@ def node(swarm: Swarm, coordinator: Coordinator, home: Path, policy: Path) -> Pr
 def test_node_that_starts_before_the_coordinator_waits_and_says_so_once(node: Program) -> None:
     (said,) = complaints(node.log)
     assert "waiting for the coordinator" in said
-    assert "does not answer" in said
+    assert "does not respond" in said
 
 
 def test_coordinator_that_goes_away_and_comes_back_is_waited_for(

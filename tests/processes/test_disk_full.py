@@ -31,7 +31,7 @@ SETTINGS: Settings = {
     "publish": {"chunk_size_bytes": 4096},
 }
 
-NEXT_STEP = "no room left .* Free some space"
+NEXT_STEP = "No disk space left .* Free some space"
 TOO_LARGE = "cannot store the new version code=version_too_large: Version {} needs .* are free .* Free some space"
 
 
@@ -106,7 +106,7 @@ def test_version_that_does_not_fit_is_not_begun_and_status_says_so_until_there_i
     assert scene.node.running
     assert not [path for path in scene.disk.root.rglob("blobs/**/*") if path.is_file()]
     status = said(scene.swarm, "swarm-node", "status", "--home", str(scene.disk.root))
-    assert re.search("in trouble for .*Version 1 needs .* are free", status)
+    assert re.search("with a problem for .*Version 1 needs .* are free", status)
     scene.disk.resize("4m")
     scene.node.said("version fetched version=1")
     works(scene)

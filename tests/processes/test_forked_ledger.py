@@ -76,7 +76,7 @@ def test_running_node_that_is_shown_a_rewritten_log_says_so_keeps_the_proof_and_
     told = swarm.start("check", script("swarm-node"), "ledger", "check", address, str(proof))
     assert (ends(told), told.output) == (
         0,
-        f"Proved: the ledger's key has signed {seen} and {len(REWRITTEN)} entries of two histories.\n",
+        f"Verified fork: the ledger's key signed two histories, of {seen} and {len(REWRITTEN)} entries.\n",
     )
     impostor.lies = {}
     again = join(swarm, "node", address, home=home)

@@ -22,6 +22,6 @@ def test_a_full_output_is_named(tmp_path: Path, program: str, words: tuple[str, 
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([script(program), *words], stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"{program}: There is no room for what this command writes.")
+    assert done.stderr.startswith(f"{program}: No space left on the disk for the output of this command.")
     assert done.stderr.endswith("[disk_full]\n")
     assert done.stderr.count("\n") == 1

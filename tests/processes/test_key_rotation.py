@@ -188,7 +188,7 @@ async def test_root_keys_of_several_holders_sign_one_after_the_other(
     operator.publish()
     pending = operator.folder / "pending.root.json"
     assert "2 signatures" in operator.run("rotate", "timestamp", operator.config)
-    assert "waits already" in operator.run("rotate", "timestamp", operator.config, fails=True)
+    assert "exists already" in operator.run("rotate", "timestamp", operator.config, fails=True)
     assert "lacks" not in operator.run("install", operator.config)  # it says what is missing, and keeps waiting
     assert await node.sees() == 3
     operator.run("sign", str(pending), "--root-keys", str(holders[0]))
@@ -208,7 +208,7 @@ def test_installing_needs_the_keys_that_must_sign_next(operator: Operator, tmp_p
     assert "snapshot key is missing" in operator.run("rotate", "timestamp", operator.config, fails=True)
     assert operator.metadata.root().version == 1
     assert "snapshot: 1 of 1 must sign" in operator.run("show", operator.config)
-    assert "(not here)" in operator.run("show", operator.config)
+    assert "(not on this machine)" in operator.run("show", operator.config)
 
 
 def change_version(data: bytes) -> bytes:

@@ -60,7 +60,7 @@ def test_the_live_view_is_drawn_below_the_log_and_goes_when_the_agent_leaves(
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (left.returncode, left.stderr) == (0, "")
-    assert "Stopping: unfinished work was returned." in left.stdout
+    assert "Stopping: unfinished work is returned to the coordinator." in left.stdout
     assert node.process.wait(timeout=PATIENCE_S) == 0
     assert coordinator.open_leases() == 0, "others may have them at once"
     (node_id,) = coordinator.leaderboard()

@@ -59,7 +59,7 @@ def test_a_doctor_finds_the_round_the_clock_and_the_line_and_leaves_nothing_behi
     assert examined.returncode == 0, examined
     said = {finding["check"]: finding for finding in json.loads(examined.stdout)["findings"]}
     assert {said[check]["state"] for check in ("round", "clock", "down", "up", "reach", "disk")} == {"ok"}, said
-    assert said["reach"]["said"] == "The coordinator can dial this machine."
+    assert said["reach"]["said"] == "The coordinator can connect to this machine."
     assert "MB/s" in said["down"]["evidence"]
     assert not home.exists()
 
@@ -79,7 +79,7 @@ def test_an_owner_pauses_resumes_and_finishes_an_agent(swarm: Swarm, coordinator
     until("the engine to leave the memory", lambda: not engines_of(node))
     until("its leases to be back", lambda: not coordinator.open_leases())
     assert set(coordinator.leases_of(node_id).values()) <= {"skipped", "accepted"}
-    assert "resting: paused by you" in command(home, "status").stdout
+    assert "not working: paused by you" in command(home, "status").stdout
 
     refused = subprocess.run(
         [script("swarm-node"), "join", coordinator.join_string, "--home", str(home)],
@@ -105,6 +105,6 @@ def test_an_owner_pauses_resumes_and_finishes_an_agent(swarm: Swarm, coordinator
     gone = command(home, "status")
     assert gone.returncode == 1
     assert "No agent is running" in gone.stdout
-    assert "it has finished, as you asked" in gone.stdout
+    assert "finished, as you requested" in gone.stdout
     assert command(home, "pause").returncode == 1
     assert "Traceback" not in node.log

@@ -40,7 +40,7 @@ def logged(swarm: Swarm, coordinator: Coordinator, name: str) -> list[Entry]:
     """The entries that `ledger verify` has proved."""
     files = swarm.folder / name
     proved = said(swarm, "swarm-node", "ledger", "verify", coordinator.join_string, "--save", str(files))
-    size = int(re.search(r"Proved: (\d+) entries", proved)[1])  # type: ignore[index]  # else the test fails here
+    size = int(re.search(r"Verified: (\d+) entries", proved)[1])  # type: ignore[index]  # else the test fails here
     assert size <= tiles.TILE_HASHES
     bundle = tiles.tile_of(tiles.Tile.BUNDLE, 0, size)
     return list(map(parse, tiles.unbundle((files / "ledger/tile" / bundle.name).read_bytes(), size)))
@@ -117,7 +117,7 @@ def test_a_hard_finding_is_told_proved_and_repeated(swarm: Swarm, caught: Caught
     told = said(swarm, "swarm-node", *caught.words("why"))
     assert f"lease {caught.lease.lease_id}: voided [replay_mismatch], audit: hard" in told
     assert re.search(r"sample \d, position \d: token \d+ claimed with", told)
-    assert f"verified: ledger entry {caught.entry} matches" in told
+    assert f"Verified: ledger entry {caught.entry} matches" in told
     found = json.loads(said(swarm, "swarm-node", *caught.words("why"), "--json").splitlines()[0])
     assert (found["logged"]["entry"], found["report"]["outcome"]) == (caught.entry, "hard fail")
     again = said(swarm, "swarm-node", *caught.words("why"), "--replay", code=4)
@@ -171,7 +171,7 @@ def test_an_appeal_and_its_ruling_are_entries_that_everybody_can_prove(swarm: Sw
     recorded = said(swarm, "swarm-node", *caught.words("appeal"), "--reason", "Look again.")
     assert f"recorded: appeal 1 about claim {caught.told.claim_id}" in recorded
 
-    assert "appeal: it waits" in said(swarm, "swarm-node", *caught.words("why"))
+    assert "appeal: waiting" in said(swarm, "swarm-node", *caught.words("why"))
     file = str(caught.coordinator.config_file)
     said(swarm, "swarm-coordinator", "appeals", "rule", file, "1", "deny", "--code", "fault_stands", "--reason", "No.")
 

@@ -175,7 +175,9 @@ class Follower:
             if isinstance(error, BackupInvalid):
                 self._store.renew()
             elif self._store.relieve():
-                log.warning("the store's log is not kept for the standby copy any more: its next pass copies the store")
+                log.warning(
+                    "the database log for the standby copy was discarded: the next pass copies the whole database"
+                )
         with suppress(OSError, SwarmError):  # the round's own disk may be what is full
             if (last := standby.read(self._folder)) is not None:
                 standby.write(self._folder, last.model_copy(update={"problem": str(error)[:PROBLEM_MAX_CHARS]}))
@@ -216,7 +218,7 @@ class Follower:
         try:
             return training.hold_checkpoint(checkpoints, self._place / training.FOLDER)
         except BackupInvalid as error:
-            log.warning("the standby copy keeps the learner's checkpoint before the newest: %s", error)
+            log.warning("the standby copy keeps the learner's previous checkpoint: %s", error)
             return {}
 
     def _moment(self) -> tuple[_Found, StoreState, int]:

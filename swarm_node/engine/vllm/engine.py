@@ -178,7 +178,7 @@ class VllmEngine:
 
     def _loaded(self) -> VllmModel:
         if self._model is None:
-            raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
+            raise EngineFailed("No policy is loaded.", hint="Load a policy before generating.")
         return self._model
 
     def _step(self) -> list[NewTokens] | None:
@@ -217,7 +217,7 @@ class VllmEngine:
         del self._groups[request.request_id]
         if not all(math.isfinite(logprob) for sample in group.samples for logprob in sample.logprobs):
             self._config = {}  # vLLM's cache now has what infects the next version: a masked NaN is still one
-            return _failed(group, "The policy gives probabilities that are no numbers.")
+            return _failed(group, "The policy returns NaN probabilities.")
         self._spent["prompt_tokens"] += group.prefill_tokens if request.prefixes else len(group.prompt)
         self._spent["first_tokens"] += len(group.unfinished_samples)
         self._spent["later_tokens"] += sum(len(sample.tokens) - 1 for sample in group.unfinished_samples)
@@ -248,9 +248,9 @@ class VllmEngine:
         answers: list[Answered] = []
         at_once = min(self._rows, len(self._samples))
         if at_once == 1:
-            hint = "Free some, or let another machine sample this policy."
+            hint = "Free memory, or use another machine for this model."
             first = self._groups.pop(next(iter(self._groups)))
-            answers = [_failed(first, "There is not enough memory for one sample.", hint)]
+            answers = [_failed(first, "Not enough memory for one sample.", hint)]
         self._rows = max(1, at_once // 2)
         log.warning("out of memory; from now on %d samples at once", self._rows)
         self._samples.clear()

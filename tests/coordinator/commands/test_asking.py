@@ -50,7 +50,7 @@ def say(*words: str) -> str:
 def test_status_says_that_it_is_stopped_since_when_and_how_it_goes_on(stopped: Path) -> None:
     first, *rest = say("status", str(stopped)).splitlines()
     launch = f"`swarm-coordinator launch {stopped}`"
-    assert first == f"round      STOPPED since 2023-11-14 22:13:20 UTC: {launch} goes on from there."
+    assert first == f"round      STOPPED since 2023-11-14 22:13:20 UTC: continue with {launch}."
     assert any("0 of 1 node alive" in line for line in rest)
     assert any("version 1 of update 0" in line for line in rest)
     assert not any(line.startswith("learner ") for line in rest)
@@ -74,7 +74,7 @@ def test_a_round_that_was_only_made_is_not_called_stopped(tmp_path: Path) -> Non
     file = tmp_path / "round.toml"
     file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
     say("init", str(file))
-    line = f"NOT LAUNCHED YET: `swarm-coordinator launch {file}` begins it."
+    line = f"NOT LAUNCHED YET: start it with `swarm-coordinator launch {file}`."
     first, *rest = say("status", str(file)).splitlines()
     assert first == f"round      {line}"
     assert not any("STOPPED" in one for one in rest)
@@ -123,7 +123,7 @@ def test_nodes_and_versions_are_told_with_the_same_line(stopped: Path) -> None:
 
 
 def test_orders_about_nodes_say_that_they_need_a_running_coordinator(stopped: Path) -> None:
-    with pytest.raises(Unreachable, match="Orders need a running one"):
+    with pytest.raises(Unreachable, match="then repeat the order"):
         say("nodes", "pause", str(stopped), "n7", "--reason", "because")
 
 

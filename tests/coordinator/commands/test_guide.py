@@ -87,8 +87,8 @@ def test_a_task_with_data_must_have_some(problems: str) -> None:
     path = problems.partition("=")[2]
     operator = Operator(Task=["data"], Problems=["", "nowhere.jsonl", path])
     assert operator.run() == ["task.name=data", problems]
-    assert operator.told[0] == "This has no default."
-    assert "there is no nowhere.jsonl" in operator.told[1]
+    assert operator.told[0] == "This setting has no default; a value is required."
+    assert "nowhere.jsonl does not exist" in operator.told[1]
 
 
 def test_a_new_file_explains_itself_and_the_join_string_is_all_of_stdout(elsewhere: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_new_file_explains_itself_and_the_join_string_is_all_of_stdout(elsewhe
     assert "root.pem" in made.stderr
     text = (elsewhere / "new.toml").read_text()
     assert tomllib.loads(text)["sampling"] == {"max_new_tokens": 16}
-    assert "# longest completion" in text
+    assert "# maximum number of tokens of a completion" in text
     assert (elsewhere / "round" / "keys" / "root.pem").exists()
 
     (elsewhere / "new.toml").write_text(text + "# mine\n")

@@ -101,11 +101,11 @@ async def show_its_proof(served: Served, join: str, home: Path) -> None:
     """The payee fetches what the operator's file says, too, and proves it without a network."""
     payouts = ["ledger", "payouts", join, "--home", str(home)]
     assert (await run(node_app, *payouts)).output == (
-        "batch 1: 2,000,000 micro-units to text:IBAN DE00, proved; paid, reference SEPA-1\n"
+        "batch 1: 2,000,000 micro-units to text:IBAN DE00, verified; paid, reference SEPA-1\n"
     )
     kept = home / "rounds" / served.round.round_id[:16] / "payouts" / "batch-000001.payout"
     checked = await run(node_app, "ledger", "check", join, str(kept))
-    assert checked.output.startswith("Proved: "), checked.exception
+    assert checked.output.startswith("Verified: "), checked.exception
     found = json.loads((await run(node_app, *payouts, "--offline", "--json")).output)
     exported = json.loads((served.round.folder / "payouts" / "batch-000001.json").read_text())
     [payee] = exported["payees"]
@@ -125,7 +125,7 @@ async def take_on(served: Served, join: str, home: Path, sign: list[str]) -> Non
     message = Register(name="n", price_micros_per_mtok=0, addresses=(), agent="", delegation=word.read_bytes())
     await served.call(NODE, "/v1/nodes", message, HeartbeatReply)
     counted = await run(node_app, *where, "text:IBAN DE00", *sign)
-    assert counted.output.startswith("recorded: text:IBAN DE00 counts from"), counted.output
+    assert counted.output.startswith("recorded: text:IBAN DE00 applies from"), counted.output
     assert code(await run(node_app, *where, "evm:0x" + "aB" * 20, *sign)) == "config_invalid"
     waiting = json.loads((await run(node_app, "earnings", join, "--home", str(home), "--json")).output)
     assert (waiting["owner"], waiting["next_address"]) == (made.output.split()[1], "text:IBAN DE00")
@@ -188,7 +188,7 @@ async def test_rotated_node_keeps_nothing_of_the_old_key_and_loses_no_unsent_wor
     assert isinstance((await run(node_app, *words)).exception, ConfigInvalid)
     (folder / "outbox" / "a.rollout").unlink()
     rotated = await run(node_app, *words)
-    assert rotated.output.startswith(f"This node was {NODE.node_id} and is 12D3Koo")
+    assert rotated.output.startswith(f"The node id changed from {NODE.node_id} to 12D3Koo")
     aside = tmp_path / f"old-{NODE.node_id[-8:]}"
     assert (aside / "node.key").read_text() == SEED.hex()
     assert (aside / "rounds" / "r" / "claims").exists()
@@ -201,7 +201,7 @@ async def test_rotated_node_keeps_nothing_of_the_old_key_and_loses_no_unsent_wor
 async def test_a_node_without_an_owner_takes_its_history_along_to_a_new_key(tmp_path: Path) -> None:
     (tmp_path / "node.key").write_text(SEED.hex())
     words = ["keys", "rotate", "--home", str(tmp_path), "--keep-history"]
-    assert "works for its old key" in (await run(node_app, *words)).output
+    assert "earns for its old key" in (await run(node_app, *words)).output
     shown = json.loads((await run(node_app, "keys", "show", "--home", str(tmp_path), "--json")).output)
     assert shown["owner"] == NODE.node_id
     assert not (tmp_path / "next.key").exists()

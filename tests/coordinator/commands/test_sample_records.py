@@ -159,15 +159,15 @@ async def test_a_round_is_read_while_it_runs_and_after(
     assert all(one["prompt"].endswith("=") and one["advantage"] == 0.0 for one in shown)
     assert run("show", str(file), "--json") == shown, "the same of a stopped round"
     assert run("grep", str(file), r"85<\|IM", "-i", "--json", "--limit", "1") == shown[:1]
-    assert run("grep", str(file), "86") == "No such samples.\n"
-    assert run("show", str(file), "--reward-min", "2") == "No such samples.\n"
+    assert run("grep", str(file), "86") == "No samples match.\n"
+    assert run("show", str(file), "--reward-min", "2") == "No samples match.\n"
     assert f"  | {shown[0]['prompt']}\n  answered\n  | 85<|im_end|>\n" in run("show", str(file))
 
 
 def test_a_wrong_pattern_and_a_folder_without_a_round_are_told(tmp_path: Path) -> None:
     file = tmp_path / "round.toml"
     file.write_text(f'[round]\ndirectory = "{tmp_path / "round"}"\n')
-    with pytest.raises(ConfigInvalid, match="no regular expression"):
+    with pytest.raises(ConfigInvalid, match="Invalid regular expression"):
         CliRunner().invoke(app, ["samples", "grep", str(file), "("], catch_exceptions=False)
     with pytest.raises(ConfigInvalid, match="There is no round"):
         CliRunner().invoke(app, ["samples", "show", str(file)], catch_exceptions=False)

@@ -71,7 +71,7 @@ def test_every_example_of_a_real_model_is_among_these() -> None:
 def test_an_example_is_good(path: Path) -> None:
     said = CliRunner().invoke(app, ["config", "check", str(path)])
     assert said.exit_code == 0, said.output
-    assert "is good" in said.output
+    assert "is valid" in said.output
 
 
 @pytest.mark.parametrize("name", ROUNDS)

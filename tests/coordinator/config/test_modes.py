@@ -63,7 +63,7 @@ def test_a_mode_hides_no_other_mistake(table: dict[str, object]) -> None:
 
 
 def test_a_round_that_nobody_may_sample_for_is_refused() -> None:
-    with pytest.raises(ConfigInvalid, match="nobody would sample"):
+    with pytest.raises(ConfigInvalid, match="otherwise no node samples"):
         mode("colocated", "fleet.local_nodes=0")
 
 

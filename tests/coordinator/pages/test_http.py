@@ -212,7 +212,7 @@ class TestSnapshot:
         snapshot = PageSnapshot(made.compute, clock=made.clock)
         with pytest.raises(RuntimeError):
             await snapshot.get()
-        assert "could not be computed" in caplog.text
+        assert "could not compute the figures" in caplog.text
         made.fails = False
         assert (await snapshot.get()).figures == 2
 

@@ -134,12 +134,12 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
     early = await run(node_app, *words)
     assert early.output.splitlines()[-1] == "no receipt published yet: 1 claim"
     await served.round.publish_checkpoint()
-    assert (await run(node_app, *words, "--offline")).output.splitlines()[-1] == "no receipt here yet: 1 claim"
+    assert (await run(node_app, *words, "--offline")).output.splitlines()[-1] == "no receipt saved yet: 1 claim"
     found = await run(node_app, *words)
     assert found.output.splitlines() == [
-        "posted: 0 claims, 0 micro-units, proved",
-        "pending: 1 claim, 6 micro-units, proved",
-        "voided: 0 claims, 0 micro-units, proved",
+        "posted: 0 claims, 0 micro-units, verified",
+        "pending: 1 claim, 6 micro-units, verified",
+        "voided: 0 claims, 0 micro-units, verified",
         "no receipt published yet: 0 claims",
     ]
     shown = tmp_path / "as-it-was-mailed.proof"
@@ -148,7 +148,7 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
     size = await served.round.database.read(store.size)
     assert (checked.exit_code, checked.output.splitlines()[0]) == (
         0,
-        f"Proved: under the signed root of {size} entries stand",
+        f"Verified: the signed root of {size} entries contains",
     )
     assert f'"claim_id": "{claim_id}"' in checked.output
 

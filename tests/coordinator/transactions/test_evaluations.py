@@ -300,7 +300,7 @@ def test_an_evaluation_ends_when_its_time_is_over(world: World) -> None:
 def test_waiting_for_an_evaluation_that_no_coordinator_ends_has_an_end(world: World) -> None:
     world.join(1)
     publish(world, 1, 0)
-    with pytest.raises(Unreachable, match="Nobody has ended evaluation 1"):
+    with pytest.raises(Unreachable, match="Evaluation 1 did not end"):
         evaluate._await(world.database, 1, 0.0, ends_within_s=-1.0)
     assert world.run(evaluations.is_running), "it goes on when the round is launched"
 

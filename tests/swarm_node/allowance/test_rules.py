@@ -133,7 +133,7 @@ def test_a_wrong_limit_is_refused_by_name(wrong: dict[str, object]) -> None:
 def test_limits_are_written_with_what_they_mean_and_read_back(tmp_path: Path) -> None:
     limits = checked({"hours": "22:00-07:00", "upload_gb": 5, "on_battery": True})
     text = settings.write(tmp_path, limits).read_text()
-    assert 'hours = "22:00-07:00"  # when to work' in text
+    assert 'hours = "22:00-07:00"  # working hours' in text
     assert "# power_watts = 0.0" in text
     assert settings.read(tmp_path) == limits
     assert settings.changed(tmp_path, {"hours": ""}).span is None

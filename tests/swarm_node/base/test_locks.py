@@ -31,7 +31,7 @@ def test_nothing_is_begun_without_locks(command: str, tmp_path: Path) -> None:
     }
     done = run(*words[command])
     assert done.returncode == 2
-    assert done.stderr.startswith("swarm-node: The node does not run on Windows itself")
+    assert done.stderr.startswith("swarm-node: The node does not run on Windows directly")
     assert "WSL 2" in done.stderr
     assert "Traceback" not in done.stderr
     assert not home.exists()

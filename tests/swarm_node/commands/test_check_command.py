@@ -22,4 +22,4 @@ def test_what_is_no_proof_is_called_none(tmp_path: Path, data: bytes) -> None:
     file.write_bytes(data)
     found = CliRunner().invoke(app, ["ledger", "check", JOIN_STRING, str(file)])
     assert isinstance(found.exception, ProofInvalid), found.exception
-    assert f"{file} is no receipt" in str(found.exception)
+    assert f"{file} is not a receipt" in str(found.exception)

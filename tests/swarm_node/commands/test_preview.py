@@ -53,19 +53,19 @@ def test_what_nobody_knows_is_called_unknown(
 ) -> None:
     found = forecast(STATUS | changes, rows, price=price)
     assert why in found.unknown
-    assert f"earnings: unknown: {found.unknown}" in list(lines(STATUS | changes, rows, price=price))
+    assert f"Earnings: unknown: {found.unknown}" in list(lines(STATUS | changes, rows, price=price))
 
 
 def test_demand_tells_who_is_wanted_and_who_stands_by() -> None:
     fleet = [{"works": True}, {"works": True}, {"works": False}]
     said = "\n".join(lines(STATUS | {"fleet": fleet}, [row(1), row(2)], price=1))
-    assert "2 with work, 1 on standby" in said
+    assert "2 selected for work, 1 on standby" in said
     assert "waits for samples 25% of the time" in said
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"nodes_alive": 0}, "demand: 0 active nodes;"), ({"finished": True}, "demand: none; the round is finished;")],
+    [({"nodes_alive": 0}, "Round: 0 active nodes;"), ({"finished": True}, "Round: finished;")],
 )
 def test_where_nobody_works_nobody_is_said_to_be_wanted(changes: dict[str, Any], said: str) -> None:
     told = next(iter(lines(STATUS | changes, [], price=1)))

@@ -58,8 +58,8 @@ def a_report() -> dict[str, Any]:
 
 def test_a_position_says_what_was_claimed_and_what_is_so_in_tokens_and_in_log_probabilities() -> None:
     text = "\n".join(why.lines(told("hard", a_report())))
-    assert "sample 0, position 2: token 2 claimed with -0.5000, 77 dictated by 31.2 nats" in text
-    assert "sample 0, position 5: token 5 claimed with -0.1250, which is the dictated one; it has -40.5000" in text
+    assert "sample 0, position 2: token 2 claimed with -0.5000; expected 77 by 31.2 nats" in text
+    assert "sample 0, position 5: token 5 claimed with -0.1250, the expected token; the replay gives -40.5000" in text
     assert "validator replay/4, tolerances torch/fp32/cpu" in text
 
 
@@ -88,7 +88,7 @@ def test_a_list_has_a_line_for_each_lease_and_all_about_those_that_failed() -> N
         f"lease {'3' * 32}: skipped",
         f"lease {'4' * 32}: voided [replay_mismatch], audit: hard",
         f"  claim {CLAIM}",
-        f"  again: `swarm-node why JOIN_STRING {'4' * 32} --replay`",
+        f"  repeat the check: `swarm-node why JOIN_STRING {'4' * 32} --replay`",
     ]
     assert [line.split()[0] for line in listed[7:-1]] == ["posted", "pending", "voided", "skipped"]
     assert "JOIN_STRING LEASE" in listed[-1]
@@ -99,7 +99,7 @@ def test_the_one_lease_that_is_named_is_told_in_full() -> None:
     answer = Explanations(tolerance="", tolerances=b"", explanations=(good,))
     named = list(why.report(answer, [], about=LEASE, as_json=False))
     assert named == [*why.lines(good), why.LEGEND, f"  pending    {why.MEANING['pending']}"]
-    assert f"  again: `{AGAIN}`" in named
+    assert f"  repeat the check: `{AGAIN}`" in named
     strange = Explanations(
         tolerance="", tolerances=b"", explanations=(good.model_copy(update={"state": "\x1b[2Jodd"}),)
     )
@@ -126,7 +126,7 @@ def test_an_answer_about_something_else_is_none(answered: tuple[str, ...]) -> No
     if len(answered) == 1:
         assert why.answering(LEASE, found) == why.answering(CLAIM, found) == found
     for about in ("4" * 32, *[LEASE] * (len(answered) != 1)):
-        with pytest.raises(ProofInvalid, match="something else"):
+        with pytest.raises(ProofInvalid, match="another lease"):
             why.answering(about, found)
 
 
@@ -151,9 +151,9 @@ def test_a_report_that_is_none_hides_nothing_else_that_is_told(report: bytes) ->
     good = told("hard", a_report()).model_copy(update={"lease_id": "5" * 32})
     answer = Explanations(tolerance="", tolerances=b"", explanations=(bad, good))
     text = "\n".join(why.report(answer, [], as_json=False))
-    assert "unreadable report" in text
+    assert "report cannot be read" in text
     assert AGAIN in text
-    assert "dictated by 31.2 nats" in text
+    assert "expected 77 by 31.2 nats" in text
     first, second = map(json.loads, why.report(answer, [], as_json=True))
     assert first["report"] == {"unreadable": True, "command": AGAIN}
     assert second["report"]["findings"][0]["positions"]
@@ -180,7 +180,7 @@ def test_a_lie_that_the_log_shows_is_named_though_the_report_beside_it_is_none(t
     assert "names no claim" in ended.stderr
     assert "[proof_invalid]" in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "unreadable report" in ended.stdout
+    assert "report cannot be read" in ended.stdout
 
 
 @pytest.mark.parametrize("tolerance", ["a/b/c\0", "x" * 200_000], ids=["nul", "endless"])

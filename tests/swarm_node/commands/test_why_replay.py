@@ -164,7 +164,7 @@ def test_a_claim_that_another_has_signed_is_not_replayed_as_this_nodes(
     home = a_home(tmp_path, policies, BEFORE, CLAIMED, lease=given(explained))
     claim = open_envelope("rollout", explained.rollout).payload
     lie = NodeKey(bytes([1]) * 32).seal("rollout", claim)
-    with pytest.raises(ProofInvalid, match="has not signed"):
+    with pytest.raises(ProofInvalid, match="did not sign"):
         replayed(home, explained.model_copy(update={"rollout": lie}))
 
 
@@ -174,7 +174,7 @@ def test_a_claim_that_the_node_signed_for_another_lease_is_not_replayed_as_this_
     home = a_home(tmp_path, policies, BEFORE, CLAIMED, lease=given(explained))
     claim = RolloutClaim.from_bytes(open_envelope("rollout", explained.rollout).payload)
     other = KEY.seal("rollout", claim.model_copy(update={"lease_id": "2" * 32}).to_bytes())
-    with pytest.raises(ProofInvalid, match="has not signed"):
+    with pytest.raises(ProofInvalid, match="did not sign"):
         replayed(home, explained.model_copy(update={"rollout": other}))
 
 
@@ -184,4 +184,4 @@ def test_without_a_note_of_the_lease_the_replay_says_whose_word_the_prompt_is(
     home = a_home(tmp_path, policies, BEFORE, CLAIMED, lease=given(explained))
     (round_folder(home, JOIN) / FILE).unlink()
     code, said = replayed(home, explained)
-    assert (code, len(said), "coordinator's word" in said[0]) == (4, 1, True)
+    assert (code, len(said), "its prompt comes from the coordinator" in said[0]) == (4, 1, True)

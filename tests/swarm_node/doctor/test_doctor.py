@@ -97,9 +97,9 @@ def test_the_threads_of_an_engine_are_told_before_it_joins() -> None:
     here = this_machine()._replace(nvidia=False, llama_offloads=False, threads=4)
     finding = processor(EngineOptions(threads=0), here)
     assert (finding.state, finding.check) == (CheckState.OK, "cpu")
-    assert "takes 4 threads" in finding.said
+    assert "uses 4 CPU threads" in finding.said
     assert "--threads" in finding.evidence
-    assert "takes 1 thread of" in processor(EngineOptions(threads=1), here).said
+    assert "uses 1 CPU thread" in processor(EngineOptions(threads=1), here).said
 
 
 def test_memory_that_nobody_tells_is_not_judged() -> None:
@@ -215,7 +215,7 @@ async def test_an_address_on_which_the_node_would_not_start_is_a_failure(listen:
 @pytest.mark.trio
 @pytest.mark.parametrize(
     ("dialled", "said"),
-    [(True, "Others can connect to you."), (False, "Others cannot connect to you; your node connects to them.")],
+    [(True, "Others can connect to you."), (False, "Others cannot connect to you, so your node connects to them.")],
 )
 async def test_a_running_agent_knows_whether_others_could_dial_it(tmp_path: Path, dialled: bool, said: str) -> None:
     coordinator = Coordinator("http://127.0.0.1:9", "0" * 64, NodeKey(bytes(32)))

@@ -117,7 +117,7 @@ def test_a_library_that_is_broken_is_named_and_the_child_ends(tmp_path: Path) ->
         failed = answer_of(process).body
         assert process.wait(DEADLINE_S) == 1
     assert isinstance(failed, CommandFailed)
-    assert "llama does not start: libggml.so" in failed.message
+    assert "llama cannot start: libggml.so" in failed.message
     assert "--engine" in failed.hint
 
 

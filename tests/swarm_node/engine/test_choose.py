@@ -29,22 +29,22 @@ def machine(packages: frozenset[str], *, nvidia: bool = False, llama_offloads: b
         (machine(BOTH), EngineOptions(dtype="bfloat16"), "llama", "llama: llama-cpp-python is installed"),
         (machine(LLAMA), EngineOptions(), "llama", "llama: llama-cpp-python is installed"),
         (machine(TORCH), EngineOptions(), "torch", "gguf and llama_cpp not installed"),
-        (machine(BOTH, nvidia=True), EngineOptions(), "torch", "leaves the NVIDIA GPU idle"),
+        (machine(BOTH, nvidia=True), EngineOptions(), "torch", "does not use the NVIDIA GPU"),
         (machine(BOTH, nvidia=True), EngineOptions(dtype="bfloat16", device="cpu"), "llama", "installed"),
         (machine(BOTH, nvidia=True, llama_offloads=True), EngineOptions(), "llama", "uses the GPU"),
         (machine(LLAMA, nvidia=True), EngineOptions(), "llama", "installed"),
         (machine(BOTH), EngineOptions(device="cuda"), "torch", "has no GPU"),
-        (machine(BOTH), EngineOptions(), "torch", "not vllm: --vllm-python names no interpreter"),
-        (machine(BOTH), EngineOptions(vllm_python="/vllm/python"), "vllm", "names an environment where it works"),
+        (machine(BOTH), EngineOptions(), "torch", "not vllm: not installed (optional; `--vllm-python` is not set)"),
+        (machine(BOTH), EngineOptions(vllm_python="/vllm/python"), "vllm", "vLLM works in the environment of"),
         (
             machine(BOTH),
             EngineOptions(vllm_python="/vllm/python", plays=True),
             "torch",
-            "it plays no episodes",
+            "it does not support multi-turn episodes",
         ),
         (machine(BOTH), EngineOptions(vllm_python="/broken/python"), "torch", "not vllm: it has no module vllm"),
         (machine(BOTH), EngineOptions(device="cpu", vllm_python="/vllm/python"), "torch", "runs on cuda, not on cpu"),
-        (machine(LLAMA), EngineOptions(dtype="q8_0", vllm_python="/unasked"), "llama", "does not compute in q8_0"),
+        (machine(LLAMA), EngineOptions(dtype="q8_0", vllm_python="/unasked"), "llama", "does not support q8_0"),
     ],
 )
 def test_the_first_engine_that_fits_is_taken(here: HostMachine, options: EngineOptions, name: str, why: str) -> None:
@@ -79,13 +79,13 @@ def test_several_threads_where_the_processor_computes_and_one_beside_a_gpu(
 def test_a_precision_that_only_one_engine_has_chooses_it() -> None:
     here = machine(BOTH, nvidia=True, llama_offloads=True)
     assert choose("auto", EngineOptions(dtype="q8_0"), here).name == "llama"
-    with pytest.raises(ConfigInvalid, match="does not compute in q8_0, but in bfloat16, float32"):
+    with pytest.raises(ConfigInvalid, match="does not support q8_0, only bfloat16, float32"):
         choose("torch", EngineOptions(dtype="q8_0"), here)
 
 
 def test_a_named_engine_is_taken_or_refused_with_what_it_lacks() -> None:
-    assert choose("torch", EngineOptions(), machine(BOTH)).why == "torch: it was asked for"
-    assert choose("llama", EngineOptions(), machine(BOTH, nvidia=True)).why == "llama: it was asked for"
+    assert choose("torch", EngineOptions(), machine(BOTH)).why == "torch: selected with --engine"
+    assert choose("llama", EngineOptions(), machine(BOTH, nvidia=True)).why == "llama: selected with --engine"
     with pytest.raises(ConfigInvalid, match="llama: gguf and llama_cpp not installed") as refused:
         choose("llama", EngineOptions(), machine(TORCH))
     assert "echo-swarm[llama]" in refused.value.hint
@@ -94,8 +94,8 @@ def test_a_named_engine_is_taken_or_refused_with_what_it_lacks() -> None:
 
 def test_vllm_by_name_is_taken_or_refused_with_what_it_lacks() -> None:
     choice = choose("vllm", EngineOptions(vllm_python="/vllm/python"), machine(BOTH))
-    assert (choice.why, choice.command[0]) == ("vllm: it was asked for", "/vllm/python")
-    with pytest.raises(ConfigInvalid, match="vllm: --vllm-python names no interpreter") as refused:
+    assert (choice.why, choice.command[0]) == ("vllm: selected with --engine", "/vllm/python")
+    with pytest.raises(ConfigInvalid, match="vllm: not installed") as refused:
         choose("vllm", EngineOptions(), machine(BOTH))
     assert "pip install vllm" in refused.value.hint
     with pytest.raises(ConfigInvalid, match="vllm: it has no module vllm"):
@@ -111,7 +111,7 @@ def test_an_interpreter_is_really_asked_for_its_vllm_and_once_only() -> None:
 
 
 def test_with_nothing_installed_the_next_step_is_said() -> None:
-    with pytest.raises(ConfigInvalid, match="No engine can sample on this machine") as refused:
+    with pytest.raises(ConfigInvalid, match="No installed engine can run here") as refused:
         choose("auto", EngineOptions(), machine(frozenset()))
     assert "pip install 'echo-swarm[torch]'" in refused.value.hint
 
@@ -129,7 +129,7 @@ def test_a_torch_that_cannot_use_the_card_is_refused_for_it_and_else_says_why_it
 ) -> None:
     with pytest.raises(ConfigInvalid, match=reason):
         choose("torch", EngineOptions(device="cuda"), here)
-    assert f"it samples on the processor, since {reason}" in choose("auto", EngineOptions(), here).why
+    assert f"it uses the CPU because {reason}" in choose("auto", EngineOptions(), here).why
     assert "processor, since" not in choose("auto", EngineOptions(), here._replace(driver=580, torch_cuda=13)).why
     assert threads_of(EngineOptions(threads=0), here._replace(threads=6)) == 6
 

@@ -69,7 +69,7 @@ def test_out_of_memory_costs_slots_then_the_request_and_never_the_process(groupe
     done = run_program("tight_memory.py", grouped)
     assert done.stdout.splitlines() == [
         "fewer at once, the same tokens",
-        "There is not enough memory for one sample.",
+        "Not enough memory for one sample.",
         "and goes on",
     ]
     assert "out of memory with 2048 samples at once; from now on 1024" in done.stderr

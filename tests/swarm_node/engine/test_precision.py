@@ -59,7 +59,7 @@ def test_a_card_computes_in_the_type_of_the_policy() -> None:
 def test_where_nothing_fits_the_figures_are_given_with_the_next_step(wanted: str) -> None:
     with pytest.raises(EngineFailed, match=r"4\.00 billion parameters take about .* and 2\.0 GB of memory") as refused:
         choose_precision(wanted, EngineOptions(), machine(), FOUR_B, Memory(None, 2 * GB))
-    assert refused.value.message.startswith("No engine of this machine can sample this round's model. ")
+    assert refused.value.message.startswith("No engine on this machine can run this round's model. ")
     assert "another model, free memory" in refused.value.hint
 
 

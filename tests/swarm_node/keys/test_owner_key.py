@@ -67,7 +67,7 @@ def test_passphrase_comes_from_a_file_or_a_descriptor_and_a_short_one_makes_no_k
     os.close(writing)
     assert owner_key.passphrase(None, reading) == WORDS
     os.close(reading)
-    with pytest.raises(ConfigInvalid, match="one place"):
+    with pytest.raises(ConfigInvalid, match="not both"):
         owner_key.passphrase(file, 0)
     with pytest.raises(ConfigInvalid, match="Cannot read"):
         owner_key.passphrase(tmp_path / "nowhere", None)

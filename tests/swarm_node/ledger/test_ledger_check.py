@@ -250,7 +250,7 @@ def test_the_owner_reads_where_it_is_logged_and_scripts_too() -> None:
     answer = Explanations(tolerance="", tolerances=b"", explanations=(told(),))
     states = {
         "logged": "entry 7",
-        "not_yet": "not in the ledger yet",
+        "not_yet": "Not in the ledger yet",
         "not_compared": "",
         "contradicted": "",
         "not_asked": "",

@@ -132,7 +132,7 @@ class TestWatch:
                 return await super().checkpoint()
 
         agent = LogWatch(Between(private), log.round_id, watcher.folder)
-        with pytest.raises(Overtaken, match="meanwhile"):
+        with pytest.raises(Overtaken, match="at the same time"):
             trio.run(agent.refresh)
         watcher.refuses(private, LedgerForked)
         assert watcher.forks()

@@ -129,7 +129,7 @@ def test_an_owner_is_told_what_the_log_does_not_name(tmp_path: Path) -> None:
         assert result.exit_code == 0, (result.output, result.exception)
         return result.output
 
-    assert "Note: the log names no root document" in told()
+    assert "Note: this old ledger has no root documents" in told()
     log.log_roots()
     assert "Note" not in told()
     rotate(tmp_path, "timestamp")

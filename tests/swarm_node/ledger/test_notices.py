@@ -36,7 +36,7 @@ def test_thief_cannot_change_the_address_quietly(caplog: pytest.LogCaptureFixtur
     assert "paid to text:mine" in told(caplog, tmp_path, earnings("text:mine"))
     assert told(caplog, tmp_path, earnings("text:mine")) == ""
     warned = told(caplog, tmp_path, earnings("text:mine", "text:thief", 3 * DAY_MS))
-    assert "becomes text:thief on 1970-01-04 00:00 UTC" in warned
+    assert "changes to text:thief on 1970-01-04 00:00 UTC" in warned
     assert "text:other" in told(caplog, tmp_path, earnings("text:mine", "text:other", 4 * DAY_MS))
     assert told(caplog, tmp_path, earnings("text:mine", "text:other", 4 * DAY_MS)) == ""
 

@@ -82,7 +82,7 @@ def drawn(snapshot: dict[str, Any], width: int = 100) -> str:
 def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view() -> None:
     promised = [
         "generating",
-        "7, 1 min 15 s old; latest is 8",
+        "7 (latest 8)",
         "1,234 tokens/s, llama",
         "400 pending, 1,200 payable",
     ]
@@ -97,7 +97,7 @@ def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view()
 
 def test_a_node_that_rests_has_put_its_version_down() -> None:
     """It was loaded before, and will be again."""
-    assert status_lines.version(told(version=0, resting="paused by you")) == "none loaded while paused; latest is 8"
+    assert status_lines.version(told(version=0, resting="paused by you")) == "none loaded while paused (latest 8)"
     assert (
         status_lines.version(told(version=0, newest_version=0, resting="paused by you")) == "none loaded while paused"
     )
@@ -125,13 +125,7 @@ def test_what_is_not_known_is_called_so() -> None:
         newest_version=0,
     )
     status = "\n".join(status_lines.of_status(unknown))
-    for words in (
-        "none loaded yet",
-        "not measured yet",
-        "not heard yet",
-        "none heard yet",
-        "temperature and power: not available",
-    ):
+    for words in ("none loaded yet", "not measured yet", "not known yet", "no verdict received", "not available"):
         assert words in status
     assert "waiting for the first version" in status
     assert drawn(unknown)
@@ -140,11 +134,11 @@ def test_what_is_not_known_is_called_so() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"resting": "paused by you"}, "resting: paused by you"),
+        ({"resting": "paused by you"}, "not working: paused by you"),
         ({"distrust": "proof ended"}, "stopped: proof ended"),
         (
             {"phase": "idle", "trouble": "Set the clock.", "trouble_ms": NOW_MS - 90_000},
-            "idle, in trouble for 1 min 30 s: Set the clock.",
+            "idle with a problem for 1 min 30 s: Set the clock.",
         ),
         ({"phase": "idle", "open_leases": 0, "no_work": "no budget"}, "idle: no budget"),
         ({"phase": "generating", "no_work": "no budget"}, "generating"),
@@ -178,7 +172,7 @@ def test_where_no_agent_runs_the_reason_of_the_last_one_is_told() -> None:
     last = {"at_ms": NOW_MS - 60_000, "code": "disk_full", "message": "No room.", "hint": "Make some."}
     assert list(status_lines.of_stopped("None runs.", last, now_ms=NOW_MS)) == [
         "None runs.",
-        "The last one ended 1 min 0 s ago: No room. [disk_full]",
+        "The last agent ended 1 min 0 s ago: No room. [disk_full]",
         "Make some.",
     ]
     assert "killed" in "\n".join(status_lines.of_stopped("None runs.", None, now_ms=NOW_MS))

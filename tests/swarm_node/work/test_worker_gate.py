@@ -124,4 +124,4 @@ async def test_a_lease_below_the_owners_floor_goes_back(autojump_clock: MockCloc
     world = World(leases=4)
     world.worker._price_floor = lambda: 2
     assert await world.run() == ["load v1", "lease v1", "back 0 1 2 3", "lease v1"]
-    assert "floor" in world.worker.idle_for
+    assert "your minimum is 2" in world.worker.idle_for

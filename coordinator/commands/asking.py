@@ -12,14 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import sqlalchemy as sa
-
 from coordinator.config import Config
-from coordinator.service.opening import led_until_ms
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable
 from protocol.people.addresses import host_and_port
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from coordinator.store.state import Database
 
 T = TypeVar("T")
@@ -64,7 +63,7 @@ def ask(
     return None
 
 
-def read_store(config: Config, effect: Callable[[sa.Connection], T]) -> T:
+def read_store(config: Config, effect: "Callable[[sa.Connection], T]") -> T:
     """An effect on the store of a stopped round, as its last launch left it."""
     with closing(opened_store(config)) as database:
         return database.run_now(effect)
@@ -80,6 +79,8 @@ def opened_store(config: Config) -> "Database":
 
 def stopped_since_ms(config: Config) -> int:
     """Since when nobody leads a round that gives no answer; one that is led and silent is another trouble."""
+    from coordinator.service.opening import led_until_ms
+
     since_ms = led_until_ms(config.round.directory)
     if since_ms is None:
         raise Unreachable(

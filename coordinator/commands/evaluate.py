@@ -14,7 +14,6 @@ import typer
 from coordinator.commands.asking import opened_store
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import load
-from coordinator.reports import overview
 from protocol.errors import ConfigInvalid, NotFound, Unreachable
 from protocol.text.lesson import lesson
 
@@ -56,6 +55,7 @@ def run(
 ) -> None:
     """Evaluate the newest version on the nodes of a running round."""
     from coordinator.base.clock import now_ms
+    from coordinator.reports import overview
     from coordinator.transactions import evaluations, policy_versions
     from coordinator.transactions.evaluations import EvaluationTerms
 
@@ -80,6 +80,7 @@ def run(
 )
 def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
     """List evaluations, the oldest first."""
+    from coordinator.reports import overview
     from coordinator.transactions import evaluations
 
     with closing(opened_store(load(config_file, settings))) as database:
@@ -102,6 +103,7 @@ def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_
 )
 def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
     """Show the last evaluation, or the last of a version, problem by problem."""
+    from coordinator.reports import overview
     from coordinator.transactions import evaluations
 
     with closing(opened_store(load(config_file, settings))) as database:

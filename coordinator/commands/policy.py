@@ -17,7 +17,6 @@ import typer
 
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
-from coordinator.transactions.policy_versions import newest_version
 from protocol.errors import OutOfOrder
 from protocol.text.lesson import lesson
 from protocol.text.plain import counted
@@ -197,6 +196,7 @@ def publish(
     from coordinator.audit.case import RoundArchive
     from coordinator.commands.asking import launched, require_round
     from coordinator.service import publication
+    from coordinator.transactions.policy_versions import newest_version
 
     config = load(config_file, settings)
     require_round(config)

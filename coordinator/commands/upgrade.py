@@ -5,7 +5,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import sqlalchemy as sa
 import typer
 
 from coordinator.commands.options import ConfigFile, Settings
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from coordinator.store.state import Database
 
 
-OTHERS = sa.text(
+OTHERS = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
     "AND backend_type = 'client backend'"
 )
@@ -62,7 +61,7 @@ def upgrade(
 
 def _refuse_company(config: Config, database: "Database") -> None:
     """API processes hold no lock of ours, but a connection."""
-    if config.store.url and (others := database.run_now(lambda connection: connection.execute(OTHERS).scalar())):
+    if config.store.url and (others := database.run_now(lambda connection: connection.exec_driver_sql(OTHERS).scalar())):
         raise ConfigInvalid(
             f"{others} other connections to the database are open.",
             hint="Stop every `swarm-coordinator api` of this round, and close all other connections.",

@@ -20,8 +20,6 @@ from typing import ClassVar
 from protocol.tasks import chance
 from protocol.tasks.betting import KUHN, LEDUC, BettingRules, BettingTable, strength
 from protocol.tasks.interface import Reward
-from protocol.tasks.poker_solver import situation
-from protocol.tasks.poker_tables import near_equilibrium
 
 ACTIONS: Mapping[str, str] = {"fold": "f", "call": "c", "check": "c", "raise": "r", "bet": "r"}
 SPOKEN: Mapping[str, str] = {"f": "fold", "c": "call", "r": "raise"}
@@ -172,6 +170,9 @@ class LimitHand:
 def weights_of(opponent: str, game: BettingRules, card: str, board: str, table: BettingTable) -> Sequence[int]:
     """How often an opponent does what, in the order of `BettingTable.legal`."""
     if opponent == "cfr":
+        from protocol.tasks.poker_solver import situation  # numpy, which no command needs that only reads settings
+        from protocol.tasks.poker_tables import near_equilibrium
+
         return near_equilibrium(game)[situation(card, board, table.history)]
     if opponent == "random":
         return [1] * len(table.legal)

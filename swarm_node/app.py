@@ -11,6 +11,7 @@ import trio
 from protocol.errors import SwarmError
 from swarm_node import member
 from swarm_node.allowance.governor import Governor
+from swarm_node.base.clock import now_ms
 from swarm_node.base.waiting import first_of
 from swarm_node.engine.client import Choose, open_engine
 from swarm_node.ledger.notices import Notices
@@ -18,7 +19,7 @@ from swarm_node.ledger.receipts import Claims
 from swarm_node.member import Member, cancel_on_signal, open_member
 from swarm_node.owner import stopped
 from swarm_node.owner.control_server import listening
-from swarm_node.owner.snapshot import Agent, AgentSnapshot, now_ms
+from swarm_node.owner.snapshot import Agent, AgentSnapshot
 from swarm_node.work.lease_log import Leased
 from swarm_node.work.outbox import Outbox
 from swarm_node.work.progress_reporter import ProgressReporter

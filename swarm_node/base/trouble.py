@@ -1,9 +1,9 @@
 """What stands in an agent's way: told of when it begins, not each time that it is met, and shown until it is over."""
 
 import logging
-import time
 
 from protocol.errors import SwarmError
+from swarm_node.base.clock import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Trouble:
 
     def show(self, error: SwarmError) -> None:
         """The same where somebody else tells of it."""
-        self.since_ms = self.since_ms if self.error else time.time_ns() // 1_000_000
+        self.since_ms = self.since_ms if self.error else now_ms()
         self.error = error
         self._told.add(error.code)
 

@@ -28,10 +28,10 @@ def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Show what the agent is doing, what it has earned, and why it does nothing; without one, why the last ended."""
     import trio
 
+    from swarm_node.base.clock import now_ms
     from swarm_node.owner import status_lines, stopped
     from swarm_node.owner.control_client import ask
     from swarm_node.owner.control_socket import NoAgent
-    from swarm_node.owner.snapshot import now_ms
 
     try:
         _show(trio.run(ask, home, "status"), as_json)

@@ -5,7 +5,6 @@
 
 import json
 import logging
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import trio
 
 from protocol.errors import SwarmError
 from protocol.people.owner import Earnings
+from swarm_node.base.clock import now_ms
 from swarm_node.base.disk import write_durably
 from swarm_node.coordinator_api.client import Coordinator
 
@@ -36,7 +36,7 @@ class Notices:
         while True:
             try:
                 earnings = await self._coordinator.earnings()
-                self.last = (time.time_ns() // 1_000_000, earnings)
+                self.last = (now_ms(), earnings)
                 self.announce(earnings)
             except SwarmError as error:  # the heartbeat tells what is wrong
                 log.debug("earnings not available: %s", error)

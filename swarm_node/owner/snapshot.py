@@ -6,11 +6,11 @@
 """
 
 import os
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from swarm_node.allowance.governor import Governor
+from swarm_node.base.clock import now_ms
 from swarm_node.ledger.notices import Notices
 from swarm_node.machine import use
 from swarm_node.member import Member
@@ -164,8 +164,3 @@ class Agent:
         at_ms, lease_id, verdict = self.sender.last
         said = {"outcome": verdict.outcome, "code": verdict.code, "message": verdict.message}
         return {"at_ms": at_ms, "lease_id": lease_id, "credit_micros": verdict.credit_micros, **said}
-
-
-def now_ms() -> int:
-    """By this machine's clock."""
-    return time.time_ns() // 1_000_000

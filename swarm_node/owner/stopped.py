@@ -5,12 +5,12 @@
 """
 
 import json
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from protocol.errors import DiskFull, SwarmError
+from swarm_node.base.clock import now_ms
 from swarm_node.base.disk import write_durably
 
 FILE = "stopped.json"
@@ -18,7 +18,7 @@ FILE = "stopped.json"
 
 def record_end(home: Path, error: SwarmError | None, said: str = "") -> None:
     """The agent ends now."""
-    told: dict[str, Any] = {"at_ms": time.time_ns() // 1_000_000, "said": said}
+    told: dict[str, Any] = {"at_ms": now_ms(), "said": said}
     if error is not None:
         told |= error.to_wire()
     with suppress(DiskFull):

@@ -16,7 +16,6 @@ The guard stops a node whose work is rejected again and again:
 
 import logging
 import math
-import time
 from collections import Counter, deque
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ from protocol.ids import LeaseId
 from protocol.work import evidence
 from protocol.work.evidence import RejectionEvidence
 from protocol.work.messages import Submission, Verdict
+from swarm_node.base.clock import now_ms
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work.outbox import Outbox
@@ -203,7 +203,7 @@ class Sender:
 
     def _note(self, lease_id: LeaseId, verdict: Verdict) -> None:
         self.verdicts[verdict.code or verdict.outcome] += 1
-        self.last = (time.time_ns() // 1_000_000, lease_id, verdict)
+        self.last = (now_ms(), lease_id, verdict)
         self.guard.record(lease_id, verdict)
         if verdict.outcome == "rejected":
             log.warning("rollout rejected lease=%s code=%s: %s", lease_id, verdict.code, verdict.message)

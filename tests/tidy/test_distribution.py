@@ -19,6 +19,19 @@ from tests.tidy.repository import ROOMS, ROOT, files
 
 NAME = "echo-swarm"
 SCRIPTS = {"swarm-coordinator": "coordinator.__main__:main", "swarm-node": "swarm_node.__main__:main"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "numpy",
+    "sqlalchemy",
+    "alembic",
+    "aiohttp",
+    "httpx",
+    "libp2p",
+    "tuf",
+    "boto3",
+    "nacl",
+}
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +83,14 @@ def test_each_program_starts_at_a_function(target: str) -> None:
 def normal(name: str) -> str:
     """A distribution's name as the package index compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize("program", ["coordinator.cli", "swarm_node.cli"])
+def test_help_loads_no_heavy_library(program: str) -> None:
+    """Every command pays for what its program imports: the heavy libraries are imported where they are used."""
+    show = f"import sys, {program}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-P", "-c", show], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
 
 
 def test_every_dependency_gives_its_reason_and_is_pinned() -> None:

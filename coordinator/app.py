@@ -38,7 +38,7 @@ from coordinator.config import Config
 from coordinator.reports import programs
 from coordinator.service import local_nodes, opening, tls
 from coordinator.service.reward_scorer import RewardScorer
-from coordinator.service.round import Round, join_string
+from coordinator.service.round import Round
 from coordinator.tasks.kinds import reward_spec
 from coordinator.transactions import audits, evaluations, fleet, leases, links, lottery, registry
 from coordinator.transactions.prompts import problem_of
@@ -141,7 +141,7 @@ async def run(
         if secure:
             await listen(runner, config.round.tls_listen, secure, handshake_s=runner.app[BOUNDS].handshake_s)
         announce(f"Leaderboard: http://{config.round.listen}")
-        announce(f"Join with:   swarm-node join {join_string(config, round_.round_id)}")
+        announce(f"Join with:   swarm-node join {config.round.join_string(round_.round_id)}")
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(every(1.0, lambda: _sweep(round_))),

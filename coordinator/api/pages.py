@@ -20,7 +20,6 @@ from coordinator.pages import board, entries, layout, node, training
 from coordinator.pages.board import Wish
 from coordinator.reports import history
 from coordinator.reports.ranking import RankingLine
-from coordinator.service.round import join_string
 from ledger import store
 from ledger.store import Recorded
 from protocol.errors import NotFound
@@ -90,7 +89,7 @@ async def entries_page(request: web.Request) -> web.Response:
         return store.entries(connection, start, entries.SHOWN), store.size(connection)
 
     found, size = await here.database.read(read)
-    join = join_string(here.config, here.round_id)
+    join = here.config.round.join_string(here.round_id)
     return _html(entries.render(start, found, size, join)).reply(request)
 
 
@@ -127,5 +126,5 @@ def _html(text: str, status: int = 200) -> Page:
 def missing(request: web.Request, error: NotFound) -> web.Response:
     """Render the page for a wrong address."""
     here = request.app[ROUND]
-    text = layout.error_page("Not here", error.message, error.hint, join_string(here.config, here.round_id))
+    text = layout.error_page("Not here", error.message, error.hint, here.config.round.join_string(here.round_id))
     return _html(text, error.http_status).reply(request)

@@ -39,7 +39,7 @@ from coordinator.pages.training import Training
 from coordinator.reports import curves, history, summary
 from coordinator.reports.curves import Curves
 from coordinator.reports.ranking import Fold, by_node, by_owner, by_team
-from coordinator.service.round import Round, join_string
+from coordinator.service.round import Round
 from coordinator.store.tables import versions
 from coordinator.transactions import evaluations, orders, standings
 from ledger import store
@@ -156,7 +156,7 @@ class Watch:
             days=dict(self._fold.days),
             ledger_size=store.size(connection),
             now_ms=moment_ms,
-            join_string=join_string(self._here.config, self._here.round_id),
+            join_string=self._here.config.round.join_string(self._here.round_id),
         )
 
     async def _training(self) -> Training:
@@ -178,7 +178,7 @@ class Watch:
             incidents=history.incidents(connection),
             orders=orders.about(connection),
             now_ms=moment_ms,
-            join_string=join_string(self._here.config, self._here.round_id),
+            join_string=self._here.config.round.join_string(self._here.round_id),
         )
 
     def _status(self, connection: sa.Connection, moment_ms: int) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def init(
     If the file does not exist, `init` asks a few questions and writes it, with an explanation of every setting.
     Then move keys/root.pem of the round's folder to offline storage: it is needed only to change the other keys.
     """
-    from coordinator.service.round import Round, join_string
+    from coordinator.service.round import Round
 
     new = not config_file.exists()
     if new:
@@ -44,7 +44,7 @@ def init(
     round_.close()
     if new:
         _say_next(config_file, config)
-    typer.echo(join_string(config, round_.round_id))
+    typer.echo(config.round.join_string(round_.round_id))
 
 
 def _asked(config_file: Path, settings: list[str]) -> list[str]:

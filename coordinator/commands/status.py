@@ -59,10 +59,8 @@ def status(
 
 def read_status(config: Config, config_file: Path) -> dict[str, Any]:
     """What the coordinator says of its round, or of a stopped one its store; and the string to join it with."""
-    from coordinator.service.round import join_string
-
     told = _told(config, config_file)
-    return told | {"join_string": join_string(asking.launched(config), told["round_id"])}
+    return told | {"join_string": asking.launched(config).round.join_string(told["round_id"])}
 
 
 def _told(config: Config, config_file: Path) -> dict[str, Any]:
@@ -74,9 +72,9 @@ def _told(config: Config, config_file: Path) -> dict[str, Any]:
         found = asking.ask(config, "GET", "/v1/status", as_operator=False)
     if found is not None:
         return found | {"stopped_since_ms": None, "stopped": ""}
+    asking.require_round(config)
     from coordinator.reports import summary
 
-    asking.require_round(config)
     since_ms, settings = asking.stopped_since_ms(config), asking.launched(config)
     told = asking.read_store(config, lambda store: summary.stopped(store, config=settings, since_ms=since_ms))
     return told | {"stopped": asking.stopped_line(config, config_file, since_ms)}

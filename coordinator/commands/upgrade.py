@@ -61,7 +61,9 @@ def upgrade(
 
 def _refuse_company(config: Config, database: "Database") -> None:
     """API processes hold no lock of ours, but a connection."""
-    if config.store.url and (others := database.run_now(lambda connection: connection.exec_driver_sql(OTHERS).scalar())):
+    if config.store.url and (
+        others := database.run_now(lambda connection: connection.exec_driver_sql(OTHERS).scalar())
+    ):
         raise ConfigInvalid(
             f"{others} other connections to the database are open.",
             hint="Stop every `swarm-coordinator api` of this round, and close all other connections.",

@@ -53,6 +53,11 @@ class RoundSection(Section):
     seed: int = Field(0, ge=0, description="random seed for the embedded model and for the prompts and their order")
     max_updates: int = Field(1000, ge=1, description="learner updates until the round is finished")
 
+    def join_string(self, round_id: str) -> str:
+        """Return what volunteers join with: the URL of the coordinator and the fingerprint of the round."""
+        url = self.public_url or (f"https://{self.tls_listen}" if self.tls_listen else f"http://{self.listen}")
+        return f"{url}#{round_id}"
+
 
 class ModelSection(Section):
     """The initial policy of the round."""

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from coordinator.config import Config
 from coordinator.reports.health import IDLE_MAX, UPDATES_LATELY, verifier_alarm
-from coordinator.reports.programs import long
 from coordinator.transactions.fleet import WAITS_TOO_LONG
 from coordinator.transactions.leases import terms_of
+from protocol.text.plain import duration_text
 
 State = Literal["starts", "works", "waits", "will wait", "stands", "finished"]
 
@@ -55,7 +55,7 @@ def explain_waiting(told: Mapping[str, Any], config: Config, *, backlog: int) ->
     cycle_s = sum(load.get(part, 0.0) for part in ("train_s", "broadcast_s", "rollout_s"))
     if waits_s > (WAITS_TOO_LONG * cycle_s + config.fleet.window_s if cycle_s else FIRST_WAIT_S):
         return LearnerWaiting(
-            "waits", f"The learner has waited {long(waits_s)} for batch {told['update'] + 1}. {_TOO_FEW}"
+            "waits", f"The learner has waited {duration_text(waits_s)} for batch {told['update'] + 1}. {_TOO_FEW}"
         )
     if not told["update"]:
         return LearnerWaiting("works", "No update is done yet: the first batch is being sampled, or trained on.")

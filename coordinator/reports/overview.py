@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from coordinator.reports.programs import long
-from protocol.text.plain import counted
+from protocol.text.plain import counted, duration_text
 
 Tone = Literal["good", "bad", "plain"]
 
@@ -58,7 +57,9 @@ def parts(told: Mapping[str, Any]) -> list[OverviewPart]:
 def shown_age(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
     """That the figures are old, where they are."""
     if told.get("age_s", 0.0) >= OLD_S:
-        yield OverviewPart("figures", (f"These figures are {long(told['age_s'])} old: the machine is busy.",), "bad")
+        yield OverviewPart(
+            "figures", (f"These figures are {duration_text(told['age_s'])} old: the machine is busy.",), "bad"
+        )
 
 
 def _verdict(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
@@ -104,7 +105,7 @@ def _standby(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
     """How far the standby copy is, if one follows."""
     if copy := told.get("standby"):
         where = f" at {copy['target']}" if copy.get("target") else ""
-        lines = [f"the copy{where} is {long(copy['behind_s'])} behind"]
+        lines = [f"the copy{where} is {duration_text(copy['behind_s'])} behind"]
         if not copy["keeps_up"]:
             lines.append("it is not waited for any more: what is published now may be missing in it")
         lines += [one for one in [copy.get("problem")] if one]
@@ -121,7 +122,7 @@ def _round(told: Mapping[str, Any]) -> Iterator[str]:
     )
     ages = {"last update": told.get("update_age_s"), "learner heard of": told.get("learner_silent_s")}
     since_s = told.get("age_s", 0.0)
-    known = [f"{name} {long(age + since_s)} ago" for name, age in ages.items() if age is not None]
+    known = [f"{name} {duration_text(age + since_s)} ago" for name, age in ages.items() if age is not None]
     if known or told.get("programs"):
         yield ", ".join([*known, *(_program(name, one) for name, one in told.get("programs", {}).items())])
 

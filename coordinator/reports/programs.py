@@ -16,6 +16,7 @@ from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import batches
 from coordinator.transactions.leases import latest_batch
 from coordinator.transactions.policy_versions import newest_version
+from protocol.text.plain import duration_text
 
 CHILDREN = "children"
 """The fact of how each child fares: `coordinator.base.children.Life`, and since when."""
@@ -92,14 +93,6 @@ def figures(connection: sa.Connection, config: Config, now_ms: int) -> dict[str,
     } | _alarms(alarm, next(filter(None, others), ""))
 
 
-def long(seconds: float) -> str:
-    """A time in words that are short enough."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def _alarms(learner: str, others: str) -> dict[str, str]:
     return {"learner_alarm": learner, "programs_alarm": learner or others}
 
@@ -117,13 +110,13 @@ def _learner_alarm(
         return _ended("learner", child, log, now_ms)
     if child and child["ended_ms"] and child["ended_ms"] > reported_ms:
         times = "" if child["restarts"] < 2 else f", {child['restarts']} times since the launch"
-        ago = long((now_ms - child["ended_ms"]) / 1000)
+        ago = duration_text((now_ms - child["ended_ms"]) / 1000)
         return (
             f"The learner ended with code {child['code']} {ago} ago{times}, and has made no update since; it is "
             f"started again. {log} says why it ended."
         )
     if silent_s is not None and silent_s > may_s:
-        return f"Nothing was heard of the learner for {long(silent_s)}. {log}, or that of its own machine, says more."
+        return f"The learner has not reported for {duration_text(silent_s)}. Read {log}, or the log of its machine."
     return ""
 
 
@@ -141,7 +134,7 @@ def _other_alarm(name: str, child: Mapping[str, Any], log: str, now_ms: int) -> 
 
 
 def _ended(name: str, child: Mapping[str, Any], log: str, now_ms: int) -> str:
-    ago = long((now_ms - child["since_ms"]) / 1000)
+    ago = duration_text((now_ms - child["since_ms"]) / 1000)
     return (
         f"The {name} ended with code {child['code']} {ago} ago and is not started again. {log} says why; mend that, "
         "and launch the round again."

@@ -275,10 +275,3 @@ class Round:
     def close(self) -> None:
         self._beside.shutdown()
         self._held.close()
-
-
-def join_string(config: Config, round_id: str) -> str:
-    """What an operator hands to volunteers: where to go, and whom to trust."""
-    place = config.round
-    url = place.public_url or (f"https://{place.tls_listen}" if place.tls_listen else f"http://{place.listen}")
-    return f"{url}#{round_id}"

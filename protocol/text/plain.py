@@ -24,3 +24,11 @@ def size_text(count: float) -> str:
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
     return f"{count:.0f} B"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time in its largest unit of which there are at least two, as `5 min`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -85,7 +85,7 @@ def test_a_learner_that_says_nothing_stands(at_work: World) -> None:
     assert told(at_work, programs.QUIET_MIN_S)["learner"]["state"] == "works"
     found = told(at_work, 7200)
     assert found["learner"]["state"] == "stands"
-    assert "Nothing was heard of the learner for 2 h" in found["alarm"]
+    assert "The learner has not reported for 2 h" in found["alarm"]
 
 
 def test_a_learner_that_never_came_stands(world: World) -> None:

@@ -19,7 +19,6 @@ from cryptography.x509.oid import NameOID
 from coordinator.api.guard import Bounds, Runner, listen
 from coordinator.config import Config, load
 from coordinator.service import tls
-from coordinator.service.round import join_string
 from protocol.errors import ConfigInvalid
 from tests.coordinator.served import serve
 
@@ -193,4 +192,4 @@ def test_a_certificate_that_cannot_be_served_is_refused_at_the_start(tmp_path: P
 
 
 def test_nodes_are_sent_to_the_secure_address(tmp_path: Path) -> None:
-    assert join_string(config(tmp_path), "ab") == "https://127.0.0.1:8443#ab"
+    assert config(tmp_path).round.join_string("ab") == "https://127.0.0.1:8443#ab"

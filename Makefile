@@ -29,7 +29,7 @@ GPU_PACKAGES := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP),.venv-gpu/.i
 GPU_PATH := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),,$(CURDIR)/.venv-gpu:)$(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tree demo demo-real test adversaries test-vllm test-trl test-real test-gpu test-install check lint lock clean reference screenshots recording accessibility
+.PHONY: help setup tree demo demo-real test test-fast adversaries test-vllm test-trl test-real test-gpu test-install check lint lock clean reference screenshots recording accessibility
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,11 @@ test: lint $(REAL)/.installed  ## lint and all tests, WORKERS=3 at a time; ARGS 
 	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
 	  [ $$? -eq 1 ] && echo 'make test: the tests that failed run once more, one at a time.' >&2 && \
 	  env -u SWARM_VLLM_PYTHON $(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst $(ARGS); }
+
+FAST := tests/protocol tests/ledger tests/coordinator/rules tests/coordinator/config tests/swarm_node/picker
+
+test-fast: $(STAMP)  ## the tests of what is pure, in about a minute: protocol, ledger, rules, settings, picker
+	@$(BIN)/pytest -q -n $(WORKERS) $(FAST) $(ARGS)
 
 test-vllm: export SWARM_VLLM_PYTHON = $(abspath $(VLLM))/bin/python
 test-vllm: $(STAMP) $(VLLM)/.installed  ## make vLLM's own environment (3.5 GB) and test the engine in it

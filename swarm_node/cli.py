@@ -14,22 +14,10 @@ import typer
 from protocol.errors import ConfigInvalid, DiskFull, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
 from protocol.text.lesson import lesson
 from protocol.text.log_lines import VARIABLE
+from protocol.text.option_groups import with_option_groups
 from swarm_node.base import locks, logs
 from swarm_node.commands import agent, appeal, doctor, join, keys, ledger
-from swarm_node.commands.options import (
-    DEFAULT_HOME,
-    Device,
-    DeviceOption,
-    DtypeOption,
-    EngineDtype,
-    EngineName,
-    EngineOption,
-    GpuLayersOption,
-    Home,
-    JoinText,
-    ThreadsOption,
-    VllmPythonOption,
-)
+from swarm_node.commands.options import DEFAULT_HOME, EngineChoice, Home, JoinText
 
 app = typer.Typer(
     help="Run a node in a training round: download signed model versions, generate samples, earn credit.",
@@ -107,6 +95,7 @@ def program(
         "Exit codes: 0 done, 1 failed, 2 wrong usage.",
     )
 )
+@with_option_groups
 def bench(
     policy: Annotated[
         str,
@@ -114,18 +103,14 @@ def bench(
             metavar="POLICY", help="A policy folder, or the join string of a round that this home has joined."
         ),
     ],
+    *,
     home: Annotated[Path, typer.Option(help="The node's folder; used with a join string.")] = DEFAULT_HOME,
     task: Annotated[str, typer.Option(help="Task whose prompts are used; with a folder.")] = "arithmetic",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per completion; with a folder.")] = 128,
     samples: Annotated[int, typer.Option(min=1, max=64, help="Completions per prompt.")] = 16,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Number of prompt groups sampled at once.")] = 8,
     batches: Annotated[int, typer.Option(min=1, help="Number of measured batches, after one warm-up batch.")] = 4,
-    engine: EngineOption = EngineName.AUTO,
-    threads: ThreadsOption = 0,
-    device: DeviceOption = Device.AUTO,
-    dtype: DtypeOption = EngineDtype.AUTO,
-    gpu_layers: GpuLayersOption = -1,
-    vllm_python: VllmPythonOption = "",
+    sampling: EngineChoice,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, without a progress bar.")] = False,
 ) -> None:
     """Measure the sampling speed of this machine in tokens per second, for prompts and decoding separately."""
@@ -138,7 +123,7 @@ def bench(
     from protocol.policy.manifest import Sampler
     from swarm_node.commands import bench as benching
     from swarm_node.coordinator_api import join_string as joining
-    from swarm_node.engine.choose import Choice, EngineOptions, for_policy
+    from swarm_node.engine.choose import Choice, for_policy
 
     logs.to_stderr(quiet=True)
     subject = (
@@ -146,10 +131,9 @@ def bench(
         if "://" in policy
         else benching.Subject(Path(policy), task, Sampler(temperature=1.0, max_new_tokens=max_new_tokens))
     )
-    options = EngineOptions(threads, device.value, dtype.value, gpu_layers, vllm_python)
 
     def choose(plays: bool, unfit: Mapping[str, str]) -> Choice:
-        choice = for_policy(engine.value, options, plays, unfit)
+        choice = for_policy(sampling.engine.value, sampling.within(), plays, unfit)
         typer.echo(choice.why, err=True)
         return choice
 

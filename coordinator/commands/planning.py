@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +11,10 @@ import typer
 from coordinator.commands.options import AsJson, Settings
 from coordinator.config import Config, load
 from protocol.errors import NotFound, Unreachable
+from protocol.text.option_groups import with_option_groups
 
 if TYPE_CHECKING:
-    from coordinator.sim.scenario import Scenario
+    from coordinator.sim.scenario import Scenario, SimulatedPool
 
 ConfigFile = Annotated[
     Path,
@@ -179,30 +180,65 @@ def _plan_live(config: Config, gamma: float, learner_price: float, *, as_json: b
     typer.echo(json.dumps(found, indent=2) if as_json else live_plan.text(found))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """The options that describe the nodes of a simulated round."""
+
+    group_s: GroupS
+    nodes: Annotated[int, typer.Option(min=1, max=100_000, help="Number of nodes.")] = 100
+    at_once: AtOnce = 1
+    spread: SpreadOption = 0.3
+    lengths: Annotated[float, _number("Spread of group lengths: sigma of a log-normal.", most=3)] = 0.5
+    foresight: Annotated[float, _number("Share of that spread that is predicted before sampling.", most=1)] = 0.0
+    node_price: NodePrice = 0.0
+    stay_s: Annotated[float | None, _number("Mean time that a node stays, in seconds.", least=1e-3)] = None
+    preempt_s: Annotated[float | None, _number("Mean time until a node is preempted, in seconds.", least=1e-3)] = None
+    away_s: Annotated[float, _number("Mean time until another node replaces it, in seconds.", least=1e-3)] = 3600.0
+    liars: Annotated[float, _number("Share of nodes that forge samples and overstate their speed.", most=1)] = 0.0
+
+    def pool(self) -> "SimulatedPool":
+        """Return the pool that the simulation draws its nodes from."""
+        from coordinator.sim.scenario import SimulatedPool
+
+        return SimulatedPool(
+            nodes=self.nodes,
+            group_s=self.group_s,
+            at_once=self.at_once,
+            speed_spread=self.spread,
+            length_spread=self.lengths,
+            foresight=self.foresight,
+            price_per_hour=self.node_price,
+            price_spread=self.spread,
+            stay_s=_or_ever(self.stay_s),
+            preempt_s=_or_ever(self.preempt_s),
+            away_s=self.away_s,
+            liars=self.liars,
+        )
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """The options that describe what a version travels over."""
+
+    broadcast_s: Annotated[float, _number("Time from publication to a node's first token, in seconds.")] = 0.0
+    size_mb: Annotated[float, _number("Size of a version, in MB; if given, its transfer is simulated.")] = 0.0
+    source_mbit: SourceMbit = 1000.0
+    node_mbit: NodeMbit = 100.0
+    node_up_mbit: Annotated[float, _number("Mean uplink of a node, Mbit/s.", least=1e-3)] = 20.0
+    load_s: LoadS = 0.0
+
+
+@with_option_groups
 def simulate(
     config_file: ConfigFile,
     settings: Settings,
+    *,
     train_s: TrainS,
-    group_s: GroupS,
-    nodes: Annotated[int, typer.Option(min=1, max=100_000, help="Number of nodes.")] = 100,
     updates: Annotated[int, typer.Option(min=1, help="Number of updates to simulate.")] = 100,
-    at_once: AtOnce = 1,
-    broadcast_s: Annotated[float, _number("Time from publication to a node's first token, in seconds.")] = 0.0,
-    size_mb: Annotated[float, _number("Size of a version, in MB; if given, its transfer is simulated.")] = 0.0,
-    source_mbit: SourceMbit = 1000.0,
-    node_mbit: NodeMbit = 100.0,
-    node_up_mbit: Annotated[float, _number("Mean uplink of a node, Mbit/s.", least=1e-3)] = 20.0,
-    load_s: LoadS = 0.0,
+    fleet: PoolOptions,
+    network: LinkOptions,
     gamma: Annotated[float | None, _number("Replaces `fleet.gamma`; 0: every node works.")] = None,
-    node_price: NodePrice = 0.0,
     learner_price: LearnerPrice = 0.0,
-    spread: SpreadOption = 0.3,
-    lengths: Annotated[float, _number("Spread of group lengths: sigma of a log-normal.", most=3)] = 0.5,
-    foresight: Annotated[float, _number("Share of that spread that is predicted before sampling.", most=1)] = 0.0,
-    stay_s: Annotated[float | None, _number("Mean time that a node stays, in seconds.", least=1e-3)] = None,
-    preempt_s: Annotated[float | None, _number("Mean time until a node is preempted, in seconds.", least=1e-3)] = None,
-    away_s: Annotated[float, _number("Mean time until another node replaces it, in seconds.", least=1e-3)] = 3600.0,
-    liars: Annotated[float, _number("Share of nodes that forge samples and overstate their speed.", most=1)] = 0.0,
     continues: Annotated[
         bool, typer.Option("--continue/--no-continue", help="Continue partial rollouts of lost nodes.")
     ] = True,
@@ -216,18 +252,17 @@ def simulate(
     Nodes, learner and network are simulated: nothing is sampled, trained or sent. Use it to see the effect of a setting
     before a swarm exists: how long the learner waits, the staleness of its rollouts, and the wasted work.
     """
-    from coordinator.sim.scenario import Links, SimulatedPool, scenario_of
+    from coordinator.sim.scenario import Links, scenario_of
 
-    comings = {"stay_s": _or_ever(stay_s), "preempt_s": _or_ever(preempt_s), "away_s": away_s, "liars": liars}
-    pool = SimulatedPool(nodes, group_s, at_once, spread, lengths, foresight, node_price, spread, **comings)
+    links = (network.size_mb, network.source_mbit, network.node_mbit, network.node_up_mbit)
     scenario = scenario_of(
         load(config_file, settings),
-        pool,
+        fleet.pool(),
         updates=updates,
         train_s=train_s,
-        broadcast_s=broadcast_s,
-        broadcast_spread=spread,
-        links=Links(size_mb, source_mbit, node_mbit, node_up_mbit, spread, load_s),
+        broadcast_s=network.broadcast_s,
+        broadcast_spread=fleet.spread,
+        links=Links(*links, spread=fleet.spread, load_s=network.load_s),
         learner_price_per_hour=learner_price,
         continues=continues,
         seed=seed,

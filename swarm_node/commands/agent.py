@@ -6,20 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from protocol.text.lesson import lesson
-from swarm_node.commands.options import (
-    DEFAULT_HOME,
-    AsJson,
-    BatteryOption,
-    FloorOption,
-    Home,
-    HoursOption,
-    IdleOption,
-    PowerOption,
-    UploadOption,
-    VramOption,
-    ZoneOption,
-    given,
-)
+from protocol.text.option_groups import with_option_groups
+from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, LimitOptions
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed or no agent is running, 2 wrong usage."
 
@@ -64,19 +52,14 @@ def leave(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     _order("leave", home, as_json, "Stopping: unfinished work is returned to the coordinator.")
 
 
+@with_option_groups
 def limits(
+    *,
     home: Home = DEFAULT_HOME,
-    hours: HoursOption = None,
-    zone: ZoneOption = None,
-    idle_minutes: IdleOption = None,
-    on_battery: BatteryOption = None,
-    power_watts: PowerOption = None,
-    vram_share: VramOption = None,
+    changes: LimitOptions,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine; 0: the value of `join --threads`.")
     ] = None,
-    upload_gb: UploadOption = None,
-    price_floor: FloorOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show or change this node's limits; a running agent applies changes within seconds.
@@ -88,17 +71,7 @@ def limits(
     from swarm_node.allowance import settings
     from swarm_node.keys import identity
 
-    named = given(
-        hours=hours,
-        zone=zone,
-        idle_minutes=idle_minutes,
-        on_battery=on_battery,
-        power_watts=power_watts,
-        vram_share=vram_share,
-        threads=threads,
-        upload_gb=upload_gb,
-        price_floor=price_floor,
-    )
+    named = changes.typed() | ({} if threads is None else {"threads": threads})
     found = settings.changed(home, named)
     if named:
         settings.write(home, found)

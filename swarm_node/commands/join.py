@@ -2,47 +2,32 @@
 
 import json
 import logging
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from protocol.errors import SwarmError, named
 from protocol.people.nicknames import nickname
+from protocol.text.option_groups import with_option_groups
 from protocol.text.plain import counted
 from swarm_node.base import logs
 from swarm_node.base.waiting import leave_with_parent
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
     DEFAULT_HOME,
-    AdvertiseOption,
-    BatteryOption,
-    Device,
-    DeviceOption,
     DryRunOption,
-    DtypeOption,
-    EngineDtype,
-    EngineName,
-    EngineOption,
-    FloorOption,
-    GpuLayersOption,
-    HoursOption,
-    IdleOption,
+    EngineChoice,
     JoinText,
-    ListenOption,
-    MapPortOption,
-    PowerOption,
+    LimitOptions,
+    NameOption,
     PriceOption,
     Quiet,
-    ShareOption,
-    ThreadsOption,
+    ReachOptions,
     UploadOption,
-    VllmPythonOption,
-    VramOption,
-    ZoneOption,
     check_settings,
-    given,
 )
 
 if TYPE_CHECKING:
@@ -57,36 +42,21 @@ log = logging.getLogger(__name__)
 EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 error, 2 wrong usage."
 
 
+@with_option_groups
 def join(
     join_string: JoinText,
-    witness: WitnessKeys,
+    *,
+    name: NameOption = "",
     price: PriceOption = 1_000_000,
-    name: Annotated[
-        str, typer.Option(help="Name of this node on the leaderboard; by default a generated nickname.")
-    ] = "",
     home: Annotated[Path, typer.Option(help="Folder for the key, unsent work and policy files.")] = DEFAULT_HOME,
-    listen: ListenOption = "",
-    advertise: AdvertiseOption = "",
-    share: ShareOption = True,
-    map_port: MapPortOption = None,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Number of prompt groups sampled at once.")] = 8,
     owner: Annotated[
         Path | None, typer.Option(help="File with the owner's delegation to this node; the node keeps a copy.")
     ] = None,
-    engine: EngineOption = EngineName.AUTO,
-    threads: ThreadsOption = 0,
-    device: DeviceOption = Device.AUTO,
-    dtype: DtypeOption = EngineDtype.AUTO,
-    gpu_layers: GpuLayersOption = -1,
-    vllm_python: VllmPythonOption = "",
-    hours: HoursOption = None,
-    zone: ZoneOption = None,
-    idle_minutes: IdleOption = None,
-    on_battery: BatteryOption = None,
-    power_watts: PowerOption = None,
-    vram_share: VramOption = None,
-    upload_gb: UploadOption = None,
-    price_floor: FloorOption = None,
+    sampling: EngineChoice,
+    limits: LimitOptions,
+    reach: ReachOptions,
+    witness: WitnessKeys,
     quorum: Quorum = None,
     dry_run: DryRunOption = False,
     plain: Annotated[bool, typer.Option("--plain", help="Print log lines only, without the live view.")] = False,
@@ -106,25 +76,19 @@ def join(
 
     from swarm_node import app as agent
     from swarm_node.allowance.settings import changed
-    from swarm_node.engine.choose import EngineOptions, choose, this_machine, threads_of
+    from swarm_node.engine.choose import choose, this_machine, threads_of
 
     logs.to_stderr(quiet)
     if child:
         leave_with_parent()
-    typed = given(hours=hours, zone=zone, idle_minutes=idle_minutes, on_battery=on_battery, power_watts=power_watts)
-    typed |= given(vram_share=vram_share, upload_gb=upload_gb, price_floor=price_floor)
-    kept = changed(home, typed)
-    options = EngineOptions(
-        kept.threads or threads, device.value, dtype.value, gpu_layers, vllm_python, kept.vram_share
-    )
+    options = sampling.within(changed(home, limits.typed()))
     machine = this_machine()
-    choose(engine.value, options, machine)  # refused at once, not when the first version has been fetched
+    choose(sampling.engine.value, options, machine)  # refused at once, not when the first version has been fetched
     trusted = witnesses_of(witness, quorum)
-    reach = ReachOptions(listen, advertise, share, map_port)
-    me = _member(join_string, home, name, reach, typed, price=price, owner=owner, witnesses=trusted)
+    me = _member(join_string, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted)
     if dry_run or not (quiet or as_json):
         _preview(me, must=dry_run)
-    choose_engine = _fitting(me, engine.value, options, machine)
+    choose_engine = _fitting(me, sampling.engine.value, options, machine)
     if dry_run:
         return
     settings = agent.AgentSettings(
@@ -137,16 +101,13 @@ def join(
     _say(trio.run(agent.run, settings), as_json)
 
 
+@with_option_groups
 def mirror(
     join_string: JoinText,
-    name: Annotated[
-        str, typer.Option(help="Name of this node on the leaderboard; by default a generated nickname.")
-    ] = "",
+    *,
+    name: NameOption = "",
     home: Annotated[Path, typer.Option(help="Folder for the key and policy files.")] = DEFAULT_HOME,
-    listen: ListenOption = "",
-    advertise: AdvertiseOption = "",
-    share: ShareOption = True,
-    map_port: MapPortOption = None,
+    reach: ReachOptions,
     upload_gb: UploadOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for every stored version.")] = False,
     quiet: Quiet = False,
@@ -161,23 +122,13 @@ def mirror(
     from swarm_node import mirror as mirroring
 
     logs.to_stderr(quiet)
-    reach = ReachOptions(listen, advertise, share, map_port)
-    settings = _member(join_string, home, name, reach, given(upload_gb=upload_gb))
+    settings = _member(join_string, home, name, reach, LimitOptions(upload_gb=upload_gb).typed())
 
     def tell(held: mirroring.Held) -> None:
         said = json.dumps(held.to_json()) if as_json else f"Version {held.version} stored: {held.bytes} bytes."
         print(said, flush=True)
 
     trio.run(partial(mirroring.run, settings, tell=tell))
-
-
-class ReachOptions(NamedTuple):
-    """Options on how other nodes reach this one."""
-
-    listen: str
-    advertise: str
-    share: bool
-    map_port: bool | None
 
 
 def _member(
@@ -204,7 +155,7 @@ def _member(
         home=home,
         name=name or nickname(me),
         price_micros_per_mtok=price,
-        **reach._asdict(),
+        **asdict(reach),
         delegation=delegation.kept(home, me, owner),
         limits=limits,
         witnesses=witnesses or member.NOBODY,

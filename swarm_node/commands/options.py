@@ -1,13 +1,18 @@
 """Options that several commands of `swarm-node` share, and what all of them do with addresses."""
 
 import os
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage
+
+if TYPE_CHECKING:
+    from swarm_node.allowance.settings import Limits
+    from swarm_node.engine.choose import EngineOptions
 
 
 class Device(StrEnum):
@@ -86,6 +91,7 @@ Home = Annotated[Path, typer.Option(help="The node's folder.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print demand, expected earnings and whether the model fits; then exit.")
 ]
+NameOption = Annotated[str, typer.Option(help="Name of this node on the leaderboard; by default a generated nickname.")]
 PriceOption = Annotated[int, typer.Option(help="Your price in micro-units per million validated tokens.")]
 
 HoursOption = Annotated[str | None, typer.Option(help="Working hours, such as 22:00-07:00; '': always.")]
@@ -104,9 +110,52 @@ FloorOption = Annotated[
 ]
 
 
-def given(**values: Any) -> dict[str, Any]:
-    """The limits that were typed."""
-    return {name: value for name, value in values.items() if value is not None}
+@dataclass(frozen=True)
+class EngineChoice:
+    """The options that say which engine samples, and where."""
+
+    engine: EngineOption = EngineName.AUTO
+    threads: ThreadsOption = 0
+    device: DeviceOption = Device.AUTO
+    dtype: DtypeOption = EngineDtype.AUTO
+    gpu_layers: GpuLayersOption = -1
+    vllm_python: VllmPythonOption = ""
+
+    def within(self, limits: "Limits | None" = None) -> "EngineOptions":
+        """Return what `swarm_node.engine.choose` needs; the owner's limits decide threads and memory."""
+        from swarm_node.engine.choose import EngineOptions
+
+        threads = (limits.threads if limits else 0) or self.threads
+        share = limits.vram_share if limits else 1.0
+        return EngineOptions(threads, self.device.value, self.dtype.value, self.gpu_layers, self.vllm_python, share)
+
+
+@dataclass(frozen=True)
+class ReachOptions:
+    """The options that say how other nodes reach this one."""
+
+    listen: ListenOption = ""
+    advertise: AdvertiseOption = ""
+    share: ShareOption = True
+    map_port: MapPortOption = None
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """The owner's limits; None leaves a limit as it is in limits.toml."""
+
+    hours: HoursOption = None
+    zone: ZoneOption = None
+    idle_minutes: IdleOption = None
+    on_battery: BatteryOption = None
+    power_watts: PowerOption = None
+    vram_share: VramOption = None
+    upload_gb: UploadOption = None
+    price_floor: FloorOption = None
+
+    def typed(self) -> dict[str, Any]:
+        """Return the limits that were typed."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def check_settings(name: str, price: int, listen: str, advertise: str) -> None:

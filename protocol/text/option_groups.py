@@ -1,0 +1,43 @@
+"""Groups of command line options: a parameter whose type is a dataclass stands for the options that are its fields.
+
+- A field is an option as a parameter would be: its name, its type with `typer.Option` in `Annotated`, its default.
+- The options stand where the group stands in the signature; several commands may have the same group.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from typing import Any, get_type_hints
+
+Command = Callable[..., None]
+
+
+def with_option_groups(command: Command) -> Command:
+    """Return the command with every group replaced by its options; a call fills the groups again."""
+    signature = inspect.signature(command, eval_str=True)
+    kinds = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    groups: dict[str, Any] = {name: kind for name, kind in kinds.items() if is_dataclass(kind)}
+    options = [option for parameter in signature.parameters.values() for option in _options(parameter)]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        filled = {name: kind(**{f.name: values.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
+        command(**values, **filled)
+
+    run.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]  # read by typer
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
+
+
+def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    kind = parameter.annotation
+    if not is_dataclass(kind):
+        yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        return
+    types = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
+        )

@@ -388,6 +388,8 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        full = DiskFull("There is no room for what this command writes.", hint="Free some, or send it elsewhere.")
+        full = DiskFull(
+            "No space left on the disk for the output of this command.", hint="Free some space, or write elsewhere."
+        )
         typer.echo(f"swarm-coordinator: {named(full)}", err=True)
         sys.exit(1)

@@ -142,7 +142,8 @@ def staleness_bound(load: PoolLoad, kappa: int, rate: float | None = None) -> in
 
 def least_staleness(load: PoolLoad, kappa: int = 1) -> int:
     """The smallest S at which publishing every `kappa` updates costs the learner nothing, by `Visible`."""
-    return kappa - 1 + _ceil(load.steps_per_broadcast + max(1.0, load.steps_per_rollout))
+    steps = load.steps_per_broadcast + max(1.0, load.steps_per_rollout) * (1 - ROUNDING)  # as `Visible.holds` rounds
+    return kappa - 1 + math.ceil(steps)
 
 
 def _worth_s(load: PoolLoad, rate: float) -> float:

@@ -110,7 +110,7 @@ class GrowingFile:
             self._blobs.read(chunk)
             if chunk_id(piece) != chunk:
                 raise UnknownChunk(
-                    f"Chunk {chunk[:12]}… went bad on its way into {self.path.name}.",
+                    f"Chunk {chunk[:12]}… was damaged while it was copied into {self.path.name}.",
                     hint="It will be tried again; if this repeats, check the disk.",
                 )
         raise self._contradicted()

@@ -34,7 +34,7 @@ def test_a_node_that_was_banned_by_mistake_appeals_and_is_paid(swarm: Swarm, pol
         assert "1 wait for a ruling" in said(swarm, "swarm-coordinator", "appeals", "list", file)
         shown = said(swarm, "swarm-coordinator", "appeals", "show", file, "1")
         assert "| Why me?" in shown
-        assert f"would pay 1 claim, {verdict.credit_micros} micro-units" in shown
+        assert f"granting it pays 1 claim, {verdict.credit_micros} micro-units" in shown
         words = ("appeals", "rule", file, "1", "grant", "--code", "our_mistake", "--reason", "Sorry.")
         assert f"{verdict.credit_micros} micro-units reinstated" in said(swarm, "swarm-coordinator", *words)
         assert "nothing changed" in said(swarm, "swarm-coordinator", *words)

@@ -168,7 +168,7 @@ def test_probabilities_that_are_no_numbers_fail_the_group(child: Child, policy: 
     folder = changed(policy, tmp_path / "policy", lambda tensor: tensor * math.nan)
     (folder / FILE_NAME).unlink()
     child.load(folder)
-    assert "no numbers" in message_of(child.ends(asked(PROMPTS[0])))
+    assert "NaN" in message_of(child.ends(asked(PROMPTS[0])))
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,9 @@ async def test_restore_says_what_the_copy_has_and_how_to_go_on(tmp_path: Path) -
         entries = await served.round.database.read(store.size)
     said = ["restore", str(target), str(new), "--passphrase-file", str(passphrase)]
     assert "second history" in str(CliRunner().invoke(app, said).exception)
-    assert "is for a take-over" in str(CliRunner().invoke(app, [*said, "--after-gap", "--nothing-newer"]).exception)
+    assert "--after-gap needs --take-over" in str(
+        CliRunner().invoke(app, [*said, "--after-gap", "--nothing-newer"]).exception
+    )
     done = CliRunner().invoke(app, [*said, "--take-over", "--nothing-newer"])
     assert done.exit_code == 0, done.output
     assert f"version 1, {entries} entries of the ledger" in done.output

@@ -53,7 +53,7 @@ def test_an_absent_chunk_has_a_name(blobs: BlobStore) -> None:
 def test_a_chunk_that_went_bad_on_the_disk_is_removed_and_can_be_fetched_again(blobs: BlobStore, bad: bytes) -> None:
     blobs.write(CHUNK, DATA)
     blobs.path(CHUNK).write_bytes(bad)
-    with pytest.raises(UnknownChunk, match="went bad"):
+    with pytest.raises(UnknownChunk, match="was damaged on the disk"):
         blobs.read(CHUNK)
     assert not blobs.has(CHUNK)
     blobs.write(CHUNK, DATA)
@@ -131,7 +131,7 @@ def test_a_disk_that_fails_for_another_reason_than_room_is_this_nodes_fault_by_n
     assert not blobs.has(CHUNK)
     with pytest.raises(UnknownChunk):
         blobs.read(CHUNK)
-    with pytest.raises(DiskFailed, match=r"fails below .* \(Not a directory\)\. Is it there"):
+    with pytest.raises(DiskFailed, match=r"Disk error in .* \(Not a directory\)\. Check that the folder exists"):
         blobs.write(CHUNK, DATA)
     blobs.path(CHUNK).parent.unlink()
     blobs.path(CHUNK).mkdir(parents=True)

@@ -186,7 +186,7 @@ def test_a_group_whose_probabilities_are_no_numbers_fails_alone(policy: Path, tm
     (failed,) = engine.step()
     assert isinstance(failed, GroupFailed)
     assert (failed.request_id, failed.code) == ("seed 7", "engine_failed")
-    assert "no numbers" in failed.message
+    assert "NaN" in failed.message
     assert not engine.busy
 
 

@@ -135,7 +135,7 @@ def test_tests_use_fakes_and_not_patches() -> None:
 
 
 def test_the_handshake_rests_on_no_unmaintained_library() -> None:
-    """libp2p requires noiseprotocol and brings a handshake on top of it: our programs import neither (ADR 0054)."""
+    """libp2p requires noiseprotocol and brings a handshake on top of it: our programs import neither (decision 7)."""
     forbidden = ("noise", "libp2p.security.noise")
     report(
         [

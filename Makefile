@@ -185,7 +185,7 @@ $(REAL)/.installed: $(STAMP)
 	@touch $@
 
 # constraints.txt names every package, so that pip need not resolve anything, and none of these is compiled: fastecdsa is
-# newer there than libp2p asks for (ADR 0035), and Python 3.14 would have to compile coincurve. Only torch finds what it brings along itself: that differs by platform.
+# newer there than libp2p asks for (decision 14), and Python 3.14 would have to compile coincurve. Only torch finds what it brings along itself: that differs by platform.
 # Weights & Biases is left out: 100 MB for one test, which `make test-trl` runs. So is the package with a real model.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.
 $(STAMP): pyproject.toml constraints.txt

@@ -1,4 +1,4 @@
-"""A careless teacher for a task that has none of its own, as the demo's task has one (ADR 0010).
+"""A careless teacher for a task that has none of its own, as the demo's task has one (decision 18).
 
 - The teacher knows the answer, and says something else three times in five. The right one keeps a share of the
   probability, so that groups hold both and the reward can tell them apart.

@@ -5,7 +5,7 @@
 - Effects that wait together are committed together: each in a savepoint of its own, so that one that fails leaves the
   others as they are, and all of them share one transaction and one sync of the disk. Each is answered after the commit.
   One that is alone needs no savepoint.
-- Writers follow each other, on SQLite as on PostgreSQL, where they may be several processes (ADR 0028): an effect
+- Writers follow each other, on SQLite as on PostgreSQL, where they may be several processes (decision 2): an effect
   never sees another half done, and what it has counted stays counted.
 - Whoever pays is `alone` over many effects, since rails are asked between them.
 - The operator's effects and the timers' go first, and are never refused. A node's are refused as `Overloaded` once

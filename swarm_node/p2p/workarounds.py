@@ -5,7 +5,7 @@
 - Each function's docstring says the upstream defect first, then the cure; a test shows the cure at work.
 - Most cures are given to one host, so that a stock host in the same process stays stock.
 - What Noise handshake, Noise session and muxer got wrong is not patched but replaced: `noise_xx`, `noise`, `yamux`
-  (ADR 0012, 0054).
+  (decision 7).
 """
 
 import logging

@@ -12,7 +12,7 @@ from tests.tidy.repository import ROOMS, ROOT, calls, comments, files, imports, 
 
 MODULE_MAX_LINES = 600
 FUNCTION_MAX_LINES = 60
-ADR_MAX_LINES = 60
+DECISION_MAX_LINES = 80
 TWO_SCREENS_LINES = 100
 
 LONG_FUNCTIONS: dict[str, str] = {}
@@ -135,7 +135,7 @@ def test_tests_use_fakes_and_not_patches() -> None:
 
 
 def test_the_handshake_rests_on_no_unmaintained_library() -> None:
-    """libp2p requires noiseprotocol and brings a handshake on top of it: our programs import neither (ADR 0054)."""
+    """libp2p requires noiseprotocol and brings a handshake on top of it: our programs import neither (decision 7)."""
     forbidden = ("noise", "libp2p.security.noise")
     report(
         [
@@ -174,13 +174,58 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
     report(problems)
 
 
+DECISIONS = Path("docs/decisions")
+DECISION_STATUS = re.compile(r"^\*\*Status:\*\* (\w+); last changed (\d{4}-\d\d-\d\d)\b", re.MULTILINE)
+
+
+def decisions() -> list[Path]:
+    """Return the decision records in the order of their numbers, without the list of them."""
+    return [path for path in files() if path.parent == DECISIONS and path.name != "README.md"]
+
+
 def test_decisions_are_numbered_and_short() -> None:
-    records = [path for path in files() if path.parent == Path("docs/adr") and path.name != "README.md"]
-    numbers = [path.name[:4] for path in records]
-    report([f"{path}: too long" for path in records if len(text(path).splitlines()) > ADR_MAX_LINES])
+    records = decisions()
+    too_long = {path: lines for path in records if (lines := len(text(path).splitlines())) > DECISION_MAX_LINES}
+    problems = [f"{path}: {lines} lines, at most {DECISION_MAX_LINES}" for path, lines in too_long.items()]
     parts = [(path, part) for path in records for part in ("Context", "Decision", "Consequences")]
-    report([f"{path}: no {part}" for path, part in parts if f"## {part}" not in text(path)])
-    assert numbers == [f"{number:04}" for number in range(1, len(records) + 1)]
+    problems += [f"{path}: no part {part}" for path, part in parts if f"\n## {part}\n" not in text(path)]
+    problems += [f"{path}: no status with a date" for path in records if not DECISION_STATUS.search(text(path))]
+    problems += [f"{path}: no negative consequence" for path in records if "\n- Negative: " not in text(path)]
+    wrong = [
+        path for number, path in enumerate(records, 1) if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.md", path.name)
+    ]
+    problems += [f"{path}: the numbers have a gap or the name is no NN-short-name.md" for path in wrong]
+    titles = [path for number, path in enumerate(records, 1) if not text(path).startswith(f"# {number}. ")]
+    problems += [f"{path}: the title does not begin with the number" for path in titles]
+    report(problems)
+    assert records, f"{DECISIONS} has no records"
+
+
+def decision_row(path: Path) -> str:
+    """Return the row of one record in the list of decisions."""
+    number, _, subject = text(path).splitlines()[0].removeprefix("# ").partition(". ")
+    status = DECISION_STATUS.search(text(path))
+    return f"| {number} | [{subject}]({path.name}) | {', '.join(status.groups()) if status else ''} |"
+
+
+def test_the_list_of_decisions_matches_the_records() -> None:
+    listed = re.findall(r"^\| \d+ \|.*$", text(DECISIONS / "README.md"), re.MULTILINE)
+    expected = [decision_row(path) for path in decisions()]
+    problems = [f"missing row: {row}" for row in expected if row not in listed]
+    problems += [f"wrong row: {row}" for row in listed if row not in expected]
+    report([f"{DECISIONS}/README.md: {problem}" for problem in problems])
+    assert listed == expected, "the rows are not in the order of the numbers"
+
+
+def test_references_to_decisions_name_existing_records() -> None:
+    """`decision 12` in code, docs and settings must be the number of a record."""
+    numbers = {int(path.name[:2]) for path in decisions()}
+    reference = re.compile(r"\b[Dd]ecisions?\s+#?\s*(\d+)\b")
+    problems = []
+    for path in files():
+        named = {int(number) for number in reference.findall(text(path))}
+        problems += [f"{path}: there is no decision {number}" for number in sorted(named - numbers)]
+    report(problems)
 
 
 def test_contributing_fits_on_two_screens() -> None:

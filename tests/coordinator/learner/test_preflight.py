@@ -211,7 +211,7 @@ def test_a_refusal_simulates_no_way_to_train_whose_weights_alone_are_too_much(
     monkeypatch.setattr(memory, Simulations.__name__, Recorded)
     refused = refusal(round_of(small, tmp_path / "round"), FreeBytes(memory=512 * GIB, disk=512 * GIB, card=2**20))
     assert refused is not None
-    assert "No setting that was tried fits" in refused.hint
+    assert "None of the settings tried fits" in refused.hint
     assert len(simulated) == 1, "the one that is refused"
 
 

@@ -198,7 +198,7 @@ def test_everything_that_is_not_this_policy_with_other_weights_is_refused_by_nam
     refused(changed(weights=b""), current, "no whole safetensors file")
     refused(changed(weights=None), current, "no weights as safetensors")
     refused(changed(config=None), current, "it has no config.json")
-    refused(changed(config=b"[]"), current, "is no object")
+    refused(changed(config=b"[]"), current, "is not a JSON object")
     config = json.loads((policy_folder / "config.json").read_text())
     refused(changed(config=json.dumps(config | {"rms_norm_eps": 1.0}).encode()), current, "rms_norm_eps = 1.0")
     tokenizer = json.loads((policy_folder / "tokenizer.json").read_text())

@@ -149,7 +149,7 @@ class VersionScorer:
     def _slice(
         self, states: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor, temperatures: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Compute `replay.score` of some positions: states [t, H] → log-probability, below, upto, dictated, [t] each."""
+        """Compute `replay.score` of positions: states [t, H] → log-probability, below, upto, dictated: [t] each."""
         scores = torch.log_softmax(self._head.logits(states) / temperatures[:, None], dim=-1)  # [t, V]
         claimed = tokens[:, None]
         logprobs = scores.gather(1, claimed)[:, 0].double()

@@ -20,7 +20,7 @@ from protocol.policy import adapter
 
 @contextmanager
 def without_adapter(folder: Path) -> Iterator[Path]:
-    """Yield a folder without the adapter, which transformers would load in its own way; it exists in this block only."""
+    """Yield a folder without the adapter, which transformers would load in its own way, for this block."""
     with TemporaryDirectory(prefix="echo-swarm-") as scratch:
         for file in folder.iterdir():
             if file.name not in adapter.FILES:

@@ -1,7 +1,7 @@
 """The tensors of one update, made of groups of unequal length, and the pieces in which it is computed.
 
-- The inputs of a loss are small and rectangular: [N, T], completions padded on the right. A model's inputs are large, so
-  they are packed instead (see `packing`); the tensors of this module are never a model's input.
+- The inputs of a loss are small and rectangular: [N, T], completions padded on the right. A model's inputs are large,
+  so they are packed instead (see `packing`); the tensors of this module are never a model's input.
 - A padded place has mask 0 and log-probability 0, and counts in no mean. The same is true for an environment's text,
   which is input of the model like a prompt.
 - A piece has whole samples, of groups whose longest are of similar length: only attention is computed in rectangles.

@@ -1,8 +1,8 @@
 """The log-probabilities of given completions: packed, or in rows if a model's layers would mix packed samples.
 
 - Packed (see `packing`), each prompt is computed once, without padding. Only attention must know about it.
-- In rows, each sample is computed after its own copy of the prompt, with samples of similar length, padded on the right,
-  which causal layers do not read. Rows are used for layers that carry a state from place to place, for attention
+- In rows, each sample is computed after its own copy of the prompt, with samples of similar length, padded on the
+  right, which causal layers do not read. Rows are used for layers that carry a state from place to place, for attention
   outside of transformers' interface, and for any other model whose results differ when packed.
 - The way is chosen once for each model, by a comparison with each sample alone; a model for which both are wrong is
   refused.
@@ -144,7 +144,7 @@ def _is_right(model: Any, data: Tensors, expected: list[torch.Tensor]) -> bool:
 def completion_logprobs(
     model: Any, data: Tensors, chosen: torch.Tensor, products: Products
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of the chosen samples' tokens, and the entropy at each: [n, T'] each, 0 at padding."""
+    """Return the log-probabilities of the chosen samples' tokens, and the entropy at each: [n, T'], 0 at padding."""
     dtype = torch.bfloat16 if products.dtype == "bfloat16" else torch.float32
     # Autocast's cache would keep a bf16 copy of all weights during the whole piece, so it is off.
     with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False):

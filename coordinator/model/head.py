@@ -20,8 +20,8 @@ CHUNK_BYTES = 64 * 2**20
 OF_GRADIENT = 8
 """The logits at a time have at least an eighth of the bytes of the gradient of the output layer's weight.
 
-Each chunk reads and writes that whole gradient, so few chunks are faster. The gradient exists anyway, and an eighth more
-rarely matters. The size depends on shapes only, so an update does not depend on a card's free memory.
+Each chunk reads and writes that whole gradient, so few chunks are faster. The gradient exists anyway, and an eighth
+more rarely matters. The size depends on shapes only, so an update does not depend on a card's free memory.
 """
 
 
@@ -86,7 +86,9 @@ class Head:
 
 
 class _SelectedLogprobs(torch.autograd.Function):
-    """The function hidden [R, H], weight [V, H], source [M] ascending, tokens [M] → log-probabilities [M], entropy [R]."""
+    """The function (hidden [R, H], weight [V, H], ascending source [M], tokens [M]) → log-probabilities [M], entropy
+    [R].
+    """
 
     @staticmethod
     def forward(

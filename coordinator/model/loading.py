@@ -3,7 +3,7 @@
     laid out on the meta device → types and shards → filled with this rank's rows of every tensor in the files
 
 - transformers fills a model whose weights are already in shards: it reads only the rows of each, and no rank ever holds
-  the whole. It calls a method of the model's class to lay the model out, so `load_model` makes a class with that method.
+  the whole. It calls a method of the model's class to lay the model out, so `load_model` makes a class with it.
 - Weights in training are float32. Matrices that are not trained (the base of adapters, the reference policy) keep the
   type in which they were published, and are widened one at a time while they are used: the numbers are the same, in
   half the memory.
@@ -42,7 +42,7 @@ def load_model(folder: Path, lay_out: Callable[[Any], None]) -> Any:
         lay_out(model)
         return model
 
-    # The class keeps its name, which is published as the architecture, and its module: from both transformers derives how
+    # The class keeps its name, which is published as the architecture, and its module: both tell transformers how
     # the files of an architecture name their weights, and which buffers it must compute.
     members = {"__module__": plain.__module__, "maybe_distribute_model": classmethod(maybe_distribute_model)}
     ours: Any = type(plain.__name__, (plain,), members)

@@ -24,7 +24,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return W' = W + scale · B A, as `protocol.policy.adapter` defines it: in float32, then in the weight's own type."""
+    """Return W' = W + scale · B A, as `protocol.policy.adapter` defines it: in float32, then in the weight's type."""
     learned = up.float() @ down.float()
     return torch.add(weight.float(), learned, alpha=scale, out=learned).to(weight.dtype)
 

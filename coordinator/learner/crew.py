@@ -114,9 +114,7 @@ class Crew:
         self._together("warm_start")
 
     def accuracy(self) -> float | None:
-        """Return the share of held-out problems that the policy answers exactly; None if answers have many correct
-        forms.
-        """
+        """Return the share of held-out problems that are answered exactly; None if answers have many correct forms."""
         share: float | None = self._together("accuracy")
         return share
 

@@ -35,8 +35,9 @@ def of_distance(distance: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor
 
 
 def of_clipping(clipped: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> Metrics:
-    """Return the clipped shares by side, which follows from the advantage's sign: clipped [N, T] or [N, 1], advantages
-    [N, 1].
+    """Return the shares clipped from below and above: clipped [N, T] or [N, 1], advantages [N, 1].
+
+    The side follows from the sign of the advantage.
     """
     return {
         "clip/low": mean((clipped & (advantages < 0)).float().expand_as(mask), mask),

@@ -198,9 +198,7 @@ class Learner:
         return self._policy.update >= min(newest + state.publish_every, self._last)
 
     def _release(self) -> None:
-        """Start saving and publishing the policy in parallel with the next step; a version that exists is left as it
-        is.
-        """
+        """Start saving and publishing the policy in parallel with the next step, unless this version exists."""
         self._outgoing.finish()
         state = self._stand()
         self._tracker.measured(state.evaluated)
@@ -217,9 +215,7 @@ class Learner:
         self._outgoing.start(read, send)
 
     def _saving(self, state: LearnerState) -> Job:
-        """Return the job that writes a checkpoint with the state of the round; the next batch is the one after its
-        update.
-        """
+        """Return the job that writes a checkpoint with the state of the round; its update names the next batch."""
         return self._crew.saving(
             version=state.newest_version,
             ledger_size=state.ledger_size,
@@ -277,9 +273,7 @@ def _nothing() -> None:
 
 
 def mismatched(distances: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the claims whose log-probabilities cannot be those of their tokens; NaN is a fault of the learner's
-    weights.
-    """
+    """Return the claims whose log-probabilities cannot be those of their tokens; NaN means bad weights of the learner."""
     return tuple(claim for claim, nats in distances.items() if nats >= MISMATCH_NATS)
 
 

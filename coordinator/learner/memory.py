@@ -225,9 +225,7 @@ class Estimate:
         return max(activations, own + of_layer + self._largest) + self._beside
 
     def _computed(self, peak: int, ranks: int) -> int:
-        """Return the peak of computing without a gradient; a rank gathers the weights outside of layers, then some
-        layers.
-        """
+        """Return the peak of computing without a gradient; ranks gather weights outside of layers, then some layers."""
         if ranks == 1:
             return peak
         first = 2 * self._outside + (self._largest if self._settings.lora_rank else peak)

@@ -86,9 +86,7 @@ class Head:
 
 
 class _SelectedLogprobs(torch.autograd.Function):
-    """The function (hidden [R, H], weight [V, H], ascending source [M], tokens [M]) → log-probabilities [M], entropy
-    [R].
-    """
+    """hidden [R, H], weight [V, H], source [M] ascending, tokens [M] → log-probabilities [M], entropy [R]."""
 
     @staticmethod
     def forward(

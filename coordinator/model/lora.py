@@ -49,9 +49,7 @@ def _linear(model: Any) -> list[str]:
 
 
 def _matrices(model: Any) -> int:
-    """Return the count of numbers in a model's matrices, without embeddings and output; experts are included, norms
-    not.
-    """
+    """Return the count of numbers in a model's matrices, except embeddings and output; experts count, norms do not."""
     ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
     return sum(weight.numel() for weight in model.parameters() if weight.dim() > 1 and id(weight) not in ends)
 

@@ -68,7 +68,7 @@ def write_patch(base: memoryview, base_digest: str, new: memoryview, new_digest:
 
 
 def extend(previous: FileEntry, patch: Patch, size_bytes: int) -> tuple[tuple[Patch, ...], int]:
-    """Return the chain with `patch` added, and the number of its patches after the anchor; 0 if the new file is the
+    """Return the chain with `patch` added, and how many of its patches follow the anchor; 0: the new file is the
     anchor.
     """
     patches = (*previous.patches, patch)

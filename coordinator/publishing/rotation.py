@@ -28,9 +28,7 @@ PENDING = "pending.root.json"
 
 
 def prepare(metadata: SignedMetadata, keys: RoleKeys, role: str, count: int, threshold: int, now: datetime) -> bytes:
-    """(1) Return the next root, with new keys for a role, signed with the keys on this machine; it is not published
-    yet.
-    """
+    """(1) Return the next root, not yet published, with new keys for a role, signed with the keys on this machine."""
     if not 1 <= threshold <= count:
         raise ConfigInvalid(f"{threshold} of {count} keys cannot sign.", hint="Choose 1 <= --threshold <= --keys.")
     root = _present(metadata)

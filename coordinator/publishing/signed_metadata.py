@@ -107,9 +107,7 @@ class SignedMetadata:
         return results
 
     def leap(self, numbers: int, now: datetime) -> None:
-        """Sign all documents with versions that are `numbers` higher, above all that may have been signed after a
-        backup.
-        """
+        """Sign all documents under version numbers raised by `numbers`, above all that were used after a backup."""
         timestamp, snapshot, targets = self._current()
         for part in (timestamp, snapshot, targets):
             part.version += numbers

@@ -41,8 +41,9 @@ AFTER_ALL_MS = 2**53
 
 
 def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
-    """Return the status of the round; nodes with a request since `alive_since_ms` are alive. `now_ms` is 0 if it is
-    stopped.
+    """Return the status of the round; nodes with a request since `alive_since_ms` are alive.
+
+    `now_ms` is 0 for a stopped round.
     """
     version, version_update = policy_versions.newest_version(connection)
     idle_s, busy_s = _learner_s(connection)

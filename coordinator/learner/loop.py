@@ -273,7 +273,7 @@ def _nothing() -> None:
 
 
 def mismatched(distances: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the claims whose log-probabilities cannot be those of their tokens; NaN means bad weights of the learner."""
+    """Return the claims whose log-probabilities cannot be those of their tokens; NaN means that our weights are bad."""
     return tuple(claim for claim, nats in distances.items() if nats >= MISMATCH_NATS)
 
 

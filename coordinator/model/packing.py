@@ -146,7 +146,7 @@ def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
 
 
 def similar(lengths: torch.Tensor) -> list[torch.Tensor]:
-    """Return the samples that have a length, in parts, each longer than half of the longest, until the rest is small."""
+    """Return the samples that have a length, in parts, each longer than half the longest, until the rest is small."""
     left = (lengths > 0).nonzero()[:, 0]
     parts = []
     while len(left) and len(left) * int(lengths[left].max()) > PADDED_MAX:

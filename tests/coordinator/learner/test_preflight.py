@@ -283,5 +283,5 @@ def test_cards_have_names_or_sizes(written: str, gib: float, count: int) -> None
 
 @pytest.mark.parametrize("written", ["h1000", "h100:0", "h100:65", "h100:two", "24", ":2"])
 def test_cards_that_nobody_knows_are_refused(written: str) -> None:
-    with pytest.raises(ConfigInvalid, match="no card"):
+    with pytest.raises(ConfigInvalid, match="not a known card"):
         parse_cards(written)

@@ -246,7 +246,7 @@ def test_what_is_no_adapter_for_the_base_is_refused_and_told_what_would_be_one(
     tensors = load_file(current / adapter.WEIGHTS)
     name = next(iter(tensors))
     said = json.loads((current / adapter.CONFIG).read_text())
-    refused(policy_folder, current, "has no adapter_config.json. Give a folder as `swarm-coordinator export --adapter`")
+    refused(policy_folder, current, "has no adapter_config.json. Give an adapter for this round's base")
     refused(changed(adapter.CONFIG, json.dumps(said | {"use_dora": True}).encode()), current, "use_dora = True")
     refused(changed(adapter.CONFIG, b"{"), current, "cannot be used")
     refused(changed(adapter.WEIGHTS, b""), current, "not a complete safetensors file")

@@ -224,7 +224,7 @@ def test_a_source_that_changed_is_refused_at_the_next_start(tmp_path: Path) -> N
     lines(path, ROWS)
     importing.check_copy(folder)
     (folder / "train.jsonl").write_bytes((folder / "train.jsonl").read_bytes()[:-2])
-    with pytest.raises(ConfigInvalid, match="not those that this round"):
+    with pytest.raises(ConfigInvalid, match="have changed since this round"):
         importing.check_copy(folder)
 
 

@@ -255,5 +255,5 @@ def test_what_is_no_adapter_for_the_base_is_refused_and_told_what_would_be_one(
         with_matrices(**{name: torch.full_like(tensors[name], torch.nan)}), current, "contains NaN or infinite values"
     )
     other = make_adapted(make_tiny_policy(tmp_path / "start", seed=2), tmp_path / "other", seed=1)
-    refused(other, current, "is not this round's base")
+    refused(other, current, "differs from this round's base")
     assert {path.name for path in tmp_path.iterdir()} == {"current", "changed", "start", "other"}

@@ -143,7 +143,10 @@ FAMILIES = (
         _one("broadcast", "max_s"),
     ),
     MetricFamily(
-        "broadcast_nodes_reached", "gauge", "Nodes that sample with that version.", _one("broadcast", "reached")
+        "broadcast_nodes_reached",
+        "gauge",
+        "Nodes that sample with the version of the last broadcast.",
+        _one("broadcast", "reached"),
     ),
     MetricFamily(
         "staleness_bound",

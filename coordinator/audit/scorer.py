@@ -7,7 +7,7 @@
 - Memory is bounded by `BODY_TOKENS_MAX` tokens at once in the body and `HEAD_LOGITS_MAX` logits at once in the head.
   There is never a tensor [samples, tokens, vocabulary].
 - The values of each position are computed in slices, as `coordinator.rules.replay.score` defines them.
-- `moved` is called after every module that computed something, so that a slow replay can be told from one that hangs.
+- `moved` is called after every module that computed something, so that a slow replay is not taken for a hanging one.
 """
 
 import json

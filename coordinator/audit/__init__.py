@@ -1,5 +1,5 @@
-"""Audit by replay: is a rollout what its lease's seed makes of the claimed version?
+"""Audit by replay: check that a rollout was sampled from the claimed version with the seed of its lease.
 
-One prefill gives the auditor the distribution that every token was drawn from, and the seed says what had to be drawn.
-`replay` measures, `verdict` judges, `calibration` says how much is no cause for suspicion, `scorer` runs the model.
+One prefill gives the auditor the distribution that every token was drawn from, and the seed determines the draws.
+`replay` measures, `verdict` judges, `calibration` has the tolerances of honest nodes, `scorer` runs the model.
 """

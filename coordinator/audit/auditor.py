@@ -1,17 +1,18 @@
-"""The auditor: takes drawn claims, replays them version by version, brings verdicts back.
+"""The auditor: a process that requests drawn claims, replays them version by version, and reports the verdicts.
 
-- It runs beside the coordinator, or several of it do, each where it can read the round's folder; a restart or a second
-  one never judges a claim twice, since the coordinator gives a case to one at a time.
-- A version is put together from its chunks once, and loaded when a case names it: the last S + 2 stay on the disk, with
-  those that the batch at hand may be compared with; the last few stay in memory.
-- As long as it is at work on cases it says so, and they stay its own, however slow it is: a replay moves with every
-  module that computed something. Where nothing moves for `audit.timeout_s`, it ends itself, and another gets its cases.
-- It takes as many cases as it may do in that time, so that others have their share of what waits.
-- Groups of the operator's own nodes calibrate their class as they are replayed (`coordinator.audit.probing`). What bf16
-  costs on this policy it measures by itself, before it judges the first claim in bf16 (`coordinator.audit.rounding`).
-- A version that is gone, or a case that cannot be replayed, is the coordinator's trouble: the claim is pardoned.
-- It gives way to others on the processor: settling later is better than sampling or learning later.
-- When standard input ends, the coordinator is gone and so is this process, if the coordinator started it.
+- One or more auditors run beside the coordinator, each with access to the round's folder. A restart or a second auditor
+  never judges a claim twice, since the coordinator gives a case to one auditor at a time.
+- A version is rebuilt from its chunks once, and loaded when a case names it: the last S + 2 stay on the disk, with
+  those that the current batch may be compared with; the last `LOADED_MAX` stay in memory.
+- An auditor that works on cases reports that regularly and keeps them, however slow it is: every module that computed
+  something counts as progress. Without progress for `audit.timeout_s` it ends itself, and another gets its cases.
+- It requests as many cases as it can finish in that time, so that other auditors get their share.
+- Groups of the operator's own nodes calibrate their class as they are replayed (`coordinator.audit.probing`). The error
+  of bf16 on this policy is measured by the auditor, before it judges the first claim in bf16
+  (`coordinator.audit.rounding`).
+- If a version was deleted, or a case cannot be replayed, this is not the node's fault: the claim is pardoned.
+- It has a low processor priority: late settlement is better than late sampling or learning.
+- When standard input ends, the coordinator has ended, and the auditor ends if the coordinator started it.
 """
 
 import gc
@@ -56,30 +57,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 THIS_POLICY = "the round's own"
-"""What probes run, in words."""
+"""The name of the probes' policy in the tolerances."""
 
 LOADED_MAX = 2
-"""Versions in memory: the one being audited, and the one before it."""
+"""The versions in memory: the one being audited, and the one before it."""
 
 CASES_AT_ONCE = 32
 
 CASES_AT_FIRST = 8
-"""Until it is known how long one takes."""
+"""The number of cases requested until the time of a case is known."""
 
 ANSWER_MAX_BYTES = 32 * limits.MIB
 """Cases come from the operator's own coordinator, which sends half of this."""
 
 HOLDS = 3
-"""How often it says in a timeout that it is still at work: two of them may get lost."""
+"""The number of progress reports in a timeout, of which two may get lost."""
 
 PREPARE_MAX_S = 3600.0
-"""The longest that a version may take to be put together from its chunks, or to be loaded: neither reports progress."""
+"""The time limit for rebuilding a version from its chunks, or loading it: neither reports progress."""
 
 NICENESS = 5
-"""A third of the weight of others: an auditor that starves leaves everybody a newcomer, who is audited the most."""
+"""A third of the usual processor share: with less, all owners would stay newcomers, who are audited the most."""
 
 Load = Callable[[Path, Callable[[], None]], "VersionScorer"]
-"""(policy folder, what is called whenever something moved) → the model."""
+"""(policy folder, callback for progress) → the model."""
 
 FINDINGS: dict[AuditOutcome, Found] = {
     AuditOutcome.PASS: "pass",
@@ -90,9 +91,9 @@ FINDINGS: dict[AuditOutcome, Found] = {
 
 
 def run(config: Config, name: str, url: str, token: Path) -> None:
-    """Audit one round to its end, as a client of the coordinator at this address."""
+    """Audit one round to its end, as a client of the coordinator at `url`."""
     os.nice(NICENESS)
-    folder = config.round.directory / "auditors" / name  # beside the chunks: weights may not fit anywhere else
+    folder = config.round.directory / "auditors" / name  # on the disk of the chunks: weights may not fit on another one
     folder.mkdir(parents=True, exist_ok=True)
     with (
         closing(RoundArchive(config)) as archive,
@@ -103,7 +104,7 @@ def run(config: Config, name: str, url: str, token: Path) -> None:
 
 
 class Policies:
-    """The versions that an auditor has at hand."""
+    """The policy versions on an auditor's disk and in its memory."""
 
     def __init__(self, archive: RoundArchive, folder: Path, keep: int, load: Load, watchdog: Watchdog) -> None:
         self._archive = archive
@@ -114,7 +115,7 @@ class Policies:
         self._loaded: OrderedDict[int, VersionScorer] = OrderedDict()
 
     def folder(self, version: int) -> Path | None:
-        """A version's folder, made from its chunks if it must be; None if they are gone."""
+        """Return a version's folder, rebuilt from its chunks if needed; None if they were deleted."""
         place = self._folder / str(version)
         if place.exists():
             return place
@@ -136,10 +137,10 @@ class Policies:
         """Free the versions that were used least recently, before another one is loaded."""
         while len(self._loaded) >= LOADED_MAX:
             self._loaded.popitem(last=False)
-        gc.collect()  # a model is in a cycle with the forward functions of its layers
+        gc.collect()  # a model forms a reference cycle with its layers' forward functions
 
     def forget(self, version: int, spared: Sequence[int]) -> None:
-        """Before a batch of a version: delete all but the last few and what the batch may be compared with."""
+        """Delete all versions except the last few and those in `spared`, before a batch of `version`."""
         for place in self._folder.iterdir():
             if place.name.isdigit() and int(place.name) <= version - self._keep and int(place.name) not in spared:
                 shutil.rmtree(place)
@@ -147,7 +148,7 @@ class Policies:
 
 
 class Auditor:
-    """One auditor of one round."""
+    """An auditor of a round."""
 
     def __init__(
         self,
@@ -168,17 +169,17 @@ class Auditor:
         self._name = name
         self._at_most = CASES_AT_FIRST
         self._seconds = 0.0
-        """Duration of the last batch."""
+        """The duration of the last batch."""
         self._probes = Probes(archive.metadata.round_id)
         self._rounding = Rounding(archive.metadata.round_id)
         self._http = httpx.Client(base_url=url, timeout=60.0, headers={"Authorization": f"Bearer {token}"})
 
     def run(self) -> None:
-        """Audit until nothing will ever wait again."""
+        """Audit until the round has no more cases."""
         failures, judged = 0, list[Judged]()
         while True:
             try:
-                if judged:  # still, if the coordinator was away meanwhile
+                if judged:  # not sent yet, if the coordinator was away meanwhile
                     self._bring(judged)
                     judged = []
                 tolerances = self._tolerances()
@@ -193,37 +194,37 @@ class Auditor:
                 failures = 0
             except Unreachable as error:
                 log.warning("%s", error)
-                time.sleep(pause_s(failures))  # who is away tells nobody of coming back
+                time.sleep(pause_s(failures))  # no event tells that the coordinator is back
                 failures += 1
 
     def close(self) -> None:
         self._http.close()
 
     def _tolerances(self) -> Calibration:
-        """The tolerances to judge by; unless they are signed nothing is even taken, let alone pardoned."""
-        found = calibration.load(self._config.round.directory, self._archive.metadata.root())
+        """Return the tolerances to judge by; if their signature is not valid, raise before any case is requested."""
+        tolerances = calibration.load(self._config.round.directory, self._archive.metadata.root())
         for name in (self._config.audit.tolerance, *self._config.audit.classes):
-            found.judging(name, self._archive.metadata.round_id)  # raises where one is no class
-        return found
+            tolerances.judging(name, self._archive.metadata.round_id)  # raises an error for an unknown class
+        return tolerances
 
     def _measure_rounding(self, taken: Cases, made: Calibration) -> Calibration:
-        """Return the tolerances with those of 16 bits, if claims are to be judged by them and they are due."""
+        """Return the tolerances, with those of 16-bit precisions measured if the cases need them and they are due."""
         offers = [Lease.from_bytes(case.lease) for case in taken.cases]
         classes = {offer.judged_as or self._config.audit.tolerance for offer in offers}
         for precision in self._rounding.due(taken.version, classes, made):
             try:
                 self._sample_honestly(taken.version, precision, offers)
-            except SwarmError as error:  # claims in it are held until it can be measured
+            except SwarmError as error:  # claims in this precision are held until it is measured
                 log.warning("rounding not measured precision=%s: %s", precision, error)
-            gc.collect()  # the node's model is in a cycle, too
+            gc.collect()  # the node's model forms a reference cycle, too
             made = self._calibrate(made)
         return made
 
     def _sample_honestly(self, version: int, precision: str, offers: Sequence[Lease]) -> None:
-        """Sample prompts of these leases in 16 bits, as an honest node would, and count the groups as a probe's."""
+        """Sample prompts of these leases in 16 bits, as an honest node does, and count the groups as a probe's."""
         sampler, policy = self._archive.sampler(version), self._policies.folder(version)
         if sampler is None or policy is None:
-            raise AuditFailed(f"The weights of version {version} are not kept any more.")
+            raise AuditFailed(f"The weights of version {version} were deleted.")
         log.info("measuring rounding version=%d precision=%s positions=%d", version, precision, POSITIONS_MIN)
         node = self._reference_node(policy, precision)
         prompts = [(unpack_tokens(offer.prompt), offer.seed) for offer in offers]
@@ -233,7 +234,7 @@ class Auditor:
             self._probes.add(node.numerics, f"auditor {self._name}", f"{version}-{number}", group)
 
     def _reference_node(self, policy: Path, precision: str) -> "ReferenceNode":
-        from coordinator.audit.reference_node import ReferenceNode  # torch takes seconds to come
+        from coordinator.audit.reference_node import ReferenceNode  # importing torch takes seconds
 
         self._watchdog.moved(PREPARE_MAX_S)
         node = ReferenceNode(policy, precision, device=self._config.audit.device, moved=self._watchdog.moved)
@@ -241,20 +242,20 @@ class Auditor:
         return node
 
     def _calibrate(self, made: Calibration) -> Calibration:
-        """Sign the tolerances of classes that probes have brought enough of; what was held for them is judged next."""
+        """Sign the tolerances of classes with enough positions from probes; claims held for them are judged next."""
         folder, root = self._config.round.directory, self._archive.metadata.root()
         try:
             for tolerance in self._probes.due(made):
                 made = made.with_class(tolerance, made=datetime.now(UTC).date(), model=THIS_POLICY)
                 calibration.save(folder, made, RoleKeys(folder / "keys").signers(root, calibration.ROLE))
                 log.info("calibrated class=%s positions=%d", tolerance.name, tolerance.positions)
-        except SwarmError as error:  # nobody is blamed without it, and the operator can do it by hand
+        except SwarmError as error:  # claims are held without it, and the operator can calibrate by hand
             log.warning("not calibrated: %s", error)
         return made
 
     @contextmanager
     def _holding(self) -> Iterator[None]:
-        """Keep what was taken for the time of this block."""
+        """Report regularly in this block that the auditor works on its cases."""
         done = threading.Event()
         keeper = threading.Thread(target=self._keep, args=(done,), name="keeper", daemon=True)
         keeper.start()
@@ -266,16 +267,16 @@ class Auditor:
             keeper.join()
 
     def _keep(self, done: threading.Event) -> None:
-        """On the keeper's thread: the replay's own is at work in torch for minutes."""
+        """Report until `done` is set. It runs on its own thread, as a replay works in torch for minutes."""
         message = HoldCases(auditor=self._name).to_bytes()
         while not done.wait(self._config.audit.timeout_s / HOLDS):
             try:
                 self._call("/v1/auditor/hold", message)
-            except SwarmError as error:  # what it has may be lost, which the coordinator sees to
+            except SwarmError as error:  # its cases may be lost; the coordinator gives them out again
                 log.warning("%s", error)
 
     def _judge(self, taken: Cases, tolerances: Calibration) -> list[Judged]:
-        """A verdict on each case; where one spoils the replay of all, each is replayed alone."""
+        """Return a verdict on each case; if one case fails the common replay, each is replayed alone."""
         started = time.monotonic()
         self._policies.forget(taken.version, earlier(taken.version, self._config.audit.neighbours))
         try:
@@ -287,29 +288,29 @@ class Auditor:
         self._at_most = min(max(fitting, 1), 2 * self._at_most, CASES_AT_ONCE)
         log.info(
             "audited version=%d claims=%d seconds=%.2f findings=%s",
-            taken.version, len(judged), seconds, ",".join(one.finding for one in judged),
+            taken.version, len(judged), seconds, ",".join(verdict.finding for verdict in judged),
         )  # fmt: skip
         return judged
 
     def _replay(self, version: int, taken: Sequence[AuditCase], tolerances: Calibration) -> list[Judged]:
         if self._policies.folder(version) is None:
-            raise AuditFailed(f"The weights of version {version} are not kept any more.")
+            raise AuditFailed(f"The weights of version {version} were deleted.")
 
         def compare(places: Sequence[int], others: Sequence[int]) -> list[AuditReport]:
             kept = [other for other in others if self._policies.folder(other) is not None]
             cases = [self._open(version, taken[place], kept) for place in places]
             replays = replay(cases, self._policies.score)
             judged = [
-                report_on(case, found, tolerances, self._config.audit.tolerance)
-                for case, found in zip(cases, replays, strict=True)
+                report_on(case, replayed, tolerances, self._config.audit.tolerance)
+                for case, replayed in zip(cases, replays, strict=True)
             ]
-            for place, case, found, report in zip(places, cases, replays, judged, strict=True):
+            for place, case, replayed, report in zip(places, cases, replays, judged, strict=True):
                 if (
                     taken[place].is_probe
-                    and not isinstance(found, SwarmError)
+                    and not isinstance(replayed, SwarmError)
                     and report.outcome is not AuditOutcome.HARD
                 ):
-                    self._probes.add(case.lease.judged_as, case.node, case.claim_id, found[version])
+                    self._probes.add(case.lease.judged_as, case.node, case.claim_id, replayed[version])
             return judged
 
         reports = look_closer(len(taken), earlier(version, self._config.audit.neighbours), compare)
@@ -326,7 +327,7 @@ class Auditor:
         policy = self._policies.folder(version)
         sampler = self._archive.sampler(version)
         if policy is None or sampler is None:
-            raise AuditFailed(f"The weights of version {version} are not kept any more.")
+            raise AuditFailed(f"The weights of version {version} were deleted.")
         file = CaseFile(
             round_id=self._archive.metadata.round_id,
             lease=case.lease,
@@ -368,10 +369,10 @@ class Auditor:
 
 
 def loader(config: Config) -> Load:
-    """Return the loader of versions that the operator's settings ask for."""
+    """Return the loader of versions with the operator's settings."""
 
     def load(folder: Path, moved: Callable[[], None]) -> "VersionScorer":
-        # Torch takes seconds to come, and a round without cases never needs it.
+        # Importing torch takes seconds, and a round without cases never needs it.
         from coordinator.audit.scorer import VersionScorer
 
         return VersionScorer(
@@ -386,7 +387,7 @@ def loader(config: Config) -> Load:
 
 
 def threads_of(config: Config) -> int:
-    """Return the threads as set, or half of the usable cores: the others are the learner's and nodes'."""
+    """Return `audit.threads`, or by default half of the usable cores: the others are for the learner and nodes."""
     if config.audit.threads:
         return config.audit.threads
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

@@ -1,10 +1,10 @@
 """The audit of cases: form first, then one replay of all of them under each version that any of them names.
 
-- The caller brings the model: `Score` says what a version makes of some prefills. So this needs no torch, and an
-  auditor may keep versions loaded, or farm them out.
-- A case that its lease does not allow never reaches the model.
-- What others sampled before is given, as the prompt is: it is fed to the model, and the claim is not judged by it.
-  Samples to which the claim adds nothing are not even fed.
+- The caller provides the model as `Score`, which scores prefills with a version. So this module needs no torch, and an
+  auditor may keep versions loaded, or run them elsewhere.
+- A case that violates its lease is not sent to the model.
+- Tokens that other nodes sampled before are input like the prompt: the model reads them, and the claim is not judged by
+  them. Samples to which the claim adds no token are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,36 +18,37 @@ from protocol.errors import SwarmError, TokensInvalid
 from protocol.work.rollout import Completion, unpack_tokens, whole_tokens
 
 Score = Callable[[int, Sequence[Prefill]], list[list[Scored]]]
-"""(version, claims) → for every claim, its completions under that version."""
+"""(version, claims) → for every claim, the scores of its completions with that version."""
 
 Compare = Callable[[Sequence[int], Sequence[int]], list[AuditReport]]
 """(places of claims, other versions) → a report on each of these claims, compared with those versions."""
 
 Replay = dict[int, ReplayMeasurement]
-"""What the claimed version and each neighbour make of one claim."""
+"""The measurements of one claim with the claimed version and each neighbour, by version."""
 
 
 def audit(cases: Sequence[Case], score: Score, calibration: Calibration, tolerance: str) -> list[AuditReport]:
-    """A report on each case, in their order, by the class of its lease, or else by this one."""
+    """Return a report on each case, in their order, by the class of its lease, or by `tolerance` if it has none."""
     return [
-        report_on(case, found, calibration, tolerance) for case, found in zip(cases, replay(cases, score), strict=True)
+        report_on(case, replayed, calibration, tolerance)
+        for case, replayed in zip(cases, replay(cases, score), strict=True)
     ]
 
 
-def report_on(case: Case, found: "Replay | SwarmError", calibration: Calibration, tolerance: str) -> AuditReport:
-    """The report on what a replay of a case measured; provisional where its class has no numbers of this policy."""
+def report_on(case: Case, replayed: "Replay | SwarmError", calibration: Calibration, tolerance: str) -> AuditReport:
+    """Return the report on the replay of a case; it is provisional if its class is not measured on this policy."""
     allowed, is_measured = calibration.judging(case.lease.judged_as or tolerance, case.round_id)
-    if isinstance(found, SwarmError):
-        return malformed(found, allowed, calibration.version)
-    neighbours = {version: measured for version, measured in found.items() if version != case.lease.version}
-    report = judge(found[case.lease.version], allowed, calibration.version, neighbours)
+    if isinstance(replayed, SwarmError):
+        return malformed(replayed, allowed, calibration.version)
+    neighbours = {version: measured for version, measured in replayed.items() if version != case.lease.version}
+    report = judge(replayed[case.lease.version], allowed, calibration.version, neighbours)
     return replace(report, provisional=not is_measured)
 
 
 def look_closer(claims: int, others: Sequence[int], compare: Compare) -> list[AuditReport]:
-    """A report on so many claims: compared with the first of the other versions, and what fails softly with all.
+    """Return a report on each claim: compared with the first other version, and after a soft failure with all.
 
-    Each version costs a prefill, and hardly any honest claim comes to those farther back.
+    Each version costs a prefill, and very few honest claims need the earlier ones.
     """
     reports = compare(range(claims), others[:1])
     unsure = [place for place, report in enumerate(reports) if report.outcome is AuditOutcome.SOFT]
@@ -58,25 +59,25 @@ def look_closer(claims: int, others: Sequence[int], compare: Compare) -> list[Au
 
 
 def replay(cases: Sequence[Case], score: Score) -> list[Replay | SwarmError]:
-    """Each case under every version it names, or what is wrong with its form."""
-    found: list[Replay | SwarmError] = []
+    """Return each case's measurements with every version that it names, or the error in its form."""
+    replays: list[Replay | SwarmError] = []
     sound: dict[int, tuple[Completion, ...]] = {}
     for number, case in enumerate(cases):
         try:
             sound[number] = _own(case)
-            found.append({})
+            replays.append({})
         except SwarmError as error:
-            found.append(error)
+            replays.append(error)
     for version in sorted({version for number in sound for version in _versions(cases[number])}):
         named = {number: said for number, said in sound.items() if version in _versions(cases[number])}
         scored = score(version, [_prefill(cases[number], said) for number, said in named.items()])
         for (number, said), replayed in zip(named.items(), scored, strict=True):
-            measured = found[number]
+            measured = replays[number]
             assert not isinstance(measured, SwarmError)
             own = [rows.since(completion.start) for rows, completion in zip(replayed, said, strict=True)]
             lease = cases[number].lease
             measured[version] = measure(said, own, lease.seed, whole=whole_tokens(lease, said))
-    return found
+    return replays
 
 
 def _versions(case: Case) -> tuple[int, ...]:
@@ -86,7 +87,7 @@ def _versions(case: Case) -> tuple[int, ...]:
 def _own(case: Case) -> tuple[Completion, ...]:
     completions = case.completions()
     if not any(len(said.tokens) for said in completions):
-        raise TokensInvalid("The claim adds no token to what was done before.")
+        raise TokensInvalid("The claim adds no token to the work done before.")
     return completions
 
 

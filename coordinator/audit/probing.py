@@ -1,12 +1,12 @@
-"""Calibration that goes on by itself: classes are measured on the operator's own nodes, and on nobody else's.
+"""Automatic calibration: classes are measured on the operator's own nodes only.
 
-1. Only groups of *probes* count: nodes that `launch` starts, and those whose ids the operator names. Whatever others
-   bring, it moves no tolerance. So nobody can widen one until a cheat passes.
-2. A class is calibrated as soon as one probe of it has brought `POSITIONS_MIN` positions, and anew with every so many
-   more, by its newest `KEPT_POSITIONS`: the policy moves, and its noise with it.
-3. Several probes of one class widen it: of each limit the widest counts.
-4. A group that fails hard by numbers of this policy does not count, and no renewal widens a limit beyond `WIDEST` times
-   the first calibration. A probe that somebody has taken over gets no farther. `swarm-coordinator calibrate` may.
+1. Only groups of *probes* count: nodes that `launch` starts, and those whose ids the operator names. Groups of other
+   nodes change no tolerance, so no attacker can widen one until false work passes.
+2. A class is calibrated as soon as one of its probes has sampled `POSITIONS_MIN` positions, and again after every
+   `POSITIONS_MIN` more, from its newest `KEPT_POSITIONS`: the policy changes, and its noise with it.
+3. Several probes of one class widen it: the widest value of each limit counts.
+4. A group that fails hard by measurements of this policy does not count, and no renewal widens a limit beyond `WIDEST`
+   times the first calibration. So a stolen probe can widen it no farther. `swarm-coordinator calibrate` may.
 5. The floor of torch's float32 needs no probe, and classes that nodes did not name themselves get none.
 
 Pure: measured groups in, tolerances out.
@@ -18,24 +18,24 @@ from coordinator.rules.calibration import POSITIONS_MIN, Calibration, Limit, Tol
 from coordinator.rules.replay import ReplayMeasurement
 
 KEPT_POSITIONS = 4 * POSITIONS_MIN
-"""Positions kept of one probe: about a megabyte."""
+"""The positions kept of one probe: about 1 MB."""
 
 WIDEST = 4.0
-"""Most times as wide as at first that renewals may make a limit."""
+"""The largest factor by which renewals may widen a limit, compared with the first calibration."""
 
 PROBES_KEPT = 64
-"""Probes of one class that are measured at a time."""
+"""The most probes of one class that are measured at a time."""
 
 
 class Probes:
-    """The groups that probes of each class have brought."""
+    """The groups of the probes of each class."""
 
     def __init__(self, round_id: str) -> None:
         self._round_id = round_id
         self._groups: defaultdict[str, OrderedDict[str, OrderedDict[str, ReplayMeasurement]]] = defaultdict(OrderedDict)
         """Class → node → claim → its positions, the newest last."""
         self._fresh: defaultdict[str, int] = defaultdict(int)
-        """Positions of a class since it was calibrated last."""
+        """The positions of a class since its last calibration."""
 
     def add(self, name: str, node: str, claim_id: str, measured: ReplayMeasurement) -> None:
         """Count a group of a probe, once."""
@@ -51,11 +51,11 @@ class Probes:
             nodes.popitem(last=False)
 
     def positions(self) -> dict[str, int]:
-        """Return how many positions of each class came since it was calibrated last."""
+        """Return the number of positions of each class since its last calibration."""
         return dict(self._fresh)
 
     def due(self, made: Calibration) -> list[Tolerance]:
-        """Return the tolerances of the classes that have to be calibrated now, and count their positions anew."""
+        """Return the tolerances of the classes to be calibrated now, and start counting their positions again."""
         return [tolerance for name in self._groups if (tolerance := self._due(name, made)) is not None]
 
     def _due(self, name: str, made: Calibration) -> Tolerance | None:
@@ -69,22 +69,22 @@ class Probes:
         if not enough:
             return None
         self._fresh[name] = 0
-        found = _widest([derive(name, groups, self._round_id) for groups in enough])
+        tolerance = _widest([derive(name, groups, self._round_id) for groups in enough])
         if is_measured:
-            return _bounded(found, before.first or before.limits)
-        return found.model_copy(update={"first": found.limits})
+            return _bounded(tolerance, before.first or before.limits)
+        return tolerance.model_copy(update={"first": tolerance.limits})
 
 
 def _widest(several: list[Tolerance]) -> Tolerance:
-    """Return the tolerances of a class of which several machines were measured."""
-    limits = [max(values) for values in zip(*(one.limits for one in several), strict=True)]
-    return _with(several[0], limits).model_copy(update={"positions": sum(one.positions for one in several)})
+    """Return the tolerances of a class that was measured on several machines."""
+    limits = [max(values) for values in zip(*(tolerance.limits for tolerance in several), strict=True)]
+    return _with(several[0], limits).model_copy(update={"positions": sum(tolerance.positions for tolerance in several)})
 
 
-def _bounded(found: Tolerance, first: tuple[float, ...]) -> Tolerance:
-    """Return tolerances no wider than a renewal may make them."""
-    limits = [min(value, WIDEST * most) for value, most in zip(found.limits, first, strict=True)]
-    return _with(found, limits).model_copy(update={"first": first})
+def _bounded(tolerance: Tolerance, first: tuple[float, ...]) -> Tolerance:
+    """Return tolerances limited to the width that a renewal may give them."""
+    limits = [min(value, WIDEST * most) for value, most in zip(tolerance.limits, first, strict=True)]
+    return _with(tolerance, limits).model_copy(update={"first": first})
 
 
 def _with(tolerance: Tolerance, limits: list[float]) -> Tolerance:

@@ -1,7 +1,7 @@
 """The auditor's own node: one policy version in 16 bits, which samples as an honest node on torch does.
 
-- All weights are in that precision, the logits leave the model in it, and probabilities are computed in float32: what
-  `swarm_node`'s engine on torch does with an architecture that it has no decoder of its own for.
+- All weights and logits are in that precision, and probabilities are computed in float32, as in `swarm_node`'s torch
+  engine for architectures without a decoder of its own.
 - The rows of a group share one prompt, so none of them needs padding.
 """
 
@@ -27,7 +27,7 @@ from protocol.work.rollout import Completion
 from protocol.work.sampling import pick, uniform_table
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""By their names in classes of nodes. Other precisions belong to engines that an auditor does not have."""
+"""The precisions by their names in classes of nodes. Others belong to engines that an auditor does not have."""
 
 
 class ReferenceNode:
@@ -46,16 +46,16 @@ class ReferenceNode:
             bounds = policy_bounds(lambda name: read_at_most(folder / name, POLICY_CONFIG_MAX_BYTES), TOKENS_MAX)
         except AuditFailed:
             raise
-        except Exception as error:  # nobody can list what garbage in a folder does to those who read it
+        except Exception as error:  # invalid files can raise any error
             raise AuditFailed(f"The policy in {folder} cannot be loaded: {error!r}") from error
         self._end_tokens = sorted(bounds.end_tokens)
 
     def sample(self, drawing: Drawing) -> list[Completion]:
-        """Return the completions of one prompt that an honest node would."""
+        """Return the completions that an honest node samples for one prompt."""
         try:
             with torch.inference_mode():
                 return self._sample(drawing)
-        except RuntimeError as error:  # memory, or an operation that torch lacks in this precision
+        except RuntimeError as error:  # out of memory, or an operation that torch lacks in this precision
             raise AuditFailed(f"The policy cannot be sampled as {self.numerics}: {error}"[:300]) from error
 
     def _sample(self, drawing: Drawing) -> list[Completion]:
@@ -81,22 +81,22 @@ class ReferenceNode:
 
     def _forward(self, tokens: Integers, cache: Any) -> Any:
         inputs = torch.from_numpy(tokens).to(self._device)
-        found = self._model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = self._model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         self._moved()
-        return found
+        return out
 
     def _scores(self, out: Any, temperature: float) -> torch.Tensor:
         return torch.log_softmax(out.logits[:, -1].float() / temperature, dim=-1).cpu()
 
 
 def _multiply_in_float32(model: Any) -> None:
-    """Have each matrix product computed in float32 and rounded once, as accelerators do; few processors can themselves.
+    """Compute each matrix product in float32 and round it once, as accelerators do; few processors support this.
 
-    Where a processor cannot, torch takes four times as long for a product in bf16 as for one in float32.
+    On other processors, torch takes four times as long for a product in bf16 as for one in float32.
     """
     for module in model.modules():
         if type(module) is nn.Linear:
-            module.forward = partial(_rounded_linear, module)  # type: ignore[method-assign]  # of this one alone
+            module.forward = partial(_rounded_linear, module)  # type: ignore[method-assign]  # replaces the method of this module only
 
 
 def _rounded_linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,13 @@
-"""Scores the samples of whole groups under one version: the auditor's model, which computes as the learner does.
+"""The auditor's model, which scores the samples of whole groups with one version and computes as the learner does.
 
-- Samples are packed, each prompt is computed once, and nothing is padding (`coordinator.model.forward`). Where that
-  says something else than the model says of a sample alone, each sample is computed behind a copy of its prompt.
+- Samples are packed: each prompt is computed once, without padding (`coordinator.model.forward`). If the results differ
+  from those of each sample alone, each sample is computed after a copy of its prompt.
 - Matrices keep the type in which they were published and are widened while they are used: float32 products of the
   same numbers, in half the memory.
-- Memory is bounded: so many tokens at once through the body, so many logits at once through the head. There is never a
-  tensor [samples, tokens, vocabulary].
-- What a position needs of its distribution is computed of each slice as `coordinator.rules.replay.score` defines it.
-- After every module that computed something, `moved` is called: that is how a slow replay differs from one that hangs.
+- Memory is bounded by `BODY_TOKENS_MAX` tokens at once in the body and `HEAD_LOGITS_MAX` logits at once in the head.
+  There is never a tensor [samples, tokens, vocabulary].
+- The values of each position are computed in slices, as `coordinator.rules.replay.score` defines them.
+- `moved` is called after every module that computed something, so that a slow replay is not taken for a hanging one.
 """
 
 import json
@@ -39,27 +39,27 @@ from protocol.policy import architectures, model_config
 from protocol.work.sampling import uniforms
 
 BODY_TOKENS_MAX = 4096
-"""Tokens of prompts and completions in one pass; one sample may be longer. More would be no faster on a CPU."""
+"""The tokens of prompts and completions in one pass; one sample may be longer. More are not faster on a CPU."""
 
 HEAD_LOGITS_MAX = 2**23
-"""Logits in one slice: 55 positions of a 150k vocabulary, 32 MiB in float32. The output layer is widened for each."""
+"""The logits in one slice: 55 positions of a 150k vocabulary, 32 MiB in float32. Each widens the output layer."""
 
 BLOCK = 256
-"""Tokens of the vocabulary whose probabilities are summed at once; only the claimed token's are needed one by one."""
+"""The tokens of the vocabulary whose probabilities are summed at once; only the claimed token needs its own."""
 
 NOTHING = Scored(logprobs=np.zeros(0), below=np.zeros(0), upto=np.zeros(0), dictated=np.zeros(0, np.int64))
-"""Of an empty completion."""
+"""The score of an empty completion."""
 
 NARROW = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""Types whose every number float32 has, too."""
+"""The types whose numbers float32 can represent exactly."""
 
 
 def nobody_watches() -> None:
-    """Report progress to nobody."""
+    """Ignore progress."""
 
 
 class VersionScorer:
-    """One policy version, ready to score."""
+    """A policy version, ready to score."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class VersionScorer:
         moved: Callable[[], None] = nobody_watches,
     ) -> None:
         if threads:
-            torch.set_num_threads(threads)  # of the whole process: all its versions share them
-        if device != "cpu":  # products of ten bits are no float32
+            torch.set_num_threads(threads)  # for the whole process: all its versions share them
+        if device != "cpu":  # TF32 products have only ten bits
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self._moved = moved
         try:
@@ -87,7 +87,7 @@ class VersionScorer:
                 raise AuditFailed(f"The policy in {folder} cannot be replayed: {reason}.")
         except AuditFailed:
             raise
-        except Exception as error:  # nobody can list what garbage in a folder does to those who read it
+        except Exception as error:  # invalid files can raise any error
             raise AuditFailed(f"The policy in {folder} cannot be loaded: {error!r}") from error
 
     @property
@@ -96,8 +96,8 @@ class VersionScorer:
         return packs(self._model)
 
     def score(self, claims: Sequence[Prefill]) -> list[list[Scored]]:
-        """For every claim the replay of each of its completions."""
-        vocabulary, found = self._vocabulary, dict[tuple[int, int], Scored]()
+        """Return the scores of every claim's completions."""
+        vocabulary, scores = self._vocabulary, dict[tuple[int, int], Scored]()
         if any(
             int(part.max(initial=0)) >= vocabulary for claim in claims for part in (claim.prompt, *claim.completions)
         ):
@@ -113,16 +113,16 @@ class VersionScorer:
             with torch.inference_mode():
                 for piece in pieces(data, torch.arange(len(rows)), BODY_TOKENS_MAX, packed=self.packs):
                     chosen = [rows[row] for row in piece.tolist()]
-                    found.update(zip(chosen, self._score(claims, chosen, data, piece), strict=True))
+                    scores.update(zip(chosen, self._score(claims, chosen, data, piece), strict=True))
         return [
-            [found.get((place, number), NOTHING) for number in range(len(claim.completions))]
+            [scores.get((place, number), NOTHING) for number in range(len(claim.completions))]
             for place, claim in enumerate(claims)
         ]
 
     def _score(
         self, claims: Sequence[Prefill], chosen: list[tuple[int, int]], data: Tensors, piece: torch.Tensor
     ) -> list[Scored]:
-        """Score some samples, which go through the body together."""
+        """Score the chosen samples in one pass of the body."""
         lengths = data.lengths[piece].tolist()
         width = max(lengths)
         drawn = [
@@ -149,7 +149,7 @@ class VersionScorer:
     def _slice(
         self, states: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor, temperatures: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """`replay.score` of some positions: states [t, H] → log-probability, below, up to, dictated, [t] each."""
+        """Compute `replay.score` of positions: states [t, H] → log-probability, below, upto, dictated: [t] each."""
         scores = torch.log_softmax(self._head.logits(states) / temperatures[:, None], dim=-1)  # [t, V]
         claimed = tokens[:, None]
         logprobs = scores.gather(1, claimed)[:, 0].double()
@@ -170,12 +170,12 @@ class VersionScorer:
 
 
 def _before(cumulative: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    """Return the sum that stands before a block of each position: [t]."""
+    """Return the sum before a block of each position: [t]."""
     return cumulative.gather(1, (block - 1).clamp(min=0)[:, None])[:, 0].where(block > 0, 0.0)
 
 
 def _within(odds: torch.Tensor, cumulative: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    """The cumulative sums in one block of each position: [t, BLOCK]."""
+    """Return the cumulative sums in one block of each position: [t, BLOCK]."""
     return (
         odds[torch.arange(len(block), device=block.device), block].double().cumsum(-1)
         + (_before(cumulative, block)[:, None])
@@ -183,10 +183,10 @@ def _within(odds: torch.Tensor, cumulative: torch.Tensor, block: torch.Tensor) -
 
 
 def _tensors(claims: Sequence[Prefill], rows: Sequence[tuple[int, int]]) -> Tensors:
-    """Claims as the learner's forward pass is fed them; nothing of them is trained on."""
+    """Return claims as tensors for the learner's forward pass; none of them is trained on."""
     used = sorted({place for place, _ in rows})
     tokens = [torch.from_numpy(claims[place].completions[number].astype(np.int64)) for place, number in rows]
-    mask = pad_sequence([torch.ones(len(one)) for one in tokens], True)
+    mask = pad_sequence([torch.ones(len(completion)) for completion in tokens], True)
     return Tensors(
         prompts=tuple(torch.from_numpy(claims[place].prompt.astype(np.int64)) for place in used),
         owners=torch.tensor([used.index(place) for place, _ in rows]),
@@ -200,8 +200,8 @@ def _tensors(claims: Sequence[Prefill], rows: Sequence[tuple[int, int]]) -> Tens
 
 
 def load_policy(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    """Return the model of a policy folder. Nothing is fetched, and no code or pickle of the folder is run."""
-    # Its bar would stand among the findings.
+    """Return the model of a policy folder. Nothing is downloaded, and no code or pickle of the folder is run."""
+    # A progress bar would be mixed with the findings.
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     with without_adapter(folder) as base:
         _require_borne_out(base)
@@ -221,18 +221,18 @@ def load_policy(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 
 def _lay_out_in(model: Any, dtype: torch.dtype) -> None:
-    """Have the weights of a model in this type before it is filled: no wider copy of them is ever held."""
+    """Convert a model's weights to this type before they are loaded, so that no wider copy is ever held."""
     model.requires_grad_(False)
     if dtype != torch.float32:
         model.to(dtype)
 
 
 def _require_borne_out(base: Path) -> None:
-    """Refuse a configuration that names code, or promises more than its tensors bear out, before that takes memory."""
+    """Refuse a configuration that names code, or needs more memory than its tensors justify, before loading it."""
     config = json.loads(read_at_most(base / "config.json", limits.POLICY_CONFIG_MAX_BYTES))
     model_config.require_plain(config)
     if reason := architectures.reason_to_refuse(config):
-        raise AuditFailed(f"No policy like this one can be audited: {reason}.")
+        raise AuditFailed(f"This policy cannot be audited: {reason}.")
     files = weights.weight_files(base)
     model_config.require_layers(config, len(weights.shapes(files)))
     described = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)

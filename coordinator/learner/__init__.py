@@ -1,4 +1,4 @@
-"""The learner: a child process with torch, and a client of the coordinator's API like any other.
+"""The learner: a child process with torch, and an ordinary client of the coordinator's API.
 
-It asks for a batch, takes one GRPO step, reports, and publishes a version every kappa updates. Read `loop` first.
+It requests a batch, makes one GRPO step, reports, and publishes a version every kappa updates. Read `loop` first.
 """

@@ -1,21 +1,22 @@
-"""From rewards to advantages: [N] → [N]. Which samples are judged at all is decided here, too.
+"""Advantages computed from rewards, [N] → [N], and the choice of the samples that count.
 
-- Rewards that are all equal have no advantage over their own mean, and none in units of their own deviation: exactly
-  zero, whatever rounding did to either.
-- The filter looks at the raw score. Were it to look at shaped rewards, every group would vary by its lengths, and
-  nothing but the length would be learned.
+- Equal rewards get an advantage of exactly zero, whatever rounding did to their mean or their deviation.
+- The filter uses the raw score. With shaped rewards every group would vary by its lengths, and the policy would learn
+  the length only.
 
-The trajectories that are trained on follow from factors on the advantages, [N]:
+Factors on the advantages, [N], choose the trajectories that are trained on:
 
     all        1 for each
     pairs      1 for the samples of the pairs that are kept, 0 for all others
-    weighted   how often a sample was drawn, over how often it would be on the mean
+    weighted   the number of draws of a sample, divided by its expected number
 
-- A pair is the best and the worst of a group, then the second best and the second worst, and so on; those with the
-  greatest contrast are kept. That is biased: what lies between says nothing any more.
-- A draw is by |advantage|, and its factor takes that back: on the mean over draws the gradient is that of all samples.
-- Whoever has the factor 0 costs no backward pass. Shares still count it: leaving samples out does not scale others up.
-- The draw of an update follows from the round's seed and the update's number alone: a resumed learner draws the same.
+- A pair is the best and the worst sample of a group, then the second best and the second worst, and so on; the pairs
+  with the greatest contrast are kept. This is biased: the samples between them are not used.
+- A sample is drawn with a chance proportional to |advantage|, and its factor corrects that: the gradient, averaged over
+  draws, is that of all samples.
+- A sample with the factor 0 costs no backward pass. It still has its share: leaving samples out does not scale the
+  others up.
+- The draw of an update depends on the round's seed and the update's number alone: a resumed learner draws the same.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from protocol.work.learning import TrainingGroup
 
 
 def judged(data: Tensors, algorithm: Algorithm, *, ends: Sequence[int]) -> torch.Tensor:
-    """Whether a sample counts at all: → [N]."""
+    """Return which samples count at all: → [N]."""
     counts = torch.ones(len(data.rewards), dtype=torch.bool)
     if algorithm.mask_truncated_completions:
         last = data.tokens.gather(1, (data.lengths[:, None] - 1).clamp(min=0))[:, 0]
@@ -40,7 +41,7 @@ def judged(data: Tensors, algorithm: Algorithm, *, ends: Sequence[int]) -> torch
 
 
 def of_batch(data: Tensors, counts: torch.Tensor, algorithm: Algorithm, *, longest: int) -> torch.Tensor:
-    """What a batch is trained with, weighted as the task says: → [N], 0 for samples that do not count."""
+    """Return the advantages of a batch, weighted as the task demands: → [N], 0 for samples that do not count."""
     shaped = data.rewards + overlong_penalty(data.mask.sum(1), longest, algorithm)
     return advantages(shaped, data.owners, len(data.prompts), algorithm) * counts * data.weights
 
@@ -48,7 +49,7 @@ def of_batch(data: Tensors, counts: torch.Tensor, algorithm: Algorithm, *, longe
 def of_group(
     group: TrainingGroup, algorithm: Algorithm, *, ends: Sequence[int], longest: int
 ) -> tuple[float, ...] | None:
-    """Those of one group; None where they depend on the rest of its batch."""
+    """Return the advantages of one group; None if they depend on the rest of its batch."""
     if "batch" in (algorithm.baseline, algorithm.scale_rewards):
         return None
     data = collate([group])
@@ -57,13 +58,13 @@ def of_group(
 
 
 def advantages(rewards: torch.Tensor, owners: torch.Tensor, groups: int, algorithm: Algorithm) -> torch.Tensor:
-    """(reward − baseline) / deviation, each of whatever the algorithm names: rewards [N], owners [N] → [N]."""
+    """Return (reward − baseline) / deviation, both as `algorithm` names them: rewards [N], owners [N] → [N]."""
     count = _sums(torch.ones_like(rewards), owners, groups)  # [G]
     mean = _sums(rewards, owners, groups) / count.clamp(min=1)  # [G]
     centred = rewards - _baseline(rewards, mean[owners], algorithm.baseline)
-    if algorithm.baseline == "leave_one_out":  # the mean of the others: what is above it grows by n / (n − 1)
+    if algorithm.baseline == "leave_one_out":  # the mean of the others: the difference grows by n / (n − 1)
         centred = centred * (count / (count - 1).clamp(min=1))[owners]
-    # Compared, not computed: the mean of equal rewards may be off by a rounding, which division would blow up.
+    # Equal rewards are detected by comparison: their mean may have a rounding error, which division would enlarge.
     if {algorithm.baseline, algorithm.scale_rewards} & {"group", "leave_one_out"}:
         centred = torch.where(varied(rewards, owners, groups)[owners], centred, 0.0)
     if "batch" in (algorithm.baseline, algorithm.scale_rewards):
@@ -89,14 +90,14 @@ def _baseline(rewards: torch.Tensor, of_group: torch.Tensor, baseline: Baseline)
 
 
 def varied(rewards: torch.Tensor, owners: torch.Tensor, groups: int) -> torch.Tensor:
-    """Whether the rewards of a group differ: → [G]."""
+    """Return which groups have rewards that differ: → [G]."""
     zeros = torch.zeros(groups)
     high = zeros.scatter_reduce(0, owners, rewards, "amax", include_self=False)
     return high > zeros.scatter_reduce(0, owners, rewards, "amin", include_self=False)
 
 
 def overlong_penalty(lengths: torch.Tensor, longest: int, algorithm: Algorithm) -> torch.Tensor:
-    """DAPO's soft punishment, 0 before the buffer and −penalty at the longest length: [N] → [N]."""
+    """Return DAPO's soft penalty, 0 before the buffer and −penalty at the longest length: [N] → [N]."""
     if not algorithm.overlong_buffer:
         return torch.zeros_like(lengths)
     over = (lengths - (longest - algorithm.overlong_buffer)) / algorithm.overlong_buffer
@@ -110,7 +111,7 @@ def _sums(values: torch.Tensor, owners: torch.Tensor, groups: int) -> torch.Tens
 def factors(
     advantages: torch.Tensor, owners: torch.Tensor, algorithm: Algorithm, *, seed: int, update: int
 ) -> torch.Tensor:
-    """What each advantage is multiplied by: [N] → [N]."""
+    """Return the factor of each advantage: [N] → [N]."""
     match algorithm.trajectories:
         case "all":
             return torch.ones_like(advantages)
@@ -133,7 +134,7 @@ def _pairs(advantages: torch.Tensor, owners: torch.Tensor, share: float) -> torc
 
 
 def _drawn(advantages: torch.Tensor, share: float, chance: float) -> torch.Tensor:
-    """Systematic draws: a comb of equal steps, from one random offset, laid over the samples' |advantages|."""
+    """Draw systematically: with equal steps from one random offset over the cumulative |advantages|."""
     weights = advantages.abs().double()
     teaching = int((weights > 0).sum())
     if not teaching:
@@ -147,6 +148,6 @@ def _drawn(advantages: torch.Tensor, share: float, chance: float) -> torch.Tenso
 
 
 def _chance(seed: int, update: int) -> float:
-    """A number from 0 up to 1 that belongs to this update, whatever else was drawn before."""
+    """Return a number from 0 up to 1 for this update, which does not depend on earlier draws."""
     generator = torch.Generator().manual_seed((seed * 0x9E3779B97F4A7C15 + update) % 2**63)
     return float(torch.rand(1, generator=generator, dtype=torch.float64))

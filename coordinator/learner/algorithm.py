@@ -1,7 +1,7 @@
-"""Which objective is trained: presets by name over a few parts that combine freely. No torch here.
+"""The objectives of training: presets by name over a few parts that combine freely. This module imports no torch.
 
-- Names are those of TRL where it has the thing; docs/learning.md has every formula.
-- A preset differs from plain GRPO only in what its own paper says; the correction of stale samples is orthogonal.
+- Names are those of TRL where TRL has an equivalent; docs/learning.md has every formula.
+- A preset differs from plain GRPO only in the points of its own paper; the correction of stale samples is separate.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,14 +19,14 @@ Trajectories = Literal["all", "pairs", "weighted"]
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What is done about samples of an older policy, or of one that computes differently."""
+    """The correction for samples of an older policy, or of one that computes differently."""
 
     mode: Mode = "decoupled"
-    """`decoupled`: weigh by π_old/μ, clip π_θ/π_old. `bypass`: clip π_θ/μ. `none`: take the samples for fresh."""
+    """`decoupled`: weigh by π_old/μ, clip π_θ/π_old. `bypass`: clip π_θ/μ. `none`: treat the samples as fresh."""
     level: Literal["token", "sequence"] = "token"
     """A weight for each token, or one for the sample: the product of the ratios of its tokens."""
     token_cap: float = 2.0
-    """Weights are truncated here."""
+    """The largest weight; larger ones are truncated to it."""
     token_low: float = 0.0
     token_high: float = inf
     """A token is dropped if its ratio to μ leaves these bounds."""
@@ -35,19 +35,19 @@ class Correction:
     """A sample is dropped if the geometric mean of its ratios to μ leaves these bounds; wide enough for a model that
     moves at 1e-5, four updates later (`make bench-correction`)."""
     veto: float = 1e-4
-    """A sample is dropped for a single token whose ratio is below this, or above its inverse; 0 keeps all."""
+    """A sample is dropped if the ratio of one token is below this, or above its inverse; 0 keeps all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One objective; the defaults are GRPO."""
+    """An objective; the defaults are GRPO."""
 
     baseline: Baseline = "group"
-    """What is taken from a reward."""
+    """The value that is subtracted from a reward."""
     scale_rewards: Scale = "group"
-    """Whose deviation it is then divided by."""
+    """The set of rewards whose deviation it is then divided by."""
     importance_sampling_level: Level = "token"
-    """A ratio for each token; or one for the sample: the geometric mean, or the product."""
+    """A ratio for each token, or one for the sample: the geometric mean, or the product."""
     clip: Clip = "ppo"
     epsilon: float = 0.2
     epsilon_high: float = 0.28
@@ -67,12 +67,12 @@ class Algorithm:
     mask_truncated_completions: bool = False
     """Leave out samples that did not end by themselves."""
     overlong_buffer: int = 0
-    """Over this many last tokens before the longest length, a soft penalty grows to `overlong_penalty`."""
+    """The number of tokens before the longest length over which a soft penalty grows to `overlong_penalty`."""
     overlong_penalty: float = 1.0
     trajectories: Trajectories = "all"
-    """Which samples are trained on: all; the pairs of greatest contrast; or draws by |advantage|, weighted back."""
+    """The samples that are trained on: all; the pairs of greatest contrast; or draws by |advantage|, corrected."""
     trajectory_share: float = 0.5
-    """Of the pairs, or of the samples that teach anything."""
+    """The share of the pairs, or of the samples whose advantage is not 0."""
     correction: Correction = field(default_factory=Correction)
 
 
@@ -100,4 +100,4 @@ PRESETS: dict[str, Algorithm] = {
     "cispo": replace(GRPO, clip="cispo", epsilon_high=5.0, loss_aggregation="token", minibatches=4),
     "echo2": replace(GRPO, epsilon_high=0.2, correction=Correction(sequence_low=0.0, sequence_high=inf, veto=0.0)),
 }
-"""`echo2` is the paper's own: GRPO times min(π_learner/π_sampler, C), whatever the sample's distance."""
+"""`echo2` is that of the ECHO-2 paper: GRPO times min(π_learner/π_sampler, C), at any distance of the sample."""

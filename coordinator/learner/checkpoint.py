@@ -1,13 +1,13 @@
-"""A checkpoint: a folder that is whole or not there, whatever kills those who write it.
+"""A checkpoint: a folder that is whole or does not exist, even if its writers are killed at any moment.
 
     000000012/     .metadata · __0_0.distcp · __1_0.distcp · …     tensors, a file from each rank
                    beside                                          plain values, by rank 0
 
-- It is written as a draft, every file synced; its name, and the removal of older ones, come last. At any moment the
-  newest name is that of a whole checkpoint. What a kill left half-written is overwritten by the next.
-- Its name is the number of updates: what is there under that name is the same state already.
+- It is written as a draft with every file synced, then renamed; older ones are removed last. At any moment the newest
+  name is that of a whole checkpoint. A draft that a kill left incomplete is overwritten by the next.
+- Its name is the number of updates: an existing checkpoint of that name has the same state.
 - Any number of ranks can read what any other number wrote: the format is that of `torch.distributed.checkpoint`.
-- Reading one runs nobody's code: tensors and plain values come out of it, and nothing else.
+- Reading a checkpoint runs no code from it: it returns tensors and plain values only.
 """
 
 import pickle
@@ -57,12 +57,12 @@ _METADATA_MAY_NAME = {
 
 
 def newest(folder: Path) -> Path | None:
-    """The last whole checkpoint."""
+    """Return the newest whole checkpoint; None if there is none."""
     return max((path for path in folder.glob("*") if path.name.isdigit()), default=None)
 
 
 def write(folder: Path, number: int, tensors: dict[str, torch.Tensor], beside: dict[str, Any], ranks: Ranks) -> None:
-    """Write the checkpoint after so many updates; it is durable when this returns on rank 0."""
+    """Write the checkpoint after `number` updates; it is durable when this returns on rank 0."""
     final = folder / f"{number:09d}"
     draft = final.with_suffix(".new")
     if ranks.broadcast(final.exists()):
@@ -86,16 +86,16 @@ def write(folder: Path, number: int, tensors: dict[str, torch.Tensor], beside: d
 
 
 def read_beside(path: Path) -> dict[str, Any]:
-    """The plain values of a checkpoint."""
+    """Return the plain values of a checkpoint."""
     try:
-        found = canonical.decode((path / BESIDE).read_bytes(), max_bytes=BESIDE_MAX_BYTES)
-        return {**found, "update": int(found["update"]), "steps": int(found["steps"])}
+        values = canonical.decode((path / BESIDE).read_bytes(), max_bytes=BESIDE_MAX_BYTES)
+        return {**values, "update": int(values["update"]), "steps": int(values["steps"])}
     except (OSError, KeyError, TypeError, ValueError, SwarmError) as error:
         raise _unreadable(path, error) from error
 
 
 def require_whole(path: Path) -> None:
-    """Refuse a checkpoint that cannot be read, or lacks a part of what it says it has."""
+    """Refuse a checkpoint that cannot be read, or whose files are incomplete."""
     read_beside(path)
     try:
         metadata = _CheckpointUnpickler(path).read_metadata()
@@ -110,7 +110,7 @@ def require_whole(path: Path) -> None:
 
 
 def read_tensors(path: Path, tensors: dict[str, torch.Tensor], ranks: Ranks) -> None:
-    """Fill these tensors, or each rank's shards of them."""
+    """Read a checkpoint into `tensors`, or into each rank's shards of them."""
     require_whole(path)
     try:
         with _quiet():
@@ -121,14 +121,14 @@ def read_tensors(path: Path, tensors: dict[str, torch.Tensor], ranks: Ranks) -> 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warning that there is one process only."""
+    """Suppress the warning that there is only one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
 
 
 class _CheckpointUnpickler(FileSystemReader):
-    """Torch's own, but for the description, which torch would unpickle whatever it asks for."""
+    """Torch's own reader, except for the metadata, which torch would unpickle without restrictions."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
@@ -142,19 +142,19 @@ class _MetadataUnpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _METADATA_MAY_NAME:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it requests {module}.{name}")
 
 
 def _lacking(path: Path, names: str) -> ConfigInvalid:
     return ConfigInvalid(
-        f"{path} is no checkpoint that can be read: it lacks {names}, or a part of it.",
-        hint="Bring the whole folder back from a copy of the disk; backups by an older coordinator lack `.metadata`.",
+        f"The checkpoint {path} cannot be read: {names} is missing or incomplete.",
+        hint="Restore the whole folder from a copy of the disk; backups by an older coordinator lack `.metadata`.",
     )
 
 
 def _unreadable(path: Path, error: BaseException) -> ConfigInvalid:
     reason = str(error).strip().rpartition("\n")[2]
     return ConfigInvalid(
-        f"{path} is no checkpoint of this policy that can be read: {reason}",
-        hint="model.path and learner.lora_rank must stay what they were when the round began.",
+        f"{path} cannot be read as a checkpoint of this policy: {reason}",
+        hint="model.path and learner.lora_rank must be the same as when the round began.",
     )

@@ -1,12 +1,13 @@
 """The learner's side of the coordinator's API: batches in, reports and versions out.
 
     asking ─→ answered
-       └─→ away ─→ asking …      logged once when it begins, and once when it is over, however many threads ask
+       └─→ away ─→ asking …      logged once when it begins and once when it ends, for any number of threads
 
-- A coordinator that is away is waited for, as nodes wait for it, and then asked the same again. It may have done it
-  already, and need not say so: a batch is formed once, a report counts once, a version has its number, a file its
-  digest. So no group is trained on twice, and none is lost.
-- Who is away, `coordinator.base.answers` says; a refusal is raised by its name, and ends the learner.
+- While the coordinator is away, the client waits, as nodes do, and then repeats the same request. The coordinator may
+  have carried it out already, which changes nothing: a batch is formed once, a report counts once, a version has its
+  number, a file its digest. So no group is trained on twice, and none is lost.
+- `coordinator.base.answers` decides which errors mean "away"; any other refusal is raised as its own error class, and
+  ends the learner.
 """
 
 import logging
@@ -41,24 +42,24 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONNECTING_S = 10.0
-"""A machine that is not there says nothing at all."""
+"""The longest time to connect: a machine that is off sends no answer at all."""
 
 BATCH_WAIT_S = 60.0
-"""The coordinator holds a request for a batch open for a while; this is longer."""
+"""The longest time to read: longer than the coordinator holds a request for a batch open."""
 
 PUBLICATION_S = 3600.0
-"""Cutting, hashing and syncing the largest policies."""
+"""The longest time to cut, hash and sync the largest policies."""
 
 BATCH_MAX_BYTES = 4096 * limits.MIB
-"""512 groups, each the largest that a round may ask for. Whoever configures that trains on a machine that holds it."""
+"""512 groups, each the largest that a round may request. The learner's machine must hold such a batch in memory."""
 
 
 def _unchecked() -> None:
-    """Wait without an end."""
+    """Check nothing."""
 
 
 class Absence:
-    """A time for which the coordinator does not answer, for all clients of this process."""
+    """A time in which the coordinator does not answer, for all clients of this process."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -66,7 +67,7 @@ class Absence:
         self._began_s = 0.0
 
     def enter(self, error: Unreachable) -> None:
-        """Count one more thread that waits, and log it if it is the first."""
+        """Count another thread that waits, and log the wait if it is the first."""
         with self._lock:
             self._waiting += 1
             if self._waiting == 1:
@@ -74,7 +75,7 @@ class Absence:
                 log.warning("waiting for the coordinator: %s", error)
 
     def end(self) -> None:
-        """Count one thread less, and log it if it is the last."""
+        """Count a thread less, and log the end of the wait if it was the last."""
         with self._lock:
             self._waiting -= 1
             if not self._waiting:
@@ -82,13 +83,13 @@ class Absence:
 
 
 class CoordinatorClient:
-    """Blocking calls with the operator's token."""
+    """A client with the operator's token and blocking calls."""
 
     def __init__(self, url: str, token: str, absence: Absence | None = None) -> None:
         self._url, self._token, self._absence = url, token, absence or Absence()
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"})
         self.away_s = 0.0
-        """For how long the coordinator was waited for, in all."""
+        """The total time for which this client waited for the coordinator, in seconds."""
 
     def another(self) -> "CoordinatorClient":
         """Return a client for another thread, which counts its own `away_s`."""
@@ -114,7 +115,7 @@ class CoordinatorClient:
         self._call("POST", "/v1/learner/progress", progress)
 
     def mention(self, progress: LearnerProgress) -> None:
-        """The same in the middle of a step, where nobody waits: a coordinator that is away misses it."""
+        """Report progress in the middle of a step, without waiting: if the coordinator is away, the report is lost."""
         with suppress(Unreachable):
             self._once("POST", "/v1/learner/progress", progress)
 
@@ -122,17 +123,17 @@ class CoordinatorClient:
         self._call("POST", "/v1/learner/finish")
 
     def publish(self, version: int, update: int, folder: Path) -> None:
-        """Upload what the coordinator lacks of a policy folder, then ask for its publication."""
+        """Upload the files of a policy folder that the coordinator lacks, then request its publication."""
         files = tuple(UploadedFile(path=path.name, digest=_digest(path)) for path in sorted(folder.iterdir()))
         publication = Publication(version=version, update=update, files=files)
         try:
             self._bring(publication, folder)
-        except ManifestInvalid as error:  # uploads are not synced: a power cut may have taken some
+        except ManifestInvalid as error:  # uploads are not synced: a power cut may have lost some
             log.warning("uploading version=%d again: %s", version, error)
             self._bring(publication, folder)
 
     def fetch(self, version: int, folder: Path) -> None:
-        """Write a published version's files into a folder, each only if it is what was signed."""
+        """Write a published version's files into `folder`, and compare each with its signed digest."""
         for file in Publication.from_bytes(self._call("GET", f"/v1/learner/versions/{version}")).files:
             target = folder / file.path
             self._patiently(partial(self._download, f"/v1/learner/versions/{version}/{file.path}", target))
@@ -158,21 +159,21 @@ class CoordinatorClient:
         return self._patiently(partial(self._once, method, address, body, wait_s))
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
-        """What comes of an attempt that is made again as long as the coordinator is away."""
+        """Return the result of `attempt`, which is repeated as long as the coordinator is away."""
         failures, began = 0, time.monotonic()
         while True:
             try:
-                found = attempt()
+                result = attempt()
             except Unreachable as error:
                 if not failures:
                     self._absence.enter(error)
-                time.sleep(pause_s(failures))  # who is away tells nobody of coming back
+                time.sleep(pause_s(failures))  # no event tells that the coordinator is back
                 failures += 1
                 continue
             if failures:
                 self.away_s += time.monotonic() - began
                 self._absence.end()
-            return found
+            return result
 
     def _once(
         self, method: str, address: str, body: Message | Path | None = None, wait_s: float = BATCH_WAIT_S
@@ -184,7 +185,7 @@ class CoordinatorClient:
     def _answer(
         self, method: str, address: str, body: Message | Path | None, wait_s: float
     ) -> Iterator[httpx.Response]:
-        """The answer to one request, if it is no error; `Unreachable` is one that may be none the next time."""
+        """Yield the response to one request if it is no error; `Unreachable` may pass, so the caller may retry."""
         content = body.to_bytes() if isinstance(body, Message) else _pieces(body) if body else None
         timeout = httpx.Timeout(BATCH_WAIT_S, connect=CONNECTING_S, read=wait_s)
         with named(), self._http.stream(method, address, content=content, timeout=timeout) as response:
@@ -194,7 +195,7 @@ class CoordinatorClient:
 
 
 def read_batch(data: bytes) -> TrainingBatch:
-    """A batch comes from the operator's own coordinator: it may have as many values as it has bytes."""
+    """Decode a batch. It comes from the operator's own coordinator, so it may have as many values as bytes."""
     return TrainingBatch.from_value(canonical.decode(data, max_bytes=BATCH_MAX_BYTES, max_items=BATCH_MAX_BYTES))
 
 
@@ -203,7 +204,7 @@ def _digest(path: Path) -> str:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """A file a megabyte at a time: weights need not fit into memory twice."""
+    """Yield a file in pieces of 1 MiB: weights need not fit into memory twice."""
     with path.open("rb") as file:
         while piece := file.read(limits.MIB):
             yield piece

@@ -1,12 +1,11 @@
-"""What all ranks do together, at the word of rank 0: the policy of a round with what belongs to it.
+"""The actions of all ranks together, directed by rank 0: the policy of a round with its checkpoints and versions.
 
-    rank 0         train, save, publish …: says so to all, then does it, too
-    the others     `follow`: wait for the word, do it, until the word is that it is over
+    rank 0         train, save, publish …: broadcasts the action to all, then does it, too
+    the others     `follow`: wait for an action and do it, until the action is `OVER`
 
-- So all ranks make the same steps in the same order, and the loop on rank 0 reads as if it were alone: with one
-  process, it is.
-- A step in which nothing moves for `learner.watchdog_s` ends the process. Between steps nothing has to move: rank 0
-  waits for the coordinator.
+- So all ranks make the same steps in the same order. The loop on rank 0 is written for one process.
+- A step without progress for `learner.watchdog_s` ends the process. Between steps no progress is needed: rank 0 waits
+  for the coordinator.
 """
 
 import logging
@@ -39,7 +38,7 @@ OVER = "over"
 
 
 def _silent(_fraction: float, _text: str) -> None:
-    """What only rank 0 tells."""
+    """Report nothing: only rank 0 reports progress."""
 
 
 def _done() -> None:
@@ -47,7 +46,7 @@ def _done() -> None:
 
 
 class Crew:
-    """The policy where the last checkpoint left it, or as the round starts."""
+    """The policy in the state of the last checkpoint, or in the starting state of the round."""
 
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self._config, self._ranks = config, ranks
@@ -63,11 +62,11 @@ class Crew:
             ranks.meet()
             self.policy = TrainedPolicy(start, train_settings(config), ranks)
             self.resumed = self.policy.restore(last) if last else None
-            """What the checkpoint says besides."""
+            """The plain values of the checkpoint."""
         chat = Chat.from_config(config.data)
         self._coder = Coder(lambda name: (start / name).read_bytes(), chat)
         self._frame: Episode | None = None
-        """Any episode, for how the policy is spoken to, where the task is to play."""
+        """An example episode with the policy's prompt format, if the task is a game."""
         if isinstance(self._task, Episodes):
             most = config.sampling.max_new_tokens
             text = TaskText(lambda name: (start / name).read_bytes(), self._task, most, chat)
@@ -78,21 +77,21 @@ class Crew:
         return self._folder / "checkpoints"
 
     def train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
-        """One update."""
+        """Make one update."""
         step: UpdateResult = self._together("train", groups)
         return step
 
     def save(self, **beside: Any) -> None:
-        """A checkpoint, with these plain values."""
+        """Write a checkpoint with these plain values."""
         self.saving(**beside)()
 
     def saving(self, **beside: Any) -> Job:
-        """Return what is still to do for a checkpoint of this moment, before any weight changes."""
+        """Return the job that writes a checkpoint of this moment; it must run before any weight changes."""
         job: Job = self._together("save", beside)
         return job
 
     def continue_from(self, folder: Path) -> None:
-        """Go on from the weights of a published version."""
+        """Continue from the weights of a published version."""
         self._together("take", folder)
 
     def publish(self, folder: Path) -> None:
@@ -100,38 +99,38 @@ class Crew:
         self.publishing(folder)()
 
     def publishing(self, folder: Path) -> Job:
-        """Return what is still to do for such a folder, before any weight changes."""
+        """Return the job that writes such a folder; it must run before any weight changes."""
         job: Job = self._together("publish", folder)
         return job
 
     def warm_start(self, progress: Progress) -> None:
-        """The embedded policy's short supervised start, if the task has a teacher."""
+        """Train the embedded policy on demonstrations for a short time, if the task has a teacher."""
         if self._config.learner.lora_rank:
             raise ConfigInvalid(
-                "The embedded policy has learned nothing yet that adapters could be added to.",
-                hint="Set learner.lora_rank=0, or model.path to a policy.",
+                "The embedded policy is untrained, so adapters cannot be trained on it.",
+                hint="Set learner.lora_rank=0, or set model.path to a trained policy.",
             )
         self._progress = progress
         self._together("warm_start")
 
     def accuracy(self) -> float | None:
-        """The share of held-out problems that the policy answers exactly; None where a right answer has many forms."""
-        found: float | None = self._together("accuracy")
-        return found
+        """Return the share of held-out problems that are answered exactly; None if answers have many correct forms."""
+        share: float | None = self._together("accuracy")
+        return share
 
     def evaluate(self) -> dict[str, float]:
-        """What the task can say of the policy exactly, by name: in a small poker, how much it can lose."""
-        found: dict[str, float] = self._together("evaluate")
-        return found
+        """Return the exact scores of the policy by name: in a small poker, its exploitability."""
+        scores: dict[str, float] = self._together("evaluate")
+        return scores
 
     def over(self) -> None:
-        """Let the others go."""
+        """End the other ranks."""
         self._ranks.broadcast((OVER,))
 
     def follow(self) -> None:
-        """What every rank but the first does, to the end of the round."""
-        while (said := self._ranks.broadcast((OVER,))) != (OVER,):
-            self._do(*said)
+        """Do the actions of rank 0 until the end of the round; called on every other rank."""
+        while (command := self._ranks.broadcast((OVER,))) != (OVER,):
+            self._do(*command)
 
     def _together(self, action: str, *values: Any) -> Any:
         return self._do(*self._ranks.broadcast((action, *values)))
@@ -162,14 +161,14 @@ class Crew:
         return _done
 
     def _left(self, job: Job) -> Job:
-        """Return what may be done later, by rank 0 alone; several ranks do it at once, as it needs all of them."""
+        """Return the job to do later, by rank 0 alone; several ranks do it at once, as it needs all of them."""
         if self._ranks.size == 1:
             return job
         job()
         return _done
 
     def _base(self) -> Path:
-        """The folder that adapters are published beside: written once, and then never again."""
+        """Return the folder that adapters are published beside; it is written once and never changed."""
         base = self._folder / "base"
         if not self._ranks.broadcast(base.exists()):
             draft = base.with_suffix(".new")

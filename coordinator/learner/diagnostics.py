@@ -1,11 +1,11 @@
-"""What to watch of an update: how far its samples are from the policy, and what the correction did about it.
+"""Metrics of an update: the distance of its samples from the policy, and the effect of the correction.
 
-With d_t = log π_old − log μ over the tokens that are judged, and w_t the weight that each was given:
+With d_t = log π_old − log μ over the tokens that are judged, and w_t the weight of each:
 
     is/ratio_mean, _min, _max   of exp(d_t)
-    is/chi2                     mean exp(2 d_t) − 1: how much the variance of a plain importance weight would be
-    is/ess                      (Σ w)² / (n Σ w²): the share of the tokens that the weighted ones are worth
-    is/masked_frac              share of tokens that were dropped, alone or with their sample
+    is/chi2                     mean exp(2 d_t) − 1: the variance that a plain importance weight would have
+    is/ess                      (Σ w)² / (n Σ w²): the effective sample size as a share of the tokens
+    is/masked_frac              share of the tokens that were dropped, alone or with their sample
     kl/k1, kl/k3                mean −d_t, which may be negative, and mean exp(d_t) − 1 − d_t, which may not
     clip/low, clip/high         share of tokens whose ratio was clipped from below, from above
 """
@@ -16,7 +16,7 @@ Metrics = dict[str, float]
 
 
 def of_distance(distance: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor, keep: torch.Tensor) -> Metrics:
-    """Figures of the importance ratios; without a token that is judged, those of fresh samples."""
+    """Return metrics of the importance ratios; if no token is judged, those of fresh samples."""
     judged = mask > 0
     seen, weights = distance[judged].double(), weight[judged].double()
     if not len(seen):
@@ -35,7 +35,10 @@ def of_distance(distance: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor
 
 
 def of_clipping(clipped: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> Metrics:
-    """Which side a ratio was clipped on follows from the sign of the advantage: clipped [N, T] or [N, 1], [N, 1]."""
+    """Return the shares clipped from below and above: clipped [N, T] or [N, 1], advantages [N, 1].
+
+    The side follows from the sign of the advantage.
+    """
     return {
         "clip/low": mean((clipped & (advantages < 0)).float().expand_as(mask), mask),
         "clip/high": mean((clipped & (advantages > 0)).float().expand_as(mask), mask),
@@ -43,5 +46,5 @@ def of_clipping(clipped: torch.Tensor, advantages: torch.Tensor, mask: torch.Ten
 
 
 def mean(values: torch.Tensor, mask: torch.Tensor) -> float:
-    """Over the tokens that are judged; infinity elsewhere has no say."""
+    """Return the mean over the tokens that are judged; infinite values elsewhere are ignored."""
     return float(torch.where(mask > 0, values, 0.0).sum() / mask.sum().clamp(min=1))

@@ -1,9 +1,9 @@
-"""The embedded default policy: a tiny Qwen3 with a byte-level tokenizer, made on the spot in hub format.
+"""The embedded default policy: a tiny Qwen3 with a byte-level tokenizer, generated in hub format.
 
-- Everything is real: `AutoModelForCausalLM` and `AutoTokenizer` load the folder as they would any published model.
+- `AutoModelForCausalLM` and `AutoTokenizer` load the folder like any published model.
 - The weights are a function of the seed; the tokenizer is the same for every seed.
-- Digits are single tokens, as in Qwen's own tokenizer, whose splitting rule this one copies.
-- For a round of games, the game's own words are single tokens besides, and a model has room for longer texts.
+- Digits are single tokens, as in Qwen's own tokenizer, whose splitting rule is copied.
+- In a round of games, the words of the game are single tokens, too, and the model takes longer texts.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 VOCABULARY = 320
-"""256 bytes, three special tokens and a few merges; small, because every token of it costs a column of logits."""
+"""256 bytes, three special tokens and a few merges; small, because every token costs a column of logits."""
 
 POSITIONS, GAME_POSITIONS = 512, 2048
-"""Tokens of the longest text, and of the longest game."""
+"""The tokens of the longest text, and of the longest game."""
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -33,7 +33,7 @@ _CORPUS = (
 
 
 class EmbeddedShape(NamedTuple):
-    """How large the model is."""
+    """The dimensions of the model."""
 
     hidden: int
     layers: int
@@ -42,11 +42,11 @@ class EmbeddedShape(NamedTuple):
 
 
 DEFAULT_SHAPE = EmbeddedShape(hidden=128, layers=4, heads=4, intermediate=512)
-"""1.1 million parameters: deep and narrow learned sums in the least CPU time of the shapes tried."""
+"""1.1 million parameters: of the shapes tried, a deep and narrow model learned sums in the least CPU time."""
 
 
 def make_policy(folder: Path, *, seed: int, shape: EmbeddedShape = DEFAULT_SHAPE, words: Sequence[str] = ()) -> None:
-    """Write an untrained policy in hub format; these words are to be tokens of their own."""
+    """Write an untrained policy in hub format; each of `words` becomes a token."""
     tokenizer = make_tokenizer(words)
     make_model(tokenizer, seed=seed, shape=shape, positions=GAME_POSITIONS if words else POSITIONS).save_pretrained(
         folder
@@ -55,7 +55,7 @@ def make_policy(folder: Path, *, seed: int, shape: EmbeddedShape = DEFAULT_SHAPE
 
 
 def make_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: any text has tokens, and digits never merge."""
+    """Return a byte-level BPE tokenizer: any text can be encoded, and digits never merge."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -80,7 +80,7 @@ def make_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
 def make_model(
     tokenizer: PreTrainedTokenizerFast, *, seed: int, shape: EmbeddedShape = DEFAULT_SHAPE, positions: int = POSITIONS
 ) -> Qwen3ForCausalLM:
-    """A model with random weights; leaves the global random state as it was."""
+    """Return a model with random weights; the global random state does not change."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -90,9 +90,9 @@ def make_model(
         head_dim=shape.hidden // shape.heads,
         intermediate_size=shape.intermediate,
         max_position_embeddings=positions,
-        # Prompts of a dozen tokens: a low base turns fast enough to tell neighbouring places apart.
+        # Prompts have a dozen tokens: a low base turns fast enough to distinguish neighbouring positions.
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-        # The usual 0.02 suits wide models; a narrow one leaves its plateau in half the steps with 1/sqrt(hidden).
+        # The usual 0.02 is for wide models; a narrow one leaves its plateau in half the steps with 1/sqrt(hidden).
         initializer_range=0.07,
         tie_word_embeddings=True,
         bos_token_id=None,

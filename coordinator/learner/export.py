@@ -1,10 +1,10 @@
-"""A policy out of a round, as a folder that transformers and everybody else can load, or as a file for llama.cpp.
+"""Export of a round's policy, as a folder that transformers and other programs load, or as a file for llama.cpp.
 
-- The learner's checkpoint is the newest policy there is; a published version is what nodes had.
-- An adapter is merged into its base, unless it is asked for alone, as peft has it.
-- A GGUF file is made of such a folder by the llama engine, which knows how llama.cpp wants each architecture. It is a
-  program of its own: the coordinator imports nothing of the node.
-- Folder and file appear whole or not at all, and never over another.
+- The learner's checkpoint is the newest policy; a published version is the policy that nodes used.
+- An adapter is merged into its base, unless `adapter` asks for it alone, in peft's format.
+- The llama engine converts such a folder to a GGUF file, since it knows llama.cpp's format of each architecture. It
+  runs as a separate program: the coordinator imports nothing of the node.
+- A folder or file appears whole or not at all, and never replaces another.
 """
 
 import json
@@ -22,11 +22,11 @@ from protocol.policy import canary
 from protocol.policy.adapter import CONFIG
 
 REFUSED = 2
-"""Exit code of the program that makes a GGUF file, where it gives a reason."""
+"""The exit code of the GGUF program if it failed and gives a reason."""
 
 
 def export(config: Config, target: Path, *, version: int = 0, adapter: bool = False, best: bool = False) -> int:
-    """Write a version, the best one, or at 0 the learner's last checkpoint; returns the update that it stands at."""
+    """Write a version, the best version, or for 0 the learner's last checkpoint; return its update."""
     _require_new(target)
     beside = target.with_name(f"{target.name}.new")
     shutil.rmtree(beside, ignore_errors=True)
@@ -37,7 +37,7 @@ def export(config: Config, target: Path, *, version: int = 0, adapter: bool = Fa
 
 
 def export_gguf(config: Config, target: Path, *, version: int = 0, best: bool = False, dtype: str = "auto") -> int:
-    """Write the same as a file that llama.cpp loads, in a type of its own or in that of the policy."""
+    """Write the same as a GGUF file, with the numbers in `dtype`, or for "auto" in the policy's own type."""
     _require_new(target)
     with TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as scratch:
         folder, file = Path(scratch) / "policy", Path(scratch) / "policy.gguf"
@@ -49,7 +49,7 @@ def export_gguf(config: Config, target: Path, *, version: int = 0, best: bool = 
 
 def _require_new(target: Path) -> None:
     if target.exists():
-        raise ConfigInvalid(f"{target} is there already.", hint="Name a folder or file that is not.")
+        raise ConfigInvalid(f"{target} exists already.", hint="Name a new folder or file.")
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
 
 
@@ -62,7 +62,7 @@ def _convert(folder: Path, file: Path, dtype: str) -> None:
         reason = done.stderr.strip().rpartition("\n")[2]
         if "No module named" in reason:
             raise ConfigInvalid("A GGUF file needs llama.cpp.", hint="pip install 'echo-swarm[llama]'")
-        raise EngineFailed(f"The GGUF file was not made: {reason or f'exit code {done.returncode}'}.")
+        raise EngineFailed(f"The GGUF file could not be written: {reason or f'exit code {done.returncode}'}.")
 
 
 def _version(config: Config, folder: Path, version: int, adapter: bool) -> int:
@@ -72,7 +72,7 @@ def _version(config: Config, folder: Path, version: int, adapter: bool) -> int:
     finally:
         archive.close()
     if update is None:
-        raise NotFound(f"Version {version} was not published, or is not kept any more.")
+        raise NotFound(f"Version {version} was not published, or its files were deleted.")
     _fold(folder, version, adapter)
     return update
 
@@ -80,7 +80,9 @@ def _version(config: Config, folder: Path, version: int, adapter: bool) -> int:
 def _best(config: Config, folder: Path, _version: int, adapter: bool) -> int:
     version = kept(config.round.directory)
     if version is None:
-        raise NotFound("No version was evaluated to the end yet.", hint="Set eval.every, or name one by --version.")
+        raise NotFound(
+            "No evaluation of a version is complete yet.", hint="Set eval.every, or name one with --version."
+        )
     shutil.copytree(config.round.directory / "best" / str(version), folder)
     about = json.loads((folder / FILE).read_text())
     _fold(folder, version, adapter)
@@ -88,13 +90,13 @@ def _best(config: Config, folder: Path, _version: int, adapter: bool) -> int:
 
 
 def _fold(folder: Path, version: int, adapter: bool) -> None:
-    """An adapter into its base, or by itself."""
+    """Merge the adapter into its base, or keep the adapter alone."""
     if (folder / CONFIG).exists():
         from coordinator.model import adapter_files
 
         (adapter_files.keep_adapter if adapter else adapter_files.merge)(folder)
     elif adapter:
-        raise NotFound(f"Version {version} has no adapter: its weights were published whole.")
+        raise NotFound(f"Version {version} has no adapter: all its weights were published.")
 
 
 def _checkpoint(config: Config, folder: Path, _version: int, adapter: bool) -> int:
@@ -110,7 +112,7 @@ def _checkpoint(config: Config, folder: Path, _version: int, adapter: bool) -> i
     if last is None:
         raise NotFound(f"There is no checkpoint in {learner}.", hint="Name a published version with --version.")
     if adapter and not config.learner.lora_rank:
-        raise NotFound("This round trains no adapter.", hint="learner.lora_rank is 0: export the policy whole.")
+        raise NotFound("This round trains no adapter.", hint="learner.lora_rank is 0: export the whole policy.")
     policy = TrainedPolicy(learner / "start", train_settings(config))
     policy.restore(last)
     if adapter:

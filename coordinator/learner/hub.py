@@ -1,8 +1,8 @@
-"""An exported policy for the model hub: its card, with the round's evidence, and the upload.
+"""Upload of an exported policy to the model hub, and its card with the round's evidence.
 
-- All of the card is read from the round's store and settings; whoever doubts it finds the round in the ledger.
-- The digest of a version's manifest is given only where the folder's weights are those files, byte for byte.
-- The upload is huggingface_hub's, with the token that this has; no token is read or kept here.
+- The whole card is read from the round's store and settings; readers can verify it with the round's ledger.
+- The digest of a version's manifest is given only if the folder's weights are those files, byte for byte.
+- huggingface_hub uploads with its own token; this module reads and keeps no token.
 """
 
 import json
@@ -33,7 +33,7 @@ HUB = "hf://"
 
 
 def write_card(config: Config, folder: Path, update: int) -> None:
-    """Write the card of a policy that stands at this update into its folder."""
+    """Write the card of a policy at this update into its folder."""
     archive = RoundArchive(config)
     try:
         seen = archive.read(_seen, update)
@@ -44,31 +44,31 @@ def write_card(config: Config, folder: Path, update: int) -> None:
 
 
 def push(folder: Path, repository: str, message: str, *, private: bool) -> str:
-    """Upload the folder as one commit, to a repository that is made if there is none; returns the commit's address."""
+    """Upload the folder as one commit; create the repository if there is none; return the commit's address."""
     from huggingface_hub import HfApi, errors
 
-    again = f"The folder is whole: try again with `hf upload {repository} {folder}`."
+    again = f"The folder is complete: try again with `hf upload {repository} {folder}`."
     api = HfApi()
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)
         made = api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
     except errors.HFValidationError as error:
-        raise ConfigInvalid(f"{repository} is no name of a repository: {_reason(error)}") from error
+        raise ConfigInvalid(f"{repository} is not a repository name: {_reason(error)}") from error
     except errors.HfHubHTTPError as error:
         if error.response.status_code in (401, 403):
-            hint = f"Log in by `hf auth login` or set HF_TOKEN, to a token that may write. {again}"
-            raise NotAuthorised(f"The hub does not let this token write to {repository}.", hint=hint) from error
+            hint = f"Run `hf auth login`, or set HF_TOKEN, with a token that has write access. {again}"
+            raise NotAuthorised(f"This token has no write access to {repository} on the hub.", hint=hint) from error
         raise Unreachable(f"The hub refused the upload: {_reason(error)}", hint=again) from error
     except (_client_error(), errors.OfflineModeIsEnabled, OSError, RuntimeError) as error:
-        raise Unreachable(f"The hub was not reached: {_reason(error)}", hint=again) from error
+        raise Unreachable(f"The hub could not be reached: {_reason(error)}", hint=again) from error
     return str(made.commit_url)
 
 
 def _client_error() -> type[Exception]:
-    """Return the base of what the hub's HTTP client raises, whichever client its version uses."""
+    """Return the base class of the errors of the hub's HTTP client, whichever client its version uses."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    return next(one for one in HfHubHTTPError.__mro__ if one.__name__ == "HTTPError")
+    return next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
 
 
 def _reason(error: Exception) -> str:
@@ -117,7 +117,7 @@ def _lines(
 
 
 def _head(config: Config) -> Iterator[str]:
-    """The metadata that the hub reads."""
+    """Yield the metadata that the hub reads."""
     yield "---"
     yield "library_name: transformers"
     yield "pipeline_tag: text-generation"
@@ -136,17 +136,17 @@ def _evidence(
         yield "policy version", f"{seen['version']}, byte for byte"
         yield "its manifest", f"`{seen['manifest']}` (BLAKE3)"
     elif seen["version"]:
-        yield "policy version", f"of the same update as version {seen['version']}, in other files than were published"
+        yield "policy version", f"same update as version {seen['version']}, in other files than the published ones"
     else:
         yield "policy version", "none was published at this update"
     yield "ledger", f"{seen['entries']} entries"
 
 
 def _is_published(folder: Path, manifest: PolicyManifest) -> bool:
-    """Return True if the weights of the folder are all there is of them in the manifest, and the same."""
+    """Return True if the folder has exactly the weight files of the manifest."""
     wanted = {entry.path: entry.digest for entry in manifest.files if entry.path.endswith(".safetensors")}
-    here = {path.name: digest(mapped(path)) for path in folder.glob("*.safetensors")}
-    return bool(wanted) and wanted == here
+    digests = {path.name: digest(mapped(path)) for path in folder.glob("*.safetensors")}
+    return bool(wanted) and wanted == digests
 
 
 def _measured(seen: Mapping[str, Any]) -> Iterator[str]:

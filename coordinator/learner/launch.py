@@ -1,10 +1,10 @@
-"""Starts the ranks of one machine, and ends them together.
+"""Start and end of all ranks on one machine.
 
-- They get the environment that torchrun would give them. torchrun itself opens ports to the whole network and takes
-  pickles from them; here ranks meet by a file and talk over loopback, so a machine that faces strangers opens nothing.
-- When one ends badly, the others are told to end, show where they stood, and the whole ends with that one's code: the
-  coordinator starts it again, from the last checkpoint, unless it was the settings.
-- Ranks hold on to our pipe: however we end, they leave.
+- Ranks get the environment that torchrun would set. torchrun itself opens ports to the whole network and accepts
+  pickles from them; these ranks meet by a file and communicate over loopback, so the machine opens no port.
+- When a rank fails, the others get SIGTERM and print their stacks, and the launcher ends with the exit code of the
+  failed rank. The coordinator restarts it from the last checkpoint, unless the settings were wrong.
+- Each rank reads from a pipe of the launcher: when the launcher ends in any way, the ranks end.
 """
 
 import logging
@@ -21,24 +21,24 @@ from coordinator.config import Config
 log = logging.getLogger(__name__)
 
 STORE = "SWARM_RANKS_FILE"
-"""Names the file by which ranks of one machine find each other; those that torchrun starts ask its own store."""
+"""The variable with the file by which ranks of one machine find each other; ranks of torchrun use its own store."""
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 GRACE_S = 10.0
-"""How long the others may take to end."""
+"""The time in which the other ranks must end."""
 
 KILLED = 128
-"""What shells add to the number of a signal."""
+"""The number that shells add to the number of a signal."""
 
 
 def is_rank() -> bool:
-    """Whether this process was started as one of several."""
+    """Return True if this process was started as one of several ranks."""
     return "RANK" in os.environ
 
 
 def launch(command: Sequence[str], config: Config) -> int:
-    """Run a command as `learner.processes` ranks; the exit code of the first that failed, or 0."""
+    """Run `command` as `learner.processes` ranks; return the exit code of the first that failed, or 0."""
     store = config.round.directory / "learner" / "ranks"
     store.parent.mkdir(parents=True, exist_ok=True)
     store.unlink(missing_ok=True)
@@ -72,7 +72,7 @@ def _await(ranks: dict[int, tuple[int, subprocess.Popen[bytes]]]) -> int:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Tell them, wait a little, then kill."""
+    """Send SIGTERM to the processes, wait up to `GRACE_S`, then kill those that still run."""
     for process in processes:
         process.send_signal(signal.SIGTERM)
     until = time.monotonic() + GRACE_S

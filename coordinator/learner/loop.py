@@ -2,24 +2,24 @@
 
     a version is due when the policy is kappa updates ahead of the newest one, and after the last update
 
-- A checkpoint is durable before its version is published: after any crash in between, the same bytes are published.
-- Both are done beside the next update, one version at a time (see `outgoing`). No weight changes before the checkpoint
-  is durable: a kill costs no more updates than if the loop waited. What nodes may sample follows from the published
-  versions that they hold, so S is kept however long a version is on its way.
+- A checkpoint is durable before its version is published: after a crash in between, the same bytes are published.
+- Both run in parallel with the next update, one version at a time (see `outgoing`). No weight changes before the
+  checkpoint is durable: a kill costs no more updates than if the loop waited. Nodes sample with the published versions
+  that they hold, so S is kept however long a publication takes.
 - A checkpoint holds weights, optimizer, random state, the number of the update, which names the next batch, and the
-  version and the ledger's head that it was made at. A round that is behind them is refused.
-- Resuming takes the last checkpoint and asks for the batches after it again: the coordinator gives the same ones, and
-  already reported updates are not settled twice.
-- A version that the operator put in the place of ours is taken before the next update: its weights, and an optimizer
-  that remembers nothing. A checkpoint knows which one was taken last; a learner that resumes from an older one takes it
-  again, and no version follows it before a newer one is durable.
-- A coordinator that is away is waited for (see `client`). One that comes back behind what was seen of the round, out of
-  a backup, is refused.
-- Idle time is the time spent waiting for a batch; everything else is work, but for waiting for the coordinator. Of the
-  work, `learner/outgoing_s` is the time for which the learner stood still for a version.
-- When standard input ends, the coordinator is gone and so is this process.
-- Several processes may train one policy (`learner.processes`, or torchrun): rank 0 reads this story, and the others do
-  what it tells them (see `crew`).
+  version and the ledger's head at that time. A round that is behind them is refused.
+- A resumed learner reads the last checkpoint and requests the batches after it again: the coordinator returns the same
+  ones, and does not settle an update twice that was already reported.
+- If the operator replaces the policy by another version, the learner loads it before the next update: its weights, and
+  an empty optimizer state. The checkpoint records the last one loaded; a learner that resumes from an older checkpoint
+  loads it again, and publishes no version before a newer checkpoint is durable.
+- The learner waits for a coordinator that is away (see `client`). It refuses a coordinator that comes back, from a
+  backup, in an earlier state than the learner has seen.
+- Idle time is the time spent waiting for a batch; all other time is work, except waiting for the coordinator. Of the
+  work, `learner/outgoing_s` is the time in which the loop waited for a version to be saved or published.
+- When standard input ends, the coordinator has ended, and this process ends.
+- Several processes may train one policy (`learner.processes`, or torchrun): rank 0 runs this loop, and the others do
+  the actions that it broadcasts (see `crew`).
 """
 
 import logging
@@ -48,18 +48,18 @@ log = logging.getLogger(__name__)
 MICROS = 1_000_000
 
 EVALUATE_EVERY = 10
-"""Updates between two exact evaluations, for tasks that have one: a second or two each."""
+"""Updates between two exact evaluations, for tasks that have one; each takes 1 s to 2 s."""
 
 EVALUATION_LOOK_S = 0.5
-"""How often to ask whether the nodes have measured the last version."""
+"""Seconds between two requests for the nodes' evaluation of the last version."""
 
 MISMATCH_NATS = 6.0
 """Mean |log π/μ| per token of a claim beyond which its log-probabilities cannot be those of its tokens. Honest
-groups at the demo's lag stay below 1, but for one in thousands at 2.2; tokens the policy would not say lie near 10."""
+groups at the demo's lag stay below 1, except one in thousands at 2.2; tokens the policy would not say are near 10."""
 
 
 def run(config: Config, url: str, token: Path) -> None:
-    """Train until the round has all its updates, as whichever rank this is."""
+    """Train until the round has all its updates, on any rank."""
     torch.set_num_threads(config.learner.threads)
     ranks = Ranks(config.learner.device, Watchdog(config.learner.watchdog_s))
     if ranks.first:
@@ -72,7 +72,7 @@ def run(config: Config, url: str, token: Path) -> None:
 
 
 class Learner:
-    """One round's learner, on rank 0."""
+    """The learner of one round, on rank 0."""
 
     def __init__(self, config: Config, client: CoordinatorClient, crew: Crew) -> None:
         self._config = config
@@ -82,50 +82,50 @@ class Learner:
         self._last = config.round.max_updates
         self._folder = config.round.directory / "learner"
         self._began: float | None = None
-        """When the last batch came."""
+        """The time at which the last batch arrived."""
         self._away_s = 0.0
-        """For how long the coordinator had been waited for by then."""
+        """The total wait for the coordinator at that time, in seconds."""
         self._seen = (0, 0)
-        """The newest version and the size of the ledger, as they were known last."""
+        """The newest version and the size of the ledger, as last read."""
         if crew.resumed:
             self._seen = (crew.resumed["version"], crew.resumed["ledger_size"])
             self._stand()
             log.info("resumed update=%d", self._policy.update)
         self._tracker = self._open_tracker()
         self._version = 0
-        """The newest one that is known of."""
+        """The newest known version."""
         self._taken = int((crew.resumed or {}).get("taken", 0))
-        """The last version that was taken in the place of our own."""
+        """The last version that the learner loaded in place of its own."""
         self._outgoing = Outgoing()
         self._policy.before_change = self._outgoing.wait_until_read
         self._sent = 0
-        """The update of the version that went out last, or is on its way."""
+        """The update of the version that was published last, or is being published."""
         self._stood_s = 0.0
-        """For how long the loop had stood still for versions when it reported last."""
+        """The total time that the loop had waited for versions at its last report, in seconds."""
 
     def run(self) -> None:
-        """From wherever the checkpoint stands to the end of the round."""
+        """Train from the last checkpoint to the end of the round."""
         try:
             self._train()
         finally:
             self._outgoing.abandon()
         self._progress("evaluating", 1.0, "")
         after = self._crew.accuracy()
-        found = _told(self._crew.evaluate())
+        scores = _told(self._crew.evaluate())
         while (state := self._stand()).evaluating:  # bounded by eval.patience_s
             time.sleep(EVALUATION_LOOK_S)
         self._tracker.measured(state.evaluated)
-        self._progress("finished", 1.0, f"{self._last} updates{found}", accuracy_after=after)
+        self._progress("finished", 1.0, f"{self._last} updates{scores}", accuracy_after=after)
         self._client.finish()
         self._tracker.close()
         self._crew.over()
 
     def _train(self) -> None:
-        """All updates that are left, until the last version is out."""
+        """Make all remaining updates, and wait until the last version is published."""
         if not self._crew.resumed:
             self._begin()
         self._release()
-        self._outgoing.finish()  # there is nothing to train on before the first version
+        self._outgoing.finish()  # no batch exists before the first version
         while self._policy.update < self._last:
             self._step()
             if self._is_due():
@@ -133,7 +133,7 @@ class Learner:
         self._outgoing.finish()
 
     def _step(self) -> None:
-        """Wait for the next batch, train on it, report."""
+        """Wait for the next batch, train on it, and report."""
         number = self._policy.update + 1
         asked = time.monotonic()
         busy_s = asked - self._began - (self._client.away_s - self._away_s) if self._began else 0.0
@@ -163,14 +163,14 @@ class Learner:
         self._progress("learning", number / self._last, f"update {number}, reward {metrics['reward/mean']:.2f}")
 
     def _open_tracker(self) -> Tracker:
-        """The metrics from here on, told to whom the configuration names."""
+        """Return the tracker of the metrics from here on, with the boards that the configuration names."""
         update, settings = self._policy.update, self._config.learner
         run = self._stand().round_id[:16]
-        told = boards(self._folder, update=update, tensorboard=settings.tensorboard, wandb=settings.wandb, run=run)
-        return Tracker(self._folder, update=update, boards=told)
+        trackers = boards(self._folder, update=update, tensorboard=settings.tensorboard, wandb=settings.wandb, run=run)
+        return Tracker(self._folder, update=update, boards=trackers)
 
     def _look(self) -> LearnerState:
-        """Where the round stands; what the operator put in the place of the policy is taken at once."""
+        """Return the state of the round; first load the version by which the operator replaced the policy, if any."""
         state = self._stand()
         self._version = state.newest_version
         if state.replacement > self._taken:
@@ -184,21 +184,21 @@ class Learner:
         return state
 
     def _begin(self) -> None:
-        """What comes before the first update: the embedded policy's warm start, and the accuracy to start from."""
+        """Prepare the first update: warm-start the embedded policy, and measure the accuracy before training."""
         if self._config.model.path == start.EMBEDDED:
             self._crew.warm_start(self._warm)
-        found = self._crew.evaluate()
-        log.info("begins%s", _told(found))
-        self._progress("learning", 0.0, f"update 0{_told(found)}", accuracy_before=self._crew.accuracy())
+        scores = self._crew.evaluate()
+        log.info("begins%s", _told(scores))
+        self._progress("learning", 0.0, f"update 0{_told(scores)}", accuracy_before=self._crew.accuracy())
 
     def _is_due(self) -> bool:
-        """Whether a version shall be published now; how often is for the coordinator to say, who measures."""
+        """Return True if a version must be published now; the coordinator measures and sets the interval."""
         state = self._look()
         newest = max(state.newest_update, self._sent)
         return self._policy.update >= min(newest + state.publish_every, self._last)
 
     def _release(self) -> None:
-        """Save and publish the policy as it stands, beside what comes next; what is there already is left as it is."""
+        """Start saving and publishing the policy in parallel with the next step, unless this version exists."""
         self._outgoing.finish()
         state = self._stand()
         self._tracker.measured(state.evaluated)
@@ -215,7 +215,7 @@ class Learner:
         self._outgoing.start(read, send)
 
     def _saving(self, state: LearnerState) -> Job:
-        """A checkpoint, with where the round stood: the batch that comes next is the one after its update."""
+        """Return the job that writes a checkpoint with the state of the round; its update names the next batch."""
         return self._crew.saving(
             version=state.newest_version,
             ledger_size=state.ledger_size,
@@ -231,21 +231,21 @@ class Learner:
         self._sent = update
 
         def send() -> None:
-            with closing(self._client.another()) as client:  # how long it waits for the coordinator is no wait of ours
+            with closing(self._client.another()) as client:  # its waits for the coordinator do not count as the loop's
                 client.publish(version, update, folder)
             log.info("published version=%d update=%d seconds=%.1f", version, update, time.monotonic() - began)
 
         return write, send
 
     def _stand(self) -> LearnerState:
-        """Where the round stands, which is not behind what was seen of it."""
+        """Return the state of the round; refuse one that is behind the state seen before."""
         state = self._client.state()
         follows(state, *self._seen)
         self._seen = (state.newest_version, state.ledger_size)
         return state
 
     def _warm(self, fraction: float, text: str) -> None:
-        """In the middle of a step: all ranks would stand still for a coordinator that is away."""
+        """Report the warm start without waiting: otherwise all ranks would wait for a coordinator that is away."""
         self._client.mention(LearnerProgress(phase="warm start", fraction=min(fraction, 1.0), detail=text))
 
     def _progress(
@@ -269,24 +269,24 @@ class Learner:
 
 
 def _nothing() -> None:
-    """Do nothing: the version is out already."""
+    """Do nothing: the version is already published."""
 
 
 def mismatched(distances: Mapping[str, float]) -> tuple[str, ...]:
-    """Claims whose log-probabilities cannot be those of their tokens; NaN is a fault of our own weights."""
+    """Return the claims whose log-probabilities cannot be those of their tokens; NaN means that our weights are bad."""
     return tuple(claim for claim, nats in distances.items() if nats >= MISMATCH_NATS)
 
 
 def _told(scores: Mapping[str, float]) -> str:
-    """What an evaluation found, as the rest of a line."""
+    """Return the scores of an evaluation as the rest of a log line."""
     return "".join(f", {name.rpartition('/')[2]} {value:.3f}" for name, value in scores.items())
 
 
 def follows(state: LearnerState, version: int, ledger_size: int) -> None:
-    """Refuse a round that is behind where it stood: one that was restored from a backup would train batches twice."""
+    """Refuse a round that is behind its earlier state: one restored from a backup would train batches twice."""
     if state.newest_version < version or state.ledger_size < ledger_size:
         raise OutOfOrder(
-            f"The learner has seen the round at version {version} and ledger entry {ledger_size}, "
-            f"now it stands at {state.newest_version} and {state.ledger_size}.",
-            hint="Restore the round and its learner folder from the same moment.",
+            f"The round is behind the learner: the learner has seen version {version} and ledger entry {ledger_size}, "
+            f"the round is now at {state.newest_version} and {state.ledger_size}.",
+            hint="Restore the round and its learner folder from the same backup.",
         )

@@ -1,17 +1,17 @@
-"""Memory that a learner needs, from a configuration alone: by phase on each card, on the host, and on the disk.
+"""The memory that a learner needs, from a configuration alone: by phase on each card, on the host, and on the disk.
 
-    load                   the weights, and what loading holds besides
+    load                   the weights, and the temporary memory of loading
     self-check             many samples at once compared with each alone, once
-    forward and backward   weights, moments, gradients, the activations of the fullest piece; on one rank, the canary
-                           or a weight of the version that goes out meanwhile
+    forward and backward   weights, moments, gradients, the activations of the largest piece; on one rank, the canary
+                           or a weight of the version that is published meanwhile
     optimizer step         weights, moments, gradients
     publication            one weight at a time in the type in which it is published
     canary                 one layer at a time as it is published, and the logits of the canary's text
 
-- Weights and activations are measured on a model of fake tensors (see `simulated`); the rest is counted here.
-- Where ranks share the weights (FSDP2), each holds its part of weights, moments and gradients, and besides, for a
-  while, what it gathers: what lies outside of the layers, and some layers. How many was measured with two ranks.
-- What an allocator loses is not here: see `cards`.
+- Weights and activations are measured on a model of fake tensors (see `simulated`); the rest is computed here.
+- If ranks share the weights (FSDP2), each holds its part of weights, moments and gradients, and for a while also the
+  weights that it gathers: those outside of the layers, and some layers. Their number was measured with two ranks.
+- The allocator's losses are not included: see `Cards.usable_bytes` in `memory_plan`.
 """
 
 from dataclasses import dataclass, replace
@@ -32,31 +32,31 @@ from coordinator.model.forward import require_supported
 from protocol.errors import ConfigInvalid
 
 PROMPT_TOKENS = 512
-"""Assumed of each prompt. It matters little: `micro_batch_tokens` bounds prompts and completions together."""
+"""The assumed length of each prompt. Its effect is small: `micro_batch_tokens` bounds prompts and completions."""
 
 PROCESS_BYTES = {"cpu": 700 * 2**20, "cuda": 3 * 2**30}
 """Memory of a process with torch and transformers, without any tensor; CUDA's libraries take more."""
 
 WIDEST = 4
-"""Bytes of a float32 number: as auditors hold weights, and as the learner does all that it trains."""
+"""Bytes of a float32 number: the type of auditors' weights, and of all that the learner trains."""
 
 CHECKPOINTS_AT_ONCE = 2
-"""The last, and the next while it is written."""
+"""The last checkpoint, and the next while it is written."""
 
 
 def described(config: Config) -> Any:
-    """Return what config.json of the round's policy says."""
+    """Return the content of config.json of the round's policy."""
     file = start.configuration_file(config.model)
     if file is None:
-        raise ConfigInvalid("The embedded policy fits anywhere.", hint="Name another: model.path, or plan's --model.")
-    found = AutoConfig.from_pretrained(file, local_files_only=True)
-    require_supported(found)
-    return found
+        raise ConfigInvalid("The embedded policy fits anywhere.", hint="Name another by model.path or `plan --model`.")
+    configuration = AutoConfig.from_pretrained(file, local_files_only=True)
+    require_supported(configuration)
+    return configuration
 
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The most text that an update is made of."""
+    """The largest amount of text in an update."""
 
     groups: int
     samples: int
@@ -67,10 +67,10 @@ class LargestBatch:
         return LargestBatch(config.learner.groups_per_update, config.sampling.samples_per_group, prompt)
 
     def fullest_piece(self, settings: TrainSettings) -> Tensors:
-        """Return as many samples of the greatest length as a piece may have.
+        """Return a piece with the most samples of the greatest length that it may have.
 
-        Prompts differ in length by one: masks then have a row for each sample. Masks are real tensors here, so without
-        a bound for a piece, prompts are alike and masks have one row.
+        Prompts differ in length by one, so that masks have a row for each sample. Masks are real tensors in a
+        simulation, so without a bound for a piece all prompts have the same length and masks have one row.
         """
         uneven = 1 if settings.micro_batch_tokens else 0
         length, room = settings.max_completion_length, settings.micro_batch_tokens or self.tokens(settings)
@@ -96,13 +96,13 @@ class LargestBatch:
         )
 
     def tokens(self, settings: TrainSettings) -> int:
-        """Tokens of the whole batch."""
+        """Return the number of tokens of the whole batch."""
         return self.groups * (self.prompt + self.samples * settings.max_completion_length)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that one way to train needs."""
+    """The bytes that one way to train needs."""
 
     ranks: int
     parameters: int
@@ -111,14 +111,14 @@ class Footprint:
     phases: dict[str, int]
     """Bytes by phase, on each card."""
     host_bytes: int
-    """Bytes of the machine's memory, by all ranks; on the CPU, this is where they compute."""
+    """Bytes of the machine's memory that all ranks need; on the CPU, they compute in it."""
     auditor_bytes: int
-    """The same, by an auditor."""
+    """Bytes of the machine's memory that an auditor needs."""
     disk_bytes: int
 
     @property
     def worst(self) -> str:
-        """The phase that needs the most."""
+        """Return the phase that needs the most memory."""
         return max(self.phases, key=lambda name: self.phases[name])
 
     @property
@@ -129,8 +129,8 @@ class Footprint:
 class Simulations:
     """The simulated policies of one model.
 
-    Ways to train that differ in nothing that is simulated share a policy and its measurements: full weights, or
-    adapters of one shape, are laid out once; how the optimizer keeps its moments changes no activation.
+    Ways to train that need the same simulation share a policy and its measurements: full weights, or
+    adapters of one shape, are laid out once; the storage of the optimizer's moments changes no activation.
     """
 
     def __init__(self, model: Any) -> None:
@@ -147,7 +147,7 @@ class Simulations:
         return self._policies[key]
 
     def activations(self, settings: TrainSettings, batch: LargestBatch) -> tuple[int, int]:
-        """Return the bytes of activations of a piece, and how many of them are one layer's."""
+        """Return the bytes of activations of a piece, and those of one layer among them."""
         key = (replace(settings, optimizer_dtype="float32", optimizer_offload=False), batch)
         if key not in self._activations:
             self._activations[key] = _activations(self.policy(settings), settings, batch.fullest_piece(settings))
@@ -155,13 +155,13 @@ class Simulations:
 
 
 def _activations(policy: SimulatedPolicy, settings: TrainSettings, piece: Tensors) -> tuple[int, int]:
-    """Measure a piece. Where all layers are alike, activations grow by as much with each: a few layers are enough."""
+    """Measure a piece. If all layers are alike, each adds the same activations, so a few layers are enough."""
     layers = len(policy.layer_bytes)
     most, few = MEASURED_LAYERS
     if not policy.is_uniform or layers <= most:
         policy.cut(layers)
-        found = policy.learned(piece, settings)
-        return found, found // layers
+        total = policy.learned(piece, settings)
+        return total, total // layers
     policy.cut(most)
     higher = policy.learned(piece, settings)
     policy.cut(few)
@@ -170,7 +170,7 @@ def _activations(policy: SimulatedPolicy, settings: TrainSettings, piece: Tensor
 
 
 class Estimate:
-    """One model and one way to train it; what depends on the number of ranks is counted for each number."""
+    """The memory of one model and one way to train it; parts that depend on the ranks are computed for each number."""
 
     def __init__(
         self, simulations: Simulations, settings: TrainSettings, batch: LargestBatch, *, publishes_adapters: bool = True
@@ -195,12 +195,12 @@ class Estimate:
 
     @cached_property
     def _beside(self) -> int:
-        """Bytes of a version that is scored and written beside the next update; adapters are before it."""
+        """Bytes of a version that is scored and written during the next update; adapters are written before it."""
         goes_beside = self._merged or not self._settings.lora_rank
         return max(self._written, self._policy.canary) if goes_beside else 0
 
     def least_bytes(self, ranks: int) -> int:
-        """Count weights and gradients on each card, for which nothing need be simulated."""
+        """Return the bytes of weights and gradients on each card, which need no simulation."""
         return sum(self._laid_out(ranks))
 
     def _laid_out(self, ranks: int) -> tuple[int, int]:
@@ -210,10 +210,11 @@ class Estimate:
         return ceil(self._weights_bytes / ranks) + (own if lora else 0), own
 
     def _learned(self, own: int, ranks: int) -> int:
-        """Peak of gradients and activations on a rank whose gradients have this size.
+        """Return the peak of gradients and activations on a rank whose gradients have the size `own`.
 
-        Activations are freed while gradients come. After a first piece, all gradients are there from the start. Ranks
-        besides gather a layer and what is outside of layers, and hold their part of new gradients until the end.
+        Activations are freed while gradients are computed. From the second piece on, all gradients exist from the
+        start. Several ranks also gather a layer and the weights outside of layers, and hold their part of new gradients
+        until the end.
         """
         activations, of_layer = self._simulated()
         if ranks > 1:
@@ -224,14 +225,14 @@ class Estimate:
         return max(activations, own + of_layer + self._largest) + self._beside
 
     def _computed(self, peak: int, ranks: int) -> int:
-        """Peak of computing without a gradient; a rank gathers what is outside of layers, then some layers."""
+        """Return the peak of computing without a gradient; ranks gather weights outside of layers, then some layers."""
         if ranks == 1:
             return peak
         first = 2 * self._outside + (self._largest if self._settings.lora_rank else peak)
         return max(first, peak + self._outside + 3 * self._layer)
 
     def footprint(self, ranks: int, *, device: str, versions: int = 1) -> Footprint:
-        """Count the bytes of this many ranks; `versions`: whole versions that the round keeps."""
+        """Return the bytes for `ranks` ranks; `versions` is the number of whole versions that the round keeps."""
         lora, trained = bool(self._settings.lora_rank), self._trained_bytes
         weights, own = self._laid_out(ranks)
         reference = ceil(self.published_bytes / ranks) if self._settings.algorithm.beta else 0
@@ -259,19 +260,19 @@ class Estimate:
         )
 
     def _host(self, ranks: int, device: str, phases: dict[str, int]) -> int:
-        """Bytes of tensors in the machine's memory; what goes to cards passes through it while it is loaded."""
+        """Return the bytes of tensors in the machine's memory; weights for cards pass through it during loading."""
         if device == "cpu":
             return ranks * max(phases.values())
         return 0 if self._settings.lora_rank else self._weights_bytes
 
     def _disk(self, versions: int) -> int:
-        """Bytes of the starting policy, checkpoints, the version that is written and those that are kept."""
+        """Return the bytes of the starting policy, checkpoints, the version being written and those that are kept."""
         whole = 3 + (0 if self._settings.lora_rank and not self._merged else versions)
         return whole * self.published_bytes + int(CHECKPOINTS_AT_ONCE * (1 + self._moments) * self._trained_bytes)
 
 
 def estimate(config: Config, simulations: Simulations, *, prompt: int = PROMPT_TOKENS, **changes: Any) -> Estimate:
-    """Return the estimate of a round's learner, with some settings of `[learner]` as they are given."""
+    """Return the estimate of a round's learner, with `changes` to its settings in `[learner]`."""
     settings = replace(train_settings(config), **changes)
     return Estimate(
         simulations,
@@ -282,5 +283,5 @@ def estimate(config: Config, simulations: Simulations, *, prompt: int = PROMPT_T
 
 
 def kept_versions(config: Config) -> int:
-    """Return how many versions a round keeps whole: for rollouts within S, for rollback, and one that is new."""
+    """Return the number of versions that a round keeps whole: for rollouts within S, for rollback, and a new one."""
     return config.staleness.max_updates // config.staleness.kappa + config.publish.keep + 2

@@ -1,9 +1,9 @@
 """The memory that a learner needs on named cards, as `swarm-coordinator plan --gpu` prints it.
 
-The settings of the file come first, phase by phase; then all weights and adapters beside each other, with layers
-computed once and twice, on 1 card to as many as there are.
+The settings of the file come first, phase by phase; then all weights and adapters in comparison, with layers computed
+once and twice, on 1 card up to all cards.
 
-`CARDS_GIB` names graphics cards; `Cards` says how much of their memory a learner can use.
+`CARDS_GIB` names graphics cards; `Cards` computes the part of their memory that a learner can use.
 """
 
 import re
@@ -46,21 +46,21 @@ CARDS_GIB = {
     "mi300x": 192.0,
     "mi325x": 256.0,
 }
-"""GiB that the driver reports: a little less than what is printed on the box, since error correction takes some."""
+"""GiB that the driver reports: a little less than the nominal size, since error correction takes some."""
 
 RESERVED_BYTES = GIB
 """Memory of the driver's context, the workspaces of matrix products and NCCL's buffers on each card."""
 
 FRAGMENTED = 0.05
-"""Share of the rest that lies in gaps between tensors: the allocator's blocks are larger than what they hold."""
+"""The share of the rest that is lost between tensors: the allocator's blocks are larger than their tensors."""
 
 CARDS_MAX = 64
-"""Most cards: as many as `learner.processes` may be."""
+"""The most cards: the largest value of `learner.processes`."""
 
 
 @dataclass(frozen=True)
 class Cards:
-    """Equal cards of one machine."""
+    """Equal graphics cards of a machine."""
 
     name: str
     size_bytes: int
@@ -68,18 +68,18 @@ class Cards:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes of each that tensors can have."""
+        """Return the bytes of each card that tensors can use."""
         return int((self.size_bytes - RESERVED_BYTES) * (1 - FRAGMENTED))
 
 
 def parse(written: str) -> Cards:
-    """Read `h100`, `h100:2` or `24GiB:2`: a name or a size, and how many there are."""
+    """Parse `h100`, `h100:2` or `24GiB:2`: a name or a size, and the number of cards."""
     name, _, count = written.lower().partition(":")
     size = re.fullmatch(r"(\d+(?:\.\d+)?)(gib|gb|g)", name)
     gib = float(size[1]) * (1 if size[2] == "gib" else 1e9 / GIB) if size else CARDS_GIB.get(name)
     if not gib or not re.fullmatch(r"[1-9]\d?", count or "1") or int(count or 1) > CARDS_MAX:
         raise ConfigInvalid(
-            f"--gpu {written} names no card that is known.",
+            f"--gpu {written} is not a known card.",
             hint=f"Write NAME:COUNT or SIZE:COUNT, as in h100:1 or 24GiB:2. Names: {', '.join(sorted(CARDS_GIB))}.",
         )
     return Cards(name, int(gib * GIB), int(count or 1))
@@ -89,10 +89,10 @@ if TYPE_CHECKING:
     from coordinator.learner.memory import Estimate, Footprint
 
 LORA_RANK = 32
-"""Rank of the adapters that are shown where the file trains all weights."""
+"""The rank of the adapters that are shown if the file trains all weights."""
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of cards that are shown."""
+"""The numbers of cards that are shown."""
 
 SHOWN = (
     "lora_rank",
@@ -102,11 +102,11 @@ SHOWN = (
     "optimizer_dtype",
     "optimizer_offload",
 )
-"""Settings of the learner that decide what it needs."""
+"""The settings of the learner that decide its memory."""
 
 
 def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
-    """Return what the file's settings need on these cards, and what other ways to train would."""
+    """Return the memory that the file's settings need on these cards, and that of other ways to train."""
     from coordinator.learner import memory
 
     simulations = memory.Simulations(memory.described(config))
@@ -121,7 +121,7 @@ def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
             estimates[settings] = memory.estimate(config, simulations, prompt=prompt, **changes)
         return estimates[settings]
 
-    here = estimate().footprint(cards.count, device=device, versions=versions)
+    plan = estimate().footprint(cards.count, device=device, versions=versions)
     return {
         "model": config.model.path,
         "card": {
@@ -131,29 +131,31 @@ def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
             "usable_gib": _gib(cards.usable_bytes),
         },
         "settings": {name: getattr(config.learner, name) for name in SHOWN},
-        "plan": _figures(here, cards),
-        "ways": [{**way, **_figures(found, cards)} for way, found in _ways(estimate, cards.count, rank, device)],
+        "plan": _figures(plan, cards),
+        "ways": [
+            {**way, **_figures(footprint, cards)} for way, footprint in _ways(estimate, cards.count, rank, device)
+        ],
     }
 
 
-def _figures(found: "Footprint", cards: Cards) -> dict[str, Any]:
+def _figures(footprint: "Footprint", cards: Cards) -> dict[str, Any]:
     return {
-        "cards": found.ranks,
-        "parameters": found.parameters,
-        "trained": found.trained,
-        "phases_gib": {name: _gib(size) for name, size in found.phases.items()},
-        "peak_gib": _gib(found.peak_bytes),
-        "host_gib": _gib(found.host_bytes),
-        "auditor_gib": _gib(found.auditor_bytes),
-        "disk_gib": _gib(found.disk_bytes),
-        "fits": found.peak_bytes <= cards.usable_bytes,
+        "cards": footprint.ranks,
+        "parameters": footprint.parameters,
+        "trained": footprint.trained,
+        "phases_gib": {name: _gib(size) for name, size in footprint.phases.items()},
+        "peak_gib": _gib(footprint.peak_bytes),
+        "host_gib": _gib(footprint.host_bytes),
+        "auditor_gib": _gib(footprint.auditor_bytes),
+        "disk_gib": _gib(footprint.disk_bytes),
+        "fits": footprint.peak_bytes <= cards.usable_bytes,
     }
 
 
 def _ways(
     estimate: Callable[..., "Estimate"], most: int, rank: int, device: str
 ) -> Iterator[tuple[dict[str, Any], "Footprint"]]:
-    """All weights and adapters, with layers computed once and twice, on 1 to `most` cards."""
+    """Yield all weights and adapters, with layers computed once and twice, on 1 to `most` cards."""
     for lora_rank in (0, rank):
         for twice in (False, True):
             way = {"lora_rank": lora_rank, "gradient_checkpointing": twice}
@@ -166,7 +168,7 @@ def _gib(size: int) -> float:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The same in words."""
+    """Return the report `found` as text."""
     plan, card, settings = found["plan"], found["card"], found["settings"]
     trained = f"LoRA of rank {settings['lora_rank']}" if settings["lora_rank"] else "all weights"
     lines = [
@@ -174,14 +176,14 @@ def text(found: dict[str, Any]) -> str:
         f"({plan['trained'] / 1e9:.2f} billion), products in {settings['dtype']}, "
         f"{settings['micro_batch_tokens'] or 'all'} tokens at once"
         f"{', layers computed twice' if settings['gradient_checkpointing'] else ''}",
-        f"{card['count']} x {card['name']}: {card['gib']:.1f} GiB each, of which tensors can have "
-        f"{card['usable_gib']:.1f}",
+        f"{card['count']} x {card['name']}: {card['gib']:.1f} GiB each, of which tensors can use "
+        f"{card['usable_gib']:.1f} GiB",
         "",
         f"{'phase':<22} {'GiB on each card':>16}",
         *(f"{name:<22} {size:>16.1f}" for name, size in plan["phases_gib"].items()),
         "",
         f"{'memory of the host':<22} {plan['host_gib']:>16.1f}",
-        f"{'an auditor there':<22} {plan['auditor_gib']:>16.1f}",
+        f"{'auditor on the host':<22} {plan['auditor_gib']:>16.1f}",
         f"{'disk':<22} {plan['disk_gib']:>16.1f}",
         "",
     ]
@@ -193,7 +195,7 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"{_way(row[0]):<40} {''.join(cells)}".rstrip())
     worst = max(plan["phases_gib"], key=plan["phases_gib"].get)
     verdict = "It fits" if plan["fits"] else f"It does not fit: {worst} needs {plan['peak_gib']:.1f} GiB"
-    return "\n".join([*lines, "", f"{verdict}. An exclamation mark: more than a card has."])
+    return "\n".join([*lines, "", f"{verdict}. An exclamation mark marks more than a card has."])
 
 
 def _way(row: dict[str, Any]) -> str:

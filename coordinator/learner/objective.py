@@ -10,11 +10,11 @@ With μ the version that sampled, π_old the policy before the update, π_θ the
 
 - share_t adds up to one over all tokens of the batch, dropped ones included: otherwise dropping samples would scale the
   others' gradient up. It is known before the first forward pass, so the losses of micro-batches simply add.
-- keep_t drops a whole sample if the geometric mean of π_old/μ leaves its bounds, or if one ratio is vetoed as absurd;
-  and single tokens whose ratio leaves bounds of its own. ρ may be one for the whole sample: the product, capped.
-- Where nothing is judged all log-probabilities are taken for 0: what an environment said may be impossible to the
-  policy, and infinity times a mask of 0 would be no number.
-- Everything is float32 whatever the model computes in.
+- keep_t drops a whole sample if the geometric mean of π_old/μ leaves its bounds, or if one ratio is beyond the veto; it
+  also drops single tokens whose ratio leaves the token bounds. ρ may be one weight for the sample: the product, capped.
+- Tokens that are not judged get the log-probability 0: the policy may give an environment's text the probability 0, and
+  infinity times a mask of 0 would be NaN.
+- All numbers are float32, whatever type the model computes in.
 """
 
 from dataclasses import dataclass
@@ -26,22 +26,22 @@ from coordinator.learner.algorithm import Algorithm, Correction
 from coordinator.learner.diagnostics import Metrics
 
 NATS_MAX = 20.0
-"""Beyond it a ratio is as absurd as any; its exponential must stay finite, or one liar makes the whole loss NaN."""
+"""The largest |log ratio|. Its exponential must stay finite, or one false claim makes the whole loss NaN."""
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What the loss of N samples of at most T tokens needs beside the policy's own log-probabilities."""
+    """The inputs of the loss of N samples of at most T tokens, beside the policy's own log-probabilities."""
 
     behaviour: torch.Tensor  # [N, T] log μ
     mask: torch.Tensor  # [N, T] 1 = a token that is judged
     shares: torch.Tensor  # [N, T] each token's share in the batch
     advantages: torch.Tensor  # [N]
-    old: torch.Tensor | None = None  # [N, T] log π_old; None: that of π_θ as it is
-    reference: torch.Tensor | None = None  # [N, T] log π_ref, where β > 0
+    old: torch.Tensor | None = None  # [N, T] log π_old; None: the current log π_θ
+    reference: torch.Tensor | None = None  # [N, T] log π_ref, if β > 0
 
     def rows(self, chosen: torch.Tensor, width: int) -> "LossTerms":
-        """Those of some samples, no wider than the longest of them."""
+        """Return the terms of the chosen samples, cut to `width` tokens."""
 
         def cut(table: torch.Tensor | None) -> torch.Tensor | None:
             return None if table is None else table[chosen, :width]
@@ -57,7 +57,7 @@ class LossTerms:
 
 
 def shares(mask: torch.Tensor, algorithm: Algorithm, *, longest: int) -> torch.Tensor:
-    """How much each token says in the loss: [N, T] → [N, T]."""
+    """Return the share of each token in the loss: [N, T] → [N, T]."""
     lengths = mask.sum(1, keepdim=True)  # [N, 1]
     samples = (lengths > 0).sum().clamp(min=1)
     match algorithm.loss_aggregation:
@@ -72,9 +72,9 @@ def shares(mask: torch.Tensor, algorithm: Algorithm, *, longest: int) -> torch.T
 def policy_loss(
     current: torch.Tensor, terms: LossTerms, algorithm: Algorithm, entropy: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Metrics]:
-    """The loss of these samples, and what to watch about it; current is log π_θ [N, T], with gradient.
+    """Return the loss of the samples, and its metrics; `current` is log π_θ [N, T], with gradient.
 
-    The entropy of π_θ at each token [N, T] is needed where it earns a bonus.
+    `entropy`, that of π_θ at each token [N, T], is needed only for the entropy bonus.
     """
     correction, mask = algorithm.correction, terms.mask
     current, behaviour = _judged(current, mask), _judged(terms.behaviour, mask)
@@ -124,7 +124,7 @@ def _at_level(log_ratio: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm)
 def _gain(
     log_ratio: torch.Tensor, current: torch.Tensor, advantage: torch.Tensor, algorithm: Algorithm
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a token adds to the objective, and whether its ratio was clipped."""
+    """Return each token's contribution to the objective, and whether its ratio was clipped."""
     ratio = log_ratio.exp()
     if algorithm.clip == "cispo":
         truncated = ratio.detach().clamp(max=algorithm.epsilon_high)
@@ -135,7 +135,7 @@ def _gain(
 
 
 def kept(distance: torch.Tensor, mask: torch.Tensor, correction: Correction) -> torch.Tensor:
-    """1.0 for tokens that are learned from: [N, T] → [N, T]."""
+    """Return 1.0 for tokens that are trained on: [N, T] → [N, T]."""
     geometric = (distance.sum(1) / mask.sum(1).clamp(min=1)).exp()
     near = (geometric >= correction.sequence_low) & (geometric <= correction.sequence_high)
     ratio = distance.exp()

@@ -1,9 +1,9 @@
-"""A folder in hub format as the operator's next version: is it this round's policy with other weights?
+"""Preparation of a folder in hub format as the operator's next version: the round's policy with other weights.
 
-- Tensors are compared before anything is loaded: transformers would fill in by chance what is missing.
-- Configuration and tokenizer must mean what the round's mean, however they are written; the round's own files are
-  published, with the folder's weights in the type and the files in which its versions come, and a canary of their own.
-- Where versions are an adapter beside a base, the folder brings an adapter of the same form; the base stays what it is.
+- Tensors are compared before loading: transformers would fill missing ones with random numbers.
+- Configuration and tokenizer must be equivalent to the round's, in any spelling. The round's own files are published,
+  with the folder's weights in the type and the files of the round's versions, and with a new canary.
+- If versions are an adapter beside a base, the folder must have an adapter of the same form; the base does not change.
 """
 
 import filecmp
@@ -33,11 +33,11 @@ SAID_BY_THE_WRITER = {
     "_attn_implementation",
     "auto_map",
 }
-"""Keys of a configuration that change no number that the model computes from the same weights."""
+"""The keys of a configuration that do not change the numbers that the model computes from the same weights."""
 
 
 def prepare(folder: Path, current: Path, target: Path) -> None:
-    """Write the folder's weights as a version of the policy that `current` is a version of."""
+    """Write the folder's weights to `target` as a version of the policy of which `current` is a version."""
     write = _write_adapter if (current / adapter.CONFIG).exists() else _write_whole
     with TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
         made = Path(scratch) / "made"
@@ -58,7 +58,7 @@ def _write_whole(folder: Path, current: Path, made: Path) -> None:
 
 
 def _write_adapter(folder: Path, current: Path, made: Path) -> None:
-    """The base's own files, and the folder's adapter as this round's learner would write it."""
+    """Write the base's own files, and the folder's adapter in the format of this round's learner."""
     _require_adapter(folder, current)
     said = _json(current / adapter.CONFIG)
     settings = TrainSettings(
@@ -75,8 +75,8 @@ def _write_adapter(folder: Path, current: Path, made: Path) -> None:
 
 
 def _require_adapter(folder: Path, current: Path) -> None:
-    """Refuse what is no adapter of the same form for the same base."""
-    hint = "Give a folder as `swarm-coordinator export --adapter` writes it, or peft: an adapter for this round's base."
+    """Refuse a folder without an adapter of the same form for the same base."""
+    hint = "Give an adapter for this round's base: a folder that `swarm-coordinator export --adapter` or peft wrote."
     if missing := [name for name in sorted(adapter.FILES) if not (folder / name).is_file()]:
         raise ConfigInvalid(
             f"This round's versions are an adapter beside its base, and {folder} has no {missing[0]}.", hint=hint
@@ -90,11 +90,11 @@ def _require_adapter(folder: Path, current: Path) -> None:
     weights.require_finite(matrices)
     for path in weights.weight_files(folder):
         if path.name != adapter.WEIGHTS and not _same_bytes(path, current / path.name):
-            raise ConfigInvalid(f"{path} is not this round's base, which stays as it is.", hint=hint)
+            raise ConfigInvalid(f"{path} differs from this round's base, which cannot be changed.", hint=hint)
 
 
-def _same_bytes(one: Path, other: Path) -> bool:
-    return other.is_file() and filecmp.cmp(one, other, shallow=False)
+def _same_bytes(file: Path, other: Path) -> bool:
+    return other.is_file() and filecmp.cmp(file, other, shallow=False)
 
 
 def _require_same_policy(folder: Path, current: Path) -> None:
@@ -108,19 +108,19 @@ def _require_same_policy(folder: Path, current: Path) -> None:
             )
     if _json(folder / "tokenizer.json") != _json(current / "tokenizer.json"):
         raise ConfigInvalid(
-            f"tokenizer.json of {folder} is not that of this round's policy.",
-            hint="Prompts, claims and audits are counted in the tokens of the policy that the round started from.",
+            f"tokenizer.json of {folder} differs from that of this round's policy.",
+            hint="Prompts, claims and audits use the tokens of the policy that the round started from.",
         )
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
-    """Return a configuration as transformers understands it: what is left out or written in an old way is filled in."""
+    """Return a configuration as transformers reads it, which fills in omitted keys and converts old ones."""
     path = folder / "config.json"
     if not isinstance(_json(path), dict):
-        raise ConfigInvalid(f"config.json of {folder} is no object.")
+        raise ConfigInvalid(f"config.json of {folder} is not a JSON object.")
     try:
         read = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
-    except Exception as error:  # classes of configurations check what they want, in any way
+    except Exception as error:  # configuration classes raise any kind of error
         raise ConfigInvalid(f"{path} cannot be read by transformers: {error}"[:300]) from error
     return {name: value for name, value in read.items() if name not in SAID_BY_THE_WRITER}
 

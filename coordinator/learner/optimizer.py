@@ -1,10 +1,10 @@
 """AdamW with moments in half the memory, or in the memory of the host.
 
-- Moments in bfloat16 are rounded up or down at random, in proportion to the distance: on average nothing is lost.
-  Rounded to the nearest, a moment whose change is less than half a step of bfloat16 would stand still.
-- What is drawn follows from the seed and the number of the step: a resumed learner makes the same steps, bit for bit.
-- A weight is changed in parts: moments on the host come to the card for one part at a time, and go back.
-- The arithmetic is that of `torch.optim.AdamW`, in float32, but for the order of some products.
+- Moments in bfloat16 are rounded up or down at random, in proportion to the distance: the mean error is 0.
+  With rounding to the nearest, a moment whose change is less than half a step of bfloat16 would never change.
+- The random numbers depend on the seed and the number of the step: a resumed learner makes the same steps, bit for bit.
+- A weight is changed in parts: moments on the host are copied to the card for one part at a time, and back.
+- The arithmetic is that of `torch.optim.AdamW`, in float32, except for the order of some products.
 """
 
 from collections.abc import Iterable
@@ -17,17 +17,17 @@ from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""The two moments that AdamW remembers of each weight."""
+"""The two moments that AdamW keeps of each weight."""
 
 PART = 2**24
-"""Numbers of a weight that are changed at a time: five float32 copies of them, 320 MiB, are held meanwhile."""
+"""The numbers of a weight that are changed at a time; meanwhile five float32 copies of them, 320 MiB, are held."""
 
 COPIES_BYTES = 5 * 4 * PART
-"""Both moments, the root, the noise, and what is rounded."""
+"""Bytes of both moments, the root, the noise, and the rounded numbers."""
 
 
 def make_optimizer(model: Any, trained: dict[str, torch.Tensor], settings: TrainSettings) -> torch.optim.Optimizer:
-    """Return torch's own AdamW of the trained weights, or the small one where the settings ask for it."""
+    """Return torch's own AdamW for the trained weights, or `SmallAdamW` if the settings ask for it."""
     weights = _decay_groups(model, trained, settings)
     common: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
     if settings.optimizer_dtype == "float32" and not settings.optimizer_offload:
@@ -35,8 +35,8 @@ def make_optimizer(model: Any, trained: dict[str, torch.Tensor], settings: Train
     weights, dtype = list(weights), getattr(torch, settings.optimizer_dtype)
     if any(isinstance(weight, DTensor) for weight in weights):
         raise ConfigInvalid(
-            "learner.optimizer_dtype and learner.optimizer_offload are for one process, and several train this policy.",
-            hint="Leave both out: ranks share the moments out among themselves.",
+            "learner.optimizer_dtype and learner.optimizer_offload need learner.processes = 1.",
+            hint="Remove both: several ranks already share the moments among themselves.",
         )
     return SmallAdamW(weights, **common, dtype=dtype, on_host=settings.optimizer_offload, seed=settings.seed)
 
@@ -53,21 +53,21 @@ def _decay_groups(model: Any, trained: dict[str, torch.Tensor], settings: TrainS
 
 
 def before_first_step(optimizer: torch.optim.Optimizer, weight: torch.Tensor, steps: int) -> dict[str, torch.Tensor]:
-    """Return what an optimizer remembers of a weight, to be filled from a checkpoint."""
+    """Return the optimizer state of a weight, to be filled from a checkpoint."""
     small = optimizer if isinstance(optimizer, SmallAdamW) else None
     moments = {name: small.moment(weight) if small else torch.zeros_like(weight) for name in MOMENTS}
     return {"step": torch.tensor(float(steps), device="cpu" if small else weight.device), **moments}
 
 
 def rounded(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return a float32 tensor in bfloat16, each number rounded up with the chance that it is nearer to."""
+    """Return a float32 tensor in bfloat16, each number rounded up with a chance that grows with its nearness."""
     noise = torch.randint(0, 2**16, value.shape, dtype=torch.int32, device=value.device, generator=generator)
     bits = value.view(torch.int32).add(noise).bitwise_and_(-(2**16))
     return torch.where(value.isfinite(), bits.view(torch.float32), value).to(torch.bfloat16)
 
 
 class SmallAdamW(torch.optim.Optimizer):
-    """AdamW that keeps its moments in a type, and on a device, of their own."""
+    """AdamW with its moments in another type, or on another device."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class SmallAdamW(torch.optim.Optimizer):
         self._dtype, self._on_host, self._seed = dtype, on_host, seed
 
     def moment(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return a moment of a weight before its first step, where moments lie."""
+        """Return a moment of a weight before its first step, in the memory where moments are kept."""
         device = torch.device("cpu") if self._on_host else weight.device
         return torch.zeros_like(weight, dtype=self._dtype, device=device)
 
@@ -137,6 +137,6 @@ def _adam(
 
 
 def _flat(tensor: Any) -> torch.Tensor:
-    """Return a tensor in one dimension; one that is contiguous, in place."""
-    found: torch.Tensor = tensor.detach().reshape(-1)
-    return found
+    """Return a tensor in one dimension; a contiguous one shares its memory."""
+    flat: torch.Tensor = tensor.detach().reshape(-1)
+    return flat

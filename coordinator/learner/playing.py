@@ -1,9 +1,9 @@
-"""Policies that play: the supervised start that teaches them how one speaks in a game, and how much of a game they are.
+"""Policies that play games: the supervised start that teaches them the words of a game, and the exact evaluation.
 
-- The start imitates a player who knows the words and plays badly: a policy that says nothing that means anything is
-  rewarded for nothing. Only what the player said is learned, not what the environment answered.
-- A policy's *strategy* in Kuhn or Leduc poker is what it would say in each situation: the chance of each legal action's
-  word and the end token after it, normalised over the legal ones. Its exploitability follows exactly.
+- The start imitates a player who knows the words and plays badly: a policy without meaningful words would never get a
+  reward. Only the player's words are learned, not the environment's answers.
+- A policy's *strategy* in Kuhn or Leduc poker is the chance of each legal action's word and the end token after it, in
+  each situation, normalised over the legal actions. Its exploitability follows exactly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,20 +20,20 @@ from protocol.tasks.poker_solver import exploitability, situations
 from protocol.work.episode import Episode
 
 STEPS = 80
-"""Afterwards 99 of a hundred actions in Leduc are legal ones."""
+"""After this many steps 99 of 100 actions in Leduc are legal."""
 
 SETTLING_STEPS = 30
 TOKENS_PER_STEP = 1000
-"""A third of a second of a processor core that is not shared."""
+"""A step takes a third of a second on a processor core that is not shared."""
 
 FIRST_GAME = 2**40
-"""Train games from here on, so that RL meets them in another order."""
+"""The first train game used, so that RL uses the games in another order."""
 
 
 def warm_start(
     model: Any, task: Episodes, frame: Episode, codec: PolicyCodec, end: int, progress: Progress, *, steps: int = STEPS
 ) -> None:
-    """Imitate for so many steps."""
+    """Imitate the player for `steps` steps."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     lessons = _lessons(task, frame, codec, end)
     for step in range(steps):
@@ -48,7 +48,7 @@ def warm_start(
 
 
 def evaluated(model: Any, task: Episodes, frame: Episode, codec: PolicyCodec, end: int) -> dict[str, float]:
-    """What can be said of a policy exactly; nothing where the game is not a small poker."""
+    """Return the exact scores of a policy; none if the game is not a small poker."""
     if not isinstance(task.environment, LimitPoker):
         return {}
     strategy = strategy_of(model, task.environment, frame, codec, end)
@@ -58,7 +58,7 @@ def evaluated(model: Any, task: Episodes, frame: Episode, codec: PolicyCodec, en
 def strategy_of(
     model: Any, game: LimitPoker, frame: Episode, codec: PolicyCodec, end: int
 ) -> dict[str, Sequence[float]]:
-    """Situation → the chance of each legal action, of those that are legal."""
+    """Return the chance of each legal action in each situation, normalised over the legal actions."""
     sayings, places = list[Lesson](), list[tuple[str, int]]()
     for name, table in situations(game.game):
         known = name.partition(":")[0]
@@ -69,14 +69,14 @@ def strategy_of(
         for number, action in enumerate(table.legal):
             sayings.append(lesson(read, [*codec.encode(SPOKEN[action]), end]))
             places.append((name, number))
-    found: dict[str, list[float]] = {}
+    by_situation: dict[str, list[float]] = {}
     for (name, _), chance in zip(places, _chances(model, sayings), strict=True):
-        found.setdefault(name, []).append(chance)
-    return {name: chances if sum(chances) > 0 else [1.0] * len(chances) for name, chances in found.items()}
+        by_situation.setdefault(name, []).append(chance)
+    return {name: chances if sum(chances) > 0 else [1.0] * len(chances) for name, chances in by_situation.items()}
 
 
 def _lessons(task: Episodes, frame: Episode, codec: PolicyCodec, end: int) -> Iterator[Lesson]:
-    """Games as the player plays them, for ever."""
+    """Yield games of the player, without end."""
     number = FIRST_GAME
     while True:
         seed = task.game(number).seed
@@ -97,10 +97,10 @@ def _lessons(task: Episodes, frame: Episode, codec: PolicyCodec, end: int) -> It
 
 
 def _chances(model: Any, sayings: Sequence[Lesson]) -> list[float]:
-    """How likely it is that all is said which is judged."""
-    found = list[float]()
+    """Return the probability that the model says all judged tokens, for each lesson."""
+    chances = list[float]()
     for logits, targets in scored(model, sayings):
         scores = torch.log_softmax(logits.float(), dim=-1)
         own = scores.gather(2, targets.clamp(min=0)[:, :, None])[:, :, 0]  # [n, L]
-        found += own.masked_fill(targets == NOT_JUDGED, 0.0).sum(1).exp().tolist()
-    return found
+        chances += own.masked_fill(targets == NOT_JUDGED, 0.0).sum(1).exp().tolist()
+    return chances

@@ -1,15 +1,15 @@
 """The policy in training: weights, optimizer, one update at a time.
 
-- The weights in training are float32, whatever the policy came in; it is published in what it came in. So an update too
-  small for a bf16 weight is not lost, but shows once enough of them have come together.
-- An update is one optimizer step, or several on parts of the batch (`objective.minibatches`). What the policy said of
-  the whole batch is known before the first of them.
-- A step is computed in pieces whose gradients add up to that of the whole. Samples that teach nothing, since their
-  advantage is zero, are scored without a gradient.
-- A step whose gradient is not finite is not made: one absurd reward must not turn every weight into NaN.
+- The weights in training are float32; the policy is published in its original type. So an update too small for a bf16
+  weight is not lost, but takes effect once enough of them have added up.
+- An update is one optimizer step, or several on parts of the batch (`objective.minibatches`). The log-probabilities of
+  the whole batch are computed before the first of several steps.
+- A step is computed in pieces whose gradients add up to that of the whole. Samples with an advantage of zero are scored
+  without a gradient.
+- A step whose gradient is not finite is skipped: one absurd reward must not turn every weight into NaN.
 - After a restore the next update is bit for bit the one that would have followed.
-- Where several ranks train it (see `ranks`), each computes some of the pieces, holds its shard of all weights, and
-  knows every log-probability and every metric afterwards. All of them call the same methods in the same order.
+- If several ranks train the policy (see `ranks`), each computes some of the pieces, holds its shard of all weights, and
+  has every log-probability and every metric afterwards. All of them call the same methods in the same order.
 """
 
 import copy
@@ -61,7 +61,7 @@ GGUF_MAGIC = b"GGUF"
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What one update did."""
+    """The result of one update."""
 
     metrics: Metrics
     distances: dict[str, float]
@@ -84,7 +84,7 @@ class TrainedPolicy:
         self._trained = dict((self._adapters or self.model).named_parameters())
         self._optimizer = make_optimizer(self.model, self._trained, settings)
         ends = self.model.generation_config.eos_token_id
-        if ends is None:  # and not 0, which is a token like any other
+        if ends is None:  # 0 is a valid token, so `or` would be wrong
             ends = self.model.config.eos_token_id
         self._canary_text = canary_text(folder, self.model.config.get_text_config())
         self.ends: list[int] = [ends] if isinstance(ends, int) else list(ends or ())
@@ -92,7 +92,7 @@ class TrainedPolicy:
         self.update = 0
         """Updates made so far."""
         self.before_change: Callable[[], None] = _unread
-        """Called before weights change: waits for whoever reads them beside us."""
+        """Called before weights change; it waits for the thread that reads them."""
 
     def _adapt(self) -> Adapters:
         settings = self._settings
@@ -104,7 +104,7 @@ class TrainedPolicy:
 
     @property
     def _steps(self) -> int:
-        """Those that the optimizer remembers."""
+        """Return the number of steps in the optimizer's state."""
         return max((int(state["step"]) for state in self._optimizer.state.values()), default=0)
 
     def _load(self, folder: Path, *, trained: bool) -> Any:
@@ -119,9 +119,9 @@ class TrainedPolicy:
         return model
 
     def continue_from(self, folder: Path) -> None:
-        """Go on from a published version's weights, at the same update.
+        """Continue from a published version's weights, at the same update.
 
-        What the optimizer remembers was measured on the way that is left, and goes with it: its steps are small again.
+        The optimizer's state belongs to the replaced weights and is deleted: its first steps are small again.
         """
         self.before_change()
         self._optimizer.state.clear()
@@ -130,13 +130,13 @@ class TrainedPolicy:
         else:
             other = self._load(folder, trained=True)
             with torch.no_grad():
-                for here, there in zip(self.model.parameters(), other.parameters(), strict=True):
-                    here.copy_(there)
-                for here, there in zip(self.model.buffers(), other.buffers(), strict=True):
-                    here.copy_(there)
+                for ours, theirs in zip(self.model.parameters(), other.parameters(), strict=True):
+                    ours.copy_(theirs)
+                for ours, theirs in zip(self.model.buffers(), other.buffers(), strict=True):
+                    ours.copy_(theirs)
 
     def start_here(self) -> None:
-        """Have the policy as it stands be the one that it started from, and stays near: after a resume, too."""
+        """Make the current policy the starting policy and the reference, also after a resume."""
         draft = self._folder.with_name(f"{self._folder.name}.new")
         if self._ranks.first:
             shutil.rmtree(draft, ignore_errors=True)
@@ -153,32 +153,32 @@ class TrainedPolicy:
             self._reference = self._load(self._folder, trained=False)
 
     def train_step(self, groups: Sequence[TrainingGroup]) -> UpdateResult:
-        """One update on these groups."""
+        """Make one update on these groups."""
         data = collate(groups)
         terms = self._terms(data)
         entropy = torch.zeros_like(data.mask)
         parts = minibatches(data, self._settings.algorithm.minibatches)
-        if len(parts) > 1:  # else the first pass says it
+        if len(parts) > 1:  # otherwise the first pass computes it
             terms = replace(terms, old=self.logprobs(data, entropy))
         before = table = torch.zeros_like(data.mask) if terms.old is None else terms.old.clone()  # log π_old, log π_θ
         rate = self._settings.rate(self.update, self._steps)
         norm, skipped = 0.0, 0
         for part in parts * self._settings.num_iterations:
             self._optimizer.zero_grad()
-            found = self._gradient(data, self._of_minibatch(terms, part), part, entropy)
+            logprobs = self._gradient(data, self._of_minibatch(terms, part), part, entropy)
             if terms.old is None:
-                terms = replace(terms, old=found)
-                before = found
-            table = torch.where(part[:, None], found, table)
+                terms = replace(terms, old=logprobs)
+                before = logprobs
+            table = torch.where(part[:, None], logprobs, table)
             norm = self._ranks.clip(list(self._trained.values()), self._settings.max_grad_norm)
             for parameters in self._optimizer.param_groups:
                 parameters["lr"] = rate
-            if isfinite(norm):  # else every weight were NaN from here on, and the next checkpoint, too
+            if isfinite(norm):  # otherwise every weight would become NaN, also in the next checkpoint
                 self.before_change()
                 self._optimizer.step()
             else:
                 skipped += 1
-        self._optimizer.zero_grad()  # a gradient is as large as the weights, and nobody needs it until the next update
+        self._optimizer.zero_grad()  # a gradient is as large as the weights, and is not needed until the next update
         self.update += 1
         _, metrics = policy_loss(table, terms, self._settings.algorithm, entropy)
         metrics |= {
@@ -196,7 +196,7 @@ class TrainedPolicy:
         return UpdateResult(metrics, _distances(groups, data, before))
 
     def _terms(self, data: Tensors) -> LossTerms:
-        """What the loss is made of, before the policy has said anything."""
+        """Return the terms of the loss that do not depend on the policy's log-probabilities."""
         algorithm, longest = self._settings.algorithm, self._settings.max_completion_length
         counts = judged(data, algorithm, ends=self.ends)
         mask = data.taught * counts[:, None]
@@ -220,7 +220,7 @@ class TrainedPolicy:
         return None if self._reference is None else self._scored(self._reference, data)
 
     def logprobs(self, data: Tensors, entropy: torch.Tensor | None = None) -> torch.Tensor:
-        """Score all samples by the policy as it stands: → [N, T]. The entropy is filled in where one is wanted."""
+        """Score all samples with the current policy: → [N, T]. `entropy` is filled in if it is given."""
         return self._scored(self.model, data, entropy)
 
     def _scored(self, model: Any, data: Tensors, entropy: torch.Tensor | None = None) -> torch.Tensor:
@@ -237,14 +237,14 @@ class TrainedPolicy:
         return self._ranks.total(table)
 
     def _pieces(self, data: Tensors, chosen: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
-        """This rank's pieces of the chosen samples; one that is not its own is computed only to keep step."""
+        """Yield this rank's pieces of the chosen samples; others' pieces are computed only to stay in step."""
         most, packed = self._settings.micro_batch_tokens, packs(self.model)
         return self._ranks.deal(pieces(data, chosen, most, hands=self._ranks.size, packed=packed))
 
     def _gradient(self, data: Tensors, terms: LossTerms, part: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
         """Add up the gradients of the pieces of some samples: → [N, T] log π_θ of these samples.
 
-        Samples that teach nothing are scored only where π_old is not known yet, as is the entropy.
+        Samples with an advantage of zero, and the entropy, are computed only if π_old is not known yet.
         """
         settings, first = self._settings, terms.old is None
         table = torch.zeros_like(data.mask)
@@ -258,7 +258,7 @@ class TrainedPolicy:
                     logprobs, spread, width = logprobs.cpu(), spread.cpu(), logprobs.shape[1]
                     if learning:
                         loss, _ = policy_loss(logprobs, terms.rows(piece, width), settings.algorithm, spread)
-                        # Shares are those in the whole batch, and the ranks' gradients are averaged.
+                        # Shares refer to the whole batch, and the ranks' gradients are averaged.
                         whole = loss * self._ranks.size * ours
                         whole.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
                     if ours:
@@ -272,14 +272,14 @@ class TrainedPolicy:
         return table if terms.old is None else torch.where(teaches[:, None], table, terms.old)
 
     def save_hub(self, folder: Path) -> None:
-        """Write the policy as a hub-format folder: its weights now, in the dtype it came in, tokenizer and canary."""
+        """Write the policy in hub format: its current weights in its original type, tokenizer and canary."""
         self.publishing(folder)()
 
     def publishing(self, folder: Path) -> Callable[[], None]:
-        """Return what scores the canary and writes the rest: later, too, as long as no weight has changed.
+        """Return the job that scores the canary and writes the folder; it must run before any weight changes.
 
-        One rank does it beside the next update, in modules of its own. Several gather the weights of each layer
-        together: they use the model itself, and do it at once (see `crew`).
+        One rank runs it in parallel with the next update, in modules of its own. Several ranks gather the weights of
+        each layer together: they use the model itself, and run it at once (see `crew`).
         """
         return partial(self._publish, folder, self.model if self._ranks.size > 1 else modules_beside(self.model))
 
@@ -290,11 +290,11 @@ class TrainedPolicy:
         self._write(folder, self._whole)
 
     def save_base(self, folder: Path) -> None:
-        """Write what adapters are published beside: the weights as they were at the start, configuration, tokenizer."""
+        """Write the base that adapters are published beside: the starting weights, configuration and tokenizer."""
         self._write(folder, self._cast)
 
     def save_adapter(self, folder: Path, base: str = "") -> None:
-        """Write what was learned beside the base of that name, and the canary of both."""
+        """Write the adapter for the base of that name, and the canary of both together."""
         assert self._adapters
         if self._ranks.first:
             folder.mkdir(parents=True, exist_ok=True)
@@ -304,7 +304,7 @@ class TrainedPolicy:
         self._write_canary(folder, self._merged_by_nodes, self.model)
 
     def _write(self, folder: Path, published: Published) -> None:
-        """A folder in hub format, by rank 0, with the weights that `published` makes of ours."""
+        """Write a folder in hub format, by rank 0, with the weights that `published` makes of the trained ones."""
         buffers = carried_buffers(self.model)
         files = HubFiles(self.model, self._published_dtype, buffers)
         weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
@@ -320,7 +320,7 @@ class TrainedPolicy:
         config = copy.copy(self.model.config)
         config.dtype = self._published_dtype
         config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
-        vars(config).pop("auto_map", None)  # it names code, which nobody runs, and so nodes refuse it
+        vars(config).pop("auto_map", None)  # it names code, which nodes refuse
         config.save_pretrained(folder)
         self.model.generation_config.save_pretrained(folder)
         for source in self._folder.iterdir():
@@ -328,27 +328,27 @@ class TrainedPolicy:
                 shutil.copyfile(source, folder / source.name)
 
     def _gathered(self, name: str, weight: torch.Tensor, published: Published) -> torch.Tensor | None:
-        """One published weight, whole, in rank 0's memory."""
+        """Return one whole published weight in rank 0's memory."""
         rows = published(name, self._ranks.local(weight), self._ranks.rows(weight))
         return self._ranks.gather(rows, weight)
 
     def _cast(self, name: str, rows: torch.Tensor, _places: slice) -> torch.Tensor:
-        """Rows of a weight as they are, in the published dtype."""
+        """Return rows of a weight without adapters, in the published dtype."""
         return in_range(name, rows.to(self._published_dtype))
 
     def _whole(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
-        """Rows of a weight with what was learned in them, in the published dtype."""
+        """Return rows of a weight with adapters merged, in the published dtype."""
         return self._cast(name, self._adapters.merged(name, rows, places) if self._adapters else rows, places)
 
     def _merged_by_nodes(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
-        """Rows of a weight as nodes make them of the base and the adapter."""
+        """Return rows of a weight as nodes merge the base and the adapter."""
         assert self._adapters
         return in_range(name, self._adapters.as_nodes_merge(name, rows, places, self._published_dtype))
 
     def _write_canary(self, folder: Path, published: Published, model: Any) -> None:
         """Write the canary of weights as they are published; every rank computes it, and rank 0 writes it.
 
-        `model`: the model itself, or its modules beside it, which adapters do not listen to.
+        `model` is the model itself, or its copy for another thread, which has no adapters attached.
         """
         silent = self._adapters.silent() if self._adapters and model is self.model else nullcontext()
         with silent, computing_as_published(model, published):
@@ -357,16 +357,16 @@ class TrainedPolicy:
             (folder / canary.FILE_NAME).write_text(json.dumps(scored.model_dump()))
 
     def save(self, folder: Path, **beside: Any) -> None:
-        """A checkpoint: everything that the next update depends on, and what else the caller wants to find again."""
+        """Write a checkpoint: all that the next update depends on, and the plain values in `beside`."""
         self.saving(folder, **beside)()
 
     def saving(self, folder: Path, **beside: Any) -> Callable[[], None]:
-        """Return what writes a checkpoint of this moment: later, too, as long as no weight has changed."""
+        """Return the job that writes a checkpoint of this moment; it must run before any weight changes."""
         beside |= {"update": self.update, "steps": self._steps}
         return partial(checkpoint.write, folder, self.update, self._tensors(), beside, self._ranks)
 
     def restore(self, path: Path) -> dict[str, Any]:
-        """Continue from a checkpoint of the same model; the plain values that it holds are returned."""
+        """Continue from a checkpoint of the same model; return its plain values."""
         beside = checkpoint.read_beside(path)
         if steps := beside["steps"]:
             for weight in self._trained.values():
@@ -378,20 +378,20 @@ class TrainedPolicy:
         return beside
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds, in the places where it is used."""
-        found = {f"weight.{name}": weight.detach() for name, weight in self._trained.items()}
+        """Return the tensors of a checkpoint, which are those in use."""
+        tensors = {f"weight.{name}": weight.detach() for name, weight in self._trained.items()}
         for name, weight in self._trained.items():
             state = self._optimizer.state.get(weight, {})
-            found |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if state}
-        return found | {RANDOM: torch.get_rng_state()}
+            tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if state}
+        return tensors | {RANDOM: torch.get_rng_state()}
 
 
 def _unread() -> None:
-    """Return at once: nobody reads the weights but who trains them."""
+    """Return at once: no other thread reads the weights."""
 
 
 def _is_gguf(file: Path) -> bool:
-    """Return True for a GGUF file, of which transformers leaves a copy under the name of a tokenizer."""
+    """Return True for a GGUF file, which transformers copies under the name of a tokenizer."""
     with file.open("rb") as opened:
         return opened.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
@@ -399,13 +399,15 @@ def _is_gguf(file: Path) -> bool:
 def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Tensor) -> dict[str, float]:
     gap = (current - data.behaviour).abs()  # [N, T]
     places = torch.arange(gap.shape[1])
-    found: dict[str, float] = {}
+    distances: dict[str, float] = {}
     for number, group in enumerate(groups):
         rows = data.owners == number
         start = torch.zeros(len(group.samples), 1)
-        for claim_id, ends in [(one.claim_id, one.ends) for one in group.earlier] + [(group.claim_id, None)]:
+        for claim_id, ends in [(earlier.claim_id, earlier.ends) for earlier in group.earlier] + [
+            (group.claim_id, None)
+        ]:
             end = torch.tensor(ends or [gap.shape[1]] * len(group.samples))[:, None]
             own = data.mask[rows] * ((places >= start) & (places < end))  # [samples, T]
-            found[claim_id] = mean(gap[rows], own)
+            distances[claim_id] = mean(gap[rows], own)
             start = end
-    return found
+    return distances

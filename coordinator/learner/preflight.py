@@ -1,9 +1,9 @@
-"""Does the learner fit into this machine? Asked by `launch` before a key is made and before anything is downloaded.
+"""Check that the learner fits into this machine, which `launch` makes before it creates a key or downloads anything.
 
-- The answer comes from a process of its own: the coordinator serves without torch, and who asks a card for its memory
-  takes some of it. If that process fails, the round is launched: nobody is refused by guesswork.
-- A refusal names the phase, what it needs, what is there, and settings under which the learner fits.
-- What is free counts, not what is built in: other programs stay where they are.
+- A separate process makes the check: the coordinator runs without torch, and a process that queries a card takes some
+  of its memory. If that process fails, the round is launched: a round is never refused by a guess.
+- A refusal names the phase, the memory that it needs, the free memory, and settings under which the learner fits.
+- Free memory counts, not installed memory: other programs keep theirs.
 """
 
 import json
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 900.0
-"""A model of 64 layers takes half a minute on a slow machine, and a refusal tries several ways."""
+"""The time limit of the check: a model of 64 layers takes 30 s on a slow machine, and a refusal tries several ways."""
 
 REFUSED = 2
-"""Exit code of the process that is asked, where the learner does not fit."""
+"""The exit code of the process if the learner does not fit."""
 
 LORA_RANK = 32
-"""Rank of the adapters that are tried where all weights do not fit."""
+"""The rank of the adapters that are tried if all weights do not fit."""
 
 CGROUP = Path("/sys/fs/cgroup")
-"""The folder in which Linux says how much memory a container may have."""
+"""The folder in which Linux gives the memory limit of a container."""
 
 
 def require_fits(config: Config, *, auditor: bool) -> None:
-    """Refuse a round whose learner, and auditor, would run out of memory or disk on this machine."""
+    """Refuse a round whose learner and auditor would run out of memory or disk on this machine."""
     if config.model.path == start.EMBEDDED:
         return
     done = subprocess.run(
@@ -62,33 +62,33 @@ def require_fits(config: Config, *, auditor: bool) -> None:
 
 @dataclass(frozen=True)
 class FreeBytes:
-    """Bytes that are free on a machine."""
+    """The free bytes of a machine."""
 
     memory: int
     disk: int
     card: int | None = None
-    """Bytes on each card; None where the learner computes on the CPU."""
+    """Bytes on each card; None if the learner computes on the CPU."""
     auditor: bool = True
-    """True if an auditor is started here, too."""
+    """True if an auditor is started on this machine, too."""
 
     def holds(self, size: int, ranks: int) -> bool:
-        """Return True if each of these ranks has room for so many bytes."""
+        """Return True if each of `ranks` ranks has room for `size` bytes."""
         return size <= self.card if self.card is not None else ranks * size <= self.memory
 
     def lack(self, needed: "Footprint") -> tuple[str, int, int] | None:
-        """Return what does not fit, the bytes that it needs and those that are free."""
+        """Return the first part that does not fit, the bytes that it needs and those that are free."""
         phase = needed.worst
         memory = needed.host_bytes + (needed.auditor_bytes if self.auditor else 0)
         wanted = [
             (f"{phase} on each card", needed.peak_bytes, needed.peak_bytes if self.card is None else self.card),
             (f"{phase if self.card is None else 'load'} in the memory of this machine", memory, self.memory),
-            ("what the round keeps on the disk", needed.disk_bytes, self.disk),
+            ("the round's data on the disk", needed.disk_bytes, self.disk),
         ]
         return next((want for want in wanted if want[1] > want[2]), None)
 
 
 def refusal(config: Config, room: FreeBytes) -> ConfigInvalid | None:
-    """Return the error of a learner that does not fit."""
+    """Return the error of a learner that does not fit; None if it fits."""
     from coordinator.learner import memory
 
     simulations, versions = memory.Simulations(memory.described(config)), memory.kept_versions(config)
@@ -105,7 +105,7 @@ def refusal(config: Config, room: FreeBytes) -> ConfigInvalid | None:
         return estimates[key]
 
     def fits(processes: int = ranks, **changes: Any) -> bool:
-        """Simulate nothing where the weights alone are too much, as they are of a model for other machines."""
+        """Return True if the learner fits; nothing is simulated if the weights alone are too large."""
         return room.holds(estimated(**changes).least_bytes(processes), processes) and not lack(processes, **changes)
 
     if not (missing := lack(ranks)):
@@ -120,16 +120,16 @@ def refusal(config: Config, room: FreeBytes) -> ConfigInvalid | None:
         f"The learner does not fit: {what} needs {needed / GIB:.1f} GiB, and {there / GIB:.1f} GiB are free.",
         hint=f"Each of these alone fits: {'; '.join(helpful)}."
         if helpful
-        else "No setting that was tried fits. `swarm-coordinator plan --gpu NAME:COUNT` shows what other cards hold.",
+        else "None of the settings tried fits. `swarm-coordinator plan --gpu NAME:COUNT` shows if other cards fit.",
     )
 
 
 def _changes(config: Config) -> Iterator[dict[str, Any]]:
-    """Settings that need less, the mildest first."""
+    """Yield settings that need less memory, the smallest change first."""
     from coordinator.learner.memory import PROMPT_TOKENS
 
-    now, one = config.learner, PROMPT_TOKENS + config.sampling.max_new_tokens
-    less = {"micro_batch_tokens": one} if not now.micro_batch_tokens or now.micro_batch_tokens > one else {}
+    now, least = config.learner, PROMPT_TOKENS + config.sampling.max_new_tokens
+    less = {"micro_batch_tokens": least} if not now.micro_batch_tokens or now.micro_batch_tokens > least else {}
     twice: dict[str, Any] = {} if now.gradient_checkpointing else {"gradient_checkpointing": True}
     light: dict[str, Any] = (
         {} if now.lora_rank or now.processes > 1 else {"optimizer_dtype": "bfloat16", "optimizer_offload": True}
@@ -142,7 +142,7 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def this_machine(config: Config, *, auditor: bool) -> FreeBytes:
-    """Return what is free here."""
+    """Return the free bytes of this machine."""
     folder = config.round.directory.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -151,9 +151,9 @@ def this_machine(config: Config, *, auditor: bool) -> FreeBytes:
 
 
 def _free_memory() -> int:
-    """Bytes that this machine, or the container that we are in, has left."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    free = int(found[1]) * 1024 if found else sys.maxsize
+    """Return the free bytes of this machine, or of the container around this process."""
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    free = int(available[1]) * 1024 if available else sys.maxsize
     bound, used = CGROUP / "memory.max", CGROUP / "memory.current"
     if bound.is_file() and (written := bound.read_text().strip()).isdigit():
         free = min(free, int(written) - int(used.read_text()))
@@ -161,7 +161,7 @@ def _free_memory() -> int:
 
 
 def _free_on_cards(device: str, ranks: int) -> int | None:
-    """Bytes for tensors on the fullest of the cards that the ranks get; None on the CPU."""
+    """Return the bytes for tensors on the fullest card of the ranks; None on the CPU."""
     if device == "cpu":
         return None
     import torch

@@ -1,11 +1,11 @@
-"""The policy as nodes get it, made one tensor at a time: what is published costs no second copy of the weights.
+"""The published form of the policy, made one tensor at a time, so that it needs no second copy of the weights.
 
-    compute    a layer's weights are replaced by the published ones while that layer computes, and then put back; beside
-               an update, in modules of its own
+    compute    a layer's weights are replaced by the published ones while that layer computes, and then restored; in
+               parallel with an update, in modules of its own
     write      each weight is cast, gathered, written into its place in its file, and freed
 
-- The files are those of transformers' `save_pretrained`, byte for byte; names, shapes and places are decided on the
-  meta device, before there is any number.
+- The files are those of transformers' `save_pretrained`, byte for byte; names, shapes and places are computed on the
+  meta device, without any numbers.
 - A weight that transformers stores under its own name and shape is written alone. Weights that it stores otherwise (the
   experts of a mixture, one tensor in the model and many in the file) are written together with those of their layer.
 """
@@ -29,7 +29,7 @@ from protocol.errors import ConfigInvalid
 from protocol.policy import canary
 
 PART_SIZE = "50GB"
-"""Most bytes of a file of weights: transformers' own default, which nodes have always been given."""
+"""The largest file of weights: transformers' own default, which all versions have used."""
 
 NAMES = {
     torch.int64: "I64",
@@ -43,15 +43,15 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Types as safetensors writes them, in the order in which it puts them into a file; within a type, names decide."""
+"""Types in safetensors' notation, in the order in which it writes them; within a type, names are sorted."""
 
 Published = Callable[[str, torch.Tensor, slice], torch.Tensor]
-"""What is published of a weight: from its name, some of its rows as they are trained, and which rows these are."""
+"""A function from a weight's name, some of its trained rows and their position to the published rows."""
 
 
 @contextmanager
 def computing_as_published(model: Any, published: Published) -> Iterator[None]:
-    """For the time of the block, the model computes with its weights as they are published, without a gradient.
+    """Make the model compute with its published weights in this block, without a gradient.
 
     FSDP gathers the weights of a layer before these hooks run, and frees them after.
     """
@@ -66,18 +66,17 @@ def computing_as_published(model: Any, published: Published) -> Iterator[None]:
 
 
 def scores(model: Any, tokens: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return the log-probability of each token but the first, as this type computes it; None: float32."""
+    """Return the log-probability of each token but the first, computed in `dtype`; None means float32."""
     with torch.autocast(model.device.type, dtype, enabled=dtype is not None, cache_enabled=False):
         logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
     return torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[1:, None])[:, 0]
 
 
 def scored_canary(model: Any, text: tuple[int, ...]) -> canary.Canary:
-    """Score the canary's text by a model's weights: in float32, and as lower precisions compute it.
+    """Score the canary's text with a model's weights, in float32 and in lower precisions.
 
-    It is computed on the model's device. On a GPU it goes to the default stream, whichever thread calls: its kernels
-    take their turns with those of an update, and both take memory from the same pool. A stream of its own would have a
-    pool of its own.
+    It is computed on the model's device. On a GPU it uses the default stream on any thread: its kernels alternate with
+    those of an update, and both use the same memory pool. A separate stream would have a separate pool.
     """
     tokens = torch.tensor(text, device=model.device)
     full, low, half = (tuple(scores(model, tokens, dtype).tolist()) for dtype in (None, torch.bfloat16, torch.float16))
@@ -87,8 +86,8 @@ def scored_canary(model: Any, text: tuple[int, ...]) -> canary.Canary:
 def modules_beside(model: Any) -> Any:
     """Return the same model in modules of its own, for another thread: weights and buffers are those of the model.
 
-    `computing_as_published` replaces weights in modules, so an update in the model's own modules sees nothing of it.
-    Whatever listens to the model, such as its adapters, does not listen to these modules.
+    `computing_as_published` replaces weights in modules, so it does not affect an update in the model's own modules.
+    The model's hooks, such as those of its adapters, are not attached to these modules.
     """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     made = copy.deepcopy(model, shared)
@@ -98,11 +97,11 @@ def modules_beside(model: Any) -> Any:
 
 
 Place = tuple[nn.Module, str, str]
-"""A module, what it calls one of its weights, and what the model calls it."""
+"""A module, the name of one of its weights in it, and the weight's name in the model."""
 
 
 def _parts(model: Any) -> list[tuple[nn.Module, list[Place]]]:
-    """Each layer with all its weights; each module outside of the layers with its own weights."""
+    """Return each layer with all its weights, and each module outside of the layers with its own weights."""
     layers = set(getattr(model.get_decoder(), "layers", ()))
     parts: dict[nn.Module, list[Place]] = {}
     places: list[Place] = []
@@ -129,13 +128,13 @@ def _put_back(originals: list[Any], *_: Any) -> None:
 
 
 def carried_buffers(model: Any) -> dict[str, torch.Tensor]:
-    """What a version carries beside its weights, as it came: routers' corrections, for one, which no update changes."""
+    """Return the buffers that a version carries unchanged beside its weights, such as routers' corrections."""
     kept = model.state_dict().keys()
     return {name: buffer.detach().cpu() for name, buffer in model.named_buffers() if name in kept}
 
 
 def in_range(name: str, rows: torch.Tensor) -> torch.Tensor:
-    """Return rows of a weight as they are published, or refuse those beyond the range of float16."""
+    """Return published rows of a weight, or refuse rows beyond the range of float16."""
     if rows.dtype == torch.float16 and not bool(rows.isfinite().all()):
         raise ConfigInvalid(
             f"The weight {name} has grown beyond 65,504, the largest number of float16, in which it is published.",
@@ -145,7 +144,7 @@ def in_range(name: str, rows: torch.Tensor) -> torch.Tensor:
 
 
 def canary_text(folder: Path, config: Any) -> tuple[int, ...]:
-    """Return the canary's text as the policy's tokenizer writes it; spread tokens, if that cannot write it."""
+    """Return the tokens of the canary's text; evenly spread tokens if the tokenizer cannot encode it."""
     count = min(canary.TOKENS, int(getattr(config, "max_position_embeddings", canary.TOKENS)))
     if (folder / "tokenizer.json").is_file():
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -156,7 +155,7 @@ def canary_text(folder: Path, config: Any) -> tuple[int, ...]:
 
 
 class HubFiles:
-    """The files of weights of a policy folder, laid out but not written."""
+    """The weight files of a policy folder, laid out but not written."""
 
     def __init__(
         self, model: Any, dtype: torch.dtype, buffers: Mapping[str, torch.Tensor], part_size: str = PART_SIZE
@@ -196,7 +195,7 @@ class HubFiles:
 
     @contextmanager
     def open(self, folder: Path) -> Iterator[Callable[[Mapping[str, torch.Tensor]], None]]:
-        """Files in this folder; what is yielded writes whole weights, by the model's names, that belong together."""
+        """Open the files in `folder`; yield a function that writes weights that belong together, by their names."""
         folder.mkdir(parents=True, exist_ok=True)
         if len(self._headers) > 1:
             index = json.dumps(self._index, indent=2, sort_keys=True) + "\n"
@@ -218,13 +217,13 @@ class HubFiles:
 
 
 def _layer(name: str) -> str:
-    """The path of a weight's layer: all up to its number; of what is in no layer, nothing."""
-    found = re.match(r".*?\.\d+\.", name)
-    return found.group() if found else ""
+    """Return the path of a weight's layer, up to the layer's number; "" for a weight outside of all layers."""
+    match = re.match(r".*?\.\d+\.", name)
+    return match.group() if match else ""
 
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
-    """What a safetensors file of these begins with, and where in the file each tensor begins."""
+    """Return the header of a safetensors file of these tensors, and the position of each tensor in the file."""
     order = list(NAMES)
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begins, end = {}, 0

@@ -1,12 +1,12 @@
-"""The processes that train one policy together: what they tell each other, and how its weights are shared out.
+"""The processes that train one policy together: their communication, and the sharding of the weights.
 
-- One process is the plain case of the same code: it has everything, and there is nobody to tell.
-- All ranks make the same calls in the same order. Rank 0 alone talks to the coordinator and to the disk's names.
-- Weights, gradients and optimizer states lie in shards, one for each rank (FSDP2); what is small lies everywhere.
-- Nobody else in the learner knows `torch.distributed`, but for the format of checkpoints.
-- There is no second model or optimizer code: FSDP2 swaps the parameters of the same modules for shards, and AdamW
+- A single process runs the same code: it has all weights, and communicates with nobody.
+- All ranks make the same calls in the same order. Only rank 0 calls the coordinator, and creates or renames files.
+- Weights, gradients and optimizer states are in shards, one for each rank (FSDP2); small tensors are on every rank.
+- No other module of the learner uses `torch.distributed`, except for the format of checkpoints.
+- There is no second model or optimizer code: FSDP2 replaces the parameters of the same modules by shards, and AdamW
   steps on those.
-- They trust each other: what they tell is pickled. They belong on one machine or into a network of their own.
+- Ranks trust each other: their messages are pickled. Run them on one machine, or in a network of their own.
 """
 
 import os
@@ -28,11 +28,11 @@ from coordinator.model.watchdog import Watchdog, show_stacks_when_told_to_end
 Told = TypeVar("Told")
 
 WAIT = timedelta(days=30)
-"""For a word of rank 0, which waits for batches as long as there are none. Hung work is the watchdog's to end."""
+"""The longest wait for rank 0, which itself waits for batches without limit. The watchdog ends hung work."""
 
 
 class Ranks:
-    """This process among those that train together."""
+    """The ranks that train together, seen from this process."""
 
     def __init__(self, device: str = "cpu", watchdog: Watchdog | None = None) -> None:
         self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -57,12 +57,12 @@ class Ranks:
         self._mesh = init_device_mesh(self.device.type, (self.size,))
 
     def leave(self) -> None:
-        """Part from the others, when all is done."""
+        """Leave the process group, when all work is done."""
         if self.size > 1:
             dist.destroy_process_group()
 
     def broadcast(self, what: Told) -> Told:
-        """What rank 0 says; the others' word does not count."""
+        """Return rank 0's `what` on every rank; the values of the others are ignored."""
         if self.size == 1:
             return what
         box = [what]
@@ -70,65 +70,66 @@ class Ranks:
         return box[0]
 
     def meet(self) -> None:
-        """Wait for everybody."""
+        """Wait for all ranks."""
         self.total(torch.zeros(1))
 
     def total(self, table: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in place."""
+        """Return the sum over all ranks, computed in place."""
         if self.size > 1:
             dist.all_reduce(table)
         return table
 
     def deal(self, pieces: Iterable[Told]) -> Iterator[tuple[Told, bool]]:
-        """This rank's share, and whether each piece is really its own.
+        """Yield this rank's share of `pieces`, each with True if it is its own.
 
-        Everybody gets as many: weights are gathered by all or by none. What is too much is computed for nothing.
+        Every rank gets the same number, as weights are gathered by all ranks or none. Surplus pieces are computed and
+        not used.
         """
-        found = list(pieces)
-        for start in range(0, len(found), self.size):
+        all_pieces = list(pieces)
+        for start in range(0, len(all_pieces), self.size):
             self.watchdog.moved()
             place = start + self.rank
-            yield (found[place], True) if place < len(found) else (found[start], False)
+            yield (all_pieces[place], True) if place < len(all_pieces) else (all_pieces[start], False)
 
     def shard(self, model: Any) -> None:
-        """Leave of every weight only this rank's rows here; each layer gathers its own when it is computed."""
+        """Keep only this rank's rows of every weight; each layer gathers its weights when it is computed."""
         if self._mesh is None:
             return
         for layer in model.get_decoder().layers:
             fully_shard(layer, mesh=self._mesh)
-        # Else the root's weights would stay gathered after a pass without gradient, and the next update go unseen.
+        # Otherwise the root's weights would stay gathered after a pass without gradient, and miss the next update.
         fully_shard(model, mesh=self._mesh, reshard_after_forward=True)
 
     def forward(self, model: Any, function: Callable[..., Any]) -> None:
-        """Make a function of a model its method, for which sharded weights are gathered as for its own forward pass."""
+        """Make `function` a method of the model, for which sharded weights are gathered as for its forward pass."""
         setattr(model, function.__name__, MethodType(function, model))
         register_fsdp_forward_method(model, function.__name__)
 
     def join_gradients(self, weights: Sequence[torch.Tensor]) -> None:
-        """Average the gradients of weights that lie everywhere, as FSDP has done with those in shards."""
+        """Average the gradients of weights that are on every rank, as FSDP has done with those in shards."""
         for weight in weights:
             if self.size > 1 and weight.grad is not None and not isinstance(weight, DTensor):
                 self.total(weight.grad.div_(self.size))
 
     def clip(self, weights: Sequence[torch.Tensor], longest: float) -> float:
-        """Cut the whole gradient to a length; what it was."""
+        """Clip the whole gradient to the norm `longest`; return its norm before that."""
         norm = torch.nn.utils.clip_grad_norm_(weights, longest)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of a tensor, in its own memory."""
-        found: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        return found.detach()
+        """Return this rank's rows of a tensor, in its own memory."""
+        rows: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return rows.detach()
 
     def rows(self, tensor: torch.Tensor) -> slice:
-        """Which rows of the whole these are."""
+        """Return the position of this rank's rows in the whole tensor."""
         if not isinstance(tensor, DTensor):
             return slice(0, len(tensor))
         each = -(-len(tensor) // self.size)
         return slice(min(self.rank * each, len(tensor)), min((self.rank + 1) * each, len(tensor)))
 
     def gather(self, rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor | None:
-        """The whole of what each rank has some rows of, as it has of `like`: in rank 0's memory alone."""
+        """Return the whole tensor, of which each rank has rows as it has of `like`; in rank 0's memory alone."""
         self.watchdog.moved()
         if isinstance(like, DTensor):
             whole = DTensor.from_local(

@@ -1,4 +1,4 @@
-"""How an update is made, as the operator's file says. No torch here."""
+"""The settings of an update, from the operator's file. This module imports no torch."""
 
 from dataclasses import dataclass, field, replace
 from math import cos, inf, pi
@@ -18,57 +18,57 @@ NOT_OF_AN_UPDATE = {
     "watchdog_s",
     "publish_adapters",
 }
-"""Settings of the learner that change nothing about what an update computes."""
+"""The settings of the learner that do not change the result of an update."""
 
 Schedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Everything but the policy and its data."""
+    """All inputs of an update except the policy and its data."""
 
     learning_rate: float
     warmup_updates: int = 20
-    """An optimizer's first updates are smaller: until Adam has seen some gradients, it takes each for a typical one."""
+    """The first updates of an optimizer are smaller: Adam's moments are not reliable after few gradients."""
     schedule: Schedule = "constant"
     max_updates: int = 1000
-    """Where a schedule that falls reaches zero."""
+    """The update at which a falling schedule reaches zero."""
     temperature: float = 1.0
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
     decayed: Literal["matrices", "all"] = "matrices"
-    """`matrices`: no norm, bias or embedding shrinks."""
+    """`matrices`: weight decay excludes norms, biases and embeddings."""
     optimizer_dtype: Literal["float32", "bfloat16"] = "float32"
     optimizer_offload: bool = False
     max_grad_norm: float = 1.0
     num_iterations: int = 1
     """Passes over one batch; from the second optimizer step on, the ratio to π_old leaves 1."""
     micro_batch_tokens: int = 0
-    """Most tokens computed at once, prompts included; 0: all of them."""
+    """The most tokens computed at once, prompts included; 0: no limit."""
     gradient_checkpointing: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the products; weights and optimizer are float32."""
+    """The type of the products; weights and optimizer are float32."""
     device: str = "cpu"
     lora_rank: int = 0
     """0 trains all weights."""
     lora_alpha: float = 32.0
     lora_targets: tuple[str, ...] = ()
-    """Names of the linear layers that are adapted; those of the usual families if empty."""
+    """The names of the linear layers with adapters; if empty, those of the usual model families."""
     lora_coverage_min: float = 0.0
-    """Adapters on a smaller share of the model's matrices are refused."""
+    """The smallest share of the model's matrices that adapters must cover."""
     max_completion_length: int = 1
     seed: int = 0
-    """What is drawn in an update follows from it and the update's number."""
+    """The random draws of an update depend on it and the update's number."""
     algorithm: Algorithm = field(default_factory=Algorithm)
 
     @property
     def products(self) -> Products:
-        """How an update computes log-probabilities."""
+        """Return the settings with which an update computes log-probabilities."""
         return Products(self.dtype, self.temperature, self.algorithm.entropy_bonus > 0)
 
     def rate(self, update: int, steps: int) -> float:
-        """The learning rate of the update that follows this many, by an optimizer that has made so many steps."""
+        """Return the learning rate of the update after `update`, by an optimizer that has made `steps` steps."""
         of_update = self.num_iterations * self.algorithm.minibatches
         warm = min(1.0, (steps // of_update + 1) / max(1, self.warmup_updates))
         done = min(1.0, update / self.max_updates)
@@ -77,7 +77,7 @@ class TrainSettings:
 
 
 def train_settings(config: Config) -> TrainSettings:
-    """What the sections learner, objective and correction come to."""
+    """Return the settings of the sections learner, objective and correction."""
     learner = config.learner
     return TrainSettings(
         **learner.model_dump(exclude=NOT_OF_AN_UPDATE),
@@ -90,7 +90,7 @@ def train_settings(config: Config) -> TrainSettings:
 
 
 def algorithm(config: Config) -> Algorithm:
-    """The preset, and on top of it what the file says otherwise."""
+    """Return the preset with the changes that the file makes."""
     preset = PRESETS[config.learner.algorithm]
     bounds = config.correction.model_dump(exclude_none=True)
     if "token_high" in bounds:

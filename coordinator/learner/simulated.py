@@ -1,13 +1,12 @@
-"""A policy without numbers, to measure what computing with it would hold in memory.
+"""A policy without numbers, to measure the memory that computing with it would need.
 
     configuration → model of fake tensors → the learner's own code computes with it → bytes of live tensors
 
-- A fake tensor has a type, a shape and a storage whose size is known, and no memory behind it: a model of 32 billion
-  parameters is made in seconds. Shapes are those of the CPU's kernels.
-- Nothing is imitated: `forward` and `publication` compute with the fake model, and a dispatch mode counts storages as
-  they are made and freed. Temporary memory inside a kernel is not seen.
-- Numbers cannot be read, so nothing here depends on one: whether packing is right for a model is for the learner to
-  check.
+- A fake tensor has a type, a shape and a storage of known size, but no memory: a model of 32 billion parameters is made
+  in seconds. Shapes are those of the CPU's kernels.
+- The real code runs: `forward` and `publication` compute with the fake model, and a dispatch mode counts storages as
+  they are made and freed. Temporary memory inside a kernel is not counted.
+- Numbers cannot be read, so no result depends on one: the learner itself must check that packing is right for a model.
 """
 
 import copy
@@ -43,11 +42,11 @@ from coordinator.model.products import Products
 from protocol.policy import canary
 
 MEASURED_LAYERS = (6, 3)
-"""Layers that are measured of a model whose layers are alike: the difference is what three of them hold."""
+"""The layers that are measured if all are alike: the difference is the memory of three layers."""
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-    """Counts the bytes of storages that are made while it is active, fake or real."""
+    """A dispatch mode that counts the bytes of storages made while it is active, fake or real."""
 
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
@@ -69,10 +68,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
 
 class SimulatedPolicy:
-    """A model as `TrainedPolicy` lays it out, of fake tensors."""
+    """A model of fake tensors in the layout of `TrainedPolicy`."""
 
     def __init__(self, described: Any, settings: TrainSettings) -> None:
-        """Lay out the model, and the adapters of `settings`; the other settings change nothing here."""
+        """Lay out the model and the adapters of `settings`; the other settings have no effect."""
         self._published: torch.dtype = described.dtype or torch.float32
         plain, config = class_of(copy.deepcopy(described), "The configuration")
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -98,28 +97,28 @@ class SimulatedPolicy:
         if self.is_uniform:
             self.cut(MEASURED_LAYERS[1])
         self.self_check = self._choose_attention()
-        """Peak of a comparison of packing with each sample alone."""
+        """The peak of a comparison of packing with each sample alone."""
 
     def _choose_attention(self) -> int:
-        """Pack where the model can be fed a packing; return the peak of finding that out."""
+        """Choose packing if the model supports it; return the peak of the test."""
         usual = self.model.config._attn_implementation
         try:
             self.model.set_attn_implementation(IMPLEMENTATION)
             peak = self._compared()
             if describes_all(self.model):
                 return peak
-        except Exception:  # nobody can list how models fail that are fed what they do not know
+        except Exception:  # models fail in many ways on inputs that they do not support
             pass
         self.model.set_attn_implementation(usual)
         return self._compared()
 
     @property
     def trained(self) -> list[torch.Tensor]:
-        """The weights that the optimizer changes."""
+        """Return the weights that the optimizer changes."""
         return list((self.adapters or self.model).parameters())
 
     def _layers_are_alike(self) -> bool:
-        """Return True if what some layers hold says what all would."""
+        """Return True if all layers are alike, so that some layers are enough to measure."""
         kinds = {
             (type(layer), getattr(layer, "attention_type", None), tuple(weight.shape for weight in layer.parameters()))
             for layer in self.layers
@@ -127,13 +126,13 @@ class SimulatedPolicy:
         return len(kinds) == 1
 
     def cut(self, count: int) -> None:
-        """Have the model consist of its first layers only, as many as these."""
+        """Reduce the model to its first `count` layers."""
         self.layers = self._all_layers[:count]
         self.model.get_decoder().layers = self.layers
         self._text.num_hidden_layers = len(self.layers)
 
     def _compared(self) -> int:
-        """Compute the longest sample alone, and all at once: in float32, whatever is trained in."""
+        """Compute the longest sample alone, and all at once, in float32 for any `dtype` setting."""
         data = checked_batch(self._text.vocab_size)
         longest = int((data.lengths + torch.tensor(CHECKED_PROMPTS)[data.owners]).argmax())
 
@@ -145,7 +144,7 @@ class SimulatedPolicy:
         return self._peak(work)
 
     def learned(self, data: Tensors, settings: TrainSettings) -> int:
-        """Peak of computing a piece forward and backward, beside the gradients of an earlier one."""
+        """Return the peak of computing a piece forward and backward, beside the gradients of an earlier one."""
         if settings.gradient_checkpointing:
             compute_layers_twice(self.model)
         reached = [weight for weight in self.trained if weight.grad is None]
@@ -160,12 +159,12 @@ class SimulatedPolicy:
         try:
             return self._peak(work)
         finally:
-            # Layers are computed twice in training mode only, and embeddings are then asked for a gradient.
+            # Layers are computed twice in training mode only, which requests a gradient of the embeddings.
             self.model.eval()
             self.model.disable_input_require_grads()
 
     def published(self, *, merged: bool) -> int:
-        """Peak of writing the largest weight; `merged`: with its adapter in it."""
+        """Return the peak of writing the largest weight, with its adapter if `merged`."""
         whole = slice(None)
 
         def made(name: str, weight: torch.Tensor) -> torch.Tensor:
@@ -177,7 +176,7 @@ class SimulatedPolicy:
 
     @cached_property
     def canary(self) -> int:
-        """Peak of scoring the canary's text by the weights as they are published."""
+        """Return the peak of scoring the canary's text with the published weights."""
 
         def made(name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
             if self.adapters:
@@ -198,7 +197,7 @@ class SimulatedPolicy:
         return completion_logprobs(self.model, data, torch.arange(len(data.mask)), products)
 
     def _peak(self, work: Callable[[], object]) -> int:
-        """Bytes above those of weights, adapters and gradients."""
+        """Return the peak of `work`, in bytes above those of weights, adapters and gradients."""
         held = [*self.model.parameters(), *self.model.buffers(), *self.trained]
         held += [weight.grad for weight in self.trained if weight.grad is not None]
         live = LiveBytes(held)

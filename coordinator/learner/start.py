@@ -1,7 +1,7 @@
-"""Where the starting policy comes from: made here, copied from a folder, or downloaded from the hub.
+"""The source of the starting policy: generated, copied from a folder, or downloaded from the hub.
 
-- What is taken is weights, configuration and tokenizer: no code, and no pickle.
-- The round keeps a copy of its own, so that nobody changes it under a learner that restarts.
+- Only weights, configuration and tokenizer are copied: no code, and no pickle.
+- The round keeps its own copy, so that the policy does not change while the learner restarts.
 """
 
 import json
@@ -29,7 +29,7 @@ WANTED = (
 
 
 def place(model: ModelSection, target: Path, *, seed: int, words: Sequence[str] = ()) -> None:
-    """Put the starting policy into a folder that is made for it; an embedded one is to know these words."""
+    """Create the folder `target` with the starting policy; `words` are the tokens that an embedded one gets."""
     shutil.rmtree(target, ignore_errors=True)
     if model.path == EMBEDDED:
         from coordinator.learner.embedded import make_policy
@@ -45,33 +45,33 @@ def place(model: ModelSection, target: Path, *, seed: int, words: Sequence[str] 
 
 
 def _downloaded(model: ModelSection) -> Path:
-    """The folder of the hub's cache that holds a repository's files."""
+    """Return the folder of the hub's cache with the repository's files."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        found: str = snapshot_download(
+        folder: str = snapshot_download(
             model.path.removeprefix(HUB), revision=model.revision or None, allow_patterns=list(WANTED)
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigInvalid(
             f"{model.path} cannot be downloaded: {reason}",
-            hint="Gated models need HF_TOKEN; with HF_HUB_OFFLINE=1 only the cache is looked at.",
+            hint="Gated models need HF_TOKEN; with HF_HUB_OFFLINE=1 only the cache is used.",
         ) from error
-    return Path(found)
+    return Path(folder)
 
 
 def require_here(model: ModelSection) -> None:
-    """Say what the starting policy lacks, as far as that is known without fetching or making it."""
+    """Refuse an incomplete starting policy, as far as it can be checked without downloading or generating it."""
     if model.path != EMBEDDED and not model.path.startswith(HUB):
         require(Path(model.path), f"model.path {model.path}")
 
 
 def require_usable(model: ModelSection) -> None:
-    """Refuse a policy that nobody could train or sample, by its configuration: before anything is made for it.
+    """Refuse a policy that cannot be trained or sampled, by its configuration, before anything is created for it.
 
-    A configuration that cannot be read here is judged by the learner, which may run on another machine.
+    If the configuration cannot be read on this machine, the learner checks it, perhaps on another machine.
     """
     if reason := architectures.reason_to_refuse(_configuration(model)):
         raise ConfigInvalid(
@@ -81,7 +81,7 @@ def require_usable(model: ModelSection) -> None:
 
 
 def warnings(model: ModelSection) -> list[str]:
-    """What is allowed of a starting policy, and should be known."""
+    """Return the warnings about a starting policy that is allowed."""
     config = _configuration(model)
     if "float16" not in (config.get("dtype"), config.get("torch_dtype")):
         return []
@@ -92,23 +92,23 @@ def warnings(model: ModelSection) -> list[str]:
 
 
 def configuration_file(model: ModelSection) -> Path | None:
-    """Return the config.json of a policy that is not embedded: of the hub, this one small file is fetched."""
+    """Return the config.json of a policy that is not embedded; from the hub, only this file is downloaded."""
     if model.path == EMBEDDED:
         return None
     file = _downloaded_configuration(model) if model.path.startswith(HUB) else Path(model.path) / "config.json"
     if not file.is_file() or file.stat().st_size > limits.POLICY_CONFIG_MAX_BYTES:
-        raise ConfigInvalid(f"model.path {model.path} has no config.json that can be read.")
+        raise ConfigInvalid(f"model.path {model.path} has no readable config.json.")
     return file
 
 
 def _configuration(model: ModelSection) -> dict[str, Any]:
-    """Return the content of config.json, as far as it can be read."""
+    """Return the content of config.json; empty if it cannot be read."""
     try:
         file = configuration_file(model)
-        found = json.loads(file.read_bytes()) if file else {}
+        content = json.loads(file.read_bytes()) if file else {}
     except (OSError, ValueError, RecursionError, ConfigInvalid):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _downloaded_configuration(model: ModelSection) -> Path:
@@ -116,21 +116,21 @@ def _downloaded_configuration(model: ModelSection) -> Path:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:  # the learner is on another machine
-        raise ConfigInvalid("The hub cannot be asked here.") from error
+        raise ConfigInvalid("The hub cannot be queried: huggingface_hub is not installed.") from error
     try:
         return Path(hf_hub_download(model.path.removeprefix(HUB), "config.json", revision=model.revision or None))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise ConfigInvalid(f"{model.path} cannot be looked at.") from error
+        raise ConfigInvalid(f"config.json of {model.path} cannot be downloaded.") from error
 
 
 def require(source: Path, name: str) -> None:
-    """Say what a folder lacks, before anything is started on it."""
+    """Refuse a folder that is incomplete, before anything is started on it."""
     for needed in ("config.json", "tokenizer.json"):
         if not (source / needed).is_file():
-            raise ConfigInvalid(f"{name} is no folder in hub format: it has no {needed}.")
+            raise ConfigInvalid(f"{name} is not a folder in hub format: it has no {needed}.")
     if (source / adapter.CONFIG).exists():
         raise ConfigInvalid(
-            f"{name} has an adapter beside its weights, or nothing else.",
+            f"{name} has an adapter, beside its weights or alone.",
             hint="Merge it into its base first, as `swarm-coordinator export` does.",
         )
     if not any(source.glob("*.safetensors")):

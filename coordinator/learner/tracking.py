@@ -1,17 +1,16 @@
-"""What became of every update, as a line of JSON; for TensorBoard and Weights & Biases when asked.
+"""The metrics of every update as a line of JSON, and in TensorBoard and Weights & Biases if configured.
 
-- Each line stands by itself and has every axis: update, version, samples, tokens, seconds and cost, the last four
-  counted from the start of the round, waiting included. The cost is what the groups were credited with, in the
-  operator's unit.
-- A learner that resumes makes some updates again: their lines are taken out first, and with them the half of a line
-  that a kill left. So the file reads as if nothing had happened.
-- Whoever else is told gets the same row; where it keeps what it was told of an update before, the later row counts.
+- Each line is complete and has every axis: update, version, samples, tokens, seconds and cost, the last four counted
+  from the start of the round, waiting included. The cost is the credit of the groups, in the operator's unit.
+- A learner that resumes makes some updates again: their lines are removed first, and also an incomplete line after a
+  kill. So the file is the same as without the interruption.
+- Each board gets the same row; if it has an earlier row of the same update, the later row counts.
 
 TensorBoard and Weights & Biases:
 
-- Either is an extra: a setting that needs one which is not installed is refused at the start, with the command.
-- A run of Weights & Biases has the round's id as its own: a learner that resumes goes on in the same run. Where the
-  service cannot be reached, or `WANDB_MODE=offline`, its package keeps the rows for `wandb sync`.
+- Either is an extra: if a setting needs one that is not installed, the start is refused with the command to install it.
+- A run of Weights & Biases has the round's id: a learner that resumes continues the same run. If the service cannot be
+  reached, or with `WANDB_MODE=offline`, its package keeps the rows for `wandb sync`.
 """
 
 import json
@@ -31,7 +30,7 @@ Row = Mapping[str, float]
 
 
 class TrackingBoard(Protocol):
-    """Where rows go beside the file."""
+    """A destination of rows beside the file."""
 
     def log(self, row: Row) -> None: ...
 
@@ -53,10 +52,10 @@ class Tracker:
         self._last = time.monotonic()
         self._boards = boards
         self._measured = 0
-        """The last evaluation that the boards were told of."""
+        """The last evaluation that was sent to the boards."""
 
     def log(self, update: int, version: int, metrics: Row) -> None:
-        """One update; its samples, tokens and cost are among the metrics."""
+        """Record one update; its samples, tokens and cost are among the metrics."""
         now = time.monotonic()
         more = {**{name: metrics.get(name, 0.0) for name in COUNTED}, "seconds": now - self._last}
         self._last = now
@@ -68,12 +67,12 @@ class Tracker:
             board.log(row)
 
     def measured(self, evaluated: Iterable[Evaluated]) -> None:
-        """Tell the boards of evaluations, at the update of their version; `evaluations.jsonl` is the round's own."""
-        for one in evaluated:
-            if one.number > self._measured:
-                self._measured = one.number
+        """Send evaluations to the boards, at the update of their version; the round has its own `evaluations.jsonl`."""
+        for evaluation in evaluated:
+            if evaluation.number > self._measured:
+                self._measured = evaluation.number
                 for board in self._boards:
-                    board.log({"update": one.update, **one.figures})
+                    board.log({"update": evaluation.update, **evaluation.figures})
 
     def close(self) -> None:
         os.fsync(self._file.fileno())
@@ -83,7 +82,7 @@ class Tracker:
 
 
 def read(path: Path) -> list[dict[str, float]]:
-    """The whole lines of a file of metrics; none if there is no file."""
+    """Return the whole lines of a file of metrics; none if there is no file."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -91,7 +90,7 @@ def read(path: Path) -> list[dict[str, float]]:
 
 
 def boards(folder: Path, *, update: int, tensorboard: bool, wandb: str, run: str) -> tuple[TrackingBoard, ...]:
-    """Those that the configuration names, from an update on."""
+    """Return the boards that the configuration names, from an update on."""
 
     def wanted() -> Iterator[TrackingBoard]:
         if tensorboard:
@@ -103,7 +102,7 @@ def boards(folder: Path, *, update: int, tensorboard: bool, wandb: str, run: str
 
 
 class TensorBoard:
-    """A scalar for every figure and axis, by update."""
+    """A scalar for every metric and axis, by update."""
 
     def __init__(self, folder: Path, update: int) -> None:
         try:
@@ -122,14 +121,14 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run whose figures can be drawn over any axis; over updates where nothing is chosen."""
+    """A run whose metrics can be drawn over any axis; by default over updates."""
 
     def __init__(self, folder: Path, *, project: str, run: str) -> None:
         try:
             import wandb
         except ModuleNotFoundError:
             raise _lacks("learner.wandb", "wandb") from None
-        # What only watches must neither take signals from the learner nor read its files.
+        # The package must neither handle the learner's signals nor read its files.
         settings = wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_meta=True, silent=True)
         self._run: Any = wandb.init(project=project, id=run, resume="allow", dir=str(folder), settings=settings)
         for axis in AXES:
@@ -144,4 +143,4 @@ class WeightsAndBiases:
 
 
 def _lacks(setting: str, extra: str) -> ConfigInvalid:
-    return ConfigInvalid(f"{setting} needs a package of its own.", hint=f"pip install 'echo-swarm[{extra}]'")
+    return ConfigInvalid(f"{setting} needs a package that is not installed.", hint=f"pip install 'echo-swarm[{extra}]'")

@@ -1,10 +1,10 @@
-"""The short supervised start: the policy imitates a teacher until it speaks like one, so that RL has rewards to see.
+"""The short supervised start: the policy imitates a teacher until its answers have the right form, for RL to reward.
 
-- The teacher makes mistakes (see the task), so imitation ends between 20 and 50 % right however well it is learned: how
-  far it got is measured by how often the policy says *something the teacher may say*.
-- It imitates on train problems and is measured on validation problems; the held-out set is never looked at.
+- The teacher makes mistakes (see the task), so even perfect imitation is right in 20 % to 50 % of the answers only. The
+  measure of progress is the share of answers that *the teacher may give*.
+- The policy imitates on train problems and is measured on validation problems; the held-out set is not used.
 - It stops by that measure, not by the clock: the steps, and so the weights, depend on the seed alone.
-- At full step size the policy wavers from step to step; the last steps shrink to nothing and let it settle.
+- At full step size the policy varies from step to step; the step size falls to zero in the last steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from protocol.tasks import Problem, Teaching
 
 IMITATION_TARGET = 0.75
 STEPS_MAX = 480
-"""A third more than the slowest of the tried seeds needed."""
+"""A third more steps than the slowest of the tried seeds needed."""
 
 DEMONSTRATIONS_PER_STEP = 64
 LEARNING_RATE = 3e-3
@@ -27,7 +27,7 @@ STEPS_PER_CHECK = 10
 PROMPTS_PER_CHECK = 160
 
 FIRST_DEMONSTRATION = 2**40
-"""Train prompts from here on, so that RL meets them in another order."""
+"""The first train prompt used, so that RL uses the prompts in another order."""
 
 Progress = Callable[[float, str], None]
 """Called with the share done, in [0, 1], and a line for people."""
@@ -51,21 +51,21 @@ def warm_start(
         if step % STEPS_PER_CHECK:
             continue
         if imitation < IMITATION_TARGET:
-            # A policy says one thing to a prompt, so the shares of all that may be said add up.
+            # A policy gives one answer to a prompt, so the shares of all answers that are allowed add up.
             imitation = accuracy(model, sayings, encode, end) * len(sayings) / len(asked)
             if imitation >= IMITATION_TARGET:
                 last = min(last, step + SETTLING_STEPS)
         done = max(step / last, 0.8 * min(1.0, imitation / IMITATION_TARGET))
-        progress(done, f"speaks like its teacher on {imitation:.0%} of unseen problems")
+        progress(done, f"answers like its teacher on {imitation:.0%} of unseen problems")
 
 
 def _spread(problems: Sequence[Problem]) -> Sequence[Problem]:
-    """About `PROMPTS_PER_CHECK` of the problems, from all over their order."""
+    """Return about `PROMPTS_PER_CHECK` of the problems, evenly spaced."""
     return problems[:: max(1, round(len(problems) / PROMPTS_PER_CHECK))]
 
 
 def imitate(model: Any, optimizer: torch.optim.Optimizer, lessons: Sequence[Lesson]) -> float:
-    """One step towards saying what the lessons say; the loss before it."""
+    """Make one step towards the lessons; return the loss before it."""
     inputs, targets = rectangles(lessons, model.device)  # [N, L] each
     logits = model(input_ids=inputs, use_cache=False).logits  # [N, L, V]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NOT_JUDGED)

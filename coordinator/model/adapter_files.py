@@ -1,6 +1,6 @@
-"""An adapter in a policy folder, read: for those who load the policy, and for those who want it merged.
+"""Reading an adapter in a policy folder, to load the policy or to merge the adapter.
 
-- Weights are made one at a time, from the base as it lies on the disk.
+- Weights are computed one at a time, from the base on the disk.
 """
 
 import shutil
@@ -20,7 +20,7 @@ from protocol.policy import adapter
 
 @contextmanager
 def without_adapter(folder: Path) -> Iterator[Path]:
-    """The folder for transformers, which would make something of its own of an adapter, while the block lasts."""
+    """Yield a folder without the adapter, which transformers would load in its own way, for this block."""
     with TemporaryDirectory(prefix="echo-swarm-") as scratch:
         for file in folder.iterdir():
             if file.name not in adapter.FILES:
@@ -29,7 +29,7 @@ def without_adapter(folder: Path) -> Iterator[Path]:
 
 
 def adapted_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each weight that an adapter in the folder changes, with the change, in the type in which it is stored."""
+    """Yield each weight that an adapter in the folder changes, merged, in the type in which it is stored."""
     if not (folder / adapter.CONFIG).exists():
         return
     scale = adapter.scale((folder / adapter.CONFIG).read_bytes())
@@ -40,7 +40,7 @@ def adapted_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
             for path in sorted(folder.glob("*.safetensors"))
             if path.name != adapter.WEIGHTS
             for part in [stack.enter_context(safe_open(path, framework="pt"))]
-            for name in part.keys()  # noqa: SIM118  # a file of safetensors is no mapping
+            for name in part.keys()  # noqa: SIM118  # a safetensors file is not a mapping
         }
         for name in adapter.adapted(matrices.keys()):
             down, up = (matrices.get_tensor(part) for part in adapter.names(name))
@@ -48,7 +48,7 @@ def adapted_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def merge(folder: Path) -> None:
-    """Make one policy of a base and its adapter, in this folder."""
+    """Merge the adapter into its base, in this folder."""
     changed = dict(adapted_weights(folder))
     for path in sorted(folder.glob("*.safetensors")):
         if path.name == adapter.WEIGHTS:
@@ -65,7 +65,7 @@ def merge(folder: Path) -> None:
 
 
 def keep_adapter(folder: Path) -> None:
-    """Leave the adapter alone in this folder."""
+    """Delete all files except the adapter in this folder."""
     for path in list(folder.iterdir()):
         if path.name not in adapter.FILES:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,10 +1,10 @@
-"""From groups of unequal length to the tensors of one update, and to the pieces in which it is computed.
+"""The tensors of one update, made of groups of unequal length, and the pieces in which it is computed.
 
-- What a loss looks at is small and rectangular: [N, T], completions padded on the right. What a model computes is
-  large, so it is packed instead (see `packing`), and nothing here is ever fed to a model.
-- A padded place has mask 0 and log-probability 0, and no say in any mean. Nor has what an environment said: the model
-  is fed it, as it is fed a prompt.
-- A piece is whole samples, of groups whose longest are of similar length: attention alone is computed in rectangles.
+- The inputs of a loss are small and rectangular: [N, T], completions padded on the right. A model's inputs are large,
+  so they are packed instead (see `packing`); the tensors of this module are never a model's input.
+- A padded place has mask 0 and log-probability 0, and counts in no mean. The same is true for an environment's text,
+  which is input of the model like a prompt.
+- A piece has whole samples, of groups whose longest are of similar length: only attention is computed in rectangles.
 """
 
 from bisect import bisect_left
@@ -22,25 +22,25 @@ from protocol.work.rollout import unpack_tokens
 
 @dataclass(frozen=True)
 class Tensors:
-    """One update's data: G prompts, N samples of at most T tokens."""
+    """The data of one update: G prompts, N samples of at most T tokens."""
 
     prompts: tuple[torch.Tensor, ...]  # G times [P_g] int64
     owners: torch.Tensor  # [N] the group of each sample, in ascending order
     tokens: torch.Tensor  # [N, T] int64
-    mask: torch.Tensor  # [N, T] float, 1 = token that was drawn; 0 = what an environment said, or padding
+    mask: torch.Tensor  # [N, T] float, 1 = token that was drawn; 0 = an environment's text, or padding
     behaviour: torch.Tensor  # [N, T] log-probabilities by the version that sampled
     rewards: torch.Tensor  # [N]
-    weights: torch.Tensor  # [N] what advantages are multiplied by
-    taught: torch.Tensor  # [N, T] the mask, but for tokens that the task's reward leaves out
+    weights: torch.Tensor  # [N] the factors of advantages
+    taught: torch.Tensor  # [N, T] the mask without the tokens that the task's reward skips
 
     @property
     def lengths(self) -> torch.Tensor:
-        """Tokens of each sample, which always ends with one that was drawn: [N]."""
+        """Return the tokens of each sample, which always ends with a drawn one: [N]."""
         return (self.mask * torch.arange(1, self.mask.shape[1] + 1)).amax(1).long()
 
 
 def collate(groups: Sequence[TrainingGroup]) -> Tensors:
-    """The tensors of one update."""
+    """Return the tensors of one update."""
     samples = [(number, sample) for number, group in enumerate(groups) for sample in group.samples]
     tokens = [_tokens(sample.tokens) for _, sample in samples]
     behaviour = [torch.from_numpy(np.frombuffer(sample.logprobs, "<f4").astype(np.float32)) for _, sample in samples]
@@ -62,9 +62,9 @@ def collate(groups: Sequence[TrainingGroup]) -> Tensors:
 
 
 def minibatches(data: Tensors, count: int) -> list[torch.Tensor]:
-    """Split the groups into `count` parts, or one for each group: → whether a sample belongs to each, [N] bool.
+    """Split the groups into `count` parts, or one for each group: → for each part the mask of its samples, [N] bool.
 
-    Neighbours go to different parts: groups come in the order in which they were finished, the short ones first.
+    Neighbours are in different parts: groups are in the order in which they were finished, the short ones first.
     """
     count = min(count, len(data.prompts))
     return [data.owners % count == part for part in range(count)]
@@ -73,12 +73,13 @@ def minibatches(data: Tensors, count: int) -> list[torch.Tensor]:
 def pieces(
     data: Tensors, chosen: torch.Tensor, tokens_max: int, *, hands: int = 1, packed: bool = True
 ) -> list[torch.Tensor]:
-    """The chosen samples in pieces of at most so many tokens; one sample is never cut.
+    """Return the chosen samples in pieces of at most `tokens_max` tokens; a sample is never split.
 
-    Prompts are counted once where samples are packed, else with each of their samples.
+    Prompts are counted once if samples are packed, else with each of their samples.
 
-    A group stays together where it fits, since its prompt is computed in every piece that it has samples in. There are
-    as few as the bound allows, but as many for each hand, and of about the same size: hands wait for each other.
+    A group stays together if it fits, since its prompt is computed in every piece that has samples of it. There are as
+    few pieces as the bound allows, but the same number for each of the `hands` ranks, and of about the same size, as
+    ranks wait for each other.
     """
     lengths, owners = data.lengths, data.owners
     longest = torch.zeros(len(data.prompts), dtype=torch.long).scatter_reduce(0, owners, lengths, "amax").tolist()
@@ -86,15 +87,15 @@ def pieces(
     samples.sort()
 
     def cut(most: int) -> list[list[int]]:
-        found, room, prompt = list[list[int]](), -1, -1
+        parts, room, prompt = list[list[int]](), -1, -1
         for _, owner, length, row in samples:
             cost = length + (0 if packed and owner == prompt else len(data.prompts[owner]))
             if cost > room:
-                found.append([])
+                parts.append([])
                 room, cost = most, length + len(data.prompts[owner])
-            found[-1].append(row)
+            parts[-1].append(row)
             room, prompt = room - cost, owner
-        return found
+        return parts
 
     most = tokens_max or sum(length + len(data.prompts[owner]) for _, owner, length, _ in samples)
     wanted = hands * ceil(len(cut(most)) / hands)
@@ -103,7 +104,7 @@ def pieces(
 
 
 def _drawn(sample: TrainingSample) -> torch.Tensor:
-    """1 for each token that was drawn: [T]."""
+    """Return 1 for each token that was drawn: [T]."""
     if not sample.sampled:
         return torch.ones(len(sample.tokens) // 4)
     return torch.from_numpy(np.frombuffer(sample.sampled, np.uint8).astype(np.float32))

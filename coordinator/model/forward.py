@@ -1,11 +1,11 @@
-"""What a policy says of completions that are given: packed, or in rows where a model's layers would mix what is packed.
+"""The log-probabilities of given completions: packed, or in rows if a model's layers would mix packed samples.
 
-- Packed (see `packing`), each prompt is computed once, and nothing is padding. Attention alone must know of it.
-- In rows, each sample is computed behind a prompt of its own, beside samples of similar length, padded on the right,
-  where nothing looks that is causal. So are computed: layers that carry a state from place to place, attention that
-  does not go through transformers' interface, and whatever else is found to say something else when packed.
-- Which of the two is found out once for each model, by a comparison with each sample alone; a model that both get wrong
-  is refused.
+- Packed (see `packing`), each prompt is computed once, without padding. Only attention must know about it.
+- In rows, each sample is computed after its own copy of the prompt, with samples of similar length, padded on the
+  right, which causal layers do not read. Rows are used for layers that carry a state from place to place, for attention
+  outside of transformers' interface, and for any other model whose results differ when packed.
+- The way is chosen once for each model, by a comparison with each sample alone; a model for which both are wrong is
+  refused.
 """
 
 from functools import partial
@@ -23,24 +23,24 @@ from protocol.errors import ConfigInvalid
 from protocol.policy import architectures
 
 TOLERANCE_NATS = 1e-3
-"""Two ways through the same float32 weights agree far better than this."""
+"""The largest difference of the two ways; with the same float32 weights, correct ways agree far better."""
 
 CHECKED_PROMPTS = (6, 3)
-"""Lengths of the prompts that the two ways are compared on; with those of their completions, in no order, nothing that
-is carried from one sample to the next stays unseen."""
+"""The lengths of the prompts of the comparison. They and those of the completions are unordered, so that a state which
+is carried from one sample to the next is always detected."""
 
 CHECKED_COMPLETIONS = ((5, 1, 7), (2, 8, 3))
 
 CHECKED_WITH = Products()
-"""Both ways are compared in float32, whatever is trained in."""
+"""Both ways are compared in float32, in any training precision."""
 
 PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers that a packing describes; what others see may depend on places that no short text reaches."""
+"""The kinds of layers that a packing describes; others may depend on places that a short text does not reach."""
 
 HINT = "docs/architectures.md lists the architectures that can be trained."
 
 STRIDE = 7919
-"""A prime: tokens that are compared are all different unless the vocabulary is tiny."""
+"""A prime, so that the compared tokens are all different, unless the vocabulary is tiny."""
 
 
 def require_supported(config: Any) -> None:
@@ -50,7 +50,7 @@ def require_supported(config: Any) -> None:
 
 
 def prepare(model: Any, *, gradient_checkpointing: bool = False) -> None:
-    """Have the model compute many samples at once, and make sure that it says of them what it says of each alone."""
+    """Choose how the model computes many samples at once, and check that the results equal those of each alone."""
     if gradient_checkpointing:
         compute_layers_twice(model)
     if reason := choose_way(model):
@@ -61,7 +61,7 @@ def prepare(model: Any, *, gradient_checkpointing: bool = False) -> None:
 
 
 def choose_way(model: Any) -> str:
-    """Have the model compute samples packed, or in rows where only that is right; return why neither is, or nothing."""
+    """Choose packed samples, or rows if only they are right; return why neither is right, or ""."""
     usual = model.config._attn_implementation
     data = checked_batch(model.config.get_text_config().vocab_size)
     with torch.no_grad():
@@ -70,19 +70,19 @@ def choose_way(model: Any) -> str:
             model.set_attn_implementation(IMPLEMENTATION)
             if _is_right(model, data, expected) and describes_all(model):
                 return ""
-        except Exception:  # nobody can list how models fail that are fed what they do not know
+        except Exception:  # models fail in many ways on inputs that they do not support
             pass
         model.set_attn_implementation(usual)
         try:
             if _is_right(model, data, expected):
                 return ""
-            return "many samples at once, it computes something else than for each alone"
+            return "its results for many samples at once differ from those for each alone"
         except Exception as error:  # as above
             return f"{type(error).__name__}: {error}"
 
 
 def compute_layers_twice(model: Any) -> None:
-    """Recompute activations on the way back; of training itself, nothing: dropout and noise belong to no policy."""
+    """Recompute activations in the backward pass; dropout and noise of training mode stay off, as a policy has none."""
     model.activation_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():
         module.training = isinstance(module, GradientCheckpointingLayer)
@@ -92,12 +92,12 @@ def compute_layers_twice(model: Any) -> None:
 
 
 def packs(model: Any) -> bool:
-    """Return True if the model is fed packed samples, False if it is fed rows."""
+    """Return True if the model's input is packed samples, False if it is rows."""
     return bool(model.config._attn_implementation == IMPLEMENTATION)
 
 
 def checked_batch(vocabulary: int) -> Tensors:
-    """A batch to compare by."""
+    """Return the batch of the comparison."""
     tokens = (torch.arange(1, 129) * STRIDE % vocabulary).view(8, 16)
     lengths = [length for lengths in CHECKED_COMPLETIONS for length in lengths]
     mask = pad_sequence([torch.ones(length) for length in lengths], True)
@@ -116,15 +116,15 @@ def checked_batch(vocabulary: int) -> Tensors:
 
 
 def alone(model: Any, data: Tensors, row: int) -> torch.Tensor:
-    """What the model says of one sample, as whoever runs it would compute it: [T]."""
+    """Return the model's log-probabilities of one sample, computed in the ordinary way: [T]."""
     text, tokens = _text(data, row), data.tokens[row, : data.lengths[row]]
     logits = model(input_ids=text[None].to(model.device), use_cache=False).logits[0, -1 - len(tokens) : -1].cpu()
-    found: torch.Tensor = logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    return found
+    logprobs: torch.Tensor = logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    return logprobs
 
 
 def describes_all(model: Any) -> bool:
-    """Return True if a packing says of every layer what it sees: short texts do not reach the end of a window."""
+    """Return True if a packing describes all layers; the comparison's short texts do not reach the end of a window."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     slides = "sliding_attention" in kinds or bool(not kinds and getattr(config, "sliding_window", None))
@@ -132,36 +132,36 @@ def describes_all(model: Any) -> bool:
 
 
 def _is_right(model: Any, data: Tensors, expected: list[torch.Tensor]) -> bool:
-    """Return True if the model, as it stands, says of a batch what it says of each sample alone."""
+    """Return True if the model's results for a batch equal those for each sample alone."""
     everything = torch.arange(len(data.mask))
-    # The model's own method, where it has one, gathers weights that lie in shards.
+    # The model's own method, if it has one, gathers sharded weights.
     compute = getattr(model, completion_logprobs.__name__, partial(completion_logprobs, model))
-    found, _ = compute(data, everything, CHECKED_WITH)
+    logprobs, _ = compute(data, everything, CHECKED_WITH)
     wanted = pad_sequence(expected, True)
-    return bool(torch.allclose(found.cpu(), wanted, rtol=0.0, atol=TOLERANCE_NATS))
+    return bool(torch.allclose(logprobs.cpu(), wanted, rtol=0.0, atol=TOLERANCE_NATS))
 
 
 def completion_logprobs(
     model: Any, data: Tensors, chosen: torch.Tensor, products: Products
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the chosen samples' tokens, and the entropy at each: [n, T'] each, 0 at padding."""
+    """Return the log-probabilities of the chosen samples' tokens, and the entropy at each: [n, T'], 0 at padding."""
     dtype = torch.bfloat16 if products.dtype == "bfloat16" else torch.float32
-    # Without autocast's cache, which would keep a bf16 copy of all weights for as long as a piece is computed.
+    # Autocast's cache would keep a bf16 copy of all weights during the whole piece, so it is off.
     with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False):
-        found = predict(model, data, chosen)
+        predictions = predict(model, data, chosen)
         logprobs, entropy = Head.for_model(model).selected_logprobs(
-            found.states,
-            found.source,
-            found.targets,
+            predictions.states,
+            predictions.source,
+            predictions.targets,
             temperature=products.temperature,
             dtype=dtype,
             entropy_gradient=products.entropy_gradient,
         )
     shape = (len(chosen), int(data.lengths[chosen].max()))
-    places = (found.places // shape[1], found.places % shape[1])
-    # Fresh tensors, no views: FSDP hangs its hooks on what a forward pass returns.
+    places = (predictions.places // shape[1], predictions.places % shape[1])
+    # New tensors, no views: FSDP attaches hooks to the results of a forward pass.
     table = logprobs.new_zeros(shape).index_put(places, logprobs)
-    return table, torch.zeros_like(table).index_put(places, entropy[found.source])
+    return table, torch.zeros_like(table).index_put(places, entropy[predictions.source])
 
 
 class Predictions(NamedTuple):
@@ -180,7 +180,7 @@ def predict(model: Any, data: Tensors, chosen: torch.Tensor) -> Predictions:
 
 def _packed(model: Any, data: Tensors, chosen: torch.Tensor) -> Predictions:
     packing = pack(data, chosen, model.device)
-    # A mask in four dimensions is taken as it is; attention has its own idea of who sees whom.
+    # A mask in four dimensions is passed through unchanged; packed attention uses its own masks.
     nobody = torch.empty(1, 1, 1, 1, device=model.device)
     states = body_of(model)(
         input_ids=packing.tokens,
@@ -195,7 +195,7 @@ def _packed(model: Any, data: Tensors, chosen: torch.Tensor) -> Predictions:
 def _in_rows(model: Any, data: Tensors, chosen: torch.Tensor) -> Predictions:
     body, width = body_of(model), int(data.lengths[chosen].max())
     before = torch.tensor([len(data.prompts[owner]) for owner in data.owners[chosen].tolist()]) - 1
-    lengths = before + data.lengths[chosen]  # fed; the last token is predicted, never fed
+    lengths = before + data.lengths[chosen]  # of the input; the last token is predicted, and is no input
     states, places = [], []
     for rows in similar(lengths):
         texts = [_text(data, int(chosen[row]))[:-1] for row in rows.tolist()]
@@ -211,5 +211,5 @@ def _in_rows(model: Any, data: Tensors, chosen: torch.Tensor) -> Predictions:
 
 
 def _text(data: Tensors, row: int) -> torch.Tensor:
-    """A prompt and its completion."""
+    """Return the tokens of a prompt and its completion."""
     return torch.cat([data.prompts[data.owners[row]], data.tokens[row, : data.lengths[row]]])

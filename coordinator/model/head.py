@@ -1,11 +1,11 @@
-"""The log-probabilities of chosen tokens under the output layer, without ever holding the logits of all places.
+"""The log-probabilities of chosen tokens by the output layer, without ever holding the logits of all places.
 
-- The vocabulary is the widest thing in a small model: at 151,936 tokens, the logits of a thousand places are 600 MB. So
-  places go through in chunks, forward and again backward, and of each only three numbers stay: what its logits add
-  up to, the logit of the token that was drawn, and the entropy.
-- Products are in `dtype`, everything after them in float32.
-- What some families do to their logits is known by the names that their configurations give it: a factor (Cohere,
-  Granite, Falcon-H1), a cap (Gemma 2), a bias (Phi). Whatever else a model does to them, a comparison must find.
+- The vocabulary is the largest dimension of a small model: with 151,936 tokens, the logits of 1000 places are 600 MB.
+  So places are computed in chunks, in the forward pass and again in the backward pass. Only three numbers of each are
+  kept: the log of the sum of its exponentiated logits, the logit of the drawn token, and the entropy.
+- Products are in `dtype`, all results after them in float32.
+- Changes to logits are recognised by their names in the configurations of model families: a factor (Cohere, Granite,
+  Falcon-H1), a cap (Gemma 2), a bias (Phi). The comparison in `forward` must detect any other change.
 """
 
 from dataclasses import dataclass
@@ -15,30 +15,30 @@ from typing import Any
 import torch
 
 CHUNK_BYTES = 64 * 2**20
-"""Bytes of logits at a time, at least; large enough for matrix products at full speed in small models."""
+"""The least bytes of logits at a time; large enough for matrix products at full speed in small models."""
 
 OF_GRADIENT = 8
-"""Logits at a time are as many bytes as an eighth of the gradient of the output layer's weight, where that is more.
+"""The logits at a time have at least an eighth of the bytes of the gradient of the output layer's weight.
 
-Each chunk reads and writes that whole gradient, so few chunks are faster. The gradient is there anyway: an eighth of it
-decides no round. The size follows from shapes alone, so an update does not depend on what a card has free.
+Each chunk reads and writes that whole gradient, so few chunks are faster. The gradient exists anyway, and an eighth
+more rarely matters. The size depends on shapes only, so an update does not depend on a card's free memory.
 """
 
 
 def body_of(model: Any) -> Any:
-    """The part of a causal model that ends with its last states."""
+    """Return the part of a causal model that computes its last states."""
     body = model.get_decoder()
     return model.model if body is model else body
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a model makes of its last states: logits = cap · tanh(factor · (W h + bias) / cap)."""
+    """The output layer: logits = cap · tanh(factor · (W h + bias) / cap)."""
 
     output: Any
     factor: float = 1.0
     cap: float = 0.0
-    """0: logits are not capped."""
+    """The cap; 0 means none."""
 
     @staticmethod
     def for_model(model: Any) -> "Head":
@@ -52,9 +52,9 @@ class Head:
         return Head(model.get_output_embeddings(), factor, named("final_logit_softcapping", "logits_soft_cap"))
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[…, H] → […, V], in float32."""
-        found: torch.Tensor = self.output(states).float() * self.factor
-        return (found / self.cap).tanh_() * self.cap if self.cap else found
+        """Return the logits of states, [..., H] → [..., V], in float32."""
+        logits: torch.Tensor = self.output(states).float() * self.factor
+        return (logits / self.cap).tanh_() * self.cap if self.cap else logits
 
     def selected_logprobs(
         self,
@@ -66,7 +66,7 @@ class Head:
         dtype: torch.dtype,
         entropy_gradient: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`selected_logprobs` under this head."""
+        """Return `selected_logprobs` with this head."""
         weight, bias = self.output.weight, getattr(self.output, "bias", None)
         if bias is not None:  # a column of the matrix, for an input that is always 1
             weight = torch.cat([weight, bias[:, None]], dim=1)
@@ -129,7 +129,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             slope = 1.0 - (logits * (ctx.temperature / ctx.cap)) ** 2 if ctx.cap else 1.0
             away = logits.sub_(total[rows, None])  # [rows, V] log p
             factor = -of_row[rows, None]
-            if ctx.entropy_gradient:  # of H by a logit: −p · (log p + H); in the memory of one chunk of logits more
+            if ctx.entropy_gradient:  # dH/dlogit = −p · (log p + H); this needs one more chunk of logits in memory
                 surprise = away + entropy[rows, None]
                 factor = surprise.mul_(of_entropy[rows, None]).neg_().add_(factor)
             away = away.exp_().mul_(factor)  # −p · Σ gradient
@@ -149,10 +149,10 @@ def selected_logprobs(
     *,
     temperature: float,
     dtype: torch.dtype,
-    cap: float = 0.0,  # of the logits, by tanh; 0: none
+    cap: float = 0.0,  # the cap of the logits, by tanh; 0: none
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [M] with gradient, and the entropy of each state [R], with one where it is wanted."""
+    """Return log-probabilities [M] with gradient, and the entropy of each state [R], with `entropy_gradient` if set."""
     logprobs, entropy = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         hidden, weight, source, tokens, temperature, dtype, cap, entropy_gradient
     )
@@ -160,13 +160,13 @@ def selected_logprobs(
 
 
 def chunk_rows(weight: torch.Tensor, *, learns: bool) -> int:
-    """Return how many states go through the output layer at a time; `learns`: its weight takes a gradient."""
+    """Return the number of states in a chunk; `learns` is True if the output layer's weight has a gradient."""
     size_bytes = max(CHUNK_BYTES, weight.numel() * 4 // OF_GRADIENT if learns else 0)
     return max(1, size_bytes // (4 * weight.shape[0]))
 
 
 def _chunks(rows: int, size: int, source: torch.Tensor) -> list[tuple[slice, slice]]:
-    """Slices of the states, `size` in each, and with each the slice of the predictions that are theirs."""
+    """Return slices of the states, `size` in each, and the slice of the predictions of each."""
     bounds = torch.arange(0, rows + size, size).clamp(max=rows)
     ends = torch.searchsorted(source, bounds.to(source.device)).tolist()
     marks = list(zip(bounds.tolist(), ends, strict=True))

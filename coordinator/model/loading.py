@@ -1,12 +1,12 @@
-"""A model from a policy folder, in no more memory than this rank's share of it.
+"""Loading a model from a policy folder, with the memory of this rank's share only.
 
-    laid out on the meta device → types and shards → filled: of every tensor in the files, the rows that lie here
+    laid out on the meta device → types and shards → filled with this rank's rows of every tensor in the files
 
-- transformers fills a model whose weights are in shards already: it reads only the rows of each, and no rank ever holds
-  the whole. It asks its class to lay the model out, so the class here does that.
-- Weights in training are float32. Matrices that nobody trains (the base of adapters, the policy that the trained one
-  stays near) keep the type in which they were published, and are widened one at a time while they are used: the numbers
-  are the same, in half the memory.
+- transformers fills a model whose weights are already in shards: it reads only the rows of each, and no rank ever holds
+  the whole. It calls a method of the model's class to lay the model out, so `load_model` makes a class with it.
+- Weights in training are float32. Matrices that are not trained (the base of adapters, the reference policy) keep the
+  type in which they were published, and are widened one at a time while they are used: the numbers are the same, in
+  half the memory.
 """
 
 from collections.abc import Callable
@@ -24,29 +24,29 @@ from protocol.errors import ConfigInvalid
 
 
 def class_of(config: Any, name: str) -> tuple[Any, Any]:
-    """Return transformers' class for the text model of a configuration, and the configuration of that."""
+    """Return transformers' class for the text model of a configuration, and the text configuration."""
     try:
         plain: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError as error:
-        raise ConfigInvalid(f"{name} holds a {config.model_type} model, which writes no text.") from error
+        raise ConfigInvalid(f"{name} has a {config.model_type} model, which cannot generate text.") from error
     if plain.config_class == config.sub_configs.get("text_config"):
         config = config.get_text_config()
     return plain, config
 
 
 def load_model(folder: Path, lay_out: Callable[[Any], None]) -> Any:
-    """The model of a folder in float32, but for what `lay_out` makes of it while there is no number in it yet."""
+    """Return the model of a folder in float32; `lay_out` can change types and shards before numbers are loaded."""
     plain, config = class_of(AutoConfig.from_pretrained(folder, local_files_only=True), str(folder))
 
     def maybe_distribute_model(_: Any, model: Any, *__: Any) -> Any:
         lay_out(model)
         return model
 
-    # The class keeps its name, which is published as the architecture, and its module: by both transformers knows how
+    # The class keeps its name, which is published as the architecture, and its module: both tell transformers how
     # the files of an architecture name their weights, and which buffers it must compute.
     members = {"__module__": plain.__module__, "maybe_distribute_model": classmethod(maybe_distribute_model)}
     ours: Any = type(plain.__name__, (plain,), members)
-    model, found = ours.from_pretrained(
+    model, loading_info = ours.from_pretrained(
         folder,
         config=config,
         dtype=torch.float32,
@@ -54,7 +54,7 @@ def load_model(folder: Path, lay_out: Callable[[Any], None]) -> Any:
         distributed_config=DistributedConfig(),
         output_loading_info=True,
     )
-    if missing := sorted(found["missing_keys"]):  # transformers fills in random numbers
+    if missing := sorted(loading_info["missing_keys"]):  # transformers fills in random numbers
         raise ConfigInvalid(
             f"The weights in {folder} are not complete: {missing[0]} is missing, one of {len(missing)}.",
             hint="Copy or convert the policy again.",
@@ -64,7 +64,7 @@ def load_model(folder: Path, lay_out: Callable[[Any], None]) -> Any:
 
 
 def keep_as_published(model: Any, dtype: torch.dtype) -> None:
-    """Have the matrices of a laid-out model stay in this type, and compute as if they were float32."""
+    """Keep the matrices of a laid-out model in this type, and compute as if they were float32."""
     narrow: dict[nn.Parameter, nn.Parameter] = {}
     model.requires_grad_(False)
     for module in model.modules():
@@ -75,7 +75,7 @@ def keep_as_published(model: Any, dtype: torch.dtype) -> None:
         else:
             continue
         weight = module.weight
-        if weight not in narrow:  # else it is tied to one that came before
+        if weight not in narrow:  # otherwise it is tied to an earlier weight
             narrow[weight] = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
         module.weight = narrow[weight]
 
@@ -83,10 +83,10 @@ def keep_as_published(model: Any, dtype: torch.dtype) -> None:
 def _linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
     if torch.is_autocast_enabled(inputs.device.type) or inputs.dtype == module.weight.dtype:
         return linear(inputs, module.weight, module.bias)
-    found: torch.Tensor = _Widened.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    outputs: torch.Tensor = _Widened.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         inputs, module.weight, module.bias
     )
-    return found
+    return outputs
 
 
 def _embedding(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ def _embedding(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class _Widened(torch.autograd.Function):
-    """A linear layer whose weight takes no gradient, and is remembered for the way back as narrow as it is."""
+    """A linear layer whose weight has no gradient, and is saved for the backward pass in its narrow type."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""LoRA: small matrices beside frozen ones, y = W x + (α / r) · B A x, that alone are trained.
+"""LoRA: small trained matrices beside frozen ones, y = W x + (α / r) · B A x.
 
-- The model keeps its own modules and names: adapters listen at its linear layers and add to what they give.
+- The model keeps its own modules and names: adapters are hooks of its linear layers that add to their outputs.
 - B starts at zero, so the policy starts as the base; A starts at random, the same on every rank.
-- Matrices are published under the names that the files of the base give the weights, which for some families are not
+- Matrices are published under the names of the weights in the files of the base, which for some families differ from
   those of transformers' modules.
-- What is published are the matrices in the policy's own type, beside a base that never changes
-  (`protocol.policy.adapter`); or else the merged weights, W + (α / r) · B A, which a node loads like any others.
+- A version has the matrices in the policy's own type, beside a base that never changes (`protocol.policy.adapter`); or
+  the merged weights, W + (α / r) · B A, which a node loads like any others.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -24,7 +24,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
-    """W' = W + scale · B A, as `protocol.policy.adapter` defines it: in float32, then in the weight's own type."""
+    """Return W' = W + scale · B A, as `protocol.policy.adapter` defines it: in float32, then in the weight's type."""
     learned = up.float() @ down.float()
     return torch.add(weight.float(), learned, alpha=scale, out=learned).to(weight.dtype)
 
@@ -38,24 +38,24 @@ def stored_name(model: Any, weight: str) -> str | None:
 
 def weights_by_stored_name(model: Any) -> dict[str, torch.Tensor]:
     """Return the weights that may have an adapter, by their names in the files of a policy."""
-    found = ((stored_name(model, f"{name}.weight"), model.get_parameter(f"{name}.weight")) for name in _linear(model))
-    return {name: weight for name, weight in found if name}
+    weights = ((stored_name(model, f"{name}.weight"), model.get_parameter(f"{name}.weight")) for name in _linear(model))
+    return {name: weight for name, weight in weights if name}
 
 
 def _linear(model: Any) -> list[str]:
-    """Return the linear layers of a model, but for its output."""
+    """Return the names of a model's linear layers, except its output."""
     output = model.get_output_embeddings()
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not output]
 
 
 def _matrices(model: Any) -> int:
-    """Return how many numbers a model's matrices hold, without embeddings and output: experts count, norms do not."""
+    """Return the count of numbers in a model's matrices, except embeddings and output; experts count, norms do not."""
     ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
     return sum(weight.numel() for weight in model.parameters() if weight.dim() > 1 and id(weight) not in ends)
 
 
 class Adapters(nn.Module):
-    """The adapters of one model, which is frozen."""
+    """The adapters of a frozen model."""
 
     def __init__(
         self, model: Any, rank: int, alpha: float, targets: Collection[str] = TARGETS, *, coverage_min: float = 0.0
@@ -73,7 +73,7 @@ class Adapters(nn.Module):
                 hint="Set learner.lora_targets to names of its layers, or learner.lora_rank=0 to train all weights.",
             )
         self.coverage = sum(model.get_parameter(f"{name}.weight").numel() for name in self._names) / _matrices(model)
-        """The share of the numbers in the model's matrices that lie in adapted ones."""
+        """The share of the numbers in the model's matrices that is in adapted ones."""
         if self.coverage < coverage_min:
             raise self._too_few(model, coverage_min)
         self._stored = [str(stored[name]) for name in self._names]
@@ -90,23 +90,23 @@ class Adapters(nn.Module):
             layer.register_forward_hook(self._add(len(self.down) - 1))
 
     def _too_few(self, model: Any, coverage_min: float) -> ConfigInvalid:
-        """Name the layers that could be adapted, too."""
+        """Return the error for too small a coverage, with the names of other layers that could have adapters."""
         others = {name.rpartition(".")[2] for name in _linear(model)} - {
             name.rpartition(".")[2] for name in self._names
         }
         more = (
             f"Add some of {', '.join(sorted(others))} to learner.lora_targets"
             if others
-            else ("Its other matrices are no linear layers, such as experts: set learner.lora_rank=0")
+            else ("Its other matrices, such as experts, are not linear layers: set learner.lora_rank=0")
         )
         return ConfigInvalid(
             f"Adapters would cover {self.coverage:.0%} of the {model.config.model_type} model's matrices, and "
-            f"learner.lora_coverage_min asks for {coverage_min:.0%}.",
+            f"learner.lora_coverage_min requires {coverage_min:.0%}.",
             hint=f"{more}, or lower learner.lora_coverage_min.",
         )
 
     def rounded(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """The matrices as they are published, by their names there."""
+        """Return the matrices in the published type, by their published names."""
         return {
             name: part.detach().to(dtype)
             for weight, *parts in zip(self._stored, self.down, self.up, strict=True)
@@ -114,7 +114,7 @@ class Adapters(nn.Module):
         }
 
     def continue_from(self, published: Mapping[str, torch.Tensor], config: bytes) -> None:
-        """Go on from matrices that were published, if need be under another alpha."""
+        """Continue from published matrices, which may have another alpha."""
         ratio = adapter.scale(config) / self._scale
         with torch.no_grad():
             for index, weight in enumerate(self._stored):
@@ -123,18 +123,18 @@ class Adapters(nn.Module):
                 self.up[index].copy_(published[up].float() * ratio)
 
     def config(self, base: str) -> bytes:
-        """The published description."""
+        """Return the published description."""
         rank = len(self.down[0])
         return adapter.config(rank, self._scale * rank, {name.rpartition(".")[2] for name in self._names}, base)
 
     def merged(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
-        """Some rows of a weight of the model with what was learned added to them."""
+        """Return some rows of a weight of the model with its adapter merged."""
         if (index := self._of_weight.get(name)) is None:
             return rows
         return merged(rows, self.down[index].detach(), self.up[index].detach()[places], self._scale)
 
     def as_nodes_merge(self, name: str, rows: torch.Tensor, places: slice, dtype: torch.dtype) -> torch.Tensor:
-        """The same, of what is published in this type."""
+        """Return the rows as nodes merge them, from a base and matrices published in `dtype`."""
         rows = rows.to(dtype)
         if (index := self._of_weight.get(name)) is None:
             return rows
@@ -142,7 +142,7 @@ class Adapters(nn.Module):
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """The model as its own weights are: for weights that have what was learned in them."""
+        """Turn the adapters off in this block, for weights that have them merged already."""
         self._silent = True
         try:
             yield

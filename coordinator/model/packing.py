@@ -1,16 +1,16 @@
 """Many samples as one sequence without padding, each prompt in it only once.
 
-    packed:  prompt 0 · prompt 1 · … · sample 0 · sample 1 · …        L tokens, and that is all a model's layers compute
+    packed:  prompt 0 · prompt 1 · … · sample 0 · sample 1 · …        L tokens, all that a model's layers compute
 
-- A sample's last token is predicted, never fed; its first one is predicted from the last place of its prompt.
-- Attention alone needs rectangles. A `Rectangle` says where each packed token lies in one; its padding is zero and
-  takes no gradient. Prompts see themselves; a sample sees its prompt and itself.
-- Samples whose lengths differ much are cut into bands, each a rectangle of its own: one sample that comes to no end
-  would make all others as long as itself.
-- A layer that sees only the last places, as in every other layer of Gemma, says so with each call: what is farther away
-  is masked. So are attention's caps (Gemma 2) and sinks (GPT-OSS) computed, which torch's own function does not know.
-- A model of transformers takes all this as the argument `packing` and hands it to its attention; without it, attention
-  is the usual one.
+- A sample's last token is predicted, and is no input; its first token is predicted from the last place of its prompt.
+- Only attention needs rectangles. A `Rectangle` has the position of each packed token in one; its padding is zero and
+  has no gradient. A prompt attends to itself; a sample attends to its prompt and itself.
+- Samples whose lengths differ much are split into bands, each a rectangle of its own: otherwise one endless sample
+  would pad all others to its length.
+- A layer with a sliding window, as every other layer of Gemma, passes it with each call: places outside of it are
+  masked. Attention's caps (Gemma 2) and sinks (GPT-OSS), which torch's own function lacks, are computed in this module.
+- A transformers model gets all this as the argument `packing` and passes it to its attention; without it, attention is
+  the usual one.
 """
 
 from dataclasses import dataclass, fields
@@ -27,10 +27,10 @@ from coordinator.model.batch import Tensors
 IMPLEMENTATION = "shared_prompts"
 
 WINDOW = "window_when_packed"
-"""Left on every attention layer that asked for one: a layer that masks by other means would see too far."""
+"""The attribute set on every attention layer that passed a window; a layer without it would attend too far."""
 
 PADDED_MAX = 2**13
-"""Places of a rectangle that is not cut, whatever of it is padding: more calls would cost more."""
+"""The largest rectangle that is not split, however much of it is padding: more calls would cost more."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Rectangle:
 
     index: torch.Tensor  # [R, W] the packed place of each token, 0 for padding
     padding: torch.Tensor  # [R, W] bool
-    row: torch.Tensor  # [L] where each packed token lies
+    row: torch.Tensor  # [L] the position of each packed token
     column: torch.Tensor  # [L]
 
     @staticmethod
@@ -54,20 +54,20 @@ class Rectangle:
 
     @property
     def size(self) -> int:
-        """Packed tokens."""
+        """Return the number of packed tokens."""
         return len(self.row)
 
     @property
     def lengths(self) -> torch.Tensor:
-        """Tokens of each row: [R]."""
+        """Return the tokens of each row: [R]."""
         return (~self.padding).sum(1)
 
     def spread(self, packed: torch.Tensor) -> torch.Tensor:
-        """Packed [L, …] → rectangular [R, W, …], zero at padding."""
+        """Copy packed [L, …] to rectangular [R, W, …], zero at padding."""
         return packed[self.index].masked_fill_(self.padding[:, :, None, None], 0)
 
     def gather(self, spread: torch.Tensor) -> torch.Tensor:
-        """Rectangular [R, W, …] → packed [L, …]."""
+        """Copy rectangular [R, W, …] to packed [L, …]."""
         return spread[self.row, self.column]
 
 
@@ -78,15 +78,17 @@ class Band:
     samples: Rectangle
     owners: torch.Tensor  # [R] the prompt of each
     starts: torch.Tensor  # [R] the length of that prompt
-    visible: torch.Tensor  # [R or 1, 1, W, P + W] bool: what a sample's places see of its prompt and of itself
+    visible: (
+        torch.Tensor
+    )  # [R or 1, 1, W, P + W] bool: the places of the prompt and the sample that each place attends to
 
     @property
     def prompt_width(self) -> int:
-        """P: the longest of their prompts."""
+        """Return P, the length of the longest of their prompts."""
         return self.visible.shape[3] - self.visible.shape[2]
 
     def within(self, window: int | None) -> torch.Tensor:
-        """What is visible to layers that see no farther than the last `window` places."""
+        """Return the visible places in layers that attend to the last `window` places only."""
         width = self.samples.index.shape[1]
         if window is None or self.visible.shape[3] <= window:
             return self.visible
@@ -101,30 +103,30 @@ class Band:
 
 @dataclass(frozen=True)
 class Packing:
-    """A piece of a batch as a model is fed it, and where the completion tokens are predicted."""
+    """A piece of a batch as a model's input, and the places where the completion tokens are predicted."""
 
     tokens: torch.Tensor  # [1, L]
     positions: torch.Tensor  # [1, L]
     prompts: Rectangle
-    bands: tuple[Band, ...]  # samples of more than one token; none has a row for a completion that is never fed
+    bands: tuple[Band, ...]  # samples of more than one token: a completion of one token is no input
     rows: torch.Tensor  # [R] the packed places that predict something, in ascending order
-    source: torch.Tensor  # [M] which of them predicts each completion token, in ascending order
+    source: torch.Tensor  # [M] the one of them that predicts each completion token, in ascending order
     targets: torch.Tensor  # [M] the token
     places: torch.Tensor  # [M] row · T + column of that token in the piece's rectangle [n, T]
 
 
 def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
-    """Some samples of a batch, with the prompts that they need."""
+    """Pack the chosen samples of a batch, with the prompts that they need."""
     groups, owners = torch.unique(data.owners[chosen], return_inverse=True)
     prompt_tokens = [data.prompts[group] for group in groups.tolist()]
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompt_tokens])
     lengths = data.lengths[chosen]
     width = int(lengths.max())
     prompts = Rectangle.of(prompt_lengths)
-    fed = [rows for rows in similar(lengths - 1) if len(rows)]  # each of a band's samples, by its row in the piece
+    fed = [rows for rows in similar(lengths - 1) if len(rows)]  # the rows of each band's samples in the piece
     bands = [_band(prompts, owners[rows], lengths[rows] - 1) for rows in fed]
     nowhere = torch.zeros(0, dtype=torch.long)
-    # Of every token that is fed, where it lies in the piece's rectangle [n, T].
+    # The position of every input token in the piece's rectangle [n, T].
     row = torch.cat([nowhere, *(rows[band.samples.row] for rows, band in zip(fed, bands, strict=True))])
     column = torch.cat([nowhere, *(band.samples.column for band in bands)])
 
@@ -144,7 +146,7 @@ def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
 
 
 def similar(lengths: torch.Tensor) -> list[torch.Tensor]:
-    """Those that have a length, in parts: all longer than half of the longest, until the rest's rectangle is small."""
+    """Return the samples that have a length, in parts, each longer than half the longest, until the rest is small."""
     left = (lengths > 0).nonzero()[:, 0]
     parts = []
     while len(left) and len(left) * int(lengths[left].max()) > PADDED_MAX:
@@ -155,7 +157,7 @@ def similar(lengths: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _band(prompts: Rectangle, owners: torch.Tensor, lengths: torch.Tensor) -> Band:
-    """Every token of the prompt, and of the sample those before: padding comes last and is seen by padding alone."""
+    """Return the band of samples; each place attends to its prompt and to the places before it. Padding is last."""
     samples = Rectangle.of(lengths)
     prompt = ~prompts.padding[owners]  # [R, P]
     prompt = prompt[:, : int(prompt.sum(1).max())]
@@ -168,7 +170,7 @@ def _band(prompts: Rectangle, owners: torch.Tensor, lengths: torch.Tensor) -> Ba
 
 
 class _Spread(torch.autograd.Function):
-    """`Rectangle.spread`, whose gradient is `gather`: what padding would learn is nobody's."""
+    """`Rectangle.spread`, whose gradient is `gather`: padding has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, packed: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
@@ -181,7 +183,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """`Rectangle.gather`, whose gradient is `spread`: no place is taken twice, so nothing has to be added up."""
+    """`Rectangle.gather`, whose gradient is `spread`: each place occurs once, so no gradients are added up."""
 
     @staticmethod
     def forward(ctx: Any, spread: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
@@ -194,26 +196,26 @@ class _Gather(torch.autograd.Function):
 
 
 def _spread(packed: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
-    found: torch.Tensor = _Spread.apply(packed, rectangle)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-    return found
+    rows: torch.Tensor = _Spread.apply(packed, rectangle)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    return rows
 
 
 def _gather(spread: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
-    found: torch.Tensor = _Gather.apply(spread, rectangle)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-    return found
+    rows: torch.Tensor = _Gather.apply(spread, rectangle)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    return rows
 
 
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None, scale: float, extras: Any
 ) -> torch.Tensor:
-    """[R, heads, Q, D] looking at [R, kv_heads, K, D]: → [R, Q, heads, D]; without a mask, places see those before."""
+    """Compute attention of [R, heads, Q, D] to [R, kv_heads, K, D]: → [R, Q, heads, D]; causal if `visible` is None."""
     cap, sinks = extras.get("softcap"), extras.get("s_aux")
     grouped = query.shape[1] != key.shape[1]
     if cap is None and sinks is None:
-        found: torch.Tensor = scaled_dot_product_attention(
+        values: torch.Tensor = scaled_dot_product_attention(
             query, key, value, attn_mask=visible, is_causal=visible is None, scale=scale, enable_gqa=grouped
         )
-        return found.transpose(1, 2)
+        return values.transpose(1, 2)
     key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
     scores = query @ key.transpose(2, 3) * scale  # [R, heads, Q, K]
     if cap is not None:
@@ -223,7 +225,7 @@ def _attend(
     scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is None:
         weights = scores.float().softmax(-1)
-    else:  # a place that every query may look at, and where nothing stands
+    else:  # a place without content that every query attends to
         sink = sinks.reshape(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], -1)
         weights = torch.cat([scores, sink], dim=-1).float().softmax(-1)[..., :-1]
     return (weights.to(value.dtype) @ value).transpose(1, 2)
@@ -240,11 +242,11 @@ def _shared_prompt_attention(
     packing: Packing | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it; the answer is [1, L, heads, D]."""
+    """Compute attention in transformers' interface; the result is [1, L, heads, D]."""
     if packing is None:
         if others.get("softcap") is None and others.get("s_aux") is None:
             return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-        if attention_mask is None and query.shape[2] == 1:  # one place, after those that it sees
+        if attention_mask is None and query.shape[2] == 1:  # one place, which attends to all places before it
             attention_mask = torch.ones(1, 1, dtype=torch.bool, device=query.device)
         return _attend(query, key, value, attention_mask, scaling, others), None
     if (window := others.get("sliding_window")) is not None:
@@ -267,12 +269,12 @@ def _shared_prompt_attention(
 def _rows_attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None, scale: float, extras: Any
 ) -> torch.Tensor:
-    """`_attend` of what lies as [R, places, heads, D]."""
+    """Compute `_attend` for tensors in the order [R, places, heads, D]."""
     return _attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), visible, scale, extras)
 
 
 def _near(prompts: Rectangle, window: int | None) -> torch.Tensor | None:
-    """What the places of a prompt see of it, in layers that see no farther than this; None: all before them."""
+    """Return the visible places of prompts in layers with a window; None if all earlier places are visible."""
     width = prompts.index.shape[1]
     if window is None or width <= window:
         return None

@@ -1,10 +1,10 @@
-"""The arithmetic of one forward pass. No torch here."""
+"""The arithmetic of one forward pass. This module imports no torch."""
 
 from typing import Literal, NamedTuple
 
 
 class Products(NamedTuple):
-    """How log-probabilities are computed: the precision of products, the temperature, and if entropy has a gradient."""
+    """The precision of products, the temperature, and the gradient of the entropy in one forward pass."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     temperature: float = 1.0

@@ -1,11 +1,11 @@
-"""Ends a process in which nothing moves any more, and shows where each of its threads stands.
+"""A watchdog that ends a process without progress, and prints the stack of each of its threads.
 
-- A rank that hangs leaves the others waiting for it in the middle of a step: each of them notices by itself.
-- Who waits for the coordinator does not hang: it is watched only while there is something to do.
-- A replay reports after every module that computed something: however slow it is, it moves. A step that reports nothing
-  on its way, as the loading of a model, says how long it may take.
-- One thread is watched: what moves on another does not count, and sets no clock that nobody would stop.
-- The clock is no Python thread: it ends a process that holds the interpreter's lock for ever as well.
+- If a rank hangs, the others wait for it in the middle of a step: the watchdog of each of them ends it.
+- Waiting for the coordinator is no hang: a process is watched only while it has work.
+- A replay reports progress after every module that computed something, however slow it is. A step that reports none,
+  such as loading a model, sets its own time limit.
+- One thread is watched: progress on another one does not count, and does not start the timer.
+- The timer is not a Python thread: it also ends a process that holds the interpreter's lock forever.
 """
 
 import faulthandler
@@ -18,11 +18,11 @@ from threading import get_ident
 STDERR = 2
 
 PAUSE_S = 1.0
-"""The clock is set anew this often at most, whatever moves: that costs a thread."""
+"""The shortest interval between two resets of the timer, as each reset costs a thread."""
 
 
 class Watchdog:
-    """Ends the process after so many seconds without a move; 0 never does."""
+    """A timer that ends the process after `seconds` without progress; 0 turns it off."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -32,7 +32,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch for the time of this block."""
+        """Watch this thread in this block."""
         self._watching, self._thread = self._seconds > 0, get_ident()
         self._set_again_s = 0.0
         self.moved()
@@ -43,7 +43,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def moved(self, within_s: float = 0.0) -> None:
-        """Begin the time anew, since something was done; or give the next step as long as this, if that is longer."""
+        """Reset the timer, since there was progress; `within_s` is the limit of the next step, if that is longer."""
         now_s = time.monotonic()
         if not self._watching or get_ident() != self._thread:
             return
@@ -54,5 +54,5 @@ class Watchdog:
 
 
 def show_stacks_when_told_to_end() -> None:
-    """When one rank ends, the others are told to: each leaves behind where it stood."""
+    """Print the stacks of all threads at SIGTERM, which a rank gets when another one has ended."""
     faulthandler.register(signal.SIGTERM, file=STDERR, all_threads=True, chain=True)

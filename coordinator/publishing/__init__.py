@@ -1,1 +1,1 @@
-"""From the learner's files to signed versions: made, kept, mirrored, replaced, verified; and the keys that sign."""
+"""Signed versions of the policy: creation, storage, mirroring, replacement and verification; and the signing keys."""

@@ -1,10 +1,10 @@
-"""The best version so far, kept whole, and what every evaluation came to, as lines of JSON.
+"""The best version so far, kept complete, and the result of every evaluation, as lines of JSON.
 
     evaluations.jsonl   a line for each evaluation, with every axis
     best/<version>/     the policy with the highest average, in hub format, and evaluation.json beside it
 
-- Either is derived from the store: it is made again where it lacks, and a kill leaves it as it was.
-- A version is still whole when its evaluation ends: until then its files are kept (`evaluations.oldest_needed`).
+- Both are derived from the store: a missing one is made again, and a kill does not damage it.
+- A version is still complete when its evaluation ends: until then its files are kept (`evaluations.oldest_needed`).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ FILE = "evaluation.json"
 
 
 class Best:
-    """Keeps up with the evaluations of one round."""
+    """The files of the evaluations of one round."""
 
     def __init__(self, folder: Path, database: Database, write_policy: Callable[[int, Path], int | None]) -> None:
         self._folder = folder
@@ -33,7 +33,7 @@ class Best:
         self._seen = ""
 
     async def refresh(self) -> None:
-        """See what has become of the evaluations since the last look."""
+        """Update the files if evaluations have changed since the last call."""
         rows, version = await self._database.read(_found)
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         if lines != self._seen:
@@ -49,7 +49,7 @@ class Best:
         shutil.rmtree(beside, ignore_errors=True)
         if not target.exists():
             if self._write_policy(version, beside) is None:
-                return  # it is not kept any more: the one before stays
+                return  # its files were deleted: the earlier best version stays
             about = [row for row in rows if row["version"] == version]
             write_durably(beside / FILE, json.dumps(about, indent=2).encode())
             beside.rename(target)
@@ -59,10 +59,10 @@ class Best:
 
 
 def kept(folder: Path) -> int | None:
-    """Which version is kept in a round's folder as the best."""
+    """Return the version that is kept as the best in a round's folder; None if there is none."""
     best = folder / "best"
     whole = [path for path in best.iterdir() if path.name.isdigit()] if best.is_dir() else []
-    # Two while a kill came between making the new one and deleting the old one.
+    # There are two if a kill came between making the new one and deleting the old one.
     return int(max(whole, key=lambda path: path.stat().st_mtime_ns).name) if whole else None
 
 

@@ -1,14 +1,15 @@
-"""The round's public files, for whoever copies them: a folder, and an object store that is kept like it.
+"""The round's public files for mirrors: a folder, and a copy of it in an object store.
 
-- `public/metadata` and `public/chunks` lead to the real folders, and to nothing else of the round: it is what a static
-  server may have as its root, and what `rsync -L` takes.
-- A copy never shows metadata whose files are missing: the timestamp is read first and uploaded last, after everything
-  that existed when it was read.
-- Announcing a version waits for its upload, but only so long, and not at all while the store is down; it is tried again
-  for ever.
-- Only documents that the timestamp leads to are uploaded: what a crash left unseen is signed anew under the same name.
-- Chunks that the round has deleted are deleted from the store, after the timestamp that no longer needs them is there.
-- What was uploaded is remembered on the disk; if that is lost, everything is uploaded again.
+- `public/metadata` and `public/chunks` are links to the real folders, and to no other file of the round: `public` can
+  be the root of a static server, or the source of `rsync -L`.
+- A copy never has metadata whose files are missing: the timestamp is read first and uploaded last, after all files that
+  existed when it was read.
+- The announcement of a version waits for its upload, for a limited time, and not at all while the store is down; the
+  upload is retried without end.
+- Only documents that the timestamp refers to are uploaded: after a crash, others are signed again under the same name.
+- Chunks that the round has deleted are deleted from the store, after the upload of the timestamp that no longer needs
+  them.
+- The list of uploaded files is kept on the disk; if it is lost, all files are uploaded again.
 """
 
 import asyncio
@@ -31,17 +32,17 @@ IMMUTABLE = "public, max-age=31536000, immutable"
 FRESH = "no-cache"
 
 AT_ONCE = 4
-"""Uploads side by side; each holds one chunk in memory."""
+"""The number of parallel uploads; each holds one chunk in memory."""
 
 PAUSES_S = (1.0, 2.0, 5.0, 15.0, 60.0)
-"""After a failed pass, before the next; the last is repeated."""
+"""The pauses after failed passes; the last is repeated."""
 
 TIMESTAMP = document_path("timestamp.json")
 CHUNKS = "chunks/"
 
 
 def make_public(folder: Path) -> Path:
-    """The folder that anybody may copy, made if it is not there."""
+    """Return the public folder, which is created if it is missing."""
     public = make_folder(folder / "public", public=True)
     for name, real in (("metadata", "metadata"), ("chunks", "blobs")):
         make_folder(folder / real, public=True)
@@ -51,13 +52,13 @@ def make_public(folder: Path) -> Path:
 
 
 def open_mirror(upload: str, folder: Path) -> "Mirror | None":
-    """Make the public folder, and its copy if the operator wants one."""
+    """Create the public folder, and return its mirror if the operator set one."""
     public = make_public(folder)
     return Mirror(public, target(upload), folder / "uploaded.json") if upload else None
 
 
 class Mirror:
-    """Keeps a place in an object store like the public folder."""
+    """A copy of the public folder in an object store."""
 
     def __init__(self, public: Path, place: Target, memory: Path, pauses_s: Sequence[float] = PAUSES_S) -> None:
         self._public = public
@@ -67,18 +68,18 @@ class Mirror:
         self._there = _remembered(memory, place.base_url)
         self._state = asyncio.Condition()
         self._failing = False
-        self._wanted = 1  # a store may lack what an earlier run left
+        self._wanted = 1  # a store may lack files of an earlier run
         self._done = 0
 
     async def changed(self) -> int:
-        """Something is new in the folder; the number of this news."""
+        """Record a change of the folder; return its number."""
         async with self._state:
             self._wanted += 1
             self._state.notify_all()
             return self._wanted
 
     async def caught_up(self, patience_s: float) -> bool:
-        """Whether everything that is in the folder now got into the store within so many seconds."""
+        """Return True if all current files of the folder were uploaded within `patience_s` seconds."""
         news = await self.changed()
         with suppress(TimeoutError):
             async with asyncio.timeout(0 if self._failing else patience_s), self._state:
@@ -90,7 +91,7 @@ class Mirror:
         return False
 
     async def run(self) -> None:
-        """Follow the folder for ever."""
+        """Copy every change of the folder, without end."""
         failures = 0
         async with aiohttp.ClientSession(auto_decompress=False) as session:
             bucket = Bucket(self._place, session)
@@ -100,7 +101,7 @@ class Mirror:
                     news = self._wanted
                 try:
                     await self._copy(bucket)
-                except Exception as error:  # whatever fails in a copy must not end the coordinator
+                except Exception as error:  # an error of a copy must not end the coordinator
                     if not failures:
                         log.error("upload failed, retrying: %s", error)
                     self._failing = True
@@ -115,7 +116,7 @@ class Mirror:
                     self._state.notify_all()
 
     async def _copy(self, bucket: Bucket) -> None:
-        """One pass: (1) read the timestamp, (2) upload what is new, (3) then the timestamp, (4) delete what is old."""
+        """Run one pass: (1) read the timestamp, (2) upload new files, (3) upload the timestamp, (4) delete old ones."""
         timestamp = await asyncio.to_thread((self._public / TIMESTAMP).read_bytes)
         names = await asyncio.to_thread(self._names, timestamp)
         new = [name for name in names if name not in self._there]
@@ -137,13 +138,13 @@ class Mirror:
     async def _put(self, bucket: Bucket, name: str) -> None:
         try:
             data = await asyncio.to_thread((self._public / name).read_bytes)
-        except FileNotFoundError:  # too old to be kept, since it was listed
+        except FileNotFoundError:  # deleted since it was listed, as it is too old
             return
         await bucket.put(name, data, IMMUTABLE)
         self._there.add(name)
 
     def _names(self, timestamp: bytes) -> list[str]:
-        """All chunks, and the documents that a reader of this timestamp asks for; others may still be replaced."""
+        """Return all chunks, and the documents that clients of this timestamp request; others may still change."""
         chunks = [path.relative_to(self._public).as_posix() for path in self._public.glob("chunks/??/*")]
         roots = [path.name for path in self._public.glob("metadata/*.root.json")]
         snapshot = f"{Metadata[Timestamp].from_bytes(timestamp).signed.snapshot_meta.version}.snapshot.json"
@@ -162,7 +163,7 @@ class Mirror:
 
 
 def _remembered(memory: Path, place: str) -> set[str]:
-    """What an earlier run uploaded to this very place."""
+    """Return the names that an earlier run uploaded to this place."""
     try:
         content = json.loads(memory.read_bytes())
     except (FileNotFoundError, ValueError):

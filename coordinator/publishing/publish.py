@@ -1,27 +1,26 @@
-"""From the learner's uploaded files to a signed version that nodes may load.
+"""Publication: signed versions that nodes may load, made of the learner's uploaded files.
 
 Order, each step durable before the next and harmless to repeat: chunks → manifest → trust metadata → the store.
-A version exists for dispatch only when the last step is done, so no lease names a version that nobody can fetch.
+A version exists for dispatch only when the last step is done, so no lease names a version that cannot be fetched.
 
-- The chunks of a version are synced together, and no chunk has its name before: a name stands for whole bytes.
-- The learner uploads into `uploads/<version>/`; names and digests are checked against its own list. What it does not
-  upload must be unchanged since the version before: the base of adapters is sent once. Uploads are not
-  synced: one that a power cut took is missed at publication.
-- The uploaded bytes are the truth. The newest version's are kept: the next one's patches are made against them, and
-  where they are gone or damaged, the next version is published in full.
-- What nodes would refuse to fetch is not signed (`protocol.policy.folder`).
-- Chunks that lead to the versions a rollout may still use, or that the operator keeps (`publish.keep`), are kept, and
-  others deleted. Those that an audit or an evaluation waits for stay, the newest first, if what they take beyond these
-  fits into `room_bytes` and into half of what is free: a disk must not fill for an auditor that never comes. A
-  chunk is counted once.
+- The chunks of a version are synced together, and no chunk gets its name before: a name guarantees complete bytes.
+- The learner uploads into `uploads/<version>/`; names and digests are checked against its own list. Files that it does
+  not upload must be unchanged since the version before: the base of adapters is sent once. Uploads are not synced: if a
+  power cut loses one, the publication finds it missing.
+- The uploads of the newest version are kept: the next version's patches are made against them. If they are missing or
+  damaged, the next version is published in full.
+- Files that nodes would refuse to fetch are not signed (`protocol.policy.folder`).
+- Chunks of versions that a rollout may still use, or that the operator keeps (`publish.keep`), are kept, and others
+  deleted. Chunks that an audit or an evaluation waits for stay, the newest first, if their additional size fits into
+  `room_bytes` and into half of the free space: the disk must not fill up if no auditor runs. A chunk is counted once.
 
 Patches of a file:
 
-- A patch must be worth it: at most half as large as the file. At dense changes every version is full.
-- Whoever begins with nothing fetches the anchor and the patches after it: less than twice the file. When one more patch
-  would break that, or is one too many, the version becomes the anchor; who holds the version before fetches the patch
-  all the same.
-- A patch is published only if it was seen to lead from the base to exactly the uploaded file.
+- A patch is at most half as large as the file; otherwise it is not worth it. If most weights change, every version is
+  full.
+- A newcomer fetches the anchor and the patches after it: less than twice the file. When another patch would exceed
+  that, or the limit of patches, the version becomes the anchor; nodes with the version before still fetch the patch.
+- A patch is published only after a check that it leads from the base to exactly the uploaded file.
 """
 
 import logging
@@ -48,11 +47,11 @@ PATCHED = ".safetensors"
 """The files that may be patched; the others are small, or never change."""
 
 WORTH_IT = 2
-"""How many times smaller than the file a patch has to be: else it costs the nodes' processors more than it saves."""
+"""The factor by which a patch must be smaller than the file: a larger one costs nodes more time than it saves."""
 
 
 def write_patch(base: memoryview, base_digest: str, new: memoryview, new_digest: str, target: Path) -> bool:
-    """Write the patch if there is one that is worth it and leads to exactly the new file."""
+    """Write the patch to `target`; return True if it is worth it and leads to exactly the new file."""
     with ThreadPoolExecutor(os.cpu_count()) as threads, target.open("wb") as file:
         try:
             for piece in delta.encode(base, new, base_digest=base_digest, each=threads.map):
@@ -63,13 +62,15 @@ def write_patch(base: memoryview, base_digest: str, new: memoryview, new_digest:
             hasher = blake3(max_threads=blake3.AUTO)
             for block in delta.apply(base, mapped(target), base_digest=base_digest, each=threads.map):
                 hasher.update(block)
-        except PatchInvalid:  # not the tensor files that patches are made of
+        except PatchInvalid:  # not tensor files, which patches need
             return False
     return hasher.hexdigest() == new_digest
 
 
 def extend(previous: FileEntry, patch: Patch, size_bytes: int) -> tuple[tuple[Patch, ...], int]:
-    """The chain with one more patch, and how many of it follow the anchor; 0 makes the new file the anchor."""
+    """Return the chain with `patch` added, and how many of its patches follow the anchor; 0: the new file is the
+    anchor.
+    """
     patches = (*previous.patches, patch)
     count = previous.patches_after_anchor + 1
     fetched = previous.anchor_size_bytes + _bytes(patches[-count:])
@@ -88,15 +89,15 @@ log = logging.getLogger(__name__)
 
 
 class KeptVersions(NamedTuple):
-    """What is on the disk for audits and evaluations alone."""
+    """The size of the versions on the disk that only audits and evaluations need."""
 
     size_bytes: int
     room_bytes: int
-    """The most that it may be."""
+    """The limit of `size_bytes`."""
 
 
 class Publisher:
-    """Publishes the versions of one round."""
+    """The publisher of the versions of one round."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class Publisher:
         self._room_bytes = room_bytes
 
     def publish(self, publication: Publication) -> tuple[PolicyManifest, str]:
-        """Cut, describe and sign an uploaded version; returns the manifest and its digest."""
+        """Cut, describe and sign an uploaded version; return the manifest and its digest."""
         for upload in publication.files:
             self._keep_upload(publication.version, upload)
         if not self._chosen_size_bytes:
@@ -148,7 +149,7 @@ class Publisher:
         return manifest, chunks.digest(data)
 
     def unchanged(self, version: int) -> tuple[UploadedFile, ...]:
-        """The files of the version before that need no second upload if they are this one's, too."""
+        """Return the files of the version before, which need no second upload if this version has them, too."""
         before = self.manifest(version - 1)
         folder = self.uploads / str(version - 1)
         return tuple(
@@ -158,9 +159,9 @@ class Publisher:
         )
 
     def forget_old(self, newest: int, *, audited: int | None = None, kept: Collection[int] = ()) -> KeptVersions:
-        """Delete uploads and chunks that no version in use needs, from the oldest that an audit waits for.
+        """Delete uploads and chunks that no version in use needs; `audited` is the oldest one that an audit waits for.
 
-        Of the versions that the operator wants `kept`, what rebuilds them stays.
+        The chunks that rebuild the versions in `kept` stay.
         """
         in_use = self._in_use(newest).start
         wanted = set(self.chunks_in_use(newest))
@@ -184,7 +185,7 @@ class Publisher:
         return range(max(1, newest - self._keep + 1), newest + 1)
 
     def _keep_for_audits(self, in_use: int, audited: int, wanted: set[str]) -> KeptVersions:
-        """Add what older versions need, the newest first, as far as there is room; what was deleted takes none."""
+        """Add the chunks of older versions, the newest first, as far as they fit; deleted chunks need no space."""
         room_bytes, size_bytes = self._room(wanted), 0
         for version in range(in_use - 1, audited - 1, -1):
             more = {name: size for name, size in self._chunks(version).items() if name not in wanted}
@@ -201,7 +202,7 @@ class Publisher:
         return KeptVersions(size_bytes, room_bytes)
 
     def _room(self, wanted: set[str]) -> int:
-        """The most that may be kept beyond these chunks; what is there beyond them already could be free."""
+        """Return the limit of the chunks to keep beyond `wanted`; those already on the disk count as free space."""
         held = sum(blob.stat().st_size for blob in self.blobs.glob("??/*") if blob.name not in wanted)
         return min(self._room_bytes, (shutil.disk_usage(self.blobs).free + held) // 2)
 
@@ -213,7 +214,7 @@ class Publisher:
         return (self.blobs / chunks.blob_path(ChunkId(name))).exists()
 
     def manifest(self, version: int) -> PolicyManifest | None:
-        """The manifest of a published version."""
+        """Return the manifest of a published version; None if there is none."""
         data = self._metadata.read(target_path(version))
         return open_manifest(data, round_id=self._round_id, version=version) if data else None
 
@@ -222,7 +223,7 @@ class Publisher:
         return path.read_bytes() if path.is_file() else None
 
     def read_file(self, version: int, name: str) -> bytes:
-        """A whole file of a published version, made from its chunks as a newcomer would."""
+        """Return a whole file of a published version, rebuilt from its chunks like on a new node."""
         manifest = self.manifest(version)
         entry = _entry(manifest, name)
         if entry is None:
@@ -233,7 +234,7 @@ class Publisher:
         return data
 
     def write_folder(self, version: int, folder: Path) -> int | None:
-        """Make a version's folder from its chunks; its update, or None if they are not kept any more."""
+        """Write a version's folder from its chunks; return its update, or None if the chunks were deleted."""
         manifest = self.manifest(version)
         if manifest is None:
             return None
@@ -250,14 +251,14 @@ class Publisher:
         return manifest.update
 
     def _keep_upload(self, version: int, upload: UploadedFile) -> None:
-        """An unchanged file that was not sent again is that of the version before: one file, two names."""
+        """Link an unchanged file that was not uploaded again to that of the version before: one file, two names."""
         target = self.uploads / str(version) / upload.path
         if not target.exists() and upload in self.unchanged(version):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.hardlink_to(self.uploads / str(version - 1) / upload.path)
 
     def _store(self, version: int, upload: UploadedFile, batch: DurableFiles) -> FileEntry:
-        """Write what leads to a file: its patch, or its chunks, or nothing if it is that of the version before."""
+        """Write the patch or the chunks of a file, or nothing if it is unchanged since the version before."""
         path = self.uploads / str(version) / upload.path
         if not path.is_file():
             raise ManifestInvalid(f"{upload.path} was not uploaded.", hint="Upload the version again.")
@@ -279,7 +280,7 @@ class Publisher:
         )
 
     def _entry_before(self, version: int, name: str) -> FileEntry | None:
-        """The file of this name in the version before, if its chunks are there and cut as they are now."""
+        """Return the file of this name in the version before, if its chunks exist and have the current chunk size."""
         manifest = self.manifest(version - 1)
         entry = _entry(manifest, name)
         if manifest is None or entry is None or manifest.chunk_size_bytes != self._chunk_size_bytes:
@@ -290,9 +291,9 @@ class Publisher:
     def _patch(
         self, version: int, before: FileEntry, upload: UploadedFile, new: memoryview, batch: DurableFiles
     ) -> Patch | None:
-        """The stored patch that leads from the version before to this file, if there can be one and it is worth it."""
+        """Store the patch from the version before to this file; return None if there is none that is worth it."""
         path = self.uploads / str(version - 1) / upload.path
-        # A chain that came back to one of its files would have two ways to go on from there.
+        # A chain that returned to an earlier digest would have two patches with the same base.
         if not self._patches or not upload.path.endswith(PATCHED) or upload.digest in before.sizes():
             return None
         if not path.is_file() or _digest(base := mapped(path)) != before.digest:
@@ -312,7 +313,7 @@ class Publisher:
             target.unlink(missing_ok=True)
 
     def _cut(self, data: memoryview, batch: DurableFiles) -> tuple[str, ...]:
-        """Write the chunks that are not there yet; their names in order."""
+        """Write the chunks that do not exist yet; return all names in order."""
         names = []
         for piece in chunks.split(data, self._chunk_size_bytes):
             name = chunks.chunk_id(piece)
@@ -331,5 +332,5 @@ def _entry(manifest: PolicyManifest | None, name: str) -> FileEntry | None:
 
 
 def _digest(data: memoryview) -> str:
-    """The digest of a large file, on all cores."""
+    """Return the digest of a large file, computed on all cores."""
     return blake3(data, max_threads=blake3.AUTO).hexdigest()

@@ -1,8 +1,8 @@
-"""The private keys of the four trust roles: files in a folder, told apart by what they are and not by their names.
+"""The private keys of the four trust roles: files in a folder, recognised by their content and not by their names.
 
-- Which keys a role has, and how many must sign, is what the root document says; a file counts if it is listed there.
-- So files may be moved away and put back, spread over several folders, and lie beside keys of the past and the future.
-- A key is read when it signs, and not kept.
+- The root document lists the keys of a role and the number that must sign; a file counts if its key is listed there.
+- So files may be moved away and back, be in several folders, and be beside old and future keys.
+- A key is read when it signs, and not kept in memory.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from protocol.errors import ConfigInvalid
 ROLES = ("root", "targets", "snapshot", "timestamp")
 
 LEDGER = "ledger"
-"""The ledger's key: no role of TUF's, but kept and replaced like theirs."""
+"""The ledger's key: not a TUF role, but stored and replaced like the keys of the roles."""
 
 
 class RoleKeys:
@@ -30,34 +30,34 @@ class RoleKeys:
         self._folders = (folder, *others)
 
     def make(self, role: str, *, name: str = "") -> CryptoSigner:
-        """A new key for a role, on the disk before anybody relies on it."""
+        """Return a new key for a role, which is durable on the disk before it is used."""
         signer = CryptoSigner.generate_ed25519()
         name = name or f"{role}-{signer.public_key.keyid[:8]}"
         write_durably(self.folder / f"{name}.pem", signer.private_bytes)
         return signer
 
     def all(self) -> dict[str, CryptoSigner]:
-        """Key id → signer, of every key file there is."""
-        found = [_load(path) for folder in self._folders for path in sorted(folder.glob("*.pem"))]
-        return {signer.public_key.keyid: signer for signer in found}
+        """Return the signer of every key file, by key id."""
+        signers = [_load(path) for folder in self._folders for path in sorted(folder.glob("*.pem"))]
+        return {signer.public_key.keyid: signer for signer in signers}
 
     def present(self, root: Root, role: str) -> list[CryptoSigner]:
-        """The keys of a role, as far as they are here."""
-        found = self.all()
-        return [found[keyid] for keyid in root.roles[role].keyids if keyid in found]
+        """Return the keys of a role whose files exist."""
+        signers = self.all()
+        return [signers[keyid] for keyid in root.roles[role].keyids if keyid in signers]
 
     def signers(self, root: Root, role: str) -> list[CryptoSigner]:
-        """Enough keys of a role to sign for it."""
-        found, needed = self.present(root, role), root.roles[role].threshold
-        if len(found) < needed:
+        """Return enough keys of a role to sign for it."""
+        signers, needed = self.present(root, role), root.roles[role].threshold
+        if len(signers) < needed:
             raise ConfigInvalid(
-                f"The {role} key is missing: {len(found)} of {needed} that must sign are here.",
-                hint=f"Put {role}.pem or {role}-….pem back into {self.folder}.",
+                f"The {role} key is missing: {len(signers)} of the {needed} keys that must sign were found.",
+                hint=f"Restore {role}.pem or {role}-….pem in {self.folder}.",
             )
-        return found
+        return signers
 
     def delete(self, keyids: set[str]) -> None:
-        """Remove the files of keys that are of no use any more."""
+        """Delete the files of keys that are not used any more."""
         for path in self.folder.glob("*.pem"):
             if _load(path).public_key.keyid in keyids:
                 path.unlink()
@@ -67,7 +67,7 @@ def _load(path: Path) -> CryptoSigner:
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError) as error:
-        raise ConfigInvalid(f"{path} is no private key: {error}.", hint="Keep nothing else in this folder.") from None
+        raise ConfigInvalid(f"{path} is not a private key: {error}.", hint="Keep only keys in this folder.") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigInvalid(f"{path} is no Ed25519 key.", hint="Keep nothing else in this folder.")
+        raise ConfigInvalid(f"{path} is not an Ed25519 key.", hint="Keep only keys in this folder.")
     return CryptoSigner(key)

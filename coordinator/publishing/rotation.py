@@ -1,12 +1,12 @@
 """New keys for a trust role: a new root document, signed by enough holders of the old root keys, then installed.
 
-1. `prepare` makes the new keys and a root that names them, and signs it with every root key that is at hand.
-2. `add_signatures` does the same wherever else root keys are kept: it needs the file and the keys, and nothing more.
-3. `install` checks the signatures as a node does, publishes the root, and signs anew what the old keys had signed.
+1. `prepare` makes the new keys and a root that lists them, and signs it with every root key on this machine.
+2. `add_signatures` signs it on other machines with root keys: it needs only the file and the keys.
+3. `install` checks the signatures as a node does, publishes the root, and signs again what the old keys had signed.
 
 - A root that replaces root keys is signed by enough of the old and enough of the new ones.
-- Until step 3 nodes see nothing; after a crash within it, the coordinator mends the rest when it opens the round.
-- The files of replaced keys are deleted at the end. Whoever has a copy can sign nothing that nodes accept.
+- Before step 3 nodes see no change; after a crash in step 3, the coordinator completes it when it opens the round.
+- The files of replaced keys are deleted at the end. A copy of them can sign nothing that nodes accept.
 """
 
 from collections.abc import Mapping
@@ -24,17 +24,17 @@ from protocol.errors import ConfigInvalid
 from protocol.policy import trust
 
 PENDING = "pending.root.json"
-"""A prepared root that lacks signatures, in the round's folder."""
+"""The file of a prepared root that lacks signatures, in the round's folder."""
 
 
 def prepare(metadata: SignedMetadata, keys: RoleKeys, role: str, count: int, threshold: int, now: datetime) -> bytes:
-    """(1) The next root, with new keys for a role, signed by whoever is here; not yet published."""
+    """(1) Return the next root, not yet published, with new keys for a role, signed with the keys on this machine."""
     if not 1 <= threshold <= count:
         raise ConfigInvalid(f"{threshold} of {count} keys cannot sign.", hint="Choose 1 <= --threshold <= --keys.")
     root = _present(metadata)
     if role == LEDGER:
         if count != 1:
-            raise ConfigInvalid("The ledger has one key.", hint="Leave --keys and --threshold away.")
+            raise ConfigInvalid("The ledger has one key.", hint="Omit --keys and --threshold.")
         name_ledger_key(root, keys.make(LEDGER))
     else:
         for keyid in list(root.roles[role].keyids):
@@ -46,7 +46,7 @@ def prepare(metadata: SignedMetadata, keys: RoleKeys, role: str, count: int, thr
 
 
 def prepare_resumption(metadata: SignedMetadata, keys: RoleKeys, gap: Mapping[str, int | str], now: datetime) -> bytes:
-    """(1) The next root, which says that the log was resumed after a gap; a new ledger key signs what follows."""
+    """(1) Return the next root, which states that the log was resumed after a gap; a new ledger key signs the rest."""
     root = _present(metadata)
     name_ledger_key(root, keys.make(LEDGER))
     root.unrecognized_fields[trust.RESUMED_FIELD] = dict(gap)
@@ -54,19 +54,19 @@ def prepare_resumption(metadata: SignedMetadata, keys: RoleKeys, gap: Mapping[st
 
 
 def _present(metadata: SignedMetadata) -> Root:
-    """The newest root, to be changed; what it says of a gap is said once."""
+    """Return a copy of the newest root to change, without its statement of a gap, which is made only once."""
     root = metadata.root()
     if root.version >= limits.ROOT_ROTATIONS_MAX:
         raise ConfigInvalid(
-            f"Root {root.version} is the last one that readers follow: keys cannot be replaced any more.",
-            hint="Begin a new round, from this one's policy.",
+            f"Root {root.version} is the last one that clients accept: keys cannot be replaced any more.",
+            hint="Start a new round from this round's policy.",
         )
     root.unrecognized_fields.pop(trust.RESUMED_FIELD, None)
     return root
 
 
 def _next(metadata: SignedMetadata, root: Root, keys: RoleKeys, now: datetime) -> bytes:
-    """A changed root under the next number, signed by whoever is here."""
+    """Return the changed root under the next number, signed with the keys on this machine."""
     root.version += 1
     root.expires = whole(now + LONG_LIFETIME)
     document = Metadata(root)
@@ -76,7 +76,7 @@ def _next(metadata: SignedMetadata, root: Root, keys: RoleKeys, now: datetime) -
 
 
 def add_signatures(data: bytes, folder: Path) -> tuple[bytes, int]:
-    """(2) The root with the signatures of all keys of a folder, and how many these are."""
+    """(2) Return the root with the signatures of all keys in a folder, and the number of these keys."""
     document = _parse(data)
     signers = RoleKeys(folder).all().values()
     for signer in signers:
@@ -85,33 +85,35 @@ def add_signatures(data: bytes, folder: Path) -> tuple[bytes, int]:
 
 
 def missing_signatures(metadata: SignedMetadata, data: bytes) -> int:
-    """How many signatures of root keys a prepared root still needs."""
+    """Return the number of root signatures that a prepared root still needs."""
     old, document = metadata.root(), _parse(data)
     if document.signed.version != old.version + 1:
         raise ConfigInvalid(
-            f"The prepared root has version {document.signed.version}, and {old.version + 1} would be the next.",
-            hint="Remove it, and rotate again.",
+            f"The prepared root has version {document.signed.version}, but the next version is {old.version + 1}.",
+            hint="Delete it, and rotate again.",
         )
     result = document.signed.get_root_verification_result(old, document.signed_bytes, document.signatures)
     return result.first.missing if result.first == result.second else result.first.missing + result.second.missing
 
 
 def install(metadata: SignedMetadata, keys: RoleKeys, data: bytes, now: datetime) -> None:
-    """(3) Publish a prepared root and what it makes necessary."""
+    """(3) Publish a prepared root, and sign again the documents that need it."""
     if missing := missing_signatures(metadata, data):
-        raise ConfigInvalid(f"The prepared root lacks {missing} signatures.", hint="See `keys sign`.")
+        raise ConfigInvalid(
+            f"The prepared root lacks {missing} signatures.", hint="Add them with `swarm-coordinator keys sign`."
+        )
     old, document = metadata.root(), _parse(data)
     listed = {*old.roles["root"].keyids, *document.signed.roles["root"].keyids}
     document.signatures = {keyid: document.signatures[keyid] for keyid in document.signatures if keyid in listed}
     for role in ("targets", "snapshot", "timestamp"):
-        keys.signers(document.signed, role)  # else nodes would see a root whose documents nobody can sign
+        keys.signers(document.signed, role)  # otherwise nodes would get a root whose documents cannot be signed
     metadata.install_root(document, now)
     used = _keyids(document.signed)
     keys.delete(_keyids(old) - used)
 
 
 def _keyids(root: Root) -> set[str]:
-    """Of the roles, and of the ledger."""
+    """Return the key ids of all roles and of the ledger."""
     ledger: Any = root.unrecognized_fields.get(trust.LEDGER_FIELD, {})
     return {keyid for role in root.roles.values() for keyid in role.keyids} | {ledger.get("keyid", "")}
 
@@ -120,4 +122,4 @@ def _parse(data: bytes) -> Metadata[Root]:
     try:
         return Metadata[Root].from_bytes(data)
     except RepositoryError as error:
-        raise ConfigInvalid(f"This is no prepared root: {error}.", hint="Copy the file again.") from error
+        raise ConfigInvalid(f"The file is not a prepared root: {error}.", hint="Copy the file again.") from error

@@ -1,6 +1,6 @@
-"""Files into an S3-compatible object store: three requests, signed by AWS Signature Version 4.
+"""A client of S3-compatible object stores: two requests, signed with AWS Signature Version 4.
 
-- `sign` is pure; it is the published algorithm for addresses that need no escaping, and ours never do.
+- `sign` is pure; it is the published algorithm for addresses without escapes, which the round's names never need.
 - Buckets are addressed by path, which AWS and every compatible store understand.
 - Endpoint, region and credentials come from the environment: never from a file or a command line.
 """
@@ -18,12 +18,12 @@ import aiohttp
 from protocol.errors import ConfigInvalid, Unreachable
 
 PATIENCE = aiohttp.ClientTimeout(total=60.0, sock_connect=10.0)
-"""For one request: 4 MiB in a minute is the slowest upload worth waiting for."""
+"""The time limit of one request: 4 MiB in 60 s is the slowest upload worth waiting for."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Who signs; the secrets are not shown when somebody prints this."""
+    """The signer of requests; its `repr` does not show the secrets."""
 
     key_id: str
     secret: str = field(repr=False)
@@ -32,7 +32,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Target:
-    """A place in a bucket, and who may write there."""
+    """A place in a bucket, and the credentials to write there."""
 
     base_url: str
     region: str
@@ -40,7 +40,7 @@ class Target:
 
 
 def target(upload: str, environment: Mapping[str, str] = os.environ) -> Target:
-    """The place an `s3://bucket/prefix` means in this environment."""
+    """Return the place of `s3://bucket/prefix` by the variables of `environment`."""
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
     endpoint = (endpoint or f"https://s3.{region}.amazonaws.com").rstrip("/")
@@ -57,7 +57,7 @@ def target(upload: str, environment: Mapping[str, str] = os.environ) -> Target:
 def sign(
     method: str, url: str, headers: Mapping[str, str], body: bytes, place: Target, now: datetime
 ) -> dict[str, str]:
-    """The headers of a signed request: those given, and the ones that prove who sends it."""
+    """Return the headers of a signed request: the given ones, and those of the signature."""
     parts, moment = urlsplit(url), now.strftime("%Y%m%dT%H%M%SZ")
     digest = hashlib.sha256(body).hexdigest()
     token = {"x-amz-security-token": place.credentials.token} if place.credentials.token else {}
@@ -80,7 +80,7 @@ def sign(
 
 
 class Bucket:
-    """Put and delete files below one place of a bucket."""
+    """A client that puts and deletes files below one place of a bucket."""
 
     def __init__(self, place: Target, session: aiohttp.ClientSession) -> None:
         self._place = place
@@ -102,9 +102,11 @@ class Bucket:
             ) as response:
                 said = (await response.content.read(1000)).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"The object store does not take {name} ({type(error).__name__}: {error}).") from error
+            raise Unreachable(
+                f"The upload of {name} to the object store failed: {type(error).__name__}: {error}"
+            ) from error
         if response.status // 100 != 2:
             raise Unreachable(
-                f"The object store refuses {name} with status {response.status}: {said}",
+                f"The object store refused {name} with status {response.status}: {said}",
                 hint="Check bucket, region, credentials and this machine's clock.",
             )

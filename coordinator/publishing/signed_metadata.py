@@ -1,11 +1,11 @@
 """The round's TUF repository: keys, signed metadata, and the order in which documents become visible.
 
-- Four roles, each with a key at first; `rotation` changes the keys and how many must sign. Beside them the
-  root names the ledger's key, with which nothing but checkpoints is signed.
-- Root keys sign only root documents; take `keys/root.pem` offline after `init`.
-- A publication writes targets, then snapshot, then timestamp, each durably. Whatever crash comes between: the timestamp
-  that nodes read names a complete, older set, and the next publication builds on that one.
-- The timestamp is short-lived and signed again while the coordinator runs; a node that sees it expire stops working.
+- Four roles, each with one key at first; `rotation` changes the keys and the number that must sign. The root also lists
+  the ledger's key, which signs checkpoints only.
+- Root keys sign only root documents; move `keys/root.pem` to offline storage after `init`.
+- A publication writes targets, then snapshot, then timestamp, each durably. After a crash at any point, the timestamp
+  that nodes read refers to a complete, older set, and the next publication continues from that one.
+- The timestamp is short-lived and signed again while the coordinator runs; a node stops working when it expires.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class SignedMetadata:
 
     @classmethod
     def create(cls, keys: Path, folder: Path, timestamp_lifetime_s: float, now: datetime) -> "SignedMetadata":
-        """Make the keys and the first, empty set of documents."""
+        """Create the keys and the first, empty set of documents."""
         self = cls(keys, folder, timestamp_lifetime_s)
         root = Root(version=1, expires=whole(now + LONG_LIFETIME), consistent_snapshot=True)
         for role in ROLES:
@@ -50,41 +50,41 @@ class SignedMetadata:
 
     @property
     def round_id(self) -> str:
-        """The fingerprint that join strings carry."""
+        """Return the fingerprint that join strings contain."""
         first = self.read("1.root.json")
         if first is None:
-            raise ConfigInvalid(f"{self._folder}/1.root.json is missing.", hint="Put it back from a backup.")
+            raise ConfigInvalid(f"{self._folder}/1.root.json is missing.", hint="Restore it from a backup.")
         return trust.fingerprint(first)
 
     def root(self) -> Root:
-        """The newest root, as it stands on the disk."""
+        """Return the newest root on the disk."""
         newest = max(int(path.name.partition(".")[0]) for path in self._folder.glob("[0-9]*.root.json"))
         return Metadata[Root].from_file(str(self._folder / f"{newest}.root.json")).signed
 
     def roots(self) -> tuple[bytes, ...]:
-        """Every root there was, the first one first."""
+        """Return every root, the first one first."""
         numbers = range(1, self.root().version + 1)
         return tuple((self._folder / f"{number}.root.json").read_bytes() for number in numbers)
 
     def ledger_public(self) -> bytes:
-        """The public key of the ledger."""
+        """Return the public key of the ledger."""
         return trust.ledger_key(self.roots()[-1])
 
     def sign_for_ledger(self, text: bytes) -> bytes:
-        """The ledger's signature of a checkpoint's text."""
+        """Return the ledger's signature of a checkpoint's text."""
         public = self.ledger_public().hex()
         for signer in self._keys.all().values():
             if signer.public_key.keyval["public"] == public:
                 return bytes.fromhex(signer.sign(text).signature)
-        raise ConfigInvalid("The ledger's key is missing.", hint=f"Put ledger.pem back into {self._keys.folder}.")
+        raise ConfigInvalid("The ledger's key is missing.", hint=f"Restore ledger.pem in {self._keys.folder}.")
 
     def install_root(self, document: Metadata[Root], now: datetime) -> None:
-        """Publish a root whose signatures were checked, and sign anew what it no longer vouches for."""
+        """Publish a root whose signatures were checked, and sign documents again that its keys have not signed."""
         write_durably(self._folder / f"{document.signed.version}.root.json", document.to_bytes(), public=True)
         self.mend(now)
 
     def mend(self, now: datetime) -> None:
-        """Sign anew what the newest root does not vouch for; a crash after `install_root` leaves such documents."""
+        """Sign documents again that the newest root's keys have not signed, as a crash in `install_root` may leave."""
         root, (timestamp, snapshot, targets) = self.root(), self._documents()
         if not (_vouched(root, "targets", targets) and _vouched(root, "snapshot", snapshot)):
             for part in (targets.signed, snapshot.signed, timestamp.signed):
@@ -94,27 +94,27 @@ class SignedMetadata:
             self.renew_timestamp(now)
 
     def targets(self) -> tuple[str, ...]:
-        """The names of the manifests and other files that nodes may trust now."""
+        """Return the names of the manifests and other files that nodes may trust now."""
         return tuple(self._documents()[2].signed.targets)
 
     def signers(self) -> dict[str, VerificationResult]:
-        """By role: whose signatures stand under the set that nodes see, and how many must."""
+        """Return by role the keys that signed the current documents, and the threshold."""
         root = self.root()
-        found = {"root": _vouched(root, "root", Metadata[Any].from_bytes(self.roots()[-1]))}
+        results = {"root": _vouched(root, "root", Metadata[Any].from_bytes(self.roots()[-1]))}
         for document in self._documents():
             role = str(document.signed.type)
-            found[role] = _vouched(root, role, document)
-        return found
+            results[role] = _vouched(root, role, document)
+        return results
 
     def leap(self, numbers: int, now: datetime) -> None:
-        """Sign everything under higher numbers, above all that may have been signed after a backup."""
+        """Sign all documents under version numbers raised by `numbers`, above all that were used after a backup."""
         timestamp, snapshot, targets = self._current()
         for part in (timestamp, snapshot, targets):
             part.version += numbers
         self._publish(targets, snapshot, timestamp, now)
 
     def add_manifest(self, version: int, manifest: bytes, keep: int, now: datetime) -> None:
-        """Make a manifest the newest target; the oldest beyond `keep` leave the list."""
+        """Make a manifest the newest target; the oldest ones beyond `keep` are removed from the list."""
         write_durably(self._folder / target_path(version), manifest, public=True)
         timestamp, snapshot, targets = self._current()
         path = target_path(version)
@@ -136,7 +136,7 @@ class SignedMetadata:
     def read(self, name: str) -> bytes | None:
         """Return a document by its public name, or None.
 
-        A standard TUF client asks for a target by `<SHA-256>.<name>`: the root says that snapshots are consistent.
+        A standard TUF client requests a target as `<SHA-256>.<name>`: the root declares consistent snapshots.
         """
         digest, _, rest = name.partition(".")
         if len(digest) == 64 and rest:
@@ -163,12 +163,12 @@ class SignedMetadata:
         self._save("timestamp.json", Metadata(timestamp), "timestamp")
 
     def _current(self) -> tuple[Timestamp, Snapshot, Targets]:
-        """What stands in the set that nodes see."""
+        """Return the signed parts of the current documents."""
         timestamp, snapshot, targets = self._documents()
         return timestamp.signed, snapshot.signed, targets.signed
 
     def _documents(self) -> tuple[Metadata[Timestamp], Metadata[Snapshot], Metadata[Targets]]:
-        """The set that nodes see: what the timestamp names, not the highest number on disk."""
+        """Return the current documents: those that the timestamp refers to, not the highest numbers on disk."""
         timestamp = Metadata[Timestamp].from_file(str(self._folder / "timestamp.json"))
         snapshot_name = f"{timestamp.signed.snapshot_meta.version}.snapshot.json"
         snapshot = Metadata[Snapshot].from_file(str(self._folder / snapshot_name))
@@ -184,21 +184,21 @@ class SignedMetadata:
 
 
 def _vouched(root: Root, role: str, document: Metadata[Any]) -> VerificationResult:
-    """Which keys of a role have signed a document; true if they are enough."""
+    """Return the keys of a role that signed a document; the result is true if they are enough."""
     return root.get_verification_result(role, document.signed_bytes, document.signatures)
 
 
 def name_ledger_key(root: Root, signer: CryptoSigner) -> None:
-    """Make a key the ledger's, in the place of another."""
+    """Make `signer`'s key the ledger's key in the root, in place of any other."""
     key = signer.public_key
     root.unrecognized_fields[trust.LEDGER_FIELD] = {"keyid": key.keyid, **key.to_dict()}
 
 
 def utc_now() -> datetime:
-    """The clock of the trust metadata."""
+    """Return the current time of the trust metadata."""
     return datetime.now(UTC)
 
 
 def whole(moment: datetime) -> datetime:
-    """TUF writes whole seconds."""
+    """Return the time without microseconds: TUF writes whole seconds."""
     return moment.replace(microsecond=0)

@@ -1,6 +1,6 @@
-"""Whether a folder's weights may stand in a version's place: the same tensors, and nothing in them but numbers.
+"""Checks that a folder's weights can replace a version: the same tensors, with finite numbers only.
 
-- Read from the safetensors files as they are, a piece at a time: no torch, and no more memory than a piece.
+- The safetensors files are read in pieces: without torch, and with the memory of one piece.
 """
 
 import json
@@ -24,42 +24,42 @@ EXPONENTS = {
     "F32": ("<u4", 0x7F80_0000),
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
 }
-"""By dtype the unsigned integer of its width and the exponent's bits: all set, they make infinity or no number."""
+"""By dtype: the unsigned integer of its width and the exponent's bits, which are all set for infinity and NaN."""
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of weights in a folder."""
+    """Return the weight files in a folder."""
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
 def shapes(files: Iterable[Path]) -> Shapes:
-    """Every tensor's shape, by its name."""
-    found: Shapes = {}
+    """Return the shape of every tensor, by its name."""
+    shapes_by_name: Shapes = {}
     for path in files:
         for name, entry in _entries(path).items():
-            found[name] = tuple(entry["shape"])
-    return found
+            shapes_by_name[name] = tuple(entry["shape"])
+    return shapes_by_name
 
 
 def matrix_types(files: Iterable[Path]) -> set[str]:
-    """Types, as safetensors names them, of all tensors that are no vectors."""
+    """Return the types, in safetensors' notation, of all tensors that are not vectors."""
     return {entry["dtype"] for path in files for entry in _entries(path).values() if len(entry["shape"]) > 1}
 
 
 def require_same(found: Shapes, wanted: Shapes) -> None:
-    """Refuse tensors that are not those of the policy, and name one that differs."""
+    """Refuse tensors that differ from those of the policy, and name the first difference."""
     for name in sorted(found.keys() | wanted.keys()):
-        here, there = found.get(name), wanted.get(name)
-        if here == there:
+        ours, theirs = found.get(name), wanted.get(name)
+        if ours == theirs:
             continue
-        text = f"{name[:100]} is {_told(here)}, and {_told(there)} in this round's policy."
+        text = f"{name[:100]} is {_told(ours)}, and {_told(theirs)} in this round's policy."
         raise ConfigInvalid(text, hint="Only weights of the same architecture can be published.")
 
 
 def require_finite(files: Iterable[Path]) -> None:
-    """Refuse weights that are infinite or no numbers, and say where the first one stands."""
+    """Refuse weights with NaN or infinite values, and name the first tensor with one."""
     for path in files:
         data = mapped(path)
         entries = _entries(path)
@@ -67,22 +67,22 @@ def require_finite(files: Iterable[Path]) -> None:
             kind = EXPONENTS.get(entries[tensor.name]["dtype"])
             if kind and not all(_finite(piece, *kind) for piece in _pieces(data[tensor.begin : tensor.end])):
                 raise ConfigInvalid(
-                    f"{path.name} has numbers in {tensor.name[:100]} that are infinite or none at all.",
-                    hint="A version of them would sample nothing: choose another.",
+                    f"{path.name} contains NaN or infinite values in {tensor.name[:100]}.",
+                    hint="Nodes cannot sample with such weights: choose another version.",
                 )
 
 
 def _entries(path: Path) -> dict[str, Any]:
-    """The header's members; one that is broken is refused by name."""
+    """Return the header's entries; a broken file is refused by its name."""
     data = mapped(path)
     try:
         header = header_of(data)
         layout(header, len(data))
     except PatchInvalid as error:
-        raise ConfigInvalid(f"{path.name} is no whole safetensors file: {error}") from error
-    found: dict[str, Any] = json.loads(header[8:])
-    found.pop("__metadata__", None)
-    return found
+        raise ConfigInvalid(f"{path.name} is not a complete safetensors file: {error}") from error
+    entries: dict[str, Any] = json.loads(header[8:])
+    entries.pop("__metadata__", None)
+    return entries
 
 
 def _pieces(data: memoryview) -> Iterator[memoryview]:

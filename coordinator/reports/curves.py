@@ -1,9 +1,9 @@
-"""How training goes, as curves: what the learner reported, what an update cost, how old its groups were, how far each
-version's broadcast came, and who sent it to whom.
+"""Curves of the training: the learner's metrics, the cost of an update, the age of its groups, and each version's
+broadcast with its senders and receivers.
 
-- Reports never change once made, so `Curves` keeps them in memory and reads only new ones; a restart reads all again.
+- A report never changes, so `Curves` keeps it in memory and reads only new ones; a restart reads all of them again.
 - A curve of many points is thinned to the means of equal stretches, so a page is as large after a year as after a day.
-- What is drawn of a broadcast is what receivers signed, not what was planned.
+- The picture of a broadcast shows what receivers signed, not what was planned.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from coordinator.transactions.broadcasts import ENDED_MS
 
 POINTS_MAX = 100
 METRICS_MAX = 24
-"""Figures of the learner that get a curve: what comes first in the alphabet, the reward before all."""
+"""The most metrics of the learner that get a curve: the reward, then the others in alphabetical order."""
 
 REWARD = "reward/mean"
 TREE_NODES_MAX = 150
@@ -30,7 +30,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Update:
-    """One update of the learner as it reported it."""
+    """An update of the learner, as the learner reported it."""
 
     number: int
     idle_s: float
@@ -42,7 +42,7 @@ class Update:
 
 @dataclass(frozen=True)
 class BroadcastSpread:
-    """How one version's broadcast went, over the nodes that it reached."""
+    """The broadcast of one version, over the nodes that it reached."""
 
     version: int
     nodes: int
@@ -58,7 +58,7 @@ class BroadcastSpread:
 
 
 class Curves:
-    """The updates so far; `read` takes what is new."""
+    """The updates so far; `read` adds new ones."""
 
     def __init__(self) -> None:
         self.updates: list[Update] = []
@@ -78,40 +78,40 @@ class Curves:
             )
 
     def metrics(self) -> dict[str, list[Point]]:
-        """A curve for each figure that the learner reports, the reward first."""
-        found: defaultdict[str, list[Point]] = defaultdict(list)
+        """Return a curve for each metric that the learner reports, the reward first."""
+        curves: defaultdict[str, list[Point]] = defaultdict(list)
         for update in self.updates:
             for name, value in update.metrics.items():
                 if isfinite(value):
-                    found[name].append((update.number, value))
-        names = sorted(found, key=lambda name: (name != REWARD, name))[:METRICS_MAX]
-        return {name: thinned(found[name]) for name in names}
+                    curves[name].append((update.number, value))
+        names = sorted(curves, key=lambda name: (name != REWARD, name))[:METRICS_MAX]
+        return {name: thinned(curves[name]) for name in names}
 
     def idle_share(self) -> list[Point]:
-        """The share of its time that the learner waited, by update."""
+        """Return the share of its time that the learner waited, by update."""
         points = thinned([(update.number, update.idle_s) for update in self.updates])
         busy = thinned([(update.number, update.busy_s) for update in self.updates])
         return [(x, idle / (idle + work)) for (x, idle), (_, work) in zip(points, busy, strict=True) if idle + work > 0]
 
     def cost_micros(self) -> list[Point]:
-        """What the groups of an update were credited with."""
+        """Return the credit of each update's groups."""
         return thinned([(update.number, update.credit_micros) for update in self.updates])
 
 
 def thinned(points: Sequence[Point], most: int = POINTS_MAX) -> list[Point]:
-    """At most so many points, each the mean of a stretch."""
+    """Return at most `most` points, each the mean of a stretch."""
     stride = max(1, ceil(len(points) / most))
     parts = (points[start : start + stride] for start in range(0, len(points), stride))
     return [(part[-1][0], statistics.fmean(y for _, y in part)) for part in parts]
 
 
 def ages(connection: sa.Connection) -> list[Point]:
-    """How many groups were trained on at each age, in updates."""
+    """Return the number of groups that were trained on at each age, in updates."""
     return [(age, float(count)) for age, count in sorted(health.trained_ages(connection).items())]
 
 
 def spreads(connection: sa.Connection) -> list[BroadcastSpread]:
-    """The last versions' broadcasts, the oldest first."""
+    """Return the broadcasts of all versions, the oldest first."""
     took_s = (ENDED_MS - versions.c.published_ms) / 1000.0
     rows = connection.execute(
         sa.select(broadcasts.c.version, took_s)
@@ -119,18 +119,18 @@ def spreads(connection: sa.Connection) -> list[BroadcastSpread]:
         .join(nodes, nodes.c.node_id == broadcasts.c.node_id)
         .order_by(broadcasts.c.version)
     )
-    found: defaultdict[int, list[float | None]] = defaultdict(list)
+    seconds_of: defaultdict[int, list[float | None]] = defaultdict(list)
     for version, took in rows:
-        found[version].append(took)
+        seconds_of[version].append(took)
     return [
         BroadcastSpread(version, len(times), [float(took) for took in times if took is not None])
-        for version, times in found.items()
+        for version, times in seconds_of.items()
     ]
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A node in the picture of a broadcast, below the one that it had most from; "" is the seeder."""
+    """A node in the tree of a broadcast; `parent` sent it the most bytes, and "" is the seeder."""
 
     node_id: str
     name: str
@@ -139,9 +139,9 @@ class Branch:
 
 
 def tree(connection: sa.Connection, version: int) -> list[Branch]:
-    """Who had most of a version from whom, in the order in which they had it whole.
+    """Return the receivers of a version in the order in which they completed it, each with its largest sender.
 
-    Nodes feed each other both ways; only who was done before may stand above, so the picture is a tree.
+    Nodes send to each other both ways. A parent must have completed the version earlier, so the result is a tree.
     """
     done_ms = sa.func.coalesce(broadcasts.c.fetched_ms, receipts.c.received_ms).label("done_ms")
     receivers = connection.execute(

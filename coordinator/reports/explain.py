@@ -1,8 +1,8 @@
-"""Why: what became of a node's leases, with the evidence, as an effect.
+"""The outcome of a node's leases and the evidence for it, as an effect: the answer to `swarm-node why`.
 
-- A node is told of its own leases only; of another's it hears what it would hear of none.
-- Until the epoch of a claim is revealed, or a verdict on it is there, drawn or not drawn sounds the same.
-- With the one lease that it names comes all that a replay needs beside the weights: the node can run the check itself.
+- A node can read its own leases only; another node's lease gets the same answer as a lease that does not exist.
+- Until the epoch of a claim is revealed or the claim has a verdict, the answer does not show if an audit was drawn.
+- The answer about one named lease contains all that a replay needs except the weights: the node can repeat the check.
 """
 
 import sqlalchemy as sa
@@ -23,11 +23,11 @@ from protocol.work.lease import Lease
 def explain(
     connection: sa.Connection, node: NodeId, message: Why, *, tolerance: str, tolerances: bytes, now_ms: int
 ) -> Explanations:
-    """What became of the leases that a node asks about."""
+    """Return the outcome of the leases that `node` asks about."""
     registry.require_node(connection, node)
-    here = leases.c.node_id == node
+    where = leases.c.node_id == node
     if message.about:
-        here &= (leases.c.lease_id == message.about) | (audits.c.claim_id == message.about)
+        where &= (leases.c.lease_id == message.about) | (audits.c.claim_id == message.about)
     rows = connection.execute(
         sa.select(
             leases.c.lease_id, leases.c.state, leases.c.code, leases.c.said, leases.c.offer,
@@ -39,12 +39,12 @@ def explain(
         .outerjoin_from(leases, audits, audits.c.lease_id == leases.c.lease_id)
         .outerjoin(epochs, epochs.c.epoch == audits.c.epoch)
         .outerjoin(claims_table, claims_table.c.claim_id == audits.c.claim_id)
-        .where(here)
+        .where(where)
         .order_by(leases.c.issued_ms.desc(), leases.c.lease_id)
         .limit(limits.EXPLANATIONS_MAX)
     ).mappings().all()  # fmt: skip
     if message.about and not rows:
-        raise UnknownLease("No such lease or claim is this node's.", hint="`swarm-node why` lists the last ones.")
+        raise UnknownLease("This node has no such lease or claim.", hint="`swarm-node why` lists the last ones.")
     judged_as = Lease.from_bytes(rows[0]["offer"]).judged_as if message.about else ""
     return Explanations(
         tolerance=judged_as or tolerance,
@@ -63,12 +63,12 @@ def explain(
 def _explained(
     row: sa.RowMapping, signed: tuple[bytes, tuple[bytes, ...]] | None, appeal: tuple[Standing, str]
 ) -> Explanation:
-    """One lease, with what was leased and signed if that is given."""
-    rollout, told = signed if signed and row["claim_id"] else (b"", ())
+    """Return the outcome of one lease; `signed` is what the node signed for it, if it asked for this lease."""
+    rollout, fragments = signed if signed and row["claim_id"] else (b"", ())
     void = row["money"] == ClaimState.VOIDED.value
     taken = WRONG if row["finding"] == "hard" else FORFEITED if row["fault"] else OwnerBanned.code
     reason = taken if void else ""
-    by_fault = f"It went with the fault in claim {row['fault']}, before which it waited unpaid."
+    by_fault = f"It was forfeited for the fault in claim {row['fault']}: it was unpaid when that fault was found."
     may_wait = row["why"] or (row["epoch"] != "over" and row["rate_ppm"])
     waits = may_wait and not row["finding"] and row["money"] == ClaimState.PENDING.value
     held = _held(row["held_as"]) if row["held_as"] and row["money"] == ClaimState.PENDING.value else ""
@@ -84,19 +84,19 @@ def _explained(
         report=row["report"] or b"",
         lease=row["offer"] if signed else b"",
         rollout=rollout,
-        fragments=told,
+        fragments=fragments,
     )
 
 
 def _held(held_as: str) -> str:
-    """Say in words what a held claim waits for."""
+    """Return the text that says what a held claim waits for."""
     if held_as == LOST:
         return (
-            "Held, and never judged: its version was deleted before its class was calibrated. The claim stays unpaid. "
+            "Held and not judged: its version was deleted before its class was calibrated. The claim stays unpaid. "
             "This counts as no fault."
         )
     return (
-        f"Held: this round has not measured yet how far honest nodes of {held_as} stray on its policy, so the claim "
-        "can be neither paid nor refused. This counts as no fault. Nothing is to be done on this node: the claim is "
-        f"judged once the operator has calibrated {held_as}, and until then this node may get no more work."
+        f"Held: this round has no tolerances for nodes of class {held_as} on its policy yet, so the claim "
+        "is neither paid nor refused. This counts as no fault. You need to do nothing on this node: the claim is "
+        f"judged once the operator has calibrated {held_as}. Until then this node may get no more work."
     )

@@ -1,11 +1,11 @@
-"""Lasting figures of a round, and an alarm that names the cause of waste and the setting that cures it.
+"""Health figures of a round, and an alarm that names the cause of a problem and the setting that cures it.
 
-- Age: how many updates old the groups were that the learner trained on.
-- In vain: groups that a node worked on and that nobody trained on, by what became of them.
-- `length_bias`: how much longer nodes worked on groups that came too late than on those that were trained on. Far above
-  1, long answers are being thrown away, and the policy is taught to be short.
-- A wait that goes on counts as one that has ended does.
-- Everything is read from the store, so a restart forgets nothing.
+- Age: the age in updates of the groups that the learner trained on.
+- Wasted (`in_vain`): groups that a node worked on and that were not trained on, by the reason.
+- `length_bias`: the mean time that nodes worked on groups that came too late, divided by that of groups that were
+  trained on. Far above 1, long answers are lost, and the policy learns to be short.
+- A wait that still goes on counts like one that has ended.
+- All figures are read from the store, so a restart loses none.
 - An alarm is a call to act: a finished round raises none, and its figures stay.
 """
 
@@ -24,18 +24,18 @@ from protocol.errors import StaleVersion
 from protocol.work.lease import LeaseState
 
 UPDATES_LATELY = 32
-"""The idle share that may raise the alarm is that of so many updates."""
+"""The number of last updates whose idle share may raise the alarm."""
 
 IDLE_MAX = 0.1
 
 SKIPPED = "learner/skipped"
 SKIPPED_MAX = 3
-"""A gradient that is not finite comes now and then, and one after another from weights that are lost."""
+"""Single gradients that are not finite are normal; many in a row mean that the weights are lost."""
 
 MASKED = "is/masked_frac"
 MASKED_MAX = 0.1
 MASKED_UPDATES = 8
-"""The share of tokens that the correction drops is that of so many last updates; fewer raise no alarm."""
+"""The number of last updates over which the dropped share is averaged; fewer updates raise no alarm."""
 
 OUTGOING_S = "learner/outgoing_s"
 
@@ -43,22 +43,22 @@ IN_VAIN_MAX = 0.1
 
 LENGTH_BIAS_MAX = 1.5
 LATE_MIN = 0.02
-"""Where fewer groups than this come too late, their lengths say little and teach little."""
+"""If a smaller share of the groups comes too late, the bias of their lengths is not significant."""
 
 IN_BUFFER = "stale_in_buffer"
 SURPLUS = "surplus"
 
 KEPT = "kept_for_audits"
-"""The fact of what versions take that only audits and evaluations wait for, and of the most that they may."""
+"""The fact with the size of the versions that only audits and evaluations need, and the limit of that size."""
 
 KEPT_MAX = 0.8
 
 ADVICE = {
-    LeaseState.EXPIRED.value: "raise leases.timeout_s, or give less at once by leases.groups_per_request",
+    LeaseState.EXPIRED.value: "raise leases.timeout_s, or lower leases.groups_per_request",
     StaleVersion.code: "raise staleness.max_updates, or publish more often by staleness.publish_every",
     IN_BUFFER: "raise staleness.max_updates",
     SURPLUS: "lower leases.over_issue",
-    reward_columns.GIVEN_UP: "mend the reward; the incidents on the training page say what went wrong",
+    reward_columns.GIVEN_UP: "fix the reward; the incidents on the training page show the errors",
 }
 
 
@@ -73,7 +73,7 @@ def figures(
 ) -> dict[str, Any]:
     """Return the figures of the round's health; the learner has waited for its next batch for `waits_s`.
 
-    `staleness_max` is the operator's bound, which the one in force may be below.
+    `staleness_max` is the operator's bound; the bound in force may be lower.
     """
     ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection, waits_s)
     kept = get_fact(connection, KEPT, {"size_bytes": 0, "room_bytes": 0})
@@ -110,28 +110,28 @@ def figures(
 
 
 def verifier_alarm(verifier: dict[str, Any]) -> str:
-    """Nothing else matters while no group can be judged; empty if groups are."""
+    """Return the alarm for a reward that cannot judge groups, which is the most important one; "" if it can."""
     if not verifier.get("down"):
         return ""
     return (
-        f"No rewards: {verifier['reason']} Groups wait, and are not lost. Mend the reward: it is tried again every "
+        f"No rewards: {verifier['reason']} Groups wait and are not lost. Fix the reward: it is tried again every "
         "few seconds."
     )
 
 
 def skipped_alarm(skipped: int, seen: int) -> str:
-    """Nothing is learned, and everything is paid for; empty if steps are made."""
+    """Return the alarm for updates that are paid for and change nothing; "" if updates make steps."""
     if skipped <= SKIPPED_MAX:
         return ""
     return (
         f"{skipped} of the last {seen} updates changed nothing, since their gradient was not finite, and their groups "
-        "were paid for. Lower learner.learning_rate or mend the reward, and go back to a version from before: "
+        "were paid for. Lower learner.learning_rate or fix the reward, and go back to an earlier version: "
         "`swarm-coordinator policy rollback`."
     )
 
 
 def masked_alarm(share: float | None) -> str:
-    """Paid samples are dropped as too far from the policy, and the others teach alone; empty if few are."""
+    """Return the alarm for paid samples that are too far from the policy to train on; "" if they are few."""
     if share is None or share <= MASKED_MAX:
         return ""
     return (
@@ -142,26 +142,26 @@ def masked_alarm(share: float | None) -> str:
 
 
 def held_alarm(held: dict[str, int]) -> str:
-    """Claims wait for a calibration, and their nodes get no more work; empty if none do."""
+    """Return the alarm for claims that wait for a calibration, whose nodes get no more work; "" if none do."""
     if not held:
         return ""
     classes = ", ".join(held)
     return (
         f"{sum(held.values())} claims are held unpaid: no tolerances of {classes} were measured on this policy yet. "
-        "Nobody is blamed, and nodes of such a class get no more work until then. Run a node of it yourself, name its "
-        "id in audit.probes and launch again (fleet.local_nodes need no naming), or "
+        "This counts as no fault; nodes of such a class get no more work until then. Run a node of it yourself, add "
+        "its id to audit.probes and launch again (not needed for fleet.local_nodes), or run "
         f"`swarm-coordinator calibrate FILE.toml --node NODE --class {next(iter(held))}`."
     )
 
 
 def kept_alarm(kept: dict[str, int]) -> str:
-    """Versions whose claims wait for an audit are about to go, and their audits with them; empty if none are."""
+    """Return the alarm for versions that may be deleted before their claims are audited; "" if there are none."""
     size, room = kept["size_bytes"], kept["room_bytes"]
     if not size or size < KEPT_MAX * room:
         return ""
     return (
-        f"Versions that claims wait for take {size / 2**30:.2f} of {room / 2**30:.2f} GiB; beyond that the oldest go "
-        "and their audits pardoned. Start another auditor, free some disk, or raise audit.kept_gib."
+        f"Versions that claims wait for take {size / 2**30:.2f} of {room / 2**30:.2f} GiB; beyond that the oldest are "
+        "deleted and their claims pardoned. Start another auditor, free disk space, or raise audit.kept_gib."
     )
 
 
@@ -173,7 +173,7 @@ def alarm(
     in_vain_share: float,
     staleness_max: int = 0,
 ) -> str:
-    """What is wrong, why, and what to set; empty if nothing is."""
+    """Return the alarm for idle time or wasted work, with its cause and the setting to change; "" if there is none."""
     if asked is not None and idle_share > IDLE_MAX:
         return _why_idle(asked, kappa, idle_share, staleness_max)
     if in_vain_share > IN_VAIN_MAX:
@@ -184,18 +184,18 @@ def alarm(
 
 
 def _bias_alarm(bias: float | None, in_vain: Counter[str], trained: int) -> str:
-    """Long answers are thrown away more often than short ones; empty if they are not."""
+    """Return the alarm for long answers that are lost more often than short ones; "" if they are not."""
     late = sum(in_vain[why] for why in (LeaseState.EXPIRED.value, StaleVersion.code, IN_BUFFER))
     if bias is None or bias <= LENGTH_BIAS_MAX or late < LATE_MIN * (late + trained):
         return ""
     return (
         f"Groups that come too late take {bias:.1f} times as long as those that are trained on, so the policy "
-        "is taught to be short: raise staleness.max_updates or leases.timeout_s."
+        "learns to be short: raise staleness.max_updates or leases.timeout_s."
     )
 
 
 def percentile(ages: Counter[int], share: float) -> int:
-    """The smallest age that at least this share of the groups does not exceed."""
+    """Return the smallest age that at least `share` of the groups does not exceed."""
     below = 0
     for age in sorted(ages):
         below += ages[age]
@@ -206,7 +206,7 @@ def percentile(ages: Counter[int], share: float) -> int:
 
 def _why_idle(asked: PoolLoad, kappa: int, idle_share: float, staleness_max: int) -> str:
     waits = f"The learner waits {idle_share:.0%} of its time: "
-    # What would be left of it if rollouts took no throughput at all is the bound's fault.
+    # The idle share that would remain with infinitely fast nodes comes from the staleness bound.
     if VISIBLE.bubble(asked, kappa, math.inf) < idle_share / 2:
         needed = asked.rollouts_per_update / asked.train_s
         return waits + (
@@ -221,7 +221,7 @@ def _why_idle(asked: PoolLoad, kappa: int, idle_share: float, staleness_max: int
     waits += f"S = {asked.staleness} is too small for {what}: "
     if asked.staleness < staleness_max:
         return waits + (
-            f"the bound adapts, and may be {staleness_max} once the correction drops little. Lower "
+            f"the bound adapts, and may rise to {staleness_max} once the correction drops few tokens. Lower "
             f"learner.learning_rate, raise staleness.min_updates, or {cure}."
         )
     return waits + f"raise staleness.max_updates to {enough}, or {cure}."
@@ -229,14 +229,14 @@ def _why_idle(asked: PoolLoad, kappa: int, idle_share: float, staleness_max: int
 
 def trained_ages(connection: sa.Connection) -> Counter[int]:
     age = rollouts.c.batch - 1 - rollouts.c.policy_update
-    found = sa.select(age, sa.func.count()).where(rollouts.c.batch.is_not(None)).group_by(age)
-    return Counter({int(age): int(count) for age, count in connection.execute(found)})
+    counts = sa.select(age, sa.func.count()).where(rollouts.c.batch.is_not(None)).group_by(age)
+    return Counter({int(age): int(count) for age, count in connection.execute(counts)})
 
 
 def _in_vain(connection: sa.Connection) -> Counter[str]:
-    """Leases that were refused, by the code, or expired; and groups that were accepted and aged."""
+    """Count wasted work by its reason: leases that were refused or expired, and accepted groups that were not used."""
     refused = sa.select(leases.c.code, sa.func.count()).where(leases.c.state == LeaseState.REJECTED.value)
-    found = Counter({code: int(count) for code, count in connection.execute(refused.group_by(leases.c.code))})
+    counts = Counter({code: int(count) for code, count in connection.execute(refused.group_by(leases.c.code))})
     ends = (
         (LeaseState.EXPIRED.value, leases, LeaseState.EXPIRED.value),
         (IN_BUFFER, rollouts, RolloutState.STALE),
@@ -244,9 +244,9 @@ def _in_vain(connection: sa.Connection) -> Counter[str]:
         (reward_columns.GIVEN_UP, rollouts, reward_columns.GIVEN_UP),
     )
     for name, table, state in ends:
-        here = sa.select(sa.func.count()).select_from(table).where(table.c.state == state)
-        found[name] = connection.execute(here).scalar_one()
-    return +found
+        ended = sa.select(sa.func.count()).select_from(table).where(table.c.state == state)
+        counts[name] = connection.execute(ended).scalar_one()
+    return +counts
 
 
 def _metrics_lately(connection: sa.Connection) -> list[dict[str, float]]:
@@ -256,13 +256,13 @@ def _metrics_lately(connection: sa.Connection) -> list[dict[str, float]]:
 
 
 def _masked_share(lately: list[dict[str, float]]) -> float | None:
-    """Return the share that was dropped lately; None until enough updates were reported."""
+    """Return the share of tokens dropped lately; None until enough updates were reported."""
     shares = [float(metrics[MASKED]) for metrics in lately[:MASKED_UPDATES] if MASKED in metrics]
     return sum(shares) / len(shares) if len(shares) == MASKED_UPDATES else None
 
 
 def _idle_lately(connection: sa.Connection, waits_s: float) -> float:
-    """All of its time while it waits for its first batch; none before it asks for that."""
+    """Return the learner's idle share lately: 1 while it waits for its first batch, 0 before it asks for that."""
     lately = (
         sa.select(batches.c.idle_s, batches.c.busy_s)
         .where(batches.c.busy_s > 0)
@@ -276,7 +276,7 @@ def _idle_lately(connection: sa.Connection, waits_s: float) -> float:
 
 
 def _outgoing_lately(connection: sa.Connection) -> float:
-    """Return the share of its last updates' time for which the learner stood still for versions."""
+    """Return the share of the last updates' time in which the learner stopped to save and publish versions."""
     lately = (
         sa.select(batches.c.idle_s + batches.c.busy_s, batches.c.metrics)
         .where(batches.c.busy_s > 0)
@@ -289,7 +289,7 @@ def _outgoing_lately(connection: sa.Connection) -> float:
 
 
 def _length_bias(connection: sa.Connection) -> float | None:
-    """None while there is nothing to compare."""
+    """Return `length_bias`; None while there is nothing to compare."""
     worked_ms = sa.func.avg(leases.c.ended_ms - leases.c.issued_ms)
     aged = sa.select(rollouts.c.lease_id).where(rollouts.c.state == RolloutState.STALE.value)
     late = (

@@ -1,4 +1,4 @@
-"""Where the figures come from: one node's days, claims and refusals, and what went wrong lately.
+"""The records behind the figures: a node's days, claims and refusals, and the round's last incidents.
 
 - All functions are effects that only read, `(connection, …) → outcome`.
 - Answers are bounded: the last days and claims of a node, the last incidents of the round.
@@ -25,11 +25,11 @@ DAYS_SHOWN = 60
 CLAIMS_SHOWN = 50
 INCIDENTS_SHOWN = 20
 UNPROVEN_SHOWN = 5
-"""Incidents of nodes without validated work: keys are free, and theirs must not push out everything else."""
+"""Incidents of nodes without validated work: keys are free, and their incidents must not displace all others."""
 
 
 def days(connection: sa.Connection, node: NodeId) -> list[dict[str, Any]]:
-    """What became of a node's claims of each day, the newest day first."""
+    """Return a node's claims of each day by their outcome, the newest day first."""
     day = (rollouts.c.accepted_ms // DAY_MS).label("day")
     amounts = (
         sa.func.sum(sa.case((claims_table.c.state == state.value, claims_table.c.amount_micros), else_=0)).label(
@@ -49,7 +49,7 @@ def days(connection: sa.Connection, node: NodeId) -> list[dict[str, Any]]:
 
 
 def claims(connection: sa.Connection, node: NodeId) -> list[dict[str, Any]]:
-    """A node's last claims, the newest first, each with the indexes of the entries about it."""
+    """Return a node's last claims, the newest first, each with the indexes of its ledger entries."""
     rows = connection.execute(
         sa.select(
             rollouts.c.claim_id,
@@ -64,26 +64,26 @@ def claims(connection: sa.Connection, node: NodeId) -> list[dict[str, Any]]:
         .order_by(rollouts.c.accepted_ms.desc(), rollouts.c.claim_id)
         .limit(CLAIMS_SHOWN)
     ).mappings()
-    found = [dict(row) for row in rows]
-    effects = [f"{kind}:{row['claim_id']}" for row in found for kind in ("pending", "settle")]
+    claims = [dict(row) for row in rows]
+    effects = [f"{kind}:{row['claim_id']}" for row in claims for kind in ("pending", "settle")]
     entry = entries_table.c
     about = sa.select(entry.effect, entry.index).where(entry.effect.in_(effects))
     places = {row.effect: row.index for row in connection.execute(about)}
-    for row in found:
+    for row in claims:
         row["entry"] = places.get(f"pending:{row['claim_id']}")
         row["settled_entry"] = places.get(f"settle:{row['claim_id']}")
-    return found
+    return claims
 
 
 def refusals(connection: sa.Connection, node: NodeId) -> list[dict[str, Any]]:
-    """Why a node's answers were refused, and how often."""
-    here = sa.select(rejections).where(rejections.c.node_id == node).order_by(rejections.c.count.desc())
-    return [dict(row) for row in connection.execute(here).mappings()]
+    """Return the reasons for which a node's answers were refused, each with its count."""
+    stmt = sa.select(rejections).where(rejections.c.node_id == node).order_by(rejections.c.count.desc())
+    return [dict(row) for row in connection.execute(stmt).mappings()]
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that went wrong with a node, and how often."""
+    """A problem with a node, and the number of times it occurred."""
 
     ms: int
     node_id: str
@@ -94,13 +94,13 @@ class Incident:
 
 
 def incidents(connection: sa.Connection) -> list[Incident]:
-    """Return what went wrong lately, the newest first: rejections by node and code, accused peers, failed rewards."""
-    found = _rejected(connection, IS_KNOWN, INCIDENTS_SHOWN) + _rejected(connection, ~IS_KNOWN, UNPROVEN_SHOWN)
+    """Return the last incidents, the newest first: rejections by node and code, accused peers, failed rewards."""
+    incidents = _rejected(connection, IS_KNOWN, INCIDENTS_SHOWN) + _rejected(connection, ~IS_KNOWN, UNPROVEN_SHOWN)
     for accused in blames.accusations(connection, accused_max=INCIDENTS_SHOWN):
         node = (accused.accused, accused.accused_name)
-        found.append(Incident(accused.newest_ms, *node, "wrong_chunk", accused.chunks, accused.detail))
+        incidents.append(Incident(accused.newest_ms, *node, "wrong_chunk", accused.chunks, accused.detail))
     if unproven := blames.unproven(connection):
-        found.append(_of_unproven(unproven))
+        incidents.append(_of_unproven(unproven))
     unjudged = connection.execute(
         sa.select(rollouts.c.accepted_ms, rollouts.c.node_id, rollouts.c.marks, nodes.c.name)
         .outerjoin(nodes, nodes.c.node_id == rollouts.c.node_id)
@@ -109,9 +109,9 @@ def incidents(connection: sa.Connection) -> list[Incident]:
         .limit(INCIDENTS_SHOWN)
     )
     for row in unjudged:
-        detail = f"No fault of the node's, which is paid. {row.marks.get(reward_columns.GIVEN_UP, '')}"
-        found.append(Incident(row.accepted_ms, row.node_id, row.name or "", VerifierFailed.code, 1, detail))
-    return sorted(found, key=lambda one: -one.ms)[:INCIDENTS_SHOWN]
+        detail = f"Not the node's fault; it is paid. {row.marks.get(reward_columns.GIVEN_UP, '')}"
+        incidents.append(Incident(row.accepted_ms, row.node_id, row.name or "", VerifierFailed.code, 1, detail))
+    return sorted(incidents, key=lambda incident: -incident.ms)[:INCIDENTS_SHOWN]
 
 
 def _rejected(connection: sa.Connection, standing: sa.ColumnElement[bool], shown_max: int) -> list[Incident]:

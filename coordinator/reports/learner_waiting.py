@@ -1,11 +1,11 @@
-"""Whether the learner waits, why, and what to do about it: what an operator wants to know first.
+"""The state of the learner, its cause and the remedy: the first thing that an operator wants to know.
 
-- Pure: from the figures of the status to one sentence, which names the setting to turn.
-- The plainest cause comes first: without a policy, a reward, a node, an auditor or money, nothing else matters.
-  What remains, too few nodes or too tight a bound, is told by `health`.
-- A learner that has ended, or is silent, neither works nor waits: it stands.
-- Between two batches the learner also saves and publishes; only a share of its time says that it waited, or one wait
-  that goes on for far longer than an update, a broadcast and a group take together.
+- Pure: from the figures of the status to one sentence, which names the setting to change.
+- The simplest cause comes first: without a policy, a reward, a node, an auditor or money, nothing else matters.
+  `health` explains the others: too few nodes, or too small a staleness bound.
+- A learner that has ended, or sends nothing, neither works nor waits: its state is "stands".
+- Between two batches the learner also saves and publishes. It counts as waiting only if its idle share is high, or if
+  one wait is far longer than an update, a broadcast and a group take together.
 """
 
 from collections.abc import Mapping
@@ -22,24 +22,24 @@ State = Literal["starts", "works", "waits", "will wait", "stands", "finished"]
 
 
 FIRST_WAIT_S = 600.0
-"""While nothing is measured, a batch may take so long before that is called waiting."""
+"""The longest wait for a batch that does not count as waiting, while no times are measured."""
 
 _TOO_FEW = (
-    "Nodes are there, and too little comes of them: see what became of their work below, or hand out the join string "
-    "to more."
+    "Nodes are connected, but too few of their groups arrive: see the outcome of their work below, or give the join "
+    "string to more people."
 )
 
 
 @dataclass(frozen=True)
 class LearnerWaiting:
-    """How the learner is, and why."""
+    """The state of the learner, and its cause."""
 
     state: State
     why: str
 
 
 def explain_waiting(told: Mapping[str, Any], config: Config, *, backlog: int) -> LearnerWaiting:
-    """What the figures of `summary.status` say of the learner while so many claims wait for an auditor."""
+    """Return the learner's state by the figures of `summary.status`; `backlog` claims wait for an auditor."""
     if told["finished"]:
         return LearnerWaiting("finished", "The round is finished.")
     if told["learner_alarm"]:
@@ -47,7 +47,7 @@ def explain_waiting(told: Mapping[str, Any], config: Config, *, backlog: int) ->
     if not told["version"]:
         place = config.round.directory / "logs" / "learner.log"
         return LearnerWaiting(
-            "starts", f"No version is published yet: {told['phase']}. {place} says how far the learner is."
+            "starts", f"No version is published yet: {told['phase']}. See {place} for the learner's progress."
         )
     if cause := _nothing_comes(told, config, backlog):
         return LearnerWaiting("will wait" if told["batch"] > told["update"] else "waits", cause)
@@ -67,24 +67,24 @@ def explain_waiting(told: Mapping[str, Any], config: Config, *, backlog: int) ->
     return LearnerWaiting("waits", told["alarm"] if told["load"] else _unmeasured(lately))
 
 
-def _nothing_comes(told: Mapping[str, Any], config: Config, backlog: int) -> str:
-    """Why no group can come any more, if none can."""
-    if down := verifier_alarm(told["verifier"]):
+def _nothing_comes(status: Mapping[str, Any], config: Config, backlog: int) -> str:
+    """Return the cause if no group can come any more; "" if groups can come."""
+    if down := verifier_alarm(status["verifier"]):
         return down
-    if not told["nodes_alive"]:
+    if not status["nodes_alive"]:
         return (
-            "No node is there. Hand out the join string; if nodes came and left, raise "
-            "market.max_price_micros_per_mtok, and see that others reach round.listen or round.public_url."
+            "No node is connected. Give the join string to others; if nodes came and left, raise "
+            "market.max_price_micros_per_mtok, and check that others can reach round.listen or round.public_url."
         )
     if backlog >= (most := config.audit.backlog_max):
-        return (  # everybody reads it: no number that tells what was drawn
-            f"So many claims wait for an auditor that no work is offered: audit.backlog_max = {most} or more. "
+        return (  # public: it has no number that reveals which claims were drawn for an audit
+            f"No work is offered, because audit.backlog_max = {most} claims or more wait for an auditor. "
             "Start another `swarm-coordinator auditor`, or see logs/auditor.log."
         )
     dearest = terms_of(config).max_cost_micros(config.market.max_price_micros_per_mtok)
-    if told["budget_micros"] < dearest:
+    if status["budget_micros"] < dearest:
         return (
-            f"The budget is used up: {told['budget_micros']:,} micro-units are left, and one group may cost {dearest}. "
+            f"The budget is used up: {status['budget_micros']:,} micro-units are left, and a group may cost {dearest}. "
             "Lower market.max_price_micros_per_mtok or sampling.max_new_tokens, or end the round."
         )
     return ""

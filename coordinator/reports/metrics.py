@@ -1,8 +1,8 @@
-"""The round's figures for Prometheus, read from the same status that everybody gets.
+"""The round's metrics for Prometheus, read from the public status.
 
-- The table below is all there is: name, kind, help, and where in the status the samples are.
+- The table below lists every metric: name, kind, help, and its place in the status.
 - Counters are the store's own sums, so a restart of the coordinator does not reset them.
-- Labels come from closed sets (states, codes of the protocol, reasons), never from what strangers choose.
+- Labels come from closed sets (states, codes of the protocol, reasons), never from values that clients choose.
 - Amounts are in the operator's unit, times in seconds, sizes in bytes, as Prometheus expects.
 """
 
@@ -25,7 +25,7 @@ MICROS = 1_000_000
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """One metric."""
+    """A metric: its name, kind and help, and the function that reads its samples from the status."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -35,32 +35,32 @@ class MetricFamily:
 
 
 def _one(*path: str, scale: float = 1.0) -> Callable[[Status], Samples]:
-    """The number at a place in the status, if there is one."""
+    """Return a reader of the number at `path` in the status, if there is one."""
 
     def read(status: Status) -> Samples:
-        found: Any = status
+        value: Any = status
         for key in path:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return {} if found is None else {"": float(found) * scale}
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return {} if value is None else {"": float(value) * scale}
 
     return read
 
 
 def _each(*path: str) -> Callable[[Status], Samples]:
-    """All numbers of a table in the status, by their names."""
+    """Return a reader of all numbers of the table at `path` in the status, by their names."""
 
     def read(status: Status) -> Samples:
-        found: Any = status
+        table: Any = status
         for key in path:
-            found = found.get(key) or {}
-        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+            table = table.get(key) or {}
+        return {name: float(value) for name, value in table.items() if isinstance(value, int | float)}
 
     return read
 
 
 def _programs(read: Callable[[Mapping[str, Any]], float]) -> Callable[[Status], Samples]:
-    """One figure of each of the coordinator's children."""
-    return lambda status: {name: float(read(one)) for name, one in status.get("programs", {}).items()}
+    """Return a reader of one figure of each child process of the coordinator."""
+    return lambda status: {name: float(read(child)) for name, child in status.get("programs", {}).items()}
 
 
 def _fleet(status: Status) -> Samples:
@@ -69,8 +69,8 @@ def _fleet(status: Status) -> Samples:
 
 
 def _prompts(status: Status) -> Samples:
-    told = _each("selection")(status)
-    return {name.removeprefix("prompts_"): value for name, value in told.items() if name.startswith("prompts_")}
+    counters = _each("selection")(status)
+    return {name.removeprefix("prompts_"): value for name, value in counters.items() if name.startswith("prompts_")}
 
 
 def _audits(status: Status) -> Samples:
@@ -78,8 +78,8 @@ def _audits(status: Status) -> Samples:
 
 
 def _left_out(status: Status) -> Samples:
-    told = _each("selection")(status)
-    return {name: told[name] for name in get_args(Reason) if name in told}
+    counters = _each("selection")(status)
+    return {name: counters[name] for name in get_args(Reason) if name in counters}
 
 
 FAMILIES = (
@@ -106,46 +106,75 @@ FAMILIES = (
         "program_up",
         "gauge",
         "1 while a child of the coordinator runs.",
-        _programs(lambda one: one["state"] == "runs"),
+        _programs(lambda child: child["state"] == "runs"),
         "program",
     ),
     MetricFamily(
         "program_restarts",
         "gauge",
-        "How often it was started again since the launch.",
-        _programs(lambda one: one["restarts"]),
+        "Restarts of the child since the launch.",
+        _programs(lambda child: child["restarts"]),
         "program",
     ),
-    MetricFamily("figures_age_seconds", "gauge", "Since the figures of the status were read.", _one("age_s")),
+    MetricFamily("figures_age_seconds", "gauge", "Seconds since the figures of the status were read.", _one("age_s")),
     MetricFamily(
-        "updates_skipped", "gauge", "Of the last 32, those that made no step.", _one("updates_skipped_lately")
+        "updates_skipped", "gauge", "Updates that made no step, among the last 32.", _one("updates_skipped_lately")
     ),
     MetricFamily(
         "masked_ratio",
         "gauge",
-        "Tokens that the correction dropped, of those of the last 8 updates.",
+        "Share of the last 8 updates' tokens that the correction dropped.",
         _one("masked_share_lately"),
     ),
     MetricFamily("policy_version", "gauge", "Newest published version.", _one("version")),
-    MetricFamily("policy_version_update", "gauge", "Update that it was made at.", _one("version_update")),
     MetricFamily(
-        "broadcast_median_seconds", "gauge", "Publication to first token, median node.", _one("broadcast", "median_s")
+        "policy_version_update", "gauge", "Update at which the newest version was made.", _one("version_update")
     ),
-    MetricFamily("broadcast_max_seconds", "gauge", "The same of the last node.", _one("broadcast", "max_s")),
     MetricFamily(
-        "broadcast_nodes_reached", "gauge", "Nodes that sample with the version shown.", _one("broadcast", "reached")
+        "broadcast_median_seconds",
+        "gauge",
+        "Seconds from publication to first token, median node.",
+        _one("broadcast", "median_s"),
     ),
-    MetricFamily("staleness_bound", "gauge", "S as leases are offered by it.", _one("staleness_bound")),
+    MetricFamily(
+        "broadcast_max_seconds",
+        "gauge",
+        "Seconds from publication to first token, last node.",
+        _one("broadcast", "max_s"),
+    ),
+    MetricFamily(
+        "broadcast_nodes_reached",
+        "gauge",
+        "Nodes that sample with the version of the last broadcast.",
+        _one("broadcast", "reached"),
+    ),
+    MetricFamily(
+        "staleness_bound",
+        "gauge",
+        "The staleness bound S in force for new leases, in updates.",
+        _one("staleness_bound"),
+    ),
     MetricFamily("trained_age_mean", "gauge", "Updates between sampling and training, mean.", _one("age", "mean")),
-    MetricFamily("trained_age_p99", "gauge", "The same of the 99th percentile.", _one("age", "p99")),
-    MetricFamily("trained_age_max", "gauge", "The same of the oldest group.", _one("age", "max")),
-    MetricFamily("length_bias", "gauge", "Work on late groups over work on trained ones.", _one("length_bias")),
-    MetricFamily("groups_in_vain", "counter", "Groups that nobody trained on.", _each("in_vain"), "reason"),
     MetricFamily(
-        "groups_in_vain_share", "gauge", "Share of finished groups that nobody trained on.", _one("in_vain_share")
+        "trained_age_p99", "gauge", "Updates between sampling and training, 99th percentile.", _one("age", "p99")
     ),
     MetricFamily(
-        "kept_for_audits_bytes", "gauge", "Versions that only claims wait for.", _one("kept_for_audits", "size_bytes")
+        "trained_age_max", "gauge", "Updates between sampling and training, oldest group.", _one("age", "max")
+    ),
+    MetricFamily(
+        "length_bias", "gauge", "Mean time of work on late groups over that on trained groups.", _one("length_bias")
+    ),
+    MetricFamily(
+        "groups_in_vain", "counter", "Groups that were not trained on (wasted work).", _each("in_vain"), "reason"
+    ),
+    MetricFamily(
+        "groups_in_vain_share", "gauge", "Share of finished groups that were not trained on.", _one("in_vain_share")
+    ),
+    MetricFamily(
+        "kept_for_audits_bytes",
+        "gauge",
+        "Size of the versions that are kept for audits alone.",
+        _one("kept_for_audits", "size_bytes"),
     ),
     MetricFamily(
         "standby_behind_seconds", "gauge", "Seconds that the standby copy is behind.", _one("standby", "behind_s")
@@ -153,26 +182,26 @@ FAMILIES = (
     MetricFamily(
         "alarm", "gauge", "1 while `status` names a cause and a setting.", lambda s: {"": float(bool(s["alarm"]))}
     ),
-    MetricFamily("prompts", "gauge", "Prompts by how their groups came out lately.", _prompts, "outcome"),
-    MetricFamily("prompts_left_out", "counter", "Times that a prompt came up and was left out.", _left_out, "reason"),
-    MetricFamily("prompts_probed", "counter", "Times that one was taken after that.", _one("selection", "probed")),
-    MetricFamily("rollouts", "gauge", "Accepted groups by what became of them.", _each("rollouts"), "state"),
+    MetricFamily("prompts", "gauge", "Prompts by the last outcomes of their groups.", _prompts, "outcome"),
+    MetricFamily("prompts_left_out", "counter", "Times that the selection skipped a prompt.", _left_out, "reason"),
+    MetricFamily(
+        "prompts_probed", "counter", "Times that a skipped prompt was sampled again.", _one("selection", "probed")
+    ),
+    MetricFamily("rollouts", "gauge", "Accepted groups by state.", _each("rollouts"), "state"),
     MetricFamily("rollouts_rejected", "counter", "Refused rollouts.", _each("rejected"), "code"),
     MetricFamily("leases", "gauge", "Leases by state.", _each("leases"), "state"),
     MetricFamily("audits", "gauge", "Audits by state and verdict.", _audits, "state"),
-    MetricFamily(
-        "budget", "gauge", "What is left to pay with, in the operator's unit.", _one("budget_micros", scale=1 / MICROS)
-    ),
+    MetricFamily("budget", "gauge", "Budget left, in the operator's unit.", _one("budget_micros", scale=1 / MICROS)),
     MetricFamily("nodes_registered", "gauge", "Nodes that ever registered.", _one("nodes")),
-    MetricFamily("nodes_alive", "gauge", "Nodes heard of lately.", _one("nodes_alive")),
+    MetricFamily("nodes_alive", "gauge", "Nodes that contacted the coordinator lately.", _one("nodes_alive")),
     MetricFamily("nodes_up_to_date", "gauge", "Alive nodes that hold the newest version.", _one("nodes_up_to_date")),
-    MetricFamily("fleet_nodes", "gauge", "Nodes at work and on standby.", _fleet, "part"),
+    MetricFamily("fleet_nodes", "gauge", "Working nodes and nodes on standby.", _fleet, "part"),
     MetricFamily("finished", "gauge", "1 when the round has all its updates.", lambda s: {"": float(s["finished"])}),
 )
 
 
 class _Round(Collector):
-    """One status as Prometheus sees it."""
+    """A Prometheus collector over one status."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -187,7 +216,7 @@ class _Round(Collector):
 
 
 def exposition(status: Status) -> bytes:
-    """The page that Prometheus reads."""
+    """Return the page that Prometheus reads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Round(status))
     return generate_latest(registry)

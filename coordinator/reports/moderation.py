@@ -1,9 +1,9 @@
-"""What an operator may order about nodes, as effects: pause and resume one, ban and unban an owner.
+"""The operator's orders about nodes, as effects: pause and resume a node, ban and unban an owner.
 
-- A paused node gets no new work; what it holds it may finish, and is paid.
-- A ban is its owner's, with all their nodes: leases end, groups leave the buffer, what no audit found right is void, an
-  entry of the ledger for each claim. Whoever is let in again is audited in full until they have proved themselves.
-- Every order is recorded with its reason in the same transaction. The same order again changes nothing.
+- A paused node gets no new work. It may finish the leases that it holds, and is paid for them.
+- A ban applies to an owner and all their nodes: leases end, groups leave the buffer, and each claim that no audit found
+  right is voided by a ledger entry. An owner who is unbanned is audited in full until they have earned trust again.
+- Every order is recorded with its reason in the same transaction. Repeating an order changes nothing.
 """
 
 from typing import Any
@@ -20,27 +20,27 @@ from protocol.ids import NodeId
 from protocol.people import names
 
 SHORTEST = 6
-"""Characters of an id that name a node, if no other begins or ends so."""
+"""The least characters of an id that name a node, if no other id begins or ends with them."""
 
 
 def find(connection: sa.Connection, text: str) -> NodeId:
-    """The node that is meant: by its id, the beginning or end of one, or its name; else by a name without its team.
+    """Return the node that `text` names: by its id, its beginning or end, or its name; else its name without a team.
 
-    Names are the nodes' own words: nobody hides behind another's id, nor puts somebody else in the place of theirs. Who
-    has a name alone may change, so one that is shown with ids as well names nobody.
+    Nodes choose their names: an exact id comes first, so that no node can use another's id as its name. The holder of a
+    plain name may change, so a name that other nodes have with an id added matches them all, which is an error.
     """
     rows = connection.execute(sa.select(nodes.c.node_id, nodes.c.name)).all()
-    found = [row.node_id for row in rows if row.node_id == text]
-    if not found:
-        found = [
+    node_ids = [row.node_id for row in rows if row.node_id == text]
+    if not node_ids:
+        node_ids = [
             row.node_id for row in rows if text in (row.name, names.without_id(row.name)) or _is_part(row.node_id, text)
         ]
-    if not found:
-        found = [row.node_id for row in rows if text and row.name.rpartition("@")[0] == text]
-    if len(found) != 1:
-        what = "No node is" if not found else f"{len(found)} nodes are"
+    if not node_ids:
+        node_ids = [row.node_id for row in rows if text and row.name.rpartition("@")[0] == text]
+    if len(node_ids) != 1:
+        what = "No node is" if not node_ids else f"{len(node_ids)} nodes are"
         raise NotFound(f"{what} called {text[:80]}.", hint="`swarm-coordinator nodes list` shows their ids.")
-    return NodeId(found[0])
+    return NodeId(node_ids[0])
 
 
 def _is_part(node_id: str, text: str) -> bool:
@@ -48,7 +48,7 @@ def _is_part(node_id: str, text: str) -> bool:
 
 
 def listed(connection: sa.Connection, *, alive_since_ms: int) -> list[dict[str, Any]]:
-    """Every node as the leaderboard has it, with its owner, whether it is alive, and what was ordered about it."""
+    """Return every node as on the leaderboard, with its owner, its liveness, and the orders in force about it."""
     columns = (nodes.c.node_id, nodes.c.owner, nodes.c.paused_ms, nodes.c.revoked_ms)
     banned = sa.select(sa.func.max(trust.c.banned_ms)).where(standings.ANSWERS).scalar_subquery().label("banned_ms")
     rows = connection.execute(sa.select(*columns, banned)).mappings()
@@ -60,7 +60,7 @@ def listed(connection: sa.Connection, *, alive_since_ms: int) -> list[dict[str, 
 
 
 def node_report(connection: sa.Connection, text: str, *, alive_since_ms: int) -> dict[str, Any]:
-    """One node, with its refusals and the orders about it and its owner."""
+    """Return the report on one node, with its refusals and the orders about it and its owner."""
     node = find(connection, text)
     (line,) = (line for line in listed(connection, alive_since_ms=alive_since_ms) if line["node_id"] == node)
     return {
@@ -73,7 +73,7 @@ def node_report(connection: sa.Connection, text: str, *, alive_since_ms: int) ->
 def order(
     connection: sa.Connection, action: Action, text: str, reason: str, *, given_by: str, terms: AuditTerms, now_ms: int
 ) -> dict[str, Any]:
-    """Carry out an order; what it was about, and whether it changed anything."""
+    """Carry out an order; return its subject, and `changed`: False if it changed nothing."""
     node = find(connection, text)
     owner = standings.owner_of(connection, node)
     if action == "unban":  # a node may have been banned before it had an owner
@@ -89,7 +89,7 @@ def order(
         case "unban":
             changed = standings.forgive(connection, owner)
         case _:
-            raise NotFound(f"There is no order {action}.")
+            raise NotFound(f"Unknown order: {action}.")
     if changed:
         orders.record(connection, action, subject, reason, given_by=given_by, now_ms=now_ms)
     return {"action": action, "node_id": node, "owner": owner, "changed": changed}
@@ -97,5 +97,5 @@ def order(
 
 def _set_pause(connection: sa.Connection, node: NodeId, moment_ms: int | None) -> bool:
     before = nodes.c.paused_ms.is_(None) if moment_ms is not None else nodes.c.paused_ms.is_not(None)
-    here = sa.update(nodes).where(nodes.c.node_id == node, before)
-    return bool(connection.execute(here.values(paused_ms=moment_ms)).rowcount)
+    stmt = sa.update(nodes).where(nodes.c.node_id == node, before)
+    return bool(connection.execute(stmt.values(paused_ms=moment_ms)).rowcount)

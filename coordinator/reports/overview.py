@@ -1,7 +1,7 @@
-"""A round on one screen: whether the learner waits and why, fleet, versions, staleness, credit, incidents.
+"""A round on one screen: the learner's state and its cause, fleet, versions, staleness, credit, incidents.
 
 - Pure: from the JSON of `/v1/operator/status` to lines, which `screen` draws on a terminal or prints.
-- Names and messages come from nodes: what could steer a terminal is replaced.
+- Names and messages come from nodes: control characters are replaced.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,21 +14,21 @@ from protocol.text.plain import counted, duration_text
 Tone = Literal["good", "bad", "plain"]
 
 NODES_SHOWN = 8
-"""Of those at work or standing by; `swarm-coordinator nodes list` has them all."""
+"""The most nodes that are listed; `swarm-coordinator nodes list` lists all."""
 
 UNFINISHED_SHOWN_MIN = 0.01
-"""Of a node's leases; fewer are no trouble, and would read 0 %."""
+"""The least share of unfinished leases for which a node is listed; less is no problem and would read 0 %."""
 
 OLD_S = 15.0
-"""Figures of this age say so."""
+"""Figures of this age or older are marked as old."""
 
 INCIDENTS_SHOWN = 5
-"""The training page has more."""
+"""The most incidents that are listed; the training page lists more."""
 
 
 @dataclass(frozen=True)
 class OverviewPart:
-    """Some lines under one title."""
+    """A title and the lines below it."""
 
     title: str
     lines: tuple[str, ...]
@@ -36,8 +36,8 @@ class OverviewPart:
 
 
 def parts(told: Mapping[str, Any]) -> list[OverviewPart]:
-    """The whole screen, from top to bottom."""
-    found = [
+    """Return all parts of the screen, from top to bottom."""
+    shown = [
         *shown_age(told),
         *_verdict(told),
         *_standby(told),
@@ -48,46 +48,46 @@ def parts(told: Mapping[str, Any]) -> list[OverviewPart]:
         OverviewPart("prompts", tuple(_prompts(told["selection"]))),
         OverviewPart("credit", tuple(_credit(told))),
         OverviewPart("audits", tuple(_audits(told))),
-        OverviewPart("measured", tuple(evaluation(one) for one in told["evaluations"])),
-        OverviewPart("incidents", tuple(_incident(one) for one in told["incidents"][:INCIDENTS_SHOWN])),
+        OverviewPart("measured", tuple(evaluation(evaluation_row) for evaluation_row in told["evaluations"])),
+        OverviewPart("incidents", tuple(_incident(incident) for incident in told["incidents"][:INCIDENTS_SHOWN])),
     ]
-    return [OverviewPart(one.title, tuple(map(printable, one.lines)), one.tone) for one in found if one.lines]
+    return [OverviewPart(part.title, tuple(map(printable, part.lines)), part.tone) for part in shown if part.lines]
 
 
 def shown_age(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
-    """That the figures are old, where they are."""
+    """Yield the age of the figures, if they are old."""
     if told.get("age_s", 0.0) >= OLD_S:
         yield OverviewPart(
             "figures", (f"These figures are {duration_text(told['age_s'])} old: the machine is busy.",), "bad"
         )
 
 
-def _verdict(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
-    """That nobody leads the round; else whether the learner waits, and what is wrong besides."""
-    if told.get("stopped"):
-        yield OverviewPart("round", (told["stopped"],), "bad")
+def _verdict(status: Mapping[str, Any]) -> Iterator[OverviewPart]:
+    """Yield the reason if the round is stopped; else the learner's state and the alarm."""
+    if status.get("stopped"):
+        yield OverviewPart("round", (status["stopped"],), "bad")
         return
-    learner = told["learner"]
+    learner = status["learner"]
     waits = learner["state"] in ("waits", "will wait", "stands")
     verdict = f"{learner['state'].upper() if waits else learner['state']}: {learner['why']}"
     yield OverviewPart("learner", (verdict,), "bad" if waits else "good")
-    yield OverviewPart("alarm", tuple(line for line in [told["alarm"]] if line and line != learner["why"]), "bad")
+    yield OverviewPart("alarm", tuple(line for line in [status["alarm"]] if line and line != learner["why"]), "bad")
 
 
 def text(told: Mapping[str, Any]) -> str:
-    """The screen for a pipe: a title before the first line of each part, no line broken."""
+    """Return the screen as text for a pipe: a title before the first line of each part, and no line wrapped."""
     return "\n".join(
-        f"{'' if number else one.title:<10} {line}" for one in parts(told) for number, line in enumerate(one.lines)
+        f"{'' if number else part.title:<10} {line}" for part in parts(told) for number, line in enumerate(part.lines)
     )
 
 
 def printable(line: str) -> str:
-    """The same without what could steer a terminal."""
+    """Return `line` with its control characters replaced."""
     return "".join(sign if sign.isprintable() else "�" for sign in line)
 
 
 def evaluation(row: Mapping[str, Any]) -> str:
-    """An evaluation in a line."""
+    """Return an evaluation as one line."""
     about = f"version {row['version']}, update {row['update']}, {row['split']}"
     result = row["result"]
     if result is None:
@@ -101,60 +101,61 @@ def evaluation(row: Mapping[str, Any]) -> str:
     )
 
 
-def _standby(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
-    """How far the standby copy is, if one follows."""
-    if copy := told.get("standby"):
+def _standby(status: Mapping[str, Any]) -> Iterator[OverviewPart]:
+    """Yield the lag of the standby copy, if there is one."""
+    if copy := status.get("standby"):
         where = f" at {copy['target']}" if copy.get("target") else ""
         lines = [f"the copy{where} is {duration_text(copy['behind_s'])} behind"]
         if not copy["keeps_up"]:
-            lines.append("it is not waited for any more: what is published now may be missing in it")
-        lines += [one for one in [copy.get("problem")] if one]
+            lines.append("the round no longer waits for the copy: new versions may be missing in it")
+        lines += [problem for problem in [copy.get("problem")] if problem]
         yield OverviewPart("standby", tuple(lines), "plain" if copy["keeps_up"] and not copy.get("problem") else "bad")
 
 
-def _round(told: Mapping[str, Any]) -> Iterator[str]:
-    detail = f" ({told['detail']})" if told["detail"] else ""
-    yield f"{told['phase']}: update {told['update']} of {told['max_updates']}{detail}"
-    still = told.get("learner_outgoing_share_lately", 0.0)
-    versions = f"still for versions {still:.0%} of its time lately, " if still else ""
-    yield f"learner idle {told['learner_idle_share']:.0%} of the whole round, {versions}" + (
-        f"at work on batch {told['batch']}" if told["batch"] > told["update"] else "no batch under way"
+def _round(status: Mapping[str, Any]) -> Iterator[str]:
+    detail = f" ({status['detail']})" if status["detail"] else ""
+    yield f"{status['phase']}: update {status['update']} of {status['max_updates']}{detail}"
+    still = status.get("learner_outgoing_share_lately", 0.0)
+    versions = f"saving and publishing {still:.0%} of its time lately, " if still else ""
+    yield f"learner idle {status['learner_idle_share']:.0%} of the whole round, {versions}" + (
+        f"at work on batch {status['batch']}" if status["batch"] > status["update"] else "no batch under way"
     )
-    ages = {"last update": told.get("update_age_s"), "learner heard of": told.get("learner_silent_s")}
-    since_s = told.get("age_s", 0.0)
+    ages = {"last update": status.get("update_age_s"), "last learner request": status.get("learner_silent_s")}
+    since_s = status.get("age_s", 0.0)
     known = [f"{name} {duration_text(age + since_s)} ago" for name, age in ages.items() if age is not None]
-    if known or told.get("programs"):
-        yield ", ".join([*known, *(_program(name, one) for name, one in told.get("programs", {}).items())])
+    if known or status.get("programs"):
+        yield ", ".join([*known, *(_program(name, life) for name, life in status.get("programs", {}).items())])
 
 
-def _program(name: str, one: Mapping[str, Any]) -> str:
-    """How a child of the coordinator fares."""
-    if one["state"] != "runs":
-        return f"{name} {one['state']} with code {one['code']}"
-    return f"{name} runs" + (f" (started again {counted(one['restarts'], 'time')})" if one["restarts"] else "")
+def _program(name: str, life: Mapping[str, Any]) -> str:
+    """Return the state of a child process of the coordinator."""
+    if life["state"] != "runs":
+        return f"{name} {life['state']} with code {life['code']}"
+    return f"{name} runs" + (f" (started again {counted(life['restarts'], 'time')})" if life["restarts"] else "")
 
 
-def _fleet(told: Mapping[str, Any]) -> Iterator[str]:
-    holding = f", version {told['version']} on {told['nodes_up_to_date']} of them" if told["version"] else ""
-    yield f"{told['nodes_alive']:,} of {counted(told['nodes'], 'node')} alive{holding}"
-    for one in told["fleet"][:NODES_SHOWN]:
-        part = "works" if one["works"] else "standby"
-        yield f"{one['name']} {part}, {one['groups_per_s']:.3g} groups/s: {one['reason']}"
-    if len(told["fleet"]) > NODES_SHOWN:
-        yield f"and {len(told['fleet']) - NODES_SHOWN} more: `swarm-coordinator nodes list`"
-    for one in told["unfinished_by"]:
-        if one["skipped_share"] + one["expired_share"] < UNFINISHED_SHOWN_MIN:
+def _fleet(status: Mapping[str, Any]) -> Iterator[str]:
+    holding = f", version {status['version']} on {status['nodes_up_to_date']} of them" if status["version"] else ""
+    yield f"{status['nodes_alive']:,} of {counted(status['nodes'], 'node')} alive{holding}"
+    for node in status["fleet"][:NODES_SHOWN]:
+        part = "works" if node["works"] else "standby"
+        yield f"{node['name']} {part}, {node['groups_per_s']:.3g} groups/s: {node['reason']}"
+    if len(status["fleet"]) > NODES_SHOWN:
+        yield f"and {len(status['fleet']) - NODES_SHOWN} more: `swarm-coordinator nodes list`"
+    for node in status["unfinished_by"]:
+        if node["skipped_share"] + node["expired_share"] < UNFINISHED_SHOWN_MIN:
             continue
-        yield f"{one['name']} skipped {one['skipped_share']:.0%} of its leases, let {one['expired_share']:.0%} expire"
+        shares = f"skipped {node['skipped_share']:.0%} of its leases, let {node['expired_share']:.0%} expire"
+        yield f"{node['name']} {shares}"
 
 
-def _versions(told: Mapping[str, Any]) -> Iterator[str]:
-    every = f"one every {counted(told['publish_every'], 'update')}"
-    if not told["version"]:
+def _versions(status: Mapping[str, Any]) -> Iterator[str]:
+    every = f"one every {counted(status['publish_every'], 'update')}"
+    if not status["version"]:
         yield f"none is published yet; then {every}"
         return
-    yield f"version {told['version']} of update {told['version_update']}, {every}"
-    if last := told["broadcast"]:
+    yield f"version {status['version']} of update {status['version_update']}, {every}"
+    if last := status["broadcast"]:
         yield (
             f"T_bcast of version {last['version']}, from publication to the first token: median "
             f"{last['median_s']:.2f} s, p90 {last['p90_s']:.2f} s, max {last['max_s']:.2f} s, "
@@ -162,71 +163,71 @@ def _versions(told: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _staleness(told: Mapping[str, Any]) -> Iterator[str]:
-    age = told["age"]
-    bound = bound_in_force(told)
+def _staleness(status: Mapping[str, Any]) -> Iterator[str]:
+    age = status["age"]
+    bound = bound_in_force(status)
     yield f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}; S = {bound})"
-    yield f"wasted work: {told['in_vain_share']:.1%}{_counted(told['in_vain'])}"
-    if alike := told["rollouts"].get("alike"):
-        yield f"set aside {counted(alike, 'group')} whose rewards were all alike, for others in their place"
-    if refused := sum(told["rejected"].values()):
-        yield f"rejected {counted(refused, 'answer')}{_counted(told['rejected'])}"
+    yield f"wasted work: {status['in_vain_share']:.1%}{_counted(status['in_vain'])}"
+    if alike := status["rollouts"].get("alike"):
+        yield f"replaced {counted(alike, 'group')} whose rewards were all alike by other groups"
+    if refused := sum(status["rejected"].values()):
+        yield f"rejected {counted(refused, 'answer')}{_counted(status['rejected'])}"
 
 
-def bound_in_force(told: Mapping[str, Any]) -> str:
-    """S, and the operator's where it is below that."""
-    now, most = told["staleness_bound"], told["staleness"]
+def bound_in_force(status: Mapping[str, Any]) -> str:
+    """Return S, and the operator's bound if S is lower."""
+    now, most = status["staleness_bound"], status["staleness"]
     return f"{now}" if now == most else f"{now} of at most {most}"
 
 
-def _prompts(told: Mapping[str, int]) -> Iterator[str]:
-    """How difficult they are at the moment, and which were left out for that."""
-    if told:
+def _prompts(selection: Mapping[str, int]) -> Iterator[str]:
+    """Yield the difficulty of the prompts lately, and the numbers that were left out because of it."""
+    if selection:
         yield (
-            f"{told['prompts_seen']} prompts seen, lately always right {told['prompts_always_right']}, "
-            f"always wrong {told['prompts_always_wrong']}"
+            f"{selection['prompts_seen']} prompts seen, lately always right {selection['prompts_always_right']}, "
+            f"always wrong {selection['prompts_always_wrong']}"
         )
         yield (
-            f"left out {told['always_right']} times as always right, {told['always_wrong']} as always wrong, "
-            f"{told['passed_over']} for better ones; taken again {told['probed']} times"
+            f"left out {selection['always_right']} times as always right, {selection['always_wrong']} as always wrong, "
+            f"{selection['passed_over']} for better ones; sampled again {selection['probed']} times"
         )
 
 
-def _credit(told: Mapping[str, Any]) -> Iterator[str]:
-    credit, left = told["credit"], told["budget_micros"]
+def _credit(status: Mapping[str, Any]) -> Iterator[str]:
+    credit, left = status["credit"], status["budget_micros"]
     yield (
         f"earned {credit['posted_micros']:,}, in escrow {credit['pending_micros']:,}, "
         f"taken back {credit['voided_micros']:,} micro-units"
     )
     spent = credit["posted_micros"] + credit["pending_micros"]
-    lasts = f", about {left * told['update'] // spent:,} more updates at the current cost" if spent else ""
+    lasts = f", about {left * status['update'] // spent:,} more updates at the current cost" if spent else ""
     yield f"budget left {left:,} micro-units{lasts}"
 
 
-def _audits(told: Mapping[str, Any]) -> Iterator[str]:
-    audit = told["audit"]
+def _audits(status: Mapping[str, Any]) -> Iterator[str]:
+    audit = status["audit"]
     verdicts = ", ".join(f"{count} {finding}" for finding, count in audit["verdicts"].items()) or "no verdicts"
-    waiting = told.get("backlog", audit["waiting"])  # who is not the operator knows of revealed epochs alone
+    waiting = status.get("backlog", audit["waiting"])  # the public status counts revealed epochs only
     yield (
         f"audited {audit['share']:.1%} of the claims: {verdicts}; {waiting} wait for an auditor, "
         f"{audit['unsettled']} for their settlement"
         + (f"; held for a calibration: {', '.join(audit['held'])}" if audit.get("held") else "")
     )
-    pace = told.get("audit_pace")
+    pace = status.get("audit_pace")
     if pace and pace["auditor_tokens_per_s"]:
         yield (
             f"an auditor checks {pace['auditor_tokens_per_s']:,.0f} tokens/s, "
-            f"{pace['incoming_tokens_per_s']:,.0f} come in to be checked, {pace['waiting_tokens']:,} wait"
+            f"{pace['incoming_tokens_per_s']:,.0f} tokens/s arrive, {pace['waiting_tokens']:,} tokens wait"
         )
 
 
-def _incident(one: Mapping[str, Any]) -> str:
-    when = datetime.fromtimestamp(one["ms"] / 1000, UTC).strftime("%d %b %H:%M:%S")
-    times = f" {one['count']} times" if one["count"] > 1 else ""
-    return f"{when} UTC {one['name'] or one['node_id'][-8:]} {one['what']}{times}: {one['detail']}"
+def _incident(incident: Mapping[str, Any]) -> str:
+    when = datetime.fromtimestamp(incident["ms"] / 1000, UTC).strftime("%d %b %H:%M:%S")
+    times = f" {incident['count']} times" if incident["count"] > 1 else ""
+    return f"{when} UTC {incident['name'] or incident['node_id'][-8:]} {incident['what']}{times}: {incident['detail']}"
 
 
 def _counted(by_name: Mapping[str, int]) -> str:
-    """Counts by what they are of, the most frequent first."""
-    told = ", ".join(f"{count} {why}" for why, count in sorted(by_name.items(), key=lambda one: (-one[1], one[0])))
-    return f" ({told})" if told else ""
+    """Return counts with their names, the most frequent first."""
+    counts = ", ".join(f"{count} {why}" for why, count in sorted(by_name.items(), key=lambda item: (-item[1], item[0])))
+    return f" ({counts})" if counts else ""

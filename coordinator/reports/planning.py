@@ -1,8 +1,8 @@
-"""What a round would need and cost: κ, throughput, nodes, broadcast time and price per update, for a bound S; pure.
+"""The needs and costs of a round for a bound S: κ, throughput, nodes, broadcast time and price per update; pure.
 
-- T_bcast is given, or the fluid bound of `topology` for the given links, plus the time to load a version.
-- Nodes are alike here: as many as give γ times the least throughput. More nodes may take longer to reach, so both are
-  found together.
+- T_bcast is given, or it is the fluid bound of `topology` for the given links plus the time to load a version.
+- All nodes are alike, and there are as many as give γ times the least throughput. More nodes may take longer to reach,
+  so the number of nodes and T_bcast are computed together.
 - A sensitivity is the same plan with one input a quarter larger.
 """
 
@@ -18,10 +18,10 @@ from protocol.text.plain import counted
 RULES = {"visible": VISIBLE, "overlap": OVERLAP}
 
 NODES_MAX = 100_000
-"""More is no plan."""
+"""A plan that needs more nodes is infeasible."""
 
 LARGER = 1.25
-"""The step of a sensitivity."""
+"""The factor of a sensitivity."""
 
 STALENESS_SHOWN = (0, 1, 2, 3, 4, 6, 8, 11)
 
@@ -33,13 +33,13 @@ RuleName = Literal["visible", "overlap"]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is known or assumed."""
+    """The measured or assumed inputs of a plan."""
 
     staleness: int
     groups_per_update: int
     train_s: float
     group_s: float
-    """How long a node samples one group, when it samples `at_once` of them together."""
+    """The time in which a node samples one group, when it samples `at_once` groups together."""
     at_once: int = 1
     size_mb: float = 0.0
     """Size of a published version, in MB."""
@@ -47,21 +47,21 @@ class Inputs:
     node_mbit: float = 100.0
     node_up_mbit: float = 100.0
     load_s: float = 0.0
-    """From the last byte to the first token."""
+    """The time from the last byte to the first token."""
     broadcast_s: float | None = None
-    """T_bcast, if it was measured: then size, links and loading count for nothing."""
+    """T_bcast, if it was measured: then `size_mb`, the links and `load_s` are not used."""
     node_price_per_hour: float = 0.0
     learner_price_per_hour: float = 0.0
     gamma: float = 1.1
     kappa: int = 0
-    """Updates between publications; 0 takes what the rule advises."""
+    """Updates between publications; 0 uses the rule's advice."""
 
     @property
     def node_rate(self) -> float:
         return self.at_once / self.group_s
 
     def arrival_s(self, nodes: int) -> float:
-        """T_bcast to so many nodes."""
+        """Return T_bcast to `nodes` nodes."""
         if self.broadcast_s is not None:
             return self.broadcast_s
         if not self.size_mb:
@@ -76,7 +76,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """What one rule needs for one S; no nodes if no number of them would keep the learner busy."""
+    """The needs of a rule for one S; `nodes` is None if no number of nodes would keep the learner busy."""
 
     rule: RuleName
     staleness: int
@@ -89,7 +89,7 @@ class PoolPlan:
 
 
 def plan(inputs: Inputs, rule: RuleName = "visible") -> PoolPlan:
-    """The smallest pool of such nodes that keeps the learner busy, with γ's reserve."""
+    """Return the smallest pool of such nodes that keeps the learner busy, with γ as the reserve."""
     nodes = 1
     while True:
         load = inputs.load(nodes)
@@ -114,13 +114,13 @@ def plan(inputs: Inputs, rule: RuleName = "visible") -> PoolPlan:
 
 
 def bubble(inputs: Inputs, nodes: int, rule: RuleName = "visible") -> float:
-    """The share of its time that the learner would wait with so many nodes."""
+    """Return the share of its time that the learner would wait with `nodes` nodes."""
     load = inputs.load(nodes)
     return RULES[rule].bubble(load, inputs.kappa or RULES[rule].kappa(load), nodes * inputs.node_rate)
 
 
 def sensitivity(inputs: Inputs) -> dict[str, PoolPlan]:
-    """The plan with one thing a quarter larger, by the name of the thing; and with S one larger."""
+    """Return the plan with one quantity a quarter larger, by the name of the quantity; and with S one larger."""
     changes: dict[str, dict[str, Any]] = {
         "an update takes longer": {"train_s": LARGER * inputs.train_s},
         "groups take longer": {"group_s": LARGER * inputs.group_s},
@@ -142,7 +142,7 @@ def sensitivity(inputs: Inputs) -> dict[str, PoolPlan]:
 
 @dataclass(frozen=True)
 class Way:
-    """What one mode of a round comes to with a given pool."""
+    """The speed and cost of one mode of a round with a given pool."""
 
     mode: ModeName
     nodes: int
@@ -150,12 +150,12 @@ class Way:
     idle: float
     age_max: int
     in_vain: float
-    """Share of what is sampled, at the most: by a pool that never pauses."""
+    """The largest share of the samples that is wasted: that of a pool that never pauses."""
     cost_per_update: float
 
 
 def ways(inputs: Inputs, nodes: int) -> list[Way]:
-    """The modes beside each other: the same nodes, or, `colocated`, one like them on the learner's own device."""
+    """Return all modes for the same nodes; `colocated` has one such node on the learner's own device."""
     load, rate = inputs.load(nodes), nodes * inputs.node_rate
     kappa = inputs.kappa or VISIBLE.kappa(load)
     in_turns = replace(load, staleness=0)
@@ -177,37 +177,37 @@ def _way(inputs: Inputs, mode: ModeName, nodes: int, step_s: float, age_max: int
 
 
 def report(inputs: Inputs, nodes: int | None) -> dict[str, Any]:
-    """Everything at once, for scripts."""
-    here = {rule: asdict(plan(inputs, rule)) for rule in ("visible", "overlap")}
+    """Return all results at once, for scripts."""
+    plans = {rule: asdict(plan(inputs, rule)) for rule in ("visible", "overlap")}
     shown = sorted({*STALENESS_SHOWN, inputs.staleness})
     free = replace(inputs, kappa=0)
     return {
         "inputs": asdict(inputs),
-        "plan": here,
-        "least_staleness": least_staleness(inputs.load(here["visible"]["nodes"] or 1)),
+        "plan": plans,
+        "least_staleness": least_staleness(inputs.load(plans["visible"]["nodes"] or 1)),
         "by_staleness": [asdict(plan(replace(free, staleness=bound))) for bound in shown],
-        "sensitivity": {name: asdict(found) for name, found in sensitivity(inputs).items()},
-        "modes": [asdict(way) for way in ways(inputs, max(1, nodes or here["visible"]["nodes"] or 1))],
+        "sensitivity": {name: asdict(changed_plan) for name, changed_plan in sensitivity(inputs).items()},
+        "modes": [asdict(way) for way in ways(inputs, max(1, nodes or plans["visible"]["nodes"] or 1))],
         "bubble": {"nodes": nodes, "share": bubble(inputs, nodes)} if nodes is not None else None,
     }
 
 
 def text(found: dict[str, Any]) -> str:
-    """The same in words."""
-    inputs, here = found["inputs"], found["plan"]["visible"]
+    """Return the report `found` as text."""
+    inputs, visible = found["inputs"], found["plan"]["visible"]
     is_priced = bool(inputs["node_price_per_hour"] or inputs["learner_price_per_hour"])
     lines = [
         f"S = {inputs['staleness']}, {inputs['groups_per_update']} groups per update, an update every "
-        f"{inputs['train_s']:.4g} s, {here['broadcast_s']:.4g} s from publication to a node's first token",
+        f"{inputs['train_s']:.4g} s, {visible['broadcast_s']:.4g} s from publication to a node's first token",
         "",
         f"{'rule':<10} {_HEADINGS}",
-        *(f"{name:<10} {_row(one, is_priced)}" for name, one in found["plan"].items()),
+        *(f"{name:<10} {_row(row, is_priced)}" for name, row in found["plan"].items()),
         "",
         f"{'S':<10} {_HEADINGS}",
-        *(f"{one['staleness']:<10} {_row(one, is_priced)}" for one in found["by_staleness"]),
+        *(f"{row['staleness']:<10} {_row(row, is_priced)}" for row in found["by_staleness"]),
         "",
         f"{'if':<36} {_HEADINGS}",
-        *(f"{name:<36} {_row(one, is_priced)}" for name, one in found["sensitivity"].items()),
+        *(f"{name:<36} {_row(row, is_priced)}" for name, row in found["sensitivity"].items()),
         "",
     ]
     lines += [
@@ -219,7 +219,7 @@ def text(found: dict[str, Any]) -> str:
         ),
         "",
     ]
-    if here["nodes"] is None:
+    if visible["nodes"] is None:
         lines.append(f"No number of nodes is enough. Use S = {found['least_staleness']} or more.")
     if found["bubble"]:
         nodes = found["bubble"]["nodes"]
@@ -232,12 +232,12 @@ def text(found: dict[str, Any]) -> str:
 _HEADINGS = f"{'kappa':>5} {'oldest':>6} {'T_bcast s':>9} {'groups/s':>9} {'nodes':>6} {'cost/update':>11}"
 
 
-def _cost(one: dict[str, Any], is_priced: bool) -> str:
-    return f"{one['cost_per_update']:>11.4g}" if is_priced else f"{'-':>11}"
+def _cost(row: dict[str, Any], is_priced: bool) -> str:
+    return f"{row['cost_per_update']:>11.4g}" if is_priced else f"{'-':>11}"
 
 
-def _row(one: dict[str, Any], is_priced: bool) -> str:
-    head = f"{one['kappa']:>5} {one['age_max']:>6} {one['broadcast_s']:>9.4g} "
-    if one["nodes"] is None:
+def _row(row: dict[str, Any], is_priced: bool) -> str:
+    head = f"{row['kappa']:>5} {row['age_max']:>6} {row['broadcast_s']:>9.4g} "
+    if row["nodes"] is None:
         return head + "no number of nodes is enough"
-    return head + f"{one['groups_per_s']:>9.4g} {one['nodes']:>6} {_cost(one, is_priced)}"
+    return head + f"{row['groups_per_s']:>9.4g} {row['nodes']:>6} {_cost(row, is_priced)}"

@@ -1,9 +1,9 @@
-"""Whether learner, auditor and seeder run, when the learner was last heard of, and since when it waits for a batch.
+"""The state of learner, auditor and seeder, the time of the learner's last request, and its current wait for a batch.
 
-- Who leads the round notes how its children fare and what the learner asks, as facts: so the status, pages and metrics
-  of every process know it. A launch forgets what was noted before.
-- Silence is judged by what an update has lately taken: a learner says nothing while it trains.
-- A learner that ended is told until it has made an update again.
+- The process that leads the round records the state of its children and the learner's requests as facts, so that the
+  status, pages and metrics of every process have them. A launch deletes the earlier ones.
+- The time without a request that is normal depends on the last updates: a learner sends nothing while it trains.
+- The alarm for a learner that ended stays until the learner has made an update again.
 """
 
 from collections.abc import Mapping
@@ -19,62 +19,62 @@ from coordinator.transactions.policy_versions import newest_version
 from protocol.text.plain import duration_text
 
 CHILDREN = "children"
-"""The fact of how each child fares: `coordinator.base.children.Life`, and since when."""
+"""The fact with the state of each child: `coordinator.base.children.Life`, and its start."""
 
 LEARNER = "learner_heard"
-"""The fact of when the learner was last heard of, and of the batch that it asked for last."""
+"""The fact with the time of the learner's last request, and the batch that it requested last."""
 
 SHOWN = ("learner", "auditor", "seeder")
 
 QUIET_MIN_S = 120.0
 QUIET_UPDATES = 3
-"""A learner may be silent for as long as so many of its longest updates of late."""
+"""A learner may send nothing for this many times its longest recent update."""
 
 START_S = 600.0
-"""Until it is first heard of: it loads a model, and may download one."""
+"""The time allowed until its first request: it loads a model, and may download one."""
 
 UPDATES_LATELY = 32
 
 CRASHED_LATELY_S = 60.0
-"""A child that was started again so long ago, and runs, is well."""
+"""A child that runs, and was restarted longer ago than this, raises no alarm."""
 
 
 def launched(connection: sa.Connection, now_ms: int) -> None:
-    """The coordinator has started; nobody was heard of yet."""
+    """Record that the coordinator has started, and delete all earlier facts about its children and the learner."""
     set_fact(connection, CHILDREN, {})
     set_fact(connection, LEARNER, {"launched_ms": now_ms})
 
 
 def was_launched(connection: sa.Connection) -> bool:
-    """Whether the round was ever more than made; what published a version was, by whatever software."""
+    """Return True if the round was ever launched, or if a version was published, by any release."""
     return get_fact(connection, LEARNER) is not None or newest_version(connection)[0] > 0
 
 
 def fares(connection: sa.Connection, name: str, life: Mapping[str, Any], now_ms: int) -> None:
-    """A child was started, or has ended."""
-    told: dict[str, Any] = get_fact(connection, CHILDREN, {})
-    ended_ms = now_ms if life["state"] != "runs" else told.get(name, {}).get("ended_ms")
-    set_fact(connection, CHILDREN, told | {name: {**life, "since_ms": now_ms, "ended_ms": ended_ms}})
+    """Record that a child was started or has ended."""
+    children: dict[str, Any] = get_fact(connection, CHILDREN, {})
+    ended_ms = now_ms if life["state"] != "runs" else children.get(name, {}).get("ended_ms")
+    set_fact(connection, CHILDREN, children | {name: {**life, "since_ms": now_ms, "ended_ms": ended_ms}})
 
 
 def heard(connection: sa.Connection, now_ms: int, *, asks_for: int = 0) -> None:
-    """The learner said something; it may have asked for a batch, and again for the same one."""
+    """Record a request of the learner; `asks_for` is the batch that it requested, perhaps repeatedly."""
     before: dict[str, Any] = get_fact(connection, LEARNER, {})
-    told = before | {"heard_ms": now_ms}
+    learner = before | {"heard_ms": now_ms}
     if asks_for and asks_for != before.get("asks_for"):
-        told |= {"asks_for": asks_for, "asked_ms": now_ms}
-    set_fact(connection, LEARNER, told)
+        learner |= {"asks_for": asks_for, "asked_ms": now_ms}
+    set_fact(connection, LEARNER, learner)
 
 
 def figures(connection: sa.Connection, config: Config, now_ms: int) -> dict[str, Any]:
-    """What is told of them; of a round that is stopped nothing, and no moment is given then."""
+    """Return the figures and alarms of the children; empty for a stopped round, for which `now_ms` is 0."""
     if not now_ms:
         return {"programs": {}, "learner_silent_s": None, "learner_waits_s": 0.0, "update_age_s": None} | _alarms(
             "", ""
         )
     learner: dict[str, Any] = get_fact(connection, LEARNER, {})
-    told: dict[str, dict[str, Any]] = get_fact(connection, CHILDREN, {})
-    children = {name: told[name] for name in SHOWN if name in told}
+    lives: dict[str, dict[str, Any]] = get_fact(connection, CHILDREN, {})
+    children = {name: lives[name] for name in SHOWN if name in lives}
     reported_ms = connection.execute(sa.select(sa.func.max(batches.c.reported_ms))).scalar() or 0
     waits = learner.get("asks_for", 0) > latest_batch(connection)
     since_ms = learner.get("heard_ms") or learner.get("launched_ms")
@@ -84,7 +84,7 @@ def figures(connection: sa.Connection, config: Config, now_ms: int) -> dict[str,
     if not get_fact(connection, "finished", False):
         may_s = _may_be_silent_s(connection) if "heard_ms" in learner else START_S
         alarm = _learner_alarm(children.get("learner"), silent_s, may_s, reported_ms, f"{logs / 'learner.log'}", now_ms)
-    others = (_other_alarm(name, one, f"{logs / name}.log", now_ms) for name, one in children.items())
+    others = (_other_alarm(name, child, f"{logs / name}.log", now_ms) for name, child in children.items())
     return {
         "programs": children,
         "learner_silent_s": silent_s,
@@ -112,11 +112,11 @@ def _learner_alarm(
         times = "" if child["restarts"] < 2 else f", {child['restarts']} times since the launch"
         ago = duration_text((now_ms - child["ended_ms"]) / 1000)
         return (
-            f"The learner ended with code {child['code']} {ago} ago{times}, and has made no update since; it is "
-            f"started again. {log} says why it ended."
+            f"The learner ended with code {child['code']} {ago} ago{times}, and has made no update since; it was "
+            f"restarted. See {log} for the reason."
         )
     if silent_s is not None and silent_s > may_s:
-        return f"The learner has not reported for {duration_text(silent_s)}. Read {log}, or the log of its machine."
+        return f"The learner has sent nothing for {duration_text(silent_s)}. See {log}, or the log on the learner's machine."
     return ""
 
 
@@ -127,15 +127,13 @@ def _other_alarm(name: str, child: Mapping[str, Any], log: str, now_ms: int) -> 
         return _ended(name, child, log, now_ms)
     ended_ms = child["ended_ms"]
     if child["state"] == "crashed" or (child["restarts"] > 1 and now_ms - ended_ms < 1000 * CRASHED_LATELY_S):
-        return (
-            f"The {name} ended with code {child['code']}, {child['restarts']} times since the launch. {log} says why."
-        )
+        return f"The {name} ended with code {child['code']}, {child['restarts']} times since the launch. See {log}."
     return ""
 
 
 def _ended(name: str, child: Mapping[str, Any], log: str, now_ms: int) -> str:
     ago = duration_text((now_ms - child["since_ms"]) / 1000)
     return (
-        f"The {name} ended with code {child['code']} {ago} ago and is not started again. {log} says why; mend that, "
+        f"The {name} ended with code {child['code']} {ago} ago and is not restarted. See {log} for the reason, fix it, "
         "and launch the round again."
     )

@@ -1,9 +1,10 @@
-"""The leaderboard's figures: what each node, each owner and each day has brought, and where they stand.
+"""The leaderboard's figures: the contribution of each node, owner and day, and their ranks.
 
-- The score is validated credit with a half-life of seven days: who stops sinks, who starts late can still rise.
-- It is a fold over the ledger's posts, kept in memory and continued where it stopped; a restart folds anew. Two scores
-  keep their ratio as time passes, so nothing is counted twice to age it.
-- Everything else is read anew from the store's totals (`coordinator.reports.summary`).
+- The score is validated credit with a half-life of seven days: a node that stops falls, and one that starts late can
+  still rise.
+- It is a fold over the ledger's posts, kept in memory and continued where it stopped; a restart folds all posts again.
+  Two scores keep their ratio as time passes, so no post is read again to age it.
+- All other figures are read again each time from the store's totals (`coordinator.reports.summary`).
 """
 
 from collections import Counter, defaultdict
@@ -31,7 +32,7 @@ HALF_LIFE_MS = 7 * DAY_MS
 
 @dataclass(frozen=True)
 class Day:
-    """What was posted on one day."""
+    """The totals of the credit posted on one day."""
 
     credit_micros: int = 0
     tokens: int = 0
@@ -42,7 +43,7 @@ class Day:
 
 @dataclass(frozen=True)
 class RankingLine:
-    """One node's line, or that of all nodes of one owner."""
+    """A line of the leaderboard: a node, or all nodes of an owner or a team."""
 
     node_id: NodeId
     owner: str
@@ -67,7 +68,7 @@ class RankingLine:
 
     @property
     def team(self) -> str:
-        """What stands behind the last @ of the name: whoever calls themselves so; no team has the operator's name."""
+        """Return the part after the last @ of the name, which anybody can choose; "" for the operator's name."""
         team = names.without_id(self.name).rpartition("@")[2].strip() if "@" in self.name else ""
         return "" if names.is_office(team) else names.visible(team, NAME_MAX_CHARS)
 
@@ -81,18 +82,18 @@ class RankingLine:
 
     @property
     def cost_micros_per_mtok(self) -> float | None:
-        """What a million validated tokens of this node have cost."""
+        """Return the cost of a million validated tokens of this node."""
         return self.posted_micros * MTOK / self.validated_tokens if self.validated_tokens else None
 
     @property
     def escrow_share(self) -> float | None:
-        """How much of what was earned and not voided still waits."""
+        """Return the share of the credit earned and not voided that still waits."""
         earned = self.posted_micros + self.pending_micros
         return self.pending_micros / earned if earned else None
 
 
 class Fold:
-    """What the ledger and the batches have said so far; `read` takes what is new."""
+    """The totals of the ledger and the batches so far; `read` adds new rows."""
 
     def __init__(self) -> None:
         self.days: dict[int, Day] = {}
@@ -126,12 +127,12 @@ class Fold:
         self._batches = max((newest for *_, newest in trained), default=self._batches)
 
     def score(self, node_id: str, now_ms: int) -> float:
-        """A node's validated credit, in micro-units, each half as much after every half-life."""
+        """Return a node's validated credit in micro-units, halved after every half-life."""
         began_ms = now_ms if self._began_ms is None else self._began_ms
         return self._weights.get(node_id, 0.0) * float(0.5 ** ((now_ms - began_ms) / HALF_LIFE_MS))
 
     def lag(self, node_id: str) -> int | None:
-        """How many updates old, in the median, a node's groups were when they were trained on."""
+        """Return the median age in updates at which a node's groups were trained on."""
         ages = self._ages.get(node_id)
         return percentile(ages, 0.5) if ages else None
 
@@ -155,10 +156,10 @@ class Fold:
 def by_node(
     connection: sa.Connection, fold: Fold, levels: Mapping[str, str], *, silent_after_ms: int, now_ms: int
 ) -> list[RankingLine]:
-    """One line per node, the highest score first; `levels` says how far owners are trusted."""
+    """Return a line per node, the highest score first; `levels` has the trust of each owner."""
     standby = set(connection.execute(sa.select(fleet.c.node_id).where(fleet.c.works.is_(False))).scalars())
     joined = sa.select(nodes.c.node_id, nodes.c.owner, nodes.c.registered_ms)
-    here = {row.node_id: row for row in connection.execute(joined)}
+    registered = {row.node_id: row for row in connection.execute(joined)}
     absent = "left" if get_fact(connection, "finished", False) else "silent"
     lines = []
     for row in summary.leaderboard(connection):
@@ -168,14 +169,14 @@ def by_node(
         lines.append(
             RankingLine(
                 node_id=node_id,
-                owner=here[node_id].owner,
+                owner=registered[node_id].owner,
                 state=state,
                 score_micros=fold.score(node_id, now_ms),
                 accepted=row["accepted_rollouts"],
                 rejected=row["rejected_rollouts"],
                 lag=fold.lag(node_id),
-                registered_ms=here[node_id].registered_ms,
-                trust=levels.get(here[node_id].owner, "new"),
+                registered_ms=registered[node_id].registered_ms,
+                trust=levels.get(registered[node_id].owner, "new"),
                 **{name: row[name] for name in _TAKEN},
             )
         )
@@ -189,26 +190,26 @@ _TAKEN = (
 
 
 def by_owner(lines: Iterable[RankingLine]) -> list[RankingLine]:
-    """One line per owner; of lag, price and version it says what the owner's best node does."""
-    found: dict[str, RankingLine] = {}
+    """Return a line per owner; lag, price and version are those of the owner's best node."""
+    by_id: dict[str, RankingLine] = {}
     for line in lines:
-        known = found.get(line.owner)
-        found[line.owner] = line if known is None else _together(known, line)
-    return sorted(found.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.owner))
+        known = by_id.get(line.owner)
+        by_id[line.owner] = line if known is None else _together(known, line)
+    return sorted(by_id.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.owner))
 
 
 def by_team(lines: Iterable[RankingLine]) -> list[RankingLine]:
-    """One line per team, however its name is written so that it looks the same; who has none is in no line."""
-    found: dict[str, RankingLine] = {}
+    """Return a line per team; names that look the same are one team, and nodes without a team are in no line."""
+    by_name: dict[str, RankingLine] = {}
     for line in lines:
         if team := names.skeleton(line.team):
-            known = found.get(team)
-            found[team] = line if known is None else _teamed(known, line)
-    return sorted(found.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.team.casefold()))
+            known = by_name.get(team)
+            by_name[team] = line if known is None else _teamed(known, line)
+    return sorted(by_name.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.team.casefold()))
 
 
 def _teamed(first: RankingLine, second: RankingLine) -> RankingLine:
-    """Both, called as the older one is: a member that comes later does not rename the team."""
+    """Return the sum of both lines under the older one's name: a later member does not rename the team."""
     older = min(first, second, key=lambda line: (line.registered_ms, line.node_id))
     return replace(_together(first, second), name=older.name)
 
@@ -243,4 +244,4 @@ SORTS: dict[str, Callable[[RankingLine], float]] = {
     "cost": lambda line: -(10.0**18 if line.cost_micros_per_mtok is None else line.cost_micros_per_mtok),
     "rate": lambda line: line.tokens_per_s,
 }
-"""What the board can be sorted by, the best first; an accept ratio by the lower end of its interval."""
+"""The sort keys of the board, the best first; an accept ratio is sorted by the lower end of its interval."""

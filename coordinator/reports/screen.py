@@ -1,7 +1,7 @@
 """A round's overview on a terminal: once, again and again (`status --watch`), or below the log of `launch`.
 
-- Where nobody looks at a terminal, nothing is drawn: the same lines are printed, or the log stays as it is.
-- What is shown is the JSON of `/v1/operator/status`; where the operator's token is missing, that of `/v1/status`.
+- Without a terminal nothing is drawn: the same lines are printed, or the log stays as it is.
+- The data is the JSON of `/v1/operator/status`, or of `/v1/status` if the operator's token is missing.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ STYLES: dict[overview.Tone, str] = {"good": "green", "bad": "bold yellow", "plai
 
 
 def can_draw(console: Console) -> bool:
-    """Whether somebody looks at a terminal that can be drawn on."""
+    """Return True if `console` is a terminal that can be drawn on."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def panel(told: Mapping[str, Any], *, note: str = "") -> RenderableType:
-    """The overview as it is drawn; the note stands below it."""
+    """Return the overview as a panel, with `note` below it."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(ratio=1)
@@ -49,13 +49,13 @@ def panel(told: Mapping[str, Any], *, note: str = "") -> RenderableType:
 
 
 def for_launch() -> Show | None:
-    """What draws the round below its log, where that is a terminal."""
+    """Return the task that draws the round below its log; None if there is no terminal."""
     console = Console(stderr=True)
     return below_log(console) if can_draw(console) else None
 
 
 def below_log(console: Console, *, every_s: float = DRAW_EVERY_S) -> Show:
-    """A task that draws until it is cancelled; log lines go above the panel from now on."""
+    """Return a task that draws until it is cancelled; from now on, log lines go above the panel."""
     handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%H:%M:%S")
     handler.setFormatter(Lines("%(message)s"))
     logging.getLogger().handlers[:] = [handler]
@@ -65,7 +65,7 @@ def below_log(console: Console, *, every_s: float = DRAW_EVERY_S) -> Show:
             while True:
                 try:
                     live.update(panel(await look(), note=LAUNCHED), refresh=True)
-                except Exception:  # what cannot be drawn must not end the round
+                except Exception:  # a drawing error must not end the round
                     log.exception("could not draw the view")
                 await asyncio.sleep(every_s)
 
@@ -73,7 +73,7 @@ def below_log(console: Console, *, every_s: float = DRAW_EVERY_S) -> Show:
 
 
 def show(console: Console, told: Mapping[str, Any]) -> None:
-    """Draw it, or print its lines."""
+    """Draw the overview, or print its lines if there is no terminal."""
     if can_draw(console):
         console.print(panel(told))
     else:

@@ -1,10 +1,10 @@
 """The lag of a standby copy: `standby.json` in its folder, which the follower writes after each pass.
 
-- It is written after the copy was synced, so it never says too much.
-- While it is young, the coordinator publishes nothing that the copy does not have: a checkpoint covers `ledger_size`
-  entries at most, and work is given for a version once the copy has it. So whoever takes over from the copy continues
-  what was published.
-- A copy that has fallen behind for `PATIENCE_S` stops nothing: the round goes on without it, and says so.
+- It is written after the copy was synced, so it never claims more than the copy has.
+- While it is recent, the coordinator publishes nothing that the copy does not have: a checkpoint covers `ledger_size`
+  entries at most, and leases for a version are given once the copy has it. So a coordinator that is started from the
+  copy continues from the last published state.
+- A copy that is more than `PATIENCE_S` behind does not stop the round: it goes on without the copy, and reports that.
 """
 
 import time
@@ -20,13 +20,13 @@ NAME = "standby.json"
 MAX_BYTES = 2**16
 
 PATIENCE_S = 15.0
-"""A pass takes a second or two. Nodes do not wait longer than this for a copy that may be lost."""
+"""The longest wait for a copy, which may be lost. A pass normally takes 1 s to 2 s."""
 
 LOOK_EVERY_S = 0.1
 
 
 class Confirmed(Section):
-    """The last pass of a follower, and what came after it."""
+    """The last pass of a follower, and its result."""
 
     target: str
     taken_ms: int
@@ -35,7 +35,7 @@ class Confirmed(Section):
     """Entries that the copy has; None where the store is replicated by PostgreSQL itself."""
     version: int
     lag_max_s: float = Field(ge=0)
-    """The longest that the copy was behind lately."""
+    """The largest recent lag of the copy."""
     problem: str = ""
     """Why the last attempt failed, if it did."""
 
@@ -44,27 +44,27 @@ class Confirmed(Section):
         return max(0.0, (now_ms - self.taken_ms) / 1000)
 
     def is_current(self, now_ms: int) -> bool:
-        """Return True if it is worth waiting for this copy; one of a time to come is of before a clock was set back."""
+        """Return True if the copy is recent enough to wait for; False if the clock was set back since the last pass."""
         return abs(now_ms - self.taken_ms) <= 1000 * PATIENCE_S
 
 
 def read(folder: Path) -> Confirmed | None:
-    """Return the last confirmation of the follower of a round; None if nobody follows it."""
+    """Return the last confirmation of the follower of a round; None if there is no follower."""
     with suppress(OSError, ValueError, ValidationError):
         return Confirmed.model_validate_json(read_at_most(folder / NAME, MAX_BYTES))
     return None
 
 
 def current(folder: Path) -> Confirmed | None:
-    """The same, if it is worth waiting for."""
-    found = read(folder)
-    return found if found and found.is_current(time.time_ns() // 1_000_000) else None
+    """Return the last confirmation, if the copy is recent enough to wait for."""
+    copy = read(folder)
+    return copy if copy and copy.is_current(time.time_ns() // 1_000_000) else None
 
 
 def wait_for(folder: Path, version: int) -> None:
-    """Wait until the copy has a signed version; no longer than it is worth waiting for the copy."""
-    while (found := current(folder)) and found.version < version:
-        time.sleep(LOOK_EVERY_S)  # the follower is another process, which tells its progress by a file alone
+    """Wait until the copy has a signed version, as long as the copy is recent enough."""
+    while (copy := current(folder)) and copy.version < version:
+        time.sleep(LOOK_EVERY_S)  # the follower is another process, which reports its progress in a file only
 
 
 def write(folder: Path, confirmed: Confirmed) -> None:
@@ -73,5 +73,5 @@ def write(folder: Path, confirmed: Confirmed) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Record that nobody follows the round any more."""
+    """Record that the round has no follower any more."""
     (folder / NAME).unlink(missing_ok=True)

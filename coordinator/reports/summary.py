@@ -1,4 +1,4 @@
-"""What the round looks like from outside: status, leaderboard and last broadcast, each read in one transaction."""
+"""The round's public figures: status, leaderboard and last broadcast, each read in one transaction."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -33,15 +33,18 @@ from ledger.tables import claims_table
 from protocol.work.lease import OPEN, LeaseState
 
 UNFINISHED_SHOWN = 10
-"""Nodes that status names for the leases they left unanswered; the leaderboard has them all."""
+"""The most nodes that the status lists for their unanswered leases; the leaderboard lists all."""
 
 
 AFTER_ALL_MS = 2**53
-"""A moment that nobody was heard of after."""
+"""A time after all requests of nodes: no node counts as alive."""
 
 
 def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
-    """Where the round stands; who was heard of since then is alive. No moment: no program runs that could be silent."""
+    """Return the status of the round; nodes with a request since `alive_since_ms` are alive.
+
+    `now_ms` is 0 for a stopped round.
+    """
     version, version_update = policy_versions.newest_version(connection)
     idle_s, busy_s = _learner_s(connection)
     progress = get_fact(connection, "progress", {})
@@ -94,7 +97,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
 
 
 def public_settings(config: Config, round_id: str) -> dict[str, Any]:
-    """What the operator set, as far as nodes and visitors want to know it."""
+    """Return the settings that nodes and visitors need."""
     return {
         "round_id": round_id,
         "task": task_label(config),
@@ -108,41 +111,41 @@ def public_settings(config: Config, round_id: str) -> dict[str, Any]:
 
 def stopped(connection: sa.Connection, *, config: Config, since_ms: int) -> dict[str, Any]:
     """Return the operator's figures and the public settings of a stopped round: no node counts as alive."""
-    found = for_operator(connection, config=config, alive_since_ms=AFTER_ALL_MS)
-    return found | public_settings(config, get_fact(connection, "round_id")) | {"stopped_since_ms": since_ms}
+    figures = for_operator(connection, config=config, alive_since_ms=AFTER_ALL_MS)
+    return figures | public_settings(config, get_fact(connection, "round_id")) | {"stopped_since_ms": since_ms}
 
 
 def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
-    """The status, with whether the learner waits and why, what was credited, and what went wrong lately."""
-    found = status(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
-    return found | {
-        "learner": asdict(learner_waiting.explain_waiting(found, config, backlog=standings.backlog(connection))),
+    """Return the status with the learner's state and its cause, the credit, and the last incidents."""
+    figures = status(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
+    return figures | {
+        "learner": asdict(learner_waiting.explain_waiting(figures, config, backlog=standings.backlog(connection))),
         "credit": _credited(connection),
-        "incidents": [asdict(one) for one in history.incidents(connection)],
+        "incidents": [asdict(incident) for incident in history.incidents(connection)],
     }
 
 
 def for_operator(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
-    """What everybody is told, and how many claims wait for an auditor, which would tell nodes what was drawn."""
-    found = explained(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
+    """Return `explained` with the number of claims that wait for an auditor, which would reveal the draw to nodes."""
+    figures = explained(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
     copy = standby.read(config.round.directory)
-    if found["standby"] and copy:
-        found["standby"] |= {"target": copy.target, "problem": copy.problem}
-    found |= {"backlog": standings.backlog(connection)}
-    if not now_ms or found["finished"]:
-        return found
+    if figures["standby"] and copy:
+        figures["standby"] |= {"target": copy.target, "problem": copy.problem}
+    figures |= {"backlog": standings.backlog(connection)}
+    if not now_ms or figures["finished"]:
+        return figures
     auditing = audit_pace.figures(connection, config.audit.backlog_max, now_ms)
-    return found | {"audit_pace": auditing, "alarm": found["alarm"] or auditing["alarm"]}
+    return figures | {"audit_pace": auditing, "alarm": figures["alarm"] or auditing["alarm"]}
 
 
 def _standby(config: Config, now_ms: int) -> dict[str, Any] | None:
-    """How far the standby copy is behind; None where none follows the round, or no program runs."""
+    """Return the lag of the standby copy; None if the round has no copy, or is stopped."""
     copy = standby.read(config.round.directory) if now_ms else None
     return {"behind_s": copy.age_s(now_ms), "keeps_up": copy.is_current(now_ms)} if copy else None
 
 
 def _credited(connection: sa.Connection) -> dict[str, int]:
-    """Micro-units of all nodes' claims, by what became of them."""
+    """Return the micro-units of all nodes' claims, by the state of the claim."""
     claim = claims_table.c
     amounts = _by_name(connection, sa.select(claim.state, sa.func.sum(claim.amount_micros)).group_by(claim.state))
     states = (ClaimState.POSTED, ClaimState.PENDING, ClaimState.VOIDED)
@@ -150,7 +153,7 @@ def _credited(connection: sa.Connection) -> dict[str, int]:
 
 
 def _last_evaluations(connection: sa.Connection) -> list[dict[str, Any]]:
-    """Of each split, what was measured last, and what is being measured."""
+    """Return the last finished and the running evaluation of each split."""
     last: dict[tuple[str, bool], dict[str, Any]] = {}
     for row in evaluations.list_evaluations(connection):
         last[row["split"], row["state"] == "running"] = row
@@ -158,15 +161,15 @@ def _last_evaluations(connection: sa.Connection) -> list[dict[str, Any]]:
 
 
 def broadcast(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any]:
-    """How the last version spread, in sum and node by node."""
+    """Return the spread of the last version, in total and by node."""
     shown = broadcasts.summary(connection, alive_since_ms=alive_since_ms)
     return {"broadcast": shown, "nodes": broadcasts.by_node(connection, shown["version"]) if shown else []}
 
 
 def leaderboard(connection: sa.Connection, others_max: int | None = None) -> list[dict[str, Any]]:
-    """One row per node, the best earner first; with `others_max`, only so many of those that have no claim.
+    """Return a row per node, the best earner first, with at most `others_max` nodes that have no claim.
 
-    These are the ones that passed on the most, and then those that were heard of last.
+    These are the nodes that uploaded the most, and among equal ones those that were last seen most recently.
     """
     earned = {total.node_id: total for total in store.node_totals(connection)}
     moved = {
@@ -222,27 +225,27 @@ _OF_NODE = (
     *(nodes.c.node_id, nodes.c.name, nodes.c.price_micros_per_mtok, nodes.c.tokens_per_s, nodes.c.phase),
     *(nodes.c.version, nodes.c.last_seen_ms, nodes.c.uploaded_bytes),
 )
-"""Without their addresses, which take longer to read than all else."""
+"""The columns of a node without its addresses, which take longer to read than all others."""
 
 MOVED = ("from_peers", "from_seeder", "from_http", "to_peers")
-"""Counters of chunk bytes, as in `protocol.work.messages.Transfer`: the node's own word, unlike `uploaded_bytes`."""
+"""Counters of chunk bytes, as in `protocol.work.messages.Transfer`: the node reports them, unlike `uploaded_bytes`."""
 
 
 BLAMELESS = (LeaseState.ACCEPTED, LeaseState.REJECTED, LeaseState.CANCELLED)
-"""Ends of leases that their nodes answered, or that the coordinator took back."""
+"""Final states of leases that their nodes answered, or that the coordinator cancelled."""
 
 
 def _lease_ends(connection: sa.Connection) -> dict[str, dict[str, int]]:
-    """Node → state → leases that ended in it."""
+    """Return the number of ended leases by node and final state."""
     ended = sa.select(leases.c.node_id, leases.c.state, sa.func.count()).where(leases.c.state.not_in(OPEN))
-    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    ends: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for node_id, state, count in connection.execute(ended.group_by(leases.c.node_id, leases.c.state)):
-        found[node_id][state] = count
-    return found
+        ends[node_id][state] = count
+    return ends
 
 
 def _shares(ends: Mapping[str, int]) -> dict[str, Any]:
-    """What became of a node's leases, and which share of them it did not answer, and how."""
+    """Return a node's leases by state, and the shares of them that it skipped or let expire."""
     total = sum(count for state, count in ends.items() if state != LeaseState.CANCELLED)
     shares = {
         f"{state}_share": ends.get(state, 0) / max(1, total) for state in (LeaseState.SKIPPED, LeaseState.EXPIRED)
@@ -251,7 +254,7 @@ def _shares(ends: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _unfinished_by(connection: sa.Connection) -> list[dict[str, Any]]:
-    """The nodes that left leases unanswered, whoever left the largest share first."""
+    """Return the nodes that left leases unanswered, the largest share first."""
     names = {row.node_id: row.name for row in connection.execute(sa.select(nodes.c.node_id, nodes.c.name))}
     rows = [
         {"node_id": node_id, "name": names.get(node_id, ""), **_shares(ends)}
@@ -263,7 +266,7 @@ def _unfinished_by(connection: sa.Connection) -> list[dict[str, Any]]:
 
 
 def _rollouts(connection: sa.Connection) -> dict[str, int]:
-    """Accepted groups and the samples in them; then groups by what became of them."""
+    """Return the number of accepted groups and of their samples, and the groups by state."""
     groups, rewards_bytes = connection.execute(
         sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(sa.func.length(rollouts.c.rewards)), 0))
     ).one()
@@ -280,12 +283,12 @@ def _counts(connection: sa.Connection, column: sa.Column[str]) -> dict[str, int]
 
 
 def _by_name(connection: sa.Connection, rows: sa.Select[Any, Any]) -> dict[str, int]:
-    """Rows of a name and a count."""
+    """Return the rows, of a name and a count each, as a dictionary."""
     return {name: int(count) for name, count in connection.execute(rows)}
 
 
 def _alive(connection: sa.Connection, version: int, alive_since_ms: int) -> dict[str, int]:
-    """How many nodes are alive, and on how many of them the newest version is."""
+    """Return the number of nodes that are alive, and of those that have the newest version."""
     up_to_date = sa.func.coalesce(sa.func.sum(sa.case((nodes.c.version >= version, 1), else_=0)), 0)
     alive, holding = connection.execute(
         sa.select(sa.func.count(), up_to_date).where(nodes.c.last_seen_ms >= alive_since_ms)
@@ -294,13 +297,13 @@ def _alive(connection: sa.Connection, version: int, alive_since_ms: int) -> dict
 
 
 def _learner_s(connection: sa.Connection) -> tuple[float, float]:
-    """Seconds that the learner has waited and worked."""
+    """Return the seconds that the learner has waited and worked."""
     sums = (sa.func.coalesce(sa.func.sum(column), 0.0) for column in (batches.c.idle_s, batches.c.busy_s))
     idle_s, busy_s = connection.execute(sa.select(*sums)).one()
     return idle_s, busy_s
 
 
 def _reported_update(connection: sa.Connection) -> int:
-    """The last update the learner reported."""
+    """Return the last update that the learner reported."""
     done = sa.select(sa.func.max(batches.c.batch)).where(batches.c.reported_ms.is_not(None))
     return connection.execute(done).scalar() or 0

@@ -1,4 +1,4 @@
-"""What is known of the published versions, and which of them are kept; only read, from the round's folder and store."""
+"""Reports on the published versions and whether they are kept; read-only, from the round's folder and store."""
 
 from collections.abc import Collection
 from typing import Any
@@ -20,7 +20,7 @@ LOOK = "`swarm-coordinator policy list` shows the versions."
 def listed(
     connection: sa.Connection, publisher: Publisher, metadata: SignedMetadata, *, last: int
 ) -> list[dict[str, Any]]:
-    """The last versions, the newest first; at 0 all of them."""
+    """Return the last `last` versions, the newest first; all versions if `last` is 0."""
     newest_first = sa.select(versions).order_by(versions.c.version.desc()).limit(last or None)
     signed = metadata.targets()
     return [_line(connection, publisher, row, signed) for row in connection.execute(newest_first).mappings().all()]
@@ -29,7 +29,7 @@ def listed(
 def version_report(
     connection: sa.Connection, publisher: Publisher, metadata: SignedMetadata, *, version: int
 ) -> dict[str, Any]:
-    """One version: what `listed` says, its manifest, its files, and who signed what nodes see now."""
+    """Return the report on one version: its line in `listed`, its manifest, its files and the metadata's signers."""
     row = connection.execute(sa.select(versions).where(versions.c.version == version)).mappings().first()
     if row is None:
         raise NotFound(f"Version {version} was not published.", hint=LOOK)
@@ -69,7 +69,7 @@ def _line(
 
 
 def _manifest(publisher: Publisher, version: int) -> PolicyManifest | None:
-    """None if it is gone, or damaged: `verify` says how."""
+    """Return the manifest of a version; None if it is missing or damaged, which `verify` explains."""
     try:
         return publisher.manifest(version) if version > 0 else None
     except SwarmError:
@@ -77,13 +77,13 @@ def _manifest(publisher: Publisher, version: int) -> PolicyManifest | None:
 
 
 def _adapter_bytes(manifest: PolicyManifest) -> int | None:
-    """The size of the adapter, where the policy is a base with one beside it."""
+    """Return the size of the adapter; None if the policy has none."""
     sizes = [entry.size_bytes for entry in manifest.files if entry.path == adapter.WEIGHTS]
     return sizes[0] if sizes else None
 
 
 def _is_kept(publisher: Publisher, manifest: PolicyManifest) -> bool:
-    """Whether the version can be made from nothing by the chunks that are here, as far as their sizes tell."""
+    """Return True if the chunks on disk are enough to build the version from nothing, judged by their sizes."""
     each = manifest.chunk_sizes_for(())
     return all(_has(publisher, name, size_bytes) for name, size_bytes in each.items())
 
@@ -105,7 +105,7 @@ def _file(entry: FileEntry) -> dict[str, Any]:
 
 
 def recorded(connection: sa.Connection, version: int) -> str:
-    """The digest of a version's manifest, as the ledger has it, too."""
+    """Return the digest of a version's manifest, which is also in the ledger."""
     digest = connection.execute(sa.select(versions.c.manifest_digest).where(versions.c.version == version)).scalar()
     if digest is None:
         raise NotFound(f"Version {version} was not published.", hint=LOOK)

@@ -1,4 +1,4 @@
-"""A swarm under a virtual clock: the coordinator's own admission, capacity and fleet, and nodes that only take time.
+"""Simulation of a swarm with a virtual clock: the coordinator's own admission, capacity and fleet; simulated nodes.
 
-Read `scenario` for what can be set, `world` for what happens, `report` for what is told of it.
+`scenario` has the settings, `world` the events, `report` the results.
 """

@@ -1,5 +1,6 @@
-"""The simulated nodes, the groups that they sample, and the leases between them. Audits of
-simulated claims go by the real trust rules.
+"""The simulated nodes, the groups that they sample, and their leases.
+
+Audits of simulated claims use the real trust rules.
 """
 
 from collections import deque
@@ -17,41 +18,41 @@ from ledger.drawing import ALL_PPM
 from protocol.work.lease import OPEN, TRANSITIONS, LeaseEvent, LeaseState
 
 NOTHING = -1
-"""The version of a node that holds none."""
+"""The update of a node without a version."""
 
 BOAST = 10.0
-"""How many times as fast a forger answers, and says that it is."""
+"""The factor by which a forger answers faster, and claims to be faster, than it is."""
 
 
 @dataclass(eq=False, slots=True)
 class SimulatedGroup:
-    """One prompt; its length is the mean's multiple that its samples are drawn to have."""
+    """A group of one prompt; `length` is the mean length of its samples as a multiple of the overall mean."""
 
     number: int
     prompt: float
     expected: float
     length: float = 1.0
     done: float = 0.0
-    """Which part of the samples has been told of by whoever lost them."""
+    """The part of the samples that a node reported before it lost the group."""
     update: int = NOTHING
-    """Whose policy drew that part."""
+    """The update of the policy that sampled that part."""
     out: "list[SimulatedLease]" = field(default_factory=list)
     """Open leases."""
 
 
 @dataclass(eq=False, slots=True)
 class SimulatedLease:
-    """One lease of a group."""
+    """A lease of a group."""
 
     group: SimulatedGroup
     node: "SimulatedNode"
     update: int
     begun_s: float
     took_s: float
-    """How long the node needs for what is left of the group."""
+    """The time that the node needs for the rest of the group."""
     life: int
     start: float = 0.0
-    """Which part was done before."""
+    """The part that was done before."""
     state: LeaseState = LeaseState.OFFERED
 
     @property
@@ -59,13 +60,13 @@ class SimulatedLease:
         return self.state in OPEN
 
     def move(self, event: LeaseEvent) -> None:
-        """By the real table: what cannot happen raises."""
+        """Move by the real transition table; an invalid event raises."""
         self.state = TRANSITIONS[self.state, event]
 
 
 @dataclass(eq=False)
 class SimulatedNode:
-    """A machine that takes its time."""
+    """A node that takes a simulated time for its work."""
 
     name: str
     rate: float
@@ -77,16 +78,16 @@ class SimulatedNode:
     working: bool = False
     banned: bool = False
     update: int = NOTHING
-    """Of the version in its engine."""
+    """The update of the version in its engine."""
     fetched: int = NOTHING
-    """Of the newest version that it has whole."""
+    """The update of the newest version that it has completely."""
     fetching: bool = False
     loading: bool = False
     waiting: bool = False
     allowance: int = 1
     out: list[SimulatedLease] = field(default_factory=list)
     life: int = 0
-    """Which of its lives this is: what happens to an earlier one is void."""
+    """The number of times that it has left; events of an earlier life are ignored."""
     done: deque[GroupRecord] = field(default_factory=lambda: deque(maxlen=MEASURED_MAX))
     pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MEASURED_MAX))
     """Seconds and lengths of its last accepted groups."""
@@ -94,12 +95,12 @@ class SimulatedNode:
 
     @property
     def free(self) -> int:
-        """Groups that it would take: none while what it samples keeps a newer version out of its engine."""
+        """Return the groups that it would accept: none while its current samples delay a newer version."""
         return 0 if self.fetched > self.update else min(self.hands, max(1, self.allowance)) - len(self.out)
 
     @property
     def claimed(self) -> float:
-        """Groups a second, as it says."""
+        """Return the groups a second that it claims."""
         return self.rate * (BOAST if self.lies else 1.0)
 
 
@@ -119,31 +120,31 @@ def make_node(number: int, scenario: Scenario, chance: Random) -> SimulatedNode:
 
 
 def make_group(number: int, scenario: Scenario, chance: Random) -> SimulatedGroup:
-    """A prompt whose part of the length is expected."""
+    """Return a group whose length is partly predictable from its prompt."""
     prompt = around(chance, 1.0, scenario.pool.length_spread * scenario.pool.foresight**0.5)
     return SimulatedGroup(number, prompt, prompt if scenario.pool.foresight else 0.0)
 
 
 def draw_length(group: SimulatedGroup, scenario: Scenario, chance: Random) -> None:
-    """Other samples, as another seed gives them."""
+    """Draw the length of new samples of the group."""
     own = scenario.pool.length_spread * (1 - scenario.pool.foresight) ** 0.5
     group.length, group.done = group.prompt * around(chance, 1.0, own), 0.0
 
 
 def pace(seen: "deque[tuple[float, float]]") -> float | None:
-    """Seconds that a group of mean length lately took."""
+    """Return the seconds that a group of mean length took lately."""
     lengths = sum(length for _, length in seen)
     return sum(took for took, _ in seen) / lengths if lengths else None
 
 
 def is_drawn(node: SimulatedNode, rules: TrustRules, chance: Random) -> bool:
-    """Whether this claim of the node is audited."""
+    """Return True if this claim of the node is audited."""
     node.standing = replace(node.standing, claims=node.standing.claims + 1)
     return chance.random() * ALL_PPM < trust.rate_ppm(node.standing, rules)
 
 
 def judge(node: SimulatedNode, rules: TrustRules, *, forged: bool) -> bool:
-    """A verdict comes; whether the node is banned by it."""
+    """Record a verdict; return True if it bans the node."""
     if node.banned:
         return False
     node.standing = trust.after_verdict(node.standing, "hard" if forged else "pass", rules)

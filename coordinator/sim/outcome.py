@@ -1,4 +1,4 @@
-"""What happened in a run."""
+"""The results of a simulation run."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -9,7 +9,7 @@ from coordinator.rules.fleet_choice import Change
 
 @dataclass(frozen=True)
 class SimulatedUpdate:
-    """One update: when its batch was formed, how long the learner had waited, how old the groups were."""
+    """An update: the time at which its batch was formed, the learner's wait, and the ages of its groups."""
 
     update: int
     formed_s: float
@@ -18,33 +18,33 @@ class SimulatedUpdate:
     working: int
     spent: float
     discarded: float
-    """In groups, since the beginning."""
+    """The wasted groups since the beginning."""
 
 
 @dataclass
 class SimulationOutcome:
-    """Everything that is counted."""
+    """All counters of a run."""
 
     steps: list[SimulatedUpdate] = field(default_factory=list)
     discarded: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Groups, or parts of them, that were wasted samples, by what became of them."""
+    """Wasted groups, or parts of them, by the reason."""
     continued: int = 0
-    """Groups that were gone on with."""
+    """Groups that another node continued."""
     helped: int = 0
-    """Late groups that a second node was given."""
+    """Late groups that were leased to a second node."""
     forged: int = 0
-    """Forgeries that were accepted,"""
+    """Forged groups that were accepted."""
     trained_forged: int = 0
-    """and those of them that were trained on."""
+    """Forged groups that were trained on."""
     banned: int = 0
     spreads_s: list[float] = field(default_factory=list)
-    """From each publication until half of the nodes could sample from it."""
+    """The time from each publication until half of the nodes could sample from it."""
     changes: list[tuple[float, Change]] = field(default_factory=list)
     events: int = 0
     ended_s: float = 0.0
     spent: float = 0.0
     trace: str = ""
-    """A hash of all events in their order: equal runs have equal ones."""
+    """A hash of all events in their order: equal runs have equal hashes."""
 
 
 class Trace:

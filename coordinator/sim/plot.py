@@ -1,6 +1,6 @@
 """Plots as SVG text, small enough to read: grouped bars with a bound, and lines over time.
 
-- Pure: figures in, text out. Colours are told apart in print and by colour-blind readers; every bar says its value.
+- Pure: figures in, text out. The colours differ in print and for colour-blind readers; every bar has its value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ LEFT, RIGHT, TOP, BOTTOM = 50, 10, 75, 40
 
 BAR_MAX = 60.0
 CHARACTER_WIDTH, LEGEND_HEIGHT = 7, 16
-"""Of a name in the legend, in which three rows have room."""
+"""The size of a name in the legend, which has room for three rows."""
 
 LABEL_WIDTH = 28
-"""A bar narrower than its label carries it upright."""
+"""The width of a bar's label; on a narrower bar the label is vertical."""
 
 
 def bars(title: str, groups: Mapping[str, Mapping[str, float]], *, bound: float, top: float) -> str:
-    """One bar per series in each group; what is higher than `top` is cut there, and its value still written."""
+    """Return a plot with a bar per series in each group; bars above `top` are cut, and keep their value as label."""
     series = list(dict.fromkeys(name for values in groups.values() for name in values))
     step = (WIDTH - LEFT - RIGHT) / max(1, len(groups))
     width = min(BAR_MAX, 0.85 * step / max(1, len(series)))
@@ -39,7 +39,7 @@ def bars(title: str, groups: Mapping[str, Mapping[str, float]], *, bound: float,
 
 
 def lines(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, right: float, top: float) -> str:
-    """One line per series, x from 0 to `right` and y from 0 to `top`."""
+    """Return a plot with a line per series, x from 0 to `right` and y from 0 to `top`."""
     parts = []
     for number, points in enumerate(curves.values()):
         scaled = [(LEFT + (WIDTH - LEFT - RIGHT) * x / right, _y(min(y, top), top)) for x, y in points if x <= right]

@@ -1,4 +1,4 @@
-"""What is told of a run once its pipeline is full, beside what the capacity model foretells: figures, text, plots."""
+"""The report on a run after its warm-up, with the capacity model's predictions: figures, text, plots."""
 
 import math
 from collections import Counter
@@ -12,16 +12,16 @@ from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome
 from coordinator.sim.scenario import Scenario
 
 WARM_UP = 0.2
-"""The first updates, while the pipeline fills and rates are learned, are left out of shares and costs."""
+"""The share of first updates that is left out of shares and costs: the pipeline fills and rates are learned."""
 
 Curves = dict[str, list[tuple[float, float]]]
 
 STRETCHES = 50
-"""Points of a curve, each the mean of a stretch of updates."""
+"""The points of a curve, each the mean of a stretch of updates."""
 
 
 def figures(scenario: Scenario, outcome: SimulationOutcome) -> dict[str, Any]:
-    """Everything that is reported, for scripts."""
+    """Return all figures of the report, for scripts."""
     kappa, load, rule = scenario.interval, scenario.load, scenario.rule
     least = rule.min_rate(load, kappa)
     pool_rate = scenario.pool.nodes * scenario.pool.at_once / scenario.pool.group_s
@@ -61,7 +61,7 @@ def figures(scenario: Scenario, outcome: SimulationOutcome) -> dict[str, Any]:
 
 
 def text(scenario: Scenario, found: dict[str, Any]) -> str:
-    """The same in words."""
+    """Return the figures `found` as text."""
     pool, least = scenario.pool, found["least_groups_per_s"]
     enough = "no pool is enough" if least is None else f"the learner needs {least:.4g}"
     lines = [
@@ -69,30 +69,30 @@ def text(scenario: Scenario, found: dict[str, Any]) -> str:
         f"{found['hours']:.2f} hours of the swarm's time, {found['events']:,} events",
         f"S = {scenario.staleness}, kappa = {found['kappa']}, admission {scenario.admission}",
         f"throughput       {found['pool_groups_per_s']:.4g} groups/s in the pool; {enough}",
-        f"learner idle     {found['bubble']:.1%}; foretold for everybody at work: {found['bubble_foretold']:.1%}",
+        f"learner idle     {found['bubble']:.1%}; predicted with all nodes working: {found['bubble_foretold']:.1%}",
         f"an update        every {found['step_s']:.4g} s",
         f"age trained on   mean {found['age_mean']:.2f}, p99 {found['age_p99']}, max {found['age_max']} updates",
         f"wasted samples   {found['discarded_share']:.2%}"
         + "".join(f"; {why}: {count:,.0f}" for why, count in sorted(found["discarded"].items()) if count >= 0.5),
-        f"at work          {found['working_mean']:.1f} nodes on average, {found['fleet_changes']} changes of the fleet",
+        f"working          {found['working_mean']:.1f} nodes on average, {found['fleet_changes']} changes of the fleet",
         f"cost             {found['cost_per_update']:.4g} per update, the learner included",
     ]
     if found["broadcast_median_s"] is not None:
         lines.insert(5, f"a version        {found['broadcast_median_s']:.4g} s until half of the nodes sample from it")
     if found["continued"] or found["given_twice"]:
-        lines.append(f"rescued          {found['continued']:,} gone on with, {found['given_twice']:,} given twice")
+        lines.append(f"rescued          {found['continued']:,} continued, {found['given_twice']:,} leased twice")
     if pool.liars:
         lines.append(
             f"forgers          {found['banned']} banned; {found['forged']:,} forgeries accepted, "
             f"{found['forged_share']:.2%} of what was trained on"
         )
     if not found["finished"]:
-        lines.append("The round came to a stop: nobody could sample what the learner waits for.")
+        lines.append("The round stalled: no node could sample the groups that the learner waits for.")
     return "\n".join(lines)
 
 
 def draw(outcome: SimulationOutcome, folder: Path) -> list[Path]:
-    """The run over its updates, as three figures."""
+    """Draw the run over its updates, as three plots; return their files."""
     folder.mkdir(parents=True, exist_ok=True)
     steps = outcome.steps
     stride = max(1, math.ceil(len(steps) / STRETCHES))

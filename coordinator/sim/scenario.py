@@ -1,4 +1,4 @@
-"""What is simulated: a pool of nodes with their links, a learner, a rule of admission, and a seed."""
+"""The settings of a simulation: a pool of nodes with their links, a learner, a rule of admission, and a seed."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ Admission = Literal["visible", "overlap", "buffer"]
 
 @dataclass(frozen=True)
 class Links:
-    """What a version travels over; with no size, how long it takes is drawn around `Scenario.broadcast_s`."""
+    """The links that transfer a version; without a size, the time is drawn around `Scenario.broadcast_s`."""
 
     size_mb: float = 0.0
     """Size of a published version, in MB."""
@@ -27,45 +27,45 @@ class Links:
     node_mbit: float = 100.0
     node_up_mbit: float = 20.0
     spread: float = 0.0
-    """Sigma of a log-normal, for each direction of each node."""
+    """The sigma of a log-normal distribution, for each direction of each node."""
     load_s: float = 0.0
-    """From the last byte to the first token."""
+    """The time from the last byte to the first token."""
     hear_s: float = 0.0
-    """From publication until nodes begin to fetch."""
+    """The time from publication until nodes begin to fetch."""
 
 
 @dataclass(frozen=True)
 class SimulatedPool:
-    """Nodes that differ: spreads are the sigma of a log-normal whose mean is what is named."""
+    """Nodes that differ: each spread is the sigma of a log-normal distribution around the named mean."""
 
     nodes: int = 100
     group_s: float = 60.0
-    """How long a node samples one group, when it samples `at_once` of them together."""
+    """The time in which a node samples one group, when it samples `at_once` groups together."""
     at_once: int = 1
     speed_spread: float = 0.0
     length_spread: float = 0.0
-    """Of the lengths of groups: 1 makes one group in a hundred more than six times as long as the mean."""
+    """The spread of the lengths of groups: with 1, one group in 100 is more than six times as long as the mean."""
     foresight: float = 0.0
-    """How much of that is the prompt's, and so expected when it comes up; the rest is the samples' own."""
+    """The part of that spread which depends on the prompt, and so is predictable; the rest is random."""
     price_per_hour: float = 0.35
     price_spread: float = 0.0
     stay_s: float = math.inf
-    """How long nodes stay on average; then they are gone without a word."""
+    """The mean time that nodes stay; then they leave without returning their leases."""
     preempt_s: float = math.inf
-    """How long until a node is preempted, on average: it gives its leases back and goes."""
+    """The mean time until a node is preempted: it returns its leases and leaves."""
     away_s: float = HOUR_S
-    """How long until somebody like them comes."""
+    """The mean time until a similar node joins."""
     liars: float = 0.0
-    """Share of nodes that forge: ten times as fast, as they say and as they answer, and wrong in every group."""
+    """The share of nodes that forge: they claim and answer ten times as fast, and every group is wrong."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One run; the same one gives the same trace."""
+    """The settings of one run; equal settings give an equal trace."""
 
     staleness: int = 4
     kappa: int = 0
-    """Updates between publications; 0 takes what the rule advises."""
+    """Updates between publications; 0 uses the rule's advice."""
     groups_per_update: int = 128
     updates: int = 100
     train_s: float = 100.0
@@ -74,24 +74,24 @@ class Scenario:
     broadcast_spread: float = 0.0
     links: Links = field(default_factory=Links)
     lease_s: float = 600.0
-    """A lease that is not answered by then is given to somebody else."""
+    """The time after which a group without an answer is leased to another node."""
     admission: Admission = "visible"
-    """`overlap` is the paper's: no sampling while a version is under way, no limit otherwise, and a filter by age.
+    """`overlap` is ECHO-2's: no sampling while a version is being sent, no limit otherwise, and a filter by age.
     `buffer` is Echo's: sampling never pauses while there is room."""
     buffered_max: int = 0
-    """Updates' worth of groups that may be under way or wait, for `buffer`; 0: 2 (S + 1)."""
+    """The limit of leased and waiting groups for `buffer`, in updates; 0: 2 (S + 1)."""
     over_issue: int = 0
-    """Late groups at most that a second node gets when the learner waits only for them."""
+    """The most late groups that a second node gets when the learner waits only for them."""
     continues: bool = False
-    """Whether what a lost node has told of a group is gone on with."""
+    """True if another node continues the part of a group that a lost node has reported."""
     lookahead: int = 0
-    """Groups of which a node gets those that suit its speed; 0: the oldest."""
+    """The number of groups among which a node gets those that suit its speed; 0: the oldest."""
     gamma: float = 0.0
-    """The fleet is kept at this times the least throughput; 0 lets everybody work."""
+    """The throughput of the fleet as a multiple of the least throughput; with 0 all nodes work."""
     rules: FleetRules = field(default_factory=FleetRules)
     audits: Audits = field(default_factory=Audits)
     audit_s: float = 60.0
-    """From an answer to the verdict on it."""
+    """The time from an answer to its verdict."""
     learner_price_per_hour: float = 12.24
     seed: int = 0
     pool: SimulatedPool = field(default_factory=SimulatedPool)
@@ -102,7 +102,7 @@ class Scenario:
 
     @property
     def load(self) -> PoolLoad:
-        """In groups: what the capacity model is asked about this round."""
+        """Return the input of the capacity model for this round, in groups."""
         return PoolLoad(
             staleness=self.staleness,
             rollouts_per_update=self.groups_per_update,
@@ -113,12 +113,12 @@ class Scenario:
 
     @property
     def arrival_s(self) -> float:
-        """T_bcast as the capacity model is told it: over links, the bound for nodes that are all alike."""
+        """Return T_bcast for the capacity model: with links, the bound for nodes that are all alike."""
         links = self.links
         if not links.size_mb:
             return self.broadcast_s
-        one = NodeLinks("", up=links.node_up_mbit * BYTES_PER_MBIT, down=links.node_mbit * BYTES_PER_MBIT)
-        everybody = [one] * self.pool.nodes
+        link = NodeLinks("", up=links.node_up_mbit * BYTES_PER_MBIT, down=links.node_mbit * BYTES_PER_MBIT)
+        everybody = [link] * self.pool.nodes
         return (
             fluid_bound_s(1e6 * links.size_mb, links.source_mbit * BYTES_PER_MBIT, everybody)
             + links.hear_s
@@ -127,22 +127,22 @@ class Scenario:
 
     @property
     def interval(self) -> int:
-        """κ as it is used."""
+        """Return the κ that is used."""
         return self.kappa or self.rule.kappa(self.load)
 
     @property
     def room(self) -> int:
-        """Of the buffer, in updates' worth."""
+        """Return the size of the buffer, in updates."""
         return self.buffered_max or 2 * (self.staleness + 1)
 
 
 def around(chance: Random, mean: float, spread: float) -> float:
-    """A log-normal with this mean."""
+    """Draw from a log-normal distribution with this mean."""
     return mean * math.exp(chance.gauss(0.0, spread) - spread * spread / 2) if spread else mean
 
 
 def scenario_of(config: Config, pool: SimulatedPool, **more: Any) -> Scenario:
-    """What a round's file says, its mode included; where no strangers may join, only its own nodes are there."""
+    """Return the scenario of a round's file; if no strangers may join, the pool has only the round's own nodes."""
     own = pool if config.fleet.strangers else replace(pool, nodes=config.fleet.local_nodes)
     fleet, audit = config.fleet, config.audit
     fixed: dict[str, Any] = {

@@ -1,10 +1,10 @@
-"""When a version is whole on each node: by the trees of the real planner, in fluid links, or drawn around a mean.
+"""The time at which a version is complete on each node, with the trees of the real planner and fluid links.
 
-- A node receives at the common rate of the planned trees, or at its own downlink where that is slower. At every hop but
-  the first a chunk must be there before it goes on, and it comes at its stripe's part of that rate: with few chunks
-  that is long.
-- Trees are planned for those who are there when the version is published, as the coordinator does; who comes later gets
-  what a newcomer gets: the rate of the trees, from nodes that hold it.
+- A node receives at the common rate of the planned trees, or at its own downlink if that is slower. At every hop except
+  the first, a chunk must be complete before it is sent on, and it arrives at its stripe's part of that rate: with few
+  chunks this takes long.
+- Trees are planned for the nodes that are alive at the publication, as in the coordinator; a node that joins later
+  receives at the rate of the trees, from nodes that hold the version.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from protocol.policy.chunks import fitting_size
 
 
 def draw_links(chance: Random, name: str, links: Links) -> NodeLinks:
-    """One node's."""
+    """Draw the links of one node."""
     down = around(chance, links.node_mbit, links.spread) * BYTES_PER_MBIT
     up = around(chance, links.node_up_mbit, links.spread) * BYTES_PER_MBIT
     return NodeLinks(name, up=up, down=down)
 
 
 class SimulatedSpread:
-    """How versions reach nodes."""
+    """The distribution of versions to nodes."""
 
     def __init__(self, links: Links) -> None:
         self._size_bytes = 1e6 * links.size_mb
@@ -39,14 +39,14 @@ class SimulatedSpread:
         self._rate, self._stripes, self._hops = topology.rate, topology.stripes, depths(topology)
 
     def delay_s(self, node: NodeLinks) -> float:
-        """From publication, or from a newcomer's arrival, until the version is whole."""
+        """Return the time from publication, or from a newcomer's arrival, until the version is complete."""
         rate = min(self._rate or node.down, node.down)
         hops = self._hops.get(node.name, 1)
         return self._links.hear_s + (self._size_bytes + (hops - 1) * self._stripes * self._chunk_bytes) / rate
 
 
 def depths(topology: Topology) -> dict[str, int]:
-    """How many hops each node is from the source in the stripe in which it is farthest away."""
+    """Return each node's distance from the source, in hops, in the stripe in which it is largest."""
     deepest = dict.fromkeys(topology.parents, 1)
     for stripe in range(topology.stripes):
         depth = {SOURCE: 0}

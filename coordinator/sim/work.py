@@ -1,9 +1,10 @@
-"""The groups of a simulated round: who is given which, and what comes back.
+"""The groups of a simulated round: their leases and their answers.
 
-- A node is given what was begun under its version first, then, of a window of those that come next, what suits its
-  speed (`coordinator.rules.lengths`).
-- What a lost node has told of a group is gone on with by the next node of the same version; anybody else starts afresh.
-- A lease that is not answered in time ends, and its group is open again, whether its node is there or not.
+- A node first gets groups that were begun under its version, then those of the next groups that suit its speed
+  (`coordinator.rules.lengths`).
+- The next node of the same version continues the part of a group that a lost node has reported; other nodes start
+  again.
+- A lease without an answer in time ends, and its group is open again, also if its node is still alive.
 """
 
 from bisect import insort
@@ -23,51 +24,51 @@ from coordinator.transactions.stragglers import GroupAtWork as Late
 from protocol.work.lease import LeaseEvent
 
 TELL_S = 5.0
-"""How often a node tells what it has sampled, as real ones do."""
+"""The interval at which a node reports its samples, like real nodes."""
 
 
 class SimulatedWork:
-    """All groups that are not trained yet."""
+    """All groups that are not trained on yet."""
 
     def __init__(self, scenario: Scenario, chance: Random, outcome: SimulationOutcome) -> None:
         self._scenario, self._chance, self._outcome = scenario, chance, outcome
         self._open: dict[int, SimulatedGroup] = {}
-        """Groups that nobody works on:"""
+        """Groups without a lease."""
         self._begun: defaultdict[int, list[int]] = defaultdict(list)
-        """those that were begun, by the update of the policy,"""
+        """The open groups that were begun, by the update of the policy."""
         self._fresh: list[int] = []
-        """and the others, the oldest first."""
+        """The other open groups, the oldest first."""
         self._next = 0
         self.out: dict[int, SimulatedGroup] = {}
-        """Groups that somebody works on."""
+        """Groups with a lease."""
         self.pace: deque[tuple[float, float]] = deque(maxlen=lease_allowance.MEASURED_MAX)
 
     def lease(self, node: SimulatedNode, count: int, now_s: float) -> list[SimulatedLease]:
-        """So many leases."""
+        """Return `count` new leases of open groups."""
         return [self._lease(self._open.pop(number), node, now_s) for number in self._choose(node, count)]
 
     def late(self, now_s: float) -> tuple[list[SimulatedGroup], float]:
-        """The groups that matter to who may help, and when the next one will be late."""
+        """Return the groups that may be leased twice, and the time at which the next one is late."""
         typical_s = pace(self.pace) or inf
         late_s = LATE * typical_s
-        found, next_s = [], inf
+        late, next_s = [], inf
         for group in self.out.values():
             since_s = now_s - group.out[0].begun_s
             if since_s > late_s or len(group.out) > 1:
-                found.append(group)
+                late.append(group)
             else:
                 next_s = min(next_s, now_s - since_s + late_s)
-        return found, next_s
+        return late, next_s
 
     def help(
         self, node: SimulatedNode, late: Sequence[SimulatedGroup], missing: int, now_s: float
     ) -> list[SimulatedLease]:
-        """Leases of late groups beside others, by the real choice."""
+        """Return second leases of late groups, by the real choice."""
         everybody, own = pace(self.pace), pace(node.pace)
         if everybody is None or own is None:
             return []
         out = (
-            Late(group.number, group.out[0].begun_s, len(group.out), any(one.node is node for one in group.out))
+            Late(group.number, group.out[0].begun_s, len(group.out), any(lease.node is node for lease in group.out))
             for group in late
         )
         bound = self._scenario.over_issue
@@ -77,7 +78,7 @@ class SimulatedWork:
         return leases
 
     def answered(self, lease: SimulatedLease, now_s: float) -> list[SimulatedLease]:
-        """The group is whole; the leases that are needed no more."""
+        """Complete the lease's group; return its other leases, which were cancelled."""
         self.end(lease, LeaseEvent.ACCEPT)
         lease.node.pace.append((now_s - lease.begun_s, self._left(lease)))
         self.pace.append(lease.node.pace[-1])
@@ -89,7 +90,7 @@ class SimulatedWork:
         return others
 
     def lost(self, lease: SimulatedLease, event: LeaseEvent, why: str, now_s: float) -> None:
-        """A lease ends without an answer; what was told of it is kept if anybody can go on."""
+        """End a lease without an answer; its reported part is kept if another node can continue."""
         worked_s = min(now_s - lease.begun_s, lease.took_s)
         told_s = worked_s // TELL_S * TELL_S if self._scenario.continues and event is not LeaseEvent.REJECT else 0.0
         share = (1.0 - lease.start) / lease.took_s if lease.took_s else 0.0
@@ -109,12 +110,12 @@ class SimulatedWork:
         lease.node.allowance = lease_allowance.allowance_after(lease.node.allowance, event, most=most)
 
     def reopen(self, group: SimulatedGroup) -> None:
-        """It was accepted, and is not to be trained on after all."""
+        """Open an accepted group again, which is not to be trained on."""
         group.done = 0.0
         self._offer(group)
 
     def forget(self, update: int) -> None:
-        """Nobody can go on under so old a policy any more."""
+        """Drop the reported parts of policies up to `update`, which no node can continue any more."""
         for old in [begun for begun in self._begun if begun <= update]:
             for number in self._begun.pop(old):
                 insort(self._fresh, number)
@@ -145,7 +146,7 @@ class SimulatedWork:
         return begun + chosen
 
     def _speed(self, node: SimulatedNode) -> float:
-        """How many times as fast as nodes are lately."""
+        """Return the node's speed as a multiple of all nodes' recent speed."""
         everybody, own = pace(self.pace), pace(node.pace)
         return everybody / own if everybody and own else 1.0
 

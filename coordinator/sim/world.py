@@ -1,12 +1,12 @@
-"""Discrete events: nodes sample groups, the learner trains on them, versions travel, nodes come and go.
+"""The discrete events of a simulation: nodes sample groups, the learner trains, versions spread, nodes join and leave.
 
-- Every decision is the coordinator's own: `dispatch` admits and refuses, `lengths` and `stragglers` choose groups,
-  `sizing` bounds leases, `capacity` says what is needed, `fleet` who works, `topology` who feeds whom, `trust` who is
-  audited and banned. Only time is made up.
-- A node asks for a group when one has ended; the real one may wait a second for others. A newer version waits until all
-  that it samples has ended, and then its loading takes time. Groups that are lost with their node keep their place
-  until their lease has run out, or until it gave them back.
-- The learner takes the oldest versions first. A batch is formed as soon as there are enough groups and it is free.
+- Every decision is the coordinator's own: `lease_allowance` admits, refuses and bounds leases, `lengths` and
+  `stragglers` choose groups, `capacity` computes the throughput needed, `fleet_choice` chooses the working nodes,
+  `topology` plans the trees, `trust` chooses audits and bans. Only the times are simulated.
+- A node requests a group when one has ended; a real node may wait a second for others. A newer version waits until all
+  current samples have ended, and then its loading takes time. Groups that are lost with their node count as leased
+  until their lease expires, or until the node returns them.
+- The learner uses the oldest versions first. A batch is formed as soon as there are enough groups and it is free.
 - A node is paid by the hour while it works, idle or not; the learner always.
 """
 
@@ -29,27 +29,27 @@ from coordinator.sim.work import SimulatedWork
 from protocol.work.lease import LeaseEvent
 
 STALLED_S = 10 * 24 * HOUR_S
-"""Without an update for so long, none is coming."""
+"""The time without an update after which the round counts as stalled."""
 
 TICK_S = 0.1
-"""What is late is looked at so much later: then it is."""
+"""The delay after the moment at which a group becomes late, so that it is late when it is checked."""
 
 HALF_LIFE_STEPS = 4
-"""Updates after which an answer says half as much of its node's rate."""
+"""The half-life of a speed measurement, in updates."""
 
 
 class Accepted(NamedTuple):
-    """A group that waits for the learner."""
+    """An accepted group that waits for the learner."""
 
     group: SimulatedGroup
     node: SimulatedNode
 
 
 class Simulation:
-    """One run of a scenario."""
+    """A run of a scenario."""
 
     def __init__(self, scenario: Scenario, nodes: Sequence[SimulatedNode] = ()) -> None:
-        """With machines of its own, or with such as the scenario draws."""
+        """Set up the run with the given nodes, or with nodes that the scenario draws."""
         self._scenario = scenario
         self._kappa = scenario.interval
         self._chance = Random(scenario.seed)
@@ -63,11 +63,11 @@ class Simulation:
         self._training = False
         self._free_since_s = 0.0
         self._buffer: defaultdict[int, deque[Accepted]] = defaultdict(deque)
-        """Update of the policy → what it sampled."""
+        """The groups that wait for the learner, by the update of their policy."""
         self._buffered = 0
         self._waiting: deque[SimulatedNode] = deque()
         self._look_again_s = 0.0
-        """When the next group becomes late."""
+        """The time at which the next group becomes late."""
         self._fleet = Fleet()
         drawn = (make_node(number, scenario, self._chance) for number in range(scenario.pool.nodes))
         self._nodes = list(nodes or drawn)
@@ -79,7 +79,7 @@ class Simulation:
         self._paid_until_s = 0.0
 
     def run(self) -> SimulationOutcome:
-        """Until the last update is trained, nothing more can happen, or nothing more comes of it."""
+        """Run until the last update is trained, no event is left, or the round is stalled."""
         if self._scenario.links.size_mb:
             self._spread.publish([node.links for node in self._nodes])
         for node in self._nodes:
@@ -96,7 +96,7 @@ class Simulation:
         return self._outcome
 
     def _stalled(self) -> bool:
-        """Nodes may come and go for ever without finishing what they begin."""
+        """Return True if no update came for `STALLED_S`: nodes may join and leave forever without finishing a group."""
         last_s = self._outcome.steps[-1].formed_s if self._outcome.steps else 0.0
         return self._now_s > last_s + STALLED_S
 
@@ -107,7 +107,7 @@ class Simulation:
     # Nodes.
 
     def _employ(self, node: SimulatedNode, *, alive: bool, working: bool) -> None:
-        """Note who is there and who works; everybody is paid up to now."""
+        """Record if a node is alive and works; all nodes are paid up to now."""
         self._pay()
         before = node.alive and node.working
         node.alive, node.working = alive, working
@@ -128,13 +128,13 @@ class Simulation:
                 self._at(self._chance.expovariate(1 / mean_s), leave, node, node.life)
 
     def _vanish(self, node: SimulatedNode, life: int) -> None:
-        """Gone without a word: its leases run out."""
+        """Remove a node without returning its leases, which then expire."""
         if life == node.life:
             self._go(node)
             self._at(self._chance.expovariate(1 / self._scenario.pool.away_s), self._come, node)
 
     def _preempt(self, node: SimulatedNode, life: int) -> None:
-        """Told to go, it gives back what it holds."""
+        """Remove a node after it has returned its leases."""
         if life == node.life:
             given = list(node.out)
             for lease in given:
@@ -166,7 +166,7 @@ class Simulation:
             self._start(node)
 
     def _change(self, node: SimulatedNode) -> None:
-        """Once all that it sampled has ended, its engine takes the newest version that it has whole."""
+        """Load the newest complete version of a node, once all its current samples have ended."""
         if node.fetched > node.update and not (node.out or node.loading):
             node.loading = True
             if self._load_s:
@@ -189,7 +189,7 @@ class Simulation:
     # Groups.
 
     def _start(self, node: SimulatedNode) -> int:
-        """Begin as many groups as the node has hands for and admission allows."""
+        """Begin as many groups as the node has slots for and admission allows."""
         if node.alive:
             self._change(node)
         if not (node.alive and node.working and node.free > 0 and node.update >= 0):
@@ -203,7 +203,7 @@ class Simulation:
         return len(leases)
 
     def _begin(self, lease: SimulatedLease) -> None:
-        """It ends when it is done, or when its time is over."""
+        """Schedule the end of the lease: its completion, or its expiry."""
         if lease.took_s <= self._scenario.lease_s:
             self._at(lease.took_s, self._finish, lease)
         else:
@@ -243,7 +243,7 @@ class Simulation:
         self._start(node)
 
     def _expire(self, lease: SimulatedLease, until_s: float) -> None:
-        """The lease's time is over; its node worked on it until then, or until it was gone."""
+        """End a lease at its time limit; its node worked on it until then, or until it left."""
         if lease.is_open:
             gone = lease.life != lease.node.life
             why = "lost with their node" if gone else "not done in the lease's time"
@@ -265,30 +265,30 @@ class Simulation:
         node = accepted.node
         if machines.judge(node, self._scenario.audits, forged=node.lies):
             self._outcome.banned += 1
-            self._throw_out(lambda one: one.node is node)
+            self._throw_out(lambda accepted_group: accepted_group.node is node)
             for lease in list(node.out):
                 self._work.lost(lease, LeaseEvent.SKIP, "forged", self._now_s)
             self._employ(node, alive=False, working=node.working)
             node.life += 1
         elif node.lies:
-            self._throw_out(lambda one: one is accepted)
+            self._throw_out(lambda accepted_group: accepted_group is accepted)
 
     def _throw_out(self, unwanted: Callable[[Accepted], bool]) -> None:
-        """Take groups out of the buffer whose audit failed, and offer them again."""
+        """Remove groups with a failed audit from the buffer, and offer them again."""
         count = 0
         for update, waiting in self._buffer.items():
-            bad = [one for one in waiting if unwanted(one)]
-            for one in bad:
-                self._work.reopen(one.group)
+            bad = [accepted for accepted in waiting if unwanted(accepted)]
+            for accepted in bad:
+                self._work.reopen(accepted.group)
             if bad:
-                self._buffer[update] = deque(one for one in waiting if not unwanted(one))
+                self._buffer[update] = deque(accepted for accepted in waiting if not unwanted(accepted))
             count += len(bad)
         self._buffered -= count
         self._outcome.discarded["forged"] += count
         self._wake(count)
 
     def _help(self) -> None:
-        """Give late groups to a second node, when the learner waits for no more than these."""
+        """Lease late groups to a second node, when the learner waits for these groups only."""
         missing = self._scenario.groups_per_update - self._buffered
         if self._training or not 0 < missing <= self._scenario.over_issue:
             return
@@ -304,7 +304,7 @@ class Simulation:
             self._at(self._look_again_s - self._now_s, self._help)
 
     def _wake(self, groups: int) -> None:
-        """Places became free for those who wait."""
+        """Start waiting nodes, as `groups` places became free."""
         for _ in range(len(self._waiting)):
             if groups <= 0:
                 return
@@ -312,7 +312,7 @@ class Simulation:
             node.waiting = False
             groups -= self._start(node)
             if node.waiting and node.update == self._newest:
-                return  # who holds the newest version may start no more, so nobody may
+                return  # a node with the newest version may not start more groups, so no node may
 
     def _is_stale(self, update: int) -> bool:
         return is_stale(staleness=self._scenario.staleness, policy_update=update, learner_update=self._batch)
@@ -320,15 +320,15 @@ class Simulation:
     # The learner.
 
     def _form(self) -> None:
-        """Take the oldest groups that may still be trained on, if the learner is free and they are enough."""
+        """Form a batch of the oldest groups that are not stale, if the learner is free and they are enough."""
         if self._training:
             return
         for update in [update for update in self._buffer if self._is_stale(update)]:
             dropped = self._buffer.pop(update)
             self._buffered -= len(dropped)
             self._outcome.discarded["too old when the learner came"] += len(dropped)
-            for one in dropped:
-                self._work.reopen(one.group)
+            for accepted in dropped:
+                self._work.reopen(accepted.group)
             self._wake(len(dropped))
         if self._buffered < self._scenario.groups_per_update:
             return
@@ -374,7 +374,7 @@ class Simulation:
     # The fleet.
 
     def _steer(self) -> None:
-        """Let the fleet decide, once per update."""
+        """Run the fleet's decision, once per update."""
         scenario = self._scenario
         self._at(scenario.train_s, self._steer)
         floor = scenario.rule.min_rate(scenario.load, self._kappa)

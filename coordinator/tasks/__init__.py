@@ -1,1 +1,1 @@
-"""The Data plane: problems, prompts and chat templates, and the functions that reward answers."""
+"""The data of a round: problems, prompts and chat templates, and the functions that reward answers."""

@@ -1,8 +1,8 @@
-"""Chat messages as the text that a policy was taught to see: its own chat template, rendered in a sandbox.
+"""Chat messages in the text format of a policy: its own chat template, rendered in a sandbox.
 
-- The template is a file of the policy, `chat_template.jinja` or a key of `tokenizer_config.json`. Whoever made the
-  policy wrote it, so it runs where it reaches nothing but what it is given.
-- It ends where the policy's answer begins.
+- The template is a file of the policy, `chat_template.jinja` or a key of `tokenizer_config.json`. The maker of the
+  policy wrote it, so it runs in a sandbox that can access its arguments only.
+- The rendered text ends where the policy's answer begins.
 """
 
 import json
@@ -22,13 +22,13 @@ class Chat:
     """The additions of a round to the messages of its prompts."""
 
     system_prompt: str = ""
-    """The first message, of the system, where the messages have none."""
+    """The system message, which is added to messages without one."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Values for the template, such as `enable_thinking` or `tools`."""
 
     @classmethod
     def from_config(cls, data: DataSection) -> "Chat":
-        """Return what the operator's file says."""
+        """Return the additions in the operator's file."""
         return cls(data.system_prompt, data.template_arguments)
 
 
@@ -36,7 +36,7 @@ PLAIN_CHAT = Chat()
 
 
 class ChatTemplate:
-    """A policy's template; read when the first messages are to be rendered."""
+    """The chat template of a policy, which is read when the first messages are rendered."""
 
     def __init__(self, read_file: Callable[[str], bytes], chat: Chat = PLAIN_CHAT) -> None:
         self._read_file = read_file
@@ -55,10 +55,10 @@ class ChatTemplate:
             text: str = self._compiled.render(
                 messages=[message._asdict() for message in messages], add_generation_prompt=True, **given
             )
-        except Exception as error:  # a template is somebody else's program, and may fail in any way
+        except Exception as error:  # a template is a third party's program, and may fail in any way
             raise ConfigInvalid(
                 f"The policy's chat template refuses these messages: {str(error)[:200]}.",
-                hint="Do their roles alternate as it wants? Some templates accept no system prompt.",
+                hint="Check that the roles alternate as the template requires. Some templates accept no system prompt.",
             ) from error
         return text
 
@@ -75,17 +75,17 @@ class ChatTemplate:
         if not template:
             raise ConfigInvalid(
                 "The prompts are chat messages, and the policy has no chat template.",
-                hint="Take an instruct model, or prompts that are plain text.",
+                hint="Use an instruct model, or prompts in plain text.",
             )
         self._special = {name: _token(settings[name]) for name in SPECIAL if settings.get(name)}
         try:
             self._compiled = compiled(template)
         except TemplateSyntaxError as error:
-            raise ConfigInvalid(f"The policy's chat template is no Jinja: {error}.") from error
+            raise ConfigInvalid(f"The policy's chat template is not valid Jinja: {error}.") from error
 
     def _settings(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._file("tokenizer_config.json") or b"{}")
-        return found
+        settings: dict[str, Any] = json.loads(self._file("tokenizer_config.json") or b"{}")
+        return settings
 
     def _file(self, name: str) -> bytes | None:
         try:
@@ -95,7 +95,7 @@ class ChatTemplate:
 
 
 def _named(template: Any) -> str:
-    """Some policies have several by name."""
+    """Return the template; of several named ones, the default."""
     if isinstance(template, list):
         return next((str(each["template"]) for each in template if each.get("name") == "default"), "")
     return str(template or "")

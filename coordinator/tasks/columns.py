@@ -1,8 +1,8 @@
-"""From a row to a problem: which column is what, and what forms a prompt may have.
+"""The conversion of a row to a problem: the columns of prompt and answer, and the forms of a prompt.
 
-- A prompt is text, or messages `{"role", "content"}`. An answer may be anything; it is text for the task, and comes to
-  rewards as it is.
-- Columns that are no prompt are passed on to rewards, under their own names.
+- A prompt is text, or messages `{"role", "content"}`. An answer may have any type; the task gets it as text, and
+  rewards get it unchanged.
+- All columns except the prompt are passed to rewards, under their own names.
 """
 
 import json
@@ -15,13 +15,13 @@ from protocol.tasks import ChatMessage, Problem, Prompt
 
 PROMPTS = ("prompt", "question", "problem", "input", "instruction")
 ANSWERS = ("answer", "ground_truth", "reward_model.ground_truth", "solution", "target", "label", "output")
-"""Where prompts and answers usually are, if `data.columns` does not say; `a.b` is within a column, as verl has it."""
+"""The usual columns of prompts and answers, if `data.columns` names none; `a.b` is a key in a column, as in verl."""
 
 _NOWHERE = object()
 
 
 class Columns:
-    """How the rows of one source are read."""
+    """The reader of the rows of one source."""
 
     def __init__(self, settings: DataSection, suffix: str) -> None:
         self._settings, self._suffix = settings, suffix
@@ -31,7 +31,7 @@ class Columns:
         if asked is None:
             raise ConfigInvalid(
                 f"{where} has no prompt: its columns are {', '.join(map(str, row)) or 'none'}.",
-                hint='Name the right one: data.columns = {prompt = "…"}.',
+                hint='Name the prompt column: data.columns = {prompt = "…"}.',
             )
         value = _at(row, asked, where)
         answer = None if answered is None else _at(row, answered, where)
@@ -71,7 +71,7 @@ def _at(row: Mapping[str, Any], place: str, where: str) -> Any:
 
 
 def _value_at(row: Mapping[str, Any], place: str) -> Any:
-    """The value at `a.b`: a column of that name, or what is within one."""
+    """Return the value at `a.b`: a column of that name, or a key in column `a`."""
     if place in row:
         return row[place]
     value: Any = row
@@ -98,7 +98,7 @@ def _text(answer: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same as JSON can say it: dates, decimals and the like as text."""
+    """Return the value in the types of JSON: dates, decimals and the like as text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The process that makes a round's copy of its problems: it alone runs the operator's generators and readers."""
+"""The process that makes a round's copy of its problems; only it runs the operator's generators and readers."""
 
 import json
 import subprocess
@@ -11,11 +11,11 @@ from coordinator.tasks.kinds import require_known
 from protocol.errors import ERRORS, ConfigInvalid, SwarmError
 
 TIMEOUT_S = 24 * 3600.0
-"""For the largest of downloads; whoever waits sees it, and may stop it."""
+"""The time limit, enough for the largest downloads; the operator sees the progress and may stop it."""
 
 
 def prepare(config: Config, *, anew: bool) -> str:
-    """The digest of the problems of a round: of its copy, which is made now, in a process of its own, or checked."""
+    """Return the digest of a round's copy of its problems, which a separate process makes now, or which is checked."""
     require_known(config.task.name)
     if not needs_data(config):
         return ""
@@ -35,12 +35,12 @@ def prepare(config: Config, *, anew: bool) -> str:
     return str(check_copy(folder)["digest"])
 
 
-def _failure(said: str) -> SwarmError:
+def _failure(output: str) -> SwarmError:
     try:
-        value = json.loads(said.rpartition("\n")[2] or said)
+        value = json.loads(output.rpartition("\n")[2] or output)
         return ERRORS[value["code"]](value["message"], hint=value["hint"])
     except (ValueError, KeyError, TypeError):
-        return ConfigInvalid("The problems could not be read; what went wrong stands above.")
+        return ConfigInvalid("The problems could not be read. The error is printed above.")
 
 
 def main() -> int:

@@ -1,18 +1,18 @@
 """The round's own copy of its problems: made once, before the round begins, and never changed after that.
 
-- Whatever the problems come from is read through once, in a process of its own: files, the hub, a generator, or the
-  operator's `my_task.py`. From then on the round needs none of them, nor the libraries that read them.
-- No prompt is there twice: of equal ones the first is kept, held-out problems before those to learn from. So splits
-  never meet.
-- Where no held-out problems are named, the prompt's digest says which are kept back: a tenth, `HELD_OUT_MAX` at most.
-- `task.json`, with the digest of every file that was read and of the copy, is written last: a copy without it is none.
-  Sources that have changed since are refused at the next start, and so is a copy that somebody edited.
+- The source of the problems is read once, in a separate process: files, the hub, a generator, or the operator's
+  `my_task.py`. After that the round needs neither the source nor the libraries that read it.
+- No prompt occurs twice: of equal ones the first is kept, held-out problems before train problems. So splits have no
+  prompt in common.
+- If no held-out problems are given, the digest of the prompt chooses them: a tenth, `HELD_OUT_MAX` at most.
+- `task.json`, with the digest of every file that was read and of the copy, is written last: a copy without it is
+  incomplete. If a source has changed since, or the copy was edited, the next start is refused.
 
 Generators make problems: a `my_task.py`, and reasoning-gym.
 
-- A file has a function `problems(split, seed)` that gives rows, as a file of data has them, for "train" and "held_out",
-  and if it likes for "validation".
-- Generators may go on for ever: `data.size` problems are taken, or `GENERATED`.
+- A file has a function `problems(split, seed)` that returns rows in the form of a data file, for "train",
+  "held_out" and optionally "validation".
+- Generators may be endless: `data.size` problems are read, or `GENERATED`.
 """
 
 import json
@@ -42,23 +42,23 @@ Rows = Iterable[tuple[Split | None, str, dict[str, Any]]]
 def of_file(path: Path, config: Config) -> Iterator[tuple[Split, str, dict[str, Any]]]:
     function = getattr(module(str(path)), "problems", None)
     if not callable(function):
-        raise ConfigInvalid(f"{path.name} has no function problems(split, seed).", hint="Copy that of docs/tasks.md.")
+        raise ConfigInvalid(f"{path.name} has no function problems(split, seed).", hint="docs/tasks.md has an example.")
     splits: tuple[Split, ...] = ("held_out", "validation", "train")
     for split in splits:
         try:
             rows = function(split, config.round.seed)
-        except Exception as error:  # whatever the operator's code raises is told to them
+        except Exception as error:  # any error of the operator's code is reported
             raise ConfigInvalid(f"{path.name}: problems({split!r}) raised {type(error).__name__}: {error}.") from error
         most = (config.data.size or GENERATED) if split == "train" else HELD_OUT_GENERATED
         for number, row in enumerate(islice(rows or (), most), 1):
             where = f"{path.name}: {split} problem {number}"
             if not isinstance(row, dict):
-                raise ConfigInvalid(f"{where} is no dict.", hint='Rows look like {"prompt": "…", "answer": "…"}.')
+                raise ConfigInvalid(f"{where} is not a dict.", hint='Rows look like {"prompt": "…", "answer": "…"}.')
             yield split, where, row
 
 
 def of_gym(config: Config) -> Iterator[tuple[None, str, dict[str, Any]]]:
-    """A row names its generator, seed and index: the reward makes the rest of it anew."""
+    """Yield rows with the generator, seed and index, from which the reward generates the rest again."""
     from coordinator.tasks.reward_gym import open_dataset
 
     parameters = dict(config.task.parameters)
@@ -73,10 +73,10 @@ def of_gym(config: Config) -> Iterator[tuple[None, str, dict[str, Any]]]:
 
 
 SPLITS: tuple[Split, ...] = ("held_out", "validation", "train")
-"""In this order: what is in one of them is not taken into the next."""
+"""The splits in the order in which they are filled: a prompt in one of them is left out of the next."""
 
 FOLDER = "task"
-"""Where in the round's folder the copy is."""
+"""The folder of the copy, in the round's folder."""
 
 NOTE = "task.json"
 HELD_OUT_MAX, HELD_OUT_SHARE = 1000, 0.1
@@ -85,32 +85,34 @@ KEY_BYTES = 16
 
 
 class ImportIssue(NamedTuple):
-    """A problem, and where it stood."""
+    """A problem, and its place in the source."""
 
     where: str
     problem: Problem
 
 
 def needs_data(config: Config) -> bool:
-    """Whether the task's problems are not built in."""
+    """Return True if the task's problems are not built in."""
     return config.task.name not in BUILT_IN
 
 
 def make_copy(config: Config, folder: Path) -> dict[str, Any]:
-    """Read all problems into a folder; what its note says."""
+    """Write all problems to a folder; return the content of its note."""
     make_folder(folder)
     paths = _sources(config)
     seen, counts, repeated = set[bytes](), dict[str, int](), 0
     kept: dict[str, list[bytes]] = {split: [] for split in SPLITS}
-    for split, found in _problems(config, paths):
-        key = prompt_key(found.problem)
+    for split, issue in _problems(config, paths):
+        key = prompt_key(issue.problem)
         if key in seen:
             repeated += 1
             continue
         seen.add(key)
-        kept[_place(split, key, kept, config)].append(line(found.problem))
+        kept[_place(split, key, kept, config)].append(line(issue.problem))
     if not kept["train"]:
-        raise ConfigInvalid("There is no problem to learn from.", hint=f"Of {config.data.train or config.task.name}.")
+        raise ConfigInvalid(
+            "There is no problem to train on.", hint=f"Source: {config.data.train or config.task.name}."
+        )
     for split in SPLITS:
         write_durably(folder / f"{split}.jsonl", b"".join(kept[split]))
         counts[split] = len(kept[split])
@@ -125,40 +127,40 @@ def make_copy(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def check_copy(folder: Path) -> dict[str, Any]:
-    """What the note of a finished copy says, if copy and sources are as they were."""
+    """Return the note of a finished copy; refuse a copy or a source that has changed."""
     note: dict[str, Any] = json.loads((folder / NOTE).read_text())
     for name, digest in note["sources"].items():
         path = Path(name)
-        # Gone is not changed: the copy is all that is needed. A Python file may be mended, its problems stay.
+        # A missing source is allowed: the copy is enough. A Python file may be fixed, its problems stay.
         if path.suffix != ".py" and path.is_file() and _digest(path) != digest:
             raise ConfigInvalid(
-                f"{name} is not the file that this round was made with.",
-                hint="Put the old one back, or give the new one another round.directory.",
+                f"{name} has changed since this round was created.",
+                hint="Restore the old file, or use another round.directory for the new one.",
             )
     if copy_digest(folder) != note["digest"]:
         raise ConfigInvalid(
-            f"The problems in {folder} are not those that this round was made with.", hint="Restore them from a backup."
+            f"The problems in {folder} have changed since this round was created.", hint="Restore them from a backup."
         )
     return note
 
 
 def copy_digest(folder: Path) -> str:
-    """The name of what is in a copy: of all problems in their order."""
+    """Return the digest of a copy: of all problems in their order."""
     return blake3("".join(_digest(folder / f"{split}.jsonl") for split in SPLITS).encode()).hexdigest()
 
 
 def prompt_key(problem: Problem) -> bytes:
-    """Equal for equal prompts, whatever else differs."""
+    """Return a key that is equal for equal prompts, whatever else differs."""
     return blake3(json.dumps(problem.prompt).encode()).digest(KEY_BYTES)
 
 
 def problems(config: Config) -> Iterator[tuple[Split | None, ImportIssue]]:
-    """Every problem, as it comes."""
+    """Yield every problem, in the order of the source."""
     return _problems(config, _sources(config))
 
 
 def _sources(config: Config) -> list[Path]:
-    """The files that are read; only those of this machine, not of the hub's cache, are compared later."""
+    """Return the files that are read; only files of this machine, not of the hub's cache, are compared later."""
     name, data = config.task.name, config.data
     if name.endswith(".py"):
         return [Path(name).absolute()]
@@ -167,12 +169,12 @@ def _sources(config: Config) -> list[Path]:
     if not data.train:
         raise ConfigInvalid(f"Task {name} needs problems.", hint="Set data.train to a file or folder.")
     places = [(data.train, "train"), (data.eval or data.train, "held_out")]
-    found = [path.absolute() for place, split in places for path in sources.files(place, split, revision=data.revision)]
-    return list(dict.fromkeys(found))
+    paths = [path.absolute() for place, split in places for path in sources.files(place, split, revision=data.revision)]
+    return list(dict.fromkeys(paths))
 
 
 def _problems(config: Config, paths: list[Path]) -> Iterator[tuple[Split | None, ImportIssue]]:
-    """Each with its split, or None where its prompt's digest decides."""
+    """Yield each problem with its split, or with None if its prompt's digest decides."""
     if config.task.name.endswith(".py"):
         yield from _rows(config, of_file(paths[0], config))
     elif config.task.name not in FROM_FILES:
@@ -207,7 +209,7 @@ def _rows(config: Config, rows: Rows) -> Iterator[tuple[Split | None, ImportIssu
 
 
 def _place(split: Split | None, key: bytes, kept: dict[str, list[bytes]], config: Config) -> str:
-    """The split of a problem; of those without one, the digest keeps some back."""
+    """Return the split of a problem; the digest holds out some of those without a split."""
     if split in ("held_out", "validation") or (split == "train" and config.task.name not in FROM_FILES):
         return str(split)
     share = int.from_bytes(key[:8]) / 2**64

@@ -1,8 +1,8 @@
-"""The environment that chat templates are written for, as transformers 5.23 defines it, in jinja's sandbox.
+"""The environment of chat templates, as transformers 5.23 defines it, in jinja's sandbox.
 
 - Loop controls, `{% generation %}`, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, and restricted
   forms of `dict` and `namespace`.
-- The date is always the same one: a prompt must not change while a round runs.
+- The date is fixed: a prompt must not change while a round runs.
 - A module of its own, since jinja2 is optional: nothing is imported before a policy's template is read.
 """
 
@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 DATE = datetime(2026, 1, 1, tzinfo=UTC)
-"""The current date, as far as a template is concerned."""
+"""The current date that templates see."""
 
 
 def compiled(template: str) -> Template:
@@ -43,7 +43,7 @@ def strftime_now(format_: str) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a model wrote, for trainers that learn from a rendered text; it changes no text."""
+    """The tag `{% generation %}`, which marks a model's text for trainers; it changes no text."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja declares it like this
 
@@ -67,9 +67,11 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """`namespace` that holds no private names, behind which Python's own objects lie."""
+    """`namespace` without private names, which would give access to Python's own objects."""
 
-    def __init__(*args: Any, **values: Any) -> None:  # without a name for self, which a template may give a value
+    def __init__(
+        *args: Any, **values: Any
+    ) -> None:  # self is not a named parameter, as a template may use that name for a value
         self, *given = args
         attributes = dict(*given, **values)
         for name in attributes:
@@ -83,7 +85,7 @@ class _Namespace(Namespace):
 
 def _require_public(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace stores no {name!r}")
+        raise SecurityError(f"a namespace cannot store {name!r}")
 
 
 def _tojson(
@@ -93,7 +95,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON without HTML escapes, which jinja's own filter has."""
+    """Return JSON without HTML escapes, which jinja's own filter adds."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

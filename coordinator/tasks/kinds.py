@@ -1,4 +1,4 @@
-"""What kinds of tasks there are beside those built in, and what each of them implies."""
+"""The kinds of tasks beside the built-in ones, and the reward, suffix and label of each."""
 
 from pathlib import Path
 
@@ -9,20 +9,20 @@ from protocol.tasks import BUILT_IN
 
 DATA, MATH, GYM = "data", "math", "reasoning-gym"
 FROM_FILES = (DATA, MATH)
-"""Tasks whose problems are those of `[data]`."""
+"""The tasks with the problems of `[data]`."""
 
 SHIPPED = {
     DATA: ("problems from files, a folder or the hub, scored by [reward]", "exact"),
     MATH: ("problems with answers in mathematics, compared as such, the answer in \\boxed{}", "math"),
     GYM: ("any generator of reasoning-gym, by task.parameters.generator", "reasoning-gym"),
 }
-"""What each is, and which reward is its own."""
+"""The description of each kind, and its own reward."""
 
 BOXED = "\nReason step by step, and put the final answer within \\boxed{}."
-"""What is added to prompts of `math`, unless `data.suffix` says something else."""
+"""The suffix of prompts of `math`, unless `data.suffix` gives another."""
 
 REWARD_OF_FILE = "reward"
-"""The function of a my_task.py that judges, unless `reward.functions` names others."""
+"""The reward function of a my_task.py, unless `reward.functions` names others."""
 
 
 KNOWN = (*BUILT_IN, *SHIPPED)
@@ -31,12 +31,12 @@ KNOWN = (*BUILT_IN, *SHIPPED)
 def require_known(name: str) -> None:
     if not (name in KNOWN or name.endswith(".py")):
         raise UnknownTask(
-            f"There is no task {name!r}.", hint=f"Known are {', '.join(KNOWN)}, and files that end in .py."
+            f"There is no task {name!r}.", hint=f"Use one of {', '.join(KNOWN)}, or a file that ends in .py."
         )
 
 
 def task_label(config: Config) -> str:
-    """What nodes and visitors are told of it: no path of this machine."""
+    """Return the task's name for nodes and visitors, which contains no path of this machine."""
     return Path(config.task.name).stem if config.task.name.endswith(".py") else config.task.name
 
 
@@ -46,7 +46,7 @@ def suffix_of(config: Config) -> str:
 
 
 def functions_of(config: Config) -> tuple[str, ...]:
-    """The reward functions of a task that is not built in."""
+    """Return the reward functions of a task that is not built in."""
     name = config.task.name
     if config.reward.functions:
         return config.reward.functions
@@ -54,7 +54,7 @@ def functions_of(config: Config) -> tuple[str, ...]:
 
 
 def reward_spec(config: Config) -> RewardSpec:
-    """What its reward processes run."""
+    """Return the specification of the task's reward processes."""
     reward, functions = config.reward, functions_of(config)
     weights = reward.weights or (1.0,) * len(functions)
     return RewardSpec(
@@ -67,6 +67,6 @@ def reward_spec(config: Config) -> RewardSpec:
 
 
 def _absolute(place: str) -> str:
-    """A function's place that means the same from any folder."""
+    """Return the place of a function with an absolute path, so that it is valid in any folder."""
     where, colon, name = place.rpartition(":")
     return f"{Path(where).absolute()}:{name}" if colon and where.endswith(".py") else place

@@ -1,4 +1,4 @@
-"""A split as the round keeps it: a file of problems, one a line, of which any one is read without the others.
+"""The file of a split: a problem on each line, of which each can be read without the others.
 
 A problem is one value of JSON; reward processes get it in the same form.
 
@@ -30,7 +30,7 @@ def messages(pairs: list[list[str]]) -> Prompt:
 
 
 class Book(Sequence[Problem]):
-    """The problems of a file; it stays open, and its lines are looked up by where they begin."""
+    """The problems of a file, which stays open; a line is found by its offset."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,8 +61,8 @@ class Book(Sequence[Problem]):
 
 
 def line(problem: Problem) -> bytes:
-    """A problem as a line of such a file; the same bytes every time."""
-    # ASCII: a half of a surrogate pair, which some data has, is no UTF-8.
+    """Return a problem as a line of such a file; equal problems give equal bytes."""
+    # ASCII: half a surrogate pair, which some data has, cannot be encoded as UTF-8.
     return json.dumps(to_value(problem), sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 

@@ -1,9 +1,9 @@
-"""A reward process: loads the operator's functions, then judges what it is asked, one question at a time.
+"""A reward process: it loads the operator's functions, then judges one question at a time.
 
-- What functions print goes to standard error, which the coordinator keeps a little of.
-- It may take so much memory, and so much processor time for each question: the kernel ends it where it takes more,
-  even after the coordinator is gone.
-- It ends with the coordinator, whatever it is doing.
+- The functions' output goes to standard error, of which the coordinator keeps the end.
+- Its memory, and its processor time for each question, are limited: the kernel ends it at the limit, even after the
+  coordinator has ended.
+- It ends with the coordinator, at any time.
 """
 
 import json
@@ -22,10 +22,10 @@ from coordinator.tasks.reward_process import LENGTH, pack, rewards_to
 from protocol.errors import ConfigInvalid
 
 START_CPU_S = 120
-"""For importing what functions need; torch takes a tenth of it."""
+"""The processor time for the imports of the functions; torch needs a tenth of it."""
 
 PARENT_CHECK_S = 0.5
-"""A thread looks so often for the parent, whose death no signal tells on every system."""
+"""The interval at which a thread checks for the parent: not every system signals its death."""
 
 REASON_MAX_CHARS = 400
 
@@ -37,7 +37,7 @@ def main() -> None:
     _limit(settings["memory_mib"])
     try:
         loaded = [reward_functions.load(place, weight) for place, weight in settings["functions"]]
-    except BaseException as error:  # told to the operator
+    except BaseException as error:  # reported to the operator
         _send(answers, {"error": _reason(error)})
         return
     _send(answers, {"ready": True})
@@ -50,12 +50,12 @@ def _answer(loaded: list[Weighted], question: dict[str, Any]) -> dict[str, Any]:
     job = Job(from_value(question["problem"]), question["completions"], question["tokens"])
     try:
         return {"rewards": rewards_to(reward_functions.judge(loaded, job))}
-    except BaseException as error:  # whatever the operator's code raises is its answer
+    except BaseException as error:  # any error of the operator's code is the answer
         return {"error": _reason(error)}
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Our ends of the conversation; nothing that a function prints or reads gets into it."""
+    """Return the child's ends of the pipes; the functions' input and output do not use them."""
     questions, answers = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -66,7 +66,7 @@ def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
 def _receive(questions: BinaryIO) -> dict[str, Any]:
     head = questions.read(LENGTH.size)
     if len(head) < LENGTH.size:
-        os._exit(0)  # the coordinator has gone
+        os._exit(0)  # the coordinator has ended
     value: dict[str, Any] = json.loads(questions.read(*LENGTH.unpack(head)).decode(errors="surrogatepass"))
     return value
 
@@ -84,7 +84,7 @@ def _limit(memory_mib: int) -> None:
 
 
 def _allow_cpu(seconds: float) -> None:
-    """So much more from now on, then the kernel's signal."""
+    """Allow `seconds` more of processor time from now on; then the kernel sends its signal."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, most))
@@ -98,7 +98,7 @@ def _leave_after(parent: int) -> None:
 
 def _reason(error: BaseException) -> str:
     said = str(error)
-    with suppress(Exception):  # what is raised may itself be broken
+    with suppress(Exception):  # the exception object may itself be broken
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""The built-in reward `exact`: 1 for saying the answer word for word, white space around it aside."""
+"""The built-in reward `exact`: 1 if the completion equals the answer, except for white space around it."""
 
 from protocol.tasks import Problem, Reward
 

@@ -1,17 +1,18 @@
-"""Reward functions behind one form, whatever their signature: the child's side, which runs the operator's code.
+"""A uniform interface to reward functions of any signature, in the child process that runs the operator's code.
 
-Three signatures are known by the names of their parameters:
+Three signatures are recognised by the names of their parameters:
 
     TRL    fn(prompts, completions, completion_ids, **columns) -> [float or None for each]
     verl   compute_score(data_source, solution_str, ground_truth, extra_info) -> float, or dict with "score"
     ours   fn(problem, completion) -> float, None, or protocol.tasks.Reward
 
-- A function gets what it names; one with `**anything` gets all. Chat prompts and their completions come as
-  lists of messages, as TRL gives them.
-- A function of any signature may give a `protocol.tasks.Reward` in place of a number. It says what of the completion is
-  not trained on, and with which weight the rest is: of several functions, spans come together and weights multiply.
-- None says that the reward has nothing to say of a completion. A completion of which none has is no zero: it fails.
-- An answer of the wrong length, NaN, infinite or no number fails, too: `BadAnswer` says what came.
+- A function gets the arguments that it names; one with `**anything` gets all. Chat prompts and their completions are
+  lists of messages, as in TRL.
+- A function of any signature may return a `protocol.tasks.Reward` instead of a number. It contains the spans of the
+  completion that are not trained on, and the weight of the rest. With several functions, the spans are united and the
+  weights multiplied.
+- None means that the function does not judge a completion. A completion that no function judges fails; it is no zero.
+- An answer of the wrong length, NaN, an infinite number or another type fails, too: `BadAnswer` has the reason.
 """
 
 import asyncio
@@ -39,11 +40,11 @@ BUILT_IN = {
 
 
 class BadAnswer(Exception):
-    """A reward function gave something that is no reward."""
+    """A reward function's return value is not a valid reward."""
 
 
 class Job(NamedTuple):
-    """What is to be judged: some completions of one problem."""
+    """The completions of one problem to be judged."""
 
     problem: Problem
     completions: Sequence[str]
@@ -52,7 +53,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class RewardPart:
-    """What one function says of one completion; None if it has nothing to say."""
+    """The result of one function for one completion; `score` is None if the function does not judge it."""
 
     score: float | None
     components: Mapping[str, float] = field(default_factory=dict)
@@ -65,7 +66,7 @@ Judge = Callable[[Job], list[RewardPart]]
 
 
 class Weighted(NamedTuple):
-    """A function, under which name its part is shown, and how much that counts."""
+    """A function with the name of its component and its weight."""
 
     name: str
     weight: float
@@ -73,30 +74,32 @@ class Weighted(NamedTuple):
 
 
 def named(place: str) -> str:
-    """What a reward's part is called: its own name, without where it stands."""
+    """Return the component name of a reward: the function's name, without its file or module."""
     return place.rpartition(":")[2]
 
 
 def load(place: str, weight: float = 1.0) -> Weighted:
-    """The function at `file.py:name`, at `package.module:name`, or built in."""
+    """Load the function at `file.py:name`, at `package.module:name`, or a built-in one."""
     where, _, name = BUILT_IN.get(place, place).rpartition(":")
     if not where:
         known = ", ".join(BUILT_IN)
         raise ConfigInvalid(f"There is no reward {place!r}.", hint=f"Write file.py:function, or one of {known}.")
-    found = getattr(module(where), name, None)
-    if not callable(found):
+    function = getattr(module(where), name, None)
+    if not callable(function):
         raise ConfigInvalid(f"{where} has no function {name!r}.")
-    return Weighted(named(place), weight, _adapter(found, place))
+    return Weighted(named(place), weight, _adapter(function, place))
 
 
 def module(where: str) -> ModuleType:
-    """A module by its file or its dotted name; what stands beside a file can be imported by it."""
+    """Import a module by its file or its dotted name; a file can import modules in its folder."""
     if not where.endswith(".py"):
         return importlib.import_module(where)
     path = Path(where).absolute()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigInvalid(f"There is no file {where}.", hint="Paths are those of where the command was started.")
+        raise ConfigInvalid(
+            f"There is no file {where}.", hint="Paths are relative to the folder in which the command was started."
+        )
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     made = importlib.util.module_from_spec(spec)
@@ -106,14 +109,14 @@ def module(where: str) -> ModuleType:
 
 
 def judge(functions: Sequence[Weighted], job: Job) -> list[Reward]:
-    """The weighted sum of what the functions say of each completion."""
-    said = []
+    """Return the weighted sum of the functions' results for each completion."""
+    results = []
     for function in functions:
         parts = function.judge(job)
         if len(parts) != len(job.completions):
-            raise BadAnswer(f"{function.name} gave {len(parts)} rewards for {len(job.completions)} completions.")
-        said.append(parts)
-    rewards = [_sum(functions, parts) for parts in zip(*said, strict=True)]
+            raise BadAnswer(f"{function.name} returned {len(parts)} rewards for {len(job.completions)} completions.")
+        results.append(parts)
+    rewards = [_sum(functions, parts) for parts in zip(*results, strict=True)]
     for reward, text in zip(rewards, job.completions, strict=True):
         if trouble := unsound(reward.weight, reward.skip, len(text)):
             raise BadAnswer(trouble)
@@ -129,7 +132,7 @@ def _sum(functions: Sequence[Weighted], parts: Sequence[RewardPart]) -> Reward:
             components[function.name] = part.score
             components |= {f"{function.name}/{name}": value for name, value in part.components.items()}
     if not judged:
-        raise BadAnswer("No reward function had anything to say of a completion.")
+        raise BadAnswer("No reward function judged the completion: all returned None.")
     return Reward(
         _number(score, "the weighted sum"),
         "invalid" if any(part.invalid for part in parts) else "ok",
@@ -153,8 +156,8 @@ def _adapter(function: Callable[..., Any], place: str) -> Judge:
             _part(_call(function, wanted, problem=job.problem, completion=text), name) for text in job.completions
         ]
     raise ConfigInvalid(
-        f"{place} takes ({', '.join(given)}), which is no signature of a reward.",
-        hint="Take (prompts, completions, **columns), (data_source, solution_str, ground_truth, extra_info) or "
+        f"{place} has the parameters ({', '.join(given)}), which are not those of a reward function.",
+        hint="Use (prompts, completions, **columns), (data_source, solution_str, ground_truth, extra_info) or "
         "(problem, completion).",
     )
 
@@ -171,7 +174,7 @@ def _ask_trl(function: Callable[..., Any], name: str, wanted: set[str] | None, j
     if not isinstance(answers, Sequence | Mapping) and hasattr(answers, "tolist"):
         answers = answers.tolist()
     if not isinstance(answers, Sequence) or isinstance(answers, str | bytes):
-        raise BadAnswer(f"{name} gave {_shown(answers)}, not a list of rewards.")
+        raise BadAnswer(f"{name} returned {_shown(answers)}, not a list of rewards.")
     return [_part(answer, name) for answer in answers]
 
 
@@ -186,7 +189,7 @@ def _verl(job: Job, text: str) -> dict[str, Any]:
 
 
 def _call(function: Callable[..., Any], wanted: set[str] | None, **arguments: Any) -> Any:
-    """What it says of those arguments that it wants; None: of all."""
+    """Call `function` with the `wanted` arguments, or with all if that is None; return its answer."""
     answer = function(**{name: value for name, value in arguments.items() if wanted is None or name in wanted})
     return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
 
@@ -202,7 +205,7 @@ def _part(answer: Any, name: str) -> RewardPart:
         return RewardPart(score, parts, invalid, _number(answer.weight, f"{name}'s weight"), _spans(answer.skip, name))
     if isinstance(answer, Mapping):
         if "score" not in answer:
-            raise BadAnswer(f"{name} gave a dict without a 'score'.")
+            raise BadAnswer(f"{name} returned a dict without a 'score'.")
         numbers = {key: value for key, value in answer.items() if key != "score" and isinstance(value, int | float)}
         return RewardPart(
             _number(answer["score"], name), {str(key): _number(value, name) for key, value in numbers.items()}
@@ -219,26 +222,26 @@ def _spans(said: Any, name: str) -> Spans:
 
 
 def unsound(weight: float, skip: Spans, size: int) -> str:
-    """What is wrong with how a completion of this size is to be learned from; nothing if all is well."""
+    """Return the error in a reward's weight or spans, for a completion of `size` characters; "" if both are valid."""
     if not 0 <= weight <= limits.WEIGHT_MAX:
-        return f"A weight of {str(weight)[:20]} was given; weights lie between 0 and {limits.WEIGHT_MAX:g}."
+        return f"The weight is {str(weight)[:20]}; it must be between 0 and {limits.WEIGHT_MAX:g}."
     if len(skip) > limits.SKIPPED_SPANS_MAX:
-        return f"{len(skip)} spans are to be skipped; {limits.SKIPPED_SPANS_MAX} are allowed."
+        return f"The reward skips {len(skip)} spans; at most {limits.SKIPPED_SPANS_MAX} are allowed."
     outside = next((span for span in skip if not 0 <= span[0] < span[1] <= size), None)
     return "" if outside is None else f"The span {outside} is not within a completion of {size} characters."
 
 
 def _number(value: Any, name: str) -> float:
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise BadAnswer(f"{name} gave {_shown(value)}, which is no number.")
+        raise BadAnswer(f"{name} returned {_shown(value)}, which is not a number.")
     number = float(value)
     if not math.isfinite(number) or abs(number) > SCORE_MAX:
-        raise BadAnswer(f"{name} gave {number}; a reward is finite, and no larger than {SCORE_MAX:g}.")
+        raise BadAnswer(f"{name} returned {number}; a reward must be finite, and at most {SCORE_MAX:g}.")
     return number
 
 
 SCORE_MAX = 1e6
-"""Far above any reward that means something, and far below what float32 rounds to nonsense."""
+"""The largest score: far above any meaningful reward, and small enough for float32's precision."""
 
 
 def _shown(value: object) -> str:

@@ -1,9 +1,9 @@
-"""The built-in reward `reasoning-gym`: the generator's own score, of what stands in <answer> tags, or of all.
+"""The built-in reward `reasoning-gym`: the generator's own score of the text in <answer> tags, or of all text.
 
-- Some generators read answers by `eval`, or by sympy's `parse_expr`, which is the same. Strangers wrote these answers,
-  so such a generator gets to see none that would run as more than arithmetic: it counts as no answer.
-- Some raise at an answer that they cannot read. That is the answer's fault: it is invalid, and earns nothing.
-- Some take half a second to make a problem: it is made once, and not again for each of its completions.
+- Some generators read answers with `eval`, or with sympy's `parse_expr`, which is equally dangerous. Answers are not
+  trusted, so such a generator never gets an answer that would run as more than arithmetic: it counts as no answer.
+- Some raise an error for an answer that they cannot read. The answer is then invalid, and earns nothing.
+- Some take 0.5 s to make a problem: it is made once, not again for each of its completions.
 """
 
 import ast
@@ -41,15 +41,15 @@ def reward(problem: Problem, completion: str) -> Reward:
         said = ""
     try:
         score = float(dataset.score_answer(said, entry))
-    except MemoryError:  # the limit of this process, which says nothing of the answer
+    except MemoryError:  # the limit of this process, not a fault of the answer
         raise
-    except Exception:  # whatever a library raises at an answer that it cannot read
+    except Exception:  # libraries raise any error for an answer that they cannot read
         return Reward(0.0, "invalid")
     return Reward(score, "ok" if said else "invalid")
 
 
 def _said(completion: str) -> str:
-    """What stands in the last tags, or all of it; found in one pass, however many tags are open."""
+    """Return the text in the last tags, or all of it; one pass, however many tags are open."""
     before, closed, _ = completion.rpartition("</answer>")
     _, opened, tagged = before.rpartition("<answer>")
     return (tagged if closed and opened else completion).strip()
@@ -57,15 +57,15 @@ def _said(completion: str) -> str:
 
 @cache
 def readers(name: str) -> frozenset[str]:
-    """What a generator runs answers with, as its own source says."""
+    """Return the functions with which a generator evaluates answers, found in its source."""
     source = inspect.getsource(DATASETS[name][0].score_answer)
     return frozenset(re.findall(r"\b(eval|parse_expr)\(", source))
 
 
 def _may_be_read(said: str, generator: str) -> bool:
-    """Whether nothing but arithmetic happens when the generator reads this.
+    """Return True if the generator runs only arithmetic when it reads this answer.
 
-    What Python cannot compile, `eval` cannot run; but `parse_expr` makes Python of what is none, and of strings, too.
+    `eval` cannot run text that Python cannot compile; but `parse_expr` converts other text, and strings, to Python.
     """
     if not readers(generator):
         return True
@@ -74,7 +74,7 @@ def _may_be_read(said: str, generator: str) -> bool:
         nodes = list(ast.walk(ast.parse(said, mode="eval")))
     except (SyntaxError, ValueError):
         return not into_python
-    except (RecursionError, MemoryError):  # nested so deeply that it cannot be looked at, but perhaps run
+    except (RecursionError, MemoryError):  # nested too deeply to be checked, but perhaps not to be run
         return False
     return all(_is_harmless(node) for node in nodes) and not (into_python and any(map(_is_string, nodes)))
 
@@ -101,7 +101,7 @@ def _entry(name: str, seed: int, size: int, parameters: str, index: int) -> tupl
 
 
 def open_dataset(name: str, seed: int, size: int, parameters: dict[str, Any]) -> Any:
-    """A generator of reasoning-gym; the same problems for the same arguments."""
+    """Return a generator of reasoning-gym; it makes the same problems for the same arguments."""
     if name not in DATASETS:
         known = ", ".join(sorted(DATASETS))
         raise ConfigInvalid(

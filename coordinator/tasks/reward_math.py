@@ -1,9 +1,9 @@
-"""The built-in reward `math`: is what stands in the last \\boxed{} the same, mathematically, as the gold answer?
+"""The built-in reward `math`: 1 if the content of the last \\boxed{} equals the gold answer mathematically.
 
-- Math-Verify parses and compares; its own timeouts are off, since they need signals that a hang in C never sees.
-  Whoever runs this must be killable: some answers of ten characters take longer than the universe has.
-- The gold answer goes first: comparing is not symmetric.
-- Gold answers may be plain, boxed, or as GSM8K has them, behind `####`. One that says nothing is the data's fault.
+- Math-Verify parses and compares; its own timeouts are off, since they need signals that a hang in C never handles.
+  The process must be killable: some answers of ten characters would practically never finish.
+- The gold answer is the first argument: the comparison is not symmetric.
+- Gold answers may be plain, boxed, or behind `####` as in GSM8K. One that cannot be parsed is an error of the data.
 """
 
 import logging
@@ -19,11 +19,11 @@ except ModuleNotFoundError as missing:
     raise ConfigInvalid(f"Task math needs Math-Verify ({missing}).", hint="pip install 'echo-swarm[math]'") from None
 
 ANSWER_MAX_CHARS = 20_000
-"""The end of a completion is what counts, and parsing gets slow with length."""
+"""The end of a completion that is parsed: parsing is slow for long texts."""
 
 _HOW = (math_verify.LatexExtractionConfig(boxed_match_priority=0), math_verify.ExprExtractionConfig())
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that nobody but us bounds its time
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that its timeouts are off
 
 
 def reward(problem: Problem, completion: str) -> Reward:
@@ -36,21 +36,21 @@ def reward(problem: Problem, completion: str) -> Reward:
 
 @lru_cache(maxsize=1024)
 def golds(answer: str) -> tuple[Any, ...]:
-    """What a gold answer says."""
+    """Return the parsed values of a gold answer."""
     text = answer.rpartition("####")[2].strip()
     if "\\boxed" not in text:
         text = f"\\boxed{{{text.strip('$')}}}"
-    found = _parse(text)
-    if not found:
-        raise ConfigInvalid(f"The answer {answer[:60]!r} says nothing in mathematics.")
-    return tuple(found)
+    parsed = _parse(text)
+    if not parsed:
+        raise ConfigInvalid(f"The answer {answer[:60]!r} cannot be parsed as mathematics.")
+    return tuple(parsed)
 
 
 def _last_box(text: str) -> str:
-    """From the last box on, or all of it where there is none: of several boxes the library takes them all for one."""
+    """Return the text from the last box on, or all of it: the library would read several boxes as one answer."""
     return text[max(0, text.rfind("\\boxed")) :]
 
 
 def _parse(text: str) -> list[Any]:
-    found: list[Any] = math_verify.parse(text, extraction_config=list(_HOW), parsing_timeout=None)
-    return found
+    parsed: list[Any] = math_verify.parse(text, extraction_config=list(_HOW), parsing_timeout=None)
+    return parsed

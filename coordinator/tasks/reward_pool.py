@@ -1,9 +1,10 @@
 """Reward processes: a few children that judge, are killed when they misbehave, and are replaced.
 
-- `judge` either gives a reward for every completion or raises `VerifierFailed` with the reason: too slow, crashed, out
-  of memory, raised, or no proper answer. In all of these cases the child is killed, and the next question gets another.
-- A child that does not even start is `VerifierDown`: that says nothing of any completion.
-- What a child says is believed to be nothing but bytes: its length is bounded, and every number is checked here again.
+- `judge` either returns a reward for every completion or raises `VerifierFailed` with the reason: a timeout, a crash,
+  out of memory, an exception, or an invalid answer. In all these cases the child is killed, and the next question gets
+  another.
+- If a child does not start, `VerifierDown` is raised: this is no fault of any completion.
+- The answer of a child is not trusted: its length is bounded, and every number is checked again.
 """
 
 import asyncio
@@ -24,17 +25,17 @@ from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Reward
 
 START_TIMEOUT_S = 120.0
-"""For importing what functions need, on a machine that is busy."""
+"""The time for the imports of the functions, on a busy machine."""
 
 LAST_WORDS_BYTES = 2048
-"""What is kept of a child's standard error, for the reason."""
+"""The bytes of a child's standard error that are kept, for the reason."""
 
 COMPONENTS_MAX = 64
 REASON_MAX_CHARS = 400
 
 
 class RewardPool:
-    """As many children as the operator allows, each started when it is first needed."""
+    """The reward processes, as many as the operator allows; each is started when it is first needed."""
 
     def __init__(self, spec: RewardSpec) -> None:
         self._spec = spec
@@ -65,7 +66,7 @@ class _Child:
 
     @staticmethod
     async def start(spec: RewardSpec) -> "_Child":
-        """A child that has loaded its functions."""
+        """Start a child, and return it when it has loaded its functions."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "coordinator.tasks.reward_child"),
@@ -104,7 +105,7 @@ class _Child:
         return checked(answer.get("rewards"), [len(text) for text in job.completions])
 
     async def end(self) -> None:
-        """Kill it, and all that it has started."""
+        """Kill the child, and all processes that it has started."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
@@ -123,21 +124,21 @@ class _Child:
                 await self._process.stdin.drain()
                 (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))
                 if length > ANSWER_MAX_BYTES:
-                    raise VerifierFailed(f"It answered with {length} bytes; {ANSWER_MAX_BYTES} are read at most.")
+                    raise VerifierFailed(f"Its answer has {length} bytes; at most {ANSWER_MAX_BYTES} are allowed.")
                 answer = json.loads(await self._process.stdout.readexactly(length))
         except TimeoutError:
             raise VerifierFailed(f"It did not answer within {timeout_s:g} s.") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             raise VerifierFailed(await self._why_it_ended()) from None
         except (ValueError, RecursionError):
-            raise VerifierFailed("It answered with something that is no JSON.") from None
+            raise VerifierFailed("Its answer is not JSON.") from None
         if not isinstance(answer, dict):
-            raise VerifierFailed("It answered with something that is no answer.")
+            raise VerifierFailed("Its answer is not a JSON object.")
         return answer
 
     async def _why_it_ended(self) -> str:
         with suppress(TimeoutError):
-            async with asyncio.timeout(1.0):  # it closed its pipe; without an end of it, it is killed
+            async with asyncio.timeout(1.0):  # it closed its pipe; if it does not end, it is killed
                 await self._process.wait()
         code = self._process.returncode
         how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
@@ -151,10 +152,10 @@ class _Child:
 
 
 def checked(said: Any, sizes: Sequence[int]) -> list[Reward]:
-    """The rewards of an answer about completions of so many characters, if that is what it is."""
+    """Return the rewards in an answer about completions with `sizes` characters; refuse any other answer."""
     if not isinstance(said, list) or len(said) != len(sizes):
-        raise VerifierFailed(f"It did not answer with {len(sizes)} rewards.")
-    return [_reward(one, size) for one, size in zip(said, sizes, strict=True)]
+        raise VerifierFailed(f"Its answer does not have {len(sizes)} rewards.")
+    return [_reward(row, size) for row, size in zip(said, sizes, strict=True)]
 
 
 def _reward(said: Any, size: int) -> Reward:
@@ -170,7 +171,7 @@ def _reward(said: Any, size: int) -> Reward:
             if not unsound(weight, spans, size):
                 parts = {str(name): float(value) for name, value in components.items()}
                 return Reward(float(score), status, parts, weight=float(weight), skip=spans)
-    raise VerifierFailed("It answered with something that is no reward.")
+    raise VerifierFailed("Its answer contains an invalid reward.")
 
 
 def _is_span(said: Any) -> bool:
@@ -179,7 +180,7 @@ def _is_span(said: Any) -> bool:
 
 def _sound(score: float, components: dict[str, Any]) -> bool:
     values: Sequence[Any] = (score, *components.values())
-    # NaN is not below anything; and an integer too large for a float is compared without becoming one.
+    # NaN compares as False; an integer too large for a float is compared without a conversion.
     return len(components) <= COMPONENTS_MAX and all(
         isinstance(value, int | float) and abs(value) <= SCORE_MAX for value in values
     )

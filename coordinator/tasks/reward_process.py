@@ -1,9 +1,9 @@
-"""A reward process: what it runs, its limits, what it sees of the environment, and its messages.
+"""A reward process: its functions, its limits, its environment variables, and its messages.
 
-Messages are JSON behind its length, a question and then an answer.
+A message is JSON after its length; a question is followed by its answer.
 
 to the child    {"functions": [[place, weight], …], "memory_mib"}   once
-                {"problem", "completions", "tokens", "timeout_s"}   then as often as there is something to judge
+                {"problem", "completions", "tokens", "timeout_s"}   then for each group to judge
 from the child  {"ready": true} or {"error": "…"}                   once
                 {"rewards": [[score, status, components, weight, skip], …]} or {"error": "…"}
 """
@@ -20,7 +20,7 @@ from protocol.tasks import Reward
 LENGTH = struct.Struct(">I")
 
 ANSWER_MAX_BYTES = limits.MIB
-"""What is read of an answer; 64 samples with a dozen components have a hundredth of it."""
+"""The largest answer; 64 samples with a dozen components need a hundredth of it."""
 
 
 def pack(value: Any) -> bytes:
@@ -29,7 +29,7 @@ def pack(value: Any) -> bytes:
 
 
 def rewards_to(rewards: Sequence[Reward]) -> list[Any]:
-    return [[one.score, one.status, dict(one.components), one.weight, one.skip] for one in rewards]
+    return [[reward.score, reward.status, dict(reward.components), reward.weight, reward.skip] for reward in rewards]
 
 
 SEEN = {
@@ -37,28 +37,28 @@ SEEN = {
     "VIRTUAL_ENV", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE",
 }  # fmt: skip
 SEEN_PREFIXES = ("CUDA_", "LC_", "PYTHON", "XDG_")
-"""What libraries need to find themselves and their files. A list of what is secret would always miss one."""
+"""The variables that libraries need to find their files. A list of secret variables would never be complete."""
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """Functions by their places, how much each counts, and the bounds of a process."""
+    """The functions by their places with their weights, and the limits of a process."""
 
     functions: tuple[tuple[str, float], ...]
     timeout_s: float = 10.0
-    """For all completions of one group."""
+    """The time limit for all completions of one group."""
     processes: int = 2
     memory_mib: int = 4096
     environment: tuple[str, ...] = ()
-    """Further variables that the functions are to see."""
+    """Further variables that the functions need."""
 
     def for_child(self) -> dict[str, Any]:
         return {"functions": [list(each) for each in self.functions], "memory_mib": self.memory_mib}
 
     def seen(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """What a process sees of ours."""
+        """Return the part of `environment` that a process gets."""
         wanted = {*SEEN, *self.environment}
         ours = {name: value for name, value in environment.items() if name in wanted or name.startswith(SEEN_PREFIXES)}
         return ours | ONE_THREAD

@@ -1,8 +1,8 @@
-"""Rows of problems from wherever they are: files of JSON or Parquet, folders as the hub has them, and the hub itself.
+"""Rows of problems from their source: files of JSON or Parquet, folders in the hub's layout, and the hub itself.
 
-- A folder holds splits as the hub's do: files that have the split's name as a word, like `data/train-00000.parquet`.
-  A folder whose files name no split is all training data.
-- A broken row is told with its file and line.
+- A folder has splits in the hub's layout: files with the split's name as a word, like `data/train-00000.parquet`. If no
+  file names a split, the whole folder is training data.
+- An error in a row names its file and line.
 """
 
 import json
@@ -17,10 +17,10 @@ from protocol.errors import ConfigInvalid
 HUB = "hf://"
 ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet")
 NAMES = {"train": ("train",), "held_out": ("held_out", "test", "eval", "validation", "valid", "dev")}
-"""What the files of a split may be called; of several, the first that is there."""
+"""The names of a split's files; the first name that exists is used."""
 
 ROW_MAX_BYTES = 4 * limits.MIB
-"""A longer line is no problem of anybody's, but a file of another kind."""
+"""The longest line; a longer one means that the file has another format."""
 
 ROWS_AT_ONCE = 1000
 
@@ -28,21 +28,21 @@ Row = dict[str, Any]
 
 
 def files(place: str, split: str, *, revision: str = "") -> list[Path]:
-    """The files of a split; none if a folder has no files of that name."""
+    """Return the files of a split; none if a folder has no files of that name."""
     root = _downloaded(place, revision) if place.startswith(HUB) else Path(place)
     if root.is_file():
         return [root]
     if not root.is_dir():
-        raise ConfigInvalid(f"There is no file or folder {place}.", hint="Paths are those of where you start from.")
-    found = sorted(path for path in root.rglob("*") if path.suffix in ENDINGS and not _hidden(path, root))
-    found = [path for path in found if path.name not in ("dataset_info.json", "dataset_infos.json", "state.json")]
-    if not found:
-        raise ConfigInvalid(f"{place} has no files of problems.", hint=f"They end in {', '.join(ENDINGS)}.")
-    named = {name: [path for path in found if _is_of(path.relative_to(root), name)] for name in sum(NAMES.values(), ())}
+        raise ConfigInvalid(f"There is no file or folder {place}.", hint="Paths are relative to the current folder.")
+    paths = sorted(path for path in root.rglob("*") if path.suffix in ENDINGS and not _hidden(path, root))
+    paths = [path for path in paths if path.name not in ("dataset_info.json", "dataset_infos.json", "state.json")]
+    if not paths:
+        raise ConfigInvalid(f"{place} has no problem files.", hint=f"Their names end in {', '.join(ENDINGS)}.")
+    named = {name: [path for path in paths if _is_of(path.relative_to(root), name)] for name in sum(NAMES.values(), ())}
     for name in NAMES[split]:
         if named[name]:
             return named[name]
-    return found if split == "train" and not any(named.values()) else []
+    return paths if split == "train" and not any(named.values()) else []
 
 
 def rows(paths: Iterable[Path]) -> Iterator[Row]:
@@ -54,7 +54,7 @@ def rows(paths: Iterable[Path]) -> Iterator[Row]:
         elif path.suffix in ENDINGS:
             yield from _lines(path)
         else:
-            raise ConfigInvalid(f"{path} is of no known kind.", hint=f"Known are {', '.join(ENDINGS)}.")
+            raise ConfigInvalid(f"{path} has an unknown format.", hint=f"Use one of {', '.join(ENDINGS)}.")
 
 
 def _lines(path: Path) -> Iterator[Row]:
@@ -67,7 +67,7 @@ def _lines(path: Path) -> Iterator[Row]:
 
 
 def _array(path: Path) -> Iterator[Row]:
-    """One list of objects; or lines after all, as many files that end so."""
+    """Yield the objects of a JSON list; or those of its lines, since many such files contain lines."""
     data = path.read_bytes()
     if not data.lstrip().startswith(b"["):
         yield from _lines(path)
@@ -75,10 +75,10 @@ def _array(path: Path) -> Iterator[Row]:
     try:
         values = json.loads(data)
     except ValueError as error:
-        raise ConfigInvalid(f"{path} is no JSON: {error}.") from None
+        raise ConfigInvalid(f"{path} is not JSON: {error}.") from None
     for number, value in enumerate(values, 1):
         if not isinstance(value, dict):
-            raise ConfigInvalid(f"{path}: item {number} is no object.")
+            raise ConfigInvalid(f"{path}: item {number} is not an object.")
         yield value
 
 
@@ -86,9 +86,9 @@ def _object(data: bytes, where: str) -> Row:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ConfigInvalid(f"{where} is no JSON: {error}.") from None
+        raise ConfigInvalid(f"{where} is not JSON: {error}.") from None
     if not isinstance(value, dict):
-        raise ConfigInvalid(f"{where} is no JSON object.", hint='Rows look like {"prompt": "…", "answer": "…"}.')
+        raise ConfigInvalid(f"{where} is not a JSON object.", hint='Rows look like {"prompt": "…", "answer": "…"}.')
     return value
 
 
@@ -96,12 +96,12 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         import duckdb
     except ModuleNotFoundError:
-        raise ConfigInvalid(f"{path} needs a reader of Parquet.", hint="pip install 'echo-swarm[data]'") from None
+        raise ConfigInvalid(f"{path} needs a Parquet reader.", hint="pip install 'echo-swarm[data]'") from None
     with duckdb.connect() as connection:
         try:
-            found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)])
-            names = [column[0] for column in found.description or ()]
-            while several := found.fetchmany(ROWS_AT_ONCE):
+            result = connection.execute("SELECT * FROM read_parquet(?)", [str(path)])
+            names = [column[0] for column in result.description or ()]
+            while several := result.fetchmany(ROWS_AT_ONCE):
                 yield from (dict(zip(names, row, strict=True)) for row in several)
         except duckdb.Error as error:
             raise ConfigInvalid(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from None
@@ -116,7 +116,7 @@ def _hidden(path: Path, root: Path) -> bool:
 
 
 def _downloaded(place: str, revision: str) -> Path:
-    """A folder of the hub's cache: `hf://owner/name`, or a folder of it behind that."""
+    """Return a folder of the hub's cache for `hf://owner/name`, or for a folder in that repository."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -131,6 +131,6 @@ def _downloaded(place: str, revision: str) -> Path:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigInvalid(
             f"{place} cannot be downloaded: {reason}",
-            hint="Gated data needs HF_TOKEN; with HF_HUB_OFFLINE=1 only the cache is looked at.",
+            hint="Gated data needs HF_TOKEN; with HF_HUB_OFFLINE=1 only the cache is used.",
         ) from error
     return Path(found) / folder

@@ -1,4 +1,4 @@
-"""A task whose problems are the round's own copy."""
+"""The task of a round whose problems are the round's own copy."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,7 +17,7 @@ from protocol.tasks import Problem, Reward, Task, task
 
 
 class DataTask:
-    """Problems of a copy; each pass over the train split takes every one of them once."""
+    """A task with the problems of a copy; each pass over the train split uses every problem once."""
 
     def __init__(self, name: str, folder: Path, *, seed: int, shuffle: bool) -> None:
         self._name, self._seed, self._shuffle = name, seed, shuffle
@@ -41,7 +41,7 @@ class DataTask:
 
 
 class ExactTask(DataTask):
-    """The same where answers are right word for word: that is judged right here, and by greedy decoding."""
+    """A data task with the reward `exact`: completions are judged in this process, and by greedy decoding."""
 
     exact: ClassVar[Literal[True]] = True
 
@@ -50,19 +50,21 @@ class ExactTask(DataTask):
 
 
 def open_task(config: Config) -> Task:
-    """The task of a round, from what is built in or from the round's copy."""
+    """Return the task of a round, built in or with the round's copy."""
     require_known(config.task.name)
     if not needs_data(config):
         return task(config.task.name, seed=config.round.seed, parameters=config.task.parameters)
     folder = config.round.directory / FOLDER
     if not (folder / NOTE).exists():
-        raise ConfigInvalid(f"{folder} has no problems.", hint="`swarm-coordinator init` or `launch` makes them.")
+        raise ConfigInvalid(
+            f"{folder} has no problems.", hint="Run `swarm-coordinator init` or `launch` to create them."
+        )
     kind = ExactTask if functions_of(config) == ("exact",) else DataTask
     return kind(task_label(config), folder, seed=config.round.seed, shuffle=config.data.shuffle)
 
 
 def task_here(config: Config) -> Task | None:
-    """The same for a learner, which can do without: on another machine there is no copy of the problems."""
+    """Return the task for a learner; None on another machine, which has no copy of the problems."""
     if needs_data(config) and not (config.round.directory / FOLDER / NOTE).exists():
         return None
     return open_task(config)

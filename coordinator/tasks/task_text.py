@@ -1,6 +1,6 @@
-"""The published policy's own tokenizer, chat template and bounds: how prompts and completions are read.
+"""Encoding of prompts and decoding of completions with the published policy's tokenizer, chat template and bounds.
 
-- Tokens in, tokens out: a prompt is encoded once, for its lease, and a completion is decoded only to be judged.
+- A prompt is encoded once, for its lease, and a completion is decoded only to be judged.
 """
 
 import json
@@ -24,14 +24,14 @@ PROBLEMS_KEPT = 64
 
 
 class Coder:
-    """Between text and a policy's tokens."""
+    """The encoder and decoder between text and a policy's tokens."""
 
     def __init__(self, read_file: ReadFile, chat: Chat = PLAIN_CHAT) -> None:
         self.codec = PolicyCodec(read_file("tokenizer.json").decode())
         self._template = ChatTemplate(read_file, chat)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Text as it is, messages as the policy's template has them; no tokens are added."""
+        """Encode text as it is, and messages with the policy's template; no tokens are added."""
         return self.codec.encode(prompt if isinstance(prompt, str) else self._template.render(prompt))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -44,28 +44,28 @@ class TaskText(Coder):
     def __init__(self, read_file: ReadFile, task: Task, max_new_tokens: int, chat: Chat = PLAIN_CHAT) -> None:
         super().__init__(read_file, chat)
         self._task = task
-        # Asked once: Python takes longer to look whether a task judges than that takes to judge.
+        # Checked once: in Python, the check takes longer than the judging itself.
         self._judging = task if isinstance(task, Judging) else None
         self.problem: Callable[[PromptRef], Problem] = lru_cache(PROBLEMS_KEPT)(partial(problem_of, task))
-        """One of the task; each sample of a group is judged by the same one."""
+        """The cached lookup of a problem; each sample of a group is judged with the same problem."""
         self.bounds = replace(policy_bounds(read_file, max_new_tokens), codec=self.codec)
 
     @property
     def judges(self) -> bool:
-        """Whether the task judges right here, as only what is built in may."""
+        """Return True if the task judges in this process, which only built-in tasks may."""
         return self._judging is not None
 
     def prompt(self, source: PromptRef) -> list[int]:
-        """The tokens of a problem's prompt."""
+        """Return the tokens of a problem's prompt."""
         return self.encode(self.problem(source).prompt)
 
     @property
     def environment(self) -> str:
-        """The environment that is played, if the task is to play one."""
+        """Return the environment of a game; "" if the task is no game."""
         return self._task.name if isinstance(self._task, Episodes) else ""
 
     def episode(self, source: PromptRef) -> Episode | None:
-        """What the samples of a group about this problem play, if the task is to play."""
+        """Return the episode that the samples of a group play; None if the task is no game."""
         if not isinstance(self._task, Episodes):
             return None
         if source.split == TRAIN:
@@ -73,7 +73,7 @@ class TaskText(Coder):
         return self.framed(self._task.games(source.split)[source.number])
 
     def framed(self, game: Game) -> Episode:
-        """A game of the task in the frame of this policy."""
+        """Return a game of the task with the framing of this policy."""
         assert isinstance(self._task, Episodes)
         return Episode(
             environment=game.environment,
@@ -88,12 +88,12 @@ class TaskText(Coder):
         return self.judge(self.problem(source), completion)
 
     def judge(self, problem: Problem, completion: Sequence[int]) -> Reward:
-        """The same for any problem of the task."""
+        """Judge a completion of any problem of the task."""
         assert self._judging, "the operator's rewards run in coordinator.rewards"
         return self.in_tokens(self._judging.reward(problem, self.judged_text(completion)), completion)
 
     def in_tokens(self, reward: Reward, completion: Sequence[int]) -> Reward:
-        """The same with the spans that are skipped in tokens: each that has any character of one."""
+        """Return the reward with its skipped spans in tokens: every token with a character of a span is skipped."""
         if not reward.skip:
             return reward
         ends = range(len(completion) + 1)
@@ -108,11 +108,11 @@ class TaskText(Coder):
         return replace(reward, skip=tuple(spans))
 
     def judged_text(self, completion: Sequence[int]) -> str:
-        """What is judged of a completion: all before its end token; one that did not end, by what it says so far."""
+        """Return the text to judge: all before the end token, or the whole completion if it did not end."""
         return self.decode(completion[:-1] if completion[-1] in self.bounds.end_tokens else completion)
 
     def _framing(self) -> Framing:
-        """What the template puts around messages, found where it puts words that stand in no template."""
+        """Return the text that the template puts around messages, found by rendering words that are in no template."""
         said, answer, then = "\ufdd0said\ufdd0", "\ufdd0answer\ufdd0", "\ufdd0then\ufdd0"
         asked = self._template.render((ChatMessage("user", said),))
         whole = self._template.render(
@@ -125,13 +125,13 @@ class TaskText(Coder):
                 "The policy's chat template does not treat all messages alike.",
                 hint="Play with task.parameters.chat off.",
             )
-        for end in sorted(self.bounds.end_tokens):  # a turn has brought its own
+        for end in sorted(self.bounds.end_tokens):  # a turn contains its own end token
             before = before.removeprefix(self.decode([end]))
         return Framing(opening=opening, before=before, after=after)
 
 
 def policy_bounds(read_file: ReadFile, max_new_tokens: int) -> PolicyBounds:
-    """What a policy's files say about its tokens."""
+    """Return the bounds of a policy's tokens, read from its files."""
     config = json.loads(read_file("config.json"))
     generation = json.loads(read_file("generation_config.json"))
     return PolicyBounds(int(config["vocab_size"]), end_tokens(config, generation), max_new_tokens)

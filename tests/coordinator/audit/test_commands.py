@@ -229,7 +229,7 @@ def test_a_case_with_an_altered_rollout_is_refused(played: Played, tmp_path: Pat
 def test_what_is_not_there_is_named(played: Played, tmp_path: Path) -> None:
     with pytest.raises(AuditFailed, match="No claim"):
         played.run("audit", "replay", str(played.file), "f" * 64)
-    with pytest.raises(AuditFailed, match="holds no case"):
+    with pytest.raises(AuditFailed, match="has no audit case"):
         played.run("audit", "replay", str(tmp_path))
     with pytest.raises(AuditFailed, match="is no class of nodes"):
         played.run("audit", "replay", str(played.file), played.claims[0], "--tolerance", "x/y")
@@ -237,7 +237,7 @@ def test_what_is_not_there_is_named(played: Played, tmp_path: Path) -> None:
     with pytest.raises(AuditFailed, match="another claim"):
         played.run("audit", "replay", str(tmp_path / "case"), played.claims[1])
     shutil.rmtree(tmp_path / "case" / "policies" / "2")
-    with pytest.raises(AuditFailed, match="lacks version 2"):
+    with pytest.raises(AuditFailed, match="does not have version 2"):
         played.run("audit", "replay", str(tmp_path / "case"))
 
 

@@ -174,7 +174,7 @@ def test_a_mixture_whose_experts_cannot_be_adapted_is_refused_with_its_share() -
     config = kind(**SHAPE, head_dim=16, moe_intermediate_size=48, num_experts=4, num_experts_per_tok=2)
     share = Adapters(random_model(config), 4, 8.0).coverage
     assert 0.1 < share < 0.35
-    with pytest.raises(ConfigInvalid, match=rf"cover {share:.0%} of the qwen3_moe model's matrices.*asks for 50%"):
+    with pytest.raises(ConfigInvalid, match=rf"cover {share:.0%} of the qwen3_moe model's matrices.*requires 50%"):
         Adapters(random_model(config), 4, 8.0, coverage_min=0.5)
 
 

@@ -131,7 +131,7 @@ def test_what_is_no_checkpoint_is_told_by_name(policy_folder: Path, tmp_path: Pa
     file.write_bytes({"cut": whole[: len(whole) // 2], "text": b"no checkpoint\n" * 9}.get(damage, b""))
     if damage == "missing":
         file.unlink()
-    with pytest.raises(ConfigInvalid, match="no checkpoint"):
+    with pytest.raises(ConfigInvalid, match="cannot be read"):
         TrainedPolicy(policy_folder, SETTINGS).restore(last(tmp_path))
 
 
@@ -149,7 +149,7 @@ def test_reading_a_checkpoint_runs_no_code(policy_folder: Path, tmp_path: Path, 
         trap = io.BytesIO()
         torch.save(Trap(), trap)
         file.write_bytes(trap.getvalue() * (1 + file.stat().st_size // len(trap.getvalue())))
-    with pytest.raises(ConfigInvalid, match="no checkpoint"):
+    with pytest.raises(ConfigInvalid, match="cannot be read"):
         TrainedPolicy(policy_folder, SETTINGS).restore(last(tmp_path))
 
 

@@ -72,7 +72,7 @@ def test_an_exported_version_is_what_nodes_had(policy_folder: Path, tmp_path: Pa
 
 def test_nothing_is_written_over(round_file: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigInvalid, match="there already"):
+    with pytest.raises(ConfigInvalid, match="exists already"):
         export(str(round_file), str(tmp_path / "out"))
 
 

@@ -28,7 +28,7 @@ def test_a_round_that_went_on_is_followed(version: int, ledger_size: int) -> Non
 
 @pytest.mark.parametrize(("version", "ledger_size"), [(4, 100), (5, 99), (0, 0)])
 def test_a_round_that_was_put_back_is_refused(version: int, ledger_size: int) -> None:
-    with pytest.raises(OutOfOrder, match="seen the round at version 5"):
+    with pytest.raises(OutOfOrder, match="has seen version 5"):
         follows(at(version, ledger_size), version=5, ledger_size=100)
 
 

@@ -398,7 +398,7 @@ def test_lora_resumes_bit_for_bit(policy_folder: Path, tmp_path: Path) -> None:
     resumed = TrainedPolicy(policy_folder, settings)
     resumed.restore(tmp_path / "000000001")
     assert resumed.train_step(groups) == expected
-    with pytest.raises(ConfigInvalid, match="no checkpoint of this policy"):
+    with pytest.raises(ConfigInvalid, match="cannot be read as a checkpoint of this policy"):
         TrainedPolicy(policy_folder, SETTINGS).restore(tmp_path / "000000001")
 
 

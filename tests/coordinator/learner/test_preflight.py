@@ -211,7 +211,7 @@ def test_a_refusal_simulates_no_way_to_train_whose_weights_alone_are_too_much(
     monkeypatch.setattr(memory, Simulations.__name__, Recorded)
     refused = refusal(round_of(small, tmp_path / "round"), FreeBytes(memory=512 * GIB, disk=512 * GIB, card=2**20))
     assert refused is not None
-    assert "No setting that was tried fits" in refused.hint
+    assert "None of the settings tried fits" in refused.hint
     assert len(simulated) == 1, "the one that is refused"
 
 
@@ -283,5 +283,5 @@ def test_cards_have_names_or_sizes(written: str, gib: float, count: int) -> None
 
 @pytest.mark.parametrize("written", ["h1000", "h100:0", "h100:65", "h100:two", "24", ":2"])
 def test_cards_that_nobody_knows_are_refused(written: str) -> None:
-    with pytest.raises(ConfigInvalid, match="no card"):
+    with pytest.raises(ConfigInvalid, match="not a known card"):
         parse_cards(written)

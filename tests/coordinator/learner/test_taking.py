@@ -192,13 +192,17 @@ def test_everything_that_is_not_this_policy_with_other_weights_is_refused_by_nam
     refused(with_tensors(**{name: None}), current, "is missing, and")
     refused(with_tensors(extra=torch.zeros(3)), current, "extra is 3, and missing")
     refused(with_tensors(**{name: tensors[name][:-1].clone()}), current, "in this round's policy")
-    refused(with_tensors(**{name: torch.full_like(tensors[name], torch.nan)}), current, "infinite or none at all")
-    refused(with_tensors(**{name: torch.full_like(tensors[name], -torch.inf)}), current, "infinite or none at all")
-    refused(changed(weights=(policy_folder / WEIGHTS).read_bytes()[:-1]), current, "no whole safetensors file")
-    refused(changed(weights=b""), current, "no whole safetensors file")
+    refused(
+        with_tensors(**{name: torch.full_like(tensors[name], torch.nan)}), current, "contains NaN or infinite values"
+    )
+    refused(
+        with_tensors(**{name: torch.full_like(tensors[name], -torch.inf)}), current, "contains NaN or infinite values"
+    )
+    refused(changed(weights=(policy_folder / WEIGHTS).read_bytes()[:-1]), current, "not a complete safetensors file")
+    refused(changed(weights=b""), current, "not a complete safetensors file")
     refused(changed(weights=None), current, "no weights as safetensors")
     refused(changed(config=None), current, "it has no config.json")
-    refused(changed(config=b"[]"), current, "is no object")
+    refused(changed(config=b"[]"), current, "is not a JSON object")
     config = json.loads((policy_folder / "config.json").read_text())
     refused(changed(config=json.dumps(config | {"rms_norm_eps": 1.0}).encode()), current, "rms_norm_eps = 1.0")
     tokenizer = json.loads((policy_folder / "tokenizer.json").read_text())
@@ -242,12 +246,14 @@ def test_what_is_no_adapter_for_the_base_is_refused_and_told_what_would_be_one(
     tensors = load_file(current / adapter.WEIGHTS)
     name = next(iter(tensors))
     said = json.loads((current / adapter.CONFIG).read_text())
-    refused(policy_folder, current, "has no adapter_config.json. Give a folder as `swarm-coordinator export --adapter`")
+    refused(policy_folder, current, "has no adapter_config.json. Give an adapter for this round's base")
     refused(changed(adapter.CONFIG, json.dumps(said | {"use_dora": True}).encode()), current, "use_dora = True")
     refused(changed(adapter.CONFIG, b"{"), current, "cannot be used")
-    refused(changed(adapter.WEIGHTS, b""), current, "no whole safetensors file")
+    refused(changed(adapter.WEIGHTS, b""), current, "not a complete safetensors file")
     refused(with_matrices(**{name: tensors[name][:-1].clone()}), current, "in this round's policy")
-    refused(with_matrices(**{name: torch.full_like(tensors[name], torch.nan)}), current, "infinite or none at all")
+    refused(
+        with_matrices(**{name: torch.full_like(tensors[name], torch.nan)}), current, "contains NaN or infinite values"
+    )
     other = make_adapted(make_tiny_policy(tmp_path / "start", seed=2), tmp_path / "other", seed=1)
-    refused(other, current, "is not this round's base")
+    refused(other, current, "differs from this round's base")
     assert {path.name for path in tmp_path.iterdir()} == {"current", "changed", "start", "other"}

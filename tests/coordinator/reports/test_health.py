@@ -40,7 +40,7 @@ def test_rollouts_longer_than_the_bound_allows_are_named_with_the_staleness_that
 
 def test_a_bound_that_adapts_is_not_to_be_raised_by_the_operator() -> None:
     told = alarm(replace(CALM, rollout_s=310.0), 2, 0.4, Counter(), 0.0, staleness_max=6)
-    assert "S = 3 is too small for rollouts of 3.1 steps: the bound adapts, and may be 6" in told
+    assert "S = 3 is too small for rollouts of 3.1 steps: the bound adapts, and may rise to 6" in told
     assert "staleness.max_updates" not in told
 
 
@@ -193,7 +193,7 @@ def test_the_share_for_which_the_learner_stands_still_for_versions_is_told(world
     assert figures(world)["learner_outgoing_share_lately"] == 0.25
     config = parse({})
     told = world.run(summary.explained, config=config, alive_since_ms=0) | summary.public_settings(config, "a" * 64)
-    assert "still for versions 25% of its time lately" in overview.text(told)
+    assert "saving and publishing 25% of its time lately" in overview.text(told)
 
 
 @pytest.mark.parametrize(("share", "alarms"), [(0.1, False), (0.11, True)])

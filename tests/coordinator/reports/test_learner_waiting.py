@@ -56,7 +56,7 @@ def test_before_the_first_update_no_share_is_told(world: World) -> None:
 def test_without_a_node_it_waits_and_with_a_batch_at_hand_it_will(at_work: World) -> None:
     alone = told(at_work, silent=True)
     assert alone["learner"]["state"] == "waits"
-    assert "Hand out the join string" in alone["learner"]["why"]
+    assert "Give the join string" in alone["learner"]["why"]
     assert learner_waiting.explain_waiting(alone | {"batch": 2}, CONFIG, backlog=0).state == "will wait"
 
 
@@ -81,7 +81,7 @@ def test_a_budget_below_the_dearest_group_is_named(tmp_path: Path) -> None:
         world.join(1)
         found = look(world)
         assert found.state == state
-        assert (f"one group may cost {dearest}" in found.why) == (state == "waits")
+        assert (f"a group may cost {dearest}" in found.why) == (state == "waits")
 
 
 def test_a_reward_that_fails_comes_before_everything_else(at_work: World) -> None:

@@ -56,7 +56,7 @@ def test_a_learner_that_refuses_its_settings_stands(at_work: World) -> None:
     fares(at_work, "learner", Life("ended", 2, 0))
     found = told(at_work, 180)
     assert found["learner"]["state"] == "stands"
-    assert "ended with code 2 3 min ago and is not started again" in found["alarm"]
+    assert "ended with code 2 3 min ago and is not restarted" in found["alarm"]
     assert "learner.log" in found["alarm"]
 
 
@@ -85,7 +85,7 @@ def test_a_learner_that_says_nothing_stands(at_work: World) -> None:
     assert told(at_work, programs.QUIET_MIN_S)["learner"]["state"] == "works"
     found = told(at_work, 7200)
     assert found["learner"]["state"] == "stands"
-    assert "The learner has not reported for 2 h" in found["alarm"]
+    assert "The learner has sent nothing for 2 h" in found["alarm"]
 
 
 def test_a_learner_that_never_came_stands(world: World) -> None:
@@ -145,7 +145,7 @@ def test_the_overview_and_the_metrics_name_every_program(at_work: World) -> None
     fares(at_work, "seeder", Life("crashed", -9, 3))
     found = told(at_work, 130)
     lines = overview.text(found | summary.public_settings(CONFIG, "r"))
-    assert "last update 2 min ago, learner heard of 2 min ago, learner runs, seeder crashed with code -9" in lines
+    assert "last update 2 min ago, last learner request 2 min ago, learner runs, seeder crashed with code -9" in lines
     page = exposition(found).decode()
     assert 'echo_swarm_program_up{program="seeder"} 0.0' in page
     assert 'echo_swarm_program_up{program="learner"} 1.0' in page

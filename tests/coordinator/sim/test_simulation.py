@@ -143,7 +143,7 @@ def test_the_fleet_leaves_the_dear_half_of_a_large_pool_at_home() -> None:
 def test_a_round_that_publishes_too_rarely_comes_to_a_stop_that_is_told() -> None:
     scenario = replace(SMALL, staleness=2, kappa=5)
     outcome = run(scenario)
-    assert "came to a stop" in text(scenario, figures(scenario, outcome))
+    assert "The round stalled" in text(scenario, figures(scenario, outcome))
 
 
 HARD = replace(

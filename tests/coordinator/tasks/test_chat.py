@@ -74,7 +74,7 @@ def test_the_system_prompt_goes_first_unless_there_is_one() -> None:
     ("text", "says"),
     [
         (None, "no chat template"),
-        ("{% for %}", "no Jinja"),
+        ("{% for %}", "not valid Jinja"),
         ("{{ raise_exception('system goes first') }}", "system goes first"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
         ("{{ messages.append('more') }}", "unsafe"),

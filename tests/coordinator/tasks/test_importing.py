@@ -166,9 +166,9 @@ def test_a_file_of_the_operators_is_run_once_and_elsewhere(tmp_path: Path) -> No
     ("text", "says"),
     [
         ("x = 1", "no function problems"),
-        ("def problems(split, seed): return [3]", "held_out problem 1 is no dict"),
+        ("def problems(split, seed): return [3]", "held_out problem 1 is not a dict"),
         ("def problems(split, seed): return [{'text': 1}]", "has no prompt: its columns are text"),
-        ("def problems(split, seed): return []", "no problem to learn from"),
+        ("def problems(split, seed): return []", "no problem to train on"),
         ("def problems(split, seed): raise KeyError('x')", "raised KeyError"),
         ("def problems(split, seed): return [{'prompt': 3}]", "neither text nor messages"),
     ],
@@ -191,18 +191,18 @@ def test_what_goes_wrong_in_the_process_is_told_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("p.jsonl", b'{"prompt": "a"}\n{"prompt"', r"p\.jsonl:2 is no JSON"),
-        ("p.jsonl", b"[1]\n", r"p\.jsonl:1 is no JSON object"),
-        ("p.jsonl", b"\xff\xfe", r"p\.jsonl:1 is no JSON"),
-        ("p.jsonl", b"", "no problem to learn from"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt"', r"p\.jsonl:2 is not JSON"),
+        ("p.jsonl", b"[1]\n", r"p\.jsonl:1 is not a JSON object"),
+        ("p.jsonl", b"\xff\xfe", r"p\.jsonl:1 is not JSON"),
+        ("p.jsonl", b"", "no problem to train on"),
         ("p.jsonl", b'{"text": "a"}', "its columns are text"),
         ("p.jsonl", b'{"prompt": ""}', "neither text nor messages"),
         ("p.jsonl", b'{"prompt": [{"role": "user"}]}', "neither text nor messages"),
         ("p.jsonl", b'{"prompt": "' + b"x" * 2**22 + b'"}', "longer than"),
-        ("p.jsonl", b"[" * 100_000, "is no JSON"),
-        ("p.json", b'[{"prompt": "a"}, 3]', "item 2 is no object"),
+        ("p.jsonl", b"[" * 100_000, "is not JSON"),
+        ("p.json", b'[{"prompt": "a"}, 3]', "item 2 is not an object"),
         ("p.parquet", b"PAR1 no", "cannot be read"),
-        ("p.csv", b"a,b", "no known kind"),
+        ("p.csv", b"a,b", "has an unknown format"),
     ],
 )
 def test_a_broken_file_says_where(tmp_path: Path, name: str, data: bytes, says: str) -> None:
@@ -219,12 +219,12 @@ def test_a_source_that_changed_is_refused_at_the_next_start(tmp_path: Path) -> N
     importing.make_copy(settings, folder)
     importing.check_copy(folder)
     lines(path, ROWS[:-1])
-    with pytest.raises(ConfigInvalid, match="not the file that this round was made with"):
+    with pytest.raises(ConfigInvalid, match="has changed since this round was created"):
         importing.check_copy(folder)
     lines(path, ROWS)
     importing.check_copy(folder)
     (folder / "train.jsonl").write_bytes((folder / "train.jsonl").read_bytes()[:-2])
-    with pytest.raises(ConfigInvalid, match="not those that this round"):
+    with pytest.raises(ConfigInvalid, match="have changed since this round"):
         importing.check_copy(folder)
 
 

@@ -107,9 +107,9 @@ def test_what_broke_the_form_is_invalid(tmp_path: Path) -> None:
 
 
 def test_nothing_to_say_of_a_completion_is_no_zero(tmp_path: Path) -> None:
-    with pytest.raises(BadAnswer, match="anything to say"):
+    with pytest.raises(BadAnswer, match="judged the completion"):
         scores(tmp_path, TRL, "only_some")
-    with pytest.raises(BadAnswer, match="anything to say"):
+    with pytest.raises(BadAnswer, match="judged the completion"):
         scores(tmp_path, TRL, "none")
 
 
@@ -123,9 +123,9 @@ def test_nothing_to_say_of_a_completion_is_no_zero(tmp_path: Path) -> None:
         ("None", "not a list"),
         ("[float('nan'), 1]", "nan"),
         ("[1, float('inf')]", "inf"),
-        ("[1, -1e30]", "no larger"),
-        ("[1, '1']", "no number"),
-        ("[1, [1]]", "no number"),
+        ("[1, -1e30]", "and at most 1e"),
+        ("[1, '1']", "not a number"),
+        ("[1, [1]]", "not a number"),
         ("[1, {'reward': 1}]", "without a 'score'"),
         ("[1, 10**400]", "int too large|OverflowError"),
     ],
@@ -138,8 +138,8 @@ def test_garbage_is_named(tmp_path: Path, answer: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "name", "says"),
     [
-        ("def fn(text): return 1.0", "fn", "no signature"),
-        ("def fn(): return 1.0", "fn", "no signature"),
+        ("def fn(text): return 1.0", "fn", "not those of a reward function"),
+        ("def fn(): return 1.0", "fn", "not those of a reward function"),
         ("fn = 3", "fn", "no function"),
         ("x = 1", "fn", "no function"),
     ],
@@ -212,8 +212,8 @@ def test_a_reward_says_what_is_trained_on_and_how_much_it_counts(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("heavy", "weights lie between 0 and 100"),
-        ("against", "weights lie between 0 and 100"),
+        ("heavy", "it must be between 0 and 100"),
+        ("against", "it must be between 0 and 100"),
         ("unknown", "finite"),
         ("beyond", "not within a completion of 1 characters"),
         ("backwards", "not within"),

@@ -122,8 +122,8 @@ async def test_secrets_of_the_operators_environment_are_none_of_a_rewards(
         ("leave", "SystemExit: leaving"),
         ("deep", "RecursionError"),
         ("raise", r"LookupError: no such thing \(r.py:\d+\)"),
-        ("nan", "fn gave nan"),
-        ("pipe", "bytes; 1048576 are read|no JSON"),
+        ("nan", "fn returned nan"),
+        ("pipe", "bytes; at most 1048576 are allowed|not JSON"),
     ],
 )
 async def test_a_child_that_fails_is_named_and_replaced(pool: RewardPool, what: str, says: str) -> None:

@@ -77,7 +77,7 @@ def test_status_says_that_auditors_do_not_keep_up_before_no_work_is_offered(audi
     assert "Auditors do not keep up: 4 claims wait" in found["alarm"]
     assert "6 with 2 threads each would suffice" in found["alarm"]
     shown = overview.text(found | summary.public_settings(CONFIG, "0" * 64))
-    assert f"an auditor checks {speed:,.0f} tokens/s, {incoming:,.0f} come in" in shown
+    assert f"an auditor checks {speed:,.0f} tokens/s, {incoming:,.0f} tokens/s arrive" in shown
 
 
 def test_what_auditors_are_behind_by_is_the_operators_alone(audited: World) -> None:

@@ -139,4 +139,4 @@ def test_the_operator_is_told(later: World) -> None:
     score(later, claims[1])
     told = later.run(health.figures, None, 1)
     assert told["verifier"] == {"groups": 1, "reason": "It cannot be loaded.", "ms": 5, "down": False}
-    assert "mend the reward" in told["alarm"]
+    assert "fix the reward" in told["alarm"]

@@ -39,20 +39,22 @@ COLUMNS = (
 )
 
 
-def render(start: int, found: Sequence[Recorded], size: int, join_string: str) -> str:
+def render(start: int, records: Sequence[Recorded], size: int, join_string: str) -> str:
     """Return the page with the entries from index `start` on, in a log of `size` entries."""
     rows = [
         [el("a", recorded.index, href=f"/entries/{recorded.index}"), recorded.entry.kind, _says(recorded),
          words.moment(recorded.recorded_ms),
          el("code", f"{recorded.content_hash[:12]}…", title=recorded.content_hash, class_="short")]
-        for recorded in found
+        for recorded in records
     ]  # fmt: skip
     about = el(
         "p",
         f"{words.counted(size, 'entry', 'entries')}. A signed checkpoint covers each within seconds; ",
         el("code", "swarm-node ledger verify"),
         " checks all of them. ",
-        el("a", "The file with these entries", href=f"/v1/ledger/tile/{_bundle(start, size).name}") if found else None,
+        el("a", "The file with these entries", href=f"/v1/ledger/tile/{_bundle(start, size).name}")
+        if records
+        else None,
     )
     pager = el(
         "nav",

@@ -277,17 +277,17 @@ async def _steer(round_: Round) -> None:
         log.info("node=%s %s: %s", change.name, "works" if change.works else "standby", change.reason)
 
 
-def _noted(round_: Round, name: str) -> Callable[[Life], Awaitable[None]]:
+def _recorder(round_: Round, name: str) -> Callable[[Life], Awaitable[None]]:
     """Return a callback that records the state of a child process in the store, for the status."""
 
-    async def note(life: Life) -> None:
+    async def record(life: Life) -> None:
         await round_.database.run(programs.fares, name, asdict(life), now_ms())
 
-    return note
+    return record
 
 
 async def _seeder(round_: Round) -> None:
-    def heard(line: str) -> None:
+    def on_report(line: str) -> None:
         said = json.loads(line)
         if "peer_id" in said:
             address = round_.config.round.seeder_public or said["addrs"][0]
@@ -305,14 +305,14 @@ async def _seeder(round_: Round) -> None:
     ]  # fmt: skip
     log_file = round_.folder / "logs" / "seeder.log"
     await keep_running(
-        "seeder", command, log_file=log_file, on_line=heard, may_end=False, tell=_noted(round_, "seeder")
+        "seeder", command, log_file=log_file, on_line=on_report, may_end=False, tell=_recorder(round_, "seeder")
     )
 
 
 async def _learner(round_: Round) -> None:
     command = [script("swarm-coordinator"), "learner", str(round_.folder), "--child"]
     log_file = round_.folder / "logs" / "learner.log"
-    await keep_running("learner", command, log_file=log_file, tell=_noted(round_, "learner"))
+    await keep_running("learner", command, log_file=log_file, tell=_recorder(round_, "learner"))
 
 
 async def _local_node(round_: Round, home: Path) -> None:
@@ -334,4 +334,4 @@ async def _shown(show: "Show", app: web.Application) -> None:
 async def _auditor(round_: Round) -> None:
     command = [script("swarm-coordinator"), "auditor", str(round_.folder), "--child"]
     log_file = round_.folder / "logs" / "auditor.log"
-    await keep_running("auditor", command, log_file=log_file, tell=_noted(round_, "auditor"))
+    await keep_running("auditor", command, log_file=log_file, tell=_recorder(round_, "auditor"))

@@ -63,11 +63,11 @@ def read_status(config: Config, config_file: Path) -> dict[str, Any]:
     """Return the status from the coordinator, or from the store of a stopped round, with the join string."""
     from coordinator.service.round import join_string
 
-    state = _told(config, config_file)
+    state = _read(config, config_file)
     return state | {"join_string": join_string(asking.launched(config), state["round_id"])}
 
 
-def _told(config: Config, config_file: Path) -> dict[str, Any]:
+def _read(config: Config, config_file: Path) -> dict[str, Any]:
     answer: dict[str, Any] | None = None
     if asking.has_token(config):
         with suppress(NotFound, NotAuthorised):  # an older coordinator, or one with another token

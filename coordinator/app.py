@@ -1,4 +1,4 @@
-"""Wiring of the coordinator: the HTTP server, the timers and the children, started together and ended together."""
+"""The assembly of the coordinator: HTTP server, timers and child processes, started and stopped together."""
 
 import asyncio
 import gc
@@ -52,27 +52,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STEER_S = 2.0
-"""How often the fleet is looked at; its rules decide how often it changes."""
+"""Time between two runs of the fleet controller; its rules decide how often the fleet changes."""
 
 LOOK_S = 0.25
-"""How soon a process beside the leader hears of a version; nodes take longer to fetch it."""
+"""Time between two reads of the news in a process beside the leader; nodes take longer to fetch a version."""
 
 SWITCH_S = 0.0005
-"""How long a thread that reads a large board may keep the interpreter from the loop: each answer waits for it a few
-times, and 200 a second would pile up behind the usual 5 ms."""
+"""Time for which a thread, such as one that reads a large leaderboard, may block the event loop: each reply waits for
+it a few times, and with the default of 5 ms, 200 replies a second would queue up."""
 
 GARBAGE_AFTER = 20_000
-"""Objects that are made and not let go before cycles are looked for: the requests under way are several thousand."""
+"""Number of live new objects that starts a search for cycles: requests in progress hold several thousand."""
 
 BACK_MS = 15_000
-"""For nodes to find the coordinator again: one that waits tries every ten seconds."""
+"""Time for nodes to reconnect after a restart: a waiting node retries every 10 seconds."""
 
 CHECKPOINT_EVERY_S = 2.0
-"""How soon an entry is published; where nothing was added, nothing is signed."""
+"""Time until a new ledger entry is under a checkpoint; without new entries, nothing is signed."""
 
 
 def build(round_: Round, bounds: Bounds) -> web.Application:
-    """The web application of one round."""
+    """Build the web application of one round."""
     app = web.Application(middlewares=[errors, held_until_answered])
     app[ROUND] = round_
     app[ERROR_PAGE] = pages.missing
@@ -81,7 +81,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     app[WATCH] = Watch(round_, bounds)
     app.cleanup_ctx.append(app[WATCH].run)
     public.measure(app)
-    rooms = (
+    modules = (
         nodes,
         ledger,
         public,
@@ -92,7 +92,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         appeals,
         *([learner, auditor, operator] if round_.leads else []),
     )
-    tables = [room.routes for room in rooms]
+    tables = [module.routes for module in modules]
     for table in tables:
         app.add_routes(table)
     openapi.serve(app, tables)
@@ -102,7 +102,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
 
 
 def make_runner(round_: Round, bounds: Bounds | None = None) -> Runner:
-    """The server; bodies stay as they came, since nobody here compresses and a small one could unfold into a large."""
+    """Build the server. Bodies are not decompressed: no client compresses, and a small body could become large."""
     bounds = bounds or Bounds()
     app = build(round_, bounds)
     runner = Runner(
@@ -112,7 +112,7 @@ def make_runner(round_: Round, bounds: Bounds | None = None) -> Runner:
         shutdown_timeout=0.5,
         auto_decompress=False,
         keepalive_timeout=bounds.idle_s,
-        lingering_time=0,  # `coordinator.api.http` reads what is left of a refused body, within bounds
+        lingering_time=0,  # `coordinator.api.http` reads the rest of a rejected body, within bounds
     )
     app.cleanup_ctx.append(Callers(runner, round_.config.round.connections_per_address, bounds).run)
     return runner
@@ -126,10 +126,10 @@ async def run(
     announce: Callable[[str], None],
     show: "Show | None" = None,
 ) -> None:
-    """Serve the round until it is told to stop, and show it where somebody looks."""
+    """Serve the round until a signal arrives; if `show` is given, draw the status."""
     _ease_interpreter()
     round_ = Round(config)
-    stop = _told_to_stop()
+    stop = _stop_on_signals()
     await round_.publication.settle_orders()
     await round_.database.run(programs.launched, now_ms())
     runner = make_runner(round_)
@@ -167,7 +167,7 @@ async def run(
             await stop.wait()
             for task in tasks:
                 task.cancel()
-            await runner.cleanup()  # while the children end
+            await runner.cleanup()  # while the child processes end
     finally:
         with suppress(asyncio.CancelledError):
             await runner.cleanup()
@@ -175,10 +175,10 @@ async def run(
 
 
 async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) -> None:
-    """Serve nodes of a round that another process leads, until told to stop or led otherwise than at the start."""
+    """Serve nodes of a round that another process leads, until a signal or a change of the leader's settings."""
     _ease_interpreter()
     round_ = Round.beside(folder)
-    stop = _told_to_stop()
+    stop = _stop_on_signals()
     runner = make_runner(round_)
     await runner.setup()
     try:
@@ -195,22 +195,22 @@ async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) 
 
 
 async def _look(round_: Round, stop: asyncio.Event) -> None:
-    """Hear of news; settings and keys are read once, so others want another start."""
+    """Read the news; stop if settings or keys changed, since they are read only at the start."""
     await round_.refresh()
     if not round_.is_led_alike:
         stop.set()
 
 
 def _ease_interpreter() -> None:
-    """Quick turns of its threads, and no search for cycles among modules and schemas, which stay anyway."""
+    """Switch threads quickly, and exclude modules and schemas, which are permanent, from garbage collection."""
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_AFTER)
 
 
-def _told_to_stop() -> asyncio.Event:
-    """Set by Ctrl-C and its like."""
+def _stop_on_signals() -> asyncio.Event:
+    """Return an event that SIGINT (Ctrl-C) and SIGTERM set."""
     stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
@@ -218,7 +218,7 @@ def _told_to_stop() -> asyncio.Event:
 
 
 async def every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
-    """Do something regularly, beginning now; a failure is logged and tried again next time, but for a broken book."""
+    """Run `work` every `seconds`, beginning now; log failures and continue, except for a broken book."""
     while True:
         try:
             await work()
@@ -230,11 +230,11 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _make_up_for_absence(round_: Round) -> None:
-    """Before anybody is heard again: nodes' leases and auditors' cases stood still while nobody was here."""
+    """Extend nodes' leases and auditors' cases by the downtime, before any request is served."""
     alive_ms, moment_ms = opening.touched_ms(round_.folder), now_ms()
     times = {"timeout_ms": round_.terms.timeout_ms, "back_ms": BACK_MS, "now_ms": moment_ms}
-    if pardoned := await round_.database.run(leases.extend_after_downtime, alive_ms=alive_ms, **times):
-        log.info("Resumed %d leases after %.0f s of downtime", pardoned, (moment_ms - alive_ms) / 1000)
+    if extended := await round_.database.run(leases.extend_after_downtime, alive_ms=alive_ms, **times):
+        log.info("Resumed %d leases after %.0f s of downtime", extended, (moment_ms - alive_ms) / 1000)
     await round_.database.run(audits.resume, terms=round_.audits, now_ms=moment_ms)
 
 
@@ -252,7 +252,7 @@ async def _sweep(round_: Round) -> None:
 
 
 async def _look_at_evaluations(round_: Round) -> None:
-    """End what cannot be finished, keep the best version, and write down what is known."""
+    """End evaluations that cannot be finished, and keep the best version."""
     ended = await round_.database.run(
         evaluations.sweep,
         round_.evaluation_terms,
@@ -265,7 +265,7 @@ async def _look_at_evaluations(round_: Round) -> None:
 
 
 async def _steer(round_: Round) -> None:
-    """Let the fleet follow what is measured, and say what that changes."""
+    """Adapt the fleet to the measurements, and log the changes."""
     changes = await round_.database.run(
         fleet.steer,
         round_.config,
@@ -277,17 +277,17 @@ async def _steer(round_: Round) -> None:
         log.info("node=%s %s: %s", change.name, "works" if change.works else "standby", change.reason)
 
 
-def _noted(round_: Round, name: str) -> Callable[[Life], Awaitable[None]]:
-    """How a child fares goes into the store, for everybody who asks for the status."""
+def _recorder(round_: Round, name: str) -> Callable[[Life], Awaitable[None]]:
+    """Return a callback that records the state of a child process in the store, for the status."""
 
-    async def note(life: Life) -> None:
+    async def record(life: Life) -> None:
         await round_.database.run(programs.fares, name, asdict(life), now_ms())
 
-    return note
+    return record
 
 
 async def _seeder(round_: Round) -> None:
-    def heard(line: str) -> None:
+    def on_report(line: str) -> None:
         said = json.loads(line)
         if "peer_id" in said:
             address = round_.config.round.seeder_public or said["addrs"][0]
@@ -305,14 +305,14 @@ async def _seeder(round_: Round) -> None:
     ]  # fmt: skip
     log_file = round_.folder / "logs" / "seeder.log"
     await keep_running(
-        "seeder", command, log_file=log_file, on_line=heard, may_end=False, tell=_noted(round_, "seeder")
+        "seeder", command, log_file=log_file, on_line=on_report, may_end=False, tell=_recorder(round_, "seeder")
     )
 
 
 async def _learner(round_: Round) -> None:
     command = [script("swarm-coordinator"), "learner", str(round_.folder), "--child"]
     log_file = round_.folder / "logs" / "learner.log"
-    await keep_running("learner", command, log_file=log_file, tell=_noted(round_, "learner"))
+    await keep_running("learner", command, log_file=log_file, tell=_recorder(round_, "learner"))
 
 
 async def _local_node(round_: Round, home: Path) -> None:
@@ -322,11 +322,11 @@ async def _local_node(round_: Round, home: Path) -> None:
 
 
 async def _shown(show: "Show", app: web.Application) -> None:
-    """Draw what the operator is told at `/v1/operator/status`."""
+    """Draw the data of `/v1/operator/status`."""
 
     async def look() -> Mapping[str, Any]:
-        told: dict[str, Any] = json.loads(await public.aged(app[public.OPERATOR_STATUS]))
-        return told
+        status: dict[str, Any] = json.loads(await public.aged(app[public.OPERATOR_STATUS]))
+        return status
 
     await show(look)
 
@@ -334,4 +334,4 @@ async def _shown(show: "Show", app: web.Application) -> None:
 async def _auditor(round_: Round) -> None:
     command = [script("swarm-coordinator"), "auditor", str(round_.folder), "--child"]
     log_file = round_.folder / "logs" / "auditor.log"
-    await keep_running("auditor", command, log_file=log_file, tell=_noted(round_, "auditor"))
+    await keep_running("auditor", command, log_file=log_file, tell=_recorder(round_, "auditor"))

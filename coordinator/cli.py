@@ -46,7 +46,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # boxes leave the explanations a third of a narrow terminal
+    rich_markup_mode=None,  # boxes would leave a third of a narrow terminal for the text
 )
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
@@ -200,19 +200,19 @@ def fsck(
     config = load(config_file, settings)
     folder = config.round.directory
     if not (folder / "resolved.json").exists():
-        raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
+        raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator init`.")
     with opening.only_coordinator(folder):
         database = Database(config.state)
-        entries, found = database.run_now(store.size), database.run_now(store.rebuild)
-        found += database.run_now(opening.root_differences, opening.open_metadata(config, folder, leads=False))
+        entries, differences = database.run_now(store.size), database.run_now(store.rebuild)
+        differences += database.run_now(opening.root_differences, opening.open_metadata(config, folder, leads=False))
         database.close()
     if as_json:
-        typer.echo(json.dumps({"entries": entries, "differences": [asdict(difference) for difference in found]}))
+        typer.echo(json.dumps({"entries": entries, "differences": [asdict(difference) for difference in differences]}))
     else:
-        for difference in found:
+        for difference in differences:
             typer.echo(f"{difference.where}: {difference.expected} by the entries, {difference.found} in the store")
-        typer.echo(f"{counted(entries, 'entry', 'entries')}, {counted(len(found), 'difference')}")
-    raise typer.Exit(1 if found else 0)
+        typer.echo(f"{counted(entries, 'entry', 'entries')}, {counted(len(differences), 'difference')}")
+    raise typer.Exit(1 if differences else 0)
 
 
 app.command(
@@ -379,7 +379,7 @@ def learner(
 
 
 def main() -> None:
-    """Run a command; a named error becomes one line and an exit code."""
+    """Run a command; turn a named error into one line and an exit code."""
     try:
         app()
     except SwarmError as error:

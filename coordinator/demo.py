@@ -1,8 +1,8 @@
-"""The demo: a whole round on this machine, as separate processes, from nothing to a summary.
+"""The demo: a complete round on this machine, as separate processes, with a summary.
 
 - It starts the same commands that people type: `swarm-coordinator launch` and `swarm-node join`.
-- Everything it reports was read from the coordinator's public API; nothing is computed from its own guesses.
-- Whether it comes to its end, fails or is stopped by Ctrl-C: every process that it started is ended, too.
+- Everything it reports is read from the coordinator's public API.
+- When it finishes, fails or is stopped by Ctrl-C, it stops every process that it started.
 """
 
 import asyncio
@@ -30,22 +30,22 @@ from protocol.errors import SwarmError
 from protocol.text.plain import counted
 
 GRACE_S = 4.0
-"""From the polite signal to the kill."""
+"""Time between SIGINT and SIGKILL."""
 
 PRICES = (1_000_000, 800_000, 1_200_000)
-"""Millionths of a unit per million tokens; the nodes take turns."""
+"""Prices of the nodes in turn, in millionths of a unit per million tokens."""
 
-FOUND = {"pass": "passed", "pardon": "pardoned, as nobody could check them in time"}
+FOUND = {"pass": "passed", "pardon": "pardoned: not audited in time"}
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line says."""
+    """The options of the command line."""
 
     config_file: Path
     seed: int
     nodes: tuple[tuple[str, ...], ...]
-    """The options of `swarm-node join` that each node has of its own."""
+    """The additional options of `swarm-node join` for each node."""
     settings: tuple[str, ...]
     json_file: Path | None
     stay: bool
@@ -62,13 +62,15 @@ class Demo:
         self.url = ""
 
     async def start_coordinator(self) -> str:
-        """Launch the round; returns the join string."""
+        """Launch the round, and return the join string."""
         listen, seeder = (f"127.0.0.1:{port}" for port in _free_ports(2))
         self.url = f"http://{listen}"
         chosen = [f"round.seed={self._options.seed}", *self._options.settings]
         chosen += [f"round.listen={listen}", f"round.seeder={seeder}", f"round.directory={self._folder / 'round'}"]
         command = [script("swarm-coordinator"), "launch", str(self._options.config_file)]
-        process = await self._start("coordinator", [*command, *(part for one in chosen for part in ("--set", one))])
+        process = await self._start(
+            "coordinator", [*command, *(part for setting in chosen for part in ("--set", setting))]
+        )
         assert process.stdout
         while line := (await process.stdout.readline()).decode():
             if "swarm-node join " in line:
@@ -76,26 +78,28 @@ class Demo:
         raise SwarmError("The coordinator did not start.", hint=_last_words(self._log("coordinator")))
 
     async def start_node(self, number: int, join_string: str, options: Sequence[str] = ()) -> None:
-        """Start one of several nodes on this machine, with a thread of its own."""
+        """Start a node on this machine, with one thread."""
         home = self._folder / f"node-{number + 1}"
         command = [script("swarm-node"), "join", join_string, "--home", str(home), "--name", f"demo-{number + 1}"]
         price = PRICES[number % len(PRICES)]
         await self._start(f"node-{number + 1}", [*command, "--price", str(price), "--threads", "1", *options])
 
     def check_alive(self) -> None:
-        """Raise if the coordinator or every node is gone before the round has finished."""
+        """Raise an error if the coordinator or every node has ended before the round."""
         coordinator, *nodes = self._processes
         if coordinator.returncode is not None:
-            raise SwarmError("The coordinator ended too early.", hint=_last_words(self._log("coordinator")))
+            raise SwarmError(
+                "The coordinator ended before the round finished.", hint=_last_words(self._log("coordinator"))
+            )
         if nodes and all(process.returncode not in (None, 0) for process in nodes):
-            raise SwarmError("Every node has ended too early.", hint=_last_words(self._log("node-1")))
+            raise SwarmError("Every node ended before the round finished.", hint=_last_words(self._log("node-1")))
 
     async def nodes_ended(self) -> None:
-        """Wait until the nodes have left by themselves."""
+        """Wait until all nodes have ended by themselves."""
         await asyncio.gather(*(process.wait() for process in self._processes[1:]))
 
     async def stop(self) -> None:
-        """End what still runs, politely and then for certain."""
+        """Stop all running processes: SIGINT first, SIGKILL after `GRACE_S`."""
         running = [process for process in reversed(self._processes) if process.returncode is None]
         for process in running:
             process.send_signal(signal.SIGINT)
@@ -122,7 +126,7 @@ class Demo:
 
 
 async def run(options: DemoOptions) -> int:
-    """Run the demo to its end; the exit code."""
+    """Run the demo, and return the exit code."""
     console = Console()
     folder = (options.directory or Path(tempfile.mkdtemp(prefix="echo-swarm-demo-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +177,7 @@ async def _play(demo: Demo, options: DemoOptions, console: Console, started: flo
 
 
 async def _watch(demo: Demo, client: httpx.AsyncClient, console: Console) -> None:
-    """Show the round's progress until it is finished: as bars, or as lines where the output is no terminal."""
+    """Show the round's progress until it is finished: as bars, or as lines without a terminal."""
     if not console.is_terminal:
         await _print_progress(demo, client, console)
         return
@@ -217,7 +221,7 @@ async def _statuses(demo: Demo, client: httpx.AsyncClient) -> AsyncIterator[dict
 
 
 def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """The demo's result in the words of its JSON file; rollouts are counted in samples."""
+    """Return the demo's result as in its JSON file; rollouts are counted in samples."""
     samples = status["samples_per_group"]
     rejected = {code: count * samples for code, count in status["rejected"].items()}
     accepted = status["rollouts"]["samples"]
@@ -241,14 +245,14 @@ def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], se
         "in_vain_share": round(status["in_vain_share"], 4),
         "audit": {"share": round(status["audit"]["share"], 4), "verdicts": status["audit"]["verdicts"]},
         "credit_micros_per_update": round(sum(node["posted_micros"] for node in nodes) / max(1, status["update"])),
-        "fleet": {one["name"]: one["reason"] for one in status["fleet"]},
+        "fleet": {node["name"]: node["reason"] for node in status["fleet"]},
         "credits_by_node": {node["name"]: node["posted_micros"] for node in nodes},
         "seconds": round(seconds, 1),
     }
 
 
 def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
-    table = Table(title="What happened", show_header=False, min_width=60)
+    table = Table(title="Summary", show_header=False, min_width=60)
     before, after = summary["accuracy_before"], summary["accuracy_after"]
     if before is not None and after is not None:
         table.add_row("held-out accuracy", f"{before:.1%} → {after:.1%}")
@@ -264,13 +268,13 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     table.add_row("rollouts accepted", str(summary["rollouts"]["accepted"]))
     rejected = ", ".join(f"{count} {code}" for code, count in summary["rejected"].items())
     table.add_row("rollouts rejected", rejected or "none")
-    table.add_row("oldest rollout trained on", f"{summary['max_staleness']} updates")
+    table.add_row("max staleness of training data", f"{summary['max_staleness']} updates")
     age = summary["age"]
-    table.add_row("age of what was trained on", f"mean {age['mean']:.1f}, p99 {age['p99']} updates")
+    table.add_row("staleness of training data", f"mean {age['mean']:.1f}, p99 {age['p99']} updates")
     table.add_row("wasted work", f"{summary['in_vain_share']:.1%}")
     verdicts = summary["audit"]["verdicts"]
-    found = ", ".join(f"{count} {FOUND.get(finding, finding)}" for finding, count in verdicts.items()) or "none"
-    table.add_row("groups audited", f"{summary['audit']['share']:.1%}: {found}")
+    counts = ", ".join(f"{count} {FOUND.get(finding, finding)}" for finding, count in verdicts.items()) or "none"
+    table.add_row("groups audited", f"{summary['audit']['share']:.1%}: {counts}")
     shared = f"learner, auditor and {counted(len(nodes), 'node')} share {os.cpu_count()} processor cores"
     table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}: {shared}")
     table.add_row("credit per update", f"{summary['credit_micros_per_update']} millionths")
@@ -291,18 +295,18 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free now; all held at once, so that they differ."""
+    """Return `count` different free ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for listener in sockets:
+            listener.close()
 
 
 def _last_words(log: Path) -> str:
-    """The end of a log, for an error message."""
+    """Return the last lines of a log, for an error message."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return "Its log ends: " + " | ".join(lines[-3:]) if lines else "Its log is empty."

@@ -3,21 +3,21 @@
 Installs the Echo Swarm node agent on Windows, inside WSL 2.
 
 .DESCRIPTION
-The agent, vLLM and llama.cpp's CUDA build want Linux; WSL 2 gives them one, with the graphics card. This script looks
-whether WSL is ready, hands everything else to install.sh inside it, and leaves a command swarm-node.cmd on this side.
-It needs no administrator, and changes nothing before it has said what it found.
+The agent, vLLM and llama.cpp's CUDA build need Linux. WSL 2 provides it, with access to the GPU. This script checks WSL,
+runs install.sh inside it, and creates the command swarm-node.cmd in Windows. It needs no administrator rights, and checks
+the requirements before it changes anything.
 
 .PARAMETER Distribution
-The WSL distribution to install into; by default the one that WSL starts by itself.
+The WSL distribution to install into; default: WSL's default distribution.
 
 .PARAMETER DryRun
-Say what would be done, and do nothing.
+Print what would be done, and change nothing.
 
 .PARAMETER Uninstall
-Remove what was installed; the node's keys stay, unless -Purge is given as well.
+Remove the installation. The node's keys are kept, unless -Purge is also given.
 
 .PARAMETER Rest
-Options of install.sh, passed on as they are: --engine, --version, --sha256, …
+Options of install.sh, passed on unchanged: --engine, --version, --sha256, …
 
 .EXAMPLE
 powershell -ExecutionPolicy Bypass -File install.ps1 -DryRun
@@ -56,37 +56,37 @@ function Get-WslArgument {
 function Test-Wsl {
     if (-not (Get-Command wsl.exe -ErrorAction SilentlyContinue)) {
         Stop-Installation 'The agent runs inside WSL 2, which is not installed.' @(
-            'As administrator:  wsl --install',
-            'Restart, open the new distribution once, and run this again.')
+            'Run as administrator:  wsl --install',
+            'Restart, open the new distribution once, then run this again.')
     }
     $Kernel = & wsl.exe @(Get-WslArgument) uname -r 2>$null
     if ($LASTEXITCODE -ne 0) {
-        Stop-Installation 'WSL has no distribution that starts.' @(
-            'wsl --install -d Debian',
-            'Open it once to make a user, and run this again.')
+        Stop-Installation 'No WSL distribution can be started.' @(
+            'Run:  wsl --install -d Debian',
+            'Open it once to create a user, then run this again.')
     }
     if ("$Kernel" -notmatch 'WSL2|microsoft-standard') {
-        Stop-Installation "This distribution runs under WSL 1 ($Kernel), which has no graphics card." @(
-            'wsl --set-version <distribution> 2')
+        Stop-Installation "This distribution runs under WSL 1 ($Kernel), which cannot use the GPU." @(
+            'Run:  wsl --set-version <distribution> 2')
     }
 }
 
 function Get-Script {
     $Beside = Join-Path $PSScriptRoot 'install.sh'
     if (-not (Test-Path -LiteralPath $Beside)) {
-        Stop-Installation 'install.sh is not beside this script.' @('Download both into one folder.')
+        Stop-Installation 'install.sh is not in the same folder as this script.' @('Download both into one folder.')
     }
     $Translated = & wsl.exe @(Get-WslArgument) wslpath -a ($Beside -replace '\\', '/')
-    if ($LASTEXITCODE -ne 0) { Stop-Installation "WSL cannot read $Beside." @('Copy both scripts to a local disk.') }
+    if ($LASTEXITCODE -ne 0) { Stop-Installation "WSL cannot read $Beside." @('Copy both scripts to a local disk, then run this again.') }
     return "$Translated".Trim()
 }
 
 function Write-Command {
     New-Item -ItemType Directory -Force -Path $CommandFolder | Out-Null
-    # Without --exec, WSL hands the line to the distribution's shell, which knows where the agent is.
+    # Without --exec, WSL passes the line to the distribution's shell, which finds the agent on its PATH.
     $Target = (@('wsl.exe') + (Get-WslArgument) + @('PATH="$HOME/.local/bin:$PATH"', 'swarm-node', '%*')) -join ' '
-    Set-Content -LiteralPath $CommandFile -Encoding ascii -Value @('@echo off', 'rem Made by the installer of Echo Swarm.', $Target)
-    Write-Output "The command is $CommandFile."
+    Set-Content -LiteralPath $CommandFile -Encoding ascii -Value @('@echo off', 'rem Created by the installer of Echo Swarm.', $Target)
+    Write-Output "Command: $CommandFile"
 }
 
 Test-Wsl
@@ -104,9 +104,9 @@ if (-not $DryRun) {
     }
     else {
         Write-Command
-        Write-Output 'Other nodes fetch from it on TCP port 8703, or the next free one up to 8710. Nothing has to be opened.'
-        Write-Output 'To be reached, run as administrator, and forward the port to WSL or mirror its network (.wslconfig):'
+        Write-Output 'Other nodes fetch from this node on TCP port 8703, or the next free port up to 8710. Opening the port is optional.'
+        Write-Output 'To open it, forward the port to WSL or mirror its network (.wslconfig), and run as administrator:'
         Write-Output '  netsh advfirewall firewall add rule name="Echo Swarm node" dir=in action=allow protocol=TCP localport=8703-8710'
-        Write-Output 'To listen nowhere:  swarm-node join JOIN-STRING --no-share'
+        Write-Output 'To open no port:  swarm-node join JOIN-STRING --no-share'
     }
 }

@@ -1,19 +1,19 @@
 #!/bin/sh
 # Installs the Echo Swarm node agent: for one user, or, run by root, for the machine.
 #
-# - Everything lies below one folder, each version in an environment of its own; nothing of the system's is changed.
-# - A version counts when `current` points to it, which happens in one step, after it has passed its own check. Whatever
-#   interrupts this script leaves the version before as it was; run it again.
-# - The agent's packages, and vLLM's, are those of the version's own lists, each checked against its hash. torch,
-#   transformers and llama.cpp are pinned by version alone, what they bring in turn by version where a list names it.
-# - Nothing is compiled but llama.cpp, which is built for this processor.
-# - What this machine cannot do is said before anything is changed.
-# - Keys and receipts live in the node's home, which no option but --purge ever touches.
-# - No code is taken from under an agent that runs: the service leaves cleanly and starts again with the new version, an
-#   agent that was started by hand is named with the next step, and a version that runs is never removed.
+# - Everything is in one folder, with a separate environment for each version; no system file is changed.
+# - A version becomes active when `current` points to it. This is one atomic step, after the version has passed its own
+#   check. If this script is interrupted, the previous version stays active; run the script again.
+# - The packages of the agent and of vLLM come from the version's own lists, and each is checked against its hash. torch,
+#   transformers and llama.cpp are pinned by version only, and so are their dependencies that a list names.
+# - Only llama.cpp is compiled, for this processor.
+# - The script checks the requirements before it changes anything.
+# - Keys and receipts are in the node's home, which only --purge removes.
+# - Code of a running agent is never removed: the service stops cleanly and restarts with the new version, an agent that
+#   was started by hand is reported with the next step, and a running version is kept.
 set -eu
 
-# What lies where root happens to stand, such as /tmp, is no module of ours.
+# Never import modules from the current folder: as root it may be /tmp, where others can write.
 export PYTHONSAFEPATH=1
 
 PROGRAM=${0##*/}
@@ -37,23 +37,23 @@ usage() {
   cat <<TEXT
 usage: $PROGRAM [options]
 
-Installs or updates swarm-node, the agent that lends this machine to a training round.
+Installs or updates swarm-node, the agent that samples on this machine for a training round.
 
-  --engine E         what samples: auto, torch, llama, vllm or none. auto takes vllm for an NVIDIA card of 16 GB or
-                     more, llama on a Mac, or torch
+  --engine E         engine that samples: auto, torch, llama, vllm or none. auto selects vllm for an NVIDIA GPU of
+                     16 GB or more, llama on a Mac, otherwise torch
   --version X        install version X instead of the newest
-  --find-links DIR   take packages from this folder, too (a wheel that you built or downloaded)
-  --sha256 HEX       refuse a wheel of echo-swarm with another hash
-  --python PATH      the Python to use; otherwise the first of python3.13 … python3.11, python3 that fits
-  --prefix DIR       where everything goes ($PREFIX)
-  --bin DIR          where the command goes ($BIN)
-  --service JOIN     also start the agent with this machine (or, without root, when you log in), for the round at JOIN
-  --dry-run          say what would be done, and do nothing
-  --uninstall        remove everything that this script has installed; the node's keys stay
-  --purge            with --uninstall: remove the node's home with its keys as well
-  --help             this text
+  --find-links DIR   also use packages in this folder (for example a wheel that you built)
+  --sha256 HEX       reject a wheel of echo-swarm with another hash
+  --python PATH      Python to use; default: the first suitable one of python3.13 … python3.11, python3
+  --prefix DIR       installation folder ($PREFIX)
+  --bin DIR          folder for the command ($BIN)
+  --service JOIN     also start the agent at boot (without root: when you log in), for the round at JOIN
+  --dry-run          print what would be done, and change nothing
+  --uninstall        remove everything that this script has installed, except the node's keys
+  --purge            with --uninstall: also remove the node's home with its keys
+  --help             print this text
 
-Run it again to update. pip's own configuration (index, proxy, certificates) is respected.
+To update, run it again. pip's own configuration (index, proxy, certificates) is used.
 TEXT
 }
 
@@ -86,93 +86,93 @@ parse() {
       --uninstall) ACTION=uninstall ;;
       --purge) PURGE=yes ;;
       --help | -h) usage; exit 0 ;;
-      *) printf '%s: there is no option %s\n\n' "$PROGRAM" "$1" >&2; usage >&2; exit 2 ;;
+      *) printf '%s: unknown option %s\n\n' "$PROGRAM" "$1" >&2; usage >&2; exit 2 ;;
     esac
     shift
   done
   case $ENGINE in
     auto | torch | llama | vllm | none) ;;
-    *) printf '%s: --engine is auto, torch, llama, vllm or none, not %s\n' "$PROGRAM" "$ENGINE" >&2; exit 2 ;;
+    *) printf '%s: --engine must be auto, torch, llama, vllm or none, not %s\n' "$PROGRAM" "$ENGINE" >&2; exit 2 ;;
   esac
-  [ -z "$PURGE" ] || [ "$ACTION" = uninstall ] || { printf '%s: --purge goes with --uninstall\n' "$PROGRAM" >&2; exit 2; }
+  [ -z "$PURGE" ] || [ "$ACTION" = uninstall ] || { printf '%s: --purge needs --uninstall\n' "$PROGRAM" >&2; exit 2; }
   case $JOIN in
-    *[!A-Za-z0-9:/.#_-]*) printf '%s: %s is no join string\n' "$PROGRAM" "$JOIN" >&2; exit 2 ;;
+    *[!A-Za-z0-9:/.#_-]*) printf '%s: %s is not a valid join string\n' "$PROGRAM" "$JOIN" >&2; exit 2 ;;
   esac
   case $PREFIX in /*) ;; *) PREFIX=$PWD/$PREFIX ;; esac
   case $BIN in /*) ;; *) BIN=$PWD/$BIN ;; esac
 }
 
-# --- what this machine is ---------------------------------------------------------------------------------------------
+# --- checks of this machine -------------------------------------------------------------------------------------------
 
 find_system() {
   SYSTEM=$(uname -s)
   MACHINE=$(uname -m)
   case $SYSTEM in
     Linux | Darwin) ;;
-    *) die "swarm-node runs on Linux and macOS, and this is $SYSTEM." "On Windows use install.ps1, which installs into WSL 2." ;;
+    *) die "swarm-node runs on Linux and macOS, not on $SYSTEM." "On Windows use install.ps1, which installs into WSL 2." ;;
   esac
   case $MACHINE in
     x86_64 | amd64 | aarch64 | arm64) ;;
-    *) die "There are no packages for processors of kind $MACHINE." "x86-64 and 64-bit ARM are supported." ;;
+    *) die "Processor type $MACHINE is not supported." "Supported: x86-64 and 64-bit ARM." ;;
   esac
   if [ "$SYSTEM" = Darwin ] && [ "$MACHINE" = x86_64 ]; then
-    die "Macs with Intel processors are not supported: torch has no builds for them any more."
+    die "Macs with Intel processors are not supported: there are no current torch builds for them."
   fi
   GLIBC=0
   [ "$SYSTEM" = Linux ] || return 0
   LIBC=$({ ldd --version 2>&1 || true; } | head -n 1)
   case $LIBC in
     *GNU* | *GLIBC* | *glibc*) ;;
-    *) die "This Linux has no glibc, for which torch and vLLM are built." "Use a container with Debian on it: see the Dockerfile." ;;
+    *) die "This Linux has no glibc, which torch and vLLM need." "Use a container with Debian: see the Dockerfile." ;;
   esac
   GLIBC=$(printf '%s' "${LIBC##* 2.}" | sed 's/[^0-9].*//')
-  [ "${GLIBC:-0}" -ge 28 ] || die "Every package is built for glibc 2.28 or newer, and this system has 2.${GLIBC:-?}." \
-    "Use a newer release of it, or a container with Debian on it: see the Dockerfile."
+  [ "${GLIBC:-0}" -ge 28 ] || die "The packages need glibc 2.28 or newer; this system has glibc 2.${GLIBC:-?}." \
+    "Use a newer release of your system, or a container with Debian: see the Dockerfile."
 }
 
-# Python 3.14 would have to compile coincurve, which libp2p asks for.
+# On Python 3.14, coincurve, which libp2p needs, would have to be compiled.
 new_enough() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1; }
 
 find_python() {
   if [ -n "$PYTHON" ]; then
-    new_enough "$PYTHON" || die "$PYTHON is not a Python of 3.11 to 3.13." "Name another with --python."
+    new_enough "$PYTHON" || die "$PYTHON is not Python 3.11, 3.12 or 3.13." "Give another one with --python PATH."
   else
     for candidate in python3.13 python3.12 python3.11 python3; do
       if command -v "$candidate" >/dev/null 2>&1 && new_enough "$candidate"; then PYTHON=$(command -v "$candidate"); break; fi
     done
   fi
-  [ -n "$PYTHON" ] || die "Python 3.11, 3.12 or 3.13 is needed, and none was found." \
+  [ -n "$PYTHON" ] || die "Python 3.11, 3.12 or 3.13 is needed, but was not found. Install one:" \
     "Debian, Ubuntu:  sudo apt-get install python3 python3-venv" \
     "Fedora:          sudo dnf install python3.13" \
     "macOS:           brew install python@3.12" \
-    "Or name one with --python PATH."
+    "Or give its path with --python PATH."
   UV=$(command -v uv 2>/dev/null || true)
   if [ -z "$UV" ] && ! "$PYTHON" -c 'import ensurepip, venv' >/dev/null 2>&1; then
-    die "$PYTHON cannot make environments: Debian and Ubuntu keep that apart." "sudo apt-get install python3-venv" \
-      "Or install uv, which this script uses where it is there."
+    die "$PYTHON has no venv module, which Debian and Ubuntu package separately." "sudo apt-get install python3-venv" \
+      "Or install uv, which this script uses if available."
   fi
 }
 
-# torch and vLLM are built for CUDA 13, and NVIDIA's table names the oldest driver for that. One that does not report its
-# version is not judged.
+# torch and vLLM are built for CUDA 13, which needs this driver by NVIDIA's table. A driver that reports no version is
+# not checked.
 DRIVER_MIN=580
 
 check_driver() {
   case $DRIVER in [0-9]*.*) ;; *) return 0 ;; esac
   [ "${DRIVER%%.*}" -lt "$DRIVER_MIN" ] || return 0
   case $ENGINE in
-    auto | vllm) die "The NVIDIA driver is $DRIVER, and torch and vLLM need $DRIVER_MIN or newer (CUDA 13)." \
-      "Ubuntu:  sudo ubuntu-drivers install, and restart the machine" \
-      "Windows: update NVIDIA's driver in Windows, not inside WSL" \
-      "Or --engine torch, which samples on the processor until the driver is newer." ;;
-    torch) say "The NVIDIA driver is $DRIVER, and torch needs $DRIVER_MIN or newer: it samples on the processor until then." ;;
+    auto | vllm) die "NVIDIA driver $DRIVER is too old: torch and vLLM need $DRIVER_MIN or newer (CUDA 13)." \
+      "Ubuntu:  sudo ubuntu-drivers install, then restart the machine" \
+      "Windows: update the NVIDIA driver in Windows, not inside WSL" \
+      "Or use --engine torch, which samples on the CPU until the driver is updated." ;;
+    torch) say "NVIDIA driver $DRIVER is too old: torch needs $DRIVER_MIN or newer. The CPU will be used until you update it." ;;
   esac
 }
 
 find_engine() {
-  # By what installers/vllm.lock resolves to on each: some of it is built for newer systems than the agent is.
+  # By the packages of installers/vllm.lock for each processor: some need a newer glibc than the agent.
   case $MACHINE in aarch64 | arm64) VLLM_GLIBC=34 ;; *) VLLM_GLIBC=31 ;; esac
-  WHY="as you said"
+  WHY="your choice"
   CARD=
   CARD_MB=0
   DRIVER=
@@ -185,32 +185,33 @@ find_engine() {
   check_driver
   if [ "$ENGINE" = auto ]; then
     if [ "$CARD_MB" -ge 16000 ] && [ "$SYSTEM" = Linux ] && [ "$GLIBC" -lt "$VLLM_GLIBC" ]; then
-      ENGINE=torch WHY="vLLM is built for glibc 2.$VLLM_GLIBC here, and this system has 2.$GLIBC"
+      ENGINE=torch WHY="vLLM needs glibc 2.$VLLM_GLIBC on $MACHINE; this system has glibc 2.$GLIBC"
     elif [ "$CARD_MB" -ge 16000 ] && [ "$SYSTEM" = Linux ]; then
       ENGINE=vllm WHY="$CARD has $CARD_MB MB"
     elif [ -n "$CARD" ]; then
-      ENGINE=torch WHY="$CARD has $CARD_MB MB, vLLM wants 16 GB"
+      ENGINE=torch WHY="$CARD has $CARD_MB MB; vLLM needs 16 GB"
     elif [ "$SYSTEM" = Darwin ] && command -v cmake >/dev/null 2>&1 && command -v c++ >/dev/null 2>&1; then
       ENGINE=llama WHY="for Apple's Metal"
     else
-      ENGINE=torch WHY="no graphics card was found"
+      ENGINE=torch WHY="no GPU detected, so the CPU is used, which is slow; if you have a GPU, install its driver"
     fi
   fi
   case $ENGINE in
     vllm)
-      [ -n "$CARD" ] || die "vLLM needs an NVIDIA card, and nvidia-smi shows none." "--engine torch samples without one."
+      [ -n "$CARD" ] || die "vLLM needs an NVIDIA GPU, but nvidia-smi reports none." \
+        "If you have one, install its driver. Without a GPU, use --engine torch."
       [ "$GLIBC" -ge "$VLLM_GLIBC" ] || \
-        die "vLLM is built for glibc 2.$VLLM_GLIBC or newer on $MACHINE, and this system has 2.$GLIBC." \
-          "--engine torch samples with the card, too." ;;
+        die "vLLM needs glibc 2.$VLLM_GLIBC or newer on $MACHINE; this system has glibc 2.$GLIBC." \
+          "Use --engine torch: it also uses the GPU." ;;
     llama)
       command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || \
-        die "llama.cpp is compiled for your machine, and there is no C++ compiler." \
+        die "llama.cpp is compiled on your machine, but no C++ compiler was found." \
           "Debian, Ubuntu:  sudo apt-get install g++" "macOS:           xcode-select --install" \
-          "--engine torch needs none." ;;
+          "Or use --engine torch, which needs no compiler." ;;
   esac
 }
 
-# In MB: what the environment takes, with some room for the download.
+# Size of the environment in MB, with some space for the download.
 needed_mb() {
   case $ENGINE in
     vllm) echo 14000 ;;
@@ -222,26 +223,26 @@ needed_mb() {
 check_disk() {
   place=$PREFIX
   while [ ! -d "$place" ]; do place=$(dirname "$place"); done
-  [ -w "$place" ] || die "$place is not yours to write." "Choose a folder with --prefix."
+  [ -w "$place" ] || die "You have no permission to write to $place." "Choose another folder with --prefix."
   free_mb=$(df -Pk "$place" | awk 'NR == 2 { print int($4 / 1024) }')
   wanted_mb=${ECHO_SWARM_NEEDED_MB:-$(needed_mb)}
-  [ "$free_mb" -ge "$wanted_mb" ] || die "$place has $free_mb MB free, and engine $ENGINE wants about $wanted_mb." \
-    "Make room, choose a folder with --prefix, or a smaller engine with --engine."
+  [ "$free_mb" -ge "$wanted_mb" ] || die "$place has $free_mb MB free; engine $ENGINE needs about $wanted_mb MB." \
+    "Free space, choose another folder with --prefix, or a smaller engine with --engine."
 }
 
 # --- the steps --------------------------------------------------------------------------------------------------------
 
-# One name for the folder, whatever links led to it: what runs is known by it.
+# Resolve links in the folder's name: running agents are recognised by it.
 settle() { PREFIX=$(cd "$PREFIX" && pwd -P); }
 
-# One installer at a time: the folder is made by whoever comes first, and names its process.
+# Allow one installer at a time: the first one creates the folder, and writes its process id there.
 lock() {
   mkdir -p "$PREFIX/versions"
   settle
   if ! mkdir "$PREFIX/lock" 2>/dev/null; then
     other=$(cat "$PREFIX/lock/pid" 2>/dev/null || true)
     if [ -n "$other" ] && kill -0 "$other" 2>/dev/null; then
-      die "Another installation is at work (process $other)." "Wait for it to end."
+      die "Another installation is running (process $other)." "Wait until it ends."
     fi
     rm -rf "$PREFIX/lock"
     mkdir "$PREFIX/lock"
@@ -257,10 +258,10 @@ step() {
   say "  $1 …"
   shift
   "$@" && return
-  printf '%s: that failed. The last lines of %s:\n' "$PROGRAM" "$PREFIX/install.log" >&2
+  printf '%s: this step failed. The last lines of %s:\n' "$PROGRAM" "$PREFIX/install.log" >&2
   tail -n 12 "$PREFIX/install.log" | sed 's/^/    /' >&2
-  die "Nothing has changed for the version that was installed before." \
-    "Mend what these lines name (most often the network or a full disk), and run this again."
+  die "The previously installed version, if any, is unchanged." \
+    "Fix the problem that these lines name (most often the network or a full disk), and run this again."
 }
 
 make_environment() {
@@ -280,12 +281,12 @@ fetch() {
   WHEEL=$(ls "$PREFIX"/download/echo_swarm-*.whl) || return 1
   [ -z "$SHA256" ] || "$TARGET/bin/python" - "$WHEEL" "$SHA256" >>"$PREFIX/install.log" 2>&1 <<'PYTHON'
 import hashlib, pathlib, sys
-found = hashlib.sha256(pathlib.Path(sys.argv[1]).read_bytes()).hexdigest()
-sys.exit(f"{sys.argv[1]} has the SHA-256 {found}, not {sys.argv[2]}" if found != sys.argv[2].lower() else 0)
+digest = hashlib.sha256(pathlib.Path(sys.argv[1]).read_bytes()).hexdigest()
+sys.exit(f"{sys.argv[1]} has the SHA-256 {digest}, not {sys.argv[2]}" if digest != sys.argv[2].lower() else 0)
 PYTHON
 }
 
-# The wheel brings the list of what it stands on, with the hash of each file.
+# The wheel contains the list of its dependencies, with the hash of each file.
 install_agent() {
   "$TARGET/bin/python" -m zipfile -e "$WHEEL" "$PREFIX/download/wheel" >>"$PREFIX/install.log" 2>&1 || return 1
   LISTS=$PREFIX/download/wheel/swarm_node/installation
@@ -321,13 +322,13 @@ check_itself() {
   [ "$ENGINE" != vllm ] || "$TARGET/vllm/bin/python" -c 'import vllm' >>"$PREFIX/install.log" 2>&1
 }
 
-# Root's commands look where the service's agent lives, unless told otherwise.
+# Commands of root use the home of the service's agent by default.
 home_of_service() {
   [ "$(id -u)" != 0 ] || printf '%s' "export SWARM_HOME=\"\${SWARM_HOME:-$NODE_HOME}\""
 }
 
-# A link is renamed over the other: there is always a whole version under that name. What starts is wholly of one version,
-# and so are the engines that it starts later.
+# The new link replaces the old one atomically: the name always leads to a complete version. An agent and the engines that
+# it starts later are of the same version.
 switch() {
   rm -f "$PREFIX/current.new"
   ln -s "versions/${TARGET##*/}" "$PREFIX/current.new"
@@ -335,17 +336,17 @@ switch() {
   mkdir -p "$BIN"
   cat >"$BIN/swarm-node.new" <<TEXT
 #!/bin/sh
-# Made by the installer of Echo Swarm; \`install.sh --uninstall\` removes it.
-here=\$(cd '$PREFIX/current' && pwd -P) || exit 1
+# Created by the installer of Echo Swarm; \`install.sh --uninstall\` removes it.
+version=\$(cd '$PREFIX/current' && pwd -P) || exit 1
 $(home_of_service)
-[ ! -x "\$here/vllm/bin/python" ] || export SWARM_VLLM_PYTHON="\${SWARM_VLLM_PYTHON:-\$here/vllm/bin/python}"
-exec "\$here/bin/swarm-node" "\$@"
+[ ! -x "\$version/vllm/bin/python" ] || export SWARM_VLLM_PYTHON="\${SWARM_VLLM_PYTHON:-\$version/vllm/bin/python}"
+exec "\$version/bin/swarm-node" "\$@"
 TEXT
   chmod 755 "$BIN/swarm-node.new"
   mv -f "$BIN/swarm-node.new" "$BIN/swarm-node"
 }
 
-# `PID VERSION COMMAND` of everything that runs out of a version of ours: by its interpreter, which stands first.
+# Print `PID VERSION COMMAND` of every process of an installed version, recognised by its interpreter's path.
 running() {
   if [ -e /proc/self/cmdline ]; then
     { grep -aslF "$PREFIX/versions/" /proc/[0-9]*/cmdline || true; } | while IFS= read -r file; do
@@ -362,7 +363,7 @@ running() {
   done
 }
 
-# `PID COMMAND` of agents that run out of another version than this one; their engines end with them.
+# Print `PID COMMAND` of agents of other versions than this one; their engines end with them.
 agents_but() {
   running | while read -r pid version words; do
     case $version-$words in
@@ -372,7 +373,7 @@ agents_but() {
   done
 }
 
-# How to end an agent; one that samples ends what it samples first.
+# Print the command that ends an agent; an agent that samples first finishes its work.
 ending() {
   case $2 in mirror*) printf 'kill -INT %s' "$1"; return ;; esac
   case $2 in
@@ -385,12 +386,12 @@ ending() {
 
 tell_of_agents() {
   agents_but "${TARGET##*/}" | while read -r pid words; do
-    say "Process $pid still runs the version from before: swarm-node $words" \
-      "  Next:  $(ending "$pid" "$words"), and when it has ended, the same command again."
+    say "Process $pid still runs the previous version: swarm-node $words" \
+      "  Next:  run $(ending "$pid" "$words"). When it has ended, start the agent again with the same command."
   done
 }
 
-# What is neither the new version, nor the one before it, nor one that runs, goes.
+# Remove every version except the new one, the previous one, and running ones.
 tidy_up() {
   used=$(running | cut -d ' ' -f 2)
   for folder in "$PREFIX"/versions/*; do
@@ -407,21 +408,22 @@ install() {
   TARGET=$PREFIX/versions/$(date +%Y%m%d-%H%M%S)-$$
   : >"$PREFIX/install.log"
   say "Installing into $PREFIX (details in install.log there):"
-  step "an environment of its own, from $PYTHON" make_environment
-  step "the newest ${PACKAGE}${VERSION:+, if $VERSION is it}" fetch
-  step "the agent and what it stands on, each checked against its hash" install_agent
-  [ "$ENGINE" = none ] || step "engine $ENGINE (this is the large part)" install_engine
-  step "a check that all of it starts" check_itself
-  step "the switch to it" switch
+  step "creating an environment with $PYTHON" make_environment
+  step "downloading $PACKAGE, ${VERSION:-newest version}" fetch
+  step "installing the agent and its dependencies, each checked against its hash" install_agent
+  [ "$ENGINE" = none ] || step "installing engine $ENGINE (this is the largest part)" install_engine
+  step "checking that everything starts" check_itself
+  step "switching to the new version" switch
   tidy_up
   say "Installed: $("$BIN/swarm-node" --version)."
 }
 
-# A firewall is the owner's to change: this only names the line.
+# The script does not change the firewall: it only prints the command.
 say_port() {
-  say "Other nodes fetch from it on TCP port 8703, or the next free one up to 8710. Nothing has to be opened; it helps the round:"
+  say "Other nodes fetch from this node on TCP port 8703, or the next free port up to 8710." \
+    "Opening the port is optional, but helps the round:"
   case $SYSTEM in
-    Darwin) say "  macOS asks whether swarm-node may accept connections: allow it" ;;
+    Darwin) say "  When macOS asks whether swarm-node may accept connections, allow it." ;;
     *) if command -v firewall-cmd >/dev/null 2>&1; then
         say "  sudo firewall-cmd --permanent --add-port=8703-8710/tcp && sudo firewall-cmd --reload"
       elif command -v nft >/dev/null 2>&1 && ! command -v ufw >/dev/null 2>&1; then
@@ -430,7 +432,7 @@ say_port() {
         say "  sudo ufw allow 8703:8710/tcp"
       fi ;;
   esac
-  say "To listen nowhere:  swarm-node join … --no-share"
+  say "To open no port:  swarm-node join JOIN-STRING --no-share"
 }
 
 say_next() {
@@ -443,7 +445,7 @@ say_next() {
 
 # --- services ---------------------------------------------------------------------------------------------------------
 
-# Which template of the wheel, and where it goes.
+# Set the template in the wheel, and the path of the service file.
 find_service() {
   case $SYSTEM-$(id -u) in
     Darwin-*) TEMPLATE=launchd.plist SERVICE=$HOME/Library/LaunchAgents/org.echo-swarm.node.plist ;;
@@ -461,19 +463,19 @@ template, target, program, join = sys.argv[1:]
 text = pathlib.Path(template).read_text().replace("@PROGRAM@", program).replace("@JOIN@", join)
 pathlib.Path(target).write_text(text)
 PYTHON
-  say "The service is $SERVICE."
+  say "Service file: $SERVICE"
   if [ "$SYSTEM" = Darwin ]; then
     restart_service
   elif $CONTROL daemon-reload 2>/dev/null; then
     $CONTROL enable swarm-node.service
     restart_service
-    [ "$(id -u)" = 0 ] || say "It runs while you are logged in; \`loginctl enable-linger\` keeps it running without you."
+    [ "$(id -u)" = 0 ] || say "It runs while you are logged in. To run it always: loginctl enable-linger"
   else
-    say "systemd does not answer here. When it does:  $CONTROL enable --now swarm-node.service"
+    say "systemd is not running here. When it is, run:  $CONTROL enable --now swarm-node.service"
   fi
 }
 
-# One that its owner has stopped, or that runs another installation, is left as it is.
+# A service that its owner has stopped, or that runs another installation, is not restarted.
 service_runs() {
   grep -qF "$BIN/swarm-node" "$SERVICE" 2>/dev/null || return 1
   case $SYSTEM in
@@ -482,15 +484,15 @@ service_runs() {
   esac
 }
 
-# The agent that ran gives its leases back, keeps what is finished for the next one to send, and ends.
+# The running agent returns its leases, stores finished work for the next agent to send, and ends.
 restart_service() {
   if [ "$SYSTEM" = Darwin ]; then
     launchctl unload "$SERVICE" 2>/dev/null || true
-    launchctl load -w "$SERVICE" && say "The service runs it." && return
-    die "The new version is installed, but its service did not start again." "launchctl load -w $SERVICE"
+    launchctl load -w "$SERVICE" && say "The service is running the new version." && return
+    die "The new version is installed, but its service did not restart. Run:" "launchctl load -w $SERVICE"
   fi
-  $CONTROL restart swarm-node.service && say "The service runs it." && return
-  die "The new version is installed, but its service did not start again." "$CONTROL status swarm-node.service says why."
+  $CONTROL restart swarm-node.service && say "The service is running the new version." && return
+  die "The new version is installed, but its service did not restart. For the reason, run:" "$CONTROL status swarm-node.service"
 }
 
 remove_service() {
@@ -503,7 +505,7 @@ remove_service() {
 }
 
 uninstall() {
-  [ -e "$PREFIX/versions" ] || [ -e "$BIN/swarm-node" ] || die "Nothing is installed in $PREFIX." "Name the folder with --prefix."
+  [ -e "$PREFIX/versions" ] || [ -e "$BIN/swarm-node" ] || die "Nothing is installed in $PREFIX." "Give the installation folder with --prefix."
   if [ -n "$DRY_RUN" ]; then
     say "Would remove $PREFIX/{versions,current,lock,download,install.log}, $BIN/swarm-node and the service${PURGE:+, and $NODE_HOME}."
     return
@@ -512,7 +514,7 @@ uninstall() {
   [ ! -d "$PREFIX" ] || settle
   agents_but none | {
     if read -r pid words; then
-      die "Process $pid still runs it: swarm-node $words" "$(ending "$pid" "$words"), and run this again when it has ended."
+      die "Process $pid is still running: swarm-node $words" "Run $(ending "$pid" "$words"). When it has ended, run this again."
     fi
   }
   rm -rf "$PREFIX/versions" "$PREFIX/current" "$PREFIX/current.new" "$PREFIX/download" "$PREFIX/lock" "$PREFIX/install.log"
@@ -520,9 +522,9 @@ uninstall() {
   rmdir "$PREFIX" 2>/dev/null || true
   if [ -n "$PURGE" ]; then
     rm -rf "$NODE_HOME"
-    say "Removed, with the node's keys."
+    say "Removed, including the node's keys."
   elif [ -d "$NODE_HOME" ]; then
-    say "Removed. The node's keys and receipts are still in $NODE_HOME."
+    say "Removed. The node's keys and receipts are kept in $NODE_HOME."
   else
     say "Removed."
   fi
@@ -537,14 +539,14 @@ main() {
   find_engine
   check_disk
   say "Engine:   $ENGINE ($WHY)"
-  say "Python:   $PYTHON${UV:+, environments by $UV}"
-  say "Place:    $PREFIX, about $wanted_mb MB of $free_mb free; command $BIN/swarm-node"
+  say "Python:   $PYTHON${UV:+, with $UV for environments}"
+  say "Folder:   $PREFIX, needs about $wanted_mb MB of $free_mb MB free" "Command:  $BIN/swarm-node"
   if [ -n "$JOIN" ]; then
     say "Service:  $SERVICE"
   elif service_runs; then
-    say "Service:  $SERVICE, which leaves cleanly and starts again with the new version"
+    say "Service:  $SERVICE, which stops cleanly and restarts with the new version"
   fi
-  if [ -n "$DRY_RUN" ]; then say "That is all it would do; nothing was changed."; return; fi
+  if [ -n "$DRY_RUN" ]; then say "Dry run: nothing was changed."; return; fi
   install
   if [ -n "$JOIN" ]; then
     install_service

@@ -1,1 +1,1 @@
-"""HTTP handlers: parse, call an effect, format. They hold no state and take no decisions."""
+"""HTTP handlers: each parses a request, runs an effect and formats the reply. They hold no state and decide nothing."""

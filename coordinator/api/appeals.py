@@ -1,4 +1,4 @@
-"""Appeals: what nodes and owners deliver, and what the operator's commands see and rule."""
+"""Routes for appeals: nodes and owners submit them; the operator's commands list them and rule on them."""
 
 import json
 from typing import Annotated
@@ -21,7 +21,7 @@ _Words = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$")]
 
 
 class RulingRequest(Section):
-    """How an appeal is ruled, why, and by whom."""
+    """The operator's ruling on an appeal, with its reason and its author."""
 
     number: int = Field(ge=1, lt=2**31)
     outcome: Ruled
@@ -32,45 +32,47 @@ class RulingRequest(Section):
 
 @routes.post("/v1/appeals")
 async def appeal(request: web.Request) -> web.Response:
-    """A node's or an owner's signed word against a fault or a ban, by whoever brings it; repeating it is harmless."""
-    here = request.app[ROUND]
-    here.database.require_room()
+    """Record a signed appeal against a fault or a ban. Anyone may deliver it, and repeating it is harmless."""
+    round_ = request.app[ROUND]
+    round_.database.require_room()
     envelope = await body(request, limits.APPEAL_MAX_BYTES)
-    taken = await here.database.run_for_node(appeals.record_appeal, envelope, round_id=here.round_id, now_ms=now_ms())
+    taken = await round_.database.run_for_node(
+        appeals.record_appeal, envelope, round_id=round_.round_id, now_ms=now_ms()
+    )
     return reply(taken)
 
 
 @routes.get("/v1/operator/appeals")
 async def listed(request: web.Request) -> web.Response:
-    """All appeals, those that wait first."""
+    """Return all appeals, waiting ones first."""
     return reply_json(await require_operator(request).database.read(appeals.listed))
 
 
 @routes.get("/v1/operator/appeals/{number:[0-9]{1,9}}")
 async def shown(request: web.Request) -> web.Response:
-    """One appeal, with the evidence and what granting it would pay."""
-    here = require_operator(request)
+    """Return an appeal with its evidence and the amount that granting it would pay."""
+    round_ = require_operator(request)
     return reply_json(
-        await here.database.read(appeals.appeal_report, int(request.match_info["number"]), here.audits.rules)
+        await round_.database.read(appeals.appeal_report, int(request.match_info["number"]), round_.audits.rules)
     )
 
 
 @routes.post("/v1/operator/rulings")
 async def rule(request: web.Request) -> web.Response:
     """Grant or deny an appeal, with a reason code."""
-    here = require_operator(request)
+    round_ = require_operator(request)
     try:
         wanted = RulingRequest.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
     except (ValidationError, json.JSONDecodeError) as error:
-        raise MalformedMessage(f"This is no ruling: {error}.") from None
-    done = await here.database.run(
+        raise MalformedMessage(f"The ruling is not valid: {error}.") from None
+    done = await round_.database.run(
         appeals.rule,
         wanted.number,
         wanted.outcome,
         wanted.reason_code,
         wanted.said,
         given_by=wanted.given_by,
-        rules=here.audits.rules,
+        rules=round_.audits.rules,
         now_ms=now_ms(),
     )
     return reply_json(done)

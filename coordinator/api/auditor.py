@@ -1,4 +1,4 @@
-"""What auditors call, with the operator's token; and what anybody may draw again."""
+"""Routes for auditors, with the operator's token; and the public record of each epoch's lottery."""
 
 import asyncio
 
@@ -13,59 +13,59 @@ from protocol.work.auditing import Cases, HoldCases, TakeCases, Verdicts
 routes = web.RouteTableDef()
 
 CASES_WAIT_S = 10.0
-"""How long a request for cases is held open; the auditor asks again after it."""
+"""Longest time a request for cases is held open; the auditor then repeats it."""
 
 LOOK_AGAIN_S = 1.0
-"""Cases come with every few submissions, and auditing many at once is cheaper than each alone."""
+"""Time between two looks for cases: auditing several together is cheaper than each alone."""
 
 
 @routes.post("/v1/auditor/take")
 async def assign_cases(request: web.Request) -> web.Response:
-    """Cases for an auditor."""
-    here = require_operator(request)
+    """Assign cases to an auditor; while there are none, hold the request open."""
+    round_ = require_operator(request)
     message = TakeCases.from_bytes(await body(request))
     deadline = asyncio.get_running_loop().time() + CASES_WAIT_S
     while True:
-        found: Cases = await here.database.run(
-            audits.assign_cases, message.auditor, message.at_most, terms=here.audits, now_ms=now_ms()
+        cases: Cases = await round_.database.run(
+            audits.assign_cases, message.auditor, message.at_most, terms=round_.audits, now_ms=now_ms()
         )
-        if found.cases or found.done or asyncio.get_running_loop().time() >= deadline:
-            return reply(found)
+        if cases.cases or cases.done or asyncio.get_running_loop().time() >= deadline:
+            return reply(cases)
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
 @routes.post("/v1/auditor/hold")
 async def extend_cases(request: web.Request) -> web.Response:
-    """An auditor needs longer for what it has taken."""
-    here = require_operator(request)
+    """Extend the time that an auditor has for its cases."""
+    round_ = require_operator(request)
     message = HoldCases.from_bytes(await body(request))
-    await here.database.run(audits.extend_cases, message.auditor, terms=here.audits, now_ms=now_ms())
+    await round_.database.run(audits.extend_cases, message.auditor, terms=round_.audits, now_ms=now_ms())
     return web.Response(status=204)
 
 
 @routes.post("/v1/auditor/verdicts")
 async def verdicts(request: web.Request) -> web.Response:
-    """What an auditor found."""
-    here = require_operator(request)
+    """Record an auditor's verdicts."""
+    round_ = require_operator(request)
     message = Verdicts.from_bytes(await body(request))
-    await here.database.run(
+    await round_.database.run(
         audits.record_verdicts,
         message.verdicts,
         seconds=message.seconds,
         threads=message.threads,
-        terms=here.audits,
+        terms=round_.audits,
         now_ms=now_ms(),
     )
-    here.batch_ready.set()
+    round_.batch_ready.set()
     return web.Response(status=204)
 
 
 @routes.get("/v1/audits/{epoch:[0-9]{1,12}}")
 async def draws(request: web.Request) -> web.Response:
-    """The lottery of an epoch that is over: every claim and its rate, whose digest stands in the log."""
-    here = request.app[ROUND]
+    """Return the lottery of a closed epoch: every claim with its audit rate, whose digest is in the log."""
+    round_ = request.app[ROUND]
     epoch = int(request.match_info["epoch"])
-    if not await here.database.read(lottery.is_over, epoch):
-        raise NotFound(f"Epoch {epoch} is not over.", hint="Its secret still draws.")
-    listed = await here.database.read(lottery.draws, epoch)
+    if not await round_.database.read(lottery.is_over, epoch):
+        raise NotFound(f"Epoch {epoch} is not over.", hint="Its secret is still in use. Try again when it is revealed.")
+    listed = await round_.database.read(lottery.draws, epoch)
     return reply_json([[draw.claim_id, draw.rate_ppm] for draw in listed])

@@ -2,29 +2,30 @@
 
 Bodies have a budget in memory, and each neighbourhood of addresses a share of it.
 
-- A body above `FREE_BYTES` takes its declared length before a byte of it is read, or what has come of it where none is
-  declared, and gives it back when its request is answered. Smaller ones are bounded by the connections.
+- A body above `FREE_BYTES` reserves its declared length before a byte of it is read, or the bytes received so far if it
+  declares none. It releases them when its request is answered. Smaller bodies are bounded by the connections.
 - A neighbourhood has at most a quarter. When its quarter or the whole is used up, a client gets 503 + Retry-After.
-- Where the whole is taken, who would hold less than the largest neighbourhood gets room: that one's oldest unfinished
-  body is given up, since honest ones end.
-- This machine has no share to pass and gives nothing up: it is a proxy, which should hold bodies until they are whole.
-- What comes with the operator's token is not counted.
+- When the whole is used up, a client of a smaller neighbourhood takes room from the largest one, whose oldest
+  unfinished body is dropped: honest bodies end.
+- This machine has no share and no body of it is dropped: it is a proxy, which should hold bodies until they are whole.
+- Bodies sent with the operator's token are not counted.
 
-Connections of one neighbourhood are limited too, and answers are not kept for callers that do not read them. aiohttp
-serves each connection with two more deadlines: for the head of a request and for a TLS handshake. `Bounds` holds the
-numbers with their reasons; what a message may hold is in `protocol.limits`.
+Connections of one neighbourhood are limited too, and answers are not kept for callers that do not read them. Each
+connection has two more deadlines than aiohttp's: for the head of a request and for a TLS handshake. `Bounds` holds the
+numbers with their reasons; `protocol.limits` has the limits of messages.
 
-- Every `look_s` all connections are checked, those that have not agreed on TLS yet, too. Of a neighbourhood that has
-  more than its share the newest are closed.
-- All together are as many as this process may have files, less those that it needs itself. Beyond, shares shrink until
-  the rest fits: the largest neighbourhoods lose first.
-- A connection that has not sent the whole head of a request within `head_s` is closed, a proxy's, too: these send heads
-  at once. The first head begins with the connection, the next with its first byte: until then it may be idle.
-- An answer that waits in memory to be read may take the grace and the time that its size needs at the rate at which
-  bodies must come; it begins anew where more was written, as a stream does while it is read. All such answers together
-  hold at most `unread_bytes`, else the largest go first.
-- What comes from this machine is the operator's own, or a proxy's, which speaks for many: it has no share to pass. A
-  proxy elsewhere wants `round.connections_per_address=0`, and to bound its callers itself.
+- Every `look_s` all connections are checked, also those in a TLS handshake. If a neighbourhood has more than its share,
+  its newest connections are closed.
+- The total is the number of files that this process may open, less those that it needs itself. Above it, shares shrink
+  until the rest fits: the largest neighbourhoods lose connections first.
+- A connection that has not sent the whole head of a request within `head_s` is closed, also a proxy's: proxies send
+  heads at once. The time of the first head begins with the connection, of the next with its first byte: a connection
+  may be idle before.
+- An unread answer in memory may take `grace_s` plus the time that its size needs at `bytes_per_s`. The time begins anew
+  when more is written, as in a stream that is being read. All unread answers together hold at most `unread_bytes`;
+  above it, the largest are closed first.
+- Connections from this machine are the operator's own or a proxy's, which serves many clients: they have no share. A
+  proxy on another machine needs `round.connections_per_address=0`, and must limit its clients itself.
 """
 
 import asyncio
@@ -46,28 +47,28 @@ from protocol.limits import KIB, MIB
 from protocol.people.addresses import host_and_port, neighbourhood
 
 HERE = ""
-"""The place of what comes from this machine: the operator's own, or a proxy's, which speaks for many."""
+"""The place of requests from this machine: the operator's own, or a proxy's, which serves many clients."""
 
 
 def place(address: str | None, own_addresses: tuple[str, ...]) -> str:
-    """Where a caller comes from; an address of this machine begins as one of `own_addresses`."""
+    """Return the neighbourhood of `address`, or `HERE` if it begins with one of `own_addresses`."""
     address = address or "unknown"
     return HERE if address.startswith(own_addresses) else neighbourhood(address)
 
 
 def caller(request: web.Request) -> str:
-    """The address that a request comes from: of a proxy on this machine, the one that it names."""
+    """Return the address of a request's client; for a proxy on this machine, the address that it names."""
     address = request.remote or ""
     named = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
     return named if named and address.startswith(request.app[BOUNDS].own_addresses) else address
 
 
 FILES_KEPT = 128
-"""For the store, chunks on their way out, and the pipes of children."""
+"""Files reserved for the store, chunks being sent, and pipes to child processes."""
 
 
 def connections_max() -> int:
-    """Return how many connections this process has files for."""
+    """Return the number of connections for which this process has files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(files - FILES_KEPT, files // 2) if files != resource.RLIM_INFINITY else sys.maxsize
 
@@ -77,26 +78,25 @@ class Bounds:
     """Bounds on the time, connections and memory of callers."""
 
     own_addresses: tuple[str, ...] = ("127.", "::1", "::ffff:127.")
-    """Beginnings of the addresses of this machine."""
+    """Prefixes of this machine's own addresses."""
     look_s: float = 2.0
     """Seconds between two checks of all connections."""
     connections: int = field(default_factory=connections_max)
     handshake_s: float = 10.0
-    """For TLS, from the connection to its first request: two round trips, sent again a few times on a bad line."""
+    """For a TLS handshake: two round trips, with a few retransmissions on a bad line."""
     head_s: float = 10.0
-    """For the head of a request: one packet, sent again a few times on a bad line."""
+    """For the head of a request: one packet, with a few retransmissions on a bad line."""
     idle_s: float = 75.0
-    """Between two requests of a connection: longer than proxies keep theirs."""
+    """Idle time between two requests of a connection: longer than the time-out of proxies."""
     grace_s: float = 30.0
     bytes_per_s: float = 8 * KIB
-    """A body may take the grace and the time that its size needs at this rate: a tenth of the slowest lines at homes.
-    An answer that waits to be read may do so, too."""
+    """Minimum rate of a body after `grace_s`: a tenth of the slowest home lines. It applies to unread answers, too."""
     unread_bytes: int = 256 * MIB
-    """Answers that wait: a few times the largest files of the ledger and the board, for as many slow readers."""
+    """Total of all unread answers: enough for a few slow readers of the largest files of the ledger and the board."""
     bodies_bytes: int = 256 * MIB
-    """Thirty of the largest at once. A body is there twice while its pieces are put together."""
+    """Total of all bodies: about thirty of the largest. A body is in memory twice while its pieces are joined."""
     listeners: int = 1000
-    """Open streams; each costs a socket and a few kilobytes. Who comes then is told to ask again by itself."""
+    """Open event streams; each costs a socket and a few kilobytes. Further clients are asked to poll instead."""
 
 
 BOUNDS = web.AppKey("bounds", Bounds)
@@ -109,29 +109,29 @@ FREE_BYTES = limits.SMALL_REQUEST_MAX_BYTES
 
 @dataclass(eq=False)
 class Body:
-    """One that is coming, or that somebody works on."""
+    """The body of a request that is being received or handled."""
 
     place: str
     patience: asyncio.Timeout
-    """Ends the reading of a body that is given up."""
+    """Ends the reading of a dropped body."""
     size: int = 0
     is_given_up: bool = False
 
 
 class Bodies:
-    """What the bodies of one server hold."""
+    """The memory held by all request bodies of one server."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self.held_bytes = 0
         self._held = Counter[str]()
-        """By place."""
+        """Bytes by place."""
         self._coming: dict[str, dict[Body, None]] = {}
-        """The unfinished ones by place, the oldest first."""
+        """Unfinished bodies by place, oldest first."""
 
     @asynccontextmanager
     async def coming(self, request: web.Request) -> AsyncIterator[Body]:
-        """A body while it is read, when it may be given up; it holds what it holds until its request is answered."""
+        """Track a body while it is read, when it may be dropped; it keeps its memory until its request is answered."""
         request[HELD] = body = Body(place(request.remote, request.app[BOUNDS].own_addresses), asyncio.timeout(None))
         try:
             async with body.patience:
@@ -144,7 +144,7 @@ class Bodies:
             raise _full()
 
     def grow(self, body: Body, size: int) -> None:
-        """Let a body hold so many bytes in all, if there is room."""
+        """Reserve memory for `body` up to `size` bytes in total; raise `Overloaded` if there is none."""
         more = size - body.size
         if size <= FREE_BYTES or more <= 0:
             return
@@ -156,13 +156,15 @@ class Bodies:
         self._hold(body, more)
 
     def let_go(self, body: Body) -> None:
-        """It is no longer needed."""
+        """Release the memory of `body`."""
         self._is_no_longer_coming(body)
         self._hold(body, -body.size)
 
     def _give_one_up(self, *, for_less_than: int) -> None:
-        """The oldest body of whoever holds most of those who could give one up."""
-        largest = max((one for one in self._coming if one != HERE), key=lambda one: self._held[one], default=HERE)
+        """Drop the oldest unfinished body of the place that holds most."""
+        largest = max(
+            (where for where in self._coming if where != HERE), key=lambda where: self._held[where], default=HERE
+        )
         if largest == HERE or self._held[largest] <= for_less_than:
             raise _full()
         oldest = next(iter(self._coming[largest]))
@@ -192,7 +194,7 @@ HELD = web.RequestKey("held", Body)
 async def held_until_answered(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """What a request's body holds is given back when there is an answer, or nobody waits for one."""
+    """Release the memory of a request's body when it is answered or its client has disconnected."""
     try:
         return await handler(request)
     finally:
@@ -201,13 +203,15 @@ async def held_until_answered(
 
 
 def _full() -> Overloaded:
-    return Overloaded("Too many large requests are on their way.", hint="Send it again in a moment.")
+    return Overloaded(
+        "The server is receiving too many large requests.", hint="Send the request again in a few seconds."
+    )
 
 
 class Connection(web.RequestHandler):
-    """One connection, which knows since when the head of a request is on its way.
+    """An HTTP connection that records since when it has been receiving the head of a request.
 
-    The first head begins with the connection, every other with its first byte.
+    The first head begins with the connection, every other one with its first byte.
     """
 
     __slots__ = ("head_since_s",)
@@ -215,7 +219,7 @@ class Connection(web.RequestHandler):
     def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
         super().__init__(manager, loop=loop, **options)
         self.head_since_s: float | None = None
-        """None while no head is awaited: a request is answered, or the connection is idle."""
+        """None while no head is expected: a request is being answered, or the connection is idle."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -232,19 +236,19 @@ class Connection(web.RequestHandler):
 
 
 class _Server(web.Server):
-    """Makes such connections."""
+    """A server that creates `Connection` objects."""
 
     def __call__(self) -> web.RequestHandler:
         return Connection(self, loop=self._loop, **self._kwargs)
 
 
 class Handshake(asyncio.Protocol):
-    """A connection until TLS is agreed on; then an HTTP connection goes on in its place."""
+    """A connection during its TLS handshake; an HTTP connection then replaces it."""
 
     def __init__(self, runner: "Runner", secure: SSLContext, handshake_s: float) -> None:
         self._runner, self._secure, self._handshake_s = runner, secure, handshake_s
         self._early = b""
-        """Bytes that came between the handshake and the HTTP connection."""
+        """Bytes received between the handshake and the start of the HTTP connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -266,13 +270,13 @@ class Handshake(asyncio.Protocol):
                 ssl_handshake_timeout=deadline_s,
                 ssl_shutdown_timeout=deadline_s,
             )
-        except OSError:  # a fault of the caller's, or of the line
+        except OSError:  # the fault of the client or of the line
             transport.abort()
             return
         finally:
             del self._runner.handshakes[self]
         server = self._runner.server
-        if made is None or made.is_closing() or server is None:  # lost, or we are about to end
+        if made is None or made.is_closing() or server is None:  # disconnected, or this server is stopping
             transport.abort()
             return
         connection = server()
@@ -283,12 +287,12 @@ class Handshake(asyncio.Protocol):
 
 
 class Runner(web.AppRunner):
-    """Runs an application on such connections."""
+    """A runner that serves an application over `Connection` objects."""
 
     def __init__(self, app: web.Application, **options: Any) -> None:
         super().__init__(app, **options)
         self.handshakes: dict[Handshake, asyncio.Transport] = {}
-        """Handshakes under way, the oldest first."""
+        """TLS handshakes in progress, oldest first."""
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
@@ -301,21 +305,21 @@ class Runner(web.AppRunner):
 
 
 class _SecureSite(web.TCPSite):
-    """An address with HTTPS. Its callers are known before they have shaken hands, unlike those of aiohttp's own."""
+    """An HTTPS address. It counts clients before their handshake ends, unlike aiohttp's own site."""
 
     def __init__(self, runner: Runner, host: str, port: int, secure: SSLContext, handshake_s: float) -> None:
         super().__init__(runner, host, port, ssl_context=secure)
         self._make = partial(Handshake, runner, secure, handshake_s)
 
     async def start(self) -> None:
-        """Listen."""
+        """Start to listen."""
         await web.BaseSite.start(self)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._make, self._host, self._port, backlog=self._backlog)
 
 
 async def listen(runner: Runner, address: str, secure: SSLContext | None = None, *, handshake_s: float = 0.0) -> None:
-    """Serve an application at an address; with a certificate, by HTTPS."""
+    """Serve an application at `address`, by HTTPS if `secure` is given."""
     host, port = host_and_port(address)
     site = _SecureSite(runner, host, port, secure, handshake_s) if secure else web.TCPSite(runner, host, port)
     try:
@@ -323,13 +327,13 @@ async def listen(runner: Runner, address: str, secure: SSLContext | None = None,
     except OSError as error:
         raise ConfigInvalid(
             f"Cannot listen on {address}: {error}.",
-            hint="Is this round running already? Else set round.listen=host:port.",
+            hint="Check that this round is not running already, or set round.listen=host:port to a free port.",
         ) from error
 
 
 @dataclass
 class _Unread:
-    """An answer that waits: since when, how large it was then, and at the last look."""
+    """An unread answer: its start, its size then, and its size at the last check."""
 
     since_s: float
     began_bytes: int
@@ -341,7 +345,7 @@ class _Unread:
 
 
 class Callers:
-    """The connections of one server."""
+    """The limits on the connections of one server."""
 
     def __init__(self, runner: Runner, per_address: int, bounds: Bounds) -> None:
         self._runner = runner
@@ -350,7 +354,7 @@ class Callers:
         self._unread: dict[web.RequestHandler, _Unread] = {}
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
-        """Look after them as long as the application lives."""
+        """Check the connections for as long as the application lives."""
         task = asyncio.create_task(self._keep_looking())
         yield
         task.cancel()
@@ -359,28 +363,28 @@ class Callers:
 
     async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(self._bounds.look_s)  # a timer: a caller may be too much for so long
+            await asyncio.sleep(self._bounds.look_s)  # a client may exceed its share for this long
             self.close_excess(asyncio.get_running_loop().time())
 
     def close_excess(self, now_s: float) -> None:
-        """Close what is too much."""
-        found = self._runner.server.connections if self._runner.server else ()  # the oldest first
-        open_ones = [(one, one.transport) for one in found if one.transport is not None]
-        lines = [(one, line, self._place_of(line)) for one, line in (*open_ones, *self._runner.handshakes.items())]
+        """Close the connections that exceed a limit."""
+        accepted = self._runner.server.connections if self._runner.server else ()  # oldest first
+        open_ones = [(conn, conn.transport) for conn in accepted if conn.transport is not None]
+        lines = [(conn, line, self._place_of(line)) for conn, line in (*open_ones, *self._runner.handshakes.items())]
         share = _share(Counter(where for _, _, where in lines), self._per_address, self._bounds.connections)
         held = Counter[str]()
         unread: dict[web.RequestHandler, _Unread] = {}
-        for one, transport, where in lines:
+        for conn, transport, where in lines:
             held[where] += 1
-            if (held[where] > share and where != HERE) or self._is_late(one, now_s):
+            if (held[where] > share and where != HERE) or self._is_late(conn, now_s):
                 transport.abort()
-            elif isinstance(one, web.RequestHandler) and (size := transport.get_write_buffer_size()):
-                unread[one] = self._unread.get(one, _Unread(now_s, size, size)).seen(size, now_s)
+            elif isinstance(conn, web.RequestHandler) and (size := transport.get_write_buffer_size()):
+                unread[conn] = self._unread.get(conn, _Unread(now_s, size, size)).seen(size, now_s)
         self._unread = unread
         self._cut_slow(now_s)
 
-    def _is_late(self, one: object, now_s: float) -> bool:
-        since_s = one.head_since_s if isinstance(one, Connection) else None
+    def _is_late(self, conn: object, now_s: float) -> bool:
+        since_s = conn.head_since_s if isinstance(conn, Connection) else None
         return since_s is not None and now_s - since_s > self._bounds.head_s
 
     def _place_of(self, transport: asyncio.Transport) -> str:
@@ -389,18 +393,18 @@ class Callers:
 
     def _cut_slow(self, now_s: float) -> None:
         total = sum(answer.last_bytes for answer in self._unread.values())
-        for one, answer in sorted(self._unread.items(), key=lambda item: -item[1].last_bytes):
+        for conn, answer in sorted(self._unread.items(), key=lambda item: -item[1].last_bytes):
             may_take_s = self._bounds.grace_s + answer.began_bytes / self._bounds.bytes_per_s
             if total > self._bounds.unread_bytes or now_s - answer.since_s > may_take_s:
                 total -= answer.last_bytes
-                if one.transport is not None:
-                    one.transport.abort()
+                if conn.transport is not None:
+                    conn.transport.abort()
 
 
 def _share(held: Counter[str], share: int, total_max: int) -> int:
-    """How many each neighbourhood may have, at most its share, so that all together are no more than that."""
+    """Return the largest share up to `share` with which all neighbourhoods together hold at most `total_max`."""
     rest = total_max - held.pop(HERE, 0)
     share = min(share or sys.maxsize, max(held.values(), default=0))
-    while share > 1 and sum(min(share, one) for one in held.values()) > rest:
+    while share > 1 and sum(min(share, count) for count in held.values()) > rest:
         share -= 1
     return share

@@ -1,11 +1,11 @@
-"""What all handlers share: reading bodies within bounds, checking signatures, and turning errors into replies.
+"""Functions that all handlers share: reading bodies within bounds, checking signatures, turning errors into replies.
 
-- Machines speak canonical MessagePack; an error is `{code, message, hint}` with the status of `protocol.errors`.
-- People speak JSON; an address asked for with `Accept: application/json` (or a browser's) gets JSON errors.
-- A browser that asks for a wrong address outside `/v1/` gets the "not found" page.
-- A body is refused by its declared length before a byte of it is read, one without a length where it gets too long, and
-  any that comes too slowly: a connection that is held open is one that others do not get. What is read takes its
-  memory from a budget (`coordinator.api.guard`).
+- Programs use canonical MessagePack; an error is `{code, message, hint}` with the status of `protocol.errors`.
+- People get JSON: a request with `Accept: application/json` (or a browser's) gets JSON errors.
+- A browser that requests a wrong address outside `/v1/` gets the "not found" page.
+- A body that declares too large a length is rejected before a byte of it is read; one without a length, where it gets
+  too long; and one that arrives too slowly, since an open connection is one that others do not get. The memory for
+  bodies comes from a budget (`coordinator.api.guard`).
 """
 
 import asyncio
@@ -45,16 +45,16 @@ log = logging.getLogger(__name__)
 ROUND = web.AppKey("round", Round)
 BY_OPERATOR = web.RequestKey("by_operator", bool)
 ERROR_PAGE: web.AppKey[Callable[[web.Request, NotFound], web.Response]] = web.AppKey("error_page")
-"""Renders the page that a browser gets at a wrong address outside the API (`/v1/`)."""
+"""The function that renders the page for a wrong address outside the API (`/v1/`)."""
 MSGPACK = "application/msgpack"
 
 SPOKEN = (HttpVersion10, HttpVersion11)
 
 LINGER_S = 10.0
-"""Seconds for which the rest of a refused body is read, so that its sender reads the answer."""
+"""Seconds for which the rest of a rejected body is read, so that its sender reads the answer."""
 
 RETRY_AFTER_S = (2, 8)
-"""When to come again, at the earliest and the latest; whoever comes too early costs a tenth of a request."""
+"""Bounds of Retry-After; a client that comes too early costs a tenth of a request."""
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -63,10 +63,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure as a named error."""
+    """Turn every failure into a named error."""
     try:
         if request.version not in SPOKEN:
-            raise MalformedMessage("This server speaks HTTP/1.0 and HTTP/1.1.")
+            raise MalformedMessage("This server supports HTTP/1.0 and HTTP/1.1 only.")
         return await handler(request)
     except SwarmError as error:
         return await _refuse(request, error)
@@ -74,17 +74,17 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await _refuse(request, NotFound(f"There is nothing at {request.path[:100]}."))
     except web.HTTPException as error:
         return await _refuse(request, MalformedMessage(f"{request.method} {request.path[:100]}: {error.reason}."))
-    except Exception:  # whatever it is, the client gets an answer and the operator the traceback
+    except Exception:  # the client gets an answer, and the operator the traceback
         log.exception("%s %s failed", request.method, request.path)
-        failed = SwarmError("The coordinator failed; the rollout is not lost.", hint="Try again later.")
+        failed = SwarmError("The coordinator had an internal error. The rollout is not lost.", hint="Try again later.")
         return await _refuse(request, failed)
 
 
 async def _refuse(request: web.Request, error: SwarmError) -> web.Response:
-    """Answer with an error; where the body has not come yet, the connection ends.
+    """Answer with an error; close the connection if the body is not complete.
 
-    A client that is sending reads the answer only if the rest is read as well: so much of it as a node sends is, but
-    not for a caller without the operator's token.
+    A client that is sending reads the answer only if the rest of its body is read, so up to `REQUEST_MAX_BYTES` of it
+    are read, but none for a client without the operator's token.
     """
     response = _error(request, error)
     if request.version not in SPOKEN:
@@ -104,7 +104,7 @@ async def _refuse(request: web.Request, error: SwarmError) -> web.Response:
 
 @dataclass
 class Asked(Generic[M]):
-    """A node's request whose signature, audience and form are right; its nonce is used with the first effect."""
+    """A node's request with valid signature, audience and form; the first effect uses its nonce."""
 
     node: NodeId
     message: M
@@ -113,18 +113,18 @@ class Asked(Generic[M]):
 
 
 async def read_signed_request(request: web.Request, kind: type[M]) -> Asked[M]:
-    """Read a node's signed request; a large one on a thread beside the loop."""
-    here = request.app[ROUND]
-    here.database.require_room()  # before a signature is checked, which costs more than anything else
+    """Read a node's signed request; a large one on a thread outside the event loop."""
+    round_ = request.app[ROUND]
+    round_.database.require_room()  # before a signature is checked, which costs more than anything else
     data = await body(
         request, limits.REQUEST_MAX_BYTES if kind in (Submission, LeaseProgress) else limits.SMALL_REQUEST_MAX_BYTES
     )
 
     def read() -> Asked[M]:
-        signed, opened = open_request(data, round_id=here.round_id, path=request.path, now_ms=now_ms())
+        signed, opened = open_request(data, round_id=round_.round_id, path=request.path, now_ms=now_ms())
         return Asked(signed.signer, kind.from_bytes(opened.body), opened.nonce, opened.sent_ms)
 
-    return await here.beside_the_loop(read) if len(data) > limits.READ_AT_ONCE_BYTES else read()
+    return await round_.beside_the_loop(read) if len(data) > limits.READ_AT_ONCE_BYTES else read()
 
 
 async def commit(request: web.Request, said: Asked[M], effect: Callable[..., T], **context: Any) -> T:
@@ -146,12 +146,12 @@ async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **c
 
 
 async def body(request: web.Request, max_bytes: int = limits.REQUEST_MAX_BYTES) -> bytes:
-    """The request's body, if it is not too large, and there is room for it."""
+    """Return the request's body; raise an error if it is too large or there is no memory for it."""
     if not request.content.is_eof():
         return await _gathered(request, max_bytes)
-    data = await _next_piece(request, 0.0)  # it came with its head, as small ones do: one look, and no clock
+    data = await _next_piece(request, 0.0)  # it arrived with its head, as small ones do: needs no time-out
     if len(data) > max_bytes:
-        raise MessageTooLarge(f"The request has {len(data)} bytes; at most {max_bytes} are read here.")
+        raise MessageTooLarge(f"The request has {len(data)} bytes; the limit is {max_bytes} bytes.")
     return data
 
 
@@ -170,23 +170,23 @@ async def _gathered(request: web.Request, max_bytes: int) -> bytes:
 
 def _require_fitting(request: web.Request, max_bytes: int) -> None:
     if (request.content_length or 0) > max_bytes:
-        raise MessageTooLarge(f"The request has {request.content_length} bytes; at most {max_bytes} are read here.")
+        raise MessageTooLarge(f"The request has {request.content_length} bytes; the limit is {max_bytes} bytes.")
 
 
 async def pieces(request: web.Request, max_bytes: int) -> AsyncIterator[bytes]:
-    """The same as it comes, for bodies that are too large for the memory."""
+    """Yield the body piece by piece, for bodies that are too large for the memory."""
     _require_fitting(request, max_bytes)
     bounds = request.app[BOUNDS]
     size, began = 0, asyncio.get_running_loop().time()
     while piece := await _next_piece(request, began + bounds.grace_s + size / bounds.bytes_per_s):
         size += len(piece)
         if size > max_bytes:
-            raise MessageTooLarge(f"The request goes on after {max_bytes} bytes, the most that is read here.")
+            raise MessageTooLarge(f"The request is larger than the limit of {max_bytes} bytes.")
         yield piece
 
 
 async def _next_piece(request: web.Request, until_s: float) -> bytes:
-    """Some bytes of the body; nothing at its end."""
+    """Return some bytes of the body; none at its end."""
     try:
         if request.content.is_eof():  # all of it is here
             return request.content.read_nowait()
@@ -194,21 +194,21 @@ async def _next_piece(request: web.Request, until_s: float) -> bytes:
             return await request.content.readany()
     except TimeoutError:
         raise MalformedMessage(
-            "The request's body comes too slowly.", hint="Send it again over a better line."
+            "The request's body arrived too slowly.", hint="Send it again over a faster connection."
         ) from None
     except web.RequestPayloadError as error:
-        raise MalformedMessage("The request's body is not encoded as its headers say.") from error
+        raise MalformedMessage("The encoding of the request's body does not match its headers.") from error
 
 
 def require_operator(request: web.Request) -> Round:
-    """The round, for a caller that holds the operator's token."""
-    here = request.app[ROUND]
+    """Return the round if the request has the operator's token; raise `NotAuthorised` otherwise."""
+    round_ = request.app[ROUND]
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    # Header bytes that are no UTF-8 arrive as surrogates, which plain encoding would refuse with an error of its own.
-    if not hmac.compare_digest(given.encode(errors="surrogateescape"), here.operator_token.encode()):
-        raise NotAuthorised("This address is the operator's.", hint="Send the token in operator.token.")
+    # Header bytes that are no UTF-8 arrive as surrogates, which plain encoding would reject with a different error.
+    if not hmac.compare_digest(given.encode(errors="surrogateescape"), round_.operator_token.encode()):
+        raise NotAuthorised("Only the operator may use this address.", hint="Send the token in operator.token.")
     request[BY_OPERATOR] = True
-    return here
+    return round_
 
 
 def reply(message: Message, status: int = 200) -> web.Response:
@@ -225,7 +225,7 @@ def _error(request: web.Request, error: SwarmError) -> web.Response:
     if page and isinstance(error, NotFound) and "html" in accepted and not request.path.startswith("/v1/"):
         return page(request, error)
     headers = None
-    if isinstance(error, Overloaded):  # drawn, so that those who are refused together do not come back together
+    if isinstance(error, Overloaded):  # random, so that clients rejected together do not come back together
         headers = {"Retry-After": str(random.randint(*RETRY_AFTER_S))}
     elif isinstance(error, TooManyStatements):
         headers = {"Retry-After": str(error.retry_after_s)}

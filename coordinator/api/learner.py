@@ -1,4 +1,4 @@
-"""What the learner calls, with the operator's token: upload, publish, batch, report, progress."""
+"""Routes for the learner, with the operator's token: upload, publish, batch, report, progress."""
 
 import asyncio
 import logging
@@ -27,35 +27,36 @@ log = logging.getLogger(__name__)
 routes = web.RouteTableDef()
 
 BATCH_WAIT_S = 20.0
-"""How long a request for a batch is held open; the learner asks again after it."""
+"""Longest time a request for a batch is held open; the learner then repeats it."""
 
 LOOK_AGAIN_S = 0.5
-"""A submission may have been stored without waking us: by another API process, or for a sender that hung up."""
+"""Time between two looks: another API process, or a request whose client disconnected, may store a submission
+without setting the event."""
 
 UPLOAD_MAX_BYTES = 2**40
-"""The operator's own learner is believed about sizes; the disk is the limit."""
+"""Uploads have no real limit but the disk: the operator's own learner is trusted."""
 
 WRITTEN_AT_ONCE_BYTES = limits.MIB
-"""What is held of an upload, beside the server's own buffer; no more is read until it is written."""
+"""Bytes of an upload kept in memory, besides the server's own buffer, before they are written."""
 
 _FILE_NAME = TypeAdapter(FileName)
 
 
 @routes.get("/v1/learner/state")
 async def state(request: web.Request) -> web.Response:
-    """Where the round stands, for the learner."""
-    here = require_operator(request)
+    """Return the state of the round that the learner needs."""
+    round_ = require_operator(request)
 
     def read(connection: sa.Connection) -> LearnerState:
         programs.heard(connection, now_ms())
         version, update = policy_versions.newest_version(connection)
         finished = bool(get_fact(connection, "finished", False))
-        asked = fleet.load(connection, here.config, alive_since_ms=now_ms() - here.silent_after_ms)
+        asked = fleet.load(connection, round_.config, alive_since_ms=now_ms() - round_.silent_after_ms)
         return LearnerState(
-            round_id=here.round_id,
+            round_id=round_.round_id,
             newest_version=version,
             newest_update=update,
-            publish_every=fleet.kappa(asked, here.config),
+            publish_every=fleet.kappa(asked, round_.config),
             ledger_size=store.size(connection),
             ledger_head=store.checkpoint(connection) or b"",
             finished=finished,
@@ -64,26 +65,26 @@ async def state(request: web.Request) -> web.Response:
             replacement=publication.newest_replacement(connection),
         )
 
-    return reply(await here.database.run(read))
+    return reply(await round_.database.run(read))
 
 
 @routes.get("/v1/learner/uploads/{version:[0-9]+}")
 async def unchanged(request: web.Request) -> web.Response:
-    """The files of the version before: those that are the same need not be sent again."""
-    here = require_operator(request)
-    files = await asyncio.to_thread(here.publisher.unchanged, int(request.match_info["version"]))
+    """Return the files of the previous version: unchanged ones need not be uploaded again."""
+    round_ = require_operator(request)
+    files = await asyncio.to_thread(round_.publisher.unchanged, int(request.match_info["version"]))
     return reply(KnownUploads(files=files))
 
 
 @routes.put("/v1/learner/uploads/{version:[0-9]+}/{name}")
 async def upload(request: web.Request) -> web.Response:
-    """One file of a version to be published."""
-    here = require_operator(request)
+    """Store a file of a version to be published."""
+    round_ = require_operator(request)
     try:
         name = _FILE_NAME.validate_python(request.match_info["name"])
     except ValidationError:
-        raise MalformedMessage("That is no name for a policy file.") from None
-    folder = here.publisher.uploads / str(int(request.match_info["version"]))
+        raise MalformedMessage("The name of the policy file is not valid.") from None
+    folder = round_.publisher.uploads / str(int(request.match_info["version"]))
     arriving = await _arriving(folder / name)
     try:
         waiting = bytearray()
@@ -100,7 +101,7 @@ async def upload(request: web.Request) -> web.Response:
 
 
 async def _arriving(path: Path) -> ArrivingFile:
-    """A file to write into; who hangs up while it is made leaves none behind."""
+    """Create a file to write into; if the client disconnects during that, remove the file."""
     making = asyncio.ensure_future(asyncio.to_thread(ArrivingFile, path))
     try:
         return await asyncio.shield(making)
@@ -116,15 +117,15 @@ def _discard(made: asyncio.Future[ArrivingFile]) -> None:
 
 @routes.post("/v1/learner/versions")
 async def publish_version(request: web.Request) -> web.Response:
-    """Publish what was uploaded as the next version."""
-    here = require_operator(request)
-    await here.publication.publish(Publication.from_bytes(await body(request)))
+    """Publish the uploaded files as the next version."""
+    round_ = require_operator(request)
+    await round_.publication.publish(Publication.from_bytes(await body(request)))
     return web.Response(status=204)
 
 
 @routes.get("/v1/learner/versions/{version:[0-9]+}")
 async def published(request: web.Request) -> web.Response:
-    """The files of a published version, for a learner that goes on from it."""
+    """Return the list of files of a published version, for a learner that resumes from it."""
     manifest = await _manifest(request)
     files = tuple(UploadedFile(path=entry.path, digest=entry.digest) for entry in manifest.files)
     return reply(Publication(version=manifest.version, update=manifest.update, files=files))
@@ -132,7 +133,7 @@ async def published(request: web.Request) -> web.Response:
 
 @routes.get("/v1/learner/versions/{version:[0-9]+}/{name}")
 async def published_file(request: web.Request) -> web.StreamResponse:
-    """One file of a published version."""
+    """Return a file of a published version."""
     manifest, name = await _manifest(request), request.match_info["name"]
     for entry in manifest.files:
         if entry.path == name:
@@ -140,38 +141,38 @@ async def published_file(request: web.Request) -> web.StreamResponse:
             return web.FileResponse(
                 await asyncio.to_thread(publication.file_of, publisher, manifest.version, name, entry.digest)
             )
-    raise NotFound(f"Version {manifest.version} has no such file.")
+    raise NotFound(f"Version {manifest.version} has no file of this name.")
 
 
 async def _manifest(request: web.Request) -> PolicyManifest:
-    here = require_operator(request)
+    round_ = require_operator(request)
     version = int(request.match_info["version"])
-    manifest = await asyncio.to_thread(here.publisher.manifest, version)
+    manifest = await asyncio.to_thread(round_.publisher.manifest, version)
     if manifest is None:
-        raise NotFound(f"Version {version} was not published, or is not kept any more.")
+        raise NotFound(f"Version {version} was not published, or its files are no longer kept.")
     return manifest
 
 
 @routes.get("/v1/learner/batches/{number:[0-9]+}")
 async def batch(request: web.Request) -> web.Response:
-    """A batch to train on, held until it is full."""
-    here = require_operator(request)
+    """Return a batch to train on; hold the request open until it is full."""
+    round_ = require_operator(request)
     deadline = asyncio.get_running_loop().time() + BATCH_WAIT_S
-    await here.database.run(programs.heard, now_ms(), asks_for=int(request.match_info["number"]))
+    await round_.database.run(programs.heard, now_ms(), asks_for=int(request.match_info["number"]))
     while True:
-        here.batch_ready.clear()
-        found = await here.database.run(
+        round_.batch_ready.clear()
+        training_batch = await round_.database.run(
             batches.get,
             int(request.match_info["number"]),
-            terms=here.terms,
-            audits=here.audits,
+            terms=round_.terms,
+            audits=round_.audits,
             now_ms=now_ms(),
         )
-        if found is not None:
-            return reply(found)
+        if training_batch is not None:
+            return reply(training_batch)
         try:
             async with asyncio.timeout(LOOK_AGAIN_S):
-                await here.batch_ready.wait()
+                await round_.batch_ready.wait()
         except TimeoutError:
             if asyncio.get_running_loop().time() >= deadline:
                 return web.Response(status=204)
@@ -179,18 +180,20 @@ async def batch(request: web.Request) -> web.Response:
 
 @routes.post("/v1/learner/reports")
 async def report(request: web.Request) -> web.Response:
-    """What became of a batch."""
-    here = require_operator(request)
+    """Record the learner's report about a batch."""
+    round_ = require_operator(request)
     message = UpdateReport.from_bytes(await body(request))
-    await here.database.run(batches.report, message, audits=here.audits, adapts=here.terms.adapts, now_ms=now_ms())
-    await here.database.run(programs.heard, now_ms())
+    await round_.database.run(
+        batches.report, message, audits=round_.audits, adapts=round_.terms.adapts, now_ms=now_ms()
+    )
+    await round_.database.run(programs.heard, now_ms())
     return web.Response(status=204)
 
 
 @routes.post("/v1/learner/progress")
 async def progress(request: web.Request) -> web.Response:
-    """What the learner is doing."""
-    here = require_operator(request)
+    """Record the learner's phase and progress."""
+    round_ = require_operator(request)
     message = LearnerProgress.from_bytes(await body(request))
 
     def remember(connection: sa.Connection) -> dict[str, Any]:
@@ -200,7 +203,7 @@ async def progress(request: web.Request) -> web.Response:
         set_fact(connection, "progress", before | known)
         return before
 
-    before = await here.database.run(remember)
+    before = await round_.database.run(remember)
     if (message.phase, int(10 * message.fraction)) != (before.get("phase"), int(10 * before.get("fraction", 0))):
         log.info("learner phase=%r done=%.0f%% %s", message.phase, 100 * message.fraction, message.detail)
     return web.Response(status=204)
@@ -208,18 +211,18 @@ async def progress(request: web.Request) -> web.Response:
 
 @routes.post("/v1/learner/finish")
 async def finish(request: web.Request) -> web.Response:
-    """The last update is reported: no more leases, and what is still pending is settled, or audited first."""
-    here = require_operator(request)
+    """Finish the round after the last update: grant no more leases, and settle pending claims, after their audits."""
+    round_ = require_operator(request)
 
     def end(connection: sa.Connection) -> None:
         if get_fact(connection, "finished", False):
             return
         set_fact(connection, "finished", True)
         evaluations.stop_all(connection, now_ms())
-        batches.release_leftovers(connection, audits=here.audits, now_ms=now_ms())
-        lottery.end(connection, here.audits, now_ms())
-        escrow.settle_all(connection, here.audits, now_ms())
+        batches.release_leftovers(connection, audits=round_.audits, now_ms=now_ms())
+        lottery.end(connection, round_.audits, now_ms())
+        escrow.settle_all(connection, round_.audits, now_ms())
 
-    await here.database.run(end)
-    await here.refresh()
+    await round_.database.run(end)
+    await round_.refresh()
     return web.Response(status=204)

@@ -1,8 +1,8 @@
-"""The ledger's public files: checkpoint, tiles and bundles as C2SP tlog-tiles has them, and receipts.
+"""Routes of the ledger's public files: checkpoint, tiles and bundles as in C2SP tlog-tiles, and receipts.
 
-- What has a full or partial width in its name never changes and may be cached for ever; the checkpoint not at all.
-- A receipt is made when it is asked for, under the last checkpoint; any will do for ever.
-- What witnesses have signed is taken from anybody: the signatures say whose word it is.
+- A tile or bundle never changes and may be cached for ever; the checkpoint must not be cached.
+- A receipt is built on request, under the newest checkpoint; it stays valid for ever.
+- Anyone may deliver the signatures of witnesses: each signature proves its author.
 """
 
 from aiohttp import web
@@ -23,33 +23,33 @@ routes = web.RouteTableDef()
 
 @routes.get("/v1/ledger/checkpoint")
 async def checkpoint(request: web.Request) -> web.Response:
-    """The newest signed checkpoint of the ledger."""
-    here = request.app[ROUND]
-    note = await here.database.read(witnesses.checkpoint, here.config.ledger.keys)
+    """Return the newest signed checkpoint of the ledger."""
+    round_ = request.app[ROUND]
+    note = await round_.database.read(witnesses.checkpoint, round_.config.ledger.keys)
     if note is None:
-        raise NotFound("No checkpoint is signed yet.", hint="Wait for the first one.")
+        raise NotFound("No checkpoint is signed yet.", hint="Try again in a few seconds.")
     headers = {"Cache-Control": "no-store"}
     return web.Response(body=note, content_type="text/plain", charset="utf-8", headers=headers)
 
 
 @routes.get("/v1/ledger/cosigned")
 async def cosigned(request: web.Request) -> web.Response:
-    """The last checkpoint that each of the round's witnesses has signed."""
-    here = request.app[ROUND]
-    found = await here.database.read(witnesses.cosigned, here.config.ledger.keys)
-    return web.Response(body=found.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})
+    """Return the last checkpoint that each of the round's witnesses has signed."""
+    round_ = request.app[ROUND]
+    signed = await round_.database.read(witnesses.cosigned, round_.config.ledger.keys)
+    return web.Response(body=signed.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})
 
 
 @routes.post("/v1/ledger/cosignatures")
 async def cosign(request: web.Request) -> web.Response:
-    """A checkpoint that a witness has signed, by whoever brings it; repeating it is harmless."""
-    here = request.app[ROUND]
-    here.database.require_room()
-    taken = await here.database.run_for_node(
+    """Record a checkpoint that a witness has signed. Anyone may deliver it, and repeating it is harmless."""
+    round_ = request.app[ROUND]
+    round_.database.require_room()
+    taken = await round_.database.run_for_node(
         witnesses.record_signature,
         await body(request, NOTE_MAX_BYTES),
-        keys=Keys(here.roots, here.round_id),
-        witnesses=here.config.ledger.keys,
+        keys=Keys(round_.roots, round_.round_id),
+        witnesses=round_.config.ledger.keys,
         now_ms=now_ms(),
     )
     return reply(taken)
@@ -57,15 +57,15 @@ async def cosign(request: web.Request) -> web.Response:
 
 @routes.get("/v1/ledger/tile/{name:.{1,60}}")
 async def tile(request: web.Request) -> web.Response:
-    """A tile of the log."""
+    """Return a tile of the log."""
     data = await request.app[ROUND].database.read(store.read_file, Tile.parse(request.match_info["name"]))
     return web.Response(body=data, content_type="application/octet-stream", headers={"Cache-Control": IMMUTABLE})
 
 
 @routes.get("/v1/receipts/{claim:[0-9a-f]{64}}")
 async def receipt(request: web.Request) -> web.Response:
-    """What the ledger says of a claim, with its proof."""
-    here = request.app[ROUND]
-    note, entries = await here.database.read(store.prove_claim, request.match_info["claim"])
-    made = LedgerReceipt(roots=here.roots, checkpoint=note, entries=tuple(entries))
+    """Return the ledger's receipt for a claim: its entries with their proofs."""
+    round_ = request.app[ROUND]
+    note, entries = await round_.database.read(store.prove_claim, request.match_info["claim"])
+    made = LedgerReceipt(roots=round_.roots, checkpoint=note, entries=tuple(entries))
     return web.Response(body=made.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})

@@ -1,4 +1,4 @@
-"""What nodes call: register, beat, lease, submit, return, and ask whom to fetch from."""
+"""Routes for nodes: register, heartbeat, lease, submit, return leases, and request a fetch plan."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -63,71 +63,71 @@ T = TypeVar("T")
 routes = web.RouteTableDef()
 
 HOLD_S = 2.0
-"""How long a node that is ahead waits for an answer: it hears of the next version at once, and need not poll for it."""
+"""Longest wait of a node that is ahead: it learns of the next version at once, without polling."""
 
 NEWS_HOLD_S = 20.0
-"""How long a question for a newer version stays open; below every client's and proxy's patience."""
+"""Longest time a request for a newer version is held open; below the time-outs of clients and proxies."""
 
 QUESTIONS_PER_NODE = 2
-"""Held at once: one, and one whose connection was lost unnoticed; another is answered at once."""
+"""Requests held at once: one, and one whose connection was lost unnoticed. A third is answered at once."""
 
 
 @routes.post("/v1/nodes")
 async def register(request: web.Request) -> web.Response:
-    """Take part in the round, or change price, name or address."""
-    here = request.app[ROUND]
-    price = here.config.market.max_price_micros_per_mtok
+    """Register a node in the round, or change its price, name or address."""
+    round_ = request.app[ROUND]
+    price = round_.config.market.max_price_micros_per_mtok
     caller = "" if is_proxied(request) else request.remote or ""
-    await act(request, Register, registry.register, max_price=price, invited=here.invited, caller=caller)
+    await act(request, Register, registry.register, max_price=price, invited=round_.invited, caller=caller)
     return reply(_hint(request))
 
 
 @routes.post("/v1/heartbeat")
 async def heartbeat(request: web.Request) -> web.Response:
-    """What a node does and has."""
-    here = request.app[ROUND]
-    await act(request, Heartbeat, _beat, evidence=await here.blame_evidence())
+    """Record a node's activity and model version."""
+    round_ = request.app[ROUND]
+    await act(request, Heartbeat, _beat, evidence=await round_.blame_evidence())
     return reply(_hint(request))
 
 
 @routes.post("/v1/versions")
 async def newer_version(request: web.Request) -> web.Response:
-    """Held until there is a newer version than the node has heard of, so that it fetches it at once."""
-    here = request.app[ROUND]
+    """Answer when there is a newer version than the node knows, so that it fetches it at once."""
+    round_ = request.app[ROUND]
     node, known = await act(request, VersionRequest, _heard_of)
-    here.questions[node] += 1
+    round_.questions[node] += 1
     try:
-        if here.questions[node] <= QUESTIONS_PER_NODE:
-            await here.version_after(known, patience_s=NEWS_HOLD_S)
+        if round_.questions[node] <= QUESTIONS_PER_NODE:
+            await round_.version_after(known, patience_s=NEWS_HOLD_S)
     finally:
-        here.questions[node] -= 1
-        if not here.questions[node]:
-            del here.questions[node]
+        round_.questions[node] -= 1
+        if not round_.questions[node]:
+            del round_.questions[node]
     return reply(_hint(request))
 
 
 @routes.post("/v1/leases")
 async def lease(request: web.Request) -> web.Response:
-    """Offer work; where only a newer version can bring some, hold the answer until there is one."""
-    here = request.app[ROUND]
-    draw = await here.draw()
-    offered = await act(request, LeaseRequest, offers.offer, terms=here.terms, draw=draw, place=_place(request))
+    """Offer leases; if only a newer version can bring some, hold the answer until there is one."""
+    round_ = request.app[ROUND]
+    draw = await round_.draw()
+    offered = await act(request, LeaseRequest, offers.offer, terms=round_.terms, draw=draw, place=_place(request))
     if offered.reason == "ahead":
-        newest = await here.version_after(offered.newest_version, patience_s=HOLD_S)
+        newest = await round_.version_after(offered.newest_version, patience_s=HOLD_S)
         offered = offered.model_copy(update={"newest_version": newest})
     return reply(offered)
 
 
 @routes.post("/v1/leases/return")
 async def give_back(request: web.Request) -> web.Response:
-    """Leases that a node will not answer."""
+    """Take back leases that a node will not finish."""
     await act(request, ReturnLeases, _give_back, terms=request.app[ROUND].terms)
     return reply(_hint(request))
 
 
 @routes.post("/v1/leases/progress")
 async def progress(request: web.Request) -> web.Response:
-    """Told of leases that take long, so that nothing is lost with their node."""
+    """Record fragments of leases that take long, so that their samples survive a loss of the node."""
     judge = await request.app[ROUND].judge()
     said = await read_signed_request(request, LeaseProgress)
     words = await _read(request, said, said.message.fragments, checked_rollouts.read_fragments, judge)
@@ -136,14 +136,14 @@ async def progress(request: web.Request) -> web.Response:
 
 @routes.post("/v1/rollouts")
 async def submit(request: web.Request) -> web.Response:
-    """Signed rollouts; each gets a verdict."""
-    here = request.app[ROUND]
-    judge = await here.judge()
+    """Accept signed rollouts and return a verdict on each."""
+    round_ = request.app[ROUND]
+    judge = await round_.judge()
     said = await read_signed_request(request, Submission)
     rollouts = await _read(request, said, said.message.rollouts, checked_rollouts.read_rollouts, judge)
     verdicts = await commit(request, said, _take_all, rollouts=rollouts, judge=judge)
-    here.batch_ready.set()
-    here.unscored.set()
+    round_.batch_ready.set()
+    round_.unscored.set()
     return reply(SubmissionReply(verdicts=verdicts))
 
 
@@ -154,7 +154,7 @@ async def _read(
     read: Callable[[NodeId, Sequence[bytes], Known | None], T],
     judge: Judge,
 ) -> T:
-    """Read the envelopes of a request; where they may be dear to decode, only after their leases were looked up."""
+    """Read the envelopes of a request; look up their leases first if decoding them may be expensive."""
     if not checked_rollouts.are_heavy(envelopes):
         return read(said.node, envelopes, None)
     beside = request.app[ROUND].beside_the_loop
@@ -165,59 +165,59 @@ async def _read(
 
 @routes.post("/v1/verdicts")
 async def verdicts(request: web.Request) -> web.Response:
-    """What became of this node's leases, and by what evidence."""
-    here = request.app[ROUND]
-    tolerances = await asyncio.to_thread(here.tolerances)
-    terms, found = here.config.audit.tolerance, tolerances.model_dump_json().encode()
+    """Explain the verdicts on this node's leases, with their evidence."""
+    round_ = request.app[ROUND]
+    tolerances = await asyncio.to_thread(round_.tolerances)
+    terms, measured = round_.config.audit.tolerance, tolerances.model_dump_json().encode()
     node, about = await act(request, Why, _asks_why)
-    explained = await here.database.read(explain, node, about, tolerance=terms, tolerances=found, now_ms=now_ms())
+    explained = await round_.database.read(explain, node, about, tolerance=terms, tolerances=measured, now_ms=now_ms())
     return reply(explained)
 
 
 @routes.post("/v1/plan")
 async def plan(request: web.Request) -> web.Response:
-    """This node's part of the plan for the newest version."""
-    here = request.app[ROUND]
-    if not here.leads:  # two plans for one version would send a node to parents that know nothing of it
-        raise NotFound("This process makes no plans.", hint="Send /v1/plan to the process that leads the round.")
+    """Return this node's part of the fetch plan for the newest version."""
+    round_ = request.app[ROUND]
+    if not round_.leads:  # with two plans for one version, a node would have parents that do not know it
+        raise NotFound("This process builds no fetch plans.", hint="Send /v1/plan to the process that leads the round.")
     caller = "" if is_proxied(request) else request.remote or ""
     node, message = await act(request, PlanRequest, _registered)
-    return reply(await here.database.read(_plan, node, message, here=here, caller=caller, now_ms=now_ms()))
+    return reply(await round_.database.read(_plan, node, message, round_=round_, caller=caller, now_ms=now_ms()))
 
 
 @routes.post("/v1/fetched")
 async def fetched(request: web.Request) -> web.Response:
-    """A receipt for chunks that others sent."""
+    """Record a transfer receipt for chunks that other nodes sent."""
     await act(request, Fetched, links.take_receipt, round_id=request.app[ROUND].round_id)
     return reply(_hint(request))
 
 
 @routes.post("/v1/earnings")
 async def earnings(request: web.Request) -> web.Response:
-    """What a node and its owner's others have earned."""
+    """Return the earnings of a node and of its owner's other nodes."""
     node, _ = await act(request, EarningsRequest, _registered)
     return reply(await request.app[ROUND].database.read(owners.earnings, node, now_ms=now_ms()))
 
 
 @routes.post("/v1/payouts")
 async def payout(request: web.Request) -> web.Response:
-    """What this node's owner gets in a batch of payouts, with its proof."""
-    here = request.app[ROUND]
+    """Return the amount that this node's owner gets in a payout batch, with its proof."""
+    round_ = request.app[ROUND]
     node, number = await act(request, PayoutRequest, _asks_for)
-    return reply(await here.database.read(payouts.prove, node, number, here.roots))
+    return reply(await round_.database.read(payouts.prove, node, number, round_.roots))
 
 
 @routes.post("/v1/owners")
 async def state(request: web.Request) -> web.Response:
-    """An owner's own word, by whoever brings it: it is signed and numbered, and repeating it is harmless."""
-    here = request.app[ROUND]
-    here.database.require_room()
+    """Record an owner's signed and numbered statement. Anyone may deliver it, and repeating it is harmless."""
+    round_ = request.app[ROUND]
+    round_.database.require_room()
     envelope = await body(request, limits.STATEMENT_MAX_BYTES)
-    terms = here.config.payouts
-    taken = await here.database.run_for_node(
+    terms = round_.config.payouts
+    taken = await round_.database.run_for_node(
         owners.record_statement,
         envelope,
-        round_id=here.round_id,
+        round_id=round_.round_id,
         scheme=rails.scheme(terms),
         delay_ms=int(terms.address_delay_h * 3_600_000),
         now_ms=now_ms(),
@@ -241,37 +241,37 @@ def _registered(connection: sa.Connection, node: NodeId, message: M, *, now_ms: 
 
 
 def _plan(
-    connection: sa.Connection, node: NodeId, message: PlanRequest, *, here: Round, caller: str, now_ms: int
+    connection: sa.Connection, node: NodeId, message: PlanRequest, *, round_: Round, caller: str, now_ms: int
 ) -> FetchPlan:
-    """One after the other: the first question plans, and those that wait behind it find the plan made."""
-    # Not the version that the node names: by naming ever others, one node would have all plans made anew.
+    """Return a node's part of the plan. Requests run one at a time: the first builds the plan for those that wait."""
+    # Ignore the version that the node names: with changing versions, one node could cause constant replanning.
     version, _ = policy_versions.newest_version(connection)
-    here.plans.report(node, message, caller=caller)
-    if here.plans.is_stale(version, now_ms):
-        live = registry.live_nodes(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
+    round_.plans.report(node, message, caller=caller)
+    if round_.plans.is_stale(version, now_ms):
+        live = registry.live_nodes(connection, silent_after_ms=round_.silent_after_ms, now_ms=now_ms)
         live.setdefault(node, "")
-        source = here.seeder.peer_id if here.seeder else ""
-        known = links.measured(connection, rates=not here.plans.has(version))
-        source_up, nodes = links.node_links(live, known, source=source, source_best=here.seeder_up)
-        also = registry.further_addresses(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
-        feeding = None if here.plans.has(version) else here.plans.choose(connection, live)
-        here.plans.update(version, live, source_up, nodes, now_ms, also=also, dialled=known.dialled, feeding=feeding)
-    here.plans.fit_in(node)
-    return here.plans.part(node, here.seeder)
+        source = round_.seeder.peer_id if round_.seeder else ""
+        known = links.measured(connection, rates=not round_.plans.has(version))
+        source_up, nodes = links.node_links(live, known, source=source, source_best=round_.seeder_up)
+        also = registry.further_addresses(connection, silent_after_ms=round_.silent_after_ms, now_ms=now_ms)
+        feeding = None if round_.plans.has(version) else round_.plans.choose(connection, live)
+        round_.plans.update(version, live, source_up, nodes, now_ms, also=also, dialled=known.dialled, feeding=feeding)
+    round_.plans.fit_in(node)
+    return round_.plans.part(node, round_.seeder)
 
 
 def _place(request: web.Request) -> str:
-    """The neighbourhood that a request came from; no name where one address may stand for many callers."""
+    """Return the neighbourhood of a request's client; `HERE` if one address may stand for many clients."""
     many = is_proxied(request) or not request.app[ROUND].config.round.connections_per_address
     return HERE if many else place(request.remote, request.app[BOUNDS].own_addresses)
 
 
 def _hint(request: web.Request) -> HeartbeatReply:
-    here = request.app[ROUND]
+    round_ = request.app[ROUND]
     return HeartbeatReply(
-        newest_version=here.news.version,
-        heartbeat_s=here.config.leases.heartbeat_s,
-        finished=here.news.finished,
+        newest_version=round_.news.version,
+        heartbeat_s=round_.config.leases.heartbeat_s,
+        finished=round_.news.finished,
     )
 
 
@@ -328,6 +328,6 @@ def _take_all(
     registry.require_node(connection, node)
     verdicts = claims.receive_rollouts(connection, node, rollouts, judge=judge, now_ms=now_ms)
     if get_fact(connection, "finished", False):
-        # Leased before the round ended, and no report will come to settle it.
+        # These were leased before the round ended, and no report will settle them.
         batches.release_leftovers(connection, audits=judge.audits, now_ms=now_ms)
     return verdicts

@@ -1,9 +1,9 @@
-"""`/openapi.json`: what this server answers, described from its own routes and messages.
+"""`/openapi.json`: a description of this server's API, built from its own routes and messages.
 
-- Paths, parameters and their patterns are read from the routes, summaries from the handlers' docstrings, so nothing can
-  be forgotten or left over; only what a body holds is said in the table below.
-- Machines' bodies are canonical MessagePack. Their schemas are those of the decoded message; byte strings are `binary`.
-- What a node says is a request signed by its key around that message: docs/protocol.md tells how.
+- Paths, parameters and their patterns are read from the routes, summaries from the handlers' docstrings, so that the
+  document is complete; only the types of the bodies are listed in the tables below.
+- Programs' bodies are canonical MessagePack. Their schemas are those of the decoded message; byte strings are `binary`.
+- A node wraps its message in a request signed by its key; docs/protocol.md specifies how.
 """
 
 import inspect
@@ -44,7 +44,7 @@ SIGNED: dict[str, tuple[Kind, Kind]] = {
     "/v1/payouts": (payout_proof.PayoutRequest, payout_proof.PayoutReply),
     "/v1/probe/dial": (probe.Dial, probe.Dialled),
 }
-"""What nodes say, signed, and what they are answered."""
+"""Signed messages of nodes, and the replies to them, by path."""
 
 SAID: dict[str, tuple[Kind | None, Kind | None]] = {
     "/v1/learner/state": (None, learning.LearnerState),
@@ -59,7 +59,7 @@ SAID: dict[str, tuple[Kind | None, Kind | None]] = {
     "/v1/ledger/cosigned": (None, witness.Cosigned),
     "/v1/ledger/cosignatures": (None, witness.CosignatureReply),
 }
-"""What the operator's own programs say and are answered, and what is plain to everybody."""
+"""Unsigned messages and their replies, by path: of the operator's own programs, and public ones."""
 
 PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/": "text/html", "/training": "text/html", "/nodes/{node}": "text/html", "/entries/{index}": "text/html",
@@ -72,10 +72,10 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/stats/{file}": ("text/csv", JSON, "application/xml", "application/gzip"),
     "/static/{name}": ("text/css", "text/javascript", "image/svg+xml"),
 }  # fmt: skip
-"""Kinds of answers that are no messages; all others are bytes."""
+"""Content types of replies that are not messages; all others are bytes."""
 
 OPERATORS = ("/v1/learner/", "/v1/auditor/", "/v1/operator/", "/v1/measured")
-"""What only the operator's token opens."""
+"""Prefixes of the paths that require the operator's token."""
 
 ERROR = {
     "type": "object",
@@ -89,14 +89,14 @@ ERROR = {
 
 
 def describe(tables: Sequence[Routes]) -> dict[str, Any]:
-    """The document for these routes."""
+    """Build the document for the routes in `tables`."""
     kinds = {kind for pair in [*SIGNED.values(), *SAID.values()] for kind in pair if kind is not None}
     _, schemas = models_json_schema(
         [(kind, "validation") for kind in sorted(kinds, key=lambda kind: kind.__name__)],
         ref_template="#/components/schemas/{model}",
     )
     paths: dict[str, Any] = {}
-    for route in (one for table in tables for one in table):
+    for route in (route for table in tables for route in table):
         if isinstance(route, web.RouteDef):
             path, parameters = _path(route.path)
             paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, parameters)
@@ -105,7 +105,7 @@ def describe(tables: Sequence[Routes]) -> dict[str, Any]:
         "info": {
             "title": "Echo Swarm coordinator",
             "version": metadata.version("echo-swarm"),
-            "description": "docs/protocol.md is the specification; this is a map of it.",
+            "description": "docs/protocol.md is the specification; this document is an overview of it.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": dict(sorted(paths.items())),
@@ -126,7 +126,7 @@ def _operation(route: web.RouteDef, path: str, parameters: list[dict[str, Any]])
         "operationId": f"{route.handler.__module__.rpartition('.')[2]}_{route.handler.__name__}",
         "summary": said.partition("\n")[0],
         "parameters": parameters,
-        "responses": {"200": {"description": "As asked.", "content": content}, "default": _failure()},
+        "responses": {"200": {"description": "The request succeeded.", "content": content}, "default": _failure()},
     }
     if path.startswith(OPERATORS):
         operation["security"] = [{"operator": []}]
@@ -153,7 +153,7 @@ def _failure() -> dict[str, Any]:
 
 
 def _path(pattern: str) -> tuple[str, list[dict[str, Any]]]:
-    """A route's path without its patterns, and its parameters with them."""
+    """Return a route's path without patterns, and its parameters with their patterns."""
     plain, parameters = "", []
     for literal, name, rule in _pieces(pattern):
         plain += literal
@@ -165,7 +165,7 @@ def _path(pattern: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _pieces(pattern: str) -> Iterator[tuple[str, str, str]]:
-    """Literal text, and the name and rule of the parameter after it; rules may have braces of their own."""
+    """Yield literal text with the name and pattern of the parameter after it; patterns may contain braces."""
     while "{" in pattern:
         literal, _, rest = pattern.partition("{")
         depth = 1
@@ -180,10 +180,10 @@ def _pieces(pattern: str) -> Iterator[tuple[str, str, str]]:
 
 
 def serve(app: web.Application, tables: Sequence[Routes]) -> None:
-    """Answer `/openapi.json` with the description of these routes and itself."""
+    """Serve `/openapi.json`, which describes the routes in `tables` and itself."""
 
     async def openapi(_request: web.Request) -> web.Response:
-        """This description."""
+        """Return this description of the API."""
         return web.Response(body=text, content_type=JSON)
 
     own = web.get("/openapi.json", openapi)

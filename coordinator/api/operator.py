@@ -1,4 +1,4 @@
-"""Requests of the operator's commands, with the operator's token: about nodes, versions, and `plan --live`."""
+"""Routes for the operator's commands, with the operator's token: nodes, versions, and `plan --live`."""
 
 import json
 from dataclasses import asdict
@@ -24,7 +24,7 @@ routes = web.RouteTableDef()
 
 
 class Order(Section):
-    """What is ordered, why, and by whom."""
+    """The operator's order about a node, with its reason and its author."""
 
     action: Action
     node: str = Field(min_length=1, max_length=100)
@@ -34,38 +34,38 @@ class Order(Section):
 
 @routes.get("/v1/operator/nodes")
 async def nodes(request: web.Request) -> web.Response:
-    """Every node, with its owner and what was ordered about it."""
-    here = require_operator(request)
-    return reply_json(await here.database.read(partial(moderation.listed, alive_since_ms=_alive_since_ms(here))))
+    """Return every node with its owner and the orders about it."""
+    round_ = require_operator(request)
+    return reply_json(await round_.database.read(partial(moderation.listed, alive_since_ms=_alive_since_ms(round_))))
 
 
 @routes.get("/v1/operator/nodes/{node:.{1,100}}")
 async def node(request: web.Request) -> web.Response:
-    """One node, with its refusals and the orders about it."""
-    here = require_operator(request)
-    about = partial(moderation.node_report, alive_since_ms=_alive_since_ms(here))
-    return reply_json(await here.database.read(about, request.match_info["node"]))
+    """Return a node with its rejected requests and the orders about it."""
+    round_ = require_operator(request)
+    about = partial(moderation.node_report, alive_since_ms=_alive_since_ms(round_))
+    return reply_json(await round_.database.read(about, request.match_info["node"]))
 
 
-def _alive_since_ms(here: Round) -> int:
-    return now_ms() - here.silent_after_ms
+def _alive_since_ms(round_: Round) -> int:
+    return now_ms() - round_.silent_after_ms
 
 
 @routes.post("/v1/operator/orders")
 async def order(request: web.Request) -> web.Response:
-    """Pause or resume a node, ban or unban its owner; with a reason."""
-    here = require_operator(request)
+    """Pause or resume a node, or ban or unban its owner, with a reason."""
+    round_ = require_operator(request)
     try:
         wanted = Order.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
     except (ValidationError, json.JSONDecodeError) as error:
-        raise MalformedMessage(f"This is no order: {error}.") from None
-    done: dict[str, Any] = await here.database.run(
+        raise MalformedMessage(f"The order is not valid: {error}.") from None
+    done: dict[str, Any] = await round_.database.run(
         moderation.order,
         wanted.action,
         wanted.node,
         wanted.reason,
         given_by=wanted.given_by,
-        terms=here.audits,
+        terms=round_.audits,
         now_ms=now_ms(),
     )
     return reply_json(done)
@@ -74,27 +74,27 @@ async def order(request: web.Request) -> web.Response:
 @routes.post("/v1/operator/versions")
 async def replace_version(request: web.Request) -> web.Response:
     """Publish an older version's weights, or staged ones, as the next version."""
-    here = require_operator(request)
+    round_ = require_operator(request)
     try:
         wanted = Replacement.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
     except (ValidationError, json.JSONDecodeError) as error:
-        raise MalformedMessage(f"This is no order: {error}.") from None
-    return reply_json(await here.publication.replace(wanted))
+        raise MalformedMessage(f"The order is not valid: {error}.") from None
+    return reply_json(await round_.publication.replace(wanted))
 
 
 @routes.get("/v1/measured")
 async def measured(request: web.Request) -> web.Response:
-    """The load, and each node's rate and cost, as the fleet sees them."""
-    here = require_operator(request)
-    return reply_json(await here.database.read(_measured, here, now_ms()))
+    """Return the load, and the rate and cost of each node, as the fleet controller measures them."""
+    round_ = require_operator(request)
+    return reply_json(await round_.database.read(_measured, round_, now_ms()))
 
 
-def _measured(connection: sa.Connection, here: Round, moment_ms: int) -> dict[str, Any]:
-    load = fleet.load(connection, here.config, alive_since_ms=moment_ms - here.silent_after_ms)
-    nodes = fleet.candidates(connection, here.config, silent_after_ms=here.silent_after_ms, now_ms=moment_ms)
+def _measured(connection: sa.Connection, round_: Round, moment_ms: int) -> dict[str, Any]:
+    load = fleet.load(connection, round_.config, alive_since_ms=moment_ms - round_.silent_after_ms)
+    nodes = fleet.candidates(connection, round_.config, silent_after_ms=round_.silent_after_ms, now_ms=moment_ms)
     return {
         "load": asdict(load) if load else None,
-        "publish_every": here.config.staleness.publish_every,
-        "gamma": here.config.fleet.gamma,
-        "nodes": [{"name": one.name, "groups_per_s": one.rate, "cost_micros_per_s": one.cost} for one in nodes],
+        "publish_every": round_.config.staleness.publish_every,
+        "gamma": round_.config.fleet.gamma,
+        "nodes": [{"name": node.name, "groups_per_s": node.rate, "cost_micros_per_s": node.cost} for node in nodes],
     }

@@ -1,8 +1,9 @@
-"""The pages: leaderboard, training, a node, the ledger's entries, and the static files that they use.
+"""Routes of the pages: leaderboard, training, a node, the ledger's entries, and the static files that they use.
 
-- First paint needs no script: the server renders everything (`coordinator.pages`), a script only fetches it again.
-- The board and the training page are made once a moment and sent compressed; who has them is answered by their ETag.
-- What is not there is a page, too, with the error's words.
+- First paint needs no script: the server renders everything (`coordinator.pages`), a script only refreshes it.
+- The leaderboard and the training page are built once per snapshot and sent compressed; a browser that has a page
+  already gets a 304 by its ETag.
+- A wrong address gets a page with the error's message.
 """
 
 import mimetypes
@@ -27,12 +28,12 @@ from protocol.errors import NotFound
 routes = web.RouteTableDef()
 
 STATIC_AGE_S = 60
-"""How long a browser may go without asking whether a script or style has changed."""
+"""Time for which a browser may use a script or style without checking for changes."""
 
 
 @routes.get("/")
 async def leaderboard(request: web.Request) -> web.Response:
-    """The leaderboard as a page."""
+    """Return the leaderboard as a page."""
     wish = Wish.parse(request.query)
     watched = request.app[WATCH].board
     moment, age_ms = await watched.get(), watched.age_ms()
@@ -45,7 +46,7 @@ async def leaderboard(request: web.Request) -> web.Response:
 
 @routes.get("/training")
 async def training_page(request: web.Request) -> web.Response:
-    """How training goes, as a page."""
+    """Return the training page."""
     watched = request.app[WATCH].training
     moment, age_ms = await watched.get(), watched.age_ms()
 
@@ -57,13 +58,16 @@ async def training_page(request: web.Request) -> web.Response:
 
 @routes.get("/nodes/{node:.{1,100}}")
 async def node_page(request: web.Request) -> web.Response:
-    """A node by its id."""
-    here = request.app[ROUND]
+    """Return the page of a node, by its id."""
+    round_ = request.app[ROUND]
     figures = (await request.app[WATCH].board.get()).figures
     sought = request.match_info["node"]
     line = next((line for line in figures.nodes if line.node_id == sought), None)
     if line is None:
-        return missing(request, NotFound("No node of this id has joined this round.", hint="Look it up on the board."))
+        return missing(
+            request,
+            NotFound("No node with this id has joined this round.", hint="Search for the node on the leaderboard."),
+        )
 
     def read(connection: sa.Connection, line: RankingLine) -> node.NodeFigures:
         return node.NodeFigures(
@@ -71,31 +75,31 @@ async def node_page(request: web.Request) -> web.Response:
             days=history.days(connection, line.node_id),
             refusals=history.refusals(connection, line.node_id),
             claims=history.claims(connection, line.node_id),
-            round_id=here.round_id,
+            round_id=round_.round_id,
             now_ms=figures.now_ms,
             join_string=figures.join_string,
         )
 
-    return _html(node.render(await here.database.read(read, line))).reply(request)
+    return _html(node.render(await round_.database.read(read, line))).reply(request)
 
 
 @routes.get("/entries/{index:[0-9]{1,18}}")
 async def entries_page(request: web.Request) -> web.Response:
-    """The ledger's entries from an index on."""
-    here = request.app[ROUND]
+    """Return the page of the ledger's entries from an index on."""
+    round_ = request.app[ROUND]
     start = int(request.match_info["index"])
 
     def read(connection: sa.Connection) -> tuple[list[Recorded], int]:
         return store.entries(connection, start, entries.SHOWN), store.size(connection)
 
-    found, size = await here.database.read(read)
-    join = here.config.round.join_string(here.round_id)
-    return _html(entries.render(start, found, size, join)).reply(request)
+    recorded, size = await round_.database.read(read)
+    join = round_.config.round.join_string(round_.round_id)
+    return _html(entries.render(start, recorded, size, join)).reply(request)
 
 
 @routes.get("/static/{name:[a-z]+[.][a-z]+}")
 async def static(request: web.Request) -> web.Response:
-    """Style, scripts and icon of the pages."""
+    """Return a style sheet, script or icon of the pages."""
     page = _static().get(request.match_info["name"])
     if page is None:
         raise NotFound(f"There is nothing at {request.path[:100]}.")
@@ -104,7 +108,7 @@ async def static(request: web.Request) -> web.Response:
 
 @cache
 def _static() -> dict[str, Page]:
-    """All scripts and styles, read once."""
+    """Return all static files, read once."""
     folder = resources.files("coordinator").joinpath("pages/static")
     return {
         file.name: Page(file.read_bytes(), _content_type(file.name), f"max-age={STATIC_AGE_S}")
@@ -119,12 +123,12 @@ def _content_type(name: str) -> str:
 
 
 def _html(text: str, status: int = 200) -> Page:
-    # What a name has of lone surrogates has no UTF-8 form; it is not worth an error.
+    # Lone surrogates in a name have no UTF-8 form; they are replaced instead of raising an error.
     return Page(text.encode(errors="replace"), "text/html; charset=utf-8", status=status)
 
 
 def missing(request: web.Request, error: NotFound) -> web.Response:
     """Render the page for a wrong address."""
-    here = request.app[ROUND]
-    text = layout.error_page("Not here", error.message, error.hint, here.config.round.join_string(here.round_id))
+    round_ = request.app[ROUND]
+    text = layout.error_page("Not found", error.message, error.hint, round_.config.round.join_string(round_.round_id))
     return _html(text, error.http_status).reply(request)

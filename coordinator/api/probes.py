@@ -1,7 +1,7 @@
-"""What machines ask to know their own lines: how fast is the way up, and can they be dialled?
+"""Routes with which nodes probe their own connection: upload speed, and whether they can be dialled.
 
-- Bodies are read to a bound and thrown away; dials go to where a signed request came from, a few at once.
-- A dial that fails is answered after the same time whatever was wrong: nobody learns which ports of a proxy are open.
+- Bodies are read up to a limit and discarded. The server dials only the address of a signed request, a few at once.
+- The reply to a failed dial takes the same time for every cause, so that it does not reveal open ports of a proxy.
 """
 
 import asyncio
@@ -27,31 +27,31 @@ PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "Via")
 
 @routes.post("/v1/probe/upload")
 async def upload(request: web.Request) -> web.Response:
-    """Take bytes, throw them away, and say how many they were."""
+    """Read and discard a body, and return its size."""
     size = sum([len(piece) async for piece in pieces(request, limits.PROBE_MAX_BYTES)])
     return reply(Uploaded(size_bytes=size))
 
 
 @routes.post("/v1/probe/dial")
 async def dial(request: web.Request) -> web.Response:
-    """Dial the address that the request came from, and say whether its listener answers."""
+    """Dial the address of the request's client, and return whether its listener answers."""
     wanted = await act(request, Dial, _wanted)
     if is_proxied(request) or request.remote is None:
         return reply(Dialled(reached=False, proxied=True))
     slots = request.app[DIALS]
     if slots.locked():
-        raise Overloaded("Other machines are being dialled.", hint="Try again in a moment.")
+        raise Overloaded("The server is dialling too many other nodes.", hint="Try again in a few seconds.")
     async with slots:
         return reply(Dialled(reached=await _says(request.remote, wanted.port, wanted.word), proxied=False))
 
 
 def is_proxied(request: web.Request) -> bool:
-    """Whether it came by a proxy that says so: then its address is the proxy's."""
+    """Return True if the request's headers name a proxy: its address is then the proxy's."""
     return any(name in request.headers for name in PROXY_HEADERS)
 
 
 def share(app: web.Application) -> None:
-    """What the handlers share."""
+    """Store the state that these handlers share in `app`."""
     app[DIALS] = asyncio.Semaphore(DIALS_AT_ONCE)
 
 
@@ -60,7 +60,7 @@ def _wanted(_connection: sa.Connection, _node: NodeId, message: Dial, *, now_ms:
 
 
 async def _says(host: str, port: int, word: str) -> bool:
-    """Whether somebody listens there and says the word."""
+    """Return True if a listener at `host`:`port` sends `word`."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + DIAL_S
     writer: asyncio.StreamWriter | None = None

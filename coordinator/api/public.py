@@ -1,7 +1,7 @@
-"""Public data: leaderboard, status, trust metadata and chunks. `/metrics` adds what this process has answered.
+"""Routes of public data: leaderboard, status, trust metadata and chunks. `/metrics` adds this process's HTTP times.
 
-- Routes are counted by their pattern, so that no caller makes new time series.
-- What was answered is this process's own word since its start; the figures are the store's.
+- Requests are counted by the pattern of their route, so that no client creates new time series.
+- HTTP times are of this process since its start; the other figures come from the store.
 """
 
 import asyncio
@@ -34,49 +34,48 @@ OPERATOR_STATUS = web.AppKey("operator_status", PageSnapshot[bytes])
 BROADCAST = web.AppKey("broadcast", PageSnapshot[bytes])
 
 FRESH_S = 0.5
-"""How old data may be: scripts look every few seconds, and nodes take nothing from it."""
+"""Maximum age of the data: scripts read it every few seconds, and nodes do not depend on it."""
 
 OTHERS_MAX = 1_000
-"""Nodes without a claim on `/v1/leaderboard`: who verifies the ledger reads all of it, and registering is free."""
+"""Limit of nodes without a claim on `/v1/leaderboard`: verifiers read all of it, and registering is free."""
 
 
 @routes.get("/v1/leaderboard")
 async def leaderboard(request: web.Request) -> web.Response:
-    """Who earned what, by the first `ledger_size` entries of the ledger, and how much each owner is trusted."""
-
+    """Return the credit of each node by the first `ledger_size` entries of the ledger, and each owner's trust."""
     return await _shared(request, LEADERBOARD)
 
 
 @routes.get("/v1/status")
 async def status(request: web.Request) -> web.Response:
-    """Where the round stands, and whether the learner waits and why."""
+    """Return the state of the round, and whether and why the learner waits."""
     return await _shared(request, STATUS)
 
 
 @routes.get("/v1/operator/status")
 async def operator_status(request: web.Request) -> web.Response:
-    """The same, with how many claims wait for an auditor."""
+    """Return the status with the number of claims that wait for an auditor."""
     require_operator(request)
     return await _shared(request, OPERATOR_STATUS)
 
 
 @routes.get("/v1/broadcast")
 async def broadcast(request: web.Request) -> web.Response:
-    """How the last version spread, node by node."""
+    """Return how the last version spread, node by node."""
     return await _shared(request, BROADCAST)
 
 
 def share(app: web.Application) -> None:
-    """Compute what everybody looks at once for all who ask, and beside the writer; as the bytes that are sent."""
-    here = app[ROUND]
+    """Set up the shared figures: each is computed once for all clients, outside the writer, as the bytes to send."""
+    round_ = app[ROUND]
 
     def shared(look: Callable[[sa.Connection, int, int], dict[str, Any]]) -> PageSnapshot[bytes]:
         def read(connection: sa.Connection) -> bytes:
             moment_ms = now_ms()
-            found = look(connection, moment_ms - here.silent_after_ms, moment_ms)
-            return json.dumps({"as_of_ms": moment_ms} | found).encode()
+            figures = look(connection, moment_ms - round_.silent_after_ms, moment_ms)
+            return json.dumps({"as_of_ms": moment_ms} | figures).encode()
 
-        made = PageSnapshot(lambda: here.database.read(read), fresh_s=FRESH_S, shown_at_most_s=FRESH_S)
+        made = PageSnapshot(lambda: round_.database.read(read), fresh_s=FRESH_S, shown_at_most_s=FRESH_S)
         app.on_cleanup.append(lambda _app: made.close())
         return made
 
@@ -84,18 +83,18 @@ def share(app: web.Application) -> None:
         lambda conn, _since_ms, _now_ms: {
             "ledger_size": store.size(conn),
             "nodes": summary.leaderboard(conn, OTHERS_MAX),
-            "owners": standings.list_standings(conn, here.audits.rules),
+            "owners": standings.list_standings(conn, round_.audits.rules),
         },
     )
-    told = here.public_settings()
+    settings = round_.public_settings()
     app[STATUS] = shared(
         lambda conn, since_ms, now_ms: (
-            summary.explained(conn, config=here.config, alive_since_ms=since_ms, now_ms=now_ms) | told
+            summary.explained(conn, config=round_.config, alive_since_ms=since_ms, now_ms=now_ms) | settings
         )
     )
     app[OPERATOR_STATUS] = shared(
         lambda conn, since_ms, now_ms: (
-            summary.for_operator(conn, config=here.config, alive_since_ms=since_ms, now_ms=now_ms) | told
+            summary.for_operator(conn, config=round_.config, alive_since_ms=since_ms, now_ms=now_ms) | settings
         )
     )
     app[BROADCAST] = shared(lambda conn, since_ms, _now_ms: summary.broadcast(conn, alive_since_ms=since_ms))
@@ -107,44 +106,44 @@ async def _shared(request: web.Request, key: web.AppKey[PageSnapshot[bytes]]) ->
 
 
 async def aged(figures: PageSnapshot[bytes]) -> bytes:
-    """Return the newest figures as JSON, with their age when they are sent."""
+    """Return the newest figures as JSON, with their age at the time of sending."""
     body = (await figures.get()).figures
     return b'{"age_s": %.1f, ' % figures.age_s() + body.removeprefix(b"{")
 
 
 @routes.get("/v1/origins")
 async def origins(request: web.Request) -> web.Response:
-    """Which plain servers have copies of the public files."""
+    """Return the list of plain servers that have copies of the public files."""
     return reply(request.app[ROUND].origins)
 
 
 @routes.get("/v1/metadata/{name}")
 async def metadata(request: web.Request) -> web.Response:
-    """A document of the trust metadata."""
+    """Return a document of the trust metadata."""
     name = request.match_info["name"]
     data = await asyncio.to_thread(request.app[ROUND].metadata.read, name)
     if data is None:
-        raise NotFound(f"There is no trust document {name[:100]}.")
+        raise NotFound(f"There is no trust document named {name[:100]}.")
     caching = "no-store" if may_change(name) else IMMUTABLE
     return web.Response(body=data, content_type="application/octet-stream", headers={"Cache-Control": caching})
 
 
 @routes.get("/v1/chunks/{start:[0-9a-f]{2}}/{chunk:[0-9a-f]{64}}")
 async def chunk(request: web.Request) -> web.Response:
-    """A chunk by the hash of its bytes."""
+    """Return a chunk by the hash of its bytes."""
     name = ChunkId(request.match_info["chunk"])
     if request.path != f"/v1/{chunk_path(name)}":
         raise NotFound(f"There is nothing at {request.path[:100]}.")
     data = await asyncio.to_thread(request.app[ROUND].publisher.read_chunk, name)
     if data is None:
-        raise UnknownChunk("The origin does not keep this chunk.", hint="Refresh: it may belong to an older version.")
+        raise UnknownChunk("The origin does not have this chunk.", hint="Refresh: it may belong to an older version.")
     return web.Response(body=data, content_type="application/octet-stream", headers={"Cache-Control": IMMUTABLE})
 
 
 @routes.get("/healthz")
 async def healthz(request: web.Request) -> web.Response:
-    """Whether the store takes writes."""
-    await request.app[ROUND].database.run_for_node(policy_versions.newest_version)  # the writer answers
+    """Return 200 if the store accepts writes."""
+    await request.app[ROUND].database.run_for_node(policy_versions.newest_version)  # waits for the writer
     return web.Response(text="ok\n")
 
 
@@ -152,11 +151,11 @@ REGISTRY = web.AppKey("registry", CollectorRegistry)
 ANSWERED = web.AppKey("answered", Histogram)
 
 BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)
-"""Up to the longest that a question is held open."""
+"""Bounds of the histogram, up to the longest time that a request is held open."""
 
 
 def measure(app: web.Application) -> None:
-    """Count and time every answer of this application."""
+    """Record the count and time of every reply of `app`."""
     app[REGISTRY] = CollectorRegistry()
     app[ANSWERED] = Histogram(
         "echo_swarm_http_seconds",
@@ -181,7 +180,7 @@ async def _timed(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @routes.get("/metrics")
 async def exposition(request: web.Request) -> web.Response:
-    """Figures of the round and of this process, for Prometheus."""
+    """Return the figures of the round and of this process for Prometheus."""
     status = json.loads(await aged(request.app[STATUS]))
     body = metrics.exposition(status) + generate_latest(request.app[REGISTRY])
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4, "Cache-Control": "no-store"})

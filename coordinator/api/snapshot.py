@@ -1,13 +1,13 @@
-"""Figures that are computed once for all who ask within a moment, and the pages made of them, each compressed once.
+"""Snapshots: figures computed once for all requests within a short time, and their pages, each compressed once.
 
-- However many ask at once, one computation runs. Who asks while it does gets the figures before, unless those are too
-  old to be shown; so nobody waits for a large leaderboard but the first visitor after a pause.
-- After a computation that took long, the next one waits for as long a few times over, at most `REST_MAX_S`.
-- Nobody waits longer than `PATIENCE_S` for a computation while there are older figures: these are shown with their age.
-- A moment's age counts from the beginning of its computation, when its figures were read.
-- A page belongs to the figures it was made of: newer ones forget all pages of the older.
-- Every page has an ETag of its bytes; who has it already is told so in a hundred bytes.
-- Lives in memory, bounded; a restart computes anew.
+- At most one computation runs. A request during it gets the previous figures, unless those are too old to be shown; so
+  only the first visitor after a pause waits for a large leaderboard.
+- After a long computation, the next one starts after `RESTS` times its duration, at most `REST_MAX_S`.
+- A request waits at most `PATIENCE_S` for a computation while there are older figures: these are shown with their age.
+- The age of figures counts from the beginning of their computation, when they were read.
+- A page belongs to the figures that it was built from: newer figures discard all older pages.
+- Every page has an ETag of its bytes; a browser that has the page gets a 304 of a hundred bytes.
+- Snapshots are in memory, bounded; a restart computes them anew.
 """
 
 import asyncio
@@ -29,20 +29,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FRESH_S = 2.0
-"""Figures of this age are shown without another thought."""
+"""Age up to which figures are shown without a new computation."""
 
 SHOWN_AT_MOST_S = 10.0
-"""Older figures are shown to nobody."""
+"""Age above which figures are not shown."""
 
 RESTS, REST_MAX_S = 5, 20.0
-"""Figures that take long to compute rest for so many times as long, at most so long: they do not take a core for
-themselves, and no operator looks at figures of minutes ago because one computation met a busy machine."""
+"""Pause after a computation, as a multiple of its duration, and its maximum in seconds. So computations do not occupy
+a core, and one slow computation on a busy machine does not leave figures minutes old."""
 
 PATIENCE_S = 10.0
-"""For a computation, where there are older figures to show."""
+"""Longest wait for a computation while there are older figures to show."""
 
 PAGES_MAX = 128
-"""Pages kept for one moment: every view and order of the board; a crawler's other ones are made again each time."""
+"""Pages kept per snapshot: enough for every view and order of the board; further ones are built for each request."""
 
 GZIP_LEVEL = 5
 
@@ -58,7 +58,7 @@ SECURITY = {
 
 @dataclass(frozen=True)
 class Page:
-    """Bytes to send, under their own ETag."""
+    """A page as bytes to send, with its own ETag."""
 
     body: bytes
     content_type: str
@@ -74,7 +74,7 @@ class Page:
         return gzip.compress(self.body, GZIP_LEVEL, mtime=0)
 
     def reply(self, request: web.Request) -> web.Response:
-        """What this caller needs of it: nothing, the compressed bytes, or all of them."""
+        """Build the response for `request`: a 304 without body, the compressed bytes, or the plain bytes."""
         headers = {**SECURITY, "ETag": f'"{self.etag}"', "Cache-Control": self.caching, "Vary": "Accept-Encoding"}
         if any(known.value == self.etag for known in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
@@ -87,24 +87,24 @@ class Page:
 
 
 class Moment(Generic[T]):
-    """Figures of one moment, and the pages that were made of them."""
+    """Figures of one moment, and the pages built from them."""
 
     def __init__(self, figures: T) -> None:
         self.figures = figures
         self._pages: dict[str, Page] = {}
 
     def page(self, name: str, make: Callable[[T], Page]) -> Page:
-        """The page of that name, made now if nobody has asked for it yet."""
-        found = self._pages.get(name)
-        if found is None:
-            found = make(self.figures)
+        """Return the page with this name; build it if there is none yet."""
+        page = self._pages.get(name)
+        if page is None:
+            page = make(self.figures)
             if len(self._pages) < PAGES_MAX:
-                self._pages[name] = found
-        return found
+                self._pages[name] = page
+        return page
 
 
 class PageSnapshot(Generic[T]):
-    """The newest moment; `make` computes the figures of another."""
+    """The newest moment of some figures; `make` computes new ones."""
 
     def __init__(
         self,
@@ -125,35 +125,35 @@ class PageSnapshot(Generic[T]):
         self._making: asyncio.Task[Moment[T]] | None = None
 
     async def get(self) -> Moment[T]:
-        """A moment that may be shown."""
-        found = self._moment
+        """Return a moment that is recent enough to be shown."""
+        newest = self._moment
         rested_s = self._clock() - self._made_s - self._took_s
         rest_s = max(self._fresh_s - self._took_s, min(RESTS * self._took_s, REST_MAX_S))
-        if found is not None and rested_s < rest_s:
-            return found
+        if newest is not None and rested_s < rest_s:
+            return newest
         if self._making is None:
             self._making = asyncio.create_task(self._compute())
             self._making.add_done_callback(self._ended)
-        if found is not None and rested_s < max(self._shown_at_most_s - self._took_s, 2 * rest_s):
-            return found
+        if newest is not None and rested_s < max(self._shown_at_most_s - self._took_s, 2 * rest_s):
+            return newest
         try:
-            async with asyncio.timeout(self._patience_s if found is not None else None):
+            async with asyncio.timeout(self._patience_s if newest is not None else None):
                 return await asyncio.shield(self._making)
         except TimeoutError:
-            if found is None:
+            if newest is None:
                 raise
-            return found
+            return newest
 
     def age_s(self) -> float:
-        """Return how old the newest figures are; 0 if there are none."""
+        """Return the age of the newest figures; 0 if there are none."""
         return self._clock() - self._made_s if self._moment is not None else 0.0
 
     def age_ms(self) -> int:
-        """Return the same for pages, in steps of `OLD_S`: younger figures are 0, and their pages made once."""
+        """Return the age in steps of `OLD_S` for pages: below one step it is 0, so that a page is built once."""
         return int(1000 * OLD_S * (self.age_s() // OLD_S))
 
     async def close(self) -> None:
-        """Wait for what is being computed."""
+        """Wait for a running computation."""
         if self._making is not None:
             await asyncio.wait([self._making])
 

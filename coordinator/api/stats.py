@@ -1,8 +1,8 @@
-"""The standings as files for scripts and for sites that collect statistics: CSV, JSON, and XML in the form of BOINC.
+"""Routes of the standings as files for scripts and statistics sites: CSV, JSON, and XML in the format of BOINC.
 
-- `nodes.csv`, `nodes.json`, the same of owners and teams: one row per line of the board, amounts in millionths.
-- `tables.xml`, `user.xml`, `team.xml`, `host.xml` and the compressed `user.gz`, `team.gz`, `host.gz`: what BOINC
-  projects publish below `/stats/`. A user is an owner, a host a node; docs/protocol.md lists the tags.
+- `nodes.csv`, `nodes.json`, the same for owners and teams: one row per line of the leaderboard, amounts in millionths.
+- `tables.xml`, `user.xml`, `team.xml`, `host.xml` and the compressed `user.gz`, `team.gz`, `host.gz`: the files
+  that BOINC projects publish below `/stats/`. A user is an owner, a host a node; docs/protocol.md lists the tags.
 - A cell that a spreadsheet would take for a formula begins with an apostrophe.
 """
 
@@ -31,21 +31,21 @@ routes = web.RouteTableDef()
 MICROS = 1_000_000
 
 PER_DAY = math.log(2) * DAY_MS / HALF_LIFE_MS
-"""From a score to credit a day: what a node that goes on as it does earns daily."""
+"""Factor from a score to credit per day, for a node with a constant rate."""
 
 XML = "application/xml; charset=utf-8"
 
 
 @routes.get("/stats/{file:(nodes|owners|teams)[.](csv|json)|tables[.]xml|(user|team|host)[.](xml|gz)}")
 async def stats(request: web.Request) -> web.Response:
-    """The standings as a file."""
+    """Return the standings as a file."""
     file = request.match_info["file"]
     moment = await request.app[WATCH].board.get()
     return moment.page(f"/stats/{file}", FILES[file]).reply(request)
 
 
 def row(line: RankingLine) -> dict[str, Any]:
-    """A line in plain figures."""
+    """Return a line of the leaderboard as plain figures."""
     low, high = line.accept_interval or (None, None)
     return {
         "node_id": line.node_id,
@@ -83,7 +83,7 @@ def _csv(lines: Sequence[RankingLine]) -> Page:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(rows[0] if rows else ["node_id"])
-    writer.writerows([_cell(value) for value in one.values()] for one in rows)
+    writer.writerows([_cell(value) for value in values.values()] for values in rows)
     return Page(text.getvalue().encode(), "text/csv; charset=utf-8")
 
 
@@ -141,7 +141,7 @@ def _credit(line: RankingLine, now_ms: int) -> dict[str, Any]:
 
 
 def number(name: str) -> int:
-    """The whole number that these files want for an id; a float holds it exactly."""
+    """Return the integer that these files require as an id; a float represents it exactly."""
     return int(_digest(name)[:13], 16)
 
 

@@ -1,5 +1,5 @@
-"""The commands of `swarm-coordinator`, a module per subject; `coordinator.cli` puts them together.
+"""The commands of `swarm-coordinator`, one module per subject; `coordinator.cli` combines them.
 
-- A command reads its options, calls what decides, and prints; with `--json` what it prints is for scripts.
-- What is slow to import is imported inside of the command that needs it.
+- A command reads its options, calls the code that decides, and prints; with `--json` it prints data for scripts.
+- Modules that are slow to import are imported inside the command that needs them.
 """

@@ -1,7 +1,8 @@
-"""`swarm-coordinator appeals`: what nodes say against faults and bans, the evidence, and the operator's rulings.
+"""`swarm-coordinator appeals`: appeals of nodes against faults and bans, the evidence, and the operator's rulings.
 
-- A running coordinator is asked with the operator's token; of a stopped one the store is read, and nothing is ruled.
-- The replay is evidence: it decides nothing. Whoever rules has seen it, and says why in a code that is in the log.
+- The commands query a running coordinator with the operator's token. If it is stopped, they read the store, and no
+  ruling is possible.
+- The replay is evidence and decides nothing. The operator rules, with a reason code that is in the log.
 """
 
 import json
@@ -27,7 +28,7 @@ SAID = {"granted": "fault_refuted", "denied": "fault_confirmed"}
 
 
 class RulingWord(StrEnum):
-    """What an operator may say to an appeal."""
+    """The operator's possible rulings on an appeal."""
 
     GRANT = "grant"
     DENY = "deny"
@@ -44,8 +45,8 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     from coordinator.transactions import appeals
 
     config = load(config_file, settings)
-    found = ask(config, "GET", "/v1/operator/appeals")
-    rows = read_store(config, appeals.listed) if found is None else found
+    answer = ask(config, "GET", "/v1/operator/appeals")
+    rows = read_store(config, appeals.listed) if answer is None else answer
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -78,8 +79,10 @@ def show(
     from coordinator.transactions import appeals
 
     config = load(config_file, settings)
-    found = ask(config, "GET", f"/v1/operator/appeals/{number}")
-    row = found or read_store(config, lambda connection: appeals.appeal_report(connection, number, audit_rules(config)))
+    answer = ask(config, "GET", f"/v1/operator/appeals/{number}")
+    row = answer or read_store(
+        config, lambda connection: appeals.appeal_report(connection, number, audit_rules(config))
+    )
     if as_json:
         typer.echo(json.dumps(row))
     else:
@@ -143,8 +146,10 @@ def _print(row: dict[str, Any], config_file: Path) -> None:
     typer.echo(
         f"claim {row['claim_id']} of version {row['version']}, audit: {row['finding'] or 'none, a ban by order'}"
     )
-    for one in report.get("findings", ()):
-        typer.echo(f"{one['rule']}, {one['outcome']}: expected {one['expected']}; observed {one['observed']}")
+    for finding in report.get("findings", ()):
+        typer.echo(
+            f"{finding['rule']}, {finding['outcome']}: expected {finding['expected']}; observed {finding['observed']}"
+        )
     if "validator" in report:
         typer.echo(f"validator {report['validator']}, tolerances {report['tolerance']} version {report['calibration']}")
     if row["state"] == "open":

@@ -1,8 +1,8 @@
-"""How the operator's commands reach the coordinator of a round, or find that none runs.
+"""Requests of the operator's commands to the coordinator of a round, or to its store if none runs.
 
-- A launched round says itself where it listens (`resolved.json`): the file may have been launched with other settings.
-- It always listens at `round.listen` without TLS, on its own machine. From elsewhere `round.public_url` is asked; the
-  operator's token goes there over HTTPS only.
+- The address of a launched round is in `resolved.json`: the file may have been launched with other settings.
+- A coordinator always listens at `round.listen` without TLS, on its own machine. From other machines, the commands use
+  `round.public_url`, and send the operator's token over HTTPS only.
 """
 
 import json
@@ -25,21 +25,21 @@ T = TypeVar("T")
 
 ASK_S = 10.0
 
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # names, to be replaced
-"""Where to find who listens at every address of a machine."""
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # keys are replaced by values
+"""The address to use for a coordinator that listens at every address of its machine."""
 
 
 def launched(config: Config) -> Config:
-    """The settings that the round was last launched with; those of the file if it never was."""
+    """Return the settings of the round's last launch; those of the file if there was none."""
     resolved = config.round.directory / "resolved.json"
     return Config.model_validate_json(resolved.read_text()) if resolved.exists() else config
 
 
 def local_url(config: Config) -> str:
-    """Where a coordinator is found on its own machine."""
+    """Return the URL of a coordinator on its own machine."""
     host, port = host_and_port(config.round.listen)
-    here = ANYWHERE.get(host, host)
-    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
+    address = ANYWHERE.get(host, host)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def ask(
@@ -51,7 +51,7 @@ def ask(
     as_operator: bool = True,
     patience_s: float = ASK_S,
 ) -> Any:
-    """What the running coordinator answers; None if there is none."""
+    """Return the running coordinator's answer; None if no coordinator answers."""
     headers = {"Accept": "application/json"}
     if as_operator:
         headers["Authorization"] = f"Bearer {_token(config)}"
@@ -64,13 +64,13 @@ def ask(
 
 
 def read_store(config: Config, effect: "Callable[[sa.Connection], T]") -> T:
-    """An effect on the store of a stopped round, as its last launch left it."""
+    """Run `effect` on the store of a stopped round."""
     with closing(opened_store(config)) as database:
         return database.run_now(effect)
 
 
 def opened_store(config: Config) -> "Database":
-    """The store of a round, whichever kind it was launched with; the coordinator may be running."""
+    """Open the store of a round, of the kind of its last launch; the coordinator may be running."""
     from coordinator.store.state import Database
 
     require_round(config)
@@ -78,7 +78,7 @@ def opened_store(config: Config) -> "Database":
 
 
 def stopped_since_ms(config: Config) -> int:
-    """Since when nobody leads a round that gives no answer; one that is led and silent is another trouble."""
+    """Return since when a round that does not answer has no leader; raise an error if a coordinator leads it."""
     from coordinator.service.opening import led_until_ms
 
     since_ms = led_until_ms(config.round.directory)
@@ -92,7 +92,7 @@ def stopped_since_ms(config: Config) -> int:
 
 
 def stopped_line(config: Config, config_file: Path, since_ms: int) -> str:
-    """That it is stopped, since when, and how it goes on; or that it has yet to begin."""
+    """Return a line that says since when the round is stopped and how to continue it, or how to launch it first."""
     from coordinator.reports import programs
 
     if not read_store(config, programs.was_launched):
@@ -102,9 +102,9 @@ def stopped_line(config: Config, config_file: Path, since_ms: int) -> str:
 
 
 def require_round(config: Config) -> None:
-    """Say that there is nothing to look at."""
+    """Raise an error if the folder has no round."""
     if not (config.round.directory / "resolved.json").exists():
-        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Make one with `init`.")
+        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Create one with `init`.")
 
 
 def _urls(config: Config, *, as_operator: bool) -> Iterator[str]:
@@ -115,11 +115,11 @@ def _urls(config: Config, *, as_operator: bool) -> Iterator[str]:
 
 
 class _NobodyThere(Exception):
-    """Nothing was asked: no coordinator has this address."""
+    """A request without effect: no coordinator answers at this address."""
 
 
 def _answer(method: str, url: str, content: object, headers: dict[str, str], patience_s: float) -> Any:
-    """What one address says. An order that was heard and not answered may have been carried out, which is told."""
+    """Return the answer of one address. Raise `Unreachable` if a sent order got no answer: it may have an effect."""
     import httpx
 
     try:
@@ -139,13 +139,13 @@ def _answer(method: str, url: str, content: object, headers: dict[str, str], pat
 
 
 def has_token(config: Config) -> bool:
-    """Whether the operator's token is here; who looks from elsewhere may have none."""
+    """Return True if the operator's token is on this machine; other machines may have none."""
     return _token_file(config).exists()
 
 
 def _token(config: Config) -> str:
     if not has_token(config):
-        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Make one with `init`.")
+        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Create one with `init`.")
     return _token_file(config).read_text()
 
 

@@ -1,6 +1,6 @@
-"""`swarm-coordinator audit` and `calibrate`: was a stored rollout sampled as its lease says?
+"""`swarm-coordinator audit` and `calibrate`: check that a stored rollout was sampled as its lease requires.
 
-- These commands only read: a running coordinator is not disturbed, and no verdict of theirs changes anybody's credit.
+- These commands only read: a running coordinator is not disturbed, and their verdicts change no credit.
 - The exit code is the verdict, for scripts.
 """
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Replay claims and export the evidence.", no_args_is_help=True, add_completion=False)
 
 EXIT_OF_OUTCOME = (0, 3, 4, 5)
-"""Pass, soft fail, hard fail, held; 1 and 2 mean that there is no verdict."""
+"""Exit codes for pass, soft fail, hard fail and held; 1 and 2 mean that there is no verdict."""
 
 DEFAULT_CLASS = "torch/fp32/cpu"
-"""What the shipped engine computes with."""
+"""The compute class of the shipped engine."""
 
 Neighbours = Annotated[
     int, typer.Option(min=0, max=16, help="Number of earlier versions to compare with: 1, 2, 4, … before; 0: none.")
@@ -41,7 +41,7 @@ Neighbours = Annotated[
 @app.command(
     epilog=lesson(
         "swarm-coordinator audit replay round.toml CLAIM",
-        "`nodes show` its node; after a hard fail `nodes ban` may be what is left.",
+        "`nodes show` for its node; after a hard fail, `nodes ban` if necessary.",
         "Exit codes: 0 pass, 3 soft fail, 4 hard fail, 5 held for a calibration, 1 no verdict, 2 a setting is wrong.",
     )
 )
@@ -118,7 +118,7 @@ def export(
     epilog=lesson(
         "swarm-coordinator audit provenance round.toml OWNER",
         "`policy rollback` to a version before theirs.",
-        "Exit codes: 0 told, 1 failed, 2 a setting is wrong.",
+        "Exit codes: 0 done, 1 failed, 2 a setting is wrong.",
     )
 )
 def provenance(
@@ -164,31 +164,31 @@ def calibrate(
 
 
 def _probes(archive: "RoundArchive", node: str) -> "list[ReplayMeasurement]":
-    """Every accepted claim of a node whose version is still kept, measured."""
+    """Measure every accepted claim of a node whose version is still kept."""
     from coordinator.audit.check import replay
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         cases = [case for claim in archive.claims_of(node) if (case := archive.case(claim, folder)) is not None]
         replays = replay(cases, _scores(folder))
-    return [measured for found in replays if not isinstance(found, SwarmError) for measured in found.values()]
+    return [measured for replayed in replays if not isinstance(replayed, SwarmError) for measured in replayed.values()]
 
 
 def _audit(folder: Path, tolerance: str, claim: str = "") -> "tuple[Case, AuditReport]":
-    """The verdict on the case in a folder, if it is that of this claim."""
+    """Return the case in a folder, with its verdict; raise an error if it is not of `claim`."""
     from coordinator.audit.case import POLICIES, open_case
     from coordinator.audit.check import audit
     from coordinator.rules import calibration
 
     case = open_case(folder)
     if claim not in ("", case.claim_id):
-        raise AuditFailed(f"{folder} holds another claim: {case.claim_id}.")
+        raise AuditFailed(f"{folder} contains another claim: {case.claim_id}.")
     (report,) = audit([case], _scores(folder / POLICIES), calibration.read(folder / calibration.FILE), tolerance)
     return case, report
 
 
 def _scores(policies: Path) -> "Score":
-    """The model of each version, from a folder of policy folders."""
+    """Return a function that scores claims with the model of a version, from a folder of policy folders."""
     from coordinator.audit.scorer import VersionScorer
 
     return lambda version, claims: VersionScorer(policies / str(version)).score(claims)
@@ -197,20 +197,20 @@ def _scores(policies: Path) -> "Score":
 def _print(case: "Case", report: "AuditReport", command: str, as_json: bool) -> None:
     about = {"claim_id": case.claim_id, "node": case.node, "lease_id": case.lease.lease_id}
     if as_json:
-        found = {**about, "version": case.lease.version, **report.to_json(), "command": command}
-        typer.echo(json.dumps(found, indent=2))
+        row = {**about, "version": case.lease.version, **report.to_json(), "command": command}
+        typer.echo(json.dumps(row, indent=2))
         return
     if report.outcome is report.outcome.HELD:
         typer.echo(
             f"No fault: the tolerances of {report.tolerance} were measured on another policy. The claim is "
-            "judged once `swarm-coordinator calibrate` has measured them on this round's."
+            "judged when `swarm-coordinator calibrate` has measured them on this round's policy."
         )
     summary = report.summary
     typer.echo(f"{report.outcome.words}: claim {case.claim_id} of {case.node}, version {case.lease.version}")
     typer.echo(
-        f"{summary.positions} tokens, {summary.dictated_share:.2%} as the seed dictates, {summary.out_share:.2%} out "
-        f"of tolerance; error of the log-probabilities: mean {summary.error_mean:.2g}, p99 {summary.error_p99:.2g}, "
-        f"max {summary.error_max:.2g} nats"
+        f"{summary.positions} tokens, {summary.dictated_share:.2%} as the seed dictates, {summary.out_share:.2%} "
+        f"outside the tolerance; error of the log-probabilities: mean {summary.error_mean:.2g}, "
+        f"p99 {summary.error_p99:.2g}, max {summary.error_max:.2g} nats"
     )
     for finding in report.findings:
         typer.echo(f"{finding.rule}, {finding.outcome.words}: expected {finding.expected}; observed {finding.observed}")

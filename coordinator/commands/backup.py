@@ -70,7 +70,7 @@ def backup(
 
 
 def _follow(config: Config, config_file: Path, target: Path, passphrase: str | None, every_s: float) -> None:
-    """Follow until a signal ends it."""
+    """Keep a standby copy up to date until a signal arrives."""
     from coordinator.base import logs
     from coordinator.base.files import private_from_now_on
     from coordinator.service.backup.archive import Sealer
@@ -153,7 +153,7 @@ def restore(
 
 
 def _report(made: "Restored", folder: Path, store_url: str) -> None:
-    """What a restored round is, and what to do next."""
+    """Print the state of a restored round, and the next steps."""
     when = datetime.fromtimestamp(made.contents.made_ms / 1000, UTC)
     typer.echo(
         f"{folder}: the round as of {when:%Y-%m-%d %H:%M:%S} UTC, version {made.version}, "
@@ -166,43 +166,48 @@ def _report(made: "Restored", folder: Path, store_url: str) -> None:
     if made.signatures_missing:
         config = f"{shlex.quote(str(folder / 'operator.toml'))} {placed(folder, store_url)}"
         typer.echo(
-            f"It lacks {made.signatures_missing} signatures of root keys: have holders `swarm-coordinator keys sign` a "
-            f"copy of {folder / 'pending.root.json'}, put it back, and run\nswarm-coordinator keys install {config}"
+            f"{made.signatures_missing} signatures of root keys are missing. Holders must run `swarm-coordinator "
+            f"keys sign` on a copy of {folder / 'pending.root.json'}. Put it back, then run:\n"
+            f"swarm-coordinator keys install {config}"
         )
-    typer.echo(f"Its settings file is {folder / 'operator.toml'}. Go on with:\n{launch_line(folder, store_url)}")
+    typer.echo(
+        f"The settings file is {folder / 'operator.toml'}. Continue the round with:\n{launch_line(folder, store_url)}"
+    )
 
 
 def launch_line(folder: Path, store_url: str) -> str:
-    """The line that goes on with a restored round, as it ran: with all that stood on top of its file."""
+    """Return the command that continues a restored round with its old settings, including those not in its file."""
     ran = Config.model_validate_json((folder / "resolved.json").read_bytes())
     rest = [
-        one for one in on_top(folder / "operator.toml", ran) if not one.startswith(("round.directory=", "store.url="))
+        setting
+        for setting in on_top(folder / "operator.toml", ran)
+        if not setting.startswith(("round.directory=", "store.url="))
     ]
-    settings = " ".join([placed(folder, store_url), *(f"--set {shlex.quote(one)}" for one in rest)])
+    settings = " ".join([placed(folder, store_url), *(f"--set {shlex.quote(setting)}" for setting in rest)])
     return f"swarm-coordinator launch {shlex.quote(str(folder / 'operator.toml'))} {settings}"
 
 
 def placed(folder: Path, store_url: str) -> str:
-    """The settings that say where a restored round is."""
+    """Return the options that set the folder and store of a restored round."""
     settings = [f"round.directory={folder.absolute()}", *([f"store.url={store_url}"] if store_url else [])]
-    return " ".join(f"--set {shlex.quote(one)}" for one in settings)
+    return " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
 
 
 def _passphrase(file: Path | None, *, twice: bool) -> str:
     if file is not None:
-        found = file.read_text().strip("\r\n")
+        passphrase = file.read_text().strip("\r\n")
     elif sys.stdin.isatty():
-        found = str(typer.prompt("Passphrase of the keys", hide_input=True, confirmation_prompt=twice))
+        passphrase = str(typer.prompt("Passphrase of the keys", hide_input=True, confirmation_prompt=twice))
     else:
         raise ConfigInvalid("The keys need a passphrase.", hint="Use --passphrase-file, or --no-keys to omit the keys.")
-    if twice and len(found) < PASSPHRASE_MIN_CHARS:
-        raise ConfigInvalid(f"A passphrase has at least {PASSPHRASE_MIN_CHARS} characters.")
-    return found
+    if twice and len(passphrase) < PASSPHRASE_MIN_CHARS:
+        raise ConfigInvalid(f"A passphrase needs at least {PASSPHRASE_MIN_CHARS} characters.")
+    return passphrase
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on a terminal; elsewhere nothing, since the last line says it all."""
+    """Yield a progress callback that draws a bar on a terminal, and nothing elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""`swarm-coordinator config`: a round's settings checked, shown and explained, before anything is started."""
+"""`swarm-coordinator config`: check, show and explain a round's settings, without starting anything."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""`swarm-coordinator eval`: have the nodes measure a version, and see what was measured.
+"""`swarm-coordinator eval`: let the nodes evaluate a version, and show the results.
 
-- `run` only enters the evaluation; a running coordinator leases it with its next answers. The others only read.
+- `run` only records the evaluation; a running coordinator leases it with its next answers. The others only read.
 """
 
 import json
@@ -26,10 +26,10 @@ app = typer.Typer(help="Measure versions on held-out problems.", no_args_is_help
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong, 3 the evaluation ended without all its problems."
 
 LOOK_S = 1.0
-"""How often to read the store, in which another process writes the result."""
+"""Time between two reads of the store, in which another process writes the result."""
 
 ENDS_WITHIN_S = 30.0
-"""A running coordinator ends an evaluation this soon after its patience."""
+"""Time after its patience within which a running coordinator ends an evaluation."""
 
 EVALUATED: tuple[Literal["held_out", "validation"], ...] = ("held_out", "validation")
 
@@ -66,9 +66,9 @@ def run(
     with closing(opened_store(config)) as database:
         newest, _ = database.run_now(policy_versions.newest_version)
         number = database.run_now(evaluations.start_evaluation, version or newest, split, size, terms, now_ms=now_ms())
-        found = _await(database, number, config.eval.patience_s) if wait else _one(database, number)
-    typer.echo(json.dumps(found, indent=2) if as_json else overview.evaluation(found))
-    if wait and found["state"] != "done":
+        evaluation = _await(database, number, config.eval.patience_s) if wait else _one(database, number)
+    typer.echo(json.dumps(evaluation, indent=2) if as_json else overview.evaluation(evaluation))
+    if wait and evaluation["state"] != "done":
         raise typer.Exit(3)
 
 
@@ -110,15 +110,15 @@ def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_j
         rows = database.run_now(evaluations.list_evaluations, version=version)
         if not rows:
             raise NotFound("There is no such evaluation.", hint="See `swarm-coordinator eval list`.")
-        found = rows[-1]
-        problems = database.run_now(evaluations.details, found["number"])
+        evaluation = rows[-1]
+        problems = database.run_now(evaluations.details, evaluation["number"])
     if as_json:
-        typer.echo(json.dumps(found | {"by_problem": problems}, indent=2))
+        typer.echo(json.dumps(evaluation | {"by_problem": problems}, indent=2))
         return
-    typer.echo(overview.evaluation(found))
-    for one in problems:
-        scores = one["scores"]
-        typer.echo(f"  problem {one['problem']:6d}  {sum(scores) / len(scores):7.3f}  {_marks(scores)}")
+    typer.echo(overview.evaluation(evaluation))
+    for problem in problems:
+        scores = problem["scores"]
+        typer.echo(f"  problem {problem['problem']:6d}  {sum(scores) / len(scores):7.3f}  {_marks(scores)}")
 
 
 def _size(config: "Config", split: str) -> int:
@@ -137,16 +137,16 @@ def _size(config: "Config", split: str) -> int:
 def _await(
     database: "Database", number: int, patience_s: float, *, ends_within_s: float = ENDS_WITHIN_S
 ) -> dict[str, Any]:
-    """The evaluation when it has ended; a coordinator that runs ends it by itself."""
+    """Wait until the evaluation has ended, and return it; a running coordinator ends it."""
     deadline = time.monotonic() + patience_s + ends_within_s
-    while (found := _one(database, number))["state"] == "running":
+    while (evaluation := _one(database, number))["state"] == "running":
         if time.monotonic() > deadline:
             raise Unreachable(
                 f"Evaluation {number} did not end within {patience_s:g} s.",
                 hint="Check that the round is running; the evaluation continues when it is launched.",
             )
-        time.sleep(LOOK_S)  # the store tells nobody of what changes
-    return found
+        time.sleep(LOOK_S)  # the store sends no notifications
+    return evaluation
 
 
 def _one(database: "Database", number: int) -> dict[str, Any]:

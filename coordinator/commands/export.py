@@ -1,4 +1,4 @@
-"""`swarm-coordinator export`: the policy as a folder for transformers or a file for llama.cpp, and to the model hub."""
+"""`swarm-coordinator export`: write the policy as a transformers folder or llama.cpp file, and upload it to the hub."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +12,7 @@ from protocol.errors import ConfigInvalid
 
 
 class Format(StrEnum):
-    """Forms of a policy."""
+    """Formats of an exported policy."""
 
     HUB = "hub"
     GGUF = "gguf"

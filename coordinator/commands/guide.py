@@ -1,8 +1,8 @@
-"""A new round's settings, asked for: the few that nobody can know but its operator.
+"""Questions for a new round's settings: the few that only its operator can know.
 
-- Each question has a default, which the settings model gives; Enter takes it. A wrong answer is asked for again.
-- What was given by `--set` is not asked for.
-- Answers are checked one by one and all together by the same models that will read the file, and by what is here.
+- Each question has the default of the settings model; Enter accepts it. After a wrong answer, the question is repeated.
+- Settings given with `--set` are not asked for.
+- Answers are checked one by one and together, by the models that will read the file and by this machine's files.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from protocol.errors import SwarmError
 
 @dataclass(frozen=True)
 class Question:
-    """One setting and how it is asked for."""
+    """A setting, and the text of its question."""
 
     path: str
     text: str
@@ -41,16 +41,16 @@ DATA = Question("data.train", "Problems: a .jsonl, .json or .parquet file, a fol
 
 
 def ask(given: list[str], prompt: Callable[[str, str], str], complain: Callable[[str], None]) -> list[str]:
-    """What was given and what is answered, as `section.key=value`."""
+    """Ask for the settings not in `given`; return given and answered settings as `section.key=value`."""
     known = {setting.partition("=")[0] for setting in given}
-    found = list(given)
+    settings = list(given)
     defaults = {key.path: str(key.default) for key in every()}
     for question in QUESTIONS:
         if question.path not in known:
-            found += _answer(question, defaults[question.path], found, prompt, complain)
-        if question.path == "task.name" and DATA.path not in known and _task(found) in FROM_FILES:
-            found += _answer(DATA, "", found, prompt, complain)
-    return found
+            settings += _answer(question, defaults[question.path], settings, prompt, complain)
+        if question.path == "task.name" and DATA.path not in known and _task(settings) in FROM_FILES:
+            settings += _answer(DATA, "", settings, prompt, complain)
+    return settings
 
 
 def _answer(
@@ -60,7 +60,7 @@ def _answer(
     prompt: Callable[[str, str], str],
     complain: Callable[[str], None],
 ) -> list[str]:
-    """The setting, if it is another than the default."""
+    """Ask one question; return the setting if it differs from the default."""
     while True:
         said = prompt(question.text, default).strip()
         setting = f"{question.path}={said}"

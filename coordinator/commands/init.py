@@ -1,7 +1,7 @@
-"""`swarm-coordinator init`: a round's file, if there is none yet, then its keys, store, deposit and join string.
+"""`swarm-coordinator init`: create a round's file, if there is none, then its keys, store, deposit and join string.
 
 - The last line on stdout is the join string, for scripts; questions and next steps go to stderr.
-- A file that exists is read and never written: the questions are for one that does not.
+- An existing file is read and never written; questions are asked only for a new one.
 """
 
 import sys
@@ -48,7 +48,7 @@ def init(
 
 
 def _asked(config_file: Path, settings: list[str]) -> list[str]:
-    """The settings with the operator's answers."""
+    """Return the settings with the operator's answers."""
     from coordinator.commands import guide
 
     if not sys.stdin.isatty():
@@ -68,7 +68,7 @@ def _asked(config_file: Path, settings: list[str]) -> list[str]:
 
 
 def _write(path: Path, settings: list[str]) -> None:
-    """Write the file whole or not at all; it must read as what was chosen."""
+    """Write the settings file atomically, after a check that it reads as the chosen settings."""
     from coordinator.base.files import write_durably
 
     chosen = with_settings({}, settings)

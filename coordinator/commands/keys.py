@@ -1,6 +1,7 @@
-"""`swarm-coordinator keys`: look at the keys of the trust metadata, and replace them.
+"""`swarm-coordinator keys`: show and replace the keys of the trust metadata.
 
-- The coordinator must be stopped, since two hands would sign the same numbers; nodes go on until their last proof ends.
+- The coordinator must be stopped, since two signers would use the same numbers; nodes continue until the timestamp
+  expires.
 - A prepared root waits in the round's folder until enough holders of root keys have signed it.
 """
 
@@ -46,16 +47,18 @@ def show(config_file: ConfigFile, settings: Settings) -> None:
     from coordinator.publishing.role_keys import ROLES, RoleKeys
 
     folder = load(config_file, settings).round.directory
-    metadata, found = _metadata(config_file, settings), RoleKeys(folder / "keys").all()
+    metadata, signers = _metadata(config_file, settings), RoleKeys(folder / "keys").all()
     root = metadata.root()
     typer.echo(f"root {root.version}, good until {root.expires:%Y-%m-%d}")
     for role in ROLES:
         entry = root.roles[role]
-        names = ", ".join(f"{keyid[:8]}{'' if keyid in found else ' (not on this machine)'}" for keyid in entry.keyids)
+        names = ", ".join(
+            f"{keyid[:8]}{'' if keyid in signers else ' (not on this machine)'}" for keyid in entry.keyids
+        )
         typer.echo(f"{role}: {entry.threshold} of {len(entry.keyids)} must sign: {names}")
     ledger = metadata.ledger_public().hex()
-    here = any(signer.public_key.keyval["public"] == ledger for signer in found.values())
-    typer.echo(f"ledger: {ledger[:16]}…{'' if here else ' (not on this machine)'}")
+    has_ledger_key = any(signer.public_key.keyval["public"] == ledger for signer in signers.values())
+    typer.echo(f"ledger: {ledger[:16]}…{'' if has_ledger_key else ' (not on this machine)'}")
 
 
 @app.command(
@@ -111,7 +114,7 @@ def sign(
         data, added = rotation.add_signatures(data, folder)
         signatures += added
     if not signatures:
-        raise ConfigInvalid("No root key was found to sign with.", hint="Give a folder with --root-keys.")
+        raise ConfigInvalid("No root key was found for signing.", hint="Give a folder with --root-keys.")
     write_durably(file, data, public=True)
     typer.echo(f"{signatures} signatures added. Copy {file} back to the coordinator.")
 
@@ -161,5 +164,5 @@ def _metadata(config_file: Path, settings: list[str]) -> "SignedMetadata":
     config = load(config_file, settings)
     folder = config.round.directory
     if not (folder / "metadata" / "timestamp.json").exists():
-        raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
+        raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator init`.")
     return SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)

@@ -1,7 +1,8 @@
-"""`swarm-coordinator nodes`: who takes part, and who is paused or banned.
+"""`swarm-coordinator nodes`: list the nodes, pause them, and ban their owners.
 
-- What nodes call themselves, and what refusals quote of them, is shown as on the pages: it moves no cursor.
-- A running coordinator is asked with the operator's token; of a stopped one the store is read, and nothing is ordered.
+- Names of nodes, and text of theirs in rejections, are printed as on the pages, without control characters.
+- The commands query a running coordinator with the operator's token. If it is stopped, they read the store, and no
+  order is possible.
 """
 
 import json
@@ -43,8 +44,8 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     from coordinator.reports.summary import AFTER_ALL_MS
 
     config = load(config_file, settings)
-    found = ask(config, "GET", "/v1/operator/nodes")
-    rows = read_store(config, partial(moderation.listed, alive_since_ms=AFTER_ALL_MS)) if found is None else found
+    answer = ask(config, "GET", "/v1/operator/nodes")
+    rows = read_store(config, partial(moderation.listed, alive_since_ms=AFTER_ALL_MS)) if answer is None else answer
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -56,7 +57,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
             f"earned {row['posted_micros']:,}, pending {row['pending_micros']:,}, asks {row['price_micros_per_mtok']:,}"
         )
     typer.echo(counted(len(rows), "node"))
-    if found is None:
+    if answer is None:
         typer.echo(stopped_line(config, config_file, stopped_since_ms(config)))
 
 
@@ -73,9 +74,9 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
     from coordinator.reports.summary import AFTER_ALL_MS
 
     config = load(config_file, settings)
-    found = ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")
+    answer = ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")
     about = partial(moderation.node_report, text=node, alive_since_ms=AFTER_ALL_MS)
-    row = read_store(config, about) if found is None else found
+    row = read_store(config, about) if answer is None else answer
     if as_json:
         typer.echo(json.dumps(row, default=str))
         return
@@ -89,7 +90,9 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
         f"leases {json.dumps(row['leases'])}"
     )
     for refusal in row["refusals"]:
-        typer.echo(f"refused {counted(refusal['count'], 'time')} as {refusal['code']}: {line(refusal['last_message'])}")
+        typer.echo(
+            f"rejected {counted(refusal['count'], 'time')} with {refusal['code']}: {line(refusal['last_message'])}"
+        )
     for given in row["orders"]:
         typer.echo(f"{when(given['given_ms'])} {given['action']} by {given['given_by']}: {given['reason']}")
 
@@ -164,7 +167,7 @@ def _state(row: dict[str, Any]) -> str:
     for name in ("banned", "revoked", "paused"):
         if row[f"{name}_ms"] is not None:
             return name
-    return str(row["phase"]) if row.get("alive", True) else "silent"  # an older coordinator does not say
+    return str(row["phase"]) if row.get("alive", True) else "silent"  # an older coordinator does not send it
 
 
 def when(moment_ms: int) -> str:

@@ -1,6 +1,6 @@
-"""Arguments and options that most commands share, and the check that the files which settings name exist here.
+"""Arguments and options that most commands share, and the check that the files named in settings exist.
 
-What is on the hub, and what files say, is found out when they are fetched and read.
+Files on the hub, and the contents of files, are checked when they are fetched and read.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 
 
 def require(config: Config) -> None:
-    """Name the first thing that is missing."""
+    """Raise an error that names the first missing file or unknown task."""
     require_known(config.task.name)
     for key, place in _files(config):
         if not Path(place).exists():
@@ -37,7 +37,7 @@ def require(config: Config) -> None:
 
 
 def _files(config: Config) -> list[tuple[str, str]]:
-    """Files and folders of the operator's, each with the setting that names it."""
+    """Return the operator's files and folders, each with the setting that names it."""
     named = [("task.name", config.task.name if config.task.name.endswith(".py") else "")]
     named += [("data.train", config.data.train), ("data.eval", config.data.eval)]
     named += [("reward.functions", place.rpartition(":")[0]) for place in config.reward.functions if ".py:" in place]

@@ -1,8 +1,8 @@
-"""`swarm-coordinator payout`: from what the ledger owes to what was paid. The round may go on meanwhile.
+"""`swarm-coordinator payout`: pay the balances of the ledger in batches. The round may run meanwhile.
 
-- Every command may be repeated after every interruption; `coordinator.transactions.payouts` says why nothing is paid
+- Every command may be repeated after an interruption; `coordinator.transactions.payouts` explains why nothing is paid
   twice.
-- One hand at a time: while a batch is made or settled, a second command that would is refused, on whichever machine.
+- Only one command at a time may create or settle a batch: a second one is rejected, on any machine.
 """
 
 import json
@@ -146,7 +146,7 @@ def deploy(
 
 
 def _tell(row: "StoredBatch", batch: "TransferBatch", config: Config, as_json: bool) -> None:
-    """What a batch says, once its files are there."""
+    """Export a batch, and print it with the paths of its files."""
     from coordinator.transactions import payouts
 
     table, proofs = payouts.export(batch, config.round.directory / "payouts")
@@ -163,7 +163,7 @@ def _tell(row: "StoredBatch", batch: "TransferBatch", config: Config, as_json: b
 
 @contextmanager
 def _opened(config: Config) -> "Iterator[tuple[Database, str]]":
-    """The store of a round, and the round's id."""
+    """Yield the store of a round, and the round's id."""
     from coordinator.publishing.signed_metadata import SignedMetadata
 
     folder = config.round.directory
@@ -175,7 +175,7 @@ def _opened(config: Config) -> "Iterator[tuple[Database, str]]":
 
 @contextmanager
 def _paying(config: Config) -> "Iterator[tuple[Database, str]]":
-    """The same, while nobody else pays."""
+    """Yield the store and the round's id while no other command can pay."""
     with _opened(config) as (database, round_id), database.alone():
         yield database, round_id
 

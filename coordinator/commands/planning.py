@@ -1,4 +1,4 @@
-"""The commands of `swarm-coordinator` that look ahead: `plan` by formulas, `simulate` by playing a round through."""
+"""The planning commands of `swarm-coordinator`: `plan` uses formulas, `simulate` simulates a round."""
 
 import json
 import math
@@ -120,7 +120,7 @@ def plan(
         return
     if train_s is None or group_s is None:
         raise typer.BadParameter("give --train-s and --group-s, or --live for a running round")
-    found = planning.report(
+    figures = planning.report(
         planning.Inputs(
             staleness=config.staleness.max_updates,
             groups_per_update=config.learner.groups_per_update,
@@ -140,25 +140,25 @@ def plan(
         ),
         nodes,
     )
-    typer.echo(json.dumps(found, indent=2) if as_json else planning.text(found))
+    typer.echo(json.dumps(figures, indent=2) if as_json else planning.text(figures))
 
 
 def _plan_memory(
     config_file: Path | None, settings: list[str], gpu: str, model: str, prompt_tokens: int, *, as_json: bool
 ) -> None:
-    """Print what the learner needs on cards; exit code 2 if it does not fit."""
+    """Print the learner's memory on the GPUs; exit with code 2 if it does not fit."""
     from coordinator.learner import memory_plan
     from coordinator.learner import memory_plan as cards
 
     named = [f"model.path={json.dumps(model.removesuffix('/config.json'))}"] if model else []
-    found = memory_plan.report(load(config_file, [*settings, *named]), cards.parse(gpu), prompt_tokens)
-    typer.echo(json.dumps(found, indent=2) if as_json else memory_plan.text(found))
-    if not found["plan"]["fits"]:
+    figures = memory_plan.report(load(config_file, [*settings, *named]), cards.parse(gpu), prompt_tokens)
+    typer.echo(json.dumps(figures, indent=2) if as_json else memory_plan.text(figures))
+    if not figures["plan"]["fits"]:
         raise typer.Exit(2)
 
 
 def _plan_live(config: Config, gamma: float, learner_price: float, *, as_json: bool) -> None:
-    """The same from what a running coordinator has measured."""
+    """Print the plan from the measurements of a running coordinator."""
     import httpx
 
     from coordinator.reports import live_plan
@@ -176,8 +176,8 @@ def _plan_live(config: Config, gamma: float, learner_price: float, *, as_json: b
     measured = answer.json()
     if measured["load"] is None:
         raise NotFound("There are no measurements yet.", hint="Wait for the learner's second update.")
-    found = live_plan.report(live_plan.live(measured, measured["gamma"] or gamma, learner_price))
-    typer.echo(json.dumps(found, indent=2) if as_json else live_plan.text(found))
+    figures = live_plan.report(live_plan.live(measured, measured["gamma"] or gamma, learner_price))
+    typer.echo(json.dumps(figures, indent=2) if as_json else live_plan.text(figures))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,12 +279,12 @@ def _or_ever(seconds: float | None) -> float:
 
 
 def _play(scenario: "Scenario", svg: Path | None, *, as_json: bool) -> None:
-    """Run, tell, and draw where that is wanted."""
+    """Run the simulation, print its report, and draw its charts if `svg` is given."""
     from coordinator.sim import report
     from coordinator.sim.world import Simulation
 
     outcome = Simulation(scenario).run()
-    found = report.figures(scenario, outcome)
-    typer.echo(json.dumps(found, indent=2) if as_json else report.text(scenario, found))
+    figures = report.figures(scenario, outcome)
+    typer.echo(json.dumps(figures, indent=2) if as_json else report.text(scenario, figures))
     for path in report.draw(outcome, svg) if svg is not None else ():
-        typer.echo(f"drawn: {path}", err=True)
+        typer.echo(f"wrote {path}", err=True)

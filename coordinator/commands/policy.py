@@ -1,7 +1,7 @@
-"""`swarm-coordinator policy`: which versions there are, whether they are what was signed, and others in their place.
+"""`swarm-coordinator policy`: list and verify published versions, and replace the newest one.
 
 - `list`, `show` and `verify` only read, from the round's folder and store: a running coordinator is not disturbed.
-- `rollback` and `publish` order a running coordinator; of a stopped round they are its coordinator for a moment.
+- `rollback` and `publish` send an order to a running coordinator; for a stopped round they act as its coordinator.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ app = typer.Typer(
 DIFFERS = 3
 
 PUBLICATION_S = 3600.0
-"""Cutting, hashing and syncing the largest policies."""
+"""Longest wait for a publication: cutting, hashing and syncing the largest policies."""
 
 Version = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="Number of the version.")]
 Reason = Annotated[str, typer.Option(help="Reason; it is recorded with the order.")]
@@ -76,7 +76,7 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
 @app.command(
     epilog=lesson(
         "swarm-coordinator policy show round.toml 7",
-        "`policy verify` proves that what is kept is what was signed.",
+        "`policy verify` checks that the kept files match the signatures.",
         EXIT_CODES,
     )
 )
@@ -114,7 +114,7 @@ def show(config_file: ConfigFile, version: Version, settings: Settings, as_json:
     epilog=lesson(
         "swarm-coordinator policy verify round.toml 7",
         "if anything differs, `restore` a backup, and do not roll back to this version.",
-        f"{EXIT_CODES[:-1]}, {DIFFERS} something is not as it was signed.",
+        f"{EXIT_CODES[:-1]}, {DIFFERS} something differs from what was signed.",
     )
 )
 def verify(
@@ -162,8 +162,8 @@ def rollback(
 ) -> None:
     """Publish an older version's weights as the next version; the learner continues from them.
 
-    Numbers only go forward, and nobody loses credit: claims of the versions that are left count as long as their age
-    allows. The learner's optimizer begins anew.
+    Numbers only increase, and no node loses credit: claims of the replaced versions count as long as their staleness
+    allows. The learner's optimizer state is reset.
     """
     _replace(load(config_file, settings), {"action": "rollback", "version": version, "reason": reason}, as_json)
 
@@ -189,8 +189,8 @@ def publish(
 ) -> None:
     """Publish the weights of a folder as the next version; the learner continues from them.
 
-    Architecture, configuration and tokenizer must be those of the round's policy. Where versions are an adapter beside
-    a base, the folder is an adapter of the same rank, as `export --adapter` writes it. Needs torch and the round's
+    Architecture, configuration and tokenizer must be those of the round's policy. If the versions are adapters of a
+    base, the folder must be an adapter of the same rank, as `export --adapter` writes it. Needs torch and the round's
     folder.
     """
     from coordinator.audit.case import RoundArchive
@@ -219,7 +219,7 @@ def publish(
 
 
 def _replace(config: Config, wanted: dict[str, Any], as_json: bool) -> None:
-    """Order it, or do it where no coordinator runs; and say what came of it."""
+    """Send the order, or carry it out if no coordinator runs; print the result."""
     from coordinator.commands.asking import ask, launched
     from coordinator.service.publication import Replacement
     from coordinator.transactions.orders import whoami
@@ -230,20 +230,20 @@ def _replace(config: Config, wanted: dict[str, Any], as_json: bool) -> None:
     if is_stopped:
         from coordinator.service.round import Round
 
-        with closing(Round(launched(config))) as here:
-            here.publication.mirror = None  # which is for a running coordinator, and catches up when it is
-            done = asyncio.run(here.publication.replace(order))
+        with closing(Round(launched(config))) as round_:
+            round_.publication.mirror = None  # a running coordinator updates the mirror later
+            done = asyncio.run(round_.publication.replace(order))
     if as_json:
         typer.echo(json.dumps(done))
     elif not done["changed"]:
         typer.echo(f"Version {done['version']} has these weights already. Nothing was published.")
     else:
-        later = ", and nodes will hear of it when the round is launched" if is_stopped else ""
+        later = "; nodes receive it when the round is launched" if is_stopped else ""
         typer.echo(f"Version {done['version']} is published{later}. The learner continues from it.")
 
 
 def _content(run: "Verification", version: int, *, quiet: bool) -> list[str]:
-    """What is wrong with chunks and files, with a bar on stderr."""
+    """Return the differences in chunks and files; show a progress bar on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -255,16 +255,16 @@ def _content(run: "Verification", version: int, *, quiet: bool) -> list[str]:
 
 def _verdict(run: "Verification", version: int, differences: int) -> str:
     if differences or run.manifest is None:
-        return f"Version {version} is not what was signed: {differences} differences."
+        return f"Version {version} differs from what was signed: {counted(differences, 'difference')}."
     manifest = run.manifest
     size_bytes = sum(entry.size_bytes for entry in manifest.files)
     files, chunks = len(manifest.files), len(manifest.chunk_sizes())
     made = f"{counted(files, 'file')} of {_size(size_bytes)} from {counted(chunks, 'chunk')}"
-    return f"Version {version} is whole: {made}, every digest as signed."
+    return f"Version {version} is complete: {made}, every digest as signed."
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A version in one line."""
+    """Return a version in one line."""
     when = datetime.fromtimestamp(row["published_ms"] / 1000, UTC)
     sizes = [_size(row["size_bytes"])]
     if row["patch_bytes"] is not None:
@@ -276,12 +276,12 @@ def _line(row: dict[str, Any]) -> str:
     return f"{made}, {', '.join(sizes)}, {kept}, {_spread(row['broadcast'])}"
 
 
-def _spread(found: dict[str, Any] | None) -> str:
-    """T_bcast, of the versions whose broadcasts are still known."""
-    if found is None:
+def _spread(broadcast: dict[str, Any] | None) -> str:
+    """Return T_bcast, for versions whose broadcast is still recorded."""
+    if broadcast is None:
         return "T_bcast not known"
-    reached = f"{found['reached']} of {counted(found['nodes'], 'node')}"
-    return f"T_bcast {found['median_s']:.1f} s median, {found['max_s']:.1f} s to the last of {reached}"
+    reached = f"{broadcast['reached']} of {counted(broadcast['nodes'], 'node')}"
+    return f"T_bcast {broadcast['median_s']:.1f} s median, {broadcast['max_s']:.1f} s to the last of {reached}"
 
 
 def _size(size_bytes: int) -> str:

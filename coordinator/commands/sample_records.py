@@ -1,10 +1,9 @@
-"""Sampled rollouts as people read them: what was asked, what was said, what it was worth. Only reads.
+"""Sampled rollouts as text: prompts, completions, rewards and advantages. Only reads the store.
 
-- One sample at a time, those of the newest group first.
-- A group's advantages are those that it was trained with: shown once it is in a batch, where they follow from the group
-  alone. A baseline or a deviation of the whole batch leaves them unknown here.
-- Text is as the policy's tokenizer has it. Strangers wrote it: `coordinator.base.terminal` makes it harmless for
-  printing.
+- Samples come one at a time, those of the newest group first.
+- A group's advantages are those of its training: shown when it is in a batch and they follow from the group alone. With
+  a baseline or deviation of the whole batch they are unknown here.
+- Text is decoded with the policy's tokenizer. It is untrusted: `coordinator.base.terminal` makes it safe to print.
 """
 
 import re
@@ -35,23 +34,23 @@ from protocol.work.rollout import unpack_tokens
 
 Decode = Callable[[Sequence[int]], str]
 Worth = Callable[[TrainingGroup], Sequence[float] | None]
-"""The advantages of a group, where they are known."""
+"""A function that returns the advantages of a group, or None if they are unknown."""
 
 
 @dataclass(frozen=True)
 class SampleFilter:
-    """Which samples; every part narrows them down."""
+    """A filter of samples; all its conditions must hold."""
 
     version: int = 0
-    """0: any."""
+    """Version of the sample; 0: any."""
     node: str = ""
     lowest: float = -inf
     highest: float = inf
     text: re.Pattern[str] | None = None
-    """Found in the prompt or the completion."""
+    """Pattern that must occur in the prompt or the completion."""
 
     def takes(self, reward: Reward | None) -> bool:
-        """Whether a reward is in the range; one that is not known is in no range that was asked for."""
+        """Return True if a reward is in the range; an unknown reward is in no given range."""
         if (self.lowest, self.highest) == (-inf, inf):
             return True
         return reward is not None and reward.status != "verifier_error" and self.lowest <= reward.score <= self.highest
@@ -59,32 +58,32 @@ class SampleFilter:
 
 @dataclass(frozen=True)
 class Shown:
-    """One sample."""
+    """A sample with its prompt, completion, reward and origin."""
 
     claim_id: str
     sample: int
-    """Its number in the group, from 0."""
+    """Number of the sample in its group, from 0."""
     node_id: str
     name: str
     nickname: str
     version: int
     update: int
-    """Updates that had been made when its version was published."""
+    """Number of updates at the publication of its version."""
     trained_in: int | None
-    """The update that it was trained in."""
+    """The update in which it was trained on."""
     state: str
     accepted_ms: int
     prompt: str
     completion: str
     reward: float | None
     status: str
-    """ok, invalid or verifier_error; unscored while the reward is not known."""
+    """ok, invalid or verifier_error; unscored while there is no reward."""
     components: dict[str, float | None]
     advantage: float | None
 
 
 def of_round(archive: RoundArchive, config: Config, wanted: SampleFilter, limit: int) -> list[Shown]:
-    """The newest samples of a round that are wanted, in the words of its newest version's tokenizer."""
+    """Return the newest matching samples of a round, decoded with its newest version's tokenizer."""
     archive.read(_require_today)
     version, _ = archive.read(policy_versions.newest_version)
     if not version:
@@ -97,7 +96,7 @@ def of_round(archive: RoundArchive, config: Config, wanted: SampleFilter, limit:
     objective = algorithm(config)
 
     def worth(group: TrainingGroup) -> Sequence[float] | None:
-        from coordinator.learner.advantages import of_group  # brings torch, which most of a coordinator does without
+        from coordinator.learner.advantages import of_group  # imports torch, which most of a coordinator does not need
 
         return of_group(group, objective, ends=sorted(bounds.end_tokens), longest=bounds.max_new_tokens)
 
@@ -106,20 +105,22 @@ def of_round(archive: RoundArchive, config: Config, wanted: SampleFilter, limit:
 
 
 def find(connection: sa.Connection, wanted: SampleFilter, limit: int, decode: Decode, worth: Worth) -> list[Shown]:
-    """The newest samples that are wanted."""
-    found = (one for row in _rows(connection, wanted) for one in _samples(connection, row, wanted, decode, worth))
-    return list(islice(found, limit))
+    """Return the newest matching samples, at most `limit`."""
+    samples = (
+        sample for row in _rows(connection, wanted) for sample in _samples(connection, row, wanted, decode, worth)
+    )
+    return list(islice(samples, limit))
 
 
 def _require_today(connection: sa.Connection) -> None:
-    """Refuse a store of another schema; one without tables must not get any from a reader."""
+    """Raise an error for a store of another schema, or without tables, which a reader must not create."""
     if schema.stored_number(connection) is None:
-        raise ConfigInvalid("The store of this round has no tables.", hint="Launch it first.")
+        raise ConfigInvalid("The store of this round has no tables.", hint="Launch the round first.")
     schema.open_store(connection)
 
 
 def _rows(connection: sa.Connection, wanted: SampleFilter) -> Iterator[Mapping[str, Any]]:
-    """The groups, the newest first. All claim ids are asked for at once, what they stand for one by one."""
+    """Yield the groups, newest first. All claim ids are read at once, their rows one by one."""
     query = sa.select(rollouts.c.claim_id).order_by(rollouts.c.accepted_ms.desc(), rollouts.c.claim_id)
     if wanted.version:
         query = query.where(rollouts.c.version == wanted.version)
@@ -179,5 +180,5 @@ def _shown(
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no other numbers."""
+    """Return a finite value, else None: JSON has no other numbers."""
     return value if isfinite(value) else None

@@ -1,7 +1,7 @@
-"""`swarm-coordinator sample_records`: what the nodes sampled, to be read in the terminal.
+"""`swarm-coordinator samples`: show the samples of the nodes in the terminal.
 
-- The store is only read, whether the round runs or not.
-- Strangers wrote what is shown; nothing of it reaches the terminal as it is (`coordinator.base.terminal`).
+- The commands only read the store; the round may be running or stopped.
+- The text is untrusted; it is escaped before it is printed (`coordinator.base.terminal`).
 """
 
 import json
@@ -43,7 +43,7 @@ RewardMax = Annotated[float, typer.Option(help="Maximum reward.")]
 @app.command(
     epilog=lesson(
         "swarm-coordinator samples show round.toml --reward-max 0 --limit 3",
-        "`samples grep` finds a text; `task check` finds out why a reward is odd.",
+        "`samples grep` finds a text; `task check` explains unexpected rewards.",
         EXIT_CODES,
     )
 )
@@ -71,7 +71,7 @@ def show(
 @app.command(
     epilog=lesson(
         "swarm-coordinator samples grep round.toml '[0-9]{4}' --version 7",
-        "`audit replay` with the claim says whether the node sampled it honestly.",
+        "`audit replay` with the claim checks that the node sampled it honestly.",
         EXIT_CODES,
     )
 )
@@ -103,37 +103,40 @@ def _find(config: Config, wanted: "SampleFilter", limit: int) -> "list[Shown]":
     from coordinator.commands import sample_records
 
     if not (config.round.directory / "resolved.json").exists():
-        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Launch it first.")
+        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Launch the round first.")
     with closing(RoundArchive(config)) as archive:
         return sample_records.of_round(archive, config, wanted, limit)
 
 
-def print_samples(found: "list[Shown]", as_json: bool) -> None:
+def print_samples(samples: "list[Shown]", as_json: bool) -> None:
     """Print samples."""
     if as_json:
-        # Of the controls, only this one is none to JSON.
-        typer.echo(json.dumps([asdict(one) for one in found], indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
+        # This is the only control character that JSON does not escape.
+        typer.echo(
+            json.dumps([asdict(sample) for sample in samples], indent=2, allow_nan=False).replace("\x7f", "\\u007f")
+        )
         return
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for one in found:
-        typer.echo(f"{_head(one)}\n{terminal.block(one.prompt, columns)}")
-        typer.echo(f"  answered\n{terminal.block(one.completion, columns)}\n")
-    if not found:
+    for sample in samples:
+        typer.echo(f"{_head(sample)}\n{terminal.block(sample.prompt, columns)}")
+        typer.echo(f"  answered\n{terminal.block(sample.completion, columns)}\n")
+    if not samples:
         typer.echo("No samples match.")
 
 
-def _head(one: "Shown") -> str:
-    """All but the texts, in two lines."""
-    said = [one.status if one.reward is None else f"reward {one.reward:g}"]
-    said += [f"{visible(name, NAME_MAX_CHARS)} {_number(value)}" for name, value in one.components.items()]
-    said += ["of broken form"] if one.status == "invalid" else []
-    said += [] if one.advantage is None else [f"advantage {one.advantage:+.3g}"]
-    trained = one.state if one.trained_in is None else f"trained on in update {one.trained_in}"
-    when = f"{datetime.fromtimestamp(one.accepted_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+def _head(sample: "Shown") -> str:
+    """Return everything except the texts, in two lines."""
+    said = [sample.status if sample.reward is None else f"reward {sample.reward:g}"]
+    said += [f"{visible(name, NAME_MAX_CHARS)} {_number(value)}" for name, value in sample.components.items()]
+    said += ["invalid form"] if sample.status == "invalid" else []
+    said += [] if sample.advantage is None else [f"advantage {sample.advantage:+.3g}"]
+    trained = sample.state if sample.trained_in is None else f"trained on in update {sample.trained_in}"
+    when = f"{datetime.fromtimestamp(sample.accepted_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
     return (
         f"{', '.join(said)}\n"
-        f"{when}  version {one.version}, update {one.update}, {trained}, by {readable(one.name, one.node_id)} "
-        f"({one.nickname}), sample {one.sample} of claim {one.claim_id[:8]}"
+        f"{when}  version {sample.version}, update {sample.update}, {trained}, by "
+        f"{readable(sample.name, sample.node_id)} ({sample.nickname}), "
+        f"sample {sample.sample} of claim {sample.claim_id[:8]}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`swarm-coordinator status`: one screen that says first whether the learner waits, why, and which setting to turn."""
+"""`swarm-coordinator status`: one screen; its first line says whether and why the learner waits, and what to change."""
 
 import json
 import time
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WATCH_EVERY_S = 2.0
-"""Between two looks: a screen that is read by people, made of figures that rest a moment."""
+"""Time between two refreshes; the figures themselves are computed less often."""
 
 HELP_LINE = "Ctrl-C closes this view; the round continues."
 
@@ -41,12 +41,14 @@ def status(
     config = load(config_file, settings)
     console = Console()
     if not watch:
-        told = read_status(config, config_file)
+        state = read_status(config, config_file)
         if as_json:
-            typer.echo(json.dumps(told, indent=2))
+            typer.echo(json.dumps(state, indent=2))
         else:
-            screen.show(console, told)
-            typer.echo(f"Join with:   swarm-node join {told['join_string']}")  # whole, to be copied: no panel breaks it
+            screen.show(console, state)
+            typer.echo(
+                f"Join with:   swarm-node join {state['join_string']}"
+            )  # whole, to be copied: no panel breaks it
         return
     try:
         if screen.can_draw(console) and not as_json:
@@ -58,36 +60,36 @@ def status(
 
 
 def read_status(config: Config, config_file: Path) -> dict[str, Any]:
-    """What the coordinator says of its round, or of a stopped one its store; and the string to join it with."""
-    told = _told(config, config_file)
-    return told | {"join_string": asking.launched(config).round.join_string(told["round_id"])}
+    """Return the status from the coordinator, or from the store of a stopped round, with the join string."""
+    state = _read(config, config_file)
+    return state | {"join_string": asking.launched(config).round.join_string(state["round_id"])}
 
 
-def _told(config: Config, config_file: Path) -> dict[str, Any]:
-    found: dict[str, Any] | None = None
+def _read(config: Config, config_file: Path) -> dict[str, Any]:
+    answer: dict[str, Any] | None = None
     if asking.has_token(config):
-        with suppress(NotFound, NotAuthorised):  # an older coordinator, or one whose token is another
-            found = asking.ask(config, "GET", "/v1/operator/status")
-    if found is None:
-        found = asking.ask(config, "GET", "/v1/status", as_operator=False)
-    if found is not None:
-        return found | {"stopped_since_ms": None, "stopped": ""}
+        with suppress(NotFound, NotAuthorised):  # an older coordinator, or one with another token
+            answer = asking.ask(config, "GET", "/v1/operator/status")
+    if answer is None:
+        answer = asking.ask(config, "GET", "/v1/status", as_operator=False)
+    if answer is not None:
+        return answer | {"stopped_since_ms": None, "stopped": ""}
     asking.require_round(config)
     from coordinator.reports import summary
 
     since_ms, settings = asking.stopped_since_ms(config), asking.launched(config)
-    told = asking.read_store(config, lambda store: summary.stopped(store, config=settings, since_ms=since_ms))
-    return told | {"stopped": asking.stopped_line(config, config_file, since_ms)}
+    stored = asking.read_store(config, lambda store: summary.stopped(store, config=settings, since_ms=since_ms))
+    return stored | {"stopped": asking.stopped_line(config, config_file, since_ms)}
 
 
 def _looks(config: Config, config_file: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """What is said, again and again, and why it may be old: a coordinator that restarts is waited for."""
-    told, note = read_status(config, config_file), ""
+    """Yield the status repeatedly, with a note if it is old: a restarting coordinator is waited for."""
+    state, note = read_status(config, config_file), ""
     while True:
-        yield told, note
+        yield state, note
         time.sleep(WATCH_EVERY_S)
         try:
-            told, note = read_status(config, config_file), ""
+            state, note = read_status(config, config_file), ""
         except Unreachable as error:
             note = f"{error} Retrying; the figures above are out of date. "
 
@@ -95,11 +97,11 @@ def _looks(config: Config, config_file: Path) -> Iterator[tuple[dict[str, Any], 
 def _print_on(config: Config, config_file: Path, as_json: bool) -> None:
     from coordinator.reports import overview
 
-    for told, note in _looks(config, config_file):
+    for state, note in _looks(config, config_file):
         if note:
             typer.echo(note, err=True)
         else:
-            typer.echo(json.dumps(told) if as_json else f"{overview.text(told)}\n")
+            typer.echo(json.dumps(state) if as_json else f"{overview.text(state)}\n")
 
 
 def _draw_on(console: "Console", config: Config, config_file: Path) -> None:
@@ -108,5 +110,5 @@ def _draw_on(console: "Console", config: Config, config_file: Path) -> None:
     from coordinator.reports import screen
 
     with Live(console=console, auto_refresh=False, screen=False) as live:
-        for told, note in _looks(config, config_file):
-            live.update(screen.panel(told, note=f"{note}{HELP_LINE}"), refresh=True)
+        for state, note in _looks(config, config_file):
+            live.update(screen.panel(state, note=f"{note}{HELP_LINE}"), refresh=True)

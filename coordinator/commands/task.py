@@ -1,4 +1,4 @@
-"""The commands of `swarm-coordinator` about tasks: which there are, and what is wrong with one."""
+"""`swarm-coordinator task`: list the built-in tasks, and check a task for errors."""
 
 import asyncio
 import json
@@ -28,19 +28,19 @@ app = typer.Typer(help="List tasks, and check one.", no_args_is_help=True)
 )
 def list_tasks(as_json: AsJson = False) -> None:
     """List the built-in values of `task.name`; a file such as my_task.py is also allowed."""
-    found = every()
+    tasks = every()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(tasks, indent=2))
         return
-    for name, about in found.items():
+    for name, about in tasks.items():
         typer.echo(f"{name:16} {about}")
 
 
 @app.command(
     epilog=lesson(
         "swarm-coordinator task check my_task.py",
-        "mend what is an error, then `launch`.",
-        "Exit codes: 0 nothing is wrong, 1 something is, 2 a setting is wrong.",
+        "fix the errors, then `launch`.",
+        "Exit codes: 0 no errors, 1 errors were found, 2 a setting is wrong.",
     )
 )
 def check(
@@ -50,26 +50,26 @@ def check(
 ) -> None:
     """Check a task before a round: its problems, lengths of prompts, and rewards.
 
-    Rewards are tried as the round would run them, in processes that are killed, on real problems: with their answers,
-    with others' answers, with empty and with random answers. Each finding has its place and the next step.
+    Rewards are computed as in a round, in separate processes, on real problems: with the right answers, with answers of
+    other problems, with empty and with random answers. Each finding has its place and the next step.
     """
     from coordinator.tasks.task_check import check as look
 
     plain = source.suffix == ".py"
     config = load(None if plain else source, [f"task.name={source}", *settings] if plain else settings)
     with tempfile.TemporaryDirectory(prefix="task-check-") as folder:
-        found = asyncio.run(look(config, Path(folder)))
+        findings = asyncio.run(look(config, Path(folder)))
     if as_json:
-        typer.echo(json.dumps([asdict(each) for each in found], indent=2))
+        typer.echo(json.dumps([asdict(each) for each in findings], indent=2))
     else:
-        for each in found:
+        for each in findings:
             typer.echo(f"{each.severity}: {each.code}: {each.place}\n  {each.message}\n  {each.next_step}")
-        typer.echo(f"{len(found)} findings" if found else "No problems found.")
-    raise typer.Exit(int(any(each.severity == "error" for each in found)))
+        typer.echo(f"{len(findings)} findings" if findings else "No problems found.")
+    raise typer.Exit(int(any(each.severity == "error" for each in findings)))
 
 
 def every() -> dict[str, str]:
-    """What each task is, by its name."""
-    found = {name: (made.__doc__ or "").partition(";")[0] for name, made in BUILT_IN.items()}
-    found |= {name: environments.described(name) for name in environments.names()}
-    return found | {name: about for name, (about, _) in SHIPPED.items()}
+    """Return the description of each task, by name."""
+    tasks = {name: (made.__doc__ or "").partition(";")[0] for name, made in BUILT_IN.items()}
+    tasks |= {name: environments.described(name) for name in environments.names()}
+    return tasks | {name: about for name, (about, _) in SHIPPED.items()}

@@ -1,4 +1,4 @@
-"""`swarm-coordinator upgrade`: a stopped round's store brought to the schema of the installed software."""
+"""`swarm-coordinator upgrade`: upgrade the store of a stopped round to the schema of the installed software."""
 
 import time
 from contextlib import closing
@@ -38,12 +38,12 @@ def upgrade(
     config = load(config_file, settings)
     folder = config.round.directory
     if not (folder / "resolved.json").exists():
-        raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
+        raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator init`.")
     with only_coordinator(folder), closing(Database(config.state, any_schema=True)) as database:
-        there = database.run_now(upgrading.require_store)
+        schema = database.run_now(upgrading.require_store)
         waiting = database.run_now(upgrading.pending)
         if not waiting:
-            typer.echo(f"The database has schema {there}, which is current.")
+            typer.echo(f"The database has schema {schema}, which is current.")
             return
         if dry_run:
             count = upgrading.dry_run(database, typer.echo)
@@ -51,7 +51,7 @@ def upgrade(
             return
         _refuse_company(config, database)
         if backup:
-            copy = _copy(config, config_file, there)
+            copy = _copy(config, config_file, schema)
             typer.echo(
                 f"backup: {copy}\nTo undo the upgrade before the next launch: swarm-coordinator restore {copy} …"
             )
@@ -60,7 +60,7 @@ def upgrade(
 
 
 def _refuse_company(config: Config, database: "Database") -> None:
-    """API processes hold no lock of ours, but a connection."""
+    """Raise an error if other connections are open: API processes hold no lock, but a connection."""
     if config.store.url and (
         others := database.run_now(lambda connection: connection.exec_driver_sql(OTHERS).scalar())
     ):
@@ -70,12 +70,12 @@ def _refuse_company(config: Config, database: "Database") -> None:
         )
 
 
-def _copy(config: Config, config_file: Path, there: int) -> Path:
-    """The store as it is, under a name that says of which schema and when."""
+def _copy(config: Config, config_file: Path, schema: int) -> Path:
+    """Copy the store to a folder whose name has its schema and the time; return the folder."""
     from coordinator.base.files import make_folder
     from coordinator.service.backup import making
 
     folder = make_folder(config.round.directory / "backups")
-    target = folder / f"schema-{there}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+    target = folder / f"schema-{schema}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
     making.save_store(config, config_file, target, lambda _what, _done, _total: None)
     return target

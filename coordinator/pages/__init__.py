@@ -1,6 +1,6 @@
-"""The pages, as text: figures in, HTML out.
+"""The pages: functions that turn figures into HTML text.
 
-- Pure: no store, clock or request in here; `coordinator.api.pages` brings the figures and sends the text.
-- A page is whole without JavaScript. The scripts in `static/` only keep it fresh and check receipts.
-- What a stranger wrote becomes text of the page in one place only, `html.el`, which escapes it.
+- Pure: no store, clock or request here; `coordinator.api.pages` supplies the figures and sends the text.
+- A page is complete without JavaScript. The scripts in `static/` only refresh it and check receipts.
+- Text from volunteers enters a page in one place only, `html.el`, which escapes it.
 """

@@ -1,4 +1,4 @@
-"""The leaderboard: nodes, owners, teams or days; a hundred lines at a time, sorted and searched by the server."""
+"""The leaderboard: nodes, owners, teams or days, 100 lines a page, sorted and searched by the server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,35 +18,38 @@ VIEWS = {"nodes": "Nodes", "owners": "Owners", "teams": "Teams", "days": "Days"}
 COLUMNS: tuple[tuple[str, Column], ...] = (
     ("", Column("#")),
     ("", Column("name", is_text=True)),
-    ("score", Column("score", "validated credit, half as much after every seven days")),
+    ("score", Column("score", "validated credit with a half-life of 7 days")),
     ("credit", Column("credit", "all validated credit", screen=Screen.TABLET)),
-    ("pending", Column("in escrow", "the share of the credit that is not settled yet", screen=Screen.DESKTOP)),
+    ("pending", Column("escrow", "share of the credit that is not settled yet", screen=Screen.DESKTOP)),
     ("tokens", Column("tokens", "validated tokens", screen=Screen.TABLET)),
-    ("accepted", Column("accepted", "of the groups sent in; the interval holds the true share 95 times in 100")),
-    ("lag", Column("lag", "how many updates old its groups were in the median, when trained on", screen=Screen.TABLET)),
-    ("cost", Column("cost / Mtok", "credit for a million validated tokens", screen=Screen.DESKTOP)),
-    ("uploaded", Column("uploaded", "to other nodes, by the receipts of those who received", screen=Screen.DESKTOP)),
-    ("", Column("trust", "what audits found: new, known, trusted, held, banned", is_text=True, screen=Screen.DESKTOP)),
-    ("rate", Column("tokens/s", "as the node says", screen=Screen.DESKTOP)),
+    ("accepted", Column("accepted", "share of the submitted groups, with its 95 % confidence interval")),
+    ("lag", Column("staleness", "median age of its groups when trained on, in updates", screen=Screen.TABLET)),
+    ("cost", Column("cost / Mtok", "credit per million validated tokens", screen=Screen.DESKTOP)),
+    (
+        "uploaded",
+        Column("uploaded", "sent to other nodes, by the transfer receipts of the receivers", screen=Screen.DESKTOP),
+    ),
+    ("", Column("trust", "audit status: new, known, trusted, held or banned", is_text=True, screen=Screen.DESKTOP)),
+    ("rate", Column("tokens/s", "as reported by the node", screen=Screen.DESKTOP)),
     ("", Column("state", is_text=True)),
 )
 
-EMPTY = dict.fromkeys(VIEWS, "Nobody has joined yet.") | {
-    "teams": "Nobody is in a team yet: a node called rig@heron is in team heron."
+EMPTY = dict.fromkeys(VIEWS, "No node has joined yet.") | {
+    "teams": "No teams yet. A node named rig@heron is in team heron."
 }
 
 DAY_COLUMNS = (
     Column("day", is_text=True),
-    Column("credit", "validated on that day"),
+    Column("credit", "credit validated on that day"),
     Column("tokens"),
     Column("groups", screen=Screen.TABLET),
-    Column("nodes", "whose credit was validated on that day"),
+    Column("nodes", "nodes with credit validated on that day"),
 )
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a visitor wants to see; every query string means one."""
+    """A visitor's choice of view, order, search text and page. Every query string parses to a valid choice."""
 
     view: str = "nodes"
     sort: str = "score"
@@ -55,7 +58,7 @@ class Wish:
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> "Wish":
-        """Whatever is no view, order or page is the first; of the words, what is no character is a question mark."""
+        """Parse `query`: an unknown view, order or page becomes the first; invalid characters become question marks."""
         page = query.get("page", "")
         search = query.get("q", "").encode(errors="replace").decode()
         return cls(
@@ -66,7 +69,7 @@ class Wish:
         )
 
     def link(self, **change: Any) -> str:
-        """The address of the same with something changed."""
+        """Return the address of this choice with `change` applied."""
         wish = {"view": self.view, "sort": self.sort, "q": self.search, "page": self.page} | change
         usual = {"view": "nodes", "sort": "score", "q": "", "page": 1}
         return "/?" + urlencode({name: value for name, value in wish.items() if value != usual[name]})
@@ -74,7 +77,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class BoardFigures:
-    """The figures of one moment."""
+    """The figures of the leaderboard at one moment."""
 
     status: Mapping[str, Any]
     nodes: Sequence[RankingLine]
@@ -85,11 +88,11 @@ class BoardFigures:
     now_ms: int
     join_string: str
     age_ms: int = 0
-    """How old the figures are when the page is made; 0 while that does not matter."""
+    """Age of the figures when the page is built; 0 while they are fresh enough."""
 
 
 def render(board: BoardFigures, wish: Wish) -> str:
-    """The page."""
+    """Return the leaderboard as an HTML page."""
     views = (
         el("a", title, href=wish.link(view=view, page=1), aria_current="true" if view == wish.view else None)
         for view, title in VIEWS.items()
@@ -128,11 +131,11 @@ def _lines(board: BoardFigures, wish: Wish) -> tuple[Any, ...]:
         places.sort(key=lambda place: -SORTS[wish.sort](place[1]))
     pages = max(1, -(-len(places) // LINES_PER_PAGE))
     page = min(wish.page, pages)
-    here = places[(page - 1) * LINES_PER_PAGE : page * LINES_PER_PAGE]
+    shown = places[(page - 1) * LINES_PER_PAGE : page * LINES_PER_PAGE]
     columns = [_sortable(name, column, wish) for name, column in COLUMNS]
-    rows = [_cells(rank, line, wish.view) for rank, line in here]
+    rows = [_cells(rank, line, wish.view) for rank, line in shown]
     caption = f"{VIEWS[wish.view]}, sorted by {wish.sort}"
-    empty = "Nobody is called that." if wish.search else EMPTY[wish.view]
+    empty = "No name or id matches this search." if wish.search else EMPTY[wish.view]
     return table(caption, columns, rows, empty=empty), _pager(wish, page, pages, len(places))
 
 
@@ -178,9 +181,9 @@ def _accepted(line: RankingLine) -> Any:
         return words.DASH
     low, high = line.accept_interval
     between = f"{100 * low:.0f}–{100 * high:.0f}"
-    told = f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}"
+    counts = f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}"
     shown = [words.percent(line.accept_ratio), " ", el("small", f"({between})", class_=Screen.TABLET)]
-    return el("a", shown, href=f"/nodes/{line.node_id}#refusals", title=told)
+    return el("a", shown, href=f"/nodes/{line.node_id}#refusals", title=counts)
 
 
 def _pager(wish: Wish, page: int, pages: int, lines: int) -> Markup | None:
@@ -188,11 +191,11 @@ def _pager(wish: Wish, page: int, pages: int, lines: int) -> Markup | None:
         return None
     return el(
         "nav",
-        el("a", "← better", href=wish.link(page=page - 1), rel="prev") if page > 1 else None,
+        el("a", "← previous", href=wish.link(page=page - 1), rel="prev") if page > 1 else None,
         el("span", f"page {page} of {pages}, {words.whole(lines)} lines"),
-        el("a", "further →", href=wish.link(page=page + 1), rel="next") if page < pages else None,
+        el("a", "next →", href=wish.link(page=page + 1), rel="next") if page < pages else None,
         class_="pager",
-        aria_label="Pages of the board",
+        aria_label="Pages of the leaderboard",
     )
 
 
@@ -208,4 +211,4 @@ def _days(board: BoardFigures) -> Markup:
         ]
         for number, day in days
     ]
-    return table("Validated credit by day", DAY_COLUMNS, rows, empty="Nothing is validated yet.")
+    return table("Validated credit by day", DAY_COLUMNS, rows, empty="No credit has been validated yet.")

@@ -1,7 +1,7 @@
-"""Charts as SVG with the same figures as a table below, so that nobody needs eyes or a mouse to read them.
+"""Charts as SVG, each with a table of the same figures for readers without sight or a mouse.
 
-- Colours come from the style sheet, by class; the text of an axis is that of the page.
-- Every chart says what it shows in `title` and `desc`; what is not finite is left out by the caller.
+- Colours come from the style sheet, by class; axis labels are page text.
+- Every chart describes itself in `title` and `desc`; the caller leaves out values that are not finite.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +13,13 @@ from coordinator.pages.html import Markup, el
 WIDTH, HEIGHT = 640, 200
 RIGHT, TOP, BOTTOM = 12, 10, 26
 LEFT, SIGN, GAP = 64, 9.7, 6
-"""The axis stands at LEFT, or farther in where labels are long: by the widest digit of their type, and a gap."""
+"""The axis is at LEFT, or further right for long labels: SIGN (the widest digit) per character, plus GAP."""
 
 DIGITS = range(3, 10)
-"""So many tell the labels of an axis apart: the fewest at which no two are the same."""
+"""Numbers of digits to try for axis labels: the first that makes all labels different is used."""
 
 SERIES = 2
-"""Lines in a chart that the style sheet can tell apart."""
+"""Number of lines in a chart for which the style sheet has a colour."""
 
 Point = tuple[float, float]
 Tell = Callable[[float | None], str]
@@ -35,8 +35,8 @@ def lines(
     from_zero: bool = False,
     interval: tuple[str, str] | None = None,
 ) -> Markup:
-    """One line per series over a common axis; two of the curves may be the bounds of an interval, drawn as a band."""
-    assert len(curves) - 2 * bool(interval) <= SERIES, "the style sheet has no more"
+    """Draw each of `curves` as a line; the two that `interval` names are bounds, drawn as a band."""
+    assert len(curves) - 2 * bool(interval) <= SERIES, "the style sheet has no more colours"
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return _nothing(title)
@@ -69,7 +69,7 @@ def lines(
 
 
 def bars(name: str, title: str, across: str, points: Sequence[Point], *, tell: Tell = words.figure) -> Markup:
-    """One bar for each figure."""
+    """Draw one bar for each of `points`."""
     if not points:
         return _nothing(title)
     low, high = points[0][0] - 0.5, points[-1][0] + 0.5
@@ -85,7 +85,7 @@ def bars(name: str, title: str, across: str, points: Sequence[Point], *, tell: T
 
 
 class _Scale:
-    """From figures to places in the picture."""
+    """The mapping from figures to positions in the picture."""
 
     def __init__(self, points: Sequence[Point], from_zero: bool, tell: Tell) -> None:
         self.left, self.right = min(x for x, _ in points), max(x for x, _ in points)
@@ -105,18 +105,18 @@ class _Scale:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.bottom) / (self.top - self.bottom)
 
     def places(self, curve: Sequence[Point]) -> str:
-        """As SVG wants them."""
+        """Return the points of `curve` in SVG notation."""
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in curve)
 
 
 def _ticks(values: Sequence[float], tell: Tell) -> dict[float, str]:
-    """The labels of an axis; figures have as many digits as it takes to tell them apart."""
-    told = [tell(value) for value in values]
+    """Return the labels of an axis, with as many digits as make them different."""
+    labels = [tell(value) for value in values]
     for digits in DIGITS if tell is words.figure else ():
-        told = [words.figure(value, digits) for value in values]
-        if len(set(told)) == len(told):
+        labels = [words.figure(value, digits) for value in values]
+        if len(set(labels)) == len(labels):
             break
-    return dict(zip(values, told, strict=True))
+    return dict(zip(values, labels, strict=True))
 
 
 def _figure(
@@ -158,4 +158,4 @@ def _table(name: str, title: str, heads: Sequence[str], rows: Sequence[Sequence[
 
 
 def _nothing(title: str) -> Markup:
-    return el("figure", el("figcaption", title), el("p", "Nothing to show yet.", class_="soft"), class_="chart")
+    return el("figure", el("figcaption", title), el("p", "No data yet.", class_="soft"), class_="chart")

@@ -1,4 +1,4 @@
-"""The ledger's log, a page at a time: what stands at an index, and in which public file."""
+"""The page of the ledger's log: its entries by index, with a link to the public file that has them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,25 +33,28 @@ SHOWN = 50
 COLUMNS = (
     Column("index"),
     Column("kind", is_text=True),
-    Column("says", is_text=True),
+    Column("content", is_text=True),
     Column("recorded", is_text=True, screen=Screen.TABLET),
     Column("content hash", is_text=True, screen=Screen.TABLET),
 )
 
 
-def render(start: int, found: Sequence[Recorded], size: int, join_string: str) -> str:
-    """The page."""
+def render(start: int, records: Sequence[Recorded], size: int, join_string: str) -> str:
+    """Return the page with the entries from index `start` on, in a log of `size` entries."""
     rows = [
-        [el("a", one.index, href=f"/entries/{one.index}"), one.entry.kind, _says(one), words.moment(one.recorded_ms),
-         el("code", f"{one.content_hash[:12]}…", title=one.content_hash, class_="short")]
-        for one in found
+        [el("a", recorded.index, href=f"/entries/{recorded.index}"), recorded.entry.kind, _says(recorded),
+         words.moment(recorded.recorded_ms),
+         el("code", f"{recorded.content_hash[:12]}…", title=recorded.content_hash, class_="short")]
+        for recorded in records
     ]  # fmt: skip
     about = el(
         "p",
-        f"{words.counted(size, 'entry', 'entries')}, each under a signed checkpoint within seconds; ",
+        f"{words.counted(size, 'entry', 'entries')}. A signed checkpoint covers each within seconds; ",
         el("code", "swarm-node ledger verify"),
-        " rebuilds all of it. ",
-        el("a", "The file with these entries", href=f"/v1/ledger/tile/{_bundle(start, size).name}") if found else None,
+        " checks all of them. ",
+        el("a", "The file with these entries", href=f"/v1/ledger/tile/{_bundle(start, size).name}")
+        if records
+        else None,
     )
     pager = el(
         "nav",
@@ -61,7 +64,7 @@ def render(start: int, found: Sequence[Recorded], size: int, join_string: str) -
         class_="pager",
         aria_label="Pages of the log",
     )
-    listed = table(f"Entries from {start} on", COLUMNS, rows, empty="The log does not reach so far.")
+    listed = table(f"Entries from {start} on", COLUMNS, rows, empty="The log ends before this index.")
     return document("Ledger", "/entries/0", join_string, about, listed, pager)
 
 
@@ -69,8 +72,8 @@ def _bundle(index: int, size: int) -> Tile:
     return tiles.tile_of(Tile.BUNDLE, index // TILE_HASHES, size)
 
 
-def _says(one: Recorded) -> Any:
-    entry = one.entry
+def _says(recorded: Recorded) -> Any:
+    entry = recorded.entry
     if isinstance(entry, Pending):
         node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)
         return (
@@ -85,27 +88,27 @@ def _says(one: Recorded) -> Any:
         digest = entry.manifest_digest if isinstance(entry, Version) else entry.root_digest
         return f"{entry.kind} {entry.version} is ", el("code", f"{digest[:16]}…", title=digest)
     if isinstance(entry, Commitment | Reveal):
-        return f"audits of epoch {entry.epoch}: the secret that draws them is {_TOLD[type(entry)]}"
+        return f"audit secret of epoch {entry.epoch}: {_SECRET_STATE[type(entry)]}"
     if isinstance(entry, VerdictEntry):
         return f"audited: {entry.outcome}", _claim(entry)
     if isinstance(entry, AppealEntry | RulingEntry | Reinstate):
         return _of_appeal(entry), _claim(entry)
     if isinstance(entry, OwnerAct | PayoutBatch | Payout | Paid):
         return _of_money(entry)
-    return f"refused as {entry.reason_code}" if isinstance(entry, Void) else "validated", _claim(entry)
+    return f"rejected: {entry.reason_code}" if isinstance(entry, Void) else "validated", _claim(entry)
 
 
-_TOLD = {Commitment: "committed to", Reveal: "revealed"}
+_SECRET_STATE = {Commitment: "committed", Reveal: "revealed"}
 
 
 def _of_appeal(entry: AppealEntry | RulingEntry | Reinstate) -> str:
     match entry:
         case AppealEntry():
-            return "an appeal against what was taken"
+            return "appeal against a fault or ban"
         case RulingEntry():
-            return f"the appeal is {entry.outcome} as {entry.reason_code}"
+            return f"appeal {entry.outcome}: {entry.reason_code}"
         case Reinstate():
-            return f"credited after all, by the appeal about claim {entry.appealed_claim_id[:12]}…"
+            return f"credited after a granted appeal about claim {entry.appealed_claim_id[:12]}…"
 
 
 def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid) -> Any:
@@ -115,8 +118,8 @@ def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid) -> Any:
         return f"payout {entry.batch}: {words.whole(entry.amount_micros)} for {words.counted(entry.payees, 'payee')}"
     node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)
     if isinstance(entry, Payout):
-        return f"payout {entry.batch}: {words.whole(entry.amount_micros)} go to ", node
-    return f"payout {entry.batch}: paid as {entry.reference} to ", node
+        return f"payout {entry.batch}: {words.whole(entry.amount_micros)} to ", node
+    return f"payout {entry.batch}: reference {entry.reference}, paid to ", node
 
 
 def _claim(entry: Any) -> Markup:

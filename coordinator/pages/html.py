@@ -1,9 +1,9 @@
-"""HTML as nested calls: whatever is no `Markup` is escaped, and only `el` makes `Markup`.
+"""HTML built by nested calls: everything but `Markup` is escaped, and only `el` and `join` build `Markup`.
 
     el("p", "Made by ", el("b", name), class_="soft")  →  <p class="soft">Made by <b>…</b></p>
 
-- Attributes: `class_` is class, `aria_label` is aria-label; True stands alone, None and False leave it out.
-- No style and no handler is ever an attribute: the pages' policy forbids both.
+- Attributes: `class_` is class, `aria_label` is aria-label; True writes the bare name, None and False omit it.
+- Style and event handlers are never attributes: the pages' Content-Security-Policy forbids both.
 """
 
 from collections.abc import Iterable
@@ -12,17 +12,17 @@ from typing import Any
 
 _HTML_VOID = frozenset({"br", "input", "link", "meta"})
 _SVG_VOID = frozenset({"circle", "line", "path", "polyline", "rect"})
-"""Elements that are written without an end where they have no content; those of SVG close themselves."""
+"""Elements without an end tag where they have no content; SVG elements close themselves."""
 
 
 class Markup(str):
-    """HTML that may be sent as it stands."""
+    """HTML that is already escaped."""
 
     __slots__ = ()
 
 
 def el(tag: str, *children: Any, **attributes: Any) -> Markup:
-    """One element; lists of children are put one after the other."""
+    """Build the element `tag`; `children` may be text, markup or iterables of them."""
     start = f"{tag}{''.join(_attribute(name, value) for name, value in attributes.items())}"
     if tag in _HTML_VOID:
         return Markup(f"<{start}>")
@@ -32,7 +32,7 @@ def el(tag: str, *children: Any, **attributes: Any) -> Markup:
 
 
 def join(*children: Any) -> Markup:
-    """Children without an element around them."""
+    """Concatenate `children` without an element around them."""
     return Markup("".join(map(_child, children)))
 
 

@@ -1,4 +1,4 @@
-"""What every page shares: head, navigation, the strip with the round's state, tables, and the exports below."""
+"""Parts common to all pages: head, navigation, the strip with the round's state, tables, and links to exports."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ EXPORTS = {
 
 
 class Screen(StrEnum):
-    """The narrowest screen that has room for something."""
+    """The narrowest screen on which something is shown."""
 
     ANY = ""
     TABLET = "tablet"
@@ -31,7 +31,7 @@ class Screen(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; it is left out where the screen is narrower than it asks for."""
+    """A column of a table; it is hidden on screens narrower than `screen`."""
 
     title: str
     help: str = ""
@@ -42,7 +42,7 @@ class Column:
 
 
 def document(title: str, place: str, join_string: str, *main: Any) -> str:
-    """A whole page."""
+    """Build a complete page."""
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -58,18 +58,18 @@ def document(title: str, place: str, join_string: str, *main: Any) -> str:
     exports = (el("li", el("a", name, href=href)) for href, name in EXPORTS.items())
     footer = el(
         "footer",
-        el("p", "Amounts are in millionths of the operator's unit; times are UTC. Join with ",
+        el("p", "Amounts are in millionths of the operator's unit; times are in UTC. To join: ",
            el("code", f"swarm-node join {join_string}")),
-        el("ul", exports, aria_label="The same as data"),
+        el("ul", exports, aria_label="Data exports"),
         el("p", "", id="live", role="status"),
     )  # fmt: skip
-    skip = el("a", "To the content", href="#main", class_="skip")
+    skip = el("a", "Skip to content", href="#main", class_="skip")
     body = el("body", skip, header, el("main", el("h1", title), *main, id="main", tabindex="-1"), footer)
     return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
 
 
 def live(name: str, *children: Any, heading: str = "") -> Markup:
-    """A part of a page that the script keeps fresh."""
+    """Build a part of a page that the script refreshes."""
     title = el("h2", heading, id=f"{name}-heading") if heading else None
     return el(
         "section", title, *children, id=name, data_live=True, aria_labelledby=f"{name}-heading" if heading else None
@@ -77,7 +77,7 @@ def live(name: str, *children: Any, heading: str = "") -> Markup:
 
 
 def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0) -> Markup:
-    """Where the round stands, in one line of figures; and the alarm, if there is one."""
+    """Build the line of figures about the round's state, and the alarm, if there is one."""
     buffered = status["rollouts"].get("buffered", 0)
     measured = [status[f"accuracy_{when}"] for when in ("before", "after")]
     facts = {
@@ -103,7 +103,7 @@ def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0) -> Markup:
 
 
 def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Any]], *, empty: str) -> Markup:
-    """A table in a frame that scrolls by itself, by keyboard, too; a row's first text cell is its heading."""
+    """Build a table in a frame that scrolls on its own, also by keyboard; a row's first text cell is its heading."""
     body = [_row(columns, row) for row in rows]
     if not body:
         return el("p", empty, class_="soft")
@@ -137,10 +137,10 @@ def _classes(column: Column) -> str | None:
 
 
 def node_link(node_id: str, name: str) -> Markup:
-    """A node by its readable name; its own text stands apart, so that it turns nothing around."""
+    """Link to a node by its readable name, isolated so that its text direction affects nothing around it."""
     return el("a", el("bdi", words.readable(name, node_id)), href=f"/nodes/{node_id}", title=node_id)
 
 
 def error_page(title: str, message: str, hint: str, join_string: str) -> str:
-    """A page that says what is wrong."""
+    """Build a page that shows an error and its hint."""
     return document(title, "", join_string, join(el("p", message), el("p", hint, class_="soft")))

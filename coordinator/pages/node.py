@@ -1,4 +1,4 @@
-"""A node's page: its figures, its days, why it was refused, and its receipts, which the browser can check itself."""
+"""A node's page: its figures, days, rejections by reason, and receipts, which the browser can check."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ REFUSAL_COLUMNS = (
     Column("code", is_text=True),
     Column("times"),
     Column("last", is_text=True, screen=Screen.TABLET),
-    Column("what was said", is_text=True),
+    Column("message", is_text=True),
 )
 CLAIM_COLUMNS = (
     Column("claim", is_text=True),
@@ -37,7 +37,7 @@ CLAIM_COLUMNS = (
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """The figures of one moment."""
+    """The figures of a node at one moment."""
 
     line: RankingLine
     days: Sequence[Mapping[str, int]]
@@ -49,7 +49,7 @@ class NodeFigures:
 
 
 def render(node: NodeFigures) -> str:
-    """The page."""
+    """Return the node's page as HTML."""
     line = node.line
     return document(
         words.readable(line.name, line.node_id),
@@ -58,7 +58,7 @@ def render(node: NodeFigures) -> str:
         el("p", el("code", line.node_id)),
         live("node", _facts(node)),
         live("days", _days(node.days), heading="By day"),
-        live("refusals", _refusals(node.refusals), heading="Refused"),
+        live("refusals", _refusals(node.refusals), heading="Rejections"),
         el("section", el("h2", "Receipts", id="receipts-heading"), _receipts(node), id="receipts",
            aria_labelledby="receipts-heading"),
     )  # fmt: skip
@@ -72,7 +72,7 @@ def _facts(node: NodeFigures) -> Markup:
         "nickname": nickname(line.node_id),
         "owner": owner,
         "state": el("span", line.state, class_=f"state {line.state}"),
-        "last heard of": words.ago(node.now_ms - line.last_seen_ms),
+        "last seen": words.ago(node.now_ms - line.last_seen_ms),
         "score": words.whole(round(line.score_micros)),
         "credit": words.whole(line.posted_micros),
         "pending": words.whole(line.pending_micros),
@@ -80,7 +80,7 @@ def _facts(node: NodeFigures) -> Markup:
         "validated tokens": words.whole(line.validated_tokens),
         "accepted": f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}",
         "accept ratio": f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}\u202f%" if interval else words.DASH,
-        "policy lag": words.DASH if line.lag is None else words.counted(line.lag, "update"),
+        "staleness": words.DASH if line.lag is None else words.counted(line.lag, "update"),
         "price / Mtok": words.whole(line.price_micros_per_mtok),
         "cost / Mtok": words.figure(line.cost_micros_per_mtok),
         "uploaded": words.size(line.uploaded_bytes),
@@ -106,14 +106,14 @@ def _days(days: Sequence[Mapping[str, int]]) -> Any:
 def _refusals(refusals: Sequence[Mapping[str, Any]]) -> Markup:
     rows = [
         [
-            el("code", one["code"]),
-            words.whole(one["count"]),
-            words.moment(one["last_ms"]),
-            words.line(one["last_message"]),
+            el("code", refusal["code"]),
+            words.whole(refusal["count"]),
+            words.moment(refusal["last_ms"]),
+            words.line(refusal["last_message"]),
         ]
-        for one in refusals
+        for refusal in refusals
     ]
-    return table("Answers that were refused, by the code of the reason", REFUSAL_COLUMNS, rows, empty="Never.")
+    return table("Rejected requests, by error code", REFUSAL_COLUMNS, rows, empty="None.")
 
 
 def _receipts(node: NodeFigures) -> Any:
@@ -132,9 +132,9 @@ def _receipts(node: NodeFigures) -> Any:
     ]  # fmt: skip
     about = el(
         "p",
-        "A receipt proves a credit by the ledger's signed checkpoint. Your browser checks it by itself: the chain of "
-        "root keys from the round's id, the checkpoint's signature, and the way of the entry to the tree's root. "
-        "Compare the round's id with the end of your join string: ",
+        "A receipt proves a credit. Your browser checks it without trusting this server: the chain of root keys "
+        "from the round id, the signature of the ledger's checkpoint, and the inclusion proof of the entry. "
+        "Compare the round id with the end of your join string: ",
         el("code", node.round_id),
         class_="soft",
     )

@@ -1,4 +1,4 @@
-"""The training page: is the policy learning, does the learner wait and why, and what does a step cost.
+"""The training page: learning curves, the learner's waiting time and its causes, and the cost of an update.
 
 Evaluations are shown as a curve for each split, and as a table with all axes.
 """
@@ -18,31 +18,31 @@ from coordinator.reports.overview import bound_in_force
 from protocol.text.plain import plural
 
 ROWS_MAX = 100
-"""The last so many are listed; the curve has all of them."""
+"""Number of evaluations in the table, the newest; the curve has all."""
 
 COLUMNS = (
     Column("version"),
     Column("update", screen=Screen.TABLET),
-    Column("samples", "trained on until then", screen=Screen.DESKTOP),
-    Column("tokens", "trained on until then", screen=Screen.DESKTOP),
-    Column("seconds", "since the round began", screen=Screen.DESKTOP),
-    Column("cost", "credited for what was trained on until then", screen=Screen.TABLET),
+    Column("samples", "total trained on", screen=Screen.DESKTOP),
+    Column("tokens", "total trained on", screen=Screen.DESKTOP),
+    Column("seconds", "since the start of the round", screen=Screen.DESKTOP),
+    Column("cost", "total credit for the samples trained on", screen=Screen.TABLET),
     Column("split", is_text=True),
-    Column("average", "mean score of the samples, over problems"),
-    Column("95 %", "the interval holds the true average 95 times in 100", is_text=True),
-    Column("pass@k", "the chance that one of k samples is right", is_text=True, screen=Screen.TABLET),
+    Column("average", "mean score over all problems"),
+    Column("95 %", "95 % confidence interval of the average", is_text=True),
+    Column("pass@k", "probability that at least one of k samples is right", is_text=True, screen=Screen.TABLET),
     Column("state", is_text=True),
 )
 
 
 def evaluation_parts(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Curves by split, then the table, the newest first."""
+    """Build a curve for each split and the table of evaluations, newest first."""
     made = [
         _curve(number, split, list(of_split))
         for number, (split, of_split) in enumerate(groupby(sorted(rows, key=itemgetter("split")), itemgetter("split")))
     ]
     listed = [_row(row) for row in reversed(rows[-ROWS_MAX:])]
-    return el("div", made, class_="charts"), table("Evaluations", COLUMNS, listed, empty="Nothing was evaluated yet.")
+    return el("div", made, class_="charts"), table("Evaluations", COLUMNS, listed, empty="No evaluations yet.")
 
 
 def _curve(number: int, split: str, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -52,7 +52,7 @@ def _curve(number: int, split: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     drawn = {name: thinned(points) for name, points in curves.items()} if done else {}
     return charts.lines(
         f"eval-{number}",
-        f"{split.replace('_', '-')} average, and its interval of 95 %",
+        f"{split.replace('_', '-')} average with its 95 % interval",
         "update",
         drawn,
         from_zero=True,
@@ -83,16 +83,16 @@ def _row(row: Mapping[str, Any]) -> list[Any]:
 
 FLEET_COLUMNS = (
     Column("node", is_text=True),
-    Column("part", is_text=True),
+    Column("role", is_text=True),
     Column("groups/s"),
     Column("credit/s", screen=Screen.TABLET),
     Column("since", is_text=True, screen=Screen.TABLET),
-    Column("because", is_text=True),
+    Column("reason", is_text=True),
 )
 INCIDENT_COLUMNS = (
     Column("when", is_text=True),
     Column("node", is_text=True),
-    Column("what", is_text=True),
+    Column("event", is_text=True),
     Column("times"),
     Column("detail", is_text=True, screen=Screen.TABLET),
 )
@@ -100,14 +100,14 @@ INCIDENT_COLUMNS = (
 ORDER_COLUMNS = (
     Column("when", is_text=True),
     Column("order", is_text=True),
-    Column("about", is_text=True),
-    Column("why", is_text=True),
+    Column("subject", is_text=True),
+    Column("reason", is_text=True),
 )
 
 
 @dataclass(frozen=True)
 class Training:
-    """The figures of one moment."""
+    """The figures of training at one moment."""
 
     status: Mapping[str, Any]
     metrics: Mapping[str, Sequence[Point]]
@@ -122,11 +122,11 @@ class Training:
     now_ms: int
     join_string: str
     age_ms: int = 0
-    """How old the figures are when the page is made; 0 while that does not matter."""
+    """Age of the figures when the page is built; 0 while they are fresh enough."""
 
 
 def render(figures: Training) -> str:
-    """The page."""
+    """Return the training page as HTML."""
     status = figures.status
     return document(
         "Training",
@@ -147,29 +147,29 @@ def render(figures: Training) -> str:
 def _health(status: Mapping[str, Any]) -> Markup:
     age, load = status["age"], status["load"]
     facts = {
-        "learner idle in all": words.percent(status["learner_idle_share"]),
+        "learner idle, whole round": words.percent(status["learner_idle_share"]),
         "wasted work": words.percent(status["in_vain_share"]),
-        "age of groups": f"mean {age['mean']:.1f}, p99 {age['p99']}, most {age['max']}",
-        "bound S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
-        "a version every": words.counted(status["publish_every"], "update"),
-        "late work longer by": words.DASH if status["length_bias"] is None else f"{status['length_bias']:.2f} ×",
+        "staleness in updates": f"mean {age['mean']:.1f}, p99 {age['p99']}, max {age['max']}",
+        "max staleness S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
+        "publish interval": words.counted(status["publish_every"], "update"),
+        "length bias": words.DASH if status["length_bias"] is None else f"{status['length_bias']:.2f} ×",
         "budget left": words.whole(status["budget_micros"]),
     }
     if load:
         facts |= {
-            "update takes": words.seconds(load["train_s"]),
-            "broadcast takes": words.seconds(load["broadcast_s"]),
-            "a group takes": words.seconds(load["rollout_s"]),
+            "time per update": words.seconds(load["train_s"]),
+            "time per broadcast": words.seconds(load["broadcast_s"]),
+            "time per group": words.seconds(load["rollout_s"]),
         }
     ends = ", ".join(f"{words.whole(count)} {name}" for name, count in sorted(status["leases"].items()))
     refused = ", ".join(f"{words.whole(count)} {code}" for code, count in sorted(status["rejected"].items()))
-    vain = ", ".join(f"{words.whole(count)} {why}" for why, count in sorted(status["in_vain"].items()))
+    wasted = ", ".join(f"{words.whole(count)} {why}" for why, count in sorted(status["in_vain"].items()))
     return el(
         "div",
         el("dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items()), class_="facts"),
         el(
             "p",
-            f"Leases: {ends or 'none yet'}. Refused: {refused or 'nothing'}. In vain: {vain or 'nothing'}.",
+            f"Leases: {ends or 'none yet'}. Rejected: {refused or 'none'}. Wasted: {wasted or 'none'}.",
             class_="soft",
         ),
     )
@@ -198,10 +198,10 @@ def _pace(figures: Training) -> Markup:
     return el(
         "div",
         charts.lines(
-            "idle", "share of its time that the learner waited", "update", share, tell=words.percent, from_zero=True
+            "idle", "share of time the learner waits for groups", "update", share, tell=words.percent, from_zero=True
         ),
-        charts.lines("cost", "credit for the groups of an update", "update", cost, from_zero=True),
-        charts.bars("ages", "groups trained on, by age in updates", "age", figures.ages),
+        charts.lines("cost", "credit per update", "update", cost, from_zero=True),
+        charts.bars("ages", "groups trained on, by staleness in updates", "staleness", figures.ages),
         class_="charts",
     )
 
@@ -214,7 +214,7 @@ def _broadcast(figures: Training) -> Markup:
     last = figures.status["broadcast"]
     spread = charts.lines(
         "t-bcast",
-        "from publication to the first token",
+        "time from publication to the first token",
         "version",
         curves if any(curves.values()) else {},
         tell=words.seconds,
@@ -231,50 +231,50 @@ def _broadcast(figures: Training) -> Markup:
 def _fleet(status: Mapping[str, Any]) -> Any:
     rows = [
         [
-            node_link(one["node_id"], one["name"]),
-            "works" if one["works"] else "standby",
-            words.figure(one["groups_per_s"]),
-            words.figure(one["cost_micros_per_s"]),
-            words.moment(one["since_ms"]),
-            one["reason"],
+            node_link(node["node_id"], node["name"]),
+            "working" if node["works"] else "standby",
+            words.figure(node["groups_per_s"]),
+            words.figure(node["cost_micros_per_s"]),
+            words.moment(node["since_ms"]),
+            node["reason"],
         ]
-        for one in status["fleet"]
+        for node in status["fleet"]
     ]
-    working = [one for one in status["fleet"] if one["works"]]
-    spent = sum(one["cost_micros_per_s"] for one in working)
+    working = [node for node in status["fleet"] if node["works"]]
+    spent = sum(node["cost_micros_per_s"] for node in working)
     load = status["load"]
-    empty = "Everybody works." if status["nodes_alive"] else "Nobody is there."
-    told = None
+    empty = "All nodes are working." if status["nodes_alive"] else "No node is active."
+    total = None
     if working and load:
-        told = el(
-            "p", f"Together {words.figure(spent)} credit/s, at most {words.figure(spent * load['train_s'])} a step."
+        total = el(
+            "p", f"Total {words.figure(spent)} credit/s, at most {words.figure(spent * load['train_s'])} credit/update."
         )
-    return told, table("Nodes at work and on standby", FLEET_COLUMNS, rows, empty=empty)
+    return total, table("Working and standby nodes", FLEET_COLUMNS, rows, empty=empty)
 
 
 def _incidents(incidents: Sequence[Incident]) -> Markup:
     rows = [
         [
-            words.moment(one.ms),
-            node_link(one.node_id, one.name) if one.node_id else one.name,
-            el("code", one.what),
-            words.whole(one.count),
-            words.line(one.detail),
+            words.moment(incident.ms),
+            node_link(incident.node_id, incident.name) if incident.node_id else incident.name,
+            el("code", incident.what),
+            words.whole(incident.count),
+            words.line(incident.detail),
         ]
-        for one in incidents
+        for incident in incidents
     ]
-    return table("What went wrong lately", INCIDENT_COLUMNS, rows, empty="Nothing went wrong.")
+    return table("Recent incidents", INCIDENT_COLUMNS, rows, empty="No incidents.")
 
 
 def _orders(orders: Sequence[Mapping[str, Any]]) -> Markup:
-    """Not by whom: the account and the machine that an order came from are the operator's own business."""
+    """Build the table of orders. It omits the account and machine that gave an order: these are private."""
     rows = [
         [
-            words.moment(one["given_ms"]),
-            one["action"],
-            el("code", words.line(one["subject"])),
-            words.line(one["reason"]),
+            words.moment(order["given_ms"]),
+            order["action"],
+            el("code", words.line(order["subject"])),
+            words.line(order["reason"]),
         ]
-        for one in orders
+        for order in orders
     ]
-    return table("What the operator ordered, the newest first", ORDER_COLUMNS, rows, empty="Nothing was ordered.")
+    return table("The operator's orders, newest first", ORDER_COLUMNS, rows, empty="No orders.")

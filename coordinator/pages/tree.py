@@ -1,4 +1,4 @@
-"""A picture of a broadcast: from the seeder on the left, each node to the right of the one it had most from."""
+"""A picture of a broadcast: the seeder on the left, each node to the right of its main sender."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from protocol.people.names import without_id
 ROW, COLUMN, LEFT, TOP, NAME_WIDTH = 22, 220, 70, 18, 170
 LETTER, LABEL_MAX = 8, 20
 
-COLUMNS = (Column("node", is_text=True), Column("had most from", is_text=True), Column("of it"))
+COLUMNS = (Column("node", is_text=True), Column("main sender", is_text=True), Column("received"))
 
 Place = tuple[int, float]
-"""How many hops from the seeder, and on which row."""
+"""Number of hops from the seeder, and the row."""
 
 
 def picture(version: int, branches: Sequence[Branch]) -> Markup:
-    """The picture, and the same as a table."""
+    """Draw the broadcast of `version`, with a table of the same figures."""
     if not branches:
-        return el("p", "No receipts have come for this version yet.", class_="soft")
+        return el("p", "No transfer receipts for this version yet.", class_="soft")
     places, rows = _places(branches)
     names = {branch.node_id: branch.name for branch in branches}
     width = LEFT + COLUMN * max(depth for depth, _ in places.values()) + NAME_WIDTH
@@ -46,9 +46,10 @@ def picture(version: int, branches: Sequence[Branch]) -> Markup:
         width=width,
     )
     lines = [
-        [node_link(one.node_id, one.name), node_link(one.parent, names[one.parent]) if one.parent else "the seeder",
-         words.size(one.size_bytes)]
-        for one in branches
+        [node_link(branch.node_id, branch.name),
+         node_link(branch.parent, names[branch.parent]) if branch.parent else "the seeder",
+         words.size(branch.size_bytes)]
+        for branch in branches
     ]  # fmt: skip
     listed = table("Main senders of each receiver", COLUMNS, lines, empty="")
     frame = el("div", svg, class_="wide", tabindex="0", role="region", aria_label="Picture of the broadcast")
@@ -56,7 +57,10 @@ def picture(version: int, branches: Sequence[Branch]) -> Markup:
 
 
 def _places(branches: Sequence[Branch]) -> tuple[dict[str, Place], int]:
-    """Leaves on rows of their own, a parent in the middle of its children; without recursion, chains may be long."""
+    """Place each leaf on its own row and each parent midway between its children.
+
+    It does not recurse, since chains may be long.
+    """
     children: defaultdict[str, list[str]] = defaultdict(list)
     for branch in branches:
         children[branch.parent].append(branch.node_id)
@@ -77,17 +81,17 @@ def _places(branches: Sequence[Branch]) -> tuple[dict[str, Place], int]:
 
 
 def _leaves_first(children: dict[str, list[str]]) -> list[str]:
-    """Every node after its children, and children in their order."""
-    waiting, found = [""], []
+    """Return every node after its children, and siblings in their order."""
+    waiting, order = [""], []
     while waiting:
         node_id = waiting.pop()
-        found.append(node_id)
+        order.append(node_id)
         waiting.extend(children[node_id])
-    return found[::-1]
+    return order[::-1]
 
 
 def _label(branch: Branch) -> str:
-    """The beginning of a node's name, and the whole of the id that may stand behind it."""
+    """Return the beginning of a node's name with the complete id that may follow it."""
     shown = words.readable(branch.name, branch.node_id)
     name = without_id(shown)
     tail = shown[len(name) :]
@@ -99,7 +103,7 @@ def _at(place: Place) -> tuple[float, float]:
 
 
 def _edge(places: dict[str, Place], label: str, branch: Branch) -> Markup:
-    """A curve that begins behind the label of the node above."""
+    """Draw a curve that begins after the parent's label."""
     (x0, y0), (x1, y1) = _at(places[branch.parent]), _at(places[branch.node_id])
     start = x0 + (LETTER * len(label) + 12 if label else 0)
     middle = (start + x1) / 2

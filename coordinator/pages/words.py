@@ -1,7 +1,7 @@
-"""How the pages write names, amounts and moments.
+"""Text forms of names, amounts and times on the pages.
 
-- A node's name is a stranger's text (`protocol.people.names`). Who has no name left is called by its nickname.
-- Amounts are millionths of the operator's unit. A dash is what is not known.
+- A node's name is untrusted text (`protocol.people.names`). A node without a printable name is shown by its nickname.
+- Amounts are millionths of the operator's unit. A dash stands for an unknown value.
 """
 
 from datetime import UTC, datetime
@@ -18,32 +18,32 @@ DASH = "–"
 
 
 def readable(name: str, node_id: str) -> str:
-    """The name to show for a node, on one line and never empty."""
+    """Return the name to show for a node, on one line and never empty."""
     return visible(name, NAME_MAX_CHARS) or nickname(node_id)
 
 
 def owner(owner_id: str) -> str:
-    """The name to show for an owner: a key with any given nickname can be made in minutes."""
+    """Return the name to show for an owner, with its id: a key with any given nickname can be made in minutes."""
     return with_id(nickname(owner_id), owner_id)
 
 
 def line(text: str) -> str:
-    """What a stranger wrote, on one line that reads from left to right."""
+    """Return untrusted text on one line that reads from left to right."""
     return visible(text, LINE_MAX)
 
 
 def whole(value: int) -> str:
-    """A whole number with its thousands apart."""
+    """Return a whole number with separated thousands."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def counted(count: int, noun: str, many: str = "") -> str:
-    """How many of something."""
+    """Return `count` with the noun in the right number."""
     return f"{whole(count)} {plural(count, noun, many)}"
 
 
 def figure(value: float | None, digits: int = 3) -> str:
-    """Any number in about so many digits."""
+    """Return a number with about `digits` significant digits."""
     if value is None:
         return DASH
     return whole(round(value)) if abs(value) >= 1000 else f"{value:.{digits}g}"
@@ -58,7 +58,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(size_bytes: int | None) -> str:
-    """Bytes in the unit that fits."""
+    """Return a number of bytes in the unit that fits."""
     if size_bytes is None:
         return DASH
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -68,7 +68,7 @@ def size(size_bytes: int | None) -> str:
 
 
 def moment(moment_ms: int | None) -> Markup:
-    """A moment that scripts and screen readers understand, too."""
+    """Return a time in UTC, as an element that scripts and screen readers understand."""
     if moment_ms is None:
         return el("span", DASH)
     when = datetime.fromtimestamp(moment_ms / 1000, UTC)
@@ -76,12 +76,12 @@ def moment(moment_ms: int | None) -> Markup:
 
 
 def day(number: int) -> str:
-    """A day by its number since 1970."""
+    """Return a date, given its number of days since 1970-01-01."""
     return f"{datetime.fromtimestamp(86_400 * number, UTC):%Y-%m-%d}"
 
 
 def ago(duration_ms: int) -> str:
-    """How long something is over, in the largest unit that fits."""
+    """Return how long ago something was, in the largest unit that fits."""
     for unit_ms, name in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
         if duration_ms >= unit_ms:
             return f"{duration_ms // unit_ms}\u202f{name} ago"

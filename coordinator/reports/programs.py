@@ -116,7 +116,8 @@ def _learner_alarm(
             f"restarted. See {log} for the reason."
         )
     if silent_s is not None and silent_s > may_s:
-        return f"The learner has sent nothing for {duration_text(silent_s)}. See {log}, or the log on the learner's machine."
+        ago = duration_text(silent_s)
+        return f"The learner has sent nothing for {ago}. See {log}, or the log on the learner's machine."
     return ""
 
 

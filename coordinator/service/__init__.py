@@ -1,1 +1,1 @@
-"""What lives as long as the coordinator runs: the round, its publication, plans, backups and local nodes."""
+"""Parts of the running coordinator: the round, its publication, fetch plans, backups and local nodes."""

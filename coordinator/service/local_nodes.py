@@ -1,7 +1,7 @@
-"""Nodes of the operator's own, which `launch` starts on the learner's device: their homes, keys and commands.
+"""The operator's own nodes, which `launch` starts on the learner's device: their homes, keys and commands.
 
-- Their keys are made here, so that a round that wants no strangers knows them before they register.
-- A home is a node's home as any other; it is kept with the round, and its node ends with the coordinator.
+- Their keys are created here, so that a round without strangers knows them before they register.
+- Each has a usual node home, kept in the round's folder; the node stops with the coordinator.
 """
 
 import secrets
@@ -22,12 +22,12 @@ def homes(config: Config) -> list[Path]:
 
 
 def open_keys(config: Config) -> frozenset[NodeId]:
-    """The ids of these nodes, whose keys are made if there are none."""
+    """Return the ids of these nodes; create missing keys."""
     return frozenset(_open_key(home / "node.key") for home in homes(config))
 
 
 def command(config: Config, home: Path, join_string: str) -> list[str]:
-    """What is typed to start one."""
+    """Return the command that starts the node with this home."""
     device = config.learner.device.partition(":")[0]
     place = ["--home", str(home), "--name", f"local-{home.name}", "--device", device]
     return [script("swarm-node"), "join", join_string, *place, "--price", "0", "--threads", "1", "--child"]
@@ -39,4 +39,6 @@ def _open_key(path: Path) -> NodeId:
     try:
         return NodeKey(bytes.fromhex(path.read_text().strip())).node_id
     except ValueError:
-        raise ConfigInvalid(f"{path} does not hold a node key.", hint="Remove it; another is made.") from None
+        raise ConfigInvalid(
+            f"{path} does not contain a node key.", hint="Remove the file; a new key is then created."
+        ) from None

@@ -1,12 +1,12 @@
-"""What a round is opened with: its folder, lock, keys, books, and the settings that its history allows.
+"""Opening of a round: its folder, lock, keys, books, and the settings that its history allows.
 
-- Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
-- While a coordinator leads it touches its lock every second: whoever finds that free knows since when nobody leads,
-  whatever ended it.
-- Every root is in the log before whoever leads signs or serves under it; where the files are not those that the log
-  names, nothing is signed. Static copies and processes beside may show a new root earlier, until the next launch.
-- Other users of the machine find the round's folder closed, but for what is served from it anyway.
-- A setting that batches, versions, leases or the ledger were counted with stays as it was.
+- Opening an existing folder continues that round; opening an empty one creates keys, store and the operator's deposit.
+- A coordinator that leads touches its lock every second. A process that finds the lock free knows since when the round
+  has had no leader, whatever ended it.
+- Every root is in the log before the leader signs or serves under it; if the files are not those that the log names,
+  nothing is signed. Static copies and processes beside may show a new root earlier, until the next launch.
+- Other users of the machine cannot read the round's folder, except the files that are served from it.
+- Settings on which batches, versions, leases or the ledger depend cannot change.
 """
 
 import fcntl
@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 LOCK = "coordinator.lock"
 
 RESTORED = "restored.json"
-"""Until the first launch: when the backup was made."""
+"""File with the time of the backup; it exists until the first launch after a restore."""
 
 NUMBERS_PER_S = 10
-"""Documents are signed far less often than that, so no number from before the restore is above one from after it."""
+"""Documents are signed far less often, so numbers after the restore are above all numbers before it."""
 
 FIXED = (
     "round.seed",
@@ -70,11 +70,11 @@ FIXED = (
     "market.budget_micros",
     "store.url",
 )
-"""Settings that batches, versions, leases or the ledger of a round were counted with."""
+"""Settings on which the batches, versions, leases or ledger of a round depend."""
 
 
 def only_coordinator(folder: Path) -> IO[str]:
-    """One coordinator per round: two would sign the same version numbers."""
+    """Lock the round for one coordinator: two would sign the same version numbers."""
     make_folder(folder, public=True)
     lock = open_private(folder / LOCK)
     try:
@@ -88,26 +88,26 @@ def only_coordinator(folder: Path) -> IO[str]:
 
 
 def led_until_ms(folder: Path) -> int | None:
-    """When the last coordinator was there; None while one is."""
+    """Return the time at which the last coordinator stopped; None while one is running."""
     try:
         with only_coordinator(folder):
             return touched_ms(folder)
-    except (ConfigInvalid, PermissionError):  # somebody else's, who may lead it
+    except (ConfigInvalid, PermissionError):  # another user's round, which may be running
         return None
 
 
 def touched_ms(folder: Path) -> int:
-    """When a coordinator last said that it leads; now, in a new round."""
+    """Return the time at which a coordinator last touched the lock; now, in a new round."""
     return int((folder / LOCK).stat().st_mtime * 1000)
 
 
 def touch(folder: Path) -> None:
-    """Say that we still lead."""
+    """Touch the lock: this coordinator still leads."""
     (folder / LOCK).touch()
 
 
 def lead(config: Config) -> IO[str]:
-    """Be the round's one leader, with settings that its history allows."""
+    """Become the round's only leader, with settings that its history allows."""
     folder = config.round.directory
     resolved = folder / "resolved.json"
     _check_settings(resolved, config)
@@ -126,7 +126,7 @@ def lead(config: Config) -> IO[str]:
 
 
 def _check_settings(path: Path, config: Config) -> None:
-    """A round that exists goes on with the settings that its history depends on."""
+    """Reject changes of the settings on which the history of an existing round depends."""
     if not path.exists():
         return
     before = Config.model_validate_json(path.read_text())
@@ -135,13 +135,13 @@ def _check_settings(path: Path, config: Config) -> None:
         old, new = (getattr(getattr(settings, section), key) for settings in (before, config))
         if old != new:
             raise ConfigInvalid(
-                f"The round in {path.parent} was made with {name} = {old}, not {new}.",
+                f"The round in {path.parent} was created with {name} = {old}, not {new}.",
                 hint="Keep the old value, or give the new round another round.directory.",
             )
 
 
 def led_as(config: Config, roots: int) -> str:
-    """What all processes of a round must agree on: every setting, and how often its keys were replaced."""
+    """Return a digest of what all processes of a round must share: every setting, and the number of roots."""
     return chunks.digest(f"{roots} {config.model_dump_json()}".encode())
 
 
@@ -154,18 +154,18 @@ def open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadat
 
 
 def require_resumption(metadata: SignedMetadata, folder: Path) -> None:
-    """Refuse a round that was resumed after a gap before its root keys have signed that."""
+    """Reject a round that resumes after a gap until its root keys have signed the gap."""
     mark = folder / RESTORED
     number = int(json.loads(mark.read_text()).get("root_version", 0)) if mark.exists() else 0
     if metadata.root().version < number:
         raise ConfigInvalid(
-            f"The log of this round is resumed after a gap, and root {number}, which says so, lacks signatures.",
+            f"The log of this round resumes after a gap, but root {number}, which declares the gap, lacks signatures.",
             hint="Have holders of root keys `keys sign` a copy of pending.root.json, then `keys install` it.",
         )
 
 
 def mend_metadata(metadata: SignedMetadata, folder: Path) -> None:
-    """Sign anew what the newest root's keys have not signed; once after a restore, under numbers above all before."""
+    """Sign again what the newest root's keys have not signed; after a restore, under higher numbers than before."""
     metadata.mend(utc_now())
     mark = folder / RESTORED
     if mark.exists():
@@ -176,7 +176,7 @@ def mend_metadata(metadata: SignedMetadata, folder: Path) -> None:
 
 
 def _numbers_since(made_ms: int, now_ms: int) -> int:
-    """Return by how much documents leap at the first launch after a restore."""
+    """Return the increase of the documents' numbers at the first launch after a restore."""
     return max(0, now_ms - made_ms) * NUMBERS_PER_S // 1000 + NUMBERS_PER_S
 
 
@@ -187,7 +187,7 @@ def open_token(folder: Path) -> str:
 
 
 def audit_rules(config: Config) -> TrustRules:
-    """How closely owners are looked at, as the operator set it."""
+    """Return the rules of audits from the operator's settings."""
     return TrustRules(
         first_groups=config.audit.first_groups,
         floor=config.audit.floor,
@@ -198,7 +198,7 @@ def audit_rules(config: Config) -> TrustRules:
 
 
 def audit_terms(config: Config, folder: Path) -> AuditTerms:
-    """What audits go by; their master key is made with the round."""
+    """Return the terms of audits; create their master key with the round."""
     path = folder / "keys" / "audit.key"
     _make_secret(path)
     return AuditTerms(
@@ -216,12 +216,12 @@ def _make_secret(path: Path) -> None:
 
 
 def open_books(connection: sa.Connection, round_id: str, budget_micros: int, moment_ms: int) -> None:
-    """Make the store this round's, or find that it is."""
+    """Bind the store to this round, or check that it is bound to it."""
     owner = get_fact(connection, "round_id")
     if owner not in (None, round_id):
         raise ConfigInvalid(
-            f"The store at store.url belongs to round {owner[:16]}…, and metadata/1.root.json is that of another.",
-            hint="Give each round a database of its own; if this is the round's, put that file back from a backup.",
+            f"The store at store.url belongs to round {owner[:16]}…, but metadata/1.root.json to another round.",
+            hint="Use a separate database for each round. If this database is right, restore that file from a backup.",
         )
     if owner is None:
         set_fact(connection, "round_id", round_id)
@@ -230,42 +230,42 @@ def open_books(connection: sa.Connection, round_id: str, budget_micros: int, mom
 
 
 def log_roots(connection: sa.Connection, metadata: SignedMetadata, moment_ms: int) -> None:
-    """Enter every root that is served and not in the log yet; a root that the log names must be served as it is."""
+    """Append every served root that is not in the log yet; raise an error if a logged root differs from its file."""
     for other in root_differences(connection, metadata):
         raise ConfigInvalid(
-            f"{other.where} is missing, or not the file that the round's log names.",
-            hint="Put it back from a backup: under any other, readers would find that keys were replaced in secret.",
+            f"{other.where} is missing, or differs from the file that the round's log names.",
+            hint="Restore it from a backup. With a different file, readers would detect keys replaced in secret.",
         )
     roots = [Root.from_document(number, document) for number, document in enumerate(metadata.roots(), 1)]
     store.append_all(connection, roots, moment_ms)
 
 
 def root_differences(connection: sa.Connection, metadata: SignedMetadata) -> list[Difference]:
-    """Where a root that the log names is missing, or another file: what `b3sum` says of it."""
-    here, found = entries_table.c, []
+    """Return the logged roots whose files are missing or different, with the BLAKE3 digests (`b3sum`) of both."""
+    cols, differences = entries_table.c, []
     for number in count(1):
-        logged: bytes | None = connection.execute(sa.select(here.body).where(here.effect == f"root:{number}")).scalar()
-        if logged is None:  # they are entered in order
+        logged: bytes | None = connection.execute(sa.select(cols.body).where(cols.effect == f"root:{number}")).scalar()
+        if logged is None:  # they are appended in order
             break
         expected, name = Root.from_bytes(logged).root_digest, f"{number}.root.json"
         document = metadata.read(name)
         digest = chunks.digest(document) if document is not None else "nothing"
         if digest != expected:
-            found.append(Difference(f"metadata/{name}", expected, digest))
-    return found
+            differences.append(Difference(f"metadata/{name}", expected, digest))
+    return differences
 
 
 def open_problems(connection: sa.Connection, config: Config) -> None:
-    """Bind the store to the round's copy of its problems, or find that it is the same copy."""
+    """Bind the store to the round's copy of its problems, or check that it is the same copy."""
     if not needs_data(config):
         return
     folder = config.round.directory / FOLDER
-    here, began_with = copy_digest(folder), get_fact(connection, "problems")
-    if began_with not in (None, here):
+    digest, began_with = copy_digest(folder), get_fact(connection, "problems")
+    if began_with not in (None, digest):
         raise ConfigInvalid(
-            f"The problems in {folder} are not those that this round began with: {here[:16]}…, not {began_with[:16]}….",
-            hint="Restore that folder from a backup, or delete it and put the old source back; "
-            "new problems want another round.directory.",
+            f"The problems in {folder} differ from those of the round's start: {digest[:16]}…, not {began_with[:16]}….",
+            hint="Restore that folder from a backup, or delete it and restore the old source. "
+            "For new problems, use another round.directory.",
         )
     if began_with is None:
-        set_fact(connection, "problems", here)
+        set_fact(connection, "problems", digest)

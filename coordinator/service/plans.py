@@ -1,15 +1,15 @@
-"""The plan of the newest version, as nodes ask for their parts of it.
+"""The fetch plan of the newest version, from which each node requests its part.
 
-- Planned once per version, from the nodes that are alive then and their measured links; whoever comes later is fitted
-  in, and who has fallen silent is left out, without moving anybody else. The live nodes are looked up every few seconds
-  at most, however many newcomers ask.
-- A version is planned from the nodes that may feed others (`feeders`). All others are leaves beside the plan: they are
-  fed, and nobody depends on them.
-- A node that cannot be dialled is told whom to call; its children are told to wait for that. With every version another
-  node is told to try and dial it all the same (`probe`).
-- Two nodes that cannot be dialled may feed each other if both are punchable (`punching`): both are told to dial the
-  other at once. Who cannot be dialled is told whom to ask for its address as others see it (`observers`).
-- Lives in memory, on the thread that answers these questions: after a restart the next one plans anew.
+- A plan is built once per version, from the live nodes and their measured links. Nodes that come later are added, and
+  offline nodes are removed, without moving any other node. The live nodes are read every few seconds at most, however
+  many newcomers ask.
+- A version is planned with the nodes that may feed others (`feeders`). All others are leaves outside the plan: they
+  receive data, and no node depends on them.
+- A node that cannot be dialled gets the nodes to call; its children wait for these calls. With every version, another
+  node tries to dial it all the same (`probe`).
+- Two nodes that cannot be dialled may feed each other if both are punchable (`punching`): each dials the other at once.
+  A node that cannot be dialled gets nodes to ask for its address as they see it (`observers`).
+- A plan is in memory, on the thread that answers these requests: after a restart the next request builds a new one.
 """
 
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -27,51 +27,51 @@ from protocol.ids import NodeId
 from protocol.work.messages import FetchPlan, Peer, PlanRequest
 
 PLANNED_FOR_MS = 10_000
-"""How long the set of live nodes is taken as known, so that a crowd of questions costs one look."""
+"""Time for which the set of live nodes is reused, so that many requests cost one query."""
 
 
 class Plans:
-    """Who feeds whom, for one version at a time."""
+    """The fetch plan of one version at a time."""
 
     def __init__(self) -> None:
         self._version = 0
         self._topology: Topology | None = None
         self._addresses: dict[NodeId, str] = {}
         self._also: Mapping[NodeId, tuple[str, ...]] = {}
-        """Where else some of them can be dialled."""
+        """Further addresses of some nodes."""
         self._dialled: Mapping[str, bool] = {}
-        """Whether most of those who tried could dial a node."""
+        """True for a node if most nodes that tried could dial it."""
         self._probes: dict[str, NodeId] = {}
         self._punching = Punching()
         self.feeders = Feeders()
         self._places: dict[NodeId, str] = {}
-        """Where the punchable nodes of this plan are."""
+        """Addresses of the punchable nodes of this plan."""
         self._looked_ms = 0
 
     def has(self, version: int) -> bool:
-        """Whether a version is planned: `update` needs no rates then."""
+        """Return True if `version` is planned: `update` then needs no rates."""
         return self._version == version and self._topology is not None
 
     def is_stale(self, version: int, now_ms: int) -> bool:
-        """Whether the live nodes must be looked up before `part` can answer."""
+        """Return True if the live nodes must be read before `part` can answer."""
         return not self.has(version) or now_ms >= self._looked_ms + PLANNED_FOR_MS
 
     def is_planned(self, node: str, upstream: str) -> bool:
-        """Return True if the plan connects a node to this upstream, as a parent or as a spare."""
+        """Return True if the plan connects `node` to `upstream`, as a parent or as a spare."""
         plan = self._topology
         return plan is not None and node in plan.parents and upstream in plan.upstreams(node)
 
     def fit_in(self, node: NodeId) -> None:
-        """Give a node its part that has come since the live ones were looked up."""
+        """Add a node that arrived after the live nodes were read."""
         if self._topology is not None and node not in self._topology.parents:
             topology.join(self._topology, [NodeLinks(node, 0.0, 0.0, dialable=False)])
 
     def choose(self, connection: sa.Connection, live: Collection[NodeId]) -> Set[str]:
-        """Return who may feed others in the plan of a new version."""
+        """Return the nodes that may feed others in the plan of a new version."""
         return self.feeders.choose(connection, live, self._topology, self._version)
 
     def report(self, node: NodeId, message: PlanRequest, *, caller: str) -> None:
-        """Record what a node says of its place in the network; the next version's plan goes by it."""
+        """Record a node's report about its network; the plan of the next version uses it."""
         self._punching.report(node, message, caller=caller, version=self._version, pairs=self._pairs(node))
 
     def update(
@@ -86,8 +86,7 @@ class Plans:
         dialled: Mapping[str, bool] | None = None,
         feeding: Set[str] | None = None,
     ) -> None:
-        """Take note of who is alive: plan a new version with those who are `feeding` (all, if nobody is named), or fit
-        changes into the plan there is."""
+        """Update the live nodes: plan a new version with the nodes in `feeding` (None: all), or adapt the plan."""
         self._addresses, self._also, self._looked_ms = live, also or {}, now_ms
         self._dialled = dialled or {}
         if self._topology is None or not self.has(version):
@@ -107,10 +106,12 @@ class Plans:
         topology.join(plan, newcomers, is_proven=self.feeders.is_proven)
 
     def part(self, node: NodeId, seeder: Peer | None) -> FetchPlan:
-        """From whom this node fetches which stripe, and whom it calls and tries to dial."""
+        """Return the part of a node: its upstreams by stripe, and the nodes that it calls and tries to dial."""
         plan = self._topology
         if plan is None or node not in plan.parents:
-            raise UnknownNode("This node is not part of the plan.", hint="Register, and ask again.")
+            raise UnknownNode(
+                "This node is not in the fetch plan.", hint="Register the node, then request the plan again."
+            )
         topology.renew_spares(plan, node)
         peers = []
         for name, stripes in plan.upstreams(node).items():
@@ -137,7 +138,7 @@ class Plans:
         )
 
     def _pairs(self, node: NodeId) -> list[NodeId]:
-        """With whom a node punches: its parents and children, where neither can be dialled."""
+        """Return the nodes with which a node punches: its parents and children, where neither can be dialled."""
         plan = self._topology
         if plan is None or node not in plan.punchable or node not in plan.parents:
             return []
@@ -149,27 +150,27 @@ class Plans:
         return [Peer(peer_id=name, address=self._places[name], kind="peer") for name in pairs]
 
     def _observers(self, peers: Sequence[Peer], help_rate: float) -> tuple[Peer, ...]:
-        """Whom a node can ask for its address: those that it dials anyway, the seeder first unless it is in reserve."""
+        """Return the nodes to ask for one's address: those dialled anyway, the seeder first unless in reserve."""
         dialled = [peer for peer in peers if peer.address and (peer.kind == "peer" or peer.stripes or not help_rate)]
         dialled.sort(key=lambda peer: peer.kind != "seeder")
         return tuple(peer.model_copy(update={"stripes": ()}) for peer in dialled[: limits.OBSERVERS_MAX])
 
     def _at_address(self, name: str) -> Peer | None:
-        """Where to dial a node, if it is alive and names an address."""
+        """Return the address of a node as a peer; None if it is not alive or names no address."""
         address = self._addresses.get(NodeId(name))
         also = self._also.get(NodeId(name), ())
         return Peer(peer_id=name, address=address, also=also, kind="peer") if address else None
 
 
 def _deal_probes(version: int, live: Mapping[NodeId, str], plan: Topology) -> dict[str, NodeId]:
-    """Deal those that could not be dialled to nodes of the plan, one to each at most, to others with every version."""
+    """Assign undialable nodes to nodes of the plan that probe them, one each at most, different ones every version."""
     hidden = [name for name, address in live.items() if address and name not in plan.dialable]
     probers = plan.planned
     if not hidden or not probers:
         return {}
     ahead = 1 + version % max(1, len(probers) - 1)
     start = version * len(probers) % len(hidden)
-    # A node of the plan does not dial itself: its own place among the probers is where its prober is counted from.
+    # Count from a node's own position among the probers, so that no node probes itself.
     places = {name: place for place, name in enumerate(probers)}
     probes = dict[str, NodeId]()
     for place, name in enumerate([*hidden[start:], *hidden[:start]]):

@@ -1,17 +1,17 @@
-"""Publication of versions: the learner's, and those that the operator orders in their place.
+"""Publication of versions: the learner's, and those that the operator orders instead.
 
     the learner's:   uploaded → signed → activated
     the operator's:  staged → checked → intended → signed → activated
 
-- One version is published at a time, and a publication that has begun is finished, even if the caller goes away.
-- The operator orders an older version again, or the weights of another folder. Numbers only go forward: they become
-  the next version, at the update that the newest batch leads to. So every claim, also one on the version that was left,
-  stands under the same rule of staleness as before.
-- The learner goes on from them as soon as it sees that there is a replacement it has not taken. Until then it may
-  finish an update whose weights nobody will have.
-- What is intended is stored before anything is signed, and a kill in between is settled before the next version gets
-  its number: what nodes could have seen is activated, with the order; anything else has not happened.
-- The same weights as the newest version's are a named outcome, not a version: so an order can be repeated.
+- One version is published at a time, and a started publication is finished, even if the client disconnects.
+- The operator can order an older version again, or the weights of another folder. Numbers only increase: these weights
+  become the next version, at the update to which the newest batch leads. So the same staleness rule applies to every
+  claim, also to one on the replaced version.
+- The learner continues from the new weights when it sees a replacement that it has not loaded. Until then it may finish
+  an update whose weights are not published.
+- An order is stored before anything is signed. After a kill in between, the order is settled before the next version
+  gets its number: a signed version, which nodes may have seen, is activated; an unsigned one is forgotten.
+- An order for the weights of the newest version changes nothing, and the reply says so: an order can be repeated.
 """
 
 import asyncio
@@ -51,18 +51,18 @@ T = TypeVar("T")
 ORDERED, REPLACED = "ordered_version", "replaced_version"
 
 STAGE = r"ordered-[0-9a-f]{16}"
-"""How a folder below `uploads/` is called that is to be published by order."""
+"""Pattern of the name of a folder below `uploads/` that an order publishes."""
 
 LOOK = "`swarm-coordinator policy list` shows which versions are kept; `publish.keep` keeps more of them."
 
 NO_VERSION_YET = (
-    "Wait until `swarm-coordinator status` shows version 1 and give the order again; or begin a new round from these "
+    "Wait until `swarm-coordinator status` shows version 1, then repeat the order. Or begin a new round from these "
     "weights, with model.path set to their folder and another round.directory."
 )
 
 
 class Replacement(Section):
-    """What shall come in place of the newest version, why, and by whose order."""
+    """The operator's order to replace the newest version, with its reason and its author."""
 
     action: Literal["rollback", "publish"]
     version: int = Field(0, ge=0, le=limits.VERSION_MAX)
@@ -72,7 +72,7 @@ class Replacement(Section):
 
 
 class VersionPublication:
-    """Signs the versions of one round and makes them the ones that work is given for."""
+    """The publication of a round's versions: signs each and activates it for new leases."""
 
     def __init__(
         self,
@@ -91,26 +91,26 @@ class VersionPublication:
         self._database = database
         self.mirror = mirror
         self._splits = splits
-        """How many problems each split has that versions are measured on."""
+        """Returns the number of problems of each split on which versions are evaluated."""
         self._refresh = refresh
-        """Wakes those who wait for a new version."""
+        """Wakes the requests that wait for a new version."""
         self._kept = policy_versions.Keeping.by(config.publish)
         self._silent_after_ms = config.leases.silent_after_ms
         self._evaluation_terms = EvaluationTerms.from_config(config)
         self._lock = asyncio.Lock()
-        """Held by whoever signs: a number is given to one version only."""
+        """Held while signing: each number is given to one version only."""
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def publish(self, publication: Publication) -> None:
-        """Publish an uploaded version; one that is published already is left as it is."""
+        """Publish an uploaded version; do nothing if it is published already."""
         await self._to_the_end(self._publish(publication))
 
     async def replace(self, wanted: Replacement) -> dict[str, Any]:
-        """Publish what is wanted as the next version; return its number, and whether anything changed."""
+        """Publish the ordered weights as the next version; return its number, and whether anything changed."""
         return await self._to_the_end(self._replace(wanted))
 
     async def settle_orders(self) -> None:
-        """Finish, or forget, what a coordinator was ordered to publish when it was killed."""
+        """Finish or forget the order that a killed coordinator was carrying out."""
         async with self._lock:
             await self._settle()
 
@@ -158,7 +158,7 @@ class VersionPublication:
         return {"version": newest + 1, "changed": True}
 
     async def _settle(self) -> None:
-        """Activate the next version if a killed coordinator has signed it; otherwise forget what was ordered."""
+        """Activate the next version if a killed coordinator has signed it; otherwise forget the order."""
         version = 1 + (await self._database.read(policy_versions.newest_version))[0]
         signed = target_path(version) in self._metadata.targets()
         manifest = self._publisher.manifest(version) if signed else None
@@ -166,7 +166,7 @@ class VersionPublication:
             await self.activate(manifest)
         elif await self._database.read(get_fact, ORDERED):
             await self._database.run(set_fact, ORDERED, None)
-            log.warning("an order about versions was not finished when the coordinator stopped: repeat the order")
+            log.warning("the coordinator stopped before it had carried out an order about versions: repeat the order")
 
     async def sign(self, publication: Publication) -> None:
         """Sign and activate the next version; the caller holds the lock."""
@@ -174,7 +174,7 @@ class VersionPublication:
         await self.activate(manifest)
 
     async def activate(self, manifest: PolicyManifest) -> None:
-        """Make a signed version one that work is given for, and delete the files that nobody needs any more."""
+        """Activate a signed version for new leases, and delete files that are no longer needed."""
         await asyncio.to_thread(standby.wait_for, self._config.round.directory, manifest.version)
         if self.mirror:
             await self.mirror.caught_up(self._config.publish.upload_patience_s)
@@ -187,28 +187,28 @@ class VersionPublication:
         await self._database.run(set_fact, health.KEPT, kept._asdict())
 
     def _record(self, connection: sa.Connection, manifest: PolicyManifest, *, now_ms: int) -> None:
-        """Record a version for dispatch, ledger and nodes, and begin its evaluation if one is due."""
+        """Record a version for leases, ledger and nodes, and start its evaluation if one is due."""
         digest = chunks.digest(manifest.to_bytes())
         broadcasts.start_broadcast(connection, manifest, digest, silent_after_ms=self._silent_after_ms, now_ms=now_ms)
         entered(connection, manifest.version, now_ms)
         evaluations.start_due_evaluations(connection, manifest.version, self._splits(), self._evaluation_terms, now_ms)
 
     def _stage(self, wanted: Replacement, stage: Path, newest: int) -> None:
-        """Have the files there, all of them and sound, or refuse."""
+        """Put the ordered files into `stage` and check that they are complete and sound; raise an error otherwise."""
         settings = self._config.learner
         if settings.lora_rank and not settings.publish_adapters:
             raise ConfigInvalid(
-                "This round's learner trains adapters and publishes merged weights: it cannot go on from a version.",
-                hint="With learner.publish_adapters=true it can.",
+                "This round's learner trains adapters and publishes merged weights: it cannot continue from a version.",
+                hint="This needs a round with learner.publish_adapters=true.",
             )
         if wanted.action == "rollback":
             if not 1 <= wanted.version <= newest:
                 raise NotFound(f"Version {wanted.version} was not published.", hint=LOOK)
             shutil.rmtree(stage, ignore_errors=True)
             if self._publisher.write_folder(wanted.version, stage) is None:
-                raise NotFound(f"Version {wanted.version} is not kept any more.", hint=LOOK)
+                raise NotFound(f"The files of version {wanted.version} are no longer kept.", hint=LOOK)
         elif not wanted.stage or not stage.is_dir():
-            raise NotFound("The staged folder is gone.", hint="Give the order again.")
+            raise NotFound("The staged folder does not exist any more.", hint="Repeat the order.")
         manifest = self._publisher.manifest(newest)
         names, wanted_names = (
             {path.name for path in stage.iterdir()},
@@ -216,12 +216,12 @@ class VersionPublication:
         )
         if names != wanted_names:
             differ = ", ".join(sorted(names ^ wanted_names))
-            raise ConfigInvalid(f"Not the files that this round's versions have: {differ[:300]}.")
+            raise ConfigInvalid(f"The files differ from those of this round's versions: {differ[:300]}.")
         weights.require_finite(weights.weight_files(stage))
 
 
 def entered(connection: sa.Connection, version: int, now_ms: int) -> None:
-    """If this version was ordered, the order is carried out: to be called in the transaction that enters it."""
+    """Record that the order for this version is carried out; call it in the transaction that activates the version."""
     ordered = get_fact(connection, ORDERED)
     if not ordered or ordered["becomes"] != version:
         return
@@ -239,12 +239,12 @@ def entered(connection: sa.Connection, version: int, now_ms: int) -> None:
 
 
 def newest_replacement(connection: sa.Connection) -> int:
-    """The last version that came by order; 0 if none did."""
+    """Return the last version that was published by order; 0 if there is none."""
     return int(get_fact(connection, REPLACED, 0))
 
 
 def file_of(publisher: Publisher, version: int, name: str, digest: str) -> Path:
-    """A whole file of a version: as it was uploaded, or made from its chunks again."""
+    """Return the path of a complete file of a version: as uploaded, or rebuilt from its chunks."""
     path = publisher.uploads / str(version) / name
     if not path.is_file() or _digest(path) != digest:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,11 +255,11 @@ def file_of(publisher: Publisher, version: int, name: str, digest: str) -> Path:
 
 
 def _where_it_stands(connection: sa.Connection) -> tuple[int, int]:
-    """The newest version, and the update that the next one stands at."""
+    """Return the newest version, and the update of the next one."""
     if get_fact(connection, "finished", False):
         raise OutOfOrder(
-            "The round is finished: nothing is sampled from it any more.",
-            hint="`swarm-coordinator export --version` writes out an older policy.",
+            "The round is finished: no more samples are generated.",
+            hint="To get an older policy, use `swarm-coordinator export --version`.",
         )
     newest, update = policy_versions.newest_version(connection)
     if not newest:
@@ -276,12 +276,12 @@ def _digest(path: Path) -> str:
 
 
 def _move(stage: Path, target: Path) -> None:
-    """File by file: a learner that is uploading its own version of this number is overruled, and not disturbed."""
+    """Move the files one by one: a learner that is uploading its own version of this number loses, without an error."""
     target.mkdir(parents=True, exist_ok=True)
     for path in stage.iterdir():
         path.replace(target / path.name)
 
 
 def stage_name() -> str:
-    """A name that no other order has."""
+    """Return a unique name for the folder of an order."""
     return f"ordered-{os.urandom(8).hex()}"

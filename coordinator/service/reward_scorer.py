@@ -1,10 +1,11 @@
-"""The scorer: finds accepted groups that wait for their rewards, has them judged, and stores what came of it.
+"""The reward scorer: finds accepted groups without rewards, has them judged, and stores the results.
 
-- Nothing is promised in memory: what waits is read from the store, so a crash at any moment loses nothing.
-- A group that fails is tried again in a fresh process, `TRIES` times in all, and then given up with its reason.
-- If groups fail one after the other, that is no group's fault: after `GIVEN_UP_MAX` in a row none is given up until one
-  was judged. They wait, the operator is told, and since a batch lacks them, nodes get no more work than S allows.
-- What failed so comes up again behind all others: nobody holds up a round with what no reward can judge.
+- Waiting groups are read from the store, so a crash at any moment loses nothing.
+- A group that fails is retried in a fresh process, `TRIES` times in all, and then given up with its reason.
+- If groups fail one after the other, the cause is not in the groups: after `GIVEN_UP_MAX` in a row none is given up
+  until one is judged. They wait, the status tells the operator, and since batches lack them, nodes get no more work
+  than S allows.
+- Failed groups are retried after all others, so that a group that no reward function can judge does not block a round.
 """
 
 import asyncio
@@ -32,14 +33,14 @@ log = logging.getLogger(__name__)
 TRIES = 2
 GIVEN_UP_MAX = 4
 LOOK_AGAIN_S = 0.5
-"""What another API process accepted is not told here."""
+"""Time between two looks: groups accepted by another API process set no event here."""
 
 PAUSE_S = 5.0
-"""Between tries while nothing can be judged."""
+"""Pause between tries while no group can be judged."""
 
 
 class Here(Protocol):
-    """What the scorer needs of a round."""
+    """The part of a round that the scorer uses."""
 
     database: Database
     audits: AuditTerms
@@ -51,11 +52,11 @@ class Here(Protocol):
 
 
 class RewardScorer:
-    """All judging of one round; `problem` is what a group is about."""
+    """The judging of all groups of a round; `problem` returns the problem of a group."""
 
     def __init__(
         self,
-        here: Here,
+        round_: Here,
         spec: RewardSpec,
         problem: Callable[[PromptRef], Problem],
         now_ms: Callable[[], int],
@@ -63,46 +64,46 @@ class RewardScorer:
         pause_s: float = PAUSE_S,
         given_up_max: int = GIVEN_UP_MAX,
     ) -> None:
-        self._here, self._spec, self._problem, self._now_ms = here, spec, problem, now_ms
+        self._round, self._spec, self._problem, self._now_ms = round_, spec, problem, now_ms
         self._pause_s, self._given_up_max = pause_s, given_up_max
         self._pool = RewardPool(spec)
         self._taken: set[str] = set()
         self._given_up = 0
-        """Since the last group that was judged."""
+        """Number of groups given up since the last judged one."""
         self._put_off: set[str] = set()
-        """What failed, was not given up, and waits until all others had their turn."""
+        """Failed groups that were not given up, and wait until all others were tried."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Score groups until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
-                    self._here.unscored.clear()
+                    self._round.unscored.clear()
                     for waiting in await self._look():
                         self._taken.add(waiting.claim_id)
                         group.create_task(self._score(waiting))
                     with suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_AGAIN_S):
-                            await self._here.unscored.wait()
+                            await self._round.unscored.wait()
         finally:
             await self._pool.close()
 
     async def _look(self) -> list[Unscored]:
-        """What waits, and is in nobody's hands, as far as there are hands for it."""
+        """Return waiting groups that are not being judged, up to the number of free places."""
         free = 2 * self._spec.processes - len(self._taken)
         if free <= 0:
             return []
         try:
-            found = await self._here.database.read(scoring.waiting, free, but=self._taken | self._put_off)
-        except Exception:  # a store that is away comes back
+            groups = await self._round.database.read(scoring.waiting, free, but=self._taken | self._put_off)
+        except Exception:  # the store may be available again later
             log.exception("could not read the groups that wait for rewards")
             return []
-        if not found:
+        if not groups:
             self._put_off.clear()
-        return found
+        return groups
 
     async def _score(self, waiting: Unscored) -> None:
-        """Judge one group, whatever happens."""
+        """Judge one group; log any error instead of raising it."""
         try:
             await self._settle(waiting)
         except BookBroken:
@@ -113,25 +114,27 @@ class RewardScorer:
             await asyncio.sleep(self._pause_s)
         finally:
             self._taken.discard(waiting.claim_id)
-            self._here.unscored.set()
+            self._round.unscored.set()
 
     async def _settle(self, waiting: Unscored) -> None:
-        """Judge one group, and store that; where it fails for good, store that."""
+        """Judge one group and store its rewards, or its failure if that is final."""
         try:
             rewards = await self._judge(waiting)
-            rules = self._here.terms.selection
-            await self._here.database.run(scoring.scored, waiting.claim_id, rewards, rules=rules, now_ms=self._now_ms())
+            rules = self._round.terms.selection
+            await self._round.database.run(
+                scoring.scored, waiting.claim_id, rewards, rules=rules, now_ms=self._now_ms()
+            )
             self._given_up = 0
-            self._here.batch_ready.set()
+            self._round.batch_ready.set()
         except VerifierFailed as failure:
             await self._failed(waiting, failure)
         except VerifierDown as failure:
             await self._stand_still(failure.message)
         except NotFound:
-            pass  # no version is published: whose could it be?
+            pass  # no version is published, so no group can be real
 
     async def _judge(self, waiting: Unscored) -> list[Reward]:
-        text = await self._here.text()
+        text = await self._round.text()
         said = [text.judged_text(tokens) for tokens in waiting.completions]
         job = Job(self._problem(waiting.source), said, waiting.completions)
         rewards = await self._tried(job, waiting.group_no)
@@ -152,11 +155,11 @@ class RewardScorer:
             return
         self._given_up += 1
         log.error("group=%d given up: %s", waiting.group_no, failure.message)
-        await self._here.database.run(
-            scoring.give_up, waiting.claim_id, failure.message, audits=self._here.audits, now_ms=self._now_ms()
+        await self._round.database.run(
+            scoring.give_up, waiting.claim_id, failure.message, audits=self._round.audits, now_ms=self._now_ms()
         )
 
     async def _stand_still(self, reason: str) -> None:
         log.error("no rewards: %s", reason)
-        await self._here.database.run(scoring.stand_still, reason, now_ms=self._now_ms())
+        await self._round.database.run(scoring.stand_still, reason, now_ms=self._now_ms())
         await asyncio.sleep(self._pause_s)

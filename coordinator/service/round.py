@@ -1,8 +1,8 @@
-"""One round as the running coordinator holds it: its folder, store, publisher, and what requests need of them.
+"""A round in the running coordinator: its folder, store and publisher, and the state that requests share.
 
-- What it is opened with is in `coordinator.service.opening`.
+- `coordinator.service.opening` opens the folder, the keys and the books.
 - The folder: `keys/`, `operator.token`, `resolved.json`, `metadata/`, `blobs/`, `public/`, `logs/`, `state.db` …
-- Only events that wake waiting requests live in memory; everything counted is in the store.
+- Only events that wake waiting requests are in memory; everything that counts is in the store.
 """
 
 import asyncio
@@ -55,17 +55,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LED_AS = "led_as"
-"""The fact by which processes beside the leader see that it goes on with other settings or keys."""
+"""The fact that shows processes beside the leader a change of its settings or keys."""
 
 
 @dataclass(frozen=True)
 class News:
-    """What nodes are told with every answer: kept in memory, since everybody asks and it seldom changes."""
+    """The state sent to nodes with every reply: kept in memory, since it is read often and seldom changes."""
 
     version: int
     finished: bool
     led_as: str
-    """By which settings and keys the round is led, as `opening.led_as` says it."""
+    """Digest of the leader's settings and keys, by `opening.led_as`."""
 
     @staticmethod
     def read(connection: sa.Connection) -> "News":
@@ -74,13 +74,13 @@ class News:
 
 
 class Round:
-    """Everything the handlers and timers of one round share."""
+    """The state that the handlers and timers of one round share."""
 
     def __init__(self, config: Config, *, leads: bool = True) -> None:
         self.config = config
         self.folder = config.round.directory
         self.leads = leads
-        """One process of a round trains, publishes, plans and signs; those `beside` it serve nodes."""
+        """True for the one process that trains, publishes, plans and signs; those `beside` it only serve nodes."""
         with ExitStack() as held:
             if leads:
                 held.enter_context(opening.lead(config))
@@ -98,7 +98,7 @@ class Round:
         self.operator_token = opening.open_token(self.folder)
         own = local_nodes.open_keys(config)
         self.invited = None if config.fleet.strangers else own
-        """Who may join, if not everybody."""
+        """The nodes that may join; None: all."""
         probes = own.union(config.audit.probes)
         self.audits = replace(opening.audit_terms(config, self.folder), probes=probes)
         self.database.run_now(lottery.open_first_epoch, self.audits, now_ms())
@@ -112,16 +112,16 @@ class Round:
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self.batch_ready = asyncio.Event()
         self.unscored = asyncio.Event()
-        """Something was accepted whose rewards take a process."""
+        """Set when a group was accepted whose rewards need a process."""
         self.seeder: Peer | None = None
         self.seeder_up = 0.0
-        """What it sent in its best second of late, bytes."""
+        """Bytes that the seeder sent in its best recent second."""
         self.plans = Plans()
         self.silent_after_ms = config.leases.silent_after_ms
-        """Who was not heard of for so long is not counted on."""
+        """Time without a message after which a node counts as offline."""
         self.up_since_ms = now_ms()
         self.questions: Counter[NodeId] = Counter()
-        """Requests for news that are held open, by node."""
+        """Number of requests for a newer version that are held open, by node."""
         self.publication = VersionPublication(
             config,
             self.publisher,
@@ -151,7 +151,7 @@ class Round:
         )
 
     def _take_over(self) -> None:
-        """What only who leads does with what is there: the log has the roots before it signs or serves under them."""
+        """Prepare the round for its leader: log the roots before anything is signed or served under them."""
         opening.require_resumption(self.metadata, self.folder)
         self.database.run_now(opening.log_roots, self.metadata, now_ms())
         opening.mend_metadata(self.metadata, self.folder)
@@ -159,14 +159,14 @@ class Round:
 
     @classmethod
     def beside(cls, folder: Path) -> "Round":
-        """The round of a folder that another process leads, with the settings of that process."""
+        """Open the round in `folder` that another process leads, with the settings of that process."""
         resolved = folder / "resolved.json"
         if not resolved.exists():
-            raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator launch`.")
+            raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator launch`.")
         config = Config.model_validate_json(resolved.read_text())
         if not config.store.url:
             raise ConfigInvalid(
-                "A round on SQLite is served by one process.", hint="Make it with store.url=postgresql://…"
+                "A round on SQLite can be served by one process only.", hint="Create it with store.url=postgresql://…"
             )
         made = cls(config, leads=False)
         try:
@@ -178,39 +178,39 @@ class Round:
 
     @property
     def is_led_alike(self) -> bool:
-        """Whether the round is led by the settings and keys that this process began with."""
+        """Return True if the leader has the settings and keys with which this process started."""
         return self.news.led_as == self.led_as
 
     def require_led_alike(self) -> None:
-        """Refuse to serve by other settings or keys than the leader's."""
+        """Raise an error if the leader has other settings or keys than this process."""
         if not self.is_led_alike:
             raise ConfigInvalid(
-                "The round is led with other settings or keys than this process began with.",
-                hint="Start this process again, and before it the round, if keys were replaced since its last launch.",
+                "The leader of this round has other settings or keys than this process.",
+                hint="Restart this process. If keys were replaced since the last launch, restart the round first.",
             )
 
     def public_settings(self) -> dict[str, Any]:
-        """What the operator set, as far as nodes and visitors want to know it."""
+        """Return the settings that nodes and visitors need."""
         return summary.public_settings(self.config, self.round_id)
 
     @cached_property
     def ledger_key(self) -> NoteKey:
-        """The one that the newest root names."""
+        """Return the ledger key that the newest root names."""
         return ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
 
     @cached_property
     def evaluated(self) -> dict[str, int]:
-        """How many problems each split has that is measured; nothing is counted where nothing is."""
+        """Return the number of problems of each evaluated split; empty if there are no evaluations."""
         if not self.config.eval.every:
             return {}
         return {split: len(self.task.problems(split)) for split in self.config.eval.splits}
 
     async def text(self) -> TaskText:
-        """The policy's tokenizer and bounds; there is none before the first version."""
+        """Return the policy's tokenizer and bounds; raise `NotFound` before the first version."""
         if self._text is None:
             version = self.news.version
             if not version:
-                raise NotFound("No policy version is published yet.", hint="Wait for the first one.")
+                raise NotFound("No policy version is published yet.", hint="Wait for the first version.")
             self._text = await asyncio.to_thread(
                 TaskText,
                 lambda name: self.publisher.read_file(version, name),
@@ -235,7 +235,7 @@ class Round:
         return Judge(self.round_id, self.terms, text.bounds, text.reward if text.judges else None, self.audits)
 
     async def refresh(self) -> None:
-        """See what is new in the store, and wake those who wait for it."""
+        """Read the news from the store, and wake the requests that wait for it."""
         news = await self.database.run(News.read)
         if news != self.news:
             self.news = news
@@ -243,7 +243,7 @@ class Round:
             self._changed = asyncio.Event()
 
     async def version_after(self, version: int, *, patience_s: float) -> int:
-        """The newest version, as soon as it is above this one or when patience ends."""
+        """Return the newest version, as soon as it is above `version` or after `patience_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while self.news.version <= version:
@@ -259,17 +259,17 @@ class Round:
         return self._evidence[1]
 
     def tolerances(self) -> Calibration:
-        """What this round's claims are judged by."""
+        """Return the tolerances for audits of this round's claims."""
         return calibration.load(self.folder, self.metadata.root())
 
     async def publish_checkpoint(self) -> bytes:
-        """Sign the ledger as it is now, or find the last checkpoint still true; nothing that a standby copy lacks."""
+        """Sign a checkpoint of the ledger, if it has grown; at most up to the entries that a standby copy has."""
         copy = await asyncio.to_thread(standby.current, self.folder)
         limit = copy.ledger_size if copy else None
         return await self.database.run(store.publish, self.ledger_key, self.metadata.sign_for_ledger, limit)
 
     async def beside_the_loop(self, work: Callable[[], T]) -> T:
-        """Call what takes long and needs no store, one after the other, so that it holds up neither loop nor writer."""
+        """Run slow work without the store on one thread, so that it blocks neither the event loop nor the writer."""
         return await asyncio.get_running_loop().run_in_executor(self._beside, work)
 
     def close(self) -> None:

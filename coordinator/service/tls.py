@@ -1,7 +1,7 @@
-"""HTTPS with the operator's own certificate, beside the plain address that the round's own programs use.
+"""HTTPS with the operator's own certificate, in addition to the plain address for the round's own programs.
 
-- A renewed certificate is taken up within the hour, without a restart; a broken one leaves the old one in use.
-- Trust in weights and books does not rest on it: those are signed. It keeps what nodes ask for to themselves.
+- A renewed certificate is loaded within the hour, without a restart; with a broken one, the old one stays in use.
+- Trust in weights and ledger does not depend on it: those are signed. It keeps the requests of nodes private.
 """
 
 import logging
@@ -16,7 +16,7 @@ RELOAD_S = 3600.0
 
 
 def context(config: Config) -> ssl.SSLContext | None:
-    """What to serve HTTPS with; None if the operator asked for none."""
+    """Return the TLS context for HTTPS; None if `round.tls_listen` is not set."""
     place = config.round
     if not place.tls_listen:
         return None
@@ -26,7 +26,7 @@ def context(config: Config) -> ssl.SSLContext | None:
 
 
 async def reload(made: ssl.SSLContext, config: Config) -> None:
-    """Take up what the files hold now; connections that are open keep what they have."""
+    """Load the certificate files again; open connections keep the old certificate."""
     try:
         _load(made, config)
     except ConfigInvalid as error:
@@ -39,6 +39,6 @@ def _load(made: ssl.SSLContext, config: Config) -> None:
         made.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigInvalid(
-            f"No HTTPS with {certificate} and {key}: {error}.",
-            hint="round.tls_certificate is the chain in PEM, round.tls_key its private key without a passphrase.",
+            f"Cannot serve HTTPS with {certificate} and {key}: {error}.",
+            hint="round.tls_certificate must be the chain in PEM, round.tls_key its private key without a passphrase.",
         ) from error

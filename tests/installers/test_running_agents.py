@@ -93,11 +93,11 @@ def by_hand(machine: Machine, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("options", [[], ["--service", JOIN]], ids=["an update", "the service once more"])
 def test_the_service_leaves_cleanly_and_runs_the_new_version(served: Machine, options: list[str]) -> None:
-    assert ("starts again with the new version" in served.run("--dry-run", *options).stdout) == (not options)
+    assert ("restarts with the new version" in served.run("--dry-run", *options).stdout) == (not options)
     run = served.run(*options)
     assert run.returncode == 0, run.stderr
     assert log(served) == ["1.0 at work", "1.0 left by SIGINT", "1.1 at work"], "restarted, and once"
-    assert "The service runs it" in run.stdout
+    assert "The service is running the new version" in run.stdout
     assert "still run" not in run.stdout
 
 
@@ -122,7 +122,7 @@ def test_a_service_that_does_not_start_again_is_told_with_the_next_step(served: 
     run = served.run()
     assert run.returncode == 1
     assert served.version() == "echo-swarm 1.1"
-    assert "is installed, but its service did not start again" in run.stderr
+    assert "is installed, but its service did not restart" in run.stderr
     assert "systemctl --user status swarm-node.service" in run.stderr
 
 
@@ -134,7 +134,7 @@ def test_an_agent_started_by_hand_is_named_with_the_next_step_and_keeps_its_fold
             small_wheel(machine.wheels, version)
             run = machine.run()
             assert run.returncode == 0, run.stderr
-            still = f"Process {agent.pid} still runs the version from before: swarm-node join {JOIN} --home here"
+            still = f"Process {agent.pid} still runs the previous version: swarm-node join {JOIN} --home here"
             assert still in run.stdout
             assert "swarm-node finish --home here" in run.stdout
         assert first.is_dir()
@@ -171,7 +171,7 @@ def test_what_runs_is_not_uninstalled(machine: Machine) -> None:
     with by_hand(machine, "join", JOIN) as agent:
         run = machine.run("--uninstall")
         assert run.returncode == 1
-        assert f"Process {agent.pid} still runs it: swarm-node join {JOIN}" in run.stderr
+        assert f"Process {agent.pid} is still running: swarm-node join {JOIN}" in run.stderr
         assert "swarm-node finish" in run.stderr
         assert machine.version() == "echo-swarm 1.0"
     assert machine.run("--uninstall").returncode == 0

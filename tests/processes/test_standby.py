@@ -271,7 +271,7 @@ def test_copy_that_lacks_published_entries_goes_on_only_after_a_gap_that_root_ke
 
     seen_file = swarm.folder / "seen"
     seen_file.write_bytes(seen.newest())
-    with pytest.raises(BackupInvalid, match=r"copy lacks them\. Nobody who was named has them"):
+    with pytest.raises(BackupInvalid, match=r"copy lacks them\. No given source has them"):
         take_over(coordinator, target, seen_file)
     with pytest.raises(BackupInvalid, match=r"They are: .*pending"):
         take_over(coordinator, target, saved)

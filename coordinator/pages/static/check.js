@@ -1,23 +1,23 @@
-// The buttons of a node's page: fetch a receipt, check it here, and say what it proves.
+// The "check" buttons of a node's page: fetch a receipt, check it in the browser, and show the result.
 
 import { check, missing } from "./receipt.js";
 
 const { round, node } = document.querySelector("[data-round]").dataset;
-const told = document.getElementById("checked");
+const result = document.getElementById("checked");
 
 function say(text, kind) {
-  told.textContent = text;
-  told.className = kind;
+  result.textContent = text;
+  result.className = kind;
 }
 
 async function prove(button) {
   const claim = button.dataset.claim;
   const lacking = await missing();
-  if (lacking) return say(`${lacking} Use: swarm-node ledger check`, "bad");
+  if (lacking) return say(`${lacking} Use instead: swarm-node ledger check`, "bad");
   const reply = await fetch(`/v1/receipts/${claim}`);
-  if (!reply.ok) return say("There is no receipt yet: wait for the next checkpoint.", "bad");
+  if (!reply.ok) return say("There is no receipt yet. Try again after the next checkpoint, in a few seconds.", "bad");
   const proved = await check(new Uint8Array(await reply.arrayBuffer()), round, claim);
-  if (proved.nodeId !== node) throw new Error("The receipt credits another node.");
+  if (proved.nodeId !== node) throw new Error("The receipt credits a different node.");
   say(
     `Proved: claim ${claim.slice(0, 12)}… is ${proved.state}, ${proved.amountMicros} millionths for ${proved.tokens} tokens, `
       + `under the signed checkpoint of ${proved.size} entries.`,

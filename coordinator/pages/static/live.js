@@ -1,14 +1,14 @@
-// Keeps the parts of a page that are marked `data-live` fresh: fetches the same page again when the coordinator says that
-// something has changed, and puts the new parts in place of the old. Without server-sent events it asks now and then.
+// Refreshes the parts of a page that are marked `data-live`: fetches the same page again when the coordinator sends an
+// event, and replaces the old parts. Without server-sent events it fetches the page every ten seconds.
 //
-// - The server renders and escapes everything; nothing here makes markup out of data.
-// - An open table stays open, and the focus stays where it was. A page that nobody sees is not fetched.
-// - A page that is left stops listening: a browser keeps it for the way back, and with it one of the six connections that
-//   it opens to a host, so that the seventh page would wait for a minute.
+// - The server renders and escapes everything; this script builds no markup from data.
+// - An open table stays open, and the focus stays where it was. A hidden page is not fetched.
+// - A page that the visitor leaves closes its event stream. The browser keeps such a page for the "back" button, and with
+//   it one of the six connections that it opens to a host, so that the seventh page would wait for a minute.
 
 const POLL_MS = 10_000;
 const LISTEN_AGAIN_MS = 60_000;
-const SPREAD_MS = 500; // so that a crowd does not ask in the same instant
+const SPREAD_MS = 500; // spreads the requests of many visitors
 
 let fetching = false;
 let missed = false;
@@ -47,9 +47,9 @@ async function refresh() {
       const fresh = page.getElementById(old.id);
       if (fresh && fresh.innerHTML !== old.innerHTML) keep(old, document.adoptNode(fresh));
     }
-    say(polling ? "Asked again every ten seconds." : "Live.");
+    say(polling ? "Refreshed every 10 seconds." : "Live.");
   } catch {
-    say("The coordinator does not answer; trying again.");
+    say("The coordinator does not answer. Trying again.");
   } finally {
     fetching = false;
   }
@@ -70,7 +70,7 @@ function listen() {
     setTimeout(refresh, Math.random() * SPREAD_MS);
   });
   source.addEventListener("error", () => {
-    say("The coordinator does not answer; trying again.");
+    say("The coordinator does not answer. Trying again.");
     if (source.readyState === EventSource.CLOSED) poll();
   });
 }

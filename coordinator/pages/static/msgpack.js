@@ -1,4 +1,4 @@
-// The values of canonical MessagePack, as docs/protocol.md has it: maps, lists, text, bytes, whole numbers, floats, nil.
+// Decoder for canonical MessagePack as docs/protocol.md specifies it: maps, lists, text, bytes, whole numbers, floats, nil.
 
 const DEPTH_MAX = 8;
 
@@ -40,23 +40,23 @@ class Reader {
   }
 
   list(count, depth) {
-    const found = [];
-    for (let index = 0; index < count; index++) found.push(this.value(depth + 1));
-    return found;
+    const values = [];
+    for (let index = 0; index < count; index++) values.push(this.value(depth + 1));
+    return values;
   }
 
   map(count, depth) {
-    const found = new Map();
+    const map = new Map();
     for (let index = 0; index < count; index++) {
       const key = this.value(depth + 1);
-      if (typeof key !== "string" || found.has(key)) throw new Error("A map has a key twice, or one that is no text.");
-      found.set(key, this.value(depth + 1));
+      if (typeof key !== "string" || map.has(key)) throw new Error("A map has a duplicate key, or a key that is not text.");
+      map.set(key, this.value(depth + 1));
     }
-    return found;
+    return map;
   }
 
   value(depth) {
-    if (depth > DEPTH_MAX) throw new Error("The message nests too deep.");
+    if (depth > DEPTH_MAX) throw new Error("The message is nested too deeply.");
     const first = this.unsigned(1);
     if (first <= 0x7f) return first;
     if (first <= 0x8f) return this.map(first & 0x0f, depth);

@@ -1,9 +1,9 @@
-// Checks a receipt of the ledger by itself, as docs/protocol.md has it:
+// Checks a receipt of the ledger as docs/protocol.md specifies:
 //
-// (1) the first root document has the round's id, and each later one is signed by the keys of the one before and its own;
+// (1) the first root document hashes to the round id; each later one is signed by the previous one's keys and its own;
 // (2) the checkpoint is signed by a ledger key that one of these roots names;
 // (3) each entry, hashed with its proof, gives the checkpoint's root;
-// (4) the entries are the credit and, if there is one, the settlement of the claim that was asked for.
+// (4) the entries are the credit and, if there is one, the settlement of the requested claim.
 
 import { decode } from "./msgpack.js";
 
@@ -33,41 +33,41 @@ function concat(...parts) {
   return joined;
 }
 
-const equal = (one, other) => one.length === other.length && one.every((byte, place) => byte === other[place]);
+const equal = (left, right) => left.length === right.length && left.every((byte, place) => byte === right[place]);
 
 async function isSigned(publicKey, signature, data) {
   const key = await crypto.subtle.importKey("raw", publicKey, { name: "Ed25519" }, false, ["verify"]);
   return crypto.subtle.verify({ name: "Ed25519" }, key, signature, data);
 }
 
-/** What this browser lacks to check anything; empty if nothing. */
+/** Returns what this browser lacks to check receipts; empty if nothing. */
 export async function missing() {
-  if (!globalThis.crypto?.subtle) return "The browser checks only on pages that came by https, or from this machine.";
+  if (!globalThis.crypto?.subtle) return "Browsers can check receipts only on pages loaded over https or from this machine.";
   try {
     await crypto.subtle.importKey("raw", new Uint8Array(32), { name: "Ed25519" }, false, ["verify"]);
     return "";
   } catch (error) {
-    return error.name === "NotSupportedError" ? "This browser knows no Ed25519 signatures." : "";
+    return error.name === "NotSupportedError" ? "This browser does not support Ed25519 signatures." : "";
   }
 }
 
-/** What a receipt proves of a claim, or an error that says what is wrong with it. */
+/** Returns what a receipt proves about a claim; throws an error if the receipt is not valid. */
 export async function check(bytes, roundId, claimId) {
   const receipt = decode(bytes);
-  demand(receipt instanceof Map && receipt.get("kind") === "echo-swarm/receipt", "This is no receipt.");
+  demand(receipt instanceof Map && receipt.get("kind") === "echo-swarm/receipt", "This file is not a receipt.");
   const keys = await ledgerKeys(receipt.get("roots"), roundId);
   const checkpoint = await openCheckpoint(receipt.get("checkpoint"), keys, `echo-swarm/${roundId}`);
   const entries = [];
   for (const item of receipt.get("entries")) {
-    const found = await rootByInclusion(item.get("entry"), item.get("index"), checkpoint.size, item.get("proof"));
-    demand(equal(found, checkpoint.root), `Entry ${item.get("index")} is not in the tree of the checkpoint.`);
+    const root = await rootByInclusion(item.get("entry"), item.get("index"), checkpoint.size, item.get("proof"));
+    demand(equal(root, checkpoint.root), `Entry ${item.get("index")} is not in the tree of the checkpoint.`);
     entries.push(decode(item.get("entry")));
   }
   const [credit, settlement, ...others] = entries;
   const isClaims = credit?.get("kind") === "pending" && credit.get("claim_id") === claimId && others.length === 0;
   const isSettled = !settlement
     || (["post", "void"].includes(settlement.get("kind")) && settlement.get("claim_id") === claimId);
-  demand(isClaims && isSettled, "The receipt is about something else than this claim.");
+  demand(isClaims && isSettled, "The receipt is not about this claim.");
   return {
     nodeId: credit.get("node_id"),
     tokens: credit.get("tokens"),
@@ -80,18 +80,18 @@ export async function check(bytes, roundId, claimId) {
 // (1)
 
 async function ledgerKeys(roots, roundId) {
-  demand(hex(await sha256(roots[0])) === roundId, "The receipt's first root is not that of this round.");
+  demand(hex(await sha256(roots[0])) === roundId, "The receipt's first root document is not that of this round.");
   const parsed = roots.map((root) => JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(root)));
   for (const [place, root] of parsed.entries()) {
     const before = parsed[Math.max(0, place - 1)];
-    demand(root.signed._type === "root", "A root document is none.");
+    demand(root.signed._type === "root", "A root document has the wrong type.");
     demand(place === 0 || root.signed.version === before.signed.version + 1, "A root document is missing in the chain.");
     await demandThreshold(root, before.signed);
     await demandThreshold(root, root.signed);
   }
   return parsed.map((root) => {
     const key = root.signed["x-echo-swarm-ledger"];
-    demand(key?.keytype === "ed25519" && key.keyval.public.length === 64, "A root names no key for the ledger.");
+    demand(key?.keytype === "ed25519" && key.keyval.public.length === 64, "A root document names no ledger key.");
     return unhex(key.keyval.public);
   });
 }
@@ -105,10 +105,10 @@ async function demandThreshold(document, signed) {
     if (!role.keyids.includes(keyid) || key?.keytype !== "ed25519") continue;
     if (await isSigned(unhex(key.keyval.public), unhex(sig), data)) valid.add(key.keyval.public);
   }
-  demand(role.threshold >= 1 && valid.size >= role.threshold, "A root document lacks signatures.");
+  demand(role.threshold >= 1 && valid.size >= role.threshold, "A root document has too few valid signatures.");
 }
 
-// As TUF signs it: keys sorted, no spaces, and nothing escaped but quotes and backslashes.
+// Canonical JSON as TUF signs it: sorted keys, no spaces, and only quotes and backslashes escaped.
 function canonicalJson(value) {
   if (typeof value === "string") return `"${value.replaceAll("\\", "\\\\").replaceAll('"', '\\"')}"`;
   if (Array.isArray(value)) return `[${value.map(canonicalJson).join(",")}]`;
@@ -132,23 +132,23 @@ async function openCheckpoint(note, keys, origin) {
       if (dash !== "—" || name !== origin) continue;
       const raw = unbase64(value);
       if (!equal(raw.subarray(0, 4), id)) continue;
-      demand(await isSigned(key, raw.subarray(4), utf8(text)), "The checkpoint's signature is not the ledger's.");
+      demand(await isSigned(key, raw.subarray(4), utf8(text)), "The checkpoint's signature is not valid.");
       return readCheckpoint(text, origin);
     }
   }
-  throw new Error("The ledger's key has not signed this checkpoint.");
+  throw new Error("No ledger key of this round has signed the checkpoint.");
 }
 
 function readCheckpoint(text, origin) {
   const match = /^(\S+)\n(0|[1-9][0-9]{0,14})\n([A-Za-z0-9+/=]{44})\n$/.exec(text);
-  demand(match && match[1] === origin, "The note is no checkpoint of this round.");
+  demand(match && match[1] === origin, "The checkpoint is not one of this round.");
   return { size: Number(match[2]), root: unbase64(match[3]) };
 }
 
 // (3)
 
 async function rootByInclusion(entry, index, size, proof) {
-  demand(Number.isSafeInteger(index) && index >= 0 && index < size, "The proof is about a place beyond the log.");
+  demand(Number.isSafeInteger(index) && index >= 0 && index < size, "The index in the proof is beyond the end of the log.");
   const sides = [];
   for (let [start, end] = [0, size]; end - start > 1;) {
     const middle = start + split(end - start);
@@ -156,15 +156,15 @@ async function rootByInclusion(entry, index, size, proof) {
     if (index < middle) end = middle;
     else start = middle;
   }
-  demand(proof.length === sides.length && sides.length <= PROOF_MAX, "The proof has another length than the tree asks for.");
-  let found = await sha256(concat(Uint8Array.of(0), entry));
+  demand(proof.length === sides.length && sides.length <= PROOF_MAX, "The proof has the wrong length for this tree.");
+  let hash = await sha256(concat(Uint8Array.of(0), entry));
   for (const [place, side] of sides.entries()) {
     const sibling = proof[place];
-    demand(sibling.length === HASH_BYTES, "The proof holds something that is no hash.");
-    const pair = side === "right" ? [found, sibling] : [sibling, found];
-    found = await sha256(concat(Uint8Array.of(1), ...pair));
+    demand(sibling.length === HASH_BYTES, "A hash in the proof has the wrong length.");
+    const pair = side === "right" ? [hash, sibling] : [sibling, hash];
+    hash = await sha256(concat(Uint8Array.of(1), ...pair));
   }
-  return found;
+  return hash;
 }
 
 function split(count) {

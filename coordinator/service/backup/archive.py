@@ -1,17 +1,18 @@
-"""Where a backup is written to and read from: a folder or one tar file; and how a standby copy is read (`following`).
+"""Backup archives: a folder or one tar file, written and read; and the reader of a standby copy (`following`).
 
-- Files may have any names. Where a backup speaks of them, bytes that are no text, and %, stand as %XX; each file has
-  one such name, and a name that could leave the folder is refused, whoever wrote it.
-- What is added is hashed on the way. A file that grows meanwhile is taken as long as it was when it was opened.
-- Whole or not there: everything goes to `.NAME.partial` beside the target, which is synced and renamed at the end.
+- Files may have any names. In a backup's list, bytes that are not text, and %, are written as %XX; each file has one
+  such name, and a name that could leave the folder is rejected.
+- Files are hashed while they are added. A file that grows meanwhile is saved up to its length when it was opened.
+- A backup is complete or absent: everything is written to `.NAME.partial` beside the target, and this is synced and
+  renamed at the end.
 
-`backup.json`, the last file that is written, says what the backup holds. The round's secrets are sealed under a
-passphrase (AES-256-GCM, the key by scrypt):
+`backup.json`, the last file that is written, lists the contents. The round's secrets are sealed under a passphrase
+(AES-256-GCM, the key by scrypt):
 
-- Whoever finds a backup has to guess the passphrase, at a sixth of a second and 128 MiB a try.
-- They are sealed together with what stands beside them: whoever can change a backup, but does not know the passphrase,
-  makes one that does not open.
-- A wrong passphrase, a damaged file and a changed backup look the same, and none gives a byte.
+- An attacker who has a backup must guess the passphrase, at a sixth of a second and 128 MiB a try.
+- The seal covers the list of the other files: an attacker who changes a backup without the passphrase makes one that
+  does not open.
+- A wrong passphrase, a damaged file and a changed backup cause the same error, and no bytes are returned.
 """
 
 import io
@@ -39,7 +40,7 @@ from protocol.wire import canonical
 TAR = ".tar"
 CONTENTS = "backup.json"
 FILES = "files"
-"""Where a standby copy has the files of a round, by their digests."""
+"""Folder of a standby copy for the files of a round, by their digests."""
 
 PIECE_BYTES = 2**20
 CONTENTS_MAX_BYTES = 2**28
@@ -52,20 +53,20 @@ class BackupInvalid(SwarmError):
 
 
 def escaped(path: str) -> str:
-    """The name that a relative path has in a backup."""
+    """Return the name of a relative path in a backup."""
     text = os.fsdecode(os.fsencode(path))
     return "".join(f"%{ord(char) & 0xFF:02X}" if char == "%" or "\udc80" <= char <= "\udcff" else char for char in text)
 
 
 def plain(name: str) -> str:
-    """The relative path that a name in a backup stands for; it stays in its folder."""
-    path = re.sub("%25|%[89A-F][0-9A-F]", lambda found: _unescaped(int(found[0][1:], 16)), name)
+    """Return the relative path of a name in a backup; raise `BackupInvalid` if it could leave its folder."""
+    path = re.sub("%25|%[89A-F][0-9A-F]", lambda match: _unescaped(int(match[0][1:], 16)), name)
     try:
         is_its_name = escaped(path) == name
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # a lone surrogate
         is_its_name = False
     if not is_its_name or "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
-        raise BackupInvalid(f"{name!r} is no name of a file in a backup.")
+        raise BackupInvalid(f"{name!r} is not a valid file name in a backup.")
     return path
 
 
@@ -87,19 +88,19 @@ class Entry(Section):
 
 
 class Writer(Protocol):
-    """Takes files."""
+    """A target to which files are added."""
 
     def add(self, name: str, source: IO[bytes], size_bytes: int) -> Entry: ...
 
 
 class Reader(Protocol):
-    """Gives them back."""
+    """A source from which files are read."""
 
     def open(self, name: str) -> IO[bytes]: ...
 
 
 class _HashedPart(io.RawIOBase):
-    """So many bytes of a file, hashed as they are read."""
+    """The first `size_bytes` of a file, hashed as they are read."""
 
     def __init__(self, source: IO[bytes], size_bytes: int) -> None:
         self._source = source
@@ -115,7 +116,7 @@ class _HashedPart(io.RawIOBase):
 
 
 class _Part(io.RawIOBase):
-    """The first bytes of a file."""
+    """The first `size_bytes` of a file."""
 
     def __init__(self, file: IO[bytes], size_bytes: int) -> None:
         self._file = file
@@ -172,12 +173,12 @@ class _FolderReader:
     def open(self, name: str) -> IO[bytes]:
         path = self._folder / plain(name)
         if path.is_symlink() or not path.is_file():
-            raise BackupInvalid(f"The backup has no file {name}.", hint="Take another one.")
+            raise BackupInvalid(f"The backup has no file {name}.", hint="Use another backup.")
         return path.open("rb")
 
 
 class _StandbyReader:
-    """A standby copy: files by their digests, and of the store's logs as much as the list says."""
+    """A reader of a standby copy: files by their digests, each up to the size in the list."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -185,7 +186,9 @@ class _StandbyReader:
             listed = json.loads((folder / CONTENTS).read_bytes())["files"]
             self._entries = {entry["name"]: Entry.model_validate(entry) for entry in listed}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BackupInvalid(f"{folder} is no whole standby copy: {error}.", hint="Use another one.") from None
+            raise BackupInvalid(
+                f"{folder} is not a complete standby copy: {error}.", hint="Use another copy."
+            ) from None
 
     def open(self, name: str) -> IO[bytes]:
         if name == CONTENTS:
@@ -193,7 +196,7 @@ class _StandbyReader:
         entry = self._entries.get(name)
         path = self._folder / standby_path(entry) if entry else None
         if entry is None or path is None or path.is_symlink() or not path.is_file():
-            raise BackupInvalid(f"The standby copy has no file {name}.", hint="Use another one.")
+            raise BackupInvalid(f"The standby copy has no file {name}.", hint="Use another copy.")
         return io.BufferedReader(_Part(path.open("rb"), entry.size_bytes))
 
 
@@ -207,13 +210,13 @@ class _TarReader:
         except KeyError:
             file = None
         if file is None:
-            raise BackupInvalid(f"The backup has no file {name}.", hint="Take another one.")
+            raise BackupInvalid(f"The backup has no file {name}.", hint="Use another backup.")
         return file
 
 
 @contextmanager
 def writing(target: Path) -> Iterator[tuple[Writer, Path]]:
-    """A writer, and what it writes to until the body has ended well; then that gets its name."""
+    """Yield a writer and its partial target; remove the target if the body raises. The caller renames it."""
     partial = target.with_name(f".{target.name}.partial")
     discard(partial)
     with full_disk_named(target.parent):
@@ -235,7 +238,7 @@ def writing(target: Path) -> Iterator[tuple[Writer, Path]]:
 
 @contextmanager
 def reading(source: Path) -> Iterator[Reader]:
-    """What `writing` wrote."""
+    """Yield a reader of a backup that `writing` wrote, or of a standby copy."""
     if source.is_dir():
         yield _StandbyReader(source) if is_standby(source) else _FolderReader(source)
         return
@@ -243,9 +246,11 @@ def reading(source: Path) -> Iterator[Reader]:
         with tarfile.open(source, "r:") as tar:
             yield _TarReader(tar)
     except FileNotFoundError:
-        raise BackupInvalid(f"There is no backup at {source}.", hint="Name the file or folder.") from None
+        raise BackupInvalid(
+            f"There is no backup at {source}.", hint="Give the path of the backup file or folder."
+        ) from None
     except tarfile.TarError as error:
-        raise BackupInvalid(f"{source} is no whole backup: {error}.", hint="Take another one.") from None
+        raise BackupInvalid(f"{source} is not a complete backup: {error}.", hint="Use another backup.") from None
 
 
 def is_standby(folder: Path) -> bool:
@@ -254,12 +259,12 @@ def is_standby(folder: Path) -> bool:
 
 
 def standby_path(entry: Entry) -> str:
-    """Where a standby copy has a file."""
+    """Return the path of a file in a standby copy."""
     return plain(entry.name) if entry.name.startswith("store/") else f"{FILES}/{entry.digest[:2]}/{entry.digest}"
 
 
 def described(folder: Path, name: str) -> Entry:
-    """A file that was written into a backup's folder by somebody else; it is synced."""
+    """Sync a file that other code wrote into a backup's folder, and return its entry."""
     with (folder / plain(name)).open("rb") as file:
         os.fsync(file.fileno())
         hashed = _HashedPart(file, os.fstat(file.fileno()).st_size)
@@ -270,18 +275,18 @@ def described(folder: Path, name: str) -> Entry:
 
 
 def require_sound(reader: Reader, entry: Entry) -> None:
-    """Read a file of a backup, and compare."""
+    """Read a file of a backup, and compare its size and digest with its entry."""
     hasher, size = blake3(), 0
     with reader.open(entry.name) as file:
         while piece := file.read(PIECE_BYTES):
             hasher.update(piece)
             size += len(piece)
     if (size, hasher.hexdigest()) != (entry.size_bytes, entry.digest):
-        raise BackupInvalid(f"{entry.name} of the backup is damaged.", hint="Take another one.")
+        raise BackupInvalid(f"The file {entry.name} of the backup is damaged.", hint="Use another backup.")
 
 
 def discard(path: Path) -> None:
-    """Remove what an earlier attempt left."""
+    """Remove the remains of an earlier attempt."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -292,7 +297,7 @@ SEALED = "keys.sealed"
 
 
 class Contents(Section):
-    """Where the round stood, and every file with its digest."""
+    """The list of a backup: the state of the round, and every file with its digest."""
 
     format: Literal[1] = 1
     made_ms: int
@@ -301,17 +306,17 @@ class Contents(Section):
     schema_number: int
     ledger_size: int
     checkpoint: str
-    """The last one that was signed; empty before the first."""
+    """The last signed checkpoint; empty before the first."""
     version: int
     keys: Literal["sealed", "left out"]
     folder: Literal["saved", "as it is"] = "saved"
-    """The rest of the round's folder: saved, too, or as it is in the folder around this copy of the store alone."""
+    """The rest of the round's folder: saved in the backup, or left in place beside a copy of the store alone."""
     files: tuple[Entry, ...]
 
     def digest(self) -> bytes:
-        """Of all that it says but of the sealed keys, which are sealed with this."""
+        """Return the digest of all fields without the entry of the sealed keys, which are sealed with this digest."""
         others = tuple(entry for entry in self.files if entry.name != SEALED)
-        young = {"folder"} if self.folder == "saved" else None  # older backups were sealed without the word
+        young = {"folder"} if self.folder == "saved" else None  # older backups were sealed without this field
         return blake3(self.model_copy(update={"files": others}).model_dump_json(exclude=young).encode()).digest()
 
     @classmethod
@@ -321,7 +326,7 @@ class Contents(Section):
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
-            raise BackupInvalid(f"{CONTENTS} says nothing that is understood: {error.errors()[0]['msg']}.") from None
+            raise BackupInvalid(f"{CONTENTS} is not valid: {error.errors()[0]['msg']}.") from None
 
 
 HEAD = b"echo-swarm sealed keys 1\n"
@@ -331,26 +336,26 @@ SECRETS_MAX_BYTES = 2**24
 
 
 class Sealer:
-    """Seals again and again with one passphrase: the costly part is done once."""
+    """Sealing with one passphrase, many times: the costly key derivation runs once."""
 
     def __init__(self, passphrase: str) -> None:
         self._salt = os.urandom(SALT_BYTES)
         self._cipher = AESGCM(_key(passphrase, self._salt))
 
     def seal(self, files: Mapping[str, bytes], beside: bytes) -> bytes:
-        """The files, for those who know the passphrase and have the same beside them."""
+        """Seal the files; opening them needs the passphrase and the same `beside`."""
         nonce = os.urandom(NONCE_BYTES)
         data = canonical.encode([[name, files[name]] for name in sorted(files)])
         return HEAD + self._salt + nonce + self._cipher.encrypt(nonce, data, HEAD + beside)
 
 
 def seal(files: Mapping[str, bytes], passphrase: str, beside: bytes) -> bytes:
-    """The same, once."""
+    """Seal the files with a new `Sealer`."""
     return Sealer(passphrase).seal(files, beside)
 
 
 def unseal(data: bytes, passphrase: str, beside: bytes) -> dict[str, bytes]:
-    """The files again."""
+    """Return the files from `data` that `seal` made."""
     body = data.removeprefix(HEAD)
     salt, nonce, rest = body[:SALT_BYTES], body[SALT_BYTES:][:NONCE_BYTES], body[SALT_BYTES + NONCE_BYTES :]
     try:
@@ -359,12 +364,12 @@ def unseal(data: bytes, passphrase: str, beside: bytes) -> dict[str, bytes]:
         plain = AESGCM(_key(passphrase, salt)).decrypt(nonce, rest, HEAD + beside)
     except InvalidTag:
         raise BackupInvalid(
-            "The passphrase does not open the keys of this backup, or somebody has changed it since.",
-            hint="Try again; if you are sure of the passphrase, trust nothing in this backup and take another one.",
+            "The passphrase is wrong for the keys of this backup, or the backup was changed.",
+            hint="Try again. If the passphrase is right, do not trust this backup: use another one.",
         ) from None
-    found = canonical.decode(plain, max_bytes=SECRETS_MAX_BYTES)
-    assert isinstance(found, list)
-    return {str(name): bytes(content) for name, content in found}
+    files = canonical.decode(plain, max_bytes=SECRETS_MAX_BYTES)
+    assert isinstance(files, list)
+    return {str(name): bytes(content) for name, content in files}
 
 
 def _key(passphrase: str, salt: bytes) -> bytes:

@@ -1,10 +1,10 @@
-"""A consistent copy of a store that others write to meanwhile, and the way back.
+"""A consistent copy of a store while others write to it, and its loading.
 
-- A copy is of one moment, and what belongs to it can be looked at before anything is copied (`moment`); writers go on.
+- A copy is a snapshot of one moment, which can be read before anything is copied (`moment`); writers continue.
 - SQLite: its online backup, inside a read transaction. It is one file.
 - PostgreSQL: `COPY` of every table in one REPEATABLE READ transaction. The tables' definitions are read from the
   database itself, so a store of any schema can be saved; `schema.sql` and a file per table, as text.
-- Loading needs an empty PostgreSQL, and happens whole or not at all.
+- Loading needs an empty PostgreSQL, and is done in one transaction.
 """
 
 import re
@@ -21,10 +21,10 @@ from coordinator.store.state import engine
 from protocol.errors import ConfigInvalid
 
 Tell = Callable[[str, int, int], None]
-"""What is under way, how much of it is done, and of how much."""
+"""A callback for progress: the step's name, the amount done, and the total."""
 
 PAGES_AT_ONCE = 2048
-"""Of SQLite's online backup, between two reports."""
+"""Pages of SQLite's online backup between two progress reports."""
 
 PIECE_BYTES = 2**20
 
@@ -48,7 +48,7 @@ def save(
 
 @contextmanager
 def moment(where: Path | str) -> Iterator[sa.Connection]:
-    """The store as it is now, however long it is read."""
+    """Yield a connection that reads the store as it is now, for as long as it is open."""
     made = engine(where) if isinstance(where, str) else _only_read(where)
     try:
         with made.connect() as connection:
@@ -73,7 +73,7 @@ def copy(
     *,
     pages_at_once: int = PAGES_AT_ONCE,
 ) -> None:
-    """Write a copy of a moment into a folder; `look` reads what was copied, for its own purposes."""
+    """Write a copy of a moment into a folder; `look` can read the copied data."""
     folder.mkdir(parents=True)
     if connection.dialect.name == "sqlite":
         _copy_sqlite(_driver(connection), folder / FILE, tell, pages_at_once)
@@ -87,11 +87,11 @@ def copy(
 
 
 def load(folder: Path, where: str, tell: Tell) -> None:
-    """Fill an empty PostgreSQL with what `save` wrote."""
+    """Load the files that `save` wrote into an empty PostgreSQL."""
     with opened(where) as connection:
-        if there := sa.inspect(connection).get_table_names():
+        if tables := sa.inspect(connection).get_table_names():
             raise ConfigInvalid(
-                f"The database at store.url is not empty ({len(there)} tables).", hint="Name one that is."
+                f"The database at store.url is not empty ({len(tables)} tables).", hint="Give an empty database."
             )
         connection.exec_driver_sql("BEGIN")
         for statement in filter(str.strip, (folder / DEFINITIONS).read_text().split(END)):
@@ -105,7 +105,7 @@ def load(folder: Path, where: str, tell: Tell) -> None:
 
 @contextmanager
 def opened(where: Path | str) -> Iterator[sa.Connection]:
-    """A connection that is closed without a commit."""
+    """Yield a connection to a store; it is closed without a commit."""
     made = engine(where)
     try:
         with made.connect() as connection:
@@ -127,7 +127,7 @@ def _copy_sqlite(source: sqlite3.Connection, target: Path, tell: Tell, pages_at_
     with closing(sqlite3.connect(target)) as copied:
         source.backup(copied, pages=pages_at_once, progress=step)
         if (said := copied.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
-            raise ConfigInvalid(f"The store is damaged: {said}.", hint="`swarm-coordinator fsck` tells more.")
+            raise ConfigInvalid(f"The store is damaged: {said}.", hint="For details, run `swarm-coordinator fsck`.")
 
 
 def _copy_postgresql(connection: sa.Connection, folder: Path, tell: Tell) -> None:
@@ -140,19 +140,19 @@ def _copy_postgresql(connection: sa.Connection, folder: Path, tell: Tell) -> Non
 
 
 def _tables(connection: sa.Connection) -> list[sa.Table]:
-    """The tables as they are there, with the constraints that reflection leaves out."""
+    """Return the database's tables, with the constraints that reflection omits."""
     metadata = sa.MetaData()
     metadata.reflect(connection)
-    here = sa.inspect(connection)
+    inspector = sa.inspect(connection)
     for table in metadata.sorted_tables:
-        there = {constraint.name for constraint in table.constraints}
-        for check in here.get_check_constraints(table.name):
-            if check["name"] in there:  # newer versions of SQLAlchemy reflect them
+        names = {constraint.name for constraint in table.constraints}
+        for check in inspector.get_check_constraints(table.name):
+            if check["name"] in names:  # newer versions of SQLAlchemy reflect them
                 continue
             table.append_constraint(sa.CheckConstraint(check["sqltext"], name=check["name"]))
         for column in table.columns:
             if "nextval(" in str(getattr(column.server_default, "arg", "")):
-                column.server_default = None  # its sequence is made with it
+                column.server_default = None  # its sequence is created with it
     return metadata.sorted_tables
 
 
@@ -163,7 +163,7 @@ def _definitions(tables: list[sa.Table], dialect: sa.Dialect) -> str:
 
 
 def _copy_out(connection: sa.Connection, command: str, target: Path, names: str) -> None:
-    """The table's rows, after a line with its columns."""
+    """Write the table's rows to `target`, after a line with the columns in `names`."""
     with target.open("wb") as file, _driver(connection).cursor() as cursor, cursor.copy(command) as rows:
         file.write(names.encode() + b"\n")
         for piece in rows:
@@ -186,5 +186,5 @@ def _load_table(connection: sa.Connection, path: Path) -> None:
 
 
 def _driver(connection: sa.Connection) -> Any:
-    """The driver's own connection, which knows COPY."""
+    """Return the driver's own connection, which supports COPY."""
     return connection.connection.driver_connection

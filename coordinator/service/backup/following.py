@@ -1,23 +1,23 @@
-"""`swarm-coordinator backup --follow`: a standby copy of a running round, which lags by seconds.
+"""`swarm-coordinator backup --follow`: a standby copy of a running round, seconds behind it.
 
-    TARGET/backup.json     what the copy consists of: every file with its digest; replaced in one step
+    TARGET/backup.json     the list of the copy: every file with its digest; replaced in one step
     TARGET/files/ab/ab…    files of the round's folder, by their digests
     TARGET/store/          the store: a base and the logs since (`coordinator.service.backup.store_copy`)
 
 A pass, every second:
 
 1. The learner's newest checkpoint gets a second name, if it is a new one.
-2. The store's log is read up to its last commit. Right after it, the documents, chunks and uploads that are new get a
-   second name. If a version was entered in between, both are done anew. A version that is signed and not entered yet
-   may be among them: the next launch enters it.
-3. So does all else that is new in the round's folder.
-4. What is new is written to the target and synced, then the list takes the place of the one before. Keys are sealed
-   with the list's digest in every pass.
-5. The round is told how far the copy is (`coordinator.reports.standby`).
+2. The store's log is read up to its last commit. Right after it, new documents, chunks and uploads get a second name.
+   If a version was activated in between, both are repeated. A version that is signed and not active yet may be among
+   them: the next launch activates it.
+3. All other new files in the round's folder get a second name, too.
+4. New data is written to the target and synced, then the new list replaces the old one. Keys are sealed with the list's
+   digest in every pass.
+5. The pass records for the round what the copy has (`coordinator.reports.standby`).
 
-- The target is a whole copy at every moment: of the last pass that ended. Nothing that its list names is changed, but
-  for bytes behind those that count; what no list names is deleted after the next pass.
-- A target that fails is tried again for ever, and the round goes on.
+- The target is a complete copy at every moment: that of the last finished pass. Listed files do not change, except for
+  bytes beyond their listed size; files in no list are deleted after the next pass.
+- A target that fails is retried for ever, and the round continues.
 """
 
 import fcntl
@@ -66,17 +66,17 @@ Tell = Callable[[str, int, int], None]
 
 EVERY_S = 1.0
 ATTEMPTS = 20
-"""Attempts of one pass to find a moment in which no version is entered; then the next pass tries."""
+"""Attempts of one pass to find a moment without an activation; then the next pass tries."""
 
 REPORT_EVERY_S = 10.0
 
 PROBLEM_MAX_CHARS = 500
 
 KEYS_AGAIN_S = 60.0
-"""Keys change by commands of the operator, seldom."""
+"""Time between two reads of the keys, which the operator seldom changes."""
 
 Mark = tuple[int, int, int]
-"""Inode, size and time of a file: another one means other bytes, since ours are never changed in place."""
+"""Inode, size and time of a file: a new mark means new bytes, since files are never changed in place."""
 
 
 @dataclass
@@ -93,14 +93,14 @@ class Pass:
 
 @dataclass
 class _Found:
-    """Return the files of the round's folder, by their names in the copy."""
+    """Files of the round's folder, by their names in the copy: known ones, and new ones with a second name."""
 
     known: dict[str, tuple[Mark, Entry]] = field(default_factory=dict)
     held: dict[str, tuple[Mark, Path]] = field(default_factory=dict)
 
 
 class Follower:
-    """Follows one round to one target; use it within `with`."""
+    """A follower that copies one round to one target; a context manager."""
 
     def __init__(self, config: Config, config_file: Path, target: Path, sealer: Sealer | None, tell: Tell) -> None:
         self._config = config
@@ -114,7 +114,7 @@ class Follower:
         self._store: StoreCopy | None = None
         self._is_open = False
         self._listed: set[str] = set()
-        """Paths that the last list names; those of an earlier run, too, until the first pass has ended."""
+        """Paths in the last list; also those of an earlier run until the first pass has ended."""
         self._known: dict[str, tuple[Mark, Entry]] = {}
         self._learner: tuple[str, list[Entry]] = ("", [])
         """The learner's checkpoint in the copy: its name and its files."""
@@ -123,25 +123,29 @@ class Follower:
         self._copied_bytes = 0
         self._last_taken_ms = 0
         self.lag_max_s = 0.0
-        """The longest that the copy was behind, since whoever reports it set it to 0."""
+        """Longest lag of the copy since the last report, which sets it to 0."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether a first pass has ended: what fails later is tried again."""
+        """Return True if a first pass has ended: later failures are retried."""
         return self._is_open
 
     def __enter__(self) -> "Follower":
         if not (self._folder / "resolved.json").exists():
-            raise ConfigInvalid(f"There is no round in {self._folder}.", hint="Make one with `swarm-coordinator init`.")
+            raise ConfigInvalid(
+                f"There is no round in {self._folder}.", hint="Create one with `swarm-coordinator init`."
+            )
         if self._target.is_relative_to(self._folder):
-            raise ConfigInvalid(f"{self._target} lies in the round's own folder.", hint="Name one on another disk.")
+            raise ConfigInvalid(
+                f"{self._target} is inside the round's own folder.", hint="Choose a folder on another disk."
+            )
         with ExitStack() as opened:
             lock = opened.enter_context(open_private(self._folder / "standby.lock"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                hint = "Stop the other `backup --follow`."
-                raise ConfigInvalid("This round has a standby copy that follows it.", hint=hint) from None
+                hint = "Stop the other one first."
+                raise ConfigInvalid("Another `backup --follow` is already running for this round.", hint=hint) from None
             opened.callback(standby.forget, self._folder)
             opened.callback(shutil.rmtree, self._place, ignore_errors=True)
             opened.callback(self._close_store)
@@ -152,16 +156,16 @@ class Follower:
         self._opened.close()
 
     def step(self) -> Pass:
-        """One pass; what fails in it has not happened, and the next one does it."""
+        """Run one pass; after a failure, the next pass repeats the work."""
         began_s, self._copied_bytes = time.monotonic(), 0
         with full_disk_named(self._target):
             self._open_target()
             shutil.rmtree(self._place, ignore_errors=True)
             make_folder(self._place)
             learner = self._hold_learner()
-            found, state, signed = self._moment()
-            self._walk(found, self._folder, but=MOVING)
-            made = self._write(found, learner, state)
+            files, state, signed = self._moment()
+            self._walk(files, self._folder, but=MOVING)
+            made = self._write(files, learner, state)
             self._confirm(made, signed)
             self._forget_unlisted(made)
         if self._store and self._store.needs_base:
@@ -178,27 +182,29 @@ class Follower:
                 log.warning(
                     "the database log for the standby copy was discarded: the next pass copies the whole database"
                 )
-        with suppress(OSError, SwarmError):  # the round's own disk may be what is full
+        with suppress(OSError, SwarmError):  # the round's own disk may be full
             if (last := standby.read(self._folder)) is not None:
                 standby.write(self._folder, last.model_copy(update={"problem": str(error)[:PROBLEM_MAX_CHARS]}))
 
     def _open_target(self) -> None:
-        """Find what the target has of this round; a target that was there and is away must not be begun anew."""
+        """Read the target's list at the first pass; raise an error if the target has disappeared since."""
         if self._is_open:
             if not (self._target / CONTENTS).exists():
                 raise ConfigInvalid(
-                    f"The standby copy at {self._target} is away.",
-                    hint="Mount its disk again; or, if it is lost, start `backup --follow` again.",
+                    f"The standby copy at {self._target} is missing.",
+                    hint="Mount its disk again. If it is lost, restart `backup --follow`.",
                 )
             return
         entries: dict[str, Entry] = {}
         if (self._target / CONTENTS).exists():
             there = Contents.model_validate_json((self._target / CONTENTS).read_bytes())
             if there.round_id != self._look().round_id:
-                raise ConfigInvalid(f"{self._target} follows another round.", hint="Name another folder.")
+                raise ConfigInvalid(
+                    f"{self._target} is the standby copy of another round.", hint="Choose another folder."
+                )
             entries = {entry.name: entry for entry in there.files}
         elif self._target.is_dir() and any(path.name != FILES for path in self._target.iterdir()):
-            raise ConfigInvalid(f"{self._target} is not empty, and no standby copy.", hint="Name another folder.")
+            raise ConfigInvalid(f"{self._target} is not empty and not a standby copy.", hint="Choose another folder.")
         make_folder(self._target / FILES)
         there_now = (path for path in self._target.glob("*/**/*") if path.is_file())
         self._listed = {path.relative_to(self._target).as_posix() for path in there_now}
@@ -210,7 +216,7 @@ class Follower:
             self._store.close()
 
     def _hold_learner(self) -> dict[str, Path]:
-        """(1) The files of a checkpoint that the copy does not have."""
+        """Return the files of a new checkpoint, with a second name (step 1)."""
         checkpoints = self._folder / FIRST / training.FOLDER
         names = [path.name for path in checkpoints.glob("*") if path.name.isdigit()]
         if not names or max(names) == self._learner[0]:
@@ -222,21 +228,21 @@ class Follower:
             return {}
 
     def _moment(self) -> tuple[_Found, StoreState, int]:
-        """(2) What is new, the state of the store, and the newest version that is signed."""
+        """Return the new files, the state of the store, and the newest signed version (step 2)."""
         for _ in range(ATTEMPTS):
             taken_ms, before = time.time_ns() // 1_000_000, self._look()
             if self._store:
                 self._store.pull(self._tell)
-            found = _Found()
+            files = _Found()
             for name in MOVING:
-                self._walk(found, self._folder / name)
+                self._walk(files, self._folder / name)
             signed = making.newest_document(self._folder)
             if before.version == self._look().version and before.version <= signed <= before.version + 1:
                 before.taken_ms = taken_ms
-                return found, before, signed
-            for _, path in found.held.values():
+                return files, before, signed
+            for _, path in files.held.values():
                 path.unlink(missing_ok=True)
-        raise ConfigInvalid("A version was entered at every attempt of this pass.", hint="The next one tries again.")
+        raise ConfigInvalid("A version was activated at every attempt of this pass.", hint="The next pass tries again.")
 
     def _look(self) -> StoreState:
         state = StoreState()
@@ -244,30 +250,32 @@ class Follower:
             state.look(connection)
         return state
 
-    def _walk(self, found: _Found, place: Path, but: tuple[str, ...] = ()) -> None:
-        """(2) (3) Give every new file below a folder a second name; one that is known has an entry."""
+    def _walk(self, files: _Found, place: Path, but: tuple[str, ...] = ()) -> None:
+        """Give every new file below `place` a second name (steps 2 and 3); known files keep their entries."""
         for inner, path in _files(self._folder, place):
             name = f"folder/{escaped(inner)}"
             is_later = (
-                name in found.known or name in found.held or f"{inner}/".startswith(tuple(f"{one}/" for one in but))
+                name in files.known
+                or name in files.held
+                or f"{inner}/".startswith(tuple(f"{skipped}/" for skipped in but))
             )
             if is_later:
                 continue
-            with suppress(FileNotFoundError):  # deleted since, and so not needed
+            with suppress(FileNotFoundError):  # deleted meanwhile, so not needed
                 status = path.stat()
                 mark = (status.st_ino, status.st_size, status.st_mtime_ns)
                 if (last := self._known.get(name)) and last[0] == mark:
-                    found.known[name] = last
+                    files.known[name] = last
                     continue
                 held = self._place / secrets.token_hex(8)
                 training.second_name(path, held)
-                found.held[name] = (mark, held)
+                files.held[name] = (mark, held)
 
-    def _write(self, found: _Found, learner: dict[str, Path], state: StoreState) -> Contents:
-        """(4)"""
-        known, trained = dict(found.known), self._learner
-        for number, (name, (mark, path)) in enumerate(found.held.items()):
-            self._tell("writing", number, len(found.held))
+    def _write(self, round_files: _Found, learner: dict[str, Path], state: StoreState) -> Contents:
+        """Write the new files, the store's logs and the list to the target (step 4)."""
+        known, trained = dict(round_files.known), self._learner
+        for number, (name, (mark, path)) in enumerate(round_files.held.items()):
+            self._tell("writing", number, len(round_files.held))
             known[name] = (mark, self._add(name, path))
         if learner:
             inside = f"folder/{FIRST}/{training.FOLDER}"
@@ -299,9 +307,9 @@ class Follower:
         return entry
 
     def _add(self, name: str, path: Path) -> Entry:
-        """Write a file of the round under its digest, unless it is there: an earlier run wrote most of them.
+        """Write a file of the round under its digest, unless it exists: an earlier run wrote most of them.
 
-        One that grows meanwhile, as logs of figures do, is taken as long as it was at first.
+        A file that grows meanwhile, such as a log of figures, is copied up to its first length.
         """
         size_bytes = path.stat().st_size
         entry = Entry(name=name, size_bytes=size_bytes, digest=_copied(path, size_bytes, None))
@@ -322,7 +330,7 @@ class Follower:
         return entry
 
     def _confirm(self, made: Contents, signed: int) -> None:
-        """(5)"""
+        """Record for the round what the copy has (step 5)."""
         behind_s = (time.time_ns() // 1_000_000 - (self._last_taken_ms or made.made_ms)) / 1000
         self._last_taken_ms, self.lag_max_s = made.made_ms, max(self.lag_max_s, behind_s)
         size = made.ledger_size if self._store else None
@@ -334,7 +342,7 @@ class Follower:
         )
 
     def _forget_unlisted(self, made: Contents) -> None:
-        """Delete what this list does not name any more."""
+        """Delete the files that the new list does not name."""
         listed = {standby_path(entry) for entry in made.files}
         for name in self._listed - listed:
             (self._target / name).unlink(missing_ok=True)
@@ -342,7 +350,7 @@ class Follower:
 
 
 def follow(follower: Follower, every_s: float, stop: threading.Event, say: Callable[[str], None]) -> None:
-    """Pass after pass until `stop`; a line for each `REPORT_EVERY_S`, and for each new problem."""
+    """Run passes until `stop` is set; call `say` every `REPORT_EVERY_S`, and for each new problem."""
     reported_s, problem, copied_bytes = -math.inf, "", 0
     while not stop.is_set():
         began_s = time.monotonic()
@@ -353,7 +361,7 @@ def follow(follower: Follower, every_s: float, stop: threading.Event, say: Calla
                 raise
             follower.failed(error)
             if str(error) != problem:
-                say(f"standby copy failed, tried again every {every_s:g} s: {error}")
+                say(f"standby copy failed, retrying every {every_s:g} s: {error}")
             problem = str(error)
         else:
             copied_bytes += done.copied_bytes
@@ -364,7 +372,7 @@ def follow(follower: Follower, every_s: float, stop: threading.Event, say: Calla
 
 
 def _copied(path: Path, size_bytes: int, file: IO[bytes] | None) -> str:
-    """The digest of a file's first bytes, which are written to another one, if there is one."""
+    """Return the digest of the first `size_bytes` of `path`; also write them to `file` if given."""
     hasher = blake3()
     with path.open("rb") as source:
         while piece := source.read(min(PIECE_BYTES, size_bytes)):
@@ -376,7 +384,7 @@ def _copied(path: Path, size_bytes: int, file: IO[bytes] | None) -> str:
 
 
 def _line(done: Pass, lag_max_s: float, copied_bytes: int) -> str:
-    """A line for the operator."""
+    """Return the report of a pass for the operator, in one line."""
     return (
         f"standby copy: at most {lag_max_s:.1f} s behind, version {done.version}, "
         f"{counted(done.ledger_size, 'ledger entry', 'ledger entries')}, {counted(done.files, 'file')}; "
@@ -385,7 +393,7 @@ def _line(done: Pass, lag_max_s: float, copied_bytes: int) -> str:
 
 
 def _files(folder: Path, place: Path) -> Iterator[tuple[str, Path]]:
-    """Every finished file that is saved, with its path in the round's folder."""
+    """Yield every finished file to be saved, with its path in the round's folder."""
     if place.is_file():
         yield place.relative_to(folder).as_posix(), place
         return

@@ -1,14 +1,14 @@
-"""`swarm-coordinator backup`: a running round saved, and the result read again.
+"""`swarm-coordinator backup`: save a running round, and verify the result.
 
 1. The learner's files, its newest checkpoint as a whole, get a second name (a hard link) in a folder of this backup, so
    that they stay as they are.
-2. The store is held as it is at one moment, and right after it so are the trust documents' timestamp, chunks and
-   uploads: all that a publication replaces or deletes. If a version was published in between, both are held anew:
-   a document must not name what the store does not know. It is a matter of milliseconds, so publication goes on.
+2. The store is held at one moment, and right after it the trust documents' timestamp, chunks and uploads: everything
+   that a publication replaces or deletes. If a version was published in between, both are held again: a document must
+   not name a version that the store does not have. This takes milliseconds and does not stop publication.
 3. The store is copied as it was at that moment, however long that takes.
-4. All else of the round's folder gets a second name, too, but for logs and older backups; of documents that were signed
-   meanwhile the timestamp knows nothing.
-5. Everything is written out, read again, and gets its name.
+4. All other files of the round's folder get a second name, too, except logs and older backups; the timestamp does not
+   name documents that were signed meanwhile.
+5. Everything is written, verified, and gets its name.
 """
 
 import fcntl
@@ -54,31 +54,31 @@ from protocol.policy.manifest import version_of
 Tell = Callable[[str, int, int], None]
 
 ATTEMPTS = 100
-"""A version is published every few minutes, and holding a moment takes milliseconds."""
+"""Attempts to hold a moment, which takes milliseconds; a version is published every few minutes."""
 
 PAUSE_S = 0.05
-"""Between two attempts: a publication that is under way gets on."""
+"""Pause between two attempts, in which a running publication continues."""
 
 SECRET = ("keys", "operator.token", "evm.key")
-"""What is sealed, or left out."""
+"""Files and folders with secrets: sealed, or left out."""
 
 NOT_SAVED = (
     "logs", "backups", "public", "resolved.json", "coordinator.lock", "payouts.lock", "backup.lock",
     "standby.lock", "standby.json", "operator.toml",
 )  # fmt: skip
-"""Made again by a launch, or of no use to it; `resolved.json` is saved without its password, and `operator.toml`, which
-a restored round has in its folder, as the settings file of the backup."""
+"""Names that a launch creates again or does not need. `resolved.json` is saved separately, without its password;
+`operator.toml`, which a restored round has in its folder, is saved as the settings file of the backup."""
 
 FIRST = "learner"
-"""Saved before the store: a checkpoint must not be ahead of its round."""
+"""Folder that is saved before the store: a checkpoint must not be ahead of its round."""
 
 MOVING = ("metadata/timestamp.json", "blobs", "uploads")
-"""What a publication replaces or deletes; all else that it writes has a name for ever."""
+"""Paths that a publication replaces or deletes; all its other files are permanent."""
 
 
 @dataclass
 class StoreState:
-    """What the copied store says of itself."""
+    """The state of a copied store."""
 
     round_id: str = ""
     schema: int = 0
@@ -87,10 +87,10 @@ class StoreState:
     version: int = 0
     differences: int = 0
     taken_ms: int = 0
-    """When it was copied; 0: when the backup is described."""
+    """Time of the copy; 0: the time at which the list is made."""
 
     def look_closely(self, connection: sa.Connection) -> None:
-        """Its ledger, too."""
+        """Read the state of the store, and check its ledger."""
         self.look(connection)
         self.differences = len(store.rebuild(connection, locked=False))
 
@@ -116,13 +116,13 @@ class StoreState:
 
 @dataclass
 class _Staged:
-    """Files under their names in the backup."""
+    """Held files, by their names in the backup."""
 
     folder: Path
     files: dict[str, Path] = field(default_factory=dict)
 
     def keep(self, name: str, path: Path) -> None:
-        """Hold on to a file as it is now; one that is gone meanwhile was not needed."""
+        """Give a file a second name; skip a file that was deleted meanwhile, which is not needed."""
         held = self.folder / secrets.token_hex(8)
         with suppress(FileNotFoundError):
             training.second_name(path, held)
@@ -130,12 +130,12 @@ class _Staged:
 
 
 def make(config: Config, config_file: Path, target: Path, *, passphrase: str | None, tell: Tell) -> Contents:
-    """Save a round, which may be running; without a passphrase its keys are left out."""
+    """Save a round, which may be running; leave out its keys if there is no passphrase."""
     folder = config.round.directory
     if not (folder / "resolved.json").exists():
-        raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
+        raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator init`.")
     if target.exists():
-        raise ConfigInvalid(f"{target} exists.", hint="Name a new file or folder.")
+        raise ConfigInvalid(f"{target} exists already.", hint="Choose a new file or folder.")
     with _staging(folder) as staged:
         snapshot = _capture(config, staged, tell)
         with writing(target) as (writer, partial):
@@ -154,7 +154,7 @@ def make(config: Config, config_file: Path, target: Path, *, passphrase: str | N
 
 
 def save_store(config: Config, config_file: Path, target: Path, tell: Tell) -> Contents:
-    """Save the store alone, of whatever schema, of a round that is stopped; the rest of its folder stays as it is."""
+    """Save only the store of a stopped round, with any schema; the rest of the round's folder is not saved."""
     snapshot, place = StoreState(), "store"
     with writing(target) as (writer, partial):
         database.save(config.state, partial / place, tell, snapshot.look)
@@ -167,7 +167,7 @@ def save_store(config: Config, config_file: Path, target: Path, tell: Tell) -> C
 
 
 def _capture(config: Config, staged: _Staged, tell: Tell) -> StoreState:
-    """(1) to (4)"""
+    """Hold the files of the round and copy its store (steps 1 to 4)."""
     folder = config.round.directory
     secret = _secret_files(config)
     checkpoint = training.hold_checkpoint(folder / FIRST / training.FOLDER, staged.folder / training.FOLDER)
@@ -181,8 +181,8 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> StoreState:
         database.copy(store_then, place, tell, snapshot.look_closely)
     if snapshot.differences:
         raise BackupInvalid(
-            f"The store contradicts its ledger in {snapshot.differences} places: nothing is saved.",
-            hint="`swarm-coordinator fsck` names them; keep older backups.",
+            f"The store contradicts its ledger in {snapshot.differences} places. No backup was made.",
+            hint="`swarm-coordinator fsck` lists them. Keep older backups.",
         )
     staged.files |= {f"store/{path.name}": path for path in sorted(place.iterdir())}
     for path in sorted(folder.iterdir()):
@@ -193,7 +193,7 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> StoreState:
 
 @contextmanager
 def _moment(config: Config, staged: _Staged, secret: Set[Path]) -> Iterator[sa.Connection]:
-    """(2) The store at a moment when nothing was being published, until what belongs to it was held."""
+    """Yield the store at a moment without a publication, with the files of that moment held (step 2)."""
     folder, before = config.round.directory, dict(staged.files)
     for _ in range(ATTEMPTS):
         with database.moment(config.state) as store_then:
@@ -208,21 +208,21 @@ def _moment(config: Config, staged: _Staged, secret: Set[Path]) -> Iterator[sa.C
         time.sleep(PAUSE_S)
     raise BackupInvalid(
         f"A version was published at each of {ATTEMPTS} attempts, before its files could be held.",
-        hint="Publish less often, or put the round on a file system with hard links: elsewhere files are copied first.",
+        hint="Publish less often, or put the round on a file system with hard links: without them, files are copied.",
     )
 
 
 def _schema_of(connection: sa.Connection) -> int:
-    there = schema.stored_number(connection)
-    if there is None:
+    number = schema.stored_number(connection)
+    if number is None:
         raise ConfigInvalid("The store is empty: there is nothing to save.")
-    return there
+    return number
 
 
 def _keep_all(staged: _Staged, folder: Path, path: Path, *, but: Set[Path]) -> None:
-    """A file, or everything below a folder that is whole: what has a dot in front, or is new, is not finished.
+    """Hold a file, or every finished file below a folder, except those in `but`.
 
-    What is held already stays as it was then.
+    Files that are held already stay as they are.
     """
     for file in sorted(below(path)) if path.is_dir() else [path]:
         inner = file.relative_to(folder)
@@ -239,7 +239,7 @@ def is_unfinished(part: str) -> bool:
 
 
 def below(folder: Path) -> Iterator[Path]:
-    """Every file; folders that are deleted meanwhile have none."""
+    """Yield every file below a folder; skip folders that are deleted meanwhile."""
 
     def failed(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -250,13 +250,13 @@ def below(folder: Path) -> Iterator[Path]:
 
 
 def newest_document(folder: Path) -> int:
-    """The newest version that the signed documents of a round name."""
+    """Return the newest version that the signed documents of a round name."""
     metadata = SignedMetadata(folder / "keys", folder / "metadata", 0.0)
     return max((version_of(name) or 0 for name in metadata.targets()), default=0)
 
 
 def _written(writer: Writer, staged: _Staged, tell: Tell) -> Iterator[Entry]:
-    """(5) Every file that is held."""
+    """Write every held file and yield its entry (step 5)."""
     for number, (name, path) in enumerate(sorted(staged.files.items())):
         tell("writing", number, len(staged.files))
         with path.open("rb") as source:
@@ -275,13 +275,13 @@ def _read_again(target: Path, contents: Contents, tell: Tell) -> None:
 
 
 def secret_contents(config: Config) -> dict[str, bytes]:
-    """The round's secrets, by their names in a backup."""
+    """Return the round's secrets, by their names in a backup."""
     folder = config.round.directory.absolute()
     return {escaped(path.relative_to(folder).as_posix()): path.read_bytes() for path in sorted(_secret_files(config))}
 
 
 def _secret_files(config: Config) -> set[Path]:
-    """What is sealed: the round's own secrets, and every other key in its folder, as of the operator's own nodes."""
+    """Return the files to be sealed: the round's secrets, and all other keys in its folder, such as of local nodes."""
     folder = config.round.directory.absolute()
     named = {path for name in SECRET for path in ((folder / name).iterdir() if name == "keys" else [folder / name])}
     others = {*folder.rglob("*.key"), config.round.tls_key.absolute()}
@@ -289,7 +289,7 @@ def _secret_files(config: Config) -> set[Path]:
 
 
 def without_password(folder: Path) -> bytes:
-    """The settings that the round runs with; the database's password is nobody's business."""
+    """Return the settings with which the round runs, without the database's password."""
     resolved = json.loads((folder / "resolved.json").read_text())
     if url := resolved["store"]["url"]:
         resolved["store"]["url"] = sa.make_url(url).set(password=None).render_as_string()
@@ -298,14 +298,14 @@ def without_password(folder: Path) -> bytes:
 
 @contextmanager
 def _staging(folder: Path) -> Iterator[_Staged]:
-    """A folder on the round's own file system, where files can have a second name; one backup at a time."""
+    """Yield a folder on the round's file system, where files can get a second name; allow one backup at a time."""
     with open_private(folder / "backup.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigInvalid("Another backup of this round is being made.", hint="Wait for it.") from None
+            raise ConfigInvalid("Another backup of this round is running.", hint="Wait until it ends.") from None
         place = folder / ".backup"
-        shutil.rmtree(place, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(place, ignore_errors=True)  # left by a killed backup
         make_folder(place)
         try:
             yield _Staged(place)
@@ -314,7 +314,7 @@ def _staging(folder: Path) -> Iterator[_Staged]:
 
 
 def check_store(where: Path) -> None:
-    """Refuse a restored file whose ledger does not add up."""
+    """Raise an error if a restored store contradicts its ledger."""
     with closing(Database(where, any_schema=True)) as opened:
         if differences := opened.run_now(store.rebuild):
             raise BackupInvalid(f"The restored store contradicts its ledger in {len(differences)} places.")

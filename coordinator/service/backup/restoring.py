@@ -1,11 +1,11 @@
-"""`swarm-coordinator restore`: a backup made a round again, in a new folder and, if it was on PostgreSQL, a new one.
+"""`swarm-coordinator restore`: create a round from a backup, in a new folder and, for PostgreSQL, a new database.
 
-- Everything is read and compared before anything is written; the folder has its name only when it is whole.
-- Nothing is written over. A backup that something newer was published after is refused
+- Everything is read and verified before anything is written; the folder gets its name only when it is complete.
+- No file is overwritten. A backup is rejected if anything newer was published after it
   (`coordinator.service.backup.forks`).
-- Where the store alone was copied, as before an upgrade, the rest comes from the round's folder that the copy lies in.
-- The next launch signs the trust documents under higher numbers: those that were signed after the backup are known to
-  nodes, which take nothing older.
+- If only the store was copied, as before an upgrade, the rest comes from the round's folder that contains the copy.
+- The next launch signs the trust documents under higher numbers: nodes know documents signed after the backup, and
+  accept no older ones.
 """
 
 import json
@@ -48,12 +48,12 @@ PIECE_BYTES = 2**20
 
 
 MISSING = "missing-entries.jsonl"
-"""The published entries that a take-over had to leave out, as far as somebody had them."""
+"""File with the published entries that a take-over left out, if a source had them."""
 
 
 @dataclass(frozen=True)
 class TakeOver:
-    """What the operator decided about a copy that may lack published entries."""
+    """The operator's decision about a copy that may lack published entries."""
 
     after_gap: bool = False
     root_keys: tuple[Path, ...] = ()
@@ -61,21 +61,21 @@ class TakeOver:
 
 @dataclass(frozen=True)
 class Restored:
-    """What became of a backup."""
+    """The result of a restore."""
 
     contents: Contents
     ledger_size: int
     version: int
     missing: str = ""
-    """What was published and is not in it, in words."""
+    """Description of the published entries that are missing."""
     gap_root: int = 0
-    """The root document that says so; 0 where nothing is missing."""
+    """Number of the root document that declares the gap; 0 if nothing is missing."""
     signatures_missing: int = 0
-    """Of root keys, under that document."""
+    """Number of signatures of root keys that this document still needs."""
 
 
 def describe(source: Path) -> Contents:
-    """What a backup says of itself."""
+    """Return the list of a backup's contents."""
     with reading(source) as reader:
         return Contents.read(reader)
 
@@ -91,7 +91,7 @@ def restore(
     tell: Tell,
     take_over: TakeOver | None = None,
 ) -> Restored:
-    """Make a round of a backup; the operator has named what was seen, or says that nothing newer was."""
+    """Create a round from a backup; `seen` names newer checkpoints, or `nothing_newer` confirms that there are none."""
     partial = folder.with_name(f".{folder.name}.partial")
     _require_room(folder)
     with reading(source) as reader, full_disk_named(folder.parent):
@@ -99,7 +99,7 @@ def restore(
         _require_usable(contents, store_url, seen, nothing_newer)
         try:
             _unpack(reader, contents, partial, tell)
-            if contents.keys == "sealed":  # before a word of the rest is followed
+            if contents.keys == "sealed":  # before any of the rest is used
                 _unseal(reader, contents, partial, passphrase)
             if contents.folder == "as it is":
                 _take_along(source, contents, partial, tell)
@@ -115,9 +115,8 @@ def restore(
                 _record_restore(connection, contents, made)
             shutil.rmtree(partial / "store", ignore_errors=True)
             mark = {"made_ms": contents.made_ms, "root_version": made.gap_root}
-            if (
-                made.gap_root or not (partial / opening.RESTORED).exists()
-            ):  # of a round that was restored, and not launched since
+            # An existing mark is of a round that was restored and not launched since.
+            if made.gap_root or not (partial / opening.RESTORED).exists():
                 write_durably(partial / opening.RESTORED, json.dumps(mark).encode())
             close_to_others(partial)
             partial.chmod(0o755)
@@ -130,7 +129,7 @@ def restore(
 
 def _require_room(folder: Path) -> None:
     if folder.exists():
-        raise ConfigInvalid(f"{folder} exists; nothing is written over.", hint="Name a new folder.")
+        raise ConfigInvalid(f"{folder} exists already and is not overwritten.", hint="Choose a new folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     discard(folder.with_name(f".{folder.name}.partial"))
 
@@ -140,19 +139,19 @@ def _require_usable(contents: Contents, store_url: str, seen: Sequence[str], not
     if (contents.database == "postgresql") != bool(store_url):
         raise ConfigInvalid(
             f"This backup is of a round on {contents.database}.",
-            hint="Name an empty PostgreSQL with --store-url." if not store_url else "Leave --store-url away.",
+            hint="Give an empty PostgreSQL with --store-url." if not store_url else "Omit --store-url.",
         )
     if not (seen or nothing_newer):
         raise BackupInvalid(
-            f"This backup has {contents.ledger_size} entries. If the coordinator signed more after it, going on from "
+            f"This backup has {contents.ledger_size} entries. If the coordinator signed more after it, continuing from "
             "here would sign a second history of them, which every node can prove.",
-            hint="Name what nodes hold with --seen (seen.msgpack in a node's home, or a checkpoint), or say "
-            "--nothing-newer if the coordinator has not run since.",
+            hint="Give the newest checkpoint with --seen (seen.msgpack of a node's home, or a checkpoint file), or "
+            "confirm with --nothing-newer that the coordinator has not run since.",
         )
 
 
 def _unpack(reader: Reader, contents: Contents, partial: Path, tell: Tell) -> None:
-    """Every file that belongs into the folder, after all were found to be as they were written."""
+    """Verify all files of a backup, then write those of the round's folder."""
     for number, entry in enumerate(contents.files):
         tell("verifying", number, len(contents.files))
         require_sound(reader, entry)
@@ -173,27 +172,26 @@ def _copy(reader: Reader, name: str, target: Path) -> None:
 
 
 def _take_along(copy: Path, contents: Contents, partial: Path, tell: Tell) -> None:
-    """The rest of a stopped round, of which only the store was copied into its `backups`."""
-
+    """Copy the rest of a stopped round whose store alone was copied into its `backups`."""
     folder = copy.absolute().parent.parent
     root = folder / "metadata" / "1.root.json"
     if not root.is_file() or trust.fingerprint(root.read_bytes()) != contents.round_id:
         raise BackupInvalid(
-            f"{copy} is a copy of the store alone, and {folder} is not the folder of its round.",
-            hint="Leave the copy where `upgrade` put it: in backups/ of the round's folder.",
+            f"{copy} is a copy of the store alone, but {folder} is not the folder of its round.",
+            hint="Put the copy back into backups/ of the round's folder, where `upgrade` created it.",
         )
     tell("copying the round's folder", 0, 1)
     with opening.only_coordinator(folder):
         shutil.copytree(folder, partial, ignore=_not_taken(folder), dirs_exist_ok=True)
     if (version := newest_document(partial)) > contents.version:
         raise BackupInvalid(
-            f"Version {version} was published after this copy was made, which knows {contents.version}.",
+            f"Version {version} was published after this copy was made; the copy ends with version {contents.version}.",
             hint=forks.WHAT_TO_DO,
         )
 
 
 def _not_taken(folder: Path) -> Callable[[str, list[str]], set[str]]:
-    """What of a round's folder is made again, or comes out of the copy."""
+    """Return a filter for names in a round's folder that are created again, or come from the copy."""
     made_again = {*NOT_SAVED} - {"resolved.json"}
 
     def ignore(place: str, names: list[str]) -> set[str]:
@@ -204,7 +202,7 @@ def _not_taken(folder: Path) -> Callable[[str, list[str]], set[str]]:
 
 
 def _resolve(partial: Path, folder: Path, store_url: str) -> Config:
-    """The round's settings, with where it is from now on."""
+    """Write and return the round's settings, with its new folder and store."""
     table = json.loads((partial / "resolved.json").read_text())
     table["round"]["directory"] = str(folder.absolute())
     table["store"]["url"] = store_url
@@ -216,7 +214,7 @@ def _resolve(partial: Path, folder: Path, store_url: str) -> Config:
 def _published(
     partial: Path, before: Config, keys: Keys, seen: Sequence[str], take_over: TakeOver | None
 ) -> list[forks.SeenCheckpoint]:
-    """What is known to have been published; raises if the coordinator is there."""
+    """Return the known published checkpoints; raise an error if the coordinator is running."""
     forks.refuse_company(before, keys)
     if not (take_over and take_over.after_gap):
         forks.refuse_newer_origins(before, partial / "metadata")
@@ -224,16 +222,16 @@ def _published(
 
 
 def _place_store(partial: Path, contents: Contents, config: Config, tell: Tell) -> Path | str:
-    """The store where the round will have it."""
+    """Put the store in its place for the round, and return this place."""
     place = partial / "store"
     if is_copied(entry.name for entry in contents.files):
         assemble(place, partial / database.FILE)
     elif config.store.url:
         if place.exists():
             database.load(place, config.store.url, tell)
-        with database.opened(config.store.url) as connection:  # or it is there by PostgreSQL's own replication
+        with database.opened(config.store.url) as connection:  # PostgreSQL's own replication may have copied it
             if schema.stored_number(connection) is None:
-                raise ConfigInvalid("The database at --store-url is empty.", hint="Name the promoted replica.")
+                raise ConfigInvalid("The database at --store-url is empty.", hint="Give the promoted replica.")
         return config.store.url
     else:
         (place / database.FILE).rename(partial / database.FILE)
@@ -249,14 +247,14 @@ def _continued(
     seen: Sequence[str],
     take_over: TakeOver | None,
 ) -> Restored:
-    """Find that the log continues what was published; or list what it lacks, and prepare a gap where that is wanted."""
+    """Check that the log continues the published one; else list the missing entries, and prepare a gap on request."""
     size, version = store.size(connection), newest_version(connection)[0]
     if get_fact(connection, "round_id", "") != contents.round_id:
-        raise ConfigInvalid("The database at --store-url is not that of this round.", hint="Name the promoted standby.")
+        raise ConfigInvalid("The database at --store-url belongs to another round.", hint="Give the promoted standby.")
     if (signed := newest_document(partial)) < version:
         raise BackupInvalid(
-            f"The store has version {version}, and the copy of the round's folder has {signed}.",
-            hint="Use the copy whose pass ended last; `backup --follow` keeps both together.",
+            f"The store has version {version}, but the copy of the round's folder ends with version {signed}.",
+            hint="Use the copy with the latest finished pass; `backup --follow` keeps both consistent.",
         )
     forks.require_continued(connection, known)
     newest = forks.newest(known, size)
@@ -276,7 +274,7 @@ def _continued(
 
 def _unseal(reader: Reader, contents: Contents, partial: Path, passphrase: str | None) -> None:
     if passphrase is None:
-        raise ConfigInvalid("The keys of this backup are sealed.", hint="Give --passphrase-file.")
+        raise ConfigInvalid("The keys of this backup are sealed.", hint="Give the passphrase with --passphrase-file.")
     with reader.open(SEALED) as file:
         secrets = unseal(file.read(), passphrase, contents.digest())
     for name, data in secrets.items():
@@ -284,7 +282,7 @@ def _unseal(reader: Reader, contents: Contents, partial: Path, passphrase: str |
 
 
 def _record_restore(connection: sa.Connection, contents: Contents, made: Restored) -> None:
-    """The round's history says that it was restored; a store of an older schema has no place for it."""
+    """Record the restore in the round's history; a store of an older schema has no table for it."""
     if contents.schema_number == schema.SCHEMA:
         from coordinator.transactions import orders
 

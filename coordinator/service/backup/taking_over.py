@@ -1,13 +1,13 @@
-"""`swarm-coordinator restore --take-over`: a round goes on from a copy that may lack the last published entries.
+"""`swarm-coordinator restore --take-over`: continue a round from a copy that may lack the last published entries.
 
-1. What was published beyond the copy is known by checkpoints: those that the operator names, and those at the old
-   address, in the old folder. Without any, the copy is continued as it is.
-2. The missing entries are read wherever the operator named more than a checkpoint: a folder of `swarm-node ledger
-   verify --save`, or an address that serves the log's files. They are compared with the signed root.
-3. They cannot be put back: an entry stands for rows of the store (a claim's rollout, a payout's batch) that no reader
-   has. So the log is resumed after a gap, if the operator says so: the next root document names the entries that were
-   kept and a new ledger key (`ledger.gaps`). Root keys sign it, here or elsewhere (`keys sign`, `keys install`).
-4. Until that document is installed, the round is not launched.
+1. Checkpoints show what was published beyond the copy: those that the operator gives, and those at the old address and
+   in the old folder. If none is beyond the copy, the copy is continued as it is.
+2. The missing entries are read from the sources that have more than a checkpoint: a folder of `swarm-node ledger verify
+   --save`, or an address that serves the log's files. They are compared with the signed root.
+3. They cannot be restored: an entry stands for rows of the store (a claim's rollout, a payout's batch) that no reader
+   has. So the log resumes after a gap, if the operator decides so: the next root document names the kept entries and a
+   new ledger key (`ledger.gaps`). Root keys sign it, here or elsewhere (`keys sign`, `keys install`).
+4. The round cannot be launched until that document is installed.
 """
 
 import json
@@ -32,11 +32,11 @@ from ledger.tree import leaf_hash
 from protocol.errors import NotFound, SwarmError
 
 SHOWN = 20
-"""Missing entries that are printed; the file has them all."""
+"""Limit of missing entries that are printed; the file has all."""
 
 
 def missing_entries(connection: sa.Connection, sources: Sequence[str], newest: SeenCheckpoint) -> list[Entry] | None:
-    """(2) The published entries that a copy lacks, from the first of some sources that has them; else None."""
+    """Return the missing entries from the first of `sources` that has them; None if none has (step 2)."""
     for source in sources:
         try:
             bodies = _bodies(source, store.size(connection), newest.checkpoint.size)
@@ -48,13 +48,13 @@ def missing_entries(connection: sa.Connection, sources: Sequence[str], newest: S
 
 
 def described(first: int, lost_size: int, entries: list[Entry] | None) -> str:
-    """The missing entries in words."""
+    """Return a description of the missing entries."""
     count = lost_size - first
     said = f"Entries {first} to {lost_size - 1} of the ledger ({count}) were published, and this copy lacks them."
     if entries is None:
         return (
-            f"{said} Nobody who was named has them: name a folder of `swarm-node ledger verify --save` with --seen, if "
-            "there is one."
+            f"{said} No given source has them. If there is a folder of `swarm-node ledger verify --save`, give it with "
+            "--seen."
         )
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(entry.kind for entry in entries).items()))
     lines = [f"  {index} {_line(entry)}" for index, entry in enumerate(entries[:SHOWN], first)]
@@ -69,7 +69,10 @@ def write_missing(path: Path, first: int, entries: Sequence[Entry]) -> None:
 
 
 def prepare_gap(folder: Path, connection: sa.Connection, lost_size: int, root_keys: Sequence[Path]) -> tuple[int, int]:
-    """(3) The next root's number, and how many signatures it still needs; with enough of them it is installed."""
+    """Prepare the next root, and install it if it has enough signatures (step 3).
+
+    Return its number, and the number of signatures that it still needs.
+    """
     metadata = SignedMetadata(folder / "keys", folder / "metadata", 0.0)
     keys = RoleKeys(folder / "keys", root_keys)
     size = store.size(connection)
@@ -89,16 +92,16 @@ def prepare_gap(folder: Path, connection: sa.Connection, lost_size: int, root_ke
 
 
 def _bodies(source: str, start: int, end: int) -> list[bytes]:
-    """The entries of a log's public files from an index on."""
-    found: list[bytes] = []
+    """Return the entries of a log's public files from index `start` to `end`."""
+    entries: list[bytes] = []
     for number in range(start // TILE_HASHES, -(-end // TILE_HASHES)):
         bundle = tile_of(Tile.BUNDLE, number, end)
         try:
             bodies = tiles.unbundle(_file(source, bundle), bundle.width)
-        except NotFound:  # it has grown since
+        except NotFound:  # the bundle has grown since
             bodies = tiles.unbundle(_file(source, Tile(Tile.BUNDLE, number)), TILE_HASHES)[: bundle.width]
-        found += bodies[max(0, start - bundle.first) :]
-    return found
+        entries += bodies[max(0, start - bundle.first) :]
+    return entries
 
 
 def _file(source: str, tile: Tile) -> bytes:
@@ -109,12 +112,12 @@ def _file(source: str, tile: Tile) -> bytes:
         place = Path(source) / path
         data = place.read_bytes() if place.is_file() else None
     if data is None:
-        raise NotFound(f"{source} has no {path}.")
+        raise NotFound(f"{source} has no file {path}.")
     return data
 
 
 def _root_with(connection: sa.Connection, bodies: Sequence[bytes]) -> bytes:
-    """The root of the copy's log with more entries behind it; nothing is written."""
+    """Return the root of the copy's log with `bodies` appended, without writing anything."""
     size = store.size(connection)
     grown: dict[tuple[int, int], bytes] = {}
 
@@ -140,9 +143,9 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse(said: str) -> BackupInvalid:
-    """What a take-over ends with where the operator has not decided for a gap."""
+    """Return the error of a take-over without the operator's decision for a gap."""
     return BackupInvalid(
-        f"{said}\nTo sign other entries in their place would be a second history, which every node can prove.",
-        hint="Use a newer copy if there is one. Else say --after-gap, with --root-keys: the root keys sign, for "
-        "everybody to see, that the log goes on without these entries.",
+        f"{said}\nSigning other entries in their place would create a second history, which every node can prove.",
+        hint="Use a newer copy if there is one. Otherwise give --after-gap with --root-keys: the root keys then sign "
+        "publicly that the log continues without these entries.",
     )

@@ -1,8 +1,8 @@
-"""The newest whole checkpoint of a learner that goes on meanwhile, held as one.
+"""The newest complete checkpoint of a running learner, held as a whole.
 
-- The learner replaces it whenever it likes: the new one gets its name, then the old one goes. So one that is still the
-  newest after every file of it was held was whole while that was done; else the next is taken.
-- What is held is read as the learner will read it: a backup that no training can go on from is not made.
+- The learner may replace it at any time: the new one gets its name, then the old one is deleted. So a checkpoint that
+  is still the newest after all its files were held was complete; otherwise the next one is tried.
+- A held checkpoint is read as the learner will read it, so that training can resume from every backup.
 """
 
 import os
@@ -15,14 +15,14 @@ from protocol.errors import ConfigInvalid
 FOLDER = "checkpoints"
 
 NOT_SAVED = (FOLDER, "publishing", "taking", "ranks")
-"""Of the learner's folder: held here, or made again when they are wanted."""
+"""Names in the learner's folder that are held here, or created again when needed."""
 
 ATTEMPTS = 20
-"""A checkpoint is replaced every few updates, and a second name for its files takes milliseconds."""
+"""Attempts to hold a checkpoint, which takes milliseconds; it is replaced every few updates."""
 
 
 def hold_checkpoint(checkpoints: Path, place: Path) -> dict[str, Path]:
-    """The files of the newest checkpoint by their names in it, held in a folder; none before the first."""
+    """Hold the newest checkpoint in `place`; return its files by name, none before the first checkpoint."""
     from coordinator.learner import checkpoint  # torch
 
     for _ in range(ATTEMPTS):
@@ -44,7 +44,7 @@ def hold_checkpoint(checkpoints: Path, place: Path) -> dict[str, Path]:
 
 
 def second_name(path: Path, held: Path) -> None:
-    """Hold on to a file as it is now."""
+    """Link the file `path` to `held`, or copy it where hard links are not supported."""
     try:
         os.link(path, held)
     except FileNotFoundError:
@@ -60,6 +60,6 @@ def _require_readable(held: Path, path: Path) -> None:
         checkpoint.require_whole(held)
     except ConfigInvalid as error:
         raise BackupInvalid(
-            f"The learner's checkpoint {path} cannot be read: nothing is saved. ({error})",
-            hint="Keep older backups. The next checkpoint, at the next version, may be whole: try again after it.",
+            f"The learner's checkpoint {path} cannot be read. No backup was made. ({error})",
+            hint="Keep older backups. Try again after the next version, which makes a new checkpoint.",
         ) from error

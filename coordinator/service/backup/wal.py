@@ -1,14 +1,14 @@
-"""The write-ahead log of a running SQLite, read while others write to it.
+"""Reading the write-ahead log of a SQLite store while other processes write to it.
 
     header   32 bytes: magic, format, page size, sequence number, two salts, checksum
     frame    24 bytes (page, pages after a commit, two salts, checksum), then the page
 
-- Only whole transactions are read: up to the last frame that commits, and every checksum before it is compared. A frame
-  that is being written, or was left by an earlier log, ends the reading.
-- While a reader of a `Hold` is there, SQLite neither deletes the log nor begins it anew, so nothing is missed between
-  two looks. It grows meanwhile; `Hold.turn` lets it begin anew at a moment when nobody can write.
+- Only whole transactions are read: up to the last frame that commits, with every checksum before it verified. Reading
+  ends at a frame that is being written or was left by an earlier log.
+- While the reader of a `Hold` is open, SQLite neither deletes nor restarts the log, so nothing is missed between two
+  reads. The log grows meanwhile; `Hold.turn` lets it restart at a moment when no other process can write.
 - A page's checksum is a sum of its words with constant weights (mod 2^32), which numpy computes in microseconds.
-- SQLite's own recovery reads the copy: it stops at the first frame that is not whole.
+- SQLite's own recovery reads the copy: it stops at the first incomplete frame.
 """
 
 import errno
@@ -29,30 +29,30 @@ HEADER_BYTES, FRAME_BYTES = 32, 24
 MAGIC, BIG_ENDIAN = 0x377F0682, 1
 
 READ_AT_ONCE_BYTES = 2**24
-"""Of the log, in memory."""
+"""Bytes of the log in memory at once."""
 
 TRANSACTION_MAX_BYTES = 2**30
-"""A larger transaction is never read as a whole; an upgrade's may be, and needs the coordinator stopped anyway."""
+"""Larger transactions are not read; an upgrade may have one, but the coordinator is stopped during it."""
 
 PAGES_AT_ONCE = 2048
-"""Of a whole copy, between two reports."""
+"""Pages of a full copy between two progress reports."""
 
 BUSY_S = 1.0
-"""The coordinator's transactions are short. A pass must not wait for long."""
+"""Longest wait for a lock: the coordinator's transactions are short, and a pass must not wait long."""
 
 Checksum = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class WalHeader:
-    """The beginning of a log; another one means that the log began anew."""
+    """The header of a log; a different header means that the log has restarted."""
 
     data: bytes
     page_bytes: int
 
     @property
     def number(self) -> int:
-        """The first salt: one more each time that the log begins anew. The sequence number is each connection's own."""
+        """Return the first salt, which grows by 1 at each restart; each connection has its own sequence number."""
         return int.from_bytes(self.data[16:20])
 
     @property
@@ -70,12 +70,12 @@ class WalHeader:
 
     @property
     def words(self) -> str:
-        """The type of the words that are summed."""
+        """Return the type of the words in the checksum."""
         return ">u4" if self.data[3] & BIG_ENDIAN else "<u4"
 
     @classmethod
     def parse(cls, data: bytes) -> "WalHeader | None":
-        """The header, if these bytes are a whole one."""
+        """Return the header if `data` begins with a valid one; otherwise None."""
         if len(data) < HEADER_BYTES:
             return None
         magic, _, page_bytes = struct.unpack(">III", data[:12])
@@ -86,7 +86,7 @@ class WalHeader:
 
 
 def read_header(path: Path) -> WalHeader | None:
-    """The header of a log file; None where there is no log."""
+    """Return the header of a log file; None if there is no log."""
     try:
         with path.open("rb") as file:
             return WalHeader.parse(file.read(HEADER_BYTES))
@@ -95,10 +95,10 @@ def read_header(path: Path) -> WalHeader | None:
 
 
 def committed(path: Path, header: WalHeader, start: int, before: Checksum) -> Iterator[bytes]:
-    """The bytes of whole transactions from an offset on, in pieces that each end with a commit.
+    """Yield the bytes of whole transactions from offset `start`, in pieces that each end with a commit.
 
-    `before` is the checksum of all before that offset. The header is compared again after each piece was read: bytes
-    that another log wrote meanwhile are not returned.
+    `before` is the checksum of everything before `start`. The header is compared again after each piece: bytes that a
+    restarted log wrote meanwhile are not returned.
     """
     with path.open("rb") as file:
         position, running, at_once = start, before, READ_AT_ONCE_BYTES
@@ -117,7 +117,7 @@ def committed(path: Path, header: WalHeader, start: int, before: Checksum) -> It
 
 
 def _whole_transactions(data: bytes, header: WalHeader, before: Checksum) -> tuple[int, Checksum]:
-    """How many bytes of whole transactions these begin with, and the checksum after them."""
+    """Return the length of the whole transactions at the start of `data`, and the checksum after them."""
     size_bytes, after, running, end = 0, before, before, 0
     while end + header.frame_bytes <= len(data):
         frame = data[end : end + header.frame_bytes]
@@ -131,7 +131,7 @@ def _whole_transactions(data: bytes, header: WalHeader, before: Checksum) -> tup
 
 
 def checksum_at(path: Path, header: WalHeader, end: int) -> Checksum:
-    """The checksum of all before an offset, as the frame before it says."""
+    """Return the checksum of everything before offset `end`, from the frame before it."""
     if end == HEADER_BYTES:
         return header.checksum
     with path.open("rb") as file:
@@ -141,7 +141,7 @@ def checksum_at(path: Path, header: WalHeader, end: int) -> Checksum:
 
 
 def frame_head(path: Path, header: WalHeader, end: int) -> bytes:
-    """The head of the frame that ends at an offset; its checksum depends on every byte before."""
+    """Return the head of the frame that ends at offset `end`; its checksum depends on every byte before."""
     if end == HEADER_BYTES:
         return header.data
     with path.open("rb") as file:
@@ -150,7 +150,7 @@ def frame_head(path: Path, header: WalHeader, end: int) -> bytes:
 
 
 def checksum(before: Checksum, data: bytes, words: str) -> Checksum:
-    """SQLite's checksum, continued over an even number of words."""
+    """Return SQLite's checksum, continued from `before` over an even number of words."""
     values = np.frombuffer(data, words).astype(np.uint32)
     first, second = values[0::2], values[1::2]
     weights = _weights(len(first))
@@ -167,7 +167,7 @@ def checksum(before: Checksum, data: bytes, words: str) -> Checksum:
 
 @cache
 def _power(steps: int) -> tuple[int, int, int, int]:
-    """The matrix of so many steps: a step makes (s0, s1) into (s0 + s1, s0 + 2·s1), and adds its two words."""
+    """Return the matrix of `steps` steps: each turns (s0, s1) into (s0 + s1, s0 + 2·s1), and adds its two words."""
     m00, m01, m10, m11 = 1, 0, 0, 1
     for _ in range(steps):
         m00, m01, m10, m11 = (m00 + m10, m01 + m11, m00 + 2 * m10, m01 + 2 * m11)
@@ -176,7 +176,7 @@ def _power(steps: int) -> tuple[int, int, int, int]:
 
 @cache
 def _weights(steps: int) -> NDArray[np.uint32]:
-    """By what the words of each step count in the end: what is added at a step goes through all later ones."""
+    """Return the final weights of the words of each step: a value added at a step passes through all later ones."""
     rows = np.empty((2, 2, steps), np.uint32)
     m00, m01, m10, m11 = 1, 0, 0, 1
     for step in range(steps - 1, -1, -1):
@@ -188,15 +188,15 @@ def _weights(steps: int) -> NDArray[np.uint32]:
 
 
 def _frame_checksum(before: Checksum, frame: bytes, header: WalHeader) -> Checksum | None:
-    """The running checksum after a frame; None if the frame is not one of this log."""
+    """Return the running checksum after a frame; None if the frame does not belong to this log."""
     if frame[8:16] != header.salts:
         return None
-    found = checksum(checksum(before, frame[:8], header.words), frame[FRAME_BYTES:], header.words)
-    return found if struct.pack(">II", *found) == frame[16:24] else None
+    running = checksum(checksum(before, frame[:8], header.words), frame[FRAME_BYTES:], header.words)
+    return running if struct.pack(">II", *running) == frame[16:24] else None
 
 
 class Hold:
-    """A reader that keeps the log of a store as it is, until it is closed."""
+    """A reader that prevents a restart of a store's log until it is closed."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -212,7 +212,7 @@ class Hold:
         self._reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
     def copy_to(self, target: Path, tell: Callable[[str, int, int], None]) -> None:
-        """Copy the store as this reader sees it."""
+        """Copy the store as this reader sees it to `target`."""
 
         def step(_status: int, remaining: int, total: int) -> None:
             tell("store", total - remaining, total)
@@ -226,10 +226,10 @@ class Hold:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
     def turn(self, read_rest: Callable[[], Any]) -> bool:
-        """Let the log begin anew with the next transaction; True if it will. Where others write all the time: later.
+        """Let the log restart with the next transaction; return True if it will, False if others are writing.
 
-        1. Nobody else may write. 2. `read_rest` reads what the log has by now: it is all that this log will ever have.
-        3. SQLite moves the pages into the store. 4. The reader begins anew. 5. Others may write again.
+        1. Block other writers. 2. `read_rest` reads the rest of the log, which is now final.
+        3. SQLite moves the pages into the store. 4. The reader begins again. 5. Other writers may continue.
         """
         with closing(self._open()) as writer, closing(self._open()) as mover:
             try:

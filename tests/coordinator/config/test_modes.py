@@ -132,5 +132,5 @@ def test_a_broken_key_of_a_local_node_is_named(tmp_path: Path) -> None:
     config = mode("colocated", f"round.directory={tmp_path}")
     local_nodes.open_keys(config)
     (local_nodes.homes(config)[0] / "node.key").write_text("half")
-    with pytest.raises(ConfigInvalid, match="does not hold a node key"):
+    with pytest.raises(ConfigInvalid, match="does not contain a node key"):
         local_nodes.open_keys(config)

@@ -86,13 +86,13 @@ class TestPages:
     async def test_an_index_beyond_the_log_is_an_empty_page(self, served: Served) -> None:
         response = await served.client.get("/entries/999999999999999999")
         assert response.status == 200
-        assert "does not reach so far" in await response.text()
+        assert "The log ends before this index." in await response.text()
 
     async def test_where_nobody_is_nobody_is_said_to_work(self, tmp_path: Path) -> None:
         async with serve(tmp_path) as empty:
             text = await (await empty.client.get("/training")).text()
-        assert "Nobody is there." in text
-        assert "Everybody works" not in text
+        assert "No node is active." in text
+        assert "All nodes are working" not in text
 
     async def test_search_finds_a_node_by_name_and_by_id(self, served: Served) -> None:
         for sought in ("N1", EARNER[-8:].lower()):
@@ -116,7 +116,7 @@ class TestStats:
 
     async def test_the_orders_are_shown_without_who_gave_them(self, served: Served) -> None:
         text = await (await served.client.get("/training")).text()
-        assert "What the operator ordered" in text
+        assert "The operator's orders" in text
         assert "somebody@somewhere" not in text
 
     async def test_a_team_is_searched_by_its_name(self, served: Served) -> None:

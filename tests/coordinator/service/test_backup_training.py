@@ -101,7 +101,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_held_whole(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", [".metadata", "beside", "__0_0.distcp"])
 def test_a_checkpoint_that_lacks_a_file_is_not_saved(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BackupInvalid, match="nothing is saved"):
+    with pytest.raises(BackupInvalid, match="No backup was made"):
         save(tmp_path, "b", lambda newest: (newest / name).unlink())
     assert not (tmp_path / "b").exists()
 

@@ -147,7 +147,7 @@ async def test_a_version_whose_chunks_are_gone_is_refused_by_name(served: Served
         weights = policy_file(number)
         await served.publish(number, weights)
     said = await rollback(served, 1, 404)
-    assert "not kept" in said["message"]
+    assert "no longer kept" in said["message"]
 
 
 async def test_staged_weights_are_published_once(served: Served) -> None:

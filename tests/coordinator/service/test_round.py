@@ -104,7 +104,7 @@ def test_a_round_never_goes_on_with_other_problems(tmp_path: Path) -> None:
     assert open_round(folder, *settings) == made, "the same problems, read again"
     problems.write_text("".join(rows[:-1]))
     shutil.rmtree(folder / "task")
-    with pytest.raises(ConfigInvalid, match="are not those that this round began with") as refused:
+    with pytest.raises(ConfigInvalid, match="differ from those of the round's start") as refused:
         open_round(folder, *settings)
     assert "round.directory" in refused.value.hint
     problems.write_text("".join(rows))

@@ -422,7 +422,7 @@ async def test_over_http_a_node_appeals_and_only_the_operator_rules(tmp_path: Pa
         assert [(row["state"], row["reason"], row["said"]) for row in listed] == [("granted", "Why?", "Sorry.")]
         assert await served.round.database.run(store.rebuild) == []
         page = await (await served.client.get("/entries/0")).text()
-        assert "credited after all" in page
+        assert "credited after a granted appeal" in page
 
 
 def test_a_restart_between_appeal_and_ruling_loses_neither(world: World) -> None:

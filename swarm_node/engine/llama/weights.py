@@ -83,7 +83,7 @@ class SourceTensor:
         return encode(np.ascontiguousarray(values if change is None else change(values)), kind)
 
     def _merged(self, added: "Adapter") -> "SourceTensor":
-        """Return the tensor with the adapter added, as in `protocol.policy.adapter`: in float32, then in the stored type."""
+        """Return the tensor plus the adapter, as in `protocol.policy.adapter`: in float32, then in the stored type."""
         down, up = (part._values().reshape(part.shape) for part in (added.down, added.up))
         values = self._values().reshape(self.shape) + np.float32(added.scale) * (up @ down)
         return SourceTensor(self.kind, self.shape, encode(values, self.kind).reshape(-1).data)

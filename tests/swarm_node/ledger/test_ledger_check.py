@@ -169,9 +169,9 @@ def test_a_settlement_without_an_audit_is_looked_up_as_well(log: Log, tmp_path: 
 @pytest.mark.parametrize(
     ("end", "lie", "words"),
     [
-        (post(CLAIM), {}, "posted; this node was told that it is void"),
-        (void(CLAIM, "owner_banned"), {}, "void for owner_banned; this node was told escrow_forfeited"),
-        (void(CLAIM), {"state": "posted", "code": ""}, "in the log it is void"),
+        (post(CLAIM), {}, "posted; the coordinator reported it as void"),
+        (void(CLAIM, "owner_banned"), {}, "void for owner_banned; the coordinator reported escrow_forfeited"),
+        (void(CLAIM), {"state": "posted", "code": ""}, "but it is void in the log"),
     ],
 )
 def test_another_settlement_than_the_logged_one_is_a_lie(

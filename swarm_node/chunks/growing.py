@@ -1,13 +1,13 @@
 """A file that grows from chunks in any order, and is checked while it grows.
 
-- Chunks are copied to their places from memory if they came a moment ago, else as they lie in the store. They are not
-  checked again one by one: the file's digest covers each of their bytes, and is taken of what stands in the file, from
-  its beginning to the first gap.
-- The digest is not spared, although the signed names of the chunks already say what the file is: it proves the copying,
-  and that the manifest does not contradict itself. Chunks come almost in order, so little is left to hash at the end.
-- A wrong digest has a culprit: a chunk that went bad on the disk leaves the store and will be fetched again; if every
-  chunk is sound, the manifest describes another file.
-- What was written is sent to the disk in portions, so that the last sync is short.
+- Chunks are copied to their places from memory if they arrived recently, otherwise from the store. They are not checked
+  again one by one: the file's digest covers all their bytes, and is computed over the written file, from its beginning
+  to the first gap.
+- The digest is computed although the signed names of the chunks already determine the file: it checks the copying, and
+  that the manifest does not contradict itself. Chunks arrive almost in order, so little is left to hash at the end.
+- After a wrong digest the cause is found: a chunk that was damaged on the disk is removed from the store and fetched
+  again; if every chunk is valid, the manifest describes another file.
+- Written bytes are synced in portions, so that the last sync is short.
 """
 
 import os
@@ -110,7 +110,7 @@ class GrowingFile:
             self._blobs.read(chunk)
             if chunk_id(piece) != chunk:
                 raise UnknownChunk(
-                    f"Chunk {chunk[:12]}… went bad on its way into {self.path.name}.",
+                    f"Chunk {chunk[:12]}… was damaged while it was copied to {self.path.name}.",
                     hint="It will be tried again; if this repeats, check the disk.",
                 )
         raise self._contradicted()

@@ -3,7 +3,7 @@
 - A node's key is backed up in the same form, under another kind: neither is taken for the other.
 - The file is JSON: the owner's id in the clear, and the seed under a key that scrypt makes of the passphrase
   (ChaCha20-Poly1305, the id as associated data: a file with another id does not open).
-- Its cost stands in the file and is bounded when read: a forged file cannot take the memory.
+- The cost of scrypt is in the file and is bounded when read: a forged file cannot exhaust the memory.
 - The passphrase comes from a prompt, a file, or a file descriptor: never from arguments or the environment.
 """
 

@@ -254,7 +254,7 @@ class _Conversation:
                 self._ready[chunk] = None
                 matters = True
             elif not arrivals.expects(chunk):
-                matters = True  # nobody fetches it any more
+                matters = True  # the chunk is not expected any more
         if matters:
             self._changed.set()
 

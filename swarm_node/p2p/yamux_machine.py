@@ -46,7 +46,7 @@ _FRAME_COST = 1024
 
 
 class NoStream(Exception):
-    """Error: a stream cannot be opened now."""
+    """The stream limit or a GO_AWAY prevents opening a stream."""
 
 
 class Opened(NamedTuple):

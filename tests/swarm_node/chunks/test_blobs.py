@@ -131,7 +131,7 @@ def test_a_disk_that_fails_for_another_reason_than_room_is_this_nodes_fault_by_n
     assert not blobs.has(CHUNK)
     with pytest.raises(UnknownChunk):
         blobs.read(CHUNK)
-    with pytest.raises(DiskFailed, match=r"fails below .* \(Not a directory\)\. Is it there"):
+    with pytest.raises(DiskFailed, match=r"Disk error in .* \(Not a directory\)"):
         blobs.write(CHUNK, DATA)
     blobs.path(CHUNK).parent.unlink()
     blobs.path(CHUNK).mkdir(parents=True)

@@ -129,7 +129,7 @@ def test_a_log_that_is_shown_shorter_than_the_receipts_is_no_answer(log: Log, tm
     before = log._honest("ledger/checkpoint")
     log.add([verdict("pass"), post(CLAIM)])
     log.lies["ledger/checkpoint"] = before
-    assert "only 2 are shown" in refuses(log, tmp_path).message
+    assert "but the checkpoint only 2" in refuses(log, tmp_path).message
 
 
 @pytest.mark.parametrize(("finding", "state"), [("", "pending"), ("waiting", "pending"), ("", "expired")])
@@ -194,7 +194,7 @@ def test_another_report_than_the_logged_one_is_the_coordinators_lie(log: Log, tm
     """It tells the node one story, and the log another."""
     log.add([verdict(), void(CLAIM), *MORE])
     error = refuses(log, tmp_path, told(report=REPORT + b" "))
-    assert (error.fault, "entry 2" in error.message) == ("coordinator", True)
+    assert (error.fault, "Entry 2" in error.message) == ("coordinator", True)
     assert chunks.digest(REPORT) in error.message
     assert chunks.digest(REPORT + b" ") in error.message
 

@@ -1,15 +1,15 @@
-"""`swarm-node` from its first moment on: Ctrl-C ends it in silence, also while its modules are read."""
+"""Entry point of `swarm-node`: Ctrl-C ends it silently, also while its modules are imported."""
 
 import sys
 
 
 def main() -> None:
-    """Run a command; whoever interrupts it knows why it ended."""
+    """Run a command; an interrupt ends it without a message."""
     try:
         from swarm_node import cli
 
         cli.main()
-    except KeyboardInterrupt:  # before the program could take the signal itself
+    except KeyboardInterrupt:  # before the program handles the signal itself
         sys.exit(130)
 
 

@@ -1,4 +1,4 @@
-"""Wiring of the node agent: every machine is made here, and they know each other only through here."""
+"""Wiring of the node agent: creates all parts and connects them."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
@@ -33,25 +33,25 @@ log = logging.getLogger(__name__)
 Show = Callable[[Callable[[], AgentSnapshot]], Awaitable[None]]
 
 FINAL_SEND_S = 10.0
-"""At the end of the round, how long the last rollouts may take to be judged."""
+"""Longest wait for the verdicts of the last rollouts at the end of the round."""
 
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """What the owner chose."""
+    """Settings of an agent, chosen by the owner."""
 
     member: member.MemberSettings
     groups_per_request: int
     engine_command: Choose
     threads: int = 1
-    """Of the engine: what more the machine does is somebody else's."""
+    """Threads of the engine; other load on the machine belongs to other programs."""
     show: Show | None = None
-    """Shows the agent while it runs, if somebody looks."""
+    """Draws the live view, if there is a terminal."""
 
 
 @dataclass(frozen=True)
 class RunEarnings:
-    """What a run of the agent came to."""
+    """Totals of a run of the agent."""
 
     accepted: int
     rejected: dict[str, int]
@@ -60,7 +60,7 @@ class RunEarnings:
 
 
 async def run(settings: AgentSettings) -> RunEarnings:
-    """Take part in a round until it is finished, a signal comes, or the owner says so."""
+    """Take part in a round until it is finished, a signal arrives, or the owner stops the agent."""
     home = settings.member.home
     async with open_member(settings.member) as me:
         stopped.forget(home)
@@ -75,7 +75,7 @@ async def run(settings: AgentSettings) -> RunEarnings:
 
 
 async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
-    """What came of it, and why it ended."""
+    """Work until the end; return the totals and the reason of the end."""
     governor = Governor(
         settings.member.home,
         me.uploads,
@@ -123,7 +123,7 @@ async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
             said = said if governor.leaving.is_set() or governor.finishing else "the round is finished"
             log.info("leaving: %s", said)
             await _drain(sender, outbox)
-            with suppress(SwarmError):  # the round is over, whether or not this is still heard
+            with suppress(SwarmError):  # the round is over, whether or not this still arrives
                 await pulse.beat()
             nursery.cancel_scope.cancel()
     accepted = sender.verdicts.pop("accepted", 0) + sender.verdicts.pop("already_accepted", 0)
@@ -131,7 +131,7 @@ async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
 
 
 async def _let_go(governor: Governor, worker: Worker) -> None:
-    """Give back what is being sampled, whenever the owner needs the machine at once."""
+    """Return the running leases whenever a limit takes effect at once."""
     while True:
         if governor.decision.at_once and worker.open_leases:
             await worker.let_go()
@@ -139,7 +139,7 @@ async def _let_go(governor: Governor, worker: Worker) -> None:
 
 
 async def _drain(sender: Sender, outbox: Outbox) -> None:
-    """Give the last rollouts their chance."""
+    """Wait until the last rollouts are sent, for at most `FINAL_SEND_S`."""
     with trio.move_on_after(FINAL_SEND_S):
         while len(outbox):
             sender.wake()
@@ -147,7 +147,7 @@ async def _drain(sender: Sender, outbox: Outbox) -> None:
 
 
 def leaves(group: BaseExceptionGroup[SwarmError]) -> Iterator[SwarmError]:
-    """The errors in a group of groups."""
+    """Yield the errors in nested exception groups."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from leaves(error)

@@ -191,25 +191,25 @@ def why(
     refused = asking.refused(join, home, lease)
     place, lie, code = asking.NOT_ASKED, None, 0
     try:
-        found = trio.run(asking.ask, join, key, lease)
+        answer = trio.run(asking.ask, join, key, lease)
     except SwarmError as error:
         if replay or not refused:
             raise
         typer.echo(named(error), err=True)
-        found = asking.NOTHING
-    if lease and found.explanations:
+        answer = asking.NOTHING
+    if lease and answer.explanations:
         try:
-            place = trio.run(asking.look_up, join, home, key, found.explanations[0])
+            place = trio.run(asking.look_up, join, home, key, answer.explanations[0])
         except (ProofInvalid, LedgerForked, RolledBack) as error:
             place, lie = Logged("contradicted"), error
         except SwarmError as error:
             place = Logged("not_compared")
             typer.echo(f"not compared: {named(error)}", err=True)
-    for line in asking.report(found, refused, place, about=lease, as_json=as_json):
+    for line in asking.report(answer, refused, place, about=lease, as_json=as_json):
         typer.echo(line)
     try:
         if replay:
-            code = asking.replay(join, home, key.node_id, found, typer.echo)
+            code = asking.replay(join, home, key.node_id, answer, typer.echo)
     except SwarmError as error:
         if lie is None:
             raise
@@ -280,7 +280,7 @@ def main() -> None:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+        errors += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return errors

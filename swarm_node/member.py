@@ -1,6 +1,6 @@
-"""What every member of a round has, whether it samples or not: key, home, host, chunk server and policy follower.
+"""Parts of every member of a round, with or without sampling: key, home, host, chunk server and policy follower.
 
-- `open_member` makes the parts and ends them; what is done with them is `app`'s or `mirror`'s affair.
+- `open_member` creates and closes the parts; `app` or `mirror` uses them.
 - One process per home: two would share a key, a chunk store and a port.
 """
 
@@ -43,32 +43,32 @@ from swarm_node.versions.follower import PolicyFollower
 from swarm_node.versions.updater import Updater
 
 TRUST_FILE, POLICIES, SEEN_LOG = "trust.msgpack", "policies", "ledger"
-"""In the folder of a round."""
+"""Names in the folder of a round."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """What the owner chose, for every kind of member."""
+    """Settings of every kind of member, chosen by the owner."""
 
     join: JoinString
     home: Path
     name: str
     price_micros_per_mtok: int
     listen: str = ""
-    """Where to listen; empty: as `reach.listening` chooses."""
+    """Address to listen on; empty: `reach.listening` chooses."""
     advertise: str = ""
     share: bool = True
-    """Whether others may fetch from this node; without it, nothing listens and nobody is told of it."""
+    """True if others may download from this node; otherwise it does not listen and publishes no address."""
     map_port: bool | None = None
-    """Whether the router is asked to forward the port; None: if the coordinator is on the internet."""
+    """True if the router is asked to forward the port; None: only if the coordinator is on the internet."""
     delegation: bytes | None = None
-    """Its owner's word that it works for them."""
+    """The owner's signed delegation."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """The owner's limits on top of those in the home, for this run."""
     witnesses: Witnesses = NOBODY
-    """Who must have signed the ledger, too."""
+    """Witnesses that must have signed the ledger."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Member:
     settings: MemberSettings
     key: NodeKey
     folder: Path
-    """Of this round, below the home."""
+    """Folder of this round in the home."""
     coordinator: Coordinator
     server: ChunkServer
     policies: PolicyFollower
@@ -87,22 +87,22 @@ class Member:
     signals: AsyncIterator[int]
     log_watch: LogWatch
     mapper: PortMapper | None
-    """Has the router forward the port, where that is wanted."""
+    """Maps the port at the router; None if not wanted."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where others may dial it, as long as it shares."""
+        """Addresses at which others may dial this member, while it shares."""
         return self.reach.addresses
 
     @property
     def shares(self) -> bool:
-        """Whether others may be told of this member now: not when its volume is used up."""
+        """True if this member may be published now: not when its upload allowance is used up."""
         return self.settings.share and not self.uploads.used_up
 
 
 @asynccontextmanager
 async def open_member(settings: MemberSettings) -> AsyncIterator[Member]:
-    """Make the parts; nothing of them runs by itself but the chunk server."""
+    """Create the parts; only the chunk server runs by itself."""
     me = identity.load_or_create(settings.home / "node.key")
     folder = round_folder(settings.home, settings.join)
     coordinator = Coordinator(settings.join.url, settings.join.round_id, me.key)
@@ -153,7 +153,7 @@ async def open_member(settings: MemberSettings) -> AsyncIterator[Member]:
 
 @asynccontextmanager
 async def _open_host(settings: MemberSettings, key_seed: bytes) -> AsyncIterator[Host]:
-    """Run the host where others can dial it, or where nothing listens."""
+    """Run the host: listening, or without sharing only dialling."""
     if not settings.share:
         async with open_host(key_seed, None, 0) as host:
             yield host
@@ -166,7 +166,7 @@ async def _open_host(settings: MemberSettings, key_seed: bytes) -> AsyncIterator
 
 
 def _mapper(settings: MemberSettings, host: Host, reach: Reachability) -> PortMapper | None:
-    """Return what maps the port: where the owner wants it, or where nodes on the internet are to dial this one."""
+    """Return the port mapper, if the owner wants it, or if nodes on the internet must dial this one."""
     places = [listening.ListenAddress(*host_and_port(address)) for address in host.addresses]
     if settings.map_port is False or not places or places[0].is_loopback:
         return None
@@ -194,7 +194,7 @@ def _report_listening(addresses: tuple[str, ...], uploads: UploadCounter) -> Non
 
 
 async def cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    """End what runs in this scope when the owner or the system asks for it."""
+    """Cancel the scope when a signal arrives."""
     async for number in signals:
         log.info("stopping signal=%s", signal.Signals(number).name)
         scope.cancel()

@@ -1,8 +1,8 @@
-"""The mirror: a member that samples nothing; it fetches every version and passes the chunks on.
+"""The mirror: a member that does not sample; it downloads every version and serves the chunks.
 
-- For owners with bandwidth and no GPU, and wherever a real data plane is wanted without an engine.
-- It registers and beats like any node, never asks for a lease, and so earns nothing.
-- A version is told of when its files are whole: every chunk and every file's digest has been checked by then.
+- For owners with bandwidth and no GPU, and for tests that need a real data plane without an engine.
+- It registers and sends heartbeats like any node, but never requests a lease, and so earns nothing.
+- A version is reported when its files are complete: every chunk and every file's digest has been checked.
 """
 
 import logging
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Held:
-    """A version that this mirror holds from now on, and what it moved for it."""
+    """A version that this mirror has completed, with the bytes downloaded for it."""
 
     version: int
     at_s: float
-    """When it was whole, in seconds of the Unix clock."""
+    """Time of completion, in seconds of the Unix clock."""
     bytes: int
     from_peers: int
     from_seeder: int
@@ -54,7 +54,7 @@ async def run(settings: MemberSettings, *, tell: Callable[[Held], None]) -> None
 
 
 class _Mirror:
-    """Watches the follower, and tells of every version."""
+    """Activity that watches the follower, and reports every version."""
 
     phase = Phase.MIRRORING
     tokens_per_s = 0.0
@@ -67,7 +67,7 @@ class _Mirror:
 
     @property
     def version(self) -> int:
-        """The newest version that is whole; 0 before the first."""
+        """The newest complete version; 0 before the first."""
         return self._policies.ready.manifest.version if self._policies.ready else 0
 
     async def run(self) -> None:
@@ -84,7 +84,7 @@ class _Mirror:
             await self._policies.newer_than(policy, patience_s=float("inf"))
 
     def _moved(self) -> dict[str, int]:
-        """Bytes by source since it was last asked."""
+        """Return the bytes by source since the last call."""
         kinds = ("from_peers", "from_seeder", "from_http")
         moved = {kind: getattr(self._policies.traffic, kind) - getattr(self._told, kind) for kind in kinds}
         self._told = Traffic(**{kind: getattr(self._policies.traffic, kind) for kind in kinds})

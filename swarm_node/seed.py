@@ -1,9 +1,9 @@
-"""The seeder: serve a folder of chunks over libp2p until told to stop.
+"""The seeder: serves a folder of chunks over libp2p until it is stopped.
 
 - It only reads the folder; the coordinator writes it, and new chunks are served as soon as they appear.
-- The first JSON line on stdout says that it is ready, who it is and where it listens; later ones, how much it has sent
-  in its best second of late. No receiver sees that: what it gets may be all that its own link takes.
-- It ends when stdin reaches its end (the parent is gone) or on SIGINT or SIGTERM, quietly, within a second.
+- The first JSON line on stdout reports that it is ready, its id and its addresses; later lines report the bytes sent in
+  its best recent second. No receiver can measure that: a receiver may be limited by its own link.
+- It ends when stdin reaches its end (the parent has ended) or on SIGINT or SIGTERM, without an error, within 1 s.
 """
 
 import json
@@ -20,10 +20,10 @@ from swarm_node.p2p.host import HostSettings, open_host
 from swarm_node.p2p.serve import ChunkServer
 
 SETTINGS = HostSettings(connections_inbound_max=HostSettings.connections_max)
-"""It dials nobody, and may have as many children as it takes connections."""
+"""The seeder never dials, so children may use all its connections."""
 
 FADING = 0.995
-"""Of the best second, with every other in which something is sent: a link that got narrower is noticed in minutes."""
+"""Decay of the best second per second with traffic: a slower link is noticed within minutes."""
 
 TOLD_CHANGE = 0.02
 
@@ -45,8 +45,8 @@ async def seed(blobs_dir: Path, key_seed: bytes, host: str, port: int) -> None:
 
 
 async def _report_deliveries(server: ChunkServer) -> None:
-    """Report every second to whom chunks were delivered, and the best second so far if it has changed."""
-    best = told = 0.0
+    """Report every second the peers that received chunks, and the best second so far if it has changed."""
+    best = reported = 0.0
     before, since = server.bytes_sent, trio.current_time()
     while True:
         await trio.sleep(1.0)  # the second that is measured
@@ -55,14 +55,14 @@ async def _report_deliveries(server: ChunkServer) -> None:
             _tell({"served": served})
         if sent > before:
             best = max((sent - before) / (now - since), FADING * best)
-            if abs(best - told) > TOLD_CHANGE * told:
-                told = best
+            if abs(best - reported) > TOLD_CHANGE * reported:
+                reported = best
                 _tell({"bytes_per_s": round(best)})
         before, since = sent, now
 
 
 def _tell(what: dict[str, object]) -> None:
-    with suppress(BrokenPipeError):  # the parent is gone already, and standard input will say so
+    with suppress(BrokenPipeError):  # the parent has ended already, so standard input will end
         os.write(sys.stdout.fileno(), f"{json.dumps(what)}\n".encode())
 
 

@@ -1,1 +1,1 @@
-"""What its owner allows a node: when it may work, what it may take of the machine and of the line."""
+"""The owner's limits for a node: working hours, and shares of the machine and the network."""

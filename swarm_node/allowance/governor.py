@@ -1,9 +1,9 @@
-"""The governor: looks at the machine every few seconds, decides by the owner's limits, and opens or closes the gate.
+"""The governor: reads the machine's state every few seconds, applies the owner's limits, and opens or closes the gate.
 
-- Only what a limit needs is looked at: a node without limits starts no program for them.
-- Cards and input are looked at in a thread: a driver that hangs holds up nobody.
-- `pause`, `resume`, `finish` and `leave` take effect at once; a changed `limits.toml` at the next look.
-- Watts are a mean over minutes, and count while the engine rests, too: that is how a break ends.
+- Only the values that a limit needs are read: a node without limits starts no program for them.
+- Cards and user input are read in a thread, so that a hanging driver does not block the agent.
+- `pause`, `resume`, `finish` and `leave` take effect at once; a changed `limits.toml` at the next reading.
+- Power is a mean over minutes, also while the engine pauses: so a pause ends.
 """
 
 import logging
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
 
 WATTS_OVER_S = 180.0
-"""The mean that a power cap holds: meters and breakers bear minutes, and shorter breaks would cost more starts."""
+"""Averaging time of the power limit: meters and breakers tolerate minutes; shorter pauses would cost more starts."""
 
 
 class Governor:
-    """Whether a node may work and upload, at any moment."""
+    """Decides at any moment whether a node may work and upload."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Governor:
         self._changed = trio.Event()
         self._looked: dict[str, Any] = {}
         self.leaving = trio.Event()
-        """Set by `leave`, and by whoever sees that a finishing node has nothing left."""
+        """Set by `leave`, and when a finishing node has no work left."""
         self.cards = gpu.GpuProbe()
-        """What was last seen, for whoever shows it."""
+        """Last reading of the graphics cards, for display."""
         self.limits = settings.changed(home, self._given)
         self.decision = Decision()
         self._decide()
@@ -66,7 +66,7 @@ class Governor:
         return self._finishing
 
     async def run(self, *, watch_cards: bool = False) -> None:
-        """Look for ever; `watch_cards` also where no limit needs it, because somebody wants to see them."""
+        """Read and decide at intervals until cancelled; `watch_cards` reads the cards even if no limit needs them."""
         while True:
             self._reload()
             await self._look(watch_cards)
@@ -75,11 +75,11 @@ class Governor:
                 await self.changes()
 
     async def changes(self) -> None:
-        """Return after the next decision that differs from the one that holds."""
+        """Return when the decision has changed."""
         await self._changed.wait()
 
     async def opened(self) -> None:
-        """Return when the node may work, or is to finish."""
+        """Return when the node may work, or must finish."""
         while not (self.decision.may_work or self.finishing):
             await self.changes()
 
@@ -89,22 +89,22 @@ class Governor:
             await self.changes()
 
     def pause(self) -> None:
-        """Give back what is being sampled, and take nothing more until `resume`."""
+        """Return the running leases, and accept no work until `resume`."""
         self._paused = True
         self._decide()
 
     def resume(self) -> None:
-        """Work again, where the limits allow it; a node that was finishing goes on."""
+        """Work again, if the limits allow it; a finishing node continues, too."""
         self._paused = self._finishing = False
         self._decide()
 
     def finish(self) -> None:
-        """Take no more work, and leave when what is being sampled has ended and is sent."""
+        """Accept no more work, and leave when the running groups have ended and are sent."""
         self._finishing = True
         self._decide()
 
     def leave(self) -> None:
-        """End now: what is being sampled goes back."""
+        """Leave now, and return the running leases."""
         self.leaving.set()
 
     def _decide(self) -> None:
@@ -121,7 +121,7 @@ class Governor:
         before, self.decision = self.decision, decide(self.limits, seen)
         whys = [reason.why for reason in self.decision.reasons]
         if whys != [reason.why for reason in before.reasons]:
-            log.info("work paused: %s", self.decision.reason_line) if whys else log.info("work goes on")
+            log.info("work paused: %s", self.decision.reason_line) if whys else log.info("work continues")
         if self.decision.no_upload and not before.no_upload:
             log.info("uploads stopped: %s", self.decision.no_upload)
         if self.decision != before:
@@ -129,7 +129,7 @@ class Governor:
             self._changed = trio.Event()
 
     def _reload(self) -> None:
-        """Take a changed file over; a wrong one is told of once and changes nothing."""
+        """Apply a changed file; an invalid one is logged once and changes nothing."""
         try:
             limits = settings.changed(self._home, self._given)
         except ConfigInvalid as error:
@@ -157,7 +157,7 @@ class Governor:
         self._looked = looked
 
     def _mean(self, watts: float | None) -> float | None:
-        """The mean of the last minutes, with what was measured now."""
+        """Return the mean power of the last minutes, including this reading."""
         now = trio.current_time()
         passed_s, self._measured_at = now - self._measured_at, now
         if watts is None:

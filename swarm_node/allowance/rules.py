@@ -1,11 +1,11 @@
-"""May this node work now, and may it upload? Limits and readings in, a decision with every reason out.
+"""Decision whether this node may work and upload now, from limits and readings, with every reason.
 
-- Pure: time, battery, watts and what was uploaded are arguments. What a machine does not tell (None) forbids nothing,
-  but for `idle_minutes` where neither input nor load is known: then nobody can promise that the machine is idle.
-- A limit that ends by itself lets the groups that are being sampled end. The owner at the keyboard, a battery and
-  `pause` do not wait: leases go back at once, and others go on with them.
-- The engine leaves the memory when there is nothing to do, except for the breaks that a power cap asks for.
-- Uploading has a limit of its own: a node whose volume is used up still fetches, samples and earns.
+- No I/O: time, battery, power and uploaded bytes are arguments. An unknown reading (None) forbids nothing, except
+  `idle_minutes` if neither input nor load is known: then the machine may be in use.
+- A limit that ends by itself lets running groups finish. User input, battery power and `pause` take effect at once:
+  leases are returned, and other nodes continue them.
+- The engine is unloaded when there is no work, except during pauses of the power limit.
+- Uploading has its own limit: a node whose upload allowance is used up still downloads, samples and earns.
 """
 
 from datetime import datetime, time
@@ -17,57 +17,57 @@ from swarm_node.allowance.settings import Limits
 Why = Literal["paused", "finishing", "hours", "idle", "battery", "power", "price", "upload"]
 
 AT_ONCE: frozenset[Why] = frozenset({"paused", "idle", "battery"})
-"""Reasons that do not wait for groups to end."""
+"""Reasons that do not wait for running groups."""
 
 BREAKS: frozenset[Why] = frozenset({"power"})
-"""Reasons that pass within minutes, so that loading the engine again would cost more than keeping it."""
+"""Reasons that end within minutes, so that loading the engine again would cost more than keeping it."""
 
 GB = 10**9
-"""As line providers count."""
+"""Decimal gigabyte, as network providers count."""
 
 POWER_RESUME_SHARE = 0.9
-"""After a break, work begins again when the mean has fallen to this share of the cap, so that breaks do not flutter."""
+"""After a pause, work resumes when the mean has fallen to this share of the limit, to avoid rapid changes."""
 
 OTHERS_LOAD_MAX = 0.25
-"""Of each processor: a machine on which others use more is not idle."""
+"""Load per CPU: a machine on which other programs use more is not idle."""
 
 
 class Readings(NamedTuple):
-    """What was seen of the machine and of the agent."""
+    """Readings of the machine and the agent."""
 
     now: datetime
-    """With the zone that the hours are meant in."""
+    """Current time, in the time zone of the hours."""
     paused: bool = False
     finishing: bool = False
     idle_s: float | None = None
-    """Since somebody last touched the machine."""
+    """Seconds since the last user input."""
     others_load: float | None = None
-    """Processors that others keep busy, for each that there is."""
+    """CPU load of other programs, per CPU."""
     on_battery: bool | None = None
     watts: float | None = None
-    """What the device drew on the mean of the last minutes."""
+    """Mean power of the card in the last minutes."""
     resting: bool = False
-    """Whether the power cap has called a break that goes on."""
+    """True during a pause of the power limit."""
     uploaded_bytes: int = 0
-    """This month."""
+    """Bytes uploaded this month."""
     price_micros_per_mtok: int = 0
 
 
 class LimitReason(NamedTuple):
-    """One limit that holds now, as the owner reads it."""
+    """A limit that applies now, with a text for the owner."""
 
     why: Why
     said: str
 
 
 class Decision(NamedTuple):
-    """What follows."""
+    """Result: may the node work, and may it upload."""
 
     reasons: tuple[LimitReason, ...] = ()
-    """All that speak against working; none: it may."""
+    """Reasons against working; empty: it may work."""
     may_upload: bool = True
     no_upload: str = ""
-    """Why not."""
+    """Reason why it may not upload."""
 
     @property
     def may_work(self) -> bool:
@@ -75,22 +75,22 @@ class Decision(NamedTuple):
 
     @property
     def at_once(self) -> bool:
-        """Whether what is being sampled is given back."""
+        """True if running leases are returned at once."""
         return any(reason.why in AT_ONCE for reason in self.reasons)
 
     @property
     def keep_engine(self) -> bool:
-        """Whether the engine stays in memory."""
+        """True if the engine stays in memory."""
         return all(reason.why in BREAKS for reason in self.reasons)
 
     @property
     def reason_line(self) -> str:
-        """Why there is no work, in a line."""
+        """All reasons in one line."""
         return "; ".join(reason.said for reason in self.reasons)
 
 
 def decide(limits: Limits, seen: Readings) -> Decision:
-    """What the owner's limits say of this moment."""
+    """Apply the owner's limits to the readings."""
     checks = (_asked(seen), _hours(limits, seen), _idle(limits, seen), _battery(limits, seen), _power(limits, seen))
     reasons = tuple(reason for reason in (*checks, _price(limits, seen)) if reason is not None)
     no_upload = _no_upload(limits, seen)
@@ -98,7 +98,7 @@ def decide(limits: Limits, seen: Readings) -> Decision:
 
 
 def within(hours: tuple[time, time], now: time) -> bool:
-    """Whether a time of day lies in a span that may go over midnight; its end belongs to it no more."""
+    """Return True if a time of day is in a span, which may pass midnight; the end is excluded."""
     start, end = hours
     if start <= end:
         return start <= now < end

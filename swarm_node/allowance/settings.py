@@ -1,8 +1,8 @@
 """The owner's limits: `limits.toml` in the home, and options of `join` on top of it for one run.
 
-- Every key has a default that limits nothing, but for `on_battery`: no battery is emptied unasked.
-- An unknown key or a wrong value is refused with the key's name; nothing is guessed.
-- A running agent reads the file again when it has changed; a file that became wrong changes nothing and is told of.
+- Every key has a default that limits nothing, except `on_battery`: a battery is used only with permission.
+- An unknown key or an invalid value is refused with the key's name; nothing is guessed.
+- A running agent reads the file again when it has changed; an invalid file changes nothing and is logged.
 """
 
 import os
@@ -20,13 +20,13 @@ from protocol.errors import ConfigInvalid
 from swarm_node.base.disk import disk_named, write_durably
 
 FILE = "limits.toml"
-"""In a node's home."""
+"""File in a node's home."""
 
 _SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
 
 class Limits(BaseModel):
-    """What the owner allows; the description of a field is what `swarm-node limits` says of it."""
+    """The owner's limits; `swarm-node limits` prints the description of each field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -53,18 +53,18 @@ class Limits(BaseModel):
 
     @property
     def span(self) -> tuple[time, time] | None:
-        """The hours, taken apart."""
-        found = _SPAN.fullmatch(self.hours)
-        if found is None:
+        """The working hours as start and end."""
+        match = _SPAN.fullmatch(self.hours)
+        if match is None:
             return None
-        start_h, start_m, end_h, end_m = map(int, found.groups())
+        start_h, start_m, end_h, end_m = map(int, match.groups())
         return time(start_h, start_m), time(end_h, end_m)
 
     @field_validator("hours")
     @classmethod
     def _is_a_span(cls, hours: str) -> str:
-        found = _SPAN.fullmatch(hours)
-        if hours and (found is None or found.group(1, 2) == found.group(3, 4)):
+        match = _SPAN.fullmatch(hours)
+        if hours and (match is None or match.group(1, 2) == match.group(3, 4)):
             raise ValueError("write the hours as 22:00-07:00")
         return hours
 
@@ -80,7 +80,7 @@ class Limits(BaseModel):
 
 
 def read(home: Path) -> Limits:
-    """The limits in a home; those that limit nothing where there are none."""
+    """Read the limits of a home; the defaults if there is no file."""
     path = home / FILE
     try:
         return checked(tomllib.loads(path.read_text())) if path.exists() else Limits()
@@ -89,7 +89,7 @@ def read(home: Path) -> Limits:
 
 
 def checked(values: dict[str, Any]) -> Limits:
-    """Limits from what was written or typed."""
+    """Build limits from values of the file or the command line; raise `ConfigInvalid` if one is wrong."""
     values = {key: float(value) if _is_decimal(key) and type(value) is int else value for key, value in values.items()}
     try:
         return Limits(**values)
@@ -103,12 +103,12 @@ def checked(values: dict[str, Any]) -> Limits:
 
 
 def changed(home: Path, given: dict[str, Any]) -> Limits:
-    """The limits of a home with these on top."""
+    """Return the limits of a home, with `given` on top."""
     return checked(read(home).model_dump() | given)
 
 
 def write(home: Path, limits: Limits) -> Path:
-    """Write the limits that differ from the defaults, each with what it means; for whose home it is, if root does."""
+    """Write all limits with their descriptions, defaults as comments; root hands the file to the home's owner."""
     with disk_named(home):
         home.mkdir(parents=True, exist_ok=True)
     lines = ["# Limits of this node. A running agent applies changes within seconds.\n"]
@@ -118,7 +118,7 @@ def write(home: Path, limits: Limits) -> Path:
         lines.append(f"{mark}{name} = {_toml(value)}  # {field.description}\n")
     path = home / FILE
     write_durably(path, "".join(lines).encode(), temp_folder=home)
-    if hasattr(os, "geteuid") and os.geteuid() == 0:  # the service's agent is another user, and has to read it
+    if hasattr(os, "geteuid") and os.geteuid() == 0:  # the service's agent is another user, and must read it
         os.chown(path, home.stat().st_uid, home.stat().st_gid)
     return path
 

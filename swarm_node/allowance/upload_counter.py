@@ -1,9 +1,9 @@
-"""How much a node has passed on this month, counted over restarts, so that a cap holds.
+"""Counter of a node's uploads in this month, kept over restarts, so that a limit holds.
 
-- Counted ahead: a portion is on the disk as used before its first byte leaves. A node that is killed has counted too
-  much, by a portion at the most, never too little; one that ends in order counts exactly.
+- Bytes are counted in advance: a portion is saved as used before its first byte is sent. A killed node has counted too
+  much, by at most one portion, never too little; a node that ends normally counts exactly.
 - A month is a calendar month in UTC; a new one begins at zero.
-- A file that cannot be read counts as a month that is used up: a cap is a promise.
+- A file that cannot be read counts as a used-up month, so that the limit always holds.
 """
 
 import json
@@ -18,25 +18,25 @@ from protocol import limits
 from swarm_node.base.disk import write_durably
 
 FILE = "uploads.json"
-"""In a node's home: the line is one, however many rounds use it."""
+"""File in a node's home: all rounds share one network connection."""
 
 PORTION_BYTES = 16 * limits.MIB
-"""Small against any cap worth setting, and a write to the disk for every few chunks."""
+"""Small compared with any useful limit; the file is written once per few chunks."""
 
 
 class UploadCounter:
-    """The counter of one home."""
+    """Upload counter of one home."""
 
     def __init__(self, home: Path, now: Callable[[], datetime]) -> None:
         self._path, self._now = home / FILE, now
         self._month, self._ahead_bytes = self._read()
         self.bytes = self._ahead_bytes
-        """Passed on in this month."""
+        """Bytes uploaded this month."""
         self.cap_bytes: int | None = None
         self._writing = trio.Lock()
 
     async def count(self, size_bytes: int) -> bool:
-        """Count bytes that are about to leave; False if the cap does not allow them."""
+        """Count bytes about to be sent; return False if the limit does not allow them."""
         self._turn()
         if self.cap_bytes is not None and self.bytes + size_bytes > self.cap_bytes:
             return False
@@ -49,17 +49,17 @@ class UploadCounter:
 
     @property
     def used_up(self) -> bool:
-        """Whether nothing more may leave this month."""
+        """True if no more bytes may be sent this month."""
         self._turn()
         return self.cap_bytes is not None and self.bytes >= self.cap_bytes - limits.CHUNK_MAX_BYTES
 
     def this_month(self) -> int:
-        """Bytes passed on in the month that it is."""
+        """Return the bytes uploaded in the current month."""
         self._turn()
         return self.bytes
 
     def close(self) -> None:
-        """Write what really left."""
+        """Save the exact count."""
         if self._ahead_bytes != self.bytes:
             self._write(self.bytes)
 

@@ -1,1 +1,1 @@
-"""Durable files, locks, logs and waiting: what every part of the node needs."""
+"""Helpers of all parts of the node: durable files, locks, logs and waiting."""

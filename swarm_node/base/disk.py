@@ -1,8 +1,8 @@
-"""Durable files: what is written here is whole or absent after a crash, and what the disk will not do has a name.
+"""Durable files: a file is complete or absent after a crash, and disk errors are typed.
 
 - A file gets its final name only when its bytes are on the disk: write → fsync → rename → fsync of the folder.
 - A write that fails leaves nothing behind.
-- Whatever the disk's fault is, it is this node's own and may pass: nobody else is blamed, and no work ends over it.
+- A disk error is this node's own and may be temporary: no other node is blamed, and no work ends because of it.
 """
 
 import errno
@@ -20,14 +20,14 @@ _RUN, _serial = secrets.token_hex(8), count()
 """Names for unfinished files that no other process and no earlier run has used."""
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""A full disk, a full quota, and the shell's file size limit: the same to whoever waits for the bytes."""
+"""A full disk, a full quota, and the shell's file size limit are handled alike."""
 
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
-"""A sound disk that takes nothing from this user."""
+"""A working disk on which this user may not write."""
 
 
 class DiskFailed(DiskFull):
-    """The disk does not take or give what it should, though not for lack of room; whoever can wait for room waits."""
+    """The disk fails for another reason than lack of space; callers that can wait for space wait, too."""
 
     code = "disk_failed"
 
@@ -56,7 +56,7 @@ def disk_named(folder: Path) -> Iterator[None]:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """Return the folder, or its nearest existing parent."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
@@ -70,15 +70,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def mapped(path: Path) -> memoryview:
-    """A file's bytes, read as they are looked at; they stay valid while somebody holds them."""
+    """Map a file's bytes into memory; they stay valid while they are referenced."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
-            return memoryview(b"")  # which cannot be mapped
+            return memoryview(b"")  # an empty file cannot be mapped
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def write_durably(target: Path, data: bytes | memoryview, *, temp_folder: Path) -> None:
-    """Write a whole file under its final name; `temp_folder` lies on the same file system."""
+    """Write a complete file under its final name; `temp_folder` must be on the same file system."""
     with disk_named(target.parent):
         write_whole(target, data, temp_folder=temp_folder, sync=True)
         sync_folder(target.parent)
@@ -87,7 +87,7 @@ def write_durably(target: Path, data: bytes | memoryview, *, temp_folder: Path) 
 def write_whole(target: Path, data: bytes | memoryview, *, temp_folder: Path, sync: bool = False) -> None:
     """Write a file that appears under its final name with all its bytes, or not at all."""
     temp = temp_folder / f"{_RUN}-{next(_serial)}"
-    # Few system calls: each lets go of the interpreter, which other threads then have to win back.
+    # Few system calls: each releases the GIL, which this thread then has to acquire again.
     handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
     try:
         try:

@@ -1,6 +1,6 @@
-"""One process at a time: locks that end with whoever holds them, however that ends. They are POSIX's.
+"""POSIX file locks, which end with the process that holds them.
 
-- Without them two agents could share a key and a home. A system that has none is told so before anything is changed.
+- Without them two agents could share a key and a home. On a system without locks, commands fail before any change.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from swarm_node.base.disk import disk_named
 
 try:
     import fcntl
-except ImportError:  # Windows by itself
-    fcntl = None  # type: ignore[assignment]  # asked for by `require`
+except ImportError:  # native Windows
+    fcntl = None  # type: ignore[assignment]  # checked by `require`
 
 
 def require() -> None:
@@ -27,7 +27,7 @@ def require() -> None:
 
 @contextmanager
 def hold_lock(path: Path, taken: SwarmError) -> Iterator[None]:
-    """Hold the lock of this file until the end; raises `taken` if somebody else does."""
+    """Hold the lock of this file for the duration of the block; raise `taken` if another process holds it."""
     require()
     with disk_named(path.parent):
         lock = path.open("w")

@@ -13,12 +13,12 @@ NOISY = ("httpx", "httpcore", "libp2p", "multiaddr")
 
 
 def are_objects() -> bool:
-    """Whether machines read them."""
+    """Return True if log lines are JSON objects."""
     return os.environ.get(VARIABLE) == "json"
 
 
 def to_stderr(quiet: bool) -> None:
-    """What every command does before it works."""
+    """Set up logging to standard error; every command calls it first."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(os.environ.get(VARIABLE)))
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, handlers=[handler])

@@ -1,4 +1,4 @@
-"""What stands in an agent's way: told of when it begins, not each time that it is met, and shown until it is over."""
+"""Current problem of an agent: logged once when it begins, and shown until it is over."""
 
 import logging
 
@@ -9,28 +9,28 @@ log = logging.getLogger(__name__)
 
 
 class Trouble:
-    """Of one part of the agent."""
+    """Problem of one part of the agent."""
 
     def __init__(self) -> None:
         self.error: SwarmError | None = None
-        """What stands in the way now."""
+        """The current problem, if any."""
         self.since_ms = 0
         self._told: set[str] = set()
 
     def met(self, error: SwarmError, what: str) -> None:
-        """It goes on; a warning for each kind, once until it is over."""
+        """Record a problem; log a warning once per error code until it is over."""
         if error.code not in self._told:
             log.warning("%s code=%s: %s", what, error.code, error)
         self.show(error)
 
     def show(self, error: SwarmError) -> None:
-        """The same where somebody else tells of it."""
+        """Record a problem that the caller has logged already."""
         self.since_ms = self.since_ms if self.error else now_ms()
         self.error = error
         self._told.add(error.code)
 
     def over(self, said: str = "") -> None:
-        """Nothing stands in the way."""
+        """Record that the problem is over."""
         if self.error and said:
             log.info("%s", said)
         self.error = None

@@ -1,4 +1,4 @@
-"""Waiting: for whichever comes first, and for the end of the program that started this node."""
+"""Waiting for the first of several events, and for the end of the program that started this node."""
 
 import os
 import signal
@@ -13,31 +13,31 @@ T = TypeVar("T")
 
 
 async def first_of(*waits: Callable[[], Awaitable[T]]) -> T:
-    """What the first of these returns; the others are cancelled. A failure of any is raised as it is."""
-    found: list[T] = []
+    """Return the result of the first wait that ends, and cancel the others; raise its error unchanged if it fails."""
+    results: list[T] = []
     failed: list[BaseException] = []
 
-    async def wait_for(one: Callable[[], Awaitable[T]]) -> None:
+    async def wait_for(wait: Callable[[], Awaitable[T]]) -> None:
         try:
-            found.append(await one())
+            results.append(await wait())
         except Exception as error:  # raised below, outside of the nursery, which would wrap it
             failed.append(error)
         nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        for one in waits:
-            nursery.start_soon(wait_for, one)
-    if found:
-        return found[0]
+        for wait in waits:
+            nursery.start_soon(wait_for, wait)
+    if results:
+        return results[0]
     raise failed[0]
 
 
 async def heard_out(act: Callable[[], Awaitable[T]], *, patience_s: float) -> T:
-    """What this returns. Where it is cancelled meanwhile, it goes on for so long, so that it can keep what it hears.
+    """Return the result of `act`. When cancelled, continue for `patience_s`, so that the answer can be recorded.
 
-    For a question that has an effect elsewhere, of which only the answer tells.
+    For a request with a remote effect that only its answer reports.
     """
-    found: list[T] = []
+    results: list[T] = []
     failed: list[BaseException] = []
 
     async def hurry() -> None:
@@ -50,20 +50,20 @@ async def heard_out(act: Callable[[], Awaitable[T]], *, patience_s: float) -> T:
         with trio.CancelScope(shield=True) as acting:
             nursery.start_soon(hurry)
             try:
-                found.append(await act())
+                results.append(await act())
             except Exception as error:  # raised below, outside of the nursery, which would wrap it
                 failed.append(error)
         nursery.cancel_scope.cancel()
     if failed:
         raise failed[0]
-    return found[0]
+    return results[0]
 
 
 READ_BYTES = 4096
 
 
 def leave_with_parent() -> None:
-    """Watch standard input from now on."""
+    """Stop this process when standard input ends."""
     threading.Thread(target=_leave_after_input, name="parent", daemon=True).start()
 
 

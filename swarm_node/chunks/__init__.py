@@ -1,1 +1,1 @@
-"""Chunks on this node: the store, news of what has come, and files that grow from them."""
+"""Chunks on this node: the store, announcements of arrivals, and files that grow from chunks."""

@@ -1,8 +1,8 @@
-"""What a node is about to hold, and news of what it has just got: how a chunk travels on the moment it arrives.
+"""Expected and arrived chunks of a node, so that a chunk is served as soon as it arrives.
 
-- A download says what it expects (`expecting`) and what came (`arrived`); the server of other nodes listens.
-- Lives in memory, on one event loop; what counts as held is still the verified file in the store.
-- The bytes that came last are kept: who waits for them is served, and the new files are filled, without the disk.
+- A download records the chunks that it expects (`expecting`) and that arrived (`arrived`); the chunk server listens.
+- The state is in memory, on one event loop; the verified file in the store is authoritative.
+- The bytes of the last chunks are kept: waiting requesters and the new files are served without reading the disk.
 """
 
 from bisect import bisect_right
@@ -18,22 +18,22 @@ Listener = Callable[[], None]
 
 
 class Arrivals:
-    """One node's expectations and news."""
+    """Expected and arrived chunks of one node."""
 
     def __init__(self, fresh_bytes_max: int = FRESH_BYTES) -> None:
         self._fresh_bytes_max = fresh_bytes_max
         self._expected: set[ChunkId] = set()
         self._held: dict[ChunkId, int] = {}
-        """In the order in which they came, and the number of each: it keeps that from download to download."""
+        """Held chunks in order of arrival, with their sequence number, which stays the same across downloads."""
         self._came: list[ChunkId] = []
-        """The same names."""
+        """The same chunks as a list."""
         self._number = 0
-        """Of what came last."""
+        """Sequence number of the last arrival."""
         self._fresh: dict[ChunkId, bytes] = {}
         self._fresh_bytes = 0
         self._listeners: set[Listener] = set()
         self.downloads = 0
-        """How many were begun."""
+        """Number of downloads begun."""
 
     @property
     def expecting_any(self) -> bool:
@@ -41,16 +41,16 @@ class Arrivals:
 
     @property
     def held_chunks(self) -> Collection[ChunkId]:
-        """Chunks of the version that came last, or is on its way."""
+        """Chunks of the version that arrived last, or is arriving."""
         return self._held.keys()
 
     def came_after(self, known: int) -> list[ChunkId]:
-        """Held chunks in the order of their arrival, without so many of the first."""
+        """Return held chunks in order of arrival, without the first `known`."""
         return self._came[known:]
 
     def news_after(self, number: int, at_most: int) -> tuple[list[ChunkId], int]:
-        """So many of those that came after the one of this number, and the number of the last; whatever download began
-        meanwhile, what came once is no news until it was lost and comes again."""
+        """Return up to `at_most` chunks after sequence number `number`, and the number of the last; a chunk is news
+        once, also across downloads, unless it was lost and arrives again."""
         place = bisect_right(self._came, number, key=self._held.__getitem__)
         news = self._came[place : place + at_most]
         return news, self._held[news[-1]] if news else number
@@ -60,7 +60,7 @@ class Arrivals:
 
     @contextmanager
     def expecting(self, missing: Iterable[ChunkId], held: Iterable[ChunkId]) -> Iterator[None]:
-        """For the time of a download: what is still to come, and what is here already."""
+        """Record the missing and the held chunks of a download, for the duration of the block."""
         held = dict.fromkeys(held)
         self._expected = set(missing)
         self._held = {chunk: number for chunk, number in self._held.items() if chunk in held}
@@ -78,7 +78,7 @@ class Arrivals:
             self._tell()
 
     def arrived(self, chunk: ChunkId, data: bytes) -> None:
-        """A chunk is verified and stored."""
+        """Record that a chunk is verified and stored."""
         self._expected.discard(chunk)
         self._hold(chunk)
         self._fresh[chunk] = data
@@ -94,7 +94,7 @@ class Arrivals:
             self._came.append(chunk)
 
     def fresh(self, chunk: ChunkId) -> bytes | None:
-        """A verified chunk's bytes, if it came a moment ago; any thread may ask."""
+        """Return the bytes of a recently arrived, verified chunk, or None; thread-safe."""
         return self._fresh.get(chunk)
 
     @contextmanager

@@ -1,7 +1,7 @@
 """The chunk store of a node: a folder of verified chunks, named by their hashes.
 
 - Bytes are verified before they are written and again each time they are read, so neither a peer nor a bad disk can
-  make us serve anything else. Who takes them as they lie there (`mapped`) verifies what it makes of them.
+  make us serve anything else. A caller of `mapped` verifies the file that it builds from the bytes.
 - A file gets its name when all its bytes are written. It is not synced: a chunk that a power cut damaged is found out
   when it is read, and fetched again. What a crash leaves unfinished is removed by `clean`.
 - One process owns the folder (writes, cleans, prunes); others may read along, as the seeder does.
@@ -18,7 +18,7 @@ from protocol.policy.chunks import blob_path, verify
 from swarm_node.base.disk import disk_named, mapped, write_whole
 
 _TEMP = "incoming"
-"""Subfolder of unfinished files; no two hex digits, so no chunk can lie there."""
+"""Subfolder of unfinished files; its name is not two hex digits, so it contains no chunks."""
 
 
 class BlobStore:
@@ -28,7 +28,7 @@ class BlobStore:
         self.root = root
 
     def clean(self) -> None:
-        """Prepare the folder for its owner: make it, and remove what an earlier run left unfinished."""
+        """Prepare the folder for its owner: create it, and remove unfinished files of an earlier run."""
         with disk_named(self.root):
             (self.root / _TEMP).mkdir(parents=True, exist_ok=True)
         for leftover in (self.root / _TEMP).iterdir():
@@ -42,7 +42,7 @@ class BlobStore:
             return self.path(chunk).is_file()
 
     def read(self, chunk: ChunkId) -> bytes:
-        """The verified bytes; a file that no longer is its name is removed and counts as absent."""
+        """Return the verified bytes; a file that does not match its hash is removed and counts as absent."""
         try:
             with disk_named(self.root), suppress(FileNotFoundError, NotADirectoryError):
                 data = self.path(chunk).read_bytes()
@@ -58,7 +58,7 @@ class BlobStore:
         raise _absent(chunk)
 
     def mapped(self, chunk: ChunkId) -> memoryview:
-        """The stored bytes, not verified again."""
+        """Return the stored bytes, without verifying them again."""
         try:
             return mapped(self.path(chunk))
         except FileNotFoundError:
@@ -72,12 +72,12 @@ class BlobStore:
         with disk_named(self.root):
             try:
                 write_whole(self.path(chunk), data, temp_folder=self.root / _TEMP)
-            except FileNotFoundError:  # somebody removed the folder; looking each time costs as much as writing
+            except FileNotFoundError:  # the folder was removed; checking each time would cost as much as writing
                 (self.root / _TEMP).mkdir(parents=True, exist_ok=True)
                 write_whole(self.path(chunk), data, temp_folder=self.root / _TEMP)
 
     def prune(self, keep: Collection[ChunkId]) -> int:
-        """Remove all chunks but these; returns how many went."""
+        """Remove all chunks except `keep`; return the number of removed chunks."""
         wanted = set(keep)
         gone = [path for path in self._files() if path.name not in wanted]
         for path in gone:

@@ -1,13 +1,13 @@
-"""A file that grows from chunks in whatever order they come, and is checked as it does.
+"""A file that grows from chunks in any order, and is checked while it grows.
 
-- Chunks are copied to their places from memory if they came a moment ago, else as they lie in the store. They are not
-  checked again one by one: the file's digest covers each of their bytes, and is taken of what stands in the file, from
-  its beginning to the first gap.
-- The digest is not spared, although the signed names of the chunks already say what the file is: it proves the copying,
-  and that the manifest does not contradict itself. Chunks come almost in order, so little is left to hash at the end.
-- A wrong digest has a culprit: a chunk that went bad on the disk leaves the store and will be fetched again; if every
-  chunk is sound, the manifest describes another file.
-- What was written is sent to the disk in portions, so that the last sync is short.
+- Chunks are copied to their places from memory if they arrived recently, otherwise from the store. They are not checked
+  again one by one: the file's digest covers all their bytes, and is computed over the written file, from its beginning
+  to the first gap.
+- The digest is computed although the signed names of the chunks already determine the file: it checks the copying, and
+  that the manifest does not contradict itself. Chunks arrive almost in order, so little is left to hash at the end.
+- After a wrong digest the cause is found: a chunk that was damaged on the disk is removed from the store and fetched
+  again; if every chunk is valid, the manifest describes another file.
+- Written bytes are synced in portions, so that the last sync is short.
 """
 
 import os
@@ -25,11 +25,11 @@ from swarm_node.base.disk import mapped
 from swarm_node.chunks.blobs import BlobStore
 
 _SYNC_BYTES = 64 * limits.MIB
-"""Written between two syncs: a disk takes it in a fraction of a second, and small policies are synced once."""
+"""Bytes written between two syncs: a disk writes them in a fraction of a second, and small policies are synced once."""
 
 
 class GrowingFile:
-    """One file in the making; it blocks, and one thread at a time may use it."""
+    """An unfinished file; its methods block, and only one thread at a time may use it."""
 
     def __init__(
         self,
@@ -50,24 +50,24 @@ class GrowingFile:
             blobs,
         )
         self._gaps: defaultdict[ChunkId, list[int]] = defaultdict(list)
-        """Where chunks belong that are not in place yet."""
+        """Positions of the chunks that are not in place yet."""
         for position, chunk in enumerate(self._chunks):
             self._gaps[chunk].append(position)
         self._beyond: set[int] = set()
-        """Positions that are filled, but not hashed, since there is a gap before them."""
+        """Positions that are filled but not hashed yet, because of a gap before them."""
         self._hashed = 0
         """Positions before the first gap."""
         self._hasher = blake3()
         self._unsynced_bytes = 0
-        # Exclusive: two entries that are one file on this file system must not overwrite each other.
+        # Exclusive: two entries that are the same file on this file system must not overwrite each other.
         with path.open("xb") as file:
             file.truncate(size_bytes)
         self._written = mapped(path)
 
     def place(self, chunk: ChunkId, data: bytes | None = None) -> None:
-        """Copy a chunk to where it belongs; one that is there already, or has no place here, changes nothing.
+        """Copy a chunk to its positions; a chunk that is already in place, or not part of this file, changes nothing.
 
-        Without its verified bytes, the stored ones are taken.
+        Without `data`, the stored bytes are used.
         """
         if chunk not in self._gaps:
             return
@@ -90,7 +90,7 @@ class GrowingFile:
         self._hash()
 
     def finish(self) -> None:
-        """Place what is left; the file is then exactly the manifest's."""
+        """Place the remaining chunks; the file is then exactly the manifest's."""
         for chunk in list(self._gaps):
             self.place(chunk)
         if self._hasher.hexdigest() != self._digest:
@@ -110,7 +110,7 @@ class GrowingFile:
             self._blobs.read(chunk)
             if chunk_id(piece) != chunk:
                 raise UnknownChunk(
-                    f"Chunk {chunk[:12]}… was damaged while it was copied into {self.path.name}.",
+                    f"Chunk {chunk[:12]}… was damaged while it was copied to {self.path.name}.",
                     hint="It will be tried again; if this repeats, check the disk.",
                 )
         raise self._contradicted()

@@ -1,4 +1,4 @@
-"""`swarm-node status`, `pause`, `resume`, `finish`, `leave` and `limits`: the owner and the agent that runs."""
+"""`swarm-node status`, `pause`, `resume`, `finish`, `leave` and `limits`: the owner's control of a running agent."""
 
 import json
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed or no agent is running, 2 wrong usage
 
 
 def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Show what the agent is doing, what it has earned, and why it does nothing; without one, why the last ended."""
+    """Show what the agent does, its earnings, and why it is idle; without an agent, why the last one ended."""
     import trio
 
     from swarm_node.base.clock import now_ms
@@ -72,23 +72,23 @@ def limits(
     from swarm_node.keys import identity
 
     named = changes.typed() | ({} if threads is None else {"threads": threads})
-    found = settings.changed(home, named)
+    current = settings.changed(home, named)
     if named:
-        settings.write(home, found)
+        settings.write(home, current)
     if as_json:
-        typer.echo(found.model_dump_json())
+        typer.echo(current.model_dump_json())
         return
     for name, field in settings.Limits.model_fields.items():
-        typer.echo(f"{name:<14} {json.dumps(getattr(found, name)):<16} {field.description}")
+        typer.echo(f"{name:<14} {json.dumps(getattr(current, name)):<16} {field.description}")
     typer.echo(str(home / settings.FILE))
     if not (home / identity.FILE).exists():
         typer.echo(
             f"No node in {home} yet. The next `join` with this folder applies these limits; --home selects another."
         )
-    if found.power_watts:
+    if current.power_watts:
         typer.echo(
             "The limit holds for the mean over minutes, by pausing. A hard limit needs root: "
-            f"`nvidia-smi -pl {found.power_watts:.0f}`."
+            f"`nvidia-smi -pl {current.power_watts:.0f}`."
         )
     if "vram_share" in named or "threads" in named:
         typer.echo("vram_share and threads apply from the next start of the agent.")
@@ -99,18 +99,18 @@ def _order(do: str, home: Home, as_json: bool, said: str) -> None:
 
     from swarm_node.owner.control_client import ask
 
-    told = trio.run(ask, home, do)
-    typer.echo(json.dumps(told) if as_json else said)
+    reply = trio.run(ask, home, do)
+    typer.echo(json.dumps(reply) if as_json else said)
 
 
-def _show(told: dict[str, Any], as_json: bool) -> None:
+def _show(snapshot: dict[str, Any], as_json: bool) -> None:
     from swarm_node.owner import status_lines
 
-    typer.echo(json.dumps(told) if as_json else "\n".join(status_lines.of_status(told)))
+    typer.echo(json.dumps(snapshot) if as_json else "\n".join(status_lines.of_status(snapshot)))
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make these commands of the program."""
+    """Add these commands to the program."""
     for command, example, then in (
         (status, "swarm-node status", "`why` explains single leases, `earnings` shows your credit."),
         (pause, "swarm-node pause", "`resume` continues; `leave` stops the agent."),

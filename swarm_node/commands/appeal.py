@@ -1,7 +1,7 @@
-"""`swarm-node appeal`: ask the operator to look again at what a fault or a ban took.
+"""`swarm-node appeal`: ask the operator to review what a fault or a ban took.
 
-- The node's key signs, or the owner's, which also speaks for a node whose key is gone or revoked.
-- Only a digest of the words goes into the public log; the operator reads them.
+- The node's key signs, or the owner's, which also works for a node whose key is lost or revoked.
+- Only a digest of the reason goes into the public log; the operator reads the text.
 """
 
 import json
@@ -58,7 +58,7 @@ def appeal(
 
 
 def show(reply: "AppealReply", *, as_json: bool) -> None:
-    """What became of an appeal, in which the ruling is the operator's words."""
+    """Print the state of an appeal; the ruling is the operator's text."""
     from protocol.text.plain import one_line
 
     if as_json:

@@ -1,8 +1,8 @@
-"""`swarm-node bench`: what this machine would earn tokens at, before it joins or between two rounds.
+"""`swarm-node bench`: measure this machine's sampling speed, before it joins or between two rounds.
 
-- A round is measured with the newest version that this home holds, its task and its sampler; nothing is fetched, no
-  coordinator is asked.
-- A policy folder is measured with what the command line says.
+- A round is measured with the newest version in this home, its task and its sampler; nothing is downloaded, and the
+  coordinator is not contacted.
+- A policy folder is measured with the settings of the command line.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from swarm_node.work.throughput import SampleWork, Throughput, measure
 
 
 class Subject(NamedTuple):
-    """A policy, and what a round asks of it."""
+    """A policy with the task and the sampler of its round."""
 
     folder: Path
     task: str
@@ -28,7 +28,7 @@ class Subject(NamedTuple):
 
 
 def newest_held_version(home: Path, join: JoinString) -> Subject:
-    """The newest version of a round that this home holds."""
+    """Return the newest version of a round that this home holds."""
     folder = round_folder(home, join)
     documents = saved(folder / TRUST_FILE)
     if documents is not None and documents.manifest is not None:
@@ -47,7 +47,7 @@ async def run(
     batches: int,
     on_group: Callable[[], None],
 ) -> Throughput:
-    """Sample so many batches of groups after one that does not count, as a node would."""
+    """Sample `batches` batches of groups as a node would, after one batch that does not count."""
     sampler = subject.sampler
     work = SampleWork(subject.task, groups * batches, samples, sampler.max_new_tokens, sampler.temperature)
     async with open_engine(command) as engine:

@@ -1,4 +1,4 @@
-"""`swarm-node doctor`: is this machine fit for a round, and what to do where it is not."""
+"""`swarm-node doctor`: check whether this machine can take part in a round, and report the fix of each problem."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check GPU, memory, disk, network, clock and engines: root cause, evidence and next step of whatever is wrong.
+    """Check GPU, memory, disk, network, clock and engines; print cause, evidence and next step of each problem.
 
     Each check ends in ok, warn, fail or skip. Without a join string only the machine is checked. Nothing is
     registered, and nothing is left behind. Read the file that --bundle writes before you send it.
@@ -73,7 +73,9 @@ def doctor(
     if bundle is not None:
         bundling.write(bundle, home, findings, join=join)
     if as_json:
-        typer.echo(json.dumps({"failed": report.failed(findings), "findings": [one.to_json() for one in findings]}))
+        typer.echo(
+            json.dumps({"failed": report.failed(findings), "findings": [finding.to_json() for finding in findings]})
+        )
     else:
         typer.echo(report.summary(findings))
         if bundle is not None:

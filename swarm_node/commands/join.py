@@ -83,7 +83,7 @@ def join(
         leave_with_parent()
     options = sampling.within(changed(home, limits.typed()))
     machine = this_machine()
-    choose(sampling.engine.value, options, machine)  # refused at once, not when the first version has been fetched
+    choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
     trusted = witnesses_of(witness, quorum)
     me = _member(join_string, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted)
     if dry_run or not (quiet or as_json):
@@ -142,7 +142,7 @@ def _member(
     owner: Path | None = None,
     witnesses: "Witnesses | None" = None,
 ) -> "member.MemberSettings":
-    """What every member is told; its key is made here, if there is none."""
+    """Return the settings of a member; create its key if there is none."""
     from swarm_node import member
     from swarm_node.coordinator_api import join_string as joining
     from swarm_node.keys import delegation, identity
@@ -163,7 +163,7 @@ def _member(
 
 
 def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
-    """Say what the round needs and may pay, before anything of it is downloaded; raises if that must be known."""
+    """Print demand and expected earnings before anything is downloaded; with `must`, raise an error if unknown."""
     import trio
 
     from swarm_node.commands import preview
@@ -183,9 +183,9 @@ def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
 def _fitting(
     settings: "member.MemberSettings", wanted: str, options: "EngineOptions", machine: "HostMachine"
 ) -> "Choose":
-    """Return how the engine is chosen, in the precision that fits the round's model; raise if none can sample it here.
+    """Return the chooser of the engine, with the precision that fits the round's model; raise an error if none fits.
 
-    Where the round cannot be asked, or has published no version yet, the agent finds out later.
+    If the round cannot be reached, or has published no version yet, the agent decides later.
     """
     import trio
 
@@ -198,22 +198,22 @@ def _fitting(
 
     key = identity.load_or_create(settings.home / identity.FILE).key
     try:
-        found = trio.run(preview.published, settings, key)
-    except SwarmError:  # the agent says why, and waits where that helps
+        round_ = trio.run(preview.published, settings, key)
+    except SwarmError:  # the agent logs the reason, and retries if that helps
         log.info("precision: not decided yet; the coordinator does not respond")
         return partial(for_policy, wanted, options)
-    if found.model is None:
+    if round_.model is None:
         log.info("precision: not decided yet; no version is published")
         return partial(for_policy, wanted, options)
     memory = Memory(cards.free_bytes(gpu.find_cards(), vram_share=options.vram_share), use.memory_bytes()[1])
-    chosen = choose_precision(wanted, options, machine, found.model, memory, found.classes)
+    chosen = choose_precision(wanted, options, machine, round_.model, memory, round_.classes)
     log.info("precision: %s", chosen.line)
     fit = options._replace(dtype=chosen.dtype)
     return lambda plays, unfit: for_policy(wanted, fit, plays, {**chosen.unfit, **unfit})
 
 
 def _live_view(*, wanted: bool) -> "Show | None":
-    """What draws the agent, where somebody looks at a terminal."""
+    """Return the live view, if standard error is a terminal and it is wanted."""
     from rich.console import Console
 
     from swarm_node.owner import live_view

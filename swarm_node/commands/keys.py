@@ -1,8 +1,8 @@
-"""`swarm-node keys` and `swarm-node earnings`: the node's key, the owner's key, and what they have earned.
+"""`swarm-node keys` and `swarm-node earnings`: the node's key, the owner's key, and their earnings.
 
-- The node's key lies in the home, unencrypted, and can only work. The owner's key lies elsewhere, encrypted, and is
-  needed to take a node on, to revoke it, and to say where to pay.
-- Whatever the owner signs here is a statement (`protocol.people.owner`) and may be repeated.
+- The node's key is in the home, unencrypted, and can only work. The owner's key is elsewhere, encrypted, and is needed
+  to delegate to a node, to revoke a node, and to set the payout address.
+- Everything the owner signs is a statement (`protocol.people.owner`) and may be repeated.
 """
 
 import json
@@ -36,7 +36,7 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage."
 
 @app.command(epilog=lesson("swarm-node keys show", "make a backup with `keys backup`.", EXIT_CODES))
 def show(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Show the node's id, and for whom it works. Needs no passphrase."""
+    """Show the node's id and its owner. Needs no passphrase."""
     from swarm_node.keys import delegation, identity
 
     path, me = home / identity.FILE, identity.find_identity(home).key.node_id
@@ -67,7 +67,7 @@ def rotate(
         ),
     ] = False,
 ) -> None:
-    """Give this node a new key; the old one is kept aside. Then delegate the new one and revoke the old one.
+    """Replace this node's key; the old key is kept. Then delegate the new key and revoke the old one.
 
     Stop the agent first. The old key, with its claims and receipts, moves to `old-…` in the home; chunks and
     versions stay. Do not use --keep-history if the old key may be stolen: its thief would be the owner. If a
@@ -98,7 +98,7 @@ def backup_node(
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
 ) -> None:
-    """Write the node's key to a file, encrypted under a passphrase, and prove that it opens."""
+    """Write the node's key to a file, encrypted with a passphrase, and check that it can be decrypted."""
     from swarm_node.keys import identity
     from swarm_node.keys import owner_key as keys
 
@@ -122,7 +122,7 @@ def restore_node(
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
 ) -> None:
-    """Bring a node's key back into a home that has none. Never run one key on two machines."""
+    """Restore a node's key into a home without a key. Never use one key on two machines."""
     from swarm_node.keys import identity
     from swarm_node.keys import owner_key as keys
 
@@ -149,9 +149,9 @@ def delegate(
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
 ) -> None:
-    """Sign that a node works for you. Take the file to it: `swarm-node join … --owner FILE`.
+    """Sign a delegation to a node. Copy the file to the node: `swarm-node join … --owner FILE`.
 
-    The file is valid in every round. A node has one owner for ever; what it earned before comes along.
+    The file is valid in every round. A node has one owner permanently; its earlier earnings go to the owner, too.
     """
     from protocol.people.owner import Delegation, seal_statement
     from swarm_node.base.disk import write_durably
@@ -177,7 +177,7 @@ def revoke(
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
 ) -> None:
-    """Take a node's key out of service for ever; what it has earned stays yours.
+    """Revoke a node's key permanently; its earnings stay yours.
 
     The node gets no more work in this round and cannot send any.
     """
@@ -205,7 +205,7 @@ def address(
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
 ) -> None:
-    """Say where your earnings in a round go. It counts after a delay; until then the old address does.
+    """Set the payout address of a round. It applies after a delay; until then the old address applies.
 
     The address is evm:0x… or text:… (payment by hand). Signing again restarts the delay, which is 72 hours unless
     the operator changed it. An owner may do so 4 times a day, and more often with validated work.
@@ -230,7 +230,7 @@ def address(
 def new(
     owner_key: OwnerKey = DEFAULT_OWNER_KEY, passphrase_file: PassphraseFile = None, passphrase_fd: PassphraseFd = None
 ) -> None:
-    """Make an owner's key. Back it up: who loses it can never change an address again."""
+    """Create an owner's key. Make a backup: without the key you can never change an address again."""
     from swarm_node.keys import owner_key as keys
 
     made = keys.create(owner_key, keys.passphrase(passphrase_file, passphrase_fd, twice=True))
@@ -241,7 +241,7 @@ def new(
     "show", epilog=lesson("swarm-node keys owner show", "`keys delegate` makes a node work for this owner.", EXIT_CODES)
 )
 def show_owner(owner_key: OwnerKey = DEFAULT_OWNER_KEY) -> None:
-    """Show whose key a file holds. Needs no passphrase."""
+    """Show the owner of a key file. Needs no passphrase."""
     from swarm_node.keys import owner_key as keys
 
     typer.echo(f"owner {keys.read(owner_key).owner}\n{owner_key}")
@@ -260,7 +260,7 @@ def backup(
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
 ) -> None:
-    """Write a copy, encrypted anew under the same passphrase, and prove that it opens."""
+    """Write a copy, encrypted again with the same passphrase, and check that it can be decrypted."""
     _copy(owner_key, target, passphrase_file, passphrase_fd)
 
 
@@ -275,7 +275,7 @@ def restore(
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
 ) -> None:
-    """Bring a backup back, where no owner's key is."""
+    """Restore a backup, if there is no owner's key yet."""
     _copy(source, owner_key, passphrase_file, passphrase_fd)
 
 
@@ -288,10 +288,10 @@ def earnings(join_string: JoinText, home: Home = DEFAULT_HOME, as_json: AsJson =
     show_earnings(trio.run(_earnings, joining.parse(join_string), home), as_json=as_json)
 
 
-def show_earnings(found: "Earnings", *, as_json: bool = False) -> None:
-    """As a table or JSON, in which names are the words of others."""
+def show_earnings(summary: "Earnings", *, as_json: bool = False) -> None:
+    """Print earnings as a table or as JSON; names are untrusted text."""
     if as_json:
-        typer.echo(json.dumps(found.model_dump()))
+        typer.echo(json.dumps(summary.model_dump()))
         return
     from rich.console import Console
     from rich.table import Table
@@ -301,20 +301,20 @@ def show_earnings(found: "Earnings", *, as_json: bool = False) -> None:
     from swarm_node.ledger.notices import day
 
     table = Table("node", "pending", "payable", "being paid", "paid", caption="micro-units")
-    for row in (*found.nodes, found.total):
+    for row in (*summary.nodes, summary.total):
         name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"
         amounts = (row.pending_micros, row.payable_micros, row.paying_micros, row.paid_micros)
         table.add_row(Text(one_line(name)), *(f"{amount:,}" for amount in amounts))
     Console().print(table)
-    typer.echo(f"owner {found.owner}")
+    typer.echo(f"owner {summary.owner}")
     nowhere = "no address yet: the owner sets one with `swarm-node keys address`"
-    typer.echo(f"paid to {one_line(found.address) or nowhere}")
-    if found.next_address:
-        typer.echo(f"CHANGES to {one_line(found.next_address)} on {day(found.next_from_ms)}")
+    typer.echo(f"paid to {one_line(summary.address) or nowhere}")
+    if summary.next_address:
+        typer.echo(f"CHANGES to {one_line(summary.next_address)} on {day(summary.next_from_ms)}")
 
 
 def _typed(kind: "type[Statement]", **fields: str | int) -> "Statement":
-    """What was typed as a statement; a wrong id or address is wrong usage."""
+    """Build a statement from typed values; raise `ConfigInvalid` for a wrong id or address."""
     try:
         return kind.from_value({"kind": kind.model_fields["kind"].default, **fields})
     except MalformedMessage as error:
@@ -329,12 +329,12 @@ def unlocked(path: Path, file: Path | None, descriptor: int | None) -> "NodeKey"
     from protocol.wire.signing import NodeKey
     from swarm_node.keys import owner_key as keys
 
-    keys.read(path)  # before anybody is asked for a passphrase
+    keys.read(path)  # before asking for a passphrase
     return NodeKey(keys.unlock(path, keys.passphrase(file, descriptor)))
 
 
 def _copy(source: Path, target: Path, file: Path | None, descriptor: int | None) -> None:
-    """An owner's key into another file."""
+    """Copy an owner's key to another file."""
     from swarm_node.keys import owner_key as keys
 
     owner = keys.read(source).owner

@@ -1,7 +1,7 @@
-"""`swarm-node ledger`: check what the coordinator's ledger says, keep the proofs, and vouch for it.
+"""`swarm-node ledger`: verify the coordinator's ledger, save the proofs, and act as a witness.
 
-- Nothing here needs the coordinator's trust or a running agent; receipts and forks are checked without a network.
-- A round is named by its join string: where its files are, and which root they must lead back to.
+- No command needs to trust the coordinator or a running agent; receipts and forks are checked without a network.
+- The join string of a round gives the address of its files, and the root that they must lead back to.
 """
 
 import json
@@ -69,26 +69,28 @@ def verify(
     from swarm_node.coordinator_api import join_string as joining
 
     witnesses = witnesses_of(keys, quorum)
-    found = trio.run(_verify, joining.parse(join_string), folder, save, witnesses, not as_json)
+    result = trio.run(_verify, joining.parse(join_string), folder, save, witnesses, not as_json)
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        typer.echo(json.dumps(asdict(result)))
         return
-    owed = sum(micros for name, micros in found.balances.items() if name.startswith(("payable:", "paying:")))
+    owed = sum(micros for name, micros in result.balances.items() if name.startswith(("payable:", "paying:")))
     typer.echo(
-        f"Verified: {counted(found.entries, 'entry', 'entries')}, signed root {found.root[:16]}…. "
-        f"Total {owed:,} micro-units; the leaderboard matches the ledger ({counted(found.nodes, 'node')})."
+        f"Verified: {counted(result.entries, 'entry', 'entries')}, signed root {result.root[:16]}…. "
+        f"Total {owed:,} micro-units; the leaderboard matches the ledger ({counted(result.nodes, 'node')})."
     )
-    pardoned = f", except {counted(found.audits.pardoned, 'pardoned claim')}" if found.audits.pardoned else ""
+    pardoned = f", except {counted(result.audits.pardoned, 'pardoned claim')}" if result.audits.pardoned else ""
     typer.echo(
-        f"The lottery sampled {found.audits.drawn:,} of {found.audits.claims:,} claims. "
+        f"The lottery sampled {result.audits.drawn:,} of {result.audits.claims:,} claims. "
         f"All sampled claims were audited before payment{pardoned}."
     )
-    if not found.logged_roots:
+    if not result.logged_roots:
         typer.echo("Note: this old ledger has no root documents. It cannot prove that all nodes see the same keys.")
-    for gap in found.gaps:
+    for gap in result.gaps:
         typer.echo(f"Note: {gap}. Receipts of lost entries still prove what was published.")
     if witnesses.quorum:
-        typer.echo(f"{witnesses.quorum} of {len(witnesses.keys)} witnesses signed the first {found.witnessed} entries.")
+        typer.echo(
+            f"{witnesses.quorum} of {len(witnesses.keys)} witnesses signed the first {result.witnessed} entries."
+        )
 
 
 @app.command(
@@ -104,19 +106,19 @@ def receipts(
     offline: Annotated[bool, typer.Option("--offline", help="Check the saved ones only, without a network.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch and check a receipt for every accepted rollout of this node; they prove for ever what it is owed."""
+    """Fetch and check a receipt for every accepted rollout of this node; receipts prove its credit permanently."""
     import trio
 
     from swarm_node.coordinator_api import join_string as joining
 
-    found, missing = trio.run(_receipts, joining.parse(join_string), home, offline)
+    kept, missing = trio.run(_receipts, joining.parse(join_string), home, offline)
     if as_json:
-        typer.echo(json.dumps({"receipts": found, "missing": missing}))
+        typer.echo(json.dumps({"receipts": kept, "missing": missing}))
         return
     for state in ("posted", "reinstated", "pending", "voided"):
-        amounts = [int(row["amount_micros"]) for row in found if row["state"] == state]
+        amounts = [int(row["amount_micros"]) for row in kept if row["state"] == state]
         if state == "reinstated" and not amounts:
-            continue  # as good as always
+            continue  # almost always the case
         typer.echo(f"{state}: {counted(len(amounts), 'claim')}, {sum(amounts):,} micro-units, verified")
     typer.echo(f"no receipt {'saved' if offline else 'published'} yet: {counted(len(missing), 'claim')}")
 
@@ -134,27 +136,27 @@ def payouts(
     offline: Annotated[bool, typer.Option("--offline", help="Check the saved ones only, without a network.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch and check what this node's owner gets in each batch of payouts, with the proof that the log has it."""
+    """Fetch and check the payouts of this node's owner in each batch, with the proof that they are in the log."""
     import trio
 
     from protocol.text.plain import one_line
     from swarm_node.coordinator_api import join_string as joining
 
     join = joining.parse(join_string)
-    found = trio.run(_payouts, join, home, offline)
+    lines = trio.run(_payouts, join, home, offline)
     if as_json:
-        rows = [_as_json(join.round_id, line) for _, line in found if line]
-        missing = [number for number, line in found if line is None]
+        rows = [_as_json(join.round_id, line) for _, line in lines if line]
+        missing = [number for number, line in lines if line is None]
         typer.echo(json.dumps({"payouts": rows, "missing": missing}))
         return
-    for number, line in found:
+    for number, line in lines:
         if line is None:
             typer.echo(f"batch {number}: not published yet")
             continue
         how = f"paid, reference {line.paid.reference}" if line.paid else line.state
         where = one_line(line.address)
         typer.echo(f"batch {number}: {line.amount_micros:,} micro-units to {where}, verified; {how}")
-    if not found:
+    if not lines:
         typer.echo("no payout batch includes this node's owner")
 
 
@@ -216,10 +218,10 @@ def witness(
         bool, typer.Option("--submit", help="Send the signature to the coordinator, which publishes it.")
     ] = False,
 ) -> None:
-    """Sign the newest checkpoint, if it continues all that this witness has seen; print the note.
+    """Sign the newest checkpoint, if it continues all checkpoints that this witness has seen; print the note.
 
-    Run it regularly, and send what it signs to the coordinator, or publish it yourself. Its key, for
-    `ledger verify --witness` and for the operator, goes to standard error.
+    Run it regularly, and send the note to the coordinator, or publish it yourself. The witness's key, for
+    `ledger verify --witness` and for the operator, is printed to standard error.
     """
     import trio
 
@@ -236,7 +238,7 @@ def witness(
 
 
 def witnesses_of(texts: list[str], quorum: int | None) -> "Witnesses":
-    """Who must have signed, as it was typed."""
+    """Parse the required witnesses and their quorum from options."""
     from ledger.note import NoteKey
     from ledger.witness import Witnesses
 
@@ -249,7 +251,7 @@ def witnesses_of(texts: list[str], quorum: int | None) -> "Witnesses":
 
 @asynccontextmanager
 async def _files(join: "JoinString") -> "AsyncIterator[PublicFiles]":
-    """A coordinator's public files."""
+    """Open a coordinator's public files."""
     import httpx
 
     from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin
@@ -277,7 +279,7 @@ async def _verify(
 
 
 def _as_json(round_id: str, line: "PayoutLine") -> dict[str, object]:
-    """A line as programs take it, and a contract: its batch by `key`, its place there, and the proof."""
+    """Return a payout line for programs and contracts: the batch's `key`, the place in it, and the proof."""
     from ledger import payees
 
     return {
@@ -304,7 +306,7 @@ async def _payouts(join: "JoinString", home: Path, offline: bool) -> "list[tuple
     coordinator = Coordinator(join.url, join.round_id, identity.find_identity(home).key)
     try:
         ask = None if offline else coordinator.payout
-        return [found async for found in keeping.fetch(ask, join.round_id, folder)]
+        return [line async for line in keeping.fetch(ask, join.round_id, folder)]
     finally:
         await coordinator.close()
 
@@ -321,7 +323,7 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
             f"The node in {home} has not joined this round.", hint="Give the node's folder with --home."
         )
     me = identity.find_identity(home).key.node_id
-    found: list[dict[str, str | int]] = []
+    kept: list[dict[str, str | int]] = []
     missing: list[str] = []
     async with _files(join) as online:
         reader = None if offline else LogReader(online)
@@ -331,13 +333,13 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
                 missing.append(claim_id)
             else:
                 amount = receipt.pending.amount_micros
-                found.append({"claim_id": claim_id, "state": receipt.state, "amount_micros": amount})
-    return found, missing
+                kept.append({"claim_id": claim_id, "state": receipt.state, "amount_micros": amount})
+    return kept, missing
 
 
 @contextmanager
 def _typed() -> Iterator[None]:
-    """A key or a name that is none was mistyped: wrong usage, no finding."""
+    """Report an invalid key or name as wrong usage, not as a failed check."""
     try:
         yield
     except CheckpointInvalid as error:
@@ -346,7 +348,7 @@ def _typed() -> Iterator[None]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two at once, each after what was seen before, could vouch for two histories."""
+    """Hold the lock of the folder: two witnesses at once could sign two histories."""
     folder.mkdir(parents=True, exist_ok=True)
     taken = ConfigInvalid(f"Another witness process is running in {folder}.", hint="Wait for it to end.")
     with locks.hold_lock(folder / "lock", taken):
@@ -354,7 +356,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 async def _submit(join: "JoinString", note: bytes) -> str:
-    """What the coordinator makes of a cosignature."""
+    """Send a cosignature; return the coordinator's outcome."""
     from protocol.wire.signing import NodeKey
     from swarm_node.coordinator_api.client import Coordinator
 

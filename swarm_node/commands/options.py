@@ -1,4 +1,4 @@
-"""Options that several commands of `swarm-node` share, and what all of them do with addresses."""
+"""Options shared by several commands of `swarm-node`, and the check of addresses."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Device(StrEnum):
-    """Where the engine may run."""
+    """Device of the engine."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -24,7 +24,7 @@ class Device(StrEnum):
 
 
 class EngineDtype(StrEnum):
-    """What an engine may compute in."""
+    """Precision of an engine."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -34,7 +34,7 @@ class EngineDtype(StrEnum):
 
 
 class EngineName(StrEnum):
-    """What may sample."""
+    """Name of a sampling engine."""
 
     AUTO = "auto"
     LLAMA = "llama"
@@ -43,7 +43,7 @@ class EngineName(StrEnum):
 
 
 DEFAULT_HOME = Path(os.environ.get("SWARM_HOME") or Path.home() / ".local" / "share" / "echo-swarm")
-"""Of this user; the installer, run by root, names the service's."""
+"""Home of this user; the installer, run by root, sets the service's home."""
 
 EngineOption = Annotated[EngineName, typer.Option(help="Sampling engine; auto: the best installed engine that fits.")]
 ThreadsOption = Annotated[
@@ -60,7 +60,7 @@ VllmPythonOption = Annotated[
 JoinText = Annotated[
     str, typer.Argument(metavar="JOIN_STRING", help="The round's join string: http://host:port#fingerprint.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")]
 ListenOption = Annotated[
     str,
@@ -159,7 +159,7 @@ class LimitOptions:
 
 
 def check_settings(name: str, price: int, listen: str, advertise: str) -> None:
-    """Refuse what the coordinator would refuse, before anything is started."""
+    """Refuse values that the coordinator would refuse, before anything is started."""
     from protocol.people.addresses import why_undialable
     from protocol.work.messages import Register
 

@@ -1,9 +1,9 @@
-"""What a round needs and what it may pay, told before anything of it is downloaded.
+"""Preview of a round before anything is downloaded: its demand and the expected earnings.
 
-- From what everybody may read: the status and the standings. It is an estimate by the nodes that work there now, and
-  says so; where nothing is known, it says that instead of a number.
-- A range: from a slow quarter of these nodes, busy as they are now, to a fast quarter, busy all the time; never more
-  than what is left of the budget.
+- Based on public data: the status and the leaderboard. It is an estimate from the nodes that work there now; if nothing
+  is known, it prints that instead of a number.
+- A range: from the slow quarter of these nodes at their current load to the fast quarter at full load; never more than
+  the remaining budget.
 """
 
 from collections.abc import Iterator
@@ -26,17 +26,17 @@ from swarm_node.member import MemberSettings
 PATIENCE_S = 20.0
 
 CLASSES_MAX = 16
-"""Classes that are read of an answer; a round admits fewer."""
+"""Limit of numerics classes read from an answer; a round admits fewer."""
 
 NODES_MIN = 2
-"""The fewest nodes from which earnings are estimated."""
+"""Smallest number of nodes for an estimate of earnings."""
 
 NO_WAIT = "low; training is not waiting for samples now"
 LABELS = {"disk": "Disk", "vram": "GPU memory"}
 
 
 class Forecast(NamedTuple):
-    """Micro-units an hour, or why nobody can tell."""
+    """Estimated earnings in micro-units per hour, or the reason why there is no estimate."""
 
     low: int = 0
     high: int = 0
@@ -44,7 +44,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> Forecast:
-    """What a node may earn here at this price."""
+    """Estimate the earnings of a node in this round at this price."""
     if price > status.get("max_price_micros_per_mtok", price):
         return Forecast(
             unknown=f"this round pays at most {status['max_price_micros_per_mtok']} micro-units per million tokens"
@@ -62,67 +62,67 @@ def forecast(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) 
 
 
 def lines(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> Iterator[str]:
-    """Demand and earnings, as people read them."""
+    """Yield demand and earnings as lines of text."""
     fleet = status.get("fleet") or []
-    works = sum(1 for one in fleet if one["works"])
-    here = counted(status["nodes_alive"], "active node")
+    works = sum(1 for row in fleet if row["works"])
+    nodes = counted(status["nodes_alive"], "active node")
     if status["finished"]:
-        here = "finished"
+        nodes = "finished"
     elif fleet:
-        here += f", {works} selected for work, {len(fleet) - works} on standby"
+        nodes += f", {works} selected for work, {len(fleet) - works} on standby"
     elif status["nodes_alive"]:
-        here += ", all selected for work"
-    yield f"Round: {here}; update {status['update']} of {status['max_updates']}"
+        nodes += ", all selected for work"
+    yield f"Round: {nodes}; update {status['update']} of {status['max_updates']}"
     idle = status.get("learner_idle_share_lately", 0.0)
     left = f"remaining budget: {status['budget_micros']:,} micro-units"
     waits = f"training waits for samples {idle:.0%} of the time" if idle >= 0.005 else NO_WAIT
     yield f"Demand: {waits}; {left}"
-    found = forecast(status, rows, price=price)
-    if found.unknown:
-        yield f"Earnings: unknown: {found.unknown}"
+    estimate = forecast(status, rows, price=price)
+    if estimate.unknown:
+        yield f"Earnings: unknown: {estimate.unknown}"
     else:
-        spread = f"{found.low:,} to {found.high:,} micro-units per hour"
+        spread = f"{estimate.low:,} to {estimate.high:,} micro-units per hour"
         yield f"Earnings: about {spread}, based on the nodes that work here now"
 
 
 def understood(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> list[str]:
-    """The same of what a coordinator really said, which nobody has signed: it may be another version's, or nonsense."""
+    """Return the lines for a coordinator's unsigned answer, which may come from another version or be invalid."""
     try:
         said = list(lines(status, rows, price=price))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return ["Demand and earnings: unknown: this version of swarm-node cannot read the coordinator's figures"]
-    # A terminal obeys control characters, and these lines have a stranger's values in them.
+    # The lines contain untrusted values, and a terminal would obey control characters in them.
     return ["".join(letter if letter.isprintable() else "?" for letter in line) for line in said]
 
 
 async def print_preview(settings: MemberSettings, key: NodeKey) -> list[str]:
-    """Demand, earnings, and the model against this machine; raises where the coordinator cannot be asked or trusted."""
+    """Return demand, earnings and the checks of the model; raise an error without a trusted answer."""
     with trio.move_on_after(PATIENCE_S):
         return await _look(settings.join, settings, key)
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
 class Published(NamedTuple):
-    """A description of its model that a round gives before anything of it is downloaded."""
+    """Published description of a round's model."""
 
     model: Model | None
     """None while no version is published."""
     classes: tuple[str, ...]
-    """Classes of numerics that it admits; none: any. The coordinator says so, and nobody signs it."""
+    """Classes of numerics that the round admits; empty: any. The coordinator's answer is not signed."""
 
 
 async def published(settings: MemberSettings, key: NodeKey) -> Published:
-    """Ask for the model; its sizes and its configuration are checked against what the round signs."""
+    """Request the description of the model; its sizes and its configuration are checked against signed documents."""
     with trio.move_on_after(PATIENCE_S):
         coordinator = Coordinator(settings.join.url, settings.join.round_id, key)
         try:
             classes = (await coordinator.status()).get("classes")
-            found = await ask(coordinator, settings.join)
-            config = await config_bytes(found)
+            round_ = await ask(coordinator, settings.join)
+            config = await config_bytes(round_)
         finally:
             await coordinator.close()
-        sound = isinstance(classes, list) and all(isinstance(one, str) and one.isprintable() for one in classes)
-        weights = weights_bytes(found)
+        sound = isinstance(classes, list) and all(isinstance(name, str) and name.isprintable() for name in classes)
+        weights = weights_bytes(round_)
         model = None if weights is None else await trio.to_thread.run_sync(describe_model, weights, config)
         return Published(model, tuple(classes)[:CLASSES_MAX] if sound and classes else ())
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
@@ -140,7 +140,7 @@ async def _look(join: JoinString, settings: MemberSettings, key: NodeKey) -> lis
     seen = await trio.to_thread.run_sync(gpu.find_cards)
     findings = (storage.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
     return said + [
-        f"{LABELS.get(one.check, one.check)}: {one.said} {one.evidence}".rstrip()
-        for one in findings
-        if one.state != report.CheckState.SKIP
+        f"{LABELS.get(finding.check, finding.check)}: {finding.said} {finding.evidence}".rstrip()
+        for finding in findings
+        if finding.state != report.CheckState.SKIP
     ]

@@ -1,17 +1,17 @@
-"""Why: what became of this node's leases, by the coordinator's evidence, and by a replay on this machine.
+"""`swarm-node why`: the outcome of this node's leases, by the coordinator's evidence and by a replay on this machine.
 
-- What is printed is the coordinator's word; of one lease it is compared with the public log (`ledger_check`), which it
-  has signed for all.
-- The replay is hardly its word: the rollout is what the node has signed, the lease is the one that this home has noted
-  when it came (`leased`), and the weights are the verified ones in this home. Where the coordinator tells of another
-  lease or of another's claim, nothing is replayed, and that is its fault. Tolerances are its word, and so is the lease
-  where there is no note of it.
-- Evidence of intake is what this home has kept of it: the coordinator keeps a code and words, and of bytes that name no
-  lease of this node's nothing.
-- The replay is the auditor's own program, `swarm-coordinator audit replay`, on a folder that is made here. It is a
-  process of its own, under a limit of memory: it uses the versions' configurations and tokenizers.
-- It compares with the versions that the audit compared with, as far as this home has them; where one is missing that
-  could bear the finding out, there is no verdict, and no pass.
+- The printed text comes from the coordinator; for a single lease it is compared with the public log (`ledger_check`),
+  which the coordinator has signed.
+- The replay depends little on the coordinator: the node has signed the rollout, this home recorded the lease when it
+  arrived (`lease_log`), and the weights are the verified ones in this home. If the coordinator reports another lease or
+  another node's claim, nothing is replayed, and that is the coordinator's fault. The tolerances come from the
+  coordinator, and so does the lease if there is no record of it.
+- Evidence of a rejection comes from this home: the coordinator keeps only a code and a message, and nothing about bytes
+  that name no lease of this node.
+- The replay runs the auditor's own program, `swarm-coordinator audit replay`, on a local folder. It is a separate
+  process with a memory limit: it uses the versions' configurations and tokenizers.
+- It compares with the same versions as the audit, if this home has them; if one is missing that could confirm the
+  finding, there is neither a verdict nor a pass.
 """
 
 import json
@@ -52,10 +52,10 @@ from swarm_node.work.lease_log import Leased
 from swarm_node.work.rejections import FOLDER, Refusal, Refusals
 
 NOT_ASKED = Logged("not_asked")
-"""Of a lease that was not asked about by its name."""
+"""State of a lease that was not looked up in the log."""
 
 NOTHING = Explanations(tolerance="", tolerances=b"", explanations=())
-"""Where the coordinator knows of no such lease, or does not answer."""
+"""Answer if the coordinator knows no such lease, or does not respond."""
 
 BLAMELESS = (
     "This is the coordinator's fault, so nothing is replayed. Publish this message, and mention it if you appeal."
@@ -74,20 +74,20 @@ MEANING: dict[str, str] = {
     LeaseState.SKIPPED: "returned by this node without a result",
     LeaseState.CANCELLED: "cancelled by the coordinator because it is no longer needed; no fault",
 }
-"""Of a lease's state, or of its claim's."""
+"""Explanations of the states of a lease or its claim."""
 
 LEGEND = "Meaning of the states:"
 ONE = "Details of one lease: `swarm-node why JOIN_STRING LEASE` (the first 6 characters are enough)."
 
 REPLAY_MAX_S = 3 * 3600.0
-"""A processor takes an hour for a large policy; a tokenizer without end takes for ever."""
+"""A CPU takes an hour for a large policy; a malicious tokenizer never ends."""
 
 NO_VERDICT, SOFTER = 1, (0, 3, 5)
 """Exit codes of the replay; the softer ones are pass, soft fail and held."""
 
 
 async def ask(join: JoinString, key: NodeKey, about: str) -> Explanations:
-    """The coordinator's word on a lease or claim, or on the last ones."""
+    """Request the coordinator's explanation of a lease or claim, or of the last ones."""
     coordinator = Coordinator(join.url, join.round_id, key)
     try:
         return answering(about, await coordinator.why(Why.from_value({"about": about})))
@@ -95,21 +95,25 @@ async def ask(join: JoinString, key: NodeKey, about: str) -> Explanations:
         await coordinator.close()
 
 
-def answering(about: str, found: Explanations) -> Explanations:
-    """What was answered, if it is of the one lease or claim that was asked about, where one was."""
-    if about and [about in (one.lease_id, one.claim_id) for one in found.explanations] != [True]:
+def answering(about: str, answer: Explanations) -> Explanations:
+    """Return the answer; raise an error if it is about another lease or claim than `about`."""
+    if about and [about in (explanation.lease_id, explanation.claim_id) for explanation in answer.explanations] != [
+        True
+    ]:
         raise ProofInvalid(f"The coordinator answered about another lease than {about}.")
-    return found
+    return answer
 
 
-async def look_up(join: JoinString, home: Path, key: NodeKey, told: Explanation) -> Logged:
-    """Where the log has what was told; raises where it says another thing."""
+async def look_up(join: JoinString, home: Path, key: NodeKey, explanation: Explanation) -> Logged:
+    """Find the log entry that agrees with the explanation; raise an error if the log contradicts it."""
     folder = round_folder(home, join)
     coordinator = Coordinator(join.url, join.round_id, key)
     try:
         reader = LogReader(coordinator.origin)
         watch = LogWatch(reader, join.round_id, folder / SEEN_LOG)
-        look = partial(ledger_check.find_entry, reader, watch, join.round_id, key.node_id, told, folder / RECEIPTS)
+        look = partial(
+            ledger_check.find_entry, reader, watch, join.round_id, key.node_id, explanation, folder / RECEIPTS
+        )
         for _ in range(TRIES - 1):
             with suppress(ProofInvalid, Overtaken):  # a checkpoint may be replaced while its tiles are fetched
                 return await look()
@@ -119,36 +123,36 @@ async def look_up(join: JoinString, home: Path, key: NodeKey, told: Explanation)
 
 
 def lines(explanation: Explanation) -> Iterator[str]:
-    """What a person reads; no word of the coordinator's steers the terminal."""
+    """Return the lines for a terminal; control characters from the coordinator are removed."""
     return map(one_line, _told(explanation))
 
 
 def refused(join: JoinString, home: Path, about: str) -> list[Refusal]:
-    """What this home has kept of a lease or claim, or of the last ones, the newest first."""
+    """Return the kept rejections of a lease or claim, or the last ones, newest first."""
     kept = Refusals(round_folder(home, join) / FOLDER)
-    return [one for one in kept if about in ("", one.lease_id, one.evidence.claim_id)]
+    return [refusal for refusal in kept if about in ("", refusal.lease_id, refusal.evidence.claim_id)]
 
 
 def report(
-    found: Explanations, refusals: list[Refusal], place: Logged = NOT_ASKED, *, about: str = "", as_json: bool
+    answer: Explanations, refusals: list[Refusal], place: Logged = NOT_ASKED, *, about: str = "", as_json: bool
 ) -> Iterator[str]:
-    """Lines for a person, or JSON, one for each lease: the coordinator's word, and beside it the evidence kept here.
+    """Yield lines of text, or one JSON line per lease: the coordinator's explanation, and the evidence in this home.
 
-    `place` is that in the log, of the one lease that was asked about. Where none was, people get a line of each that
-    nothing is wrong with.
+    `place` is the log entry of the lease that was asked about. Without `about`, a lease without problems gets one line
+    of text.
     """
-    left = {one.lease_id: one for one in refusals}
-    for explanation in found.explanations:
+    left = {refusal.lease_id: refusal for refusal in refusals}
+    for explanation in answer.explanations:
         refusal = left.pop(explanation.lease_id, None)
         if as_json:
-            told = explanation.model_dump(exclude={"lease", "rollout", "fragments", "report"})
+            summary = explanation.model_dump(exclude={"lease", "rollout", "fragments", "report"})
             its_report = audit_report.read(explanation.report)
             unreadable: dict[str, Any] = {"unreadable": True}
             seen = its_report.model_dump(exclude_unset=True) if its_report else unreadable
             if seen:
-                seen["command"] = repeated(explanation)  # the auditor's own needs the operator's files
-            there = {"state": place.state, "entry": place.entry, "of": place.size}
-            yield json.dumps(told | {"report": seen, "logged": there, "refused": _json(refusal)})
+                seen["command"] = repeated(explanation)  # the auditor's own command needs the operator's files
+            log_place = {"state": place.state, "entry": place.entry, "of": place.size}
+            yield json.dumps(summary | {"report": seen, "logged": log_place, "refused": _json(refusal)})
             continue
         yield from lines(explanation) if about or refusal or _has_more(explanation) else (_verdict(explanation),)
         yield from _logged(place)
@@ -160,12 +164,12 @@ def report(
         yield f"lease {one_line(lease_id)}: rejected"
         yield from refusal_lines(refusal)
     if not as_json:
-        yield from _legend(found)
-        yield from (ONE,) if found.explanations and not about else ()
+        yield from _legend(answer)
+        yield from (ONE,) if answer.explanations and not about else ()
 
 
 def _has_more(explanation: Explanation) -> bool:
-    """Whether something is wrong with a lease, or has been said about it."""
+    """Return True if a lease has a problem or an appeal."""
     wrong = explanation.finding in ("soft", "hard", "held") or explanation.state in (
         LeaseState.REJECTED,
         ClaimState.VOIDED,
@@ -173,9 +177,9 @@ def _has_more(explanation: Explanation) -> bool:
     return wrong or bool(explanation.appeal) or audit_report.read(explanation.report) is None
 
 
-def _legend(found: Explanations) -> Iterator[str]:
-    """What the states mean that occur."""
-    occur = {one.state for one in found.explanations}
+def _legend(answer: Explanations) -> Iterator[str]:
+    """Yield the meaning of each state that occurs."""
+    occur = {explanation.state for explanation in answer.explanations}
     if occur & MEANING.keys():
         yield LEGEND
     yield from (f"  {state:10} {meaning}" for state, meaning in MEANING.items() if state in occur)
@@ -190,23 +194,23 @@ def _again(refusal: Refusal) -> str:
 
 
 def refusal_lines(refusal: Refusal) -> Iterator[str]:
-    """The evidence of a rejection, as a person reads it."""
-    found = refusal.evidence
+    """Yield the evidence of a rejection as lines of text."""
+    rejection = refusal.evidence
     yield from map(
         one_line,
         (
-            f"  rejected by {found.step} [{found.code}]: {found.field}",
-            f"    expected {found.expected}; observed {found.observed}",
-            *(f"    sample {at.sample}, position {at.position}" for at in found.positions),
-            f"  claim {found.claim_id}",
-            f"  validator {found.validator}, tolerance {found.tolerance}",
+            f"  rejected by {rejection.step} [{rejection.code}]: {rejection.field}",
+            f"    expected {rejection.expected}; observed {rejection.observed}",
+            *(f"    sample {at.sample}, position {at.position}" for at in rejection.positions),
+            f"  claim {rejection.claim_id}",
+            f"  validator {rejection.validator}, tolerance {rejection.tolerance}",
             f"  repeat the check: `{_again(refusal)}`",
         ),
     )
 
 
 def _logged(place: Logged) -> Iterator[str]:
-    """Whether the log says the same."""
+    """Yield a line about the entry in the log."""
     if place.state == "logged":
         yield f"  Verified: ledger entry {place.entry} matches (signed root of {place.size} entries)"
     elif place.state == "not_yet":
@@ -233,7 +237,7 @@ def _verdict(explanation: Explanation) -> str:
 
 
 def _reported(report: ReportedAudit) -> Iterator[str]:
-    """The evidence of an audit."""
+    """Yield the evidence of an audit as lines of text."""
     for finding in report.findings:
         yield f"  {finding.rule}, {finding.outcome}:"
         yield f"    expected {finding.expected}; observed {finding.observed}"
@@ -245,21 +249,21 @@ def _reported(report: ReportedAudit) -> Iterator[str]:
 
 
 def _position(at: ReportedPosition) -> str:
-    """One token: what was claimed of it, and what the replay says."""
+    """Return a line about one token: the claimed values and those of the audit."""
     place = f"    sample {at.sample}, position {at.position}: token {at.claimed}"
-    claimed, here = f"claimed with {at.claimed_logprob:.4f}", f"{at.logprob:.4f}"
+    claimed, replayed = f"claimed with {at.claimed_logprob:.4f}", f"{at.logprob:.4f}"
     if at.claimed == at.dictated:
-        return f"{place} {claimed}, the expected token; the replay gives {here}"
-    return f"{place} {claimed}; expected {at.dictated} by {at.margin:.3g} nats; the claimed token has {here}"
+        return f"{place} {claimed}, the expected token; the replay gives {replayed}"
+    return f"{place} {claimed}; expected {at.dictated} by {at.margin:.3g} nats; the claimed token has {replayed}"
 
 
 def repeated(explanation: Explanation) -> str:
-    """What repeats the check on the node's own machine, whatever was found."""
+    """Return the command that repeats the check on the node's own machine."""
     return f"swarm-node why JOIN_STRING {explanation.lease_id} --replay"
 
 
 def _appeal(explanation: Explanation) -> Iterator[str]:
-    """What can be done about what was taken."""
+    """Yield the state of the appeal, or the command to appeal."""
     match explanation.appeal:
         case "possible":
             yield f"  if that check passes, appeal: `swarm-node appeal JOIN_STRING {explanation.lease_id} --reason …`"
@@ -269,12 +273,12 @@ def _appeal(explanation: Explanation) -> Iterator[str]:
             yield f"  appeal {explanation.appeal}: {explanation.ruling}"
 
 
-def write_case(join: JoinString, home: Path, found: Explanations, folder: Path) -> list[int]:
-    """The folder of a case, for `swarm-coordinator audit replay`: of what was accepted, or of what was refused.
+def write_case(join: JoinString, home: Path, answer: Explanations, folder: Path) -> list[int]:
+    """Write the folder of a case for `swarm-coordinator audit replay`, for an accepted or a rejected claim.
 
-    Returned are the versions that the claim would have to be compared with, too, and that are not here.
+    Return the versions to compare with that are missing in this home.
     """
-    (explanation,) = found.explanations
+    (explanation,) = answer.explanations
     refusals = refused(join, home, explanation.lease_id)
     rollout = refusals[0].rollout if refusals and not explanation.claim_id else explanation.rollout
     if not (rollout or explanation.fragments):
@@ -297,7 +301,7 @@ def write_case(join: JoinString, home: Path, found: Explanations, folder: Path) 
     )
     folder.mkdir(parents=True)
     (folder / "case").write_bytes(file.to_bytes())
-    (folder / "tolerances.json").write_bytes(found.tolerances)
+    (folder / "tolerances.json").write_bytes(answer.tolerances)
     shutil.copytree(held, folder / "policies" / str(version))
     missing = []
     for other in _neighbours(explanation, version):
@@ -309,65 +313,66 @@ def write_case(join: JoinString, home: Path, found: Explanations, folder: Path) 
 
 
 def _held(join: JoinString, home: Path, version: int) -> Path | None:
-    """The files of a version in this home."""
+    """Return the folder of a version in this home."""
     return next((round_folder(home, join) / POLICIES).glob(f"{version:012d}-*"), None)
 
 
 def _neighbours(explanation: Explanation, version: int) -> list[int]:
-    """The versions that the audit compared the claim with; without an audit the one before."""
+    """Return the versions that the audit compared the claim with; without an audit the previous one."""
     fits = its_report.fits if (its_report := audit_report.read(explanation.report)) else None
     named = [version - 1] if fits is None else [fit.version for fit in fits]
     return sorted({other for other in named if other > 0} - {version})
 
 
-def require_own(join: JoinString, home: Path, me: NodeId, told: Explanation, say: Callable[[str], None]) -> None:
-    """Raise where the coordinator tells of another lease than it gave to this node, or of another's claim."""
-    kept = Leased(round_folder(home, join)).digest_of(told.lease_id)
+def require_own(join: JoinString, home: Path, me: NodeId, explanation: Explanation, say: Callable[[str], None]) -> None:
+    """Raise an error if the coordinator reports another lease than it gave to this node, or another node's claim."""
+    kept = Leased(round_folder(home, join)).digest_of(explanation.lease_id)
     if kept is None:
         say("this home has no record of the lease; its prompt comes from the coordinator and is not signed by a claim")
-    elif kept != chunks.digest((now := Lease.from_bytes(told.lease)).to_bytes()):  # as it was noted
+    elif kept != chunks.digest((now := Lease.from_bytes(explanation.lease)).to_bytes()):  # as it was recorded
         raise ProofInvalid(
-            f"The coordinator tells of another lease {told.lease_id} than it gave to this node. By now it has version "
-            f"{now.version}, seed {now.seed}, {len(now.prompt) // 4} tokens of prompt and the digest "
-            f"{chunks.digest(told.lease)}; what this node was given, and noted then, has {kept}.",
+            f"The coordinator reports another lease {explanation.lease_id} than it gave to this node. It now has "
+            f"version {now.version}, seed {now.seed}, a prompt of {len(now.prompt) // 4} tokens and the digest "
+            f"{chunks.digest(explanation.lease)}; the lease that this node received and recorded has {kept}.",
             hint=BLAMELESS,
         )
-    signed = [open_envelope("fragment", envelope) for envelope in told.fragments]
-    leases = [Fragment.from_bytes(one.payload).lease_id for one in signed]
-    if told.rollout:
-        signed.append(open_envelope("rollout", told.rollout))
+    signed = [open_envelope("fragment", envelope) for envelope in explanation.fragments]
+    leases = [Fragment.from_bytes(envelope.payload).lease_id for envelope in signed]
+    if explanation.rollout:
+        signed.append(open_envelope("rollout", explanation.rollout))
         leases.append(RolloutClaim.from_bytes(signed[-1].payload).lease_id)
-    if {one.signer for one in signed} - {me} or set(leases) - {told.lease_id}:
+    if {envelope.signer for envelope in signed} - {me} or set(leases) - {explanation.lease_id}:
         raise ProofInvalid(
-            f"The coordinator shows a claim for lease {told.lease_id} that this node did not sign.", hint=BLAMELESS
+            f"The coordinator shows a claim for lease {explanation.lease_id} that this node did not sign.",
+            hint=BLAMELESS,
         )
-    if signed and chunks.digest(signed[-1].payload) != told.claim_id:
+    if signed and chunks.digest(signed[-1].payload) != explanation.claim_id:
         raise ProofInvalid(
-            f"The coordinator reports claim {told.claim_id[:64]} but shows another one: "
+            f"The coordinator reports claim {explanation.claim_id[:64]} but shows another one: "
             f"{chunks.digest(signed[-1].payload)}.",
             hint=BLAMELESS,
         )
 
 
-def replay(join: JoinString, home: Path, me: NodeId, found: Explanations, say: Callable[[str], None]) -> int:
-    """Run the auditor's check here; its exit code, or that of no verdict where it could not be the whole check."""
-    require_own(join, home, me, found.explanations[0], say)
+def replay(join: JoinString, home: Path, me: NodeId, answer: Explanations, say: Callable[[str], None]) -> int:
+    """Run the auditor's check; return its exit code, or `NO_VERDICT` if the check could not be complete."""
+    require_own(join, home, me, answer.explanations[0], say)
     with tempfile.TemporaryDirectory(prefix="echo-swarm-case-") as place:
         folder = Path(place) / "case"
-        missing = write_case(join, home, found, folder)
+        missing = write_case(join, home, answer, folder)
         if missing:
             versions = ", ".join(f"version {version}" for version in missing)
             say(f"not compared with {versions}: this home has only the last two versions")
         program = Path(sys.executable).with_name("swarm-coordinator")
-        command = [str(program), "audit", "replay", str(folder), "--tolerance", found.tolerance]
-        command += ["--again", repeated(found.explanations[0])]  # the folder is gone by then
+        command = [str(program), "audit", "replay", str(folder), "--tolerance", answer.tolerance]
+        command += ["--again", repeated(answer.explanations[0])]  # the folder is deleted by then
         size_bytes = sum(file.stat().st_size for file in folder.glob("policies/*/*"))
         allowed = memory.allowed_bytes(size_bytes, use.memory_bytes()[1])
         code = memory.run_within(command, allowed_bytes=allowed, seconds_max=REPLAY_MAX_S)
-    its_report = audit_report.read(found.explanations[0].report)
+    its_report = audit_report.read(answer.explanations[0].report)
     nearer = its_report is None or any(finding.rule == "version" for finding in its_report.findings)
     if missing and code in SOFTER and nearer:
-        found_by_audit = "found" if its_report else "may have found"
-        say(f"no verdict: the audit {found_by_audit} the claim closer to another version, which is missing here")
+        how = "found" if its_report else "may have found"
+        say(f"no verdict: the audit {how} the claim closer to another version, which is missing in this home")
         return NO_VERDICT
     return code

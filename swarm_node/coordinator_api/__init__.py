@@ -1,1 +1,1 @@
-"""The coordinator's HTTP API and the origins of public files, as a node asks them."""
+"""Clients of the coordinator's HTTP API and of the origins of public files."""

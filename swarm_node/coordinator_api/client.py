@@ -1,10 +1,10 @@
-"""The coordinator's HTTP API as the node sees it: signed requests out, bounded replies in, errors by name.
+"""Client of the coordinator's HTTP API: signed requests, bounded replies, typed errors.
 
-- Every request is signed afresh, with a new nonce: a retry is a new request, never a replay.
-- A reply is read up to its limit and no further; whatever it says, trust comes from signatures and hashes elsewhere.
-- No answer, one from a broken proxy, or one that goes on for ever, is `Unreachable`: the caller waits and tries again.
-- Each answer's Date says how far this machine's clock is off; `now_ms` is the coordinator's time, by which leases end.
-- Where the coordinator is overloaded, or a proxy before it, nothing is asked of it until its Retry-After is over.
+- Every request is signed again, with a new nonce: a retry is a new request, never a replay.
+- A reply is read up to its limit; its contents are trusted only through signatures and hashes checked elsewhere.
+- A missing answer, an answer of a broken proxy, or an endless answer is `Unreachable`: the caller waits and retries.
+- Each answer's Date gives the clock difference; `now_ms` is the coordinator's time, by which leases expire.
+- If the coordinator or its proxy is overloaded, no request is sent until Retry-After is over.
 """
 
 import json
@@ -52,22 +52,22 @@ from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, read_
 M = TypeVar("M", bound=Message)
 
 CLOCKS_AGREE_S = 2.0
-"""A header names whole seconds, and an answer takes a while: less than this is no difference."""
+"""The header has whole seconds, and an answer takes time: smaller differences are ignored."""
 
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
 HELD_S = 30.0
-"""For a question that the coordinator holds open until there is news, which it does for no longer."""
+"""Longest time for which the coordinator holds a request open until there is news."""
 
 SENT_BYTES_PER_S = 8 * limits.KIB
-"""The slowest line by which a coordinator takes a body."""
+"""Slowest upload rate that a coordinator accepts."""
 
 RETRY_AFTER_MAX_S = 60.0
-"""The longest silence that an answer can ask for: a node is not put to sleep for a day by a proxy's mistake."""
+"""Upper limit of Retry-After, so that a proxy's mistake cannot stop a node for a day."""
 
 
 class Coordinator:
-    """A round's coordinator, called in the name of one node."""
+    """Client of a round's coordinator, for one node."""
 
     def __init__(self, url: str, round_id: str, key: NodeKey) -> None:
         self.url = url
@@ -76,9 +76,9 @@ class Coordinator:
         self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT, headers=PLAIN, follow_redirects=False)
         self._quiet_until = -math.inf
         self.clock_offset_s: float | None = None
-        """How far the coordinator's clock is ahead of this machine's, to a second; None before the first answer."""
+        """Clock difference in seconds, coordinator minus this machine, ±1 s; None before the first answer."""
         self.origin = Origin(f"{url}/v1", self._client, COORDINATORS)
-        """The last resort for chunks, with more patience than others, and the first for documents."""
+        """Last source of chunks, with longer time-outs than others, and first source of documents."""
 
     async def register(self, message: Register) -> HeartbeatReply:
         return await self._call("/v1/nodes", message, HeartbeatReply)
@@ -87,7 +87,7 @@ class Coordinator:
         return await self._call("/v1/heartbeat", message, HeartbeatReply)
 
     async def newer_version(self, message: VersionRequest) -> HeartbeatReply:
-        """Answered when there is a newer version, or after a while without."""
+        """Wait until there is a newer version, or for `HELD_S` at most."""
         return await self._call("/v1/versions", message, HeartbeatReply)
 
     async def lease(self, message: LeaseRequest) -> LeaseReply:
@@ -110,72 +110,72 @@ class Coordinator:
         return await self._call("/v1/plan", message, FetchPlan)
 
     async def fetched(self, receipt: TransferReceipt) -> HeartbeatReply:
-        """Say that a version is here, and who sent it."""
+        """Report a downloaded version and the peers that sent it."""
         envelope = self._key.seal("receipt", receipt.to_bytes())
         return await self._call("/v1/fetched", Fetched(receipt=envelope), HeartbeatReply)
 
     async def why(self, message: Why) -> Explanations:
-        """What became of this node's leases."""
+        """Request the outcome of this node's leases."""
         return await self._call("/v1/verdicts", message, Explanations)
 
     async def earnings(self) -> Earnings:
-        """What the node's owner has earned."""
+        """Request the earnings of the node's owner."""
         return await self._call("/v1/earnings", EarningsRequest(), Earnings)
 
     async def payout(self, batch: int) -> PayoutReply:
-        """What the node's owner gets in a batch, with its proof."""
+        """Request the payout of the node's owner in a batch, with its proof."""
         return await self._call("/v1/payouts", PayoutRequest(batch=batch), PayoutReply)
 
     async def state(self, statement: bytes) -> StatementReply:
-        """Deliver what an owner has signed."""
+        """Send an owner's signed statement."""
         return StatementReply.from_bytes(await self._read("POST", "/v1/owners", statement, limits.MESSAGE_MAX_BYTES))
 
     async def appeal(self, appeal: bytes) -> AppealReply:
-        """Deliver what a node or its owner has signed against a fault or a ban."""
+        """Send a signed appeal of a node or its owner against a fault or a ban."""
         return AppealReply.from_bytes(await self._read("POST", "/v1/appeals", appeal, limits.MESSAGE_MAX_BYTES))
 
     async def cosign(self, note: bytes) -> CosignatureReply:
-        """Deliver a checkpoint that a witness has signed."""
+        """Send a checkpoint that a witness has signed."""
         data = await self._read("POST", "/v1/ledger/cosignatures", note, limits.MESSAGE_MAX_BYTES)
         return CosignatureReply.from_bytes(data)
 
     async def upload(self, data: bytes) -> Uploaded:
-        """Send bytes that are thrown away."""
+        """Send bytes to measure the uplink; the coordinator discards them."""
         return Uploaded.from_bytes(await self._read("POST", "/v1/probe/upload", data, limits.SMALL_REQUEST_MAX_BYTES))
 
     async def dial_me(self, message: Dial) -> Dialled:
-        """Have this machine dialled, at the address that the coordinator sees."""
+        """Ask the coordinator to dial this machine, at the address that it sees."""
         return await self._call("/v1/probe/dial", message, Dialled)
 
     async def status(self) -> dict[str, Any]:
-        """The round's figures, as everybody may read them."""
+        """Request the round's public status."""
         return await self._json("/v1/status")
 
     async def leaderboard(self) -> list[dict[str, Any]]:
-        """The nodes of the round, as everybody may read them."""
+        """Request the round's public leaderboard."""
         rows: list[dict[str, Any]] = (await self._json("/v1/leaderboard")).get("nodes", [])
         return rows
 
     async def origins(self) -> OriginList:
-        """Where chunks and documents can be had besides the coordinator."""
+        """Request the list of origins of chunks and documents besides the coordinator."""
         return OriginList.from_bytes(await self._read("GET", "/v1/origins", None, limits.SMALL_REQUEST_MAX_BYTES))
 
     async def close(self) -> None:
         await self._client.aclose()
 
     def now_ms(self) -> int:
-        """The coordinator's time; where both clocks agree as far as can be told, this machine's, which is finer."""
+        """Return the coordinator's time; within `CLOCKS_AGREE_S` this machine's, which is finer."""
         offset_s = self.clock_offset_s or 0.0
         return int(1000 * (time.time() + (offset_s if abs(offset_s) > CLOCKS_AGREE_S else 0.0)))
 
     async def _json(self, path: str) -> dict[str, Any]:
         try:
-            found = json.loads(await self._read("GET", path, None, limits.MESSAGE_MAX_BYTES))
+            document = json.loads(await self._read("GET", path, None, limits.MESSAGE_MAX_BYTES))
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            document = None
+        if not isinstance(document, dict):
             raise Unreachable(f"{path} did not return JSON. Check that the address is the coordinator's.")
-        return found
+        return document
 
     async def _call(self, path: str, message: Message, kind: type[M]) -> M:
         await trio.sleep_until(self._quiet_until)
@@ -211,7 +211,7 @@ class Coordinator:
 
 
 def _named_error(path: str, status: int, data: bytes) -> SwarmError:
-    """The error a coordinator's reply names; anything else comes from something that is no coordinator."""
+    """Return the error in a coordinator's reply; any other reply is not from a coordinator."""
     try:
         reason = canonical.decode(data, max_bytes=16 * limits.KIB)
     except SwarmError:
@@ -222,8 +222,8 @@ def _named_error(path: str, status: int, data: bytes) -> SwarmError:
 
 
 def offset_s(date: str, answered_s: float) -> float | None:
-    """How far a server's clock is ahead, by the whole second that its header names; an answer may have been held back
-    for long, but is dated when it is sent."""
+    """Return how far a server's clock is ahead, by the whole second in its Date header, which is set when the answer is
+    sent, also after a long wait."""
     try:
         named = parsedate_to_datetime(date).timestamp() + 0.5
     except (TypeError, ValueError, OverflowError):
@@ -232,5 +232,5 @@ def offset_s(date: str, answered_s: float) -> float | None:
 
 
 def _seconds(retry_after: str) -> float:
-    """What the header asks for, within reason; its other form, a date, would need two clocks that agree."""
+    """Return the pause of Retry-After, bounded; its other form, a date, is ignored: it would need equal clocks."""
     return min(float(retry_after), RETRY_AFTER_MAX_S) if retry_after.isascii() and retry_after.isdigit() else 0.0

@@ -1,4 +1,4 @@
-"""The join string: where a coordinator is, and the fingerprint of the root that its round must have."""
+"""The join string: the address of a coordinator, and the fingerprint of its round's root."""
 
 import re
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from protocol.errors import ConfigInvalid
 
 @dataclass(frozen=True)
 class JoinString:
-    """`http://host:port#<64 hex digits>`, taken apart."""
+    """Parsed join string, `http://host:port#<64 hex digits>`."""
 
     url: str
     round_id: str
 
 
 def round_folder(home: Path, join: JoinString) -> Path:
-    """Where a home keeps what belongs to one round."""
+    """Return the folder of a round in a node's home."""
     return home / "rounds" / join.round_id[:16]
 
 

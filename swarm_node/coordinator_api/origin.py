@@ -1,10 +1,10 @@
-"""One origin: a web server whose word is worth nothing and whose bytes prove themselves.
+"""Client of an origin: an untrusted web server, whose files are verified by their hash.
 
-- No redirect is followed: an origin would else choose whom this machine talks to.
-- Nothing is unpacked: a small answer cannot unfold into a large one.
-- An answer is read up to the size that was signed for, and no further, within a time that the size allows.
-- A name that leads into this machine's own network is not followed, unless the coordinator lies there, too.
-- Any failure is `Unreachable` or `UnknownChunk`; it costs time and nothing else.
+- No redirect is followed: otherwise an origin could choose the servers that this machine contacts.
+- Nothing is decompressed: a small answer cannot expand into a large one.
+- An answer is read up to the signed size, within a time that depends on the size.
+- A name that leads into this machine's own network is refused, unless the coordinator is in that network, too.
+- Every failure is `Unreachable` or `UnknownChunk`; it costs only time.
 """
 
 from dataclasses import dataclass
@@ -20,30 +20,30 @@ from protocol.policy.origin import chunk_path, document_path
 from swarm_node.coordinator_api.addresses import allowed
 
 PLAIN = {"Accept-Encoding": "identity"}
-"""No compression: a small reply must not be able to unfold into a large one."""
+"""No compression: a small reply must not expand into a large one."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long an origin may keep us waiting."""
+    """Time limits of an origin."""
 
     silence_s: float = 5.0
-    """For a connection, and for each next byte."""
+    """Time-out of connecting, and of each read."""
     grace_s: float = 5.0
     rate_bytes_per_s: float = 128 * KIB
-    """A whole answer may take the grace and the time its size needs at this rate: slower origins do not help."""
+    """A whole answer may take `grace_s` plus its size at this rate: slower origins do not help."""
 
 
 STRANGERS = Patience()
 COORDINATORS = Patience(silence_s=30.0, grace_s=30.0, rate_bytes_per_s=64 * KIB)
-"""The last resort may be busy."""
+"""The coordinator is the last source, and may be busy."""
 
 ABSENT = (403, 404, 410)
-"""Object stores answer 403 for what does not exist, so as not to tell what does."""
+"""Object stores answer 403 for missing files, so as not to reveal which files exist."""
 
 
 class Origin:
-    """A base URL and the connections to it."""
+    """An origin, by its base URL."""
 
     def __init__(self, url: str, client: httpx.AsyncClient, patience: Patience) -> None:
         self.url = url.rstrip("/")
@@ -51,14 +51,14 @@ class Origin:
         self._patience = patience
 
     async def document(self, name: str, max_bytes: int) -> bytes | None:
-        """A trust document, unverified, or None if there is none of that name."""
+        """Fetch a trust document, unverified; None if it does not exist."""
         return await self.file(document_path(name), max_bytes)
 
     async def chunk(self, chunk: ChunkId, size_bytes: int) -> bytes:
-        """A chunk, verified."""
+        """Fetch and verify a chunk."""
         data = await self.file(chunk_path(chunk), size_bytes)
         if data is None:
-            raise UnknownChunk(f"{self.url} does not keep chunk {chunk[:12]}….")
+            raise UnknownChunk(f"{self.url} does not have chunk {chunk[:12]}….")
         chunks.verify(chunk, data)
         return data
 
@@ -66,7 +66,7 @@ class Origin:
         await self._client.aclose()
 
     async def file(self, path: str, max_bytes: int) -> bytes | None:
-        """Any file below the base, unverified, or None if there is none."""
+        """Fetch a file below the base URL, unverified; None if it does not exist."""
         url = f"{self.url}/{path}"
         try:
             with trio.fail_after(self._patience.grace_s + max_bytes / self._patience.rate_bytes_per_s):
@@ -84,28 +84,28 @@ class Origin:
             if response.status_code in ABSENT:
                 return None
             if response.status_code != 200:
-                raise Unreachable(f"{url} answers with status {response.status_code}, and not with a file.")
+                raise Unreachable(f"{url} returned HTTP status {response.status_code} instead of a file.")
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise Unreachable(f"{url} answers packed, though it was asked not to.")
+                raise Unreachable(f"{url} returned a compressed answer, although compression was not accepted.")
             return await read_at_most(response, max_bytes)
 
 
 async def read_at_most(response: httpx.Response, max_bytes: int) -> bytes:
-    """The body of an open response, exactly as it was sent."""
+    """Return the body of an open response, exactly as sent."""
     data = bytearray()
-    # Cancelled rather than left by an error: that alone ends the generators below in order.
+    # Cancelled rather than ended by an exception: only that closes the generators below in order.
     with trio.CancelScope() as enough:
         async for piece in response.aiter_raw():
             data += piece
             if len(data) > max_bytes:
                 enough.cancel()
     if len(data) > max_bytes:
-        raise MessageTooLarge(f"{response.url} answers with more than {max_bytes} bytes.")
+        raise MessageTooLarge(f"{response.url} returned more than {max_bytes} bytes.")
     return bytes(data)
 
 
 def open_origin(url: str, *, own_network: bool, patience: Patience = STRANGERS) -> Origin:
-    """An origin somebody told us of; only a round of the own network may name machines of the own network."""
+    """Open an origin from a list; only a coordinator in the own network may list machines in the own network."""
     transport = httpx.AsyncHTTPTransport() if own_network else PublicOnly()
     client = httpx.AsyncClient(
         transport=transport, timeout=patience.silence_s, headers=PLAIN, follow_redirects=False, trust_env=False
@@ -114,17 +114,17 @@ def open_origin(url: str, *, own_network: bool, patience: Patience = STRANGERS) 
 
 
 class PublicOnly(httpx.AsyncBaseTransport):
-    """Resolves a name itself and connects to the public address it found, so that no second answer can differ."""
+    """Transport that resolves a name itself and connects to the checked public address, without a second lookup."""
 
     def __init__(self) -> None:
         self._inner = httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         host = request.url.host
-        found = await allowed(host, own_network=False)
-        if not found:
-            raise httpx.ConnectError(f"{host} leads to no public address")
-        request.url = request.url.copy_with(host=found[0])
+        addresses = await allowed(host, own_network=False)
+        if not addresses:
+            raise httpx.ConnectError(f"{host} has no public address")
+        request.url = request.url.copy_with(host=addresses[0])
         request.extensions = {**request.extensions, "sni_hostname": host}
         return await self._inner.handle_async_request(request)
 

@@ -1,9 +1,9 @@
-"""Which origin to ask, and when to leave one alone.
+"""Choice of the origin for a request, and pauses for failing origins.
 
-- Origins are asked in an order drawn anew each time, so that a swarm spreads over them; the coordinator comes last.
-- One that fails, lies, stalls or lacks a chunk is passed over for a while, longer each time in a row.
-- The list is a hint that the coordinator gives; an old list is better than none.
-- Chunks come from here verified, or not at all; only the coordinator's own failure is the caller's.
+- Origins are asked in a new random order each time, so that a swarm spreads over them; the coordinator comes last.
+- An origin that fails, sends wrong bytes, stalls or lacks a chunk is skipped for a while, longer each time in a row.
+- The list is a hint of the coordinator; an old list is better than none.
+- Returned chunks are verified; only a failure of the coordinator itself is raised.
 """
 
 import logging
@@ -25,22 +25,22 @@ from swarm_node.coordinator_api.origin import STRANGERS, Origin, Patience, open_
 log = logging.getLogger(__name__)
 
 LEARN_S = 60.0
-"""How often the list is asked for."""
+"""Interval of requests for the list."""
 
 PAUSE_S, PAUSE_MAX_S = 5.0, 300.0
-"""After the first failure, doubled with every further one: a dead origin is tried again twelve times an hour."""
+"""Pause after the first failure, doubled with every further one: a dead origin is tried 12 times per hour."""
 
 
 @dataclass
 class _Standing:
-    """How an origin has served us."""
+    """Failures of an origin, and the end of its pause."""
 
     failures: int = 0
     resumes_at: float = 0.0
 
 
 class Origins:
-    """The coordinator's own files, and whoever else holds copies of them."""
+    """The coordinator's own files, and the other origins with copies of them."""
 
     def __init__(self, coordinator: Coordinator, rng: Random, patience: Patience = STRANGERS) -> None:
         self.home = coordinator.origin
@@ -52,42 +52,42 @@ class Origins:
         self._learnt_at = -LEARN_S
 
     async def learn(self) -> None:
-        """Ask the coordinator for the list, if the last answer is old."""
+        """Request the list from the coordinator, if the last answer is old."""
         if trio.current_time() < self._learnt_at + LEARN_S:
             return
         try:
-            told = (await self._coordinator.origins()).urls
+            listed = (await self._coordinator.origins()).urls
         except SwarmError as error:
             log.debug("list of origins not available reason=%r", error.message)
             return
         self._learnt_at = trio.current_time()
-        for url in self._others.keys() - set(told):
+        for url in self._others.keys() - set(listed):
             await self._others.pop(url).close()
-        if set(told) - self._others.keys():
+        if set(listed) - self._others.keys():
             own_network = await self.at_home()
-            for url in set(told) - self._others.keys():
+            for url in set(listed) - self._others.keys():
                 self._others[url] = open_origin(url, own_network=own_network, patience=self._patience)
 
     async def at_home(self) -> bool:
-        """Whether the coordinator lies in this machine's own network; then those whom it names may, too."""
+        """Return True if the coordinator is in this machine's own network; then the origins may be, too."""
         return await is_in_own_network(httpx.URL(self.home.url).host)
 
     def in_order(self) -> list[Origin]:
-        """The origins besides the coordinator that may be asked now."""
+        """Return the origins besides the coordinator that may be asked now, in random order."""
         fit = [origin for origin in self._others.values() if self.fit(origin)]
         return self._rng.sample(fit, len(fit))
 
     def fit(self, origin: Origin) -> bool:
-        """Whether an origin may be asked now."""
+        """Return True if an origin may be asked now."""
         return self._of(origin.url).resumes_at <= trio.current_time()
 
     def fetcher_for(self, manifest: PolicyManifest) -> Callable[[ChunkId], Awaitable[bytes]]:
-        """Fetch chunks of a version, each with the size that its manifest signs."""
+        """Return a function that fetches chunks of a version, each with the size in its signed manifest."""
         sizes = manifest.chunk_sizes()
         return lambda chunk: self.chunk(chunk, sizes[chunk])
 
     async def chunk(self, chunk: ChunkId, size_bytes: int) -> bytes:
-        """A chunk, verified, from the first that really has it."""
+        """Return a verified chunk, from the first origin that has it."""
         for origin in self.in_order():
             started = trio.current_time()
             try:
@@ -97,7 +97,7 @@ class Origins:
             except trio.Cancelled:
                 if (
                     trio.current_time() > started + self._patience.grace_s
-                ):  # the caller lost patience, and did not merely get done
+                ):  # the caller timed out, rather than having the chunk already
                     self.failed(origin, None)
                 raise
             else:
@@ -106,7 +106,7 @@ class Origins:
         return await self.home.chunk(chunk, size_bytes)
 
     def failed(self, origin: Origin, error: SwarmError | None) -> None:
-        """Leave an origin alone for a while; without an error, it was merely too slow for the caller."""
+        """Pause an origin; without an error, it was too slow for the caller."""
         standing, now = self._of(origin.url), trio.current_time()
         if standing.resumes_at > now:  # several requests were under way when it failed
             return
@@ -125,7 +125,7 @@ class Origins:
 
 @asynccontextmanager
 async def open_origins(coordinator: Coordinator) -> AsyncIterator[Origins]:
-    """The origins of a round, closed at the end."""
+    """Open the origins of a round, and close them at the end."""
     origins = Origins(coordinator, Random())
     try:
         yield origins

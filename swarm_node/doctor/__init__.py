@@ -1,1 +1,1 @@
-"""Is this machine fit for a round? Small checks, each with its root cause, the evidence, and the next step."""
+"""Checks whether this machine can take part in a round, each with cause, evidence and next step."""

@@ -1,7 +1,7 @@
-"""A support bundle: what a stranger needs to help, in a zip, and nothing that names its owner.
+"""A support bundle: a zip file with the data that a helper needs, and without data that identifies its owner.
 
-- Made of what is listed here, never of whole folders: no key, no log of others, no policy.
-- Every text goes through `redact`, the names of programs and their versions included.
+- It contains only the listed items, never whole folders: no key, no log of other programs, no policy.
+- Every text goes through `redact`, including the names and versions of programs.
 """
 
 import json

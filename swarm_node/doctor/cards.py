@@ -5,21 +5,21 @@ from swarm_node.engine.precision import OVERHEAD_BYTES, ROOM
 from swarm_node.machine.gpu import CUDA_MAJOR, Card, GpuProbe, driver_major, outdated
 
 HOT_CELSIUS = 87.0
-"""Cards slow down from here."""
+"""Temperature at which cards slow down."""
 
 GB = 10**9
 
 
 def card(seen: GpuProbe) -> CheckResult:
-    """Is there one, and does its driver answer?"""
+    """Check that there is a card, and that its driver answers."""
     if seen.trouble:
         step = "Reinstall the GPU driver or restart: the kernel module and nvidia-smi must have the same version."
         return fail("gpu", "A GPU driver is installed, but it does not respond.", seen.trouble, step)
     if not seen.cards:
         said = "No GPU detected; the CPU will be used (slow)."
         return warn("gpu", said, "neither nvidia-smi nor rocm-smi was found", "If you have a GPU, install its driver.")
-    named = "; ".join(f"{one.name}, driver {one.driver or 'unknown'}" for one in seen.cards)
-    hot = [one for one in seen.cards if one.celsius is not None and one.celsius >= HOT_CELSIUS]
+    named = "; ".join(f"{gpu.name}, driver {gpu.driver or 'unknown'}" for gpu in seen.cards)
+    hot = [gpu for gpu in seen.cards if gpu.celsius is not None and gpu.celsius >= HOT_CELSIUS]
     if hot:
         said = f"{hot[0].name} is at {hot[0].celsius:.0f} °C before any work; it will slow down."
         return warn("gpu", said, named, "Clean its fans, or set a power cap with `swarm-node limits --power-watts`.")
@@ -28,7 +28,7 @@ def card(seen: GpuProbe) -> CheckResult:
 
 def driver(seen: GpuProbe, cuda_major: int = CUDA_MAJOR) -> CheckResult:
     """Judge the NVIDIA driver by the CUDA for which the engines are built."""
-    versions = [one.driver for one in seen.cards if one.vendor == "nvidia" and driver_major(one.driver)]
+    versions = [gpu.driver for gpu in seen.cards if gpu.vendor == "nvidia" and driver_major(gpu.driver)]
     if not versions:
         return skip("driver", "No NVIDIA driver reports its version.")
     reason = outdated(driver_major(versions[0]), cuda_major)
@@ -40,14 +40,14 @@ def driver(seen: GpuProbe, cuda_major: int = CUDA_MAJOR) -> CheckResult:
 
 
 def memory(seen: GpuProbe, weights_bytes: int | None, *, vram_share: float = 1.0) -> CheckResult:
-    """Does the round's model fit?"""
+    """Check that the round's model fits into the card's memory."""
     if weights_bytes is None:
         return skip(
             "vram",
             "Not checked: give a join string to check the memory for the round's model.",
             "swarm-node doctor JOIN_STRING",
         )
-    known = [one for one in seen.cards if one.memory_bytes is not None]
+    known = [gpu for gpu in seen.cards if gpu.memory_bytes is not None]
     if not known:
         return skip("vram", "No GPU reports its memory; the model would use the system's RAM.")
     best = max(known, key=_free)
@@ -65,9 +65,9 @@ def memory(seen: GpuProbe, weights_bytes: int | None, *, vram_share: float = 1.0
 
 
 def free_bytes(seen: GpuProbe, *, vram_share: float = 1.0) -> int | None:
-    """Return what an engine may take of the card that has the most memory free; None where no card says."""
+    """Return the memory that an engine may use on the card with the most free memory; None if unknown."""
     return max(
-        (min(_free(one), int(one.memory_bytes * vram_share)) for one in seen.cards if one.memory_bytes is not None),
+        (min(_free(gpu), int(gpu.memory_bytes * vram_share)) for gpu in seen.cards if gpu.memory_bytes is not None),
         default=None,
     )
 

@@ -1,7 +1,7 @@
-"""Each engine tried for real: does its child start, load a tiny model and sample from it?
+"""Checks of the engines: each engine's child must start, load a tiny model and sample from it.
 
-- What is not installed is no fault as long as another engine works; without any, a node cannot sample.
-- The model is made here, a few kilobytes of random weights; its answers mean nothing, but that there are any.
+- A missing engine is no failure as long as another one works; without any, a node cannot sample.
+- The model has a few kilobytes of random weights; only the existence of its answers matters.
 """
 
 import json
@@ -47,7 +47,7 @@ CONFIG = {
 
 
 def make_tiny_model(folder: Path) -> Path:
-    """Write it into a new folder."""
+    """Write the tiny model into a new folder."""
     chance = np.random.default_rng(1)
     shapes = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,)}
     for layer in range(LAYERS):
@@ -69,7 +69,7 @@ def make_tiny_model(folder: Path) -> Path:
 
 
 TRIED_S = 120.0
-"""For one engine: imports take 15 s on a good machine."""
+"""Time-out of one engine: imports take 15 s on a good machine."""
 
 TOKENS = 8
 
@@ -85,11 +85,11 @@ REQUEST = SampleRequest(
 
 
 async def engines(options: EngineOptions, machine: Callable[[], HostMachine]) -> list[CheckResult]:
-    """All of them, and whether any works."""
-    here = await trio.to_thread.run_sync(machine)
+    """Check all engines, and that any of them works."""
+    host = await trio.to_thread.run_sync(machine)
     with tempfile.TemporaryDirectory(prefix="echo-swarm-doctor-") as folder:
         model = await trio.to_thread.run_sync(partial(make_tiny_model, Path(folder) / "model"))
-        findings = [await engine(name, options, here, model) for name in ENGINES]
+        findings = [await engine(name, options, host, model) for name in ENGINES]
     if not any(finding.state is CheckState.OK for finding in findings):
         step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; docs/joining.md explains the GPU builds."
         findings.append(fail("engine", "No engine works here, so this node cannot sample.", "", step))
@@ -97,7 +97,7 @@ async def engines(options: EngineOptions, machine: Callable[[], HostMachine]) ->
 
 
 def processor(options: EngineOptions, machine: HostMachine) -> CheckResult:
-    """How much of it an engine takes."""
+    """Report the number of CPU threads of an engine."""
     count = threads_of(options, machine)
     said = f"An engine uses {count} CPU thread{'s' * (count != 1)}."
     whose = "set with `--threads`" if options.threads else "change it with `--threads`"
@@ -105,7 +105,7 @@ def processor(options: EngineOptions, machine: HostMachine) -> CheckResult:
 
 
 async def engine(name: str, options: EngineOptions, machine: HostMachine, model: Path) -> CheckResult:
-    """One of them."""
+    """Check one engine."""
     check = f"engine {name}"
     try:
         choice = choose(name, options, machine)

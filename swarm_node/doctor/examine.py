@@ -1,7 +1,7 @@
-"""All checks in order: the machine first, then the round, then the engines; told as they are made.
+"""All checks in order: the machine, the round, the engines; each result is reported at once.
 
-- A check that breaks is a finding, too, and the others go on.
-- Nothing is registered, and nothing is left behind: trust is pinned in a folder of its own, which goes again.
+- A check that raises an error is a failed finding, and the other checks continue.
+- Nothing is registered, and no file is left: the trust state is in a temporary folder.
 """
 
 import os
@@ -34,7 +34,7 @@ from swarm_node.versions.updater import Updater
 
 
 def home(folder: Path) -> CheckResult:
-    """Whether files can be made where the node keeps them."""
+    """Check that the node's folder is writable."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor."):
@@ -46,7 +46,7 @@ def home(folder: Path) -> CheckResult:
 
 
 def key(folder: Path) -> CheckResult:
-    """Whether the key is sound, and nobody else's to read."""
+    """Check that the key is valid, and that no other user can read it."""
     path = folder / identity.FILE
     if not path.exists():
         return skip("key", "No node key yet; the first `join` creates one.")
@@ -70,7 +70,7 @@ def key(folder: Path) -> CheckResult:
 
 
 def agent(folder: Path) -> CheckResult:
-    """Whether an agent runs already: figures are then those of a machine at work."""
+    """Report whether an agent is already running: the figures then include its load."""
     if any((folder / FOLDER / name).exists() for name in (SOCKET, PORT)):
         said = "An agent is running in this home (or was killed). The speed and memory below exclude what it uses."
         return ok("agent", said, "see `swarm-node status`")
@@ -82,7 +82,7 @@ Tell = Callable[[CheckResult], None]
 
 @dataclass(frozen=True)
 class Patient:
-    """What is examined."""
+    """Subject of the checks."""
 
     home: Path
     join: JoinString | None
@@ -92,34 +92,34 @@ class Patient:
 
 
 async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
-    """Make every check; `tell` hears of each as soon as it is made."""
+    """Run every check; call `tell` with each result at once."""
     findings: list[CheckResult] = []
 
-    def note(*found: CheckResult) -> None:
-        findings.extend(found)
-        for one in found:
-            tell(one)
+    def note(*results: CheckResult) -> None:
+        findings.extend(results)
+        for result in results:
+            tell(result)
 
     note(await _try("home", lambda: home(patient.home)), await _try("key", lambda: key(patient.home)))
     note(agent(patient.home))
     note(await _try("cpu", lambda: engines.processor(patient.options, this_machine())))
     seen = await trio.to_thread.run_sync(gpu.find_cards)
     note(cards.card(seen), cards.driver(seen, this_machine().torch_cuda or gpu.CUDA_MAJOR))
-    async with _open_line(patient, note) as found:
-        weights = weights_bytes(found) if found else None
-        version = sum(entry.size_bytes for entry in found.manifest.files) if found and found.manifest else None
+    async with _open_line(patient, note) as answer:
+        weights = weights_bytes(answer) if answer else None
+        version = sum(entry.size_bytes for entry in answer.manifest.files) if answer and answer.manifest else None
         note(cards.memory(seen, weights, vram_share=patient.options.vram_share))
         total, free = use.memory_bytes()
         note(storage.ram(total, free, weights, on_card=bool(seen.cards)))
         note(await _try("disk", lambda: storage.space(patient.home, version)))
         note(await _try("disk speed", lambda: storage.speed(patient.home)))
-        if found is None:
+        if answer is None:
             without = "Not checked: the round did not respond, or no join string was given."
             note(*(skip(check, without, "swarm-node doctor JOIN_STRING") for check in ("down", "up", "reach")))
         else:
             for check, look in (("down", line.down), ("up", line.up)):
-                note(await _try_async(check, partial(look, found)))
-            note(await _try_async("reach", partial(line.reach, found, patient.listen, patient.home)))
+                note(await _try_async(check, partial(look, answer)))
+            note(await _try_async("reach", partial(line.reach, answer, patient.listen, patient.home)))
     if patient.with_engines:
         note(*await engines.engines(patient.options, this_machine))
     return findings
@@ -127,16 +127,16 @@ async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
 
 @asynccontextmanager
 async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterator[RoundAnswer | None]:
-    """The round, if one was named and it answers."""
+    """Open the round's coordinator, and report whether it answers; None without a join string or an answer."""
     if patient.join is None:
         yield None
         return
     coordinator = Coordinator(patient.join.url, patient.join.round_id, _key(patient.home))
     try:
-        found = None
+        answer = None
         try:
-            found = await ask(coordinator, patient.join)
-            note(ok("round", "The coordinator responds, and its root key matches the join string.", _newest(found)))
+            answer = await ask(coordinator, patient.join)
+            note(ok("round", "The coordinator responds, and its root key matches the join string.", _newest(answer)))
         except NotFound as error:
             note(
                 fail(
@@ -158,14 +158,14 @@ async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterat
                     step,
                 )
             )
-        note(line.clock(coordinator.clock_offset_s))  # whatever else is wrong: it may be why
-        yield found
+        note(line.clock(coordinator.clock_offset_s))  # always: a wrong clock may be the cause
+        yield answer
     finally:
         await coordinator.close()
 
 
 async def ask(coordinator: Coordinator, join: JoinString) -> RoundAnswer:
-    """Its newest version, with every signature checked."""
+    """Fetch the newest version of a round, with every signature checked."""
     with tempfile.TemporaryDirectory(prefix="echo-swarm-doctor-") as folder:
         async with open_origins(coordinator) as origins:
             await origins.learn()
@@ -173,7 +173,7 @@ async def ask(coordinator: Coordinator, join: JoinString) -> RoundAnswer:
 
 
 def _key(home: Path) -> NodeKey:
-    """The node's own key; a passing one where there is none yet."""
+    """Return the node's own key, or a temporary one if there is none yet."""
     path = home / identity.FILE
     try:
         return identity.load_or_create(path).key if path.exists() else NodeKey(secrets.token_bytes(32))
@@ -181,24 +181,24 @@ def _key(home: Path) -> NodeKey:
         return NodeKey(secrets.token_bytes(32))
 
 
-def _newest(found: RoundAnswer) -> str:
-    return f"version {found.manifest.version}" if found.manifest else "no version is published yet"
+def _newest(answer: RoundAnswer) -> str:
+    return f"version {answer.manifest.version}" if answer.manifest else "no version is published yet"
 
 
-def weights_bytes(found: RoundAnswer) -> int | None:
-    if found.manifest is None:
+def weights_bytes(answer: RoundAnswer) -> int | None:
+    if answer.manifest is None:
         return None
-    return sum(entry.size_bytes for entry in found.manifest.files if entry.path.endswith(".safetensors"))
+    return sum(entry.size_bytes for entry in answer.manifest.files if entry.path.endswith(".safetensors"))
 
 
-async def config_bytes(found: RoundAnswer) -> bytes | None:
-    """Fetch config.json, a few kilobytes, unread; None where it is not published in one piece."""
-    entries = found.manifest.files if found.manifest else ()
-    entry = next((one for one in entries if one.path == "config.json"), None)
-    if found.manifest is None or entry is None or entry.patches or entry.size_bytes > limits.POLICY_CONFIG_MAX_BYTES:
+async def config_bytes(answer: RoundAnswer) -> bytes | None:
+    """Fetch config.json, a few kilobytes, without parsing it; None if it is not published as one file."""
+    entries = answer.manifest.files if answer.manifest else ()
+    entry = next((file for file in entries if file.path == "config.json"), None)
+    if answer.manifest is None or entry is None or entry.patches or entry.size_bytes > limits.POLICY_CONFIG_MAX_BYTES:
         return None
-    sizes = found.manifest.chunk_sizes()
-    return b"".join([await found.coordinator.origin.chunk(ChunkId(chunk), sizes[chunk]) for chunk in entry.chunks])
+    sizes = answer.manifest.chunk_sizes()
+    return b"".join([await answer.coordinator.origin.chunk(ChunkId(chunk), sizes[chunk]) for chunk in entry.chunks])
 
 
 async def _try(check: str, look: Callable[[], CheckResult]) -> CheckResult:
@@ -211,6 +211,6 @@ async def _try(check: str, look: Callable[[], CheckResult]) -> CheckResult:
 async def _try_async(check: str, look: Callable[[], Awaitable[CheckResult]]) -> CheckResult:
     try:
         return await look()
-    except Exception as error:  # a doctor who falls ill says so, and the examination goes on
+    except Exception as error:  # a failing check is reported, and the other checks continue
         said = f"This check itself failed: {type(error).__name__}: {error}"
         return fail(check, said, "", "Report this with `swarm-node doctor --bundle FILE`.")

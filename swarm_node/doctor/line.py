@@ -1,9 +1,9 @@
-"""The line to the round: does the coordinator answer, is the clock right, how fast is it both ways, who can dial in?
+"""Checks of the connection to the round: coordinator, clock, speed in both directions, incoming connections.
 
-- Bytes are bounded: 8 MiB down, a few up. What is fetched are chunks of the newest version; they are thrown away.
-- Whether others can dial in: where an agent runs, other nodes have tried, and the coordinator knows what came of it.
-  Else it is tried: the coordinator dials back. Through a proxy it cannot, and that is said.
-- A node that cannot be dialled works all the same: it calls those that it feeds.
+- Traffic is limited: 8 MiB down, 2 MiB up. The downloaded chunks of the newest version are discarded.
+- Incoming connections: if an agent runs, other nodes have tried, and the coordinator knows the result. Otherwise the
+  coordinator dials back; behind a proxy it cannot, which is reported.
+- A node that cannot be dialled works, too: it calls the nodes that it feeds.
 """
 
 import secrets
@@ -31,21 +31,21 @@ DOWN_BYTES, DOWN_S = 8 * limits.MIB, 10.0
 UP_BYTES, UP_S = 2 * limits.MIB, 20.0
 
 SLOW_BYTES_PER_S = 1e6
-"""Eight megabit a second: a patch of 100 MB takes two minutes, and is old when it is here."""
+"""8 Mbit/s: a patch of 100 MB takes two minutes, and is outdated when it arrives."""
 
 SLOW_UP_BYTES_PER_S = 100e3
-"""A group of long answers is a megabyte."""
+"""A group of long answers has 1 MB."""
 
 
 class RoundAnswer(NamedTuple):
-    """A round that answered."""
+    """Answer of a round."""
 
     coordinator: Coordinator
     manifest: PolicyManifest | None
 
 
 def clock(offset_s: float | None) -> CheckResult:
-    """How far this machine's clock is off; whoever is off too far is not listened to."""
+    """Check this machine's clock; the coordinator rejects requests if the difference is too large."""
     if offset_s is None:
         return skip("clock", "The coordinator did not report its time.")
     evidence = f"clock difference to the coordinator: {offset_s:+.1f} s (accurate to 1 s)"
@@ -61,7 +61,7 @@ def clock(offset_s: float | None) -> CheckResult:
 
 
 async def down(line: RoundAnswer) -> CheckResult:
-    """Fetch chunks of the newest version from the coordinator, as the last resort of a node is."""
+    """Download chunks of the newest version from the coordinator, a node's last source."""
     if line.manifest is None:
         return skip("down", "Not checked: no version is published yet.")
     sizes = line.manifest.chunk_sizes()
@@ -91,7 +91,7 @@ async def down(line: RoundAnswer) -> CheckResult:
 
 
 async def up(line: RoundAnswer) -> CheckResult:
-    """Send bytes that the coordinator throws away."""
+    """Upload bytes that the coordinator discards."""
     data = secrets.token_bytes(UP_BYTES)
     started = time.perf_counter()
     try:
@@ -117,7 +117,7 @@ TO_BE_DIALLED = (
 
 
 async def reach(line: RoundAnswer, listen: str, home: Path | None = None) -> CheckResult:
-    """Report whether others could dial the agent that runs; without one, listen where it would, and be dialled."""
+    """Report whether others could dial the running agent; without one, listen at its address and be dialled."""
     dialled = await _agent_was_dialled(home) if home else None
     if dialled is not None:
         evidence = "from other nodes' transfer receipts, counted by the coordinator"
@@ -126,7 +126,7 @@ async def reach(line: RoundAnswer, listen: str, home: Path | None = None) -> Che
     try:
         async with open_place(listen, line.coordinator.url) as place, await _listen(place) as listener:
             return await _be_dialled(line, listener, place)
-    except (OSError, ValueError, ConfigInvalid) as error:  # a name of several addresses is a ValueError here
+    except (OSError, ValueError, ConfigInvalid) as error:  # a name with several addresses is a ValueError
         return fail(
             "reach",
             f"Cannot listen at {listen}.",
@@ -138,7 +138,7 @@ async def reach(line: RoundAnswer, listen: str, home: Path | None = None) -> Che
 async def _agent_was_dialled(home: Path) -> bool | None:
     try:
         said: bool | None = (await control_client.ask(home, "status")).get("dialled")
-    except SwarmError:  # none runs, or it is too busy to say
+    except SwarmError:  # none runs, or it is too busy to answer
         return None
     return said
 
@@ -188,6 +188,6 @@ async def _say_word(listener: trio.SocketListener, word: str) -> None:
             with trio.move_on_after(1.0):
                 await stream.send_all(word.encode())
         except trio.BrokenResourceError:
-            pass  # somebody else's visit
+            pass  # a connection of another client
         finally:
             await stream.aclose()

@@ -1,7 +1,8 @@
-"""Takes out of a text what names its owner, their machine or their network, before it is shown to strangers.
+"""Removal of text that identifies the owner, their machine or their network, before it is shown to others.
 
-- Known things go first: home, user, host, keys. Then whatever looks like an address, a key or a path of a person.
-- Better too much than too little: a version number of four parts is lost with the addresses.
+- Known names are removed first: home, user, host, keys. Then everything that looks like an address, a key or a user's
+  path.
+- Better too much than too little: a version number of four parts is removed like an address.
 """
 
 import getpass
@@ -29,36 +30,36 @@ _PATTERNS = (
 )
 
 _ESCAPE = re.compile(r"\\(?:u00|x)([2-7][0-9a-fA-F])")
-"""How ASCII is escaped that needs no escape: an address must not hide behind it."""
+"""Unnecessary escapes of ASCII characters: an address must not be hidden by them."""
 
 _TIME = re.compile(r"^\d{1,2}:\d{2}:\d{2}$")
 
 
 def known_names(home: Path, url: str = "") -> dict[str, str]:
-    """What this machine's owner and their coordinator are called here, and what each is replaced by."""
-    found = {str(home.absolute()): "<node home>", str(home): "<node home>", str(Path.home()): "<home>"}
-    found[socket.gethostname()] = "<host>"
-    found[urlsplit(url).hostname or ""] = "<coordinator>"
+    """Return the names of this machine's owner and their coordinator, with the replacement of each."""
+    marks = {str(home.absolute()): "<node home>", str(home): "<node home>", str(Path.home()): "<home>"}
+    marks[socket.gethostname()] = "<host>"
+    marks[urlsplit(url).hostname or ""] = "<coordinator>"
     with suppress(OSError, KeyError):  # a user without a name
-        found[getpass.getuser()] = "<user>"
+        marks[getpass.getuser()] = "<user>"
     for path in home.glob("**/*.key"):
         seed = path.read_text(errors="replace").strip()
-        found[seed] = "<key>"
-    named = {secret: mark for secret, mark in found.items() if len(secret) >= 3}
+        marks[seed] = "<key>"
+    named = {secret: mark for secret, mark in marks.items() if len(secret) >= 3}
     return {form: mark for secret, mark in named.items() for form in _written(secret)}
 
 
 def _written(secret: str) -> set[str]:
-    """As it is, and as JSON, Python, bytes and addresses write what is not ASCII."""
+    """Return all spellings of a text: plain, and as JSON, Python, bytes and URLs escape it."""
     data = secret.encode(errors="surrogateescape")
     forms = {secret, json.dumps(secret)[1:-1], ascii(secret)[1:-1], ascii(data)[2:-1], quote(data)}
     return forms | {form.lower() for form in forms}
 
 
 def redact(text: str, secrets: Mapping[str, str]) -> str:
-    """The text without them."""
+    """Return the text without secrets and addresses."""
     for secret in sorted(secrets, key=len, reverse=True):
-        if secret.isalnum():  # a user called `dev` is not taken out of `device`
+        if secret.isalnum():  # a user called `dev` is not removed from `device`
             text = re.sub(
                 rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", secrets[secret], text, flags=re.IGNORECASE
             )
@@ -76,5 +77,5 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _marked(mark: str, match: re.Match[str]) -> str:
-    """A time of day looks like an address of the newer kind, and is none."""
+    """Return the replacement of a match; a time of day looks like an IPv6 address, and is kept."""
     return match[0] if _TIME.match(match[0]) else mark

@@ -1,7 +1,7 @@
-"""What a check finds, and how it is told.
+"""Result of a check, and its text.
 
-- `fail`: a node would not work, or not for long. `warn`: it works, with a loss that is named. `skip`: there was nothing
-  to check with. A finding that is not `ok` says what to do next.
+- `fail`: a node would not work, or not for long. `warn`: it works, with the stated loss. `skip`: the check was not
+  possible. A finding that is not `ok` has a next step.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class CheckState(StrEnum):
-    """How bad it is."""
+    """Severity of a result."""
 
     OK = "ok"
     WARN = "warn"
@@ -26,9 +26,9 @@ class CheckResult:
     check: str
     state: CheckState
     said: str
-    """The root cause, or what is well, in a sentence."""
+    """The cause, or what works, in a sentence."""
     evidence: str = ""
-    """What was measured or read."""
+    """The measured or read values."""
     next_step: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -52,12 +52,12 @@ def skip(check: str, said: str, next_step: str = "") -> CheckResult:
 
 
 def failed(findings: Iterable[CheckResult]) -> bool:
-    """Whether anything would keep a node from working."""
+    """Return True if any check has failed."""
     return any(finding.state is CheckState.FAIL for finding in findings)
 
 
 def lines(finding: CheckResult) -> Iterator[str]:
-    """A finding as people read it."""
+    """Yield a finding as lines of text."""
     yield f"{finding.state.value:<4}  {finding.check:<11} {finding.said}"
     if finding.evidence:
         yield f"                  {finding.evidence}"
@@ -66,8 +66,8 @@ def lines(finding: CheckResult) -> Iterator[str]:
 
 
 def summary(findings: list[CheckResult]) -> str:
-    """The last line."""
-    counts = {state: sum(1 for one in findings if one.state is state) for state in CheckState}
+    """Return the summary line."""
+    counts = {state: sum(1 for finding in findings if finding.state is state) for state in CheckState}
     said = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
     verdict = "fix the failed checks before you join" if failed(findings) else "a node can work here"
     return f"{said}: {verdict}."

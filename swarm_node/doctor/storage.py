@@ -1,4 +1,4 @@
-"""Memory and disk: is there room for the round's versions, and is the disk fast enough to take one in good time?"""
+"""Checks of memory and disk: space for the round's versions, and the speed of the disk."""
 
 import os
 import shutil
@@ -14,21 +14,21 @@ VERSIONS_KEPT = 3.5
 
 DISK_MIN_BYTES = 1024**3
 SLOW_BYTES_PER_S = 40e6
-"""Below, a version of 16 GB takes seven minutes to be written alone."""
+"""At a lower speed, writing a version of 16 GB takes more than seven minutes."""
 
 TRIED_BYTES = 64 * 1024 * 1024
 PIECE_BYTES = 4 * 1024 * 1024
 TRIED_S = 10.0
-"""A disk that takes longer is slow, and known to be."""
+"""Limit of the test; a disk that takes longer is slow."""
 
 RAM_FACTOR = 1.3
-"""Of the weights: on a processor they are computed in float32, and a new version is read beside the old one's cache."""
+"""Factor of the weights: a CPU computes in float32, and a new version is loaded next to the old one's cache."""
 
 GB = 10**9
 
 
 def ram(total: int | None, free: int | None, weights_bytes: int | None, *, on_card: bool) -> CheckResult:
-    """Does the machine's memory hold what the engine holds there?"""
+    """Check that the model fits into the machine's memory."""
     if total is None:
         return skip("ram", "This system does not report its memory.")
     evidence = f"{total / GB:.1f} GB in total" + (f", {free / GB:.1f} GB free" if free is not None else "")
@@ -44,7 +44,7 @@ def ram(total: int | None, free: int | None, weights_bytes: int | None, *, on_ca
 
 
 def space(folder: Path, version_bytes: int | None) -> CheckResult:
-    """Is there room for the versions that a node keeps?"""
+    """Check the disk space for the versions that a node keeps."""
     place = existing(folder)
     free = shutil.disk_usage(place).free
     need = max(DISK_MIN_BYTES, int(VERSIONS_KEPT * (version_bytes or 0)))
@@ -56,7 +56,7 @@ def space(folder: Path, version_bytes: int | None) -> CheckResult:
 
 
 def speed(folder: Path, *, tried_bytes: int = TRIED_BYTES) -> CheckResult:
-    """Write and sync, as a download does; the file is gone afterwards."""
+    """Measure writing with sync, as in a download; the file is removed afterwards."""
     piece = os.urandom(PIECE_BYTES)
     started, written = time.perf_counter(), 0
     try:

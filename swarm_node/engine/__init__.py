@@ -1,1 +1,1 @@
-"""The sampling engine: a child process, so that its crash, its memory and its libraries are never the agent's."""
+"""The sampling engine: a child process, so that its crashes, memory and libraries do not affect the agent."""

@@ -1,8 +1,8 @@
-"""The canary: after every load, a fixed text must get the log-probabilities that the publisher says.
+"""The canary: after every load, a fixed text must get the log-probabilities that the publisher states.
 
-- It finds weights in the wrong place, half of two versions, and kernels that keep an old copy. It does not find a
-  version off by one small step: what has the right digest on disk is trusted to be the right version.
-- Prefill and decoding are both tried: prefixes of the text are rows of one prefill, and grow token by token until
+- It detects weights in the wrong place, a mixture of two versions, and kernels that keep an old copy. It does not
+  detect a version that differs by one small step: files with the right digest are trusted to be the right version.
+- It tests both prefill and decoding: prefixes of the text are rows of one prefill, and grow token by token until
   together they cover it.
 - A folder without a canary is loaded unchecked: not every policy comes from our learner.
 """
@@ -20,12 +20,13 @@ from protocol.policy.canary import AHEAD, FILE_NAME, Canary
 from swarm_node.engine.decoder import Decoder
 
 Scores = Callable[[Sequence[int], Sequence[int]], NDArray[np.floating]]
-"""A text and the lengths of some of its prefixes, to the log-probabilities [tokens, lengths] of what follows each: the
-first token by prefill, the others by decoding. They are as many as fit after the longest, `AHEAD` at the most."""
+"""Maps a text and the lengths of some of its prefixes to the log-probabilities [tokens, lengths] of the tokens after
+each prefix: the first token by prefill, the others by decoding. At most `AHEAD` tokens, or as many as follow the
+longest prefix."""
 
 
 def check(folder: Path, scores: Scores, *, vocab_size: int, numerics: str) -> None:
-    """Refuse a model that is further from the folder's canary, on the mean, than its precision explains."""
+    """Raise an error if the mean distance to the folder's canary is more than the model's precision explains."""
     file = folder / FILE_NAME
     if not file.exists():
         return
@@ -37,7 +38,7 @@ def check(folder: Path, scores: Scores, *, vocab_size: int, numerics: str) -> No
     error = float(np.abs(scores(canary.tokens, lengths.tolist()) - expected).mean())
     precision = numerics.split("/")[1]
     tolerance_nats = canary.tolerance_nats(precision)
-    if not error <= tolerance_nats:  # NaN is none of both
+    if not error <= tolerance_nats:  # also true for NaN
         raise EngineFailed(
             f"The policy in {folder} does not give its canary: {error:.2g} nats off, {tolerance_nats:.2g} allowed in "
             f"{precision}.",
@@ -46,7 +47,7 @@ def check(folder: Path, scores: Scores, *, vocab_size: int, numerics: str) -> No
 
 
 def score(decoder: Decoder, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float32]:
-    """A decoder's `Scores`."""
+    """Return the `Scores` of a decoder."""
     decoder.clear()
     following = [[tokens[length + ahead] for length in lengths] for ahead in range(count_ahead(tokens, lengths))]
     try:
@@ -60,5 +61,5 @@ def score(decoder: Decoder, tokens: Sequence[int], lengths: Sequence[int]) -> ND
 
 
 def count_ahead(tokens: Sequence[int], lengths: Sequence[int]) -> int:
-    """Return how many tokens are scored after each prefix."""
+    """Return the number of tokens scored after each prefix."""
     return min(AHEAD, len(tokens) - max(lengths))

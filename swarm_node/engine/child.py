@@ -1,9 +1,8 @@
-"""The engine child: reads commands from stdin, answers on stdout, and dies with its parent.
+"""The engine child: reads commands from stdin, answers on stdout, and ends with its parent.
 
-- Nothing but frames may reach stdout: file descriptor 1 is pointed at stderr before any library is imported.
-- Reading and writing have threads of their own: sampling waits neither for a command nor for an agent that is slow to
-  read.
-- When stdin ends, the process exits at once, even in mid-generation: nobody is left to answer.
+- Only frames may reach stdout: file descriptor 1 is redirected to stderr before any library is imported.
+- Reading and writing run in their own threads: sampling waits neither for a command nor for an agent that reads slowly.
+- When stdin ends, the process exits at once, even during generation: no reader is left.
 """
 
 import argparse
@@ -23,18 +22,18 @@ from swarm_node.engine.session import AnyEngine, Session
 from swarm_node.engine.vllm.command import OFFLINE, environment
 
 COMMANDS_WAITING_MAX = 16
-"""Commands read ahead; they are taken up between any two steps."""
+"""Commands read ahead; they are handled between two steps."""
 
 ANSWERS_WAITING_MAX = 4 * limits.LEASES_PER_REQUEST_MAX
-"""Groups that the agent has not read yet; beyond, sampling waits for it."""
+"""Groups that the agent has not read yet; beyond this number, sampling waits for the agent."""
 
 
 class Made(NamedTuple):
-    """An engine, and where it computes."""
+    """An engine, and the device it computes on."""
 
     engine: AnyEngine
     on_processor: bool
-    """Then its memory is this machine's, and what the kernel refuses is an allocation that it can do without."""
+    """If True, it uses main memory, and it survives an allocation that the kernel refuses."""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -55,8 +54,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     answers: queue.Queue[bytes] = queue.Queue(ANSWERS_WAITING_MAX)
     threading.Thread(target=_read_until_end, args=(sys.stdin.buffer, commands), daemon=True).start()
     try:
-        made = ENGINES[options.engine](options)  # libraries are imported only now: stdin is already being watched
-    except Exception as error:  # of a broken installation anything may come
+        made = ENGINES[options.engine](options)  # libraries are imported only now: stdin is already being read
+    except Exception as error:  # a broken installation may raise anything
         missing = EngineNotStarted(
             f"The engine {options.engine} cannot start: {error}",
             hint="Reinstall it, or choose another `--engine`.",
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _serve(made: Made, commands: "queue.Queue[bytes]", answer: Callable[[Said], None]) -> NoReturn:
-    """Obey for ever."""
+    """Handle commands until the process ends."""
     session = Session(made.engine, answer, limit_private if made.on_processor else _unlimited)
     answer(Ready())
     while True:
@@ -81,7 +80,7 @@ def _serve(made: Made, commands: "queue.Queue[bytes]", answer: Callable[[Said], 
 
 
 def claim_stdout() -> BinaryIO:
-    """Keep the pipe for frames; whatever prints to standard output from now on lands in the log."""
+    """Return the stdout pipe for frames; anything printed to standard output from now on goes to the log."""
     sys.stdout.flush()
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -89,7 +88,7 @@ def claim_stdout() -> BinaryIO:
 
 
 def _read_until_end(pipe: BinaryIO, commands: "queue.Queue[bytes]") -> None:
-    """Hand over every frame; at the end of the input, or at one that is no frame, end the process."""
+    """Queue every frame; end the process at the end of the input, or at an invalid frame."""
     try:
         while header := pipe.read(LENGTH_BYTES):
             size_bytes = int.from_bytes(header)
@@ -104,7 +103,7 @@ def _read_until_end(pipe: BinaryIO, commands: "queue.Queue[bytes]") -> None:
 
 
 def _write(pipe: BinaryIO, answers: "queue.Queue[bytes]") -> None:
-    """Write every answer; when nobody reads any more, end the process."""
+    """Write every answer; end the process when the pipe is closed."""
     try:
         while True:
             pipe.write(answers.get())
@@ -114,12 +113,12 @@ def _write(pipe: BinaryIO, answers: "queue.Queue[bytes]") -> None:
 
 
 def stay_offline() -> None:
-    """Have transformers fetch nothing; said before it is imported."""
+    """Keep transformers offline; must be called before it is imported."""
     os.environ.update(OFFLINE)
 
 
 def _unlimited(_size_bytes: int) -> None:
-    """Leave it to the agent's watch: a graphics driver reserves what it never uses."""
+    """Set no limit, the agent's watch enforces it: a graphics driver reserves memory that it never uses."""
 
 
 def _torch(options: argparse.Namespace) -> Made:
@@ -147,7 +146,7 @@ def _llama(options: argparse.Namespace) -> Made:
 
 
 def _vllm(options: argparse.Namespace) -> Made:
-    """Runs where `swarm_node.engine.vllm.command` says; the device is whatever that build of vLLM is for."""
+    """Build the vLLM engine, in the environment of `swarm_node.engine.vllm.command`; vLLM's build fixes the device."""
     os.environ.update(environment(options.threads))
     from swarm_node.engine.vllm.engine import VllmEngine
 

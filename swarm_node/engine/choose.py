@@ -1,11 +1,12 @@
-"""Which engine samples on this machine, and why.
+"""Choice of the sampling engine on this machine, with the reason.
 
-- Engines are tried in the order of `ENGINES`; the first is taken that can run here and is not slower than a later one.
-- Nothing is imported to find out: that takes seconds, and may take a GPU's memory. Only vLLM, which lives in another
-  environment, is tried there, and only once its interpreter was named.
-- An engine that was named is taken, or refused with what it lacks.
-- Nothing of a policy is read here: an engine's child finds out whether it knows the policy. One that could not load it
-  is unfit: with `auto`, the next one is taken. So a policy that llama.cpp does not know goes to torch.
+- Engines are tried in the order of `ENGINES`; the first that can run on this machine and is not slower than a later one
+  is chosen.
+- The check imports nothing: imports take seconds, and may take GPU memory. Only vLLM, which has its own environment, is
+  started there, and only if its interpreter is configured.
+- An engine that the owner selected is chosen, or refused with the reason.
+- The policy is not read here: the engine's child checks whether it supports the policy. An engine that could not load
+  it is unfit: with `auto`, the next one is chosen. So a policy that llama.cpp does not support goes to torch.
 """
 
 import re
@@ -29,47 +30,47 @@ NONE_UNFIT: Mapping[str, str] = MappingProxyType({})
 
 
 class EngineOptions(NamedTuple):
-    """What the owner wants of an engine."""
+    """Engine settings of the owner."""
 
     threads: int = 1
-    """Of the processor; 0: as many as `HostMachine.threads`, and one beside a GPU."""
+    """CPU threads; 0 means `HostMachine.threads` on the CPU, and 1 with a GPU."""
     device: str = AUTO
     dtype: str = AUTO
     gpu_layers: int = -1
     vllm_python: str = ""
     """The interpreter of vLLM's environment."""
     vram_share: float = 1.0
-    """How much of the GPU's memory the engine may take."""
+    """Share of the GPU's memory that the engine may use."""
     plays: bool = False
-    """Whether the round is one of episodes."""
+    """True if the round consists of episodes."""
 
 
 class HostMachine(NamedTuple):
-    """What there is."""
+    """Hardware and packages of this machine."""
 
     nvidia: bool
     packages: frozenset[str]
     llama_offloads: bool
-    """Whether llama.cpp was built for a GPU."""
+    """True if llama.cpp was built for a GPU."""
     find_vllm: Callable[[str], command.VllmInstallation | str]
-    """What vLLM an interpreter has, or why none; takes 15 s."""
+    """Returns the vLLM of an interpreter, or the reason why there is none; takes 15 s."""
     threads: int = 1
-    """How many threads an engine takes where it computes on the processor."""
+    """Threads of an engine that computes on the CPU."""
     driver: int = 0
-    """Major version of the NVIDIA driver; 0 if it is not known."""
+    """Major version of the NVIDIA driver; 0 if unknown."""
     torch_cuda: int | None = None
-    """Major version of CUDA for which torch is built; 0 for a build without CUDA, None if it is not known."""
+    """Major version of CUDA for which torch is built; 0 for a build without CUDA, None if unknown."""
 
     @property
     def torch_lacks_cuda(self) -> str:
-        """Return why torch cannot use the NVIDIA card; nothing if no reason is known."""
+        """Return why torch cannot use the NVIDIA card; empty if no reason is known."""
         if self.torch_cuda == 0:
             return "this build of torch has no CUDA"
         return gpu.outdated(self.driver, gpu.CUDA_MAJOR if self.torch_cuda is None else self.torch_cuda)
 
     @property
     def torch_on_cuda(self) -> bool:
-        """Return True if torch computes on an NVIDIA card unless it is told otherwise."""
+        """Return True if torch computes on an NVIDIA card by default."""
         return self.nvidia and not self.torch_lacks_cuda
 
 
@@ -78,12 +79,12 @@ class EngineCandidate(NamedTuple):
 
     dtypes: frozenset[str]
     lacks: Callable[[HostMachine, EngineOptions], str]
-    """Why it cannot run here; nothing if it can."""
+    """Returns why it cannot run on this machine; empty if it can."""
     yields: Callable[[HostMachine, EngineOptions], str]
-    """Why another should go before it, unless it was asked for; nothing if none should."""
+    """Returns why another engine is preferred, unless this one was selected; empty if none is."""
     because: Callable[[HostMachine], str]
     install: str
-    """How to get it, as a half sentence."""
+    """Install instructions, as part of a sentence."""
     command: Callable[[EngineOptions], list[str]]
 
 
@@ -96,7 +97,7 @@ class Choice(NamedTuple):
 
 
 def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Mapping[str, str] = NONE_UNFIT) -> Choice:
-    """The engine to take; none of the unfit."""
+    """Return the engine to use; engines in `unfit` are excluded."""
     refused: dict[str, str] = {}
     for name, candidate in ENGINES.items():
         if wanted not in (AUTO, name):
@@ -107,13 +108,13 @@ def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Map
             lacks = candidate.lacks(machine, options)
         else:
             lacks = f"it does not support {options.dtype}, only {', '.join(sorted(candidate.dtypes - {AUTO}))}"
-        if wanted == AUTO and not lacks and "torch" not in unfit:  # which is the one that others go behind
+        if wanted == AUTO and not lacks and "torch" not in unfit:  # the engine that the others yield to
             lacks = candidate.yields(machine, options)
         if not lacks:
             why = "selected with --engine" if wanted == name else candidate.because(machine)
             others = "".join(f"; not {other}: {reason}" for other, reason in refused.items())
-            told = options._replace(threads=threads_of(options, machine))
-            return Choice(name, f"{name}: {why}{others}", candidate.command(told))
+            resolved = options._replace(threads=threads_of(options, machine))
+            return Choice(name, f"{name}: {why}{others}", candidate.command(resolved))
         refused[name] = lacks
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     hint = ", or ".join(ENGINES[name].install for name in refused)
@@ -123,21 +124,21 @@ def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Map
 def for_policy(
     wanted: str, options: EngineOptions, plays: bool = False, unfit: Mapping[str, str] = NONE_UNFIT
 ) -> Choice:
-    """The engine for a policy on this machine, and for a round of episodes if it `plays`.
+    """Return the engine for a policy on this machine; with `plays`, for a round of episodes.
 
-    Those that are unfit have tried it; each with the reason why it could not.
+    `unfit` maps engines that could not load the policy to the reason.
     """
     return choose(wanted, options._replace(plays=plays), this_machine(), unfit)
 
 
 def threads_of(options: EngineOptions, machine: HostMachine) -> int:
-    """As many as were asked for; else some on the processor, and one where a GPU computes."""
+    """Return the configured number of threads; by default `machine.threads` on the CPU, and 1 with a GPU."""
     on_gpu = options.device != "cpu" and options.gpu_layers != 0 and (machine.torch_on_cuda or machine.llama_offloads)
     return options.threads or (1 if on_gpu else machine.threads)
 
 
 def this_machine() -> HostMachine:
-    """What can be seen without importing anything."""
+    """Return the hardware and packages of this machine, without importing any package."""
     packages = frozenset(name for name in ("torch", "transformers", "llama_cpp", "gguf") if find_spec(name))
     loaded = Path("/proc/driver/nvidia/version")
     nvidia = loaded.exists()
@@ -146,7 +147,7 @@ def this_machine() -> HostMachine:
     return HostMachine(nvidia, packages, _llama_offloads(), _find_vllm, threads, driver, _cuda_of_torch())
 
 
-@cache  # the node asks at every version, and an environment stays as it is
+@cache  # the node asks at every version, and an environment does not change
 def _find_vllm(python: str) -> command.VllmInstallation | str:
     try:
         return command.probe(python)
@@ -155,7 +156,7 @@ def _find_vllm(python: str) -> command.VllmInstallation | str:
 
 
 def _cuda_of_torch() -> int | None:
-    """Return the CUDA of the torch that is installed, without importing it."""
+    """Return the CUDA version of the installed torch, without importing it."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -164,14 +165,14 @@ def _cuda_of_torch() -> int | None:
 
 
 def cuda_major(text: str) -> int | None:
-    """Return the major version of CUDA that torch's version.py names; 0 for a build without CUDA.
+    """Return the major version of CUDA in torch's version.py; 0 for a build without CUDA.
 
-    ROCm's build, whose device is called cuda, too, gives None.
+    Return None for the ROCm build, whose device is also called cuda.
     """
     if re.search(r"^(?:hip|rocm)\b[^=\n]*=\s*['\"]", text, re.MULTILINE):
         return None
-    found = re.search(r"^cuda\b[^=\n]*=\s*(?:None|['\"](\d+)\.)", text, re.MULTILINE)
-    return int(found[1] or 0) if found else None
+    match = re.search(r"^cuda\b[^=\n]*=\s*(?:None|['\"](\d+)\.)", text, re.MULTILINE)
+    return int(match[1] or 0) if match else None
 
 
 def _llama_offloads() -> bool:
@@ -189,12 +190,12 @@ def _vllm_lacks(machine: HostMachine, options: EngineOptions) -> str:
         return "it does not support multi-turn episodes"
     if not options.vllm_python:
         return "not installed (optional; `--vllm-python` is not set)"
-    found = machine.find_vllm(options.vllm_python)
-    if isinstance(found, str):
-        return found
-    if options.device not in (AUTO, found.device):
-        return f"this vLLM runs on {found.device}, not on {options.device}"
-    return gpu.outdated(machine.driver) if found.device == "cuda" else ""
+    installation = machine.find_vllm(options.vllm_python)
+    if isinstance(installation, str):
+        return installation
+    if options.device not in (AUTO, installation.device):
+        return f"this vLLM runs on {installation.device}, not on {options.device}"
+    return gpu.outdated(machine.driver) if installation.device == "cuda" else ""
 
 
 def _llama_lacks(machine: HostMachine, options: EngineOptions) -> str:
@@ -223,13 +224,13 @@ def _torch_lacks(machine: HostMachine, options: EngineOptions) -> str:
 
 
 def _torch_because(machine: HostMachine) -> str:
-    """Return why torch is taken, and why it leaves a card idle if it does."""
+    """Return why torch is chosen, and why it does not use an NVIDIA card, if so."""
     idle = f"; it uses the CPU because {machine.torch_lacks_cuda}"
     return "torch is installed" + idle * (machine.nvidia and not machine.torch_on_cuda)
 
 
 def _own_command(name: str, options: EngineOptions) -> list[str]:
-    """The engine's console script, beside this interpreter."""
+    """Return the command of an engine child, by the console script next to this interpreter."""
     script = str(Path(sys.executable).with_name("swarm-node"))
     words = [script, "engine", "--engine", name, "--threads", str(options.threads)]
     words += ["--device", options.device, "--dtype", options.dtype, "--gpu-layers", str(options.gpu_layers)]
@@ -264,4 +265,4 @@ ENGINES = {
         command=lambda options: _own_command("torch", options),
     ),
 }
-"""By preference."""
+"""Engines by preference."""

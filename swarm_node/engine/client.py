@@ -1,13 +1,14 @@
-"""The agent's side of the engine: starts the child, speaks to it, and puts a fresh one in the place of a failed one.
+"""The agent's side of the engine: starts the child, exchanges messages with it, and replaces a failed one.
 
-- Every wait has a deadline, and a child that passes it is killed.
-- A crash, a hang or a broken frame ends the call with `EngineFailed`, and with it all requests that are not answered.
-  The next request finds a new child, into which the last policy was loaded again.
-- Which engine it is may depend on the policy; one of another kind takes another child. An engine that cannot load a
-  policy gives way to the next that may; it is remembered as unfit once another could: else the policy is to blame.
-- The child's memory is watched: one that takes more than the machine and its policy allow is killed (`memory`).
-- A call that its caller gives up half-way costs the child, too: half a frame, or the answer to a command that nobody
-  awaits, must not be taken for what is asked next. To give requests up and keep the child, there is `cancel`.
+- Every wait has a deadline, and a child that misses it is killed.
+- A crash, a hang or a broken frame ends the call with `EngineFailed`, and drops all unanswered requests. The next
+  request starts a new child, which loads the last policy again.
+- The engine may depend on the policy; another engine needs another child. If an engine cannot load a policy, the next
+  one is tried. The engine is recorded as unfit once another one could load the policy: otherwise the policy is at
+  fault.
+- The child's memory is watched: a child that uses more than the machine and its policy allow is killed (`memory`).
+- A call that is cancelled half-way ends the child, too: half a frame, or the answer to a cancelled command, must not
+  be read as the answer to the next. `cancel` drops requests and keeps the child.
 """
 
 import logging
@@ -54,17 +55,17 @@ from swarm_node.engine.messages import (
 from swarm_node.machine import use
 
 START_TIMEOUT_S = 300.0
-"""Importing torch takes 5 s of CPU, vLLM 15; a laptop that is busy or wakes a cold disk needs patience."""
+"""Importing torch takes 5 s of CPU time, vLLM 15 s; a busy laptop or a cold disk takes longer."""
 
 ANSWER_TIMEOUT_S = 300.0
-"""Between two answers: the largest policies are read from disk in this time. While it samples, a child reports its
-progress every second, so that a group may take as long as its lease lives."""
+"""Between two answers: the largest policies are read from disk in this time. While it samples, a child reports
+progress every second, so that a group may take as long as its lease is valid."""
 
 TEXTS_AT_ONCE = 16
 """Texts in one `Encode`: at `TOKENS_MAX` each, their tokens fit into a frame."""
 
 GRACE_S = 2.0
-"""How long the child may take to leave after its input ended."""
+"""Time for the child to exit after its input ended."""
 
 TOO_MUCH = "The version may be damaged. If other versions fail, too, this machine has too little memory."
 
@@ -72,13 +73,13 @@ R = TypeVar("R", Ready, Loaded, SamplingStats, Encoded)
 
 
 Choose = Callable[[bool, Mapping[str, str]], Choice]
-"""Which engine to take, by whether it must play episodes, and which are unfit, and why."""
+"""Chooses an engine: arguments are whether it must play episodes, and the unfit engines with reasons."""
 
 log = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """A handle on the engine child; make it with `open_engine`."""
+    """Handle of the engine child; created by `open_engine`."""
 
     def __init__(self, command: Sequence[str] | Choose, log: IO[bytes] | int | None, answer_timeout_s: float) -> None:
         self._choose = command if callable(command) else None
@@ -90,18 +91,18 @@ class EngineClient:
         self._turn, self._pipe = trio.Lock(), trio.Lock()
         self._unanswered: set[str] = set()
         self._early: deque[GroupGrown | GroupDone | GroupFailed] = deque()
-        """Groups that grew or ended while another answer was awaited."""
+        """Groups that grew or ended before the answer that was awaited."""
         self.name = ""
-        """Which engine was chosen; empty where none was to choose."""
+        """Name of the chosen engine; empty if the command is fixed."""
         self._unfit: dict[str, str] = {}
-        """Engines that could not load a policy that another could."""
+        """Engines that could not load a policy that another engine could load."""
         self._started = trio.Event()
         """Set while there may be a child to watch."""
         self._allowed_bytes = 0
         self._ended_for = ""
-        """Why the watch killed the child; empty if it did not."""
+        """Reason why the watch killed the child; empty if it did not."""
         self._encoding = False
-        """Whether the child uses the policy's tokenizer for the agent."""
+        """True while the child runs the policy's tokenizer for the agent."""
         self.starts = 0
         """Children started so far: more than one means that the engine failed and was replaced."""
 
@@ -111,7 +112,7 @@ class EngineClient:
         return self._process.pid if self._process else None
 
     async def load(self, folder: Path, version: int, *, plays: bool = False) -> Loaded:
-        """Load a policy folder, once all requests are answered; a replaced child starts from it, too."""
+        """Load a policy folder, once all requests are answered; a replaced child loads it, too."""
         async with self._turn:
             if self._choose is None:
                 return await self._load(folder, version)
@@ -133,7 +134,7 @@ class EngineClient:
                     return loaded
 
     async def _take(self, choice: Choice) -> None:
-        """Have the chosen engine from now on; one of another kind takes the place of the child."""
+        """Use the chosen engine from now on; end the child if it runs another engine."""
         if choice.command != self._command:
             log.info("engine %s", choice.why)
             await self.close()
@@ -152,13 +153,13 @@ class EngineClient:
             return loaded
 
     def _allow(self, policy_bytes: int) -> None:
-        """Let the child have as much memory as a policy of this size needs and this machine can spare."""
+        """Set the child's memory limit, by the size of the policy and the free memory of this machine."""
         _, free_bytes = use.memory_bytes()
         held_bytes = memory.resident_bytes(self.pid) if self.pid else 0
         self._allowed_bytes = memory.allowed_bytes(policy_bytes, free_bytes, held_bytes=held_bytes or 0)
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """Add requests to those that are sampled; `finished` hands them over, in the order in which they end."""
+        """Add requests to the running ones; `finished` returns them in the order in which they end."""
         async with self._turn, self._or_nothing():
             if await self._start() and self._policy is not None:
                 await self._ask(self._policy, Loaded)
@@ -166,26 +167,26 @@ class EngineClient:
             self._unanswered.update(request.request_id for request in requests)
 
     async def finished(self) -> GroupGrown | GroupDone | GroupFailed | None:
-        """The next request that ends, or grew and asked to say so; None if there is none left that could."""
+        """Return the next request that ended, or that grew and asked for reports; None if no request is left."""
         async with self._turn, self._or_nothing():
             while self._unanswered and not self._early:
                 self._note(await self._receive(self._answer_timeout_s))
             return self._early.popleft() if self._early else None
 
     async def cancel(self, request_ids: Collection[str]) -> None:
-        """Give requests up, also while another task awaits them; one that has ended already is still handed over."""
+        """Cancel requests, also while another task awaits them; a request that has already ended is still returned."""
         async with self._or_nothing():
             if self._unanswered.intersection(request_ids):
                 await self._send(CancelRequests(request_ids=tuple(request_ids)))
 
     async def measured(self) -> SamplingStats:
-        """How fast the requests were sampled that have ended since this was last asked for."""
+        """Return the sampling statistics of the requests that ended since the last call."""
         async with self._turn, self._or_nothing():
             await self._start()
             return await self._ask(Measure(), SamplingStats)
 
     async def encoded(self, texts: Sequence[str]) -> list[bytes]:
-        """The tokens of texts, packed, by the tokenizer of the policy that is loaded."""
+        """Return the packed tokens of texts, by the tokenizer of the loaded policy."""
         async with self._turn, self._or_nothing():
             if await self._start() and self._policy is not None:
                 await self._ask(self._policy, Loaded)
@@ -201,7 +202,7 @@ class EngineClient:
             return prompts
 
     async def watch(self) -> None:
-        """Kill a child that takes more memory than it is allowed, for ever."""
+        """Kill the child whenever it uses more memory than allowed; runs until it is cancelled."""
         while True:
             await self._started.wait()
             process = self._process
@@ -217,14 +218,14 @@ class EngineClient:
                 process.kill()
 
     async def rest(self) -> None:
-        """End the child to free its memory, and give up what it was still asked for. The next load starts another."""
+        """End the child to free its memory, and drop its unanswered requests. The next load starts a new child."""
         async with self._turn:
             self._unanswered.clear()
             self._early.clear()
             await self.close()
 
     async def close(self) -> None:
-        """End the child: politely, then for certain."""
+        """End the child: close its input first, then kill it after `GRACE_S`."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -237,7 +238,7 @@ class EngineClient:
 
     @asynccontextmanager
     async def _or_nothing(self) -> AsyncIterator[None]:
-        """Whatever breaks a command off takes the child with it, unless the child itself reported it."""
+        """Kill the child on any error, unless the child itself reported the error."""
         try:
             yield
         except _Reported as reported:
@@ -250,7 +251,7 @@ class EngineClient:
             raise
 
     async def _start(self) -> bool:
-        """Make sure of a child; true if it is a new one."""
+        """Start a child if none runs; return True if it is a new one."""
         if self._process is not None and self._process.poll() is None:
             return False
         if self._process is not None and self._unanswered:
@@ -273,14 +274,14 @@ class EngineClient:
         return True
 
     async def _ask(self, command: LoadVersion | Measure | Encode, kind: type[R]) -> R:
-        """Send a command that has one answer; the groups that end before it are kept."""
+        """Send a command that has one answer; keep the groups that end before the answer."""
         await self._send(command)
         while isinstance(answer := await self._receive(self._answer_timeout_s), GroupGrown | EngineProgress | Ended):
             self._note(answer)
         return self._expect(answer, kind)
 
     def _note(self, answer: Said) -> None:
-        """Keep a group for `finished`; progress shows that the child lives, which `_receive` was waiting for."""
+        """Keep a group for `finished`; ignore progress, which only shows that the child is alive."""
         if isinstance(answer, EngineProgress):
             return
         if isinstance(answer, GroupGrown) and answer.request_id in self._unanswered:
@@ -318,7 +319,7 @@ class EngineClient:
         while len(parts) < size_bytes:
             try:
                 part = await process.stdout.receive_some(size_bytes - len(parts))
-            except trio.ClosedResourceError as error:  # `cancel` found it broken
+            except trio.ClosedResourceError as error:  # `cancel` detected that it is broken
                 raise await self._gone(process) from error
             if not part:
                 raise await self._gone(process)
@@ -333,7 +334,7 @@ class EngineClient:
         return reply
 
     async def _gone(self, process: trio.Process) -> EngineFailed:
-        """What to say of a child that ended, or is about to."""
+        """Return the error for a child that ended, or is about to end."""
         with trio.move_on_after(GRACE_S):
             await process.wait()
         if self._ended_for:
@@ -341,7 +342,7 @@ class EngineClient:
         code = process.returncode
         if code == -signal.SIGPROF:
             return EngineFailed("The policy's tokenizer took too long, and the engine was stopped.", hint=TOO_MUCH)
-        if self._encoding and code == -signal.SIGABRT:  # so `tokenizers` ends where it gets no memory
+        if self._encoding and code == -signal.SIGABRT:  # `tokenizers` aborts this way when it gets no memory
             return EngineFailed("The policy's tokenizer took too much memory, and the engine ended.", hint=TOO_MUCH)
         if code == -signal.SIGABRT:
             said = "The engine ended by signal SIGABRT: it or the policy's tokenizer got no memory, or met a defect."
@@ -362,7 +363,7 @@ class EngineClient:
 
 
 class _Reported(Exception):
-    """The child itself said that the command failed: it is alive and in step."""
+    """Error that the child itself reported: the child is alive and ready."""
 
     def __init__(self, error: SwarmError) -> None:
         super().__init__(str(error))
@@ -373,7 +374,7 @@ class _Reported(Exception):
 async def open_engine(
     command: Sequence[str] | Choose, *, log: IO[bytes] | int | None = None, answer_timeout_s: float = ANSWER_TIMEOUT_S
 ) -> AsyncIterator[EngineClient]:
-    """An engine that ends with the block; the child starts with the first command, and logs to `log`."""
+    """Open an engine for the duration of the block; the child starts with the first command, and logs to `log`."""
     client = EngineClient(command, log, answer_timeout_s)
     failed: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -390,7 +391,7 @@ async def open_engine(
 
 
 async def _look(pid: int) -> int | None:
-    """Return the memory of the child after the pause that belongs between two looks; None if it is gone."""
+    """Return the child's memory after the pause between two checks; None if it has ended."""
     if sys.platform == "linux":
         await trio.sleep(memory.LOOK_S)
         return memory.resident_bytes(pid)
@@ -399,7 +400,7 @@ async def _look(pid: int) -> int | None:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Return the size of a policy's files; 0 where there is no such folder, which the child reports."""
+    """Return the size of a policy's files; 0 if there is no such folder, which the child reports."""
     try:
         return sum(file.stat().st_size for file in folder.iterdir())
     except OSError:
@@ -407,7 +408,7 @@ def _size_bytes(folder: Path) -> int:
 
 
 async def _kill(process: trio.Process) -> None:
-    """End a child at once and wait until it is gone, so that it leaves no zombie behind."""
+    """Kill a child and wait for its end, so that it leaves no zombie."""
     with trio.CancelScope(shield=True):
         process.kill()
         await process.wait()

@@ -1,4 +1,4 @@
-"""What the sampling loop needs of a model: prompts in, rows that grow by a token, and rows that leave."""
+"""Interface between the sampling loop and a model: prefill prompts, append one token per row, remove rows."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,46 +9,46 @@ from numpy.typing import NDArray
 
 
 class Logits(Protocol):
-    """What a model says may come next, for some rows; valid until the model's next step."""
+    """Next-token logits of some rows; valid until the model's next step."""
 
     def draw(self, temperatures: Sequence[float], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
-        """A token for each row, by `protocol.work.sampling`, and its log-probability at that temperature.
+        """Draw a token for each row, by `protocol.work.sampling`; also return its log-probability at that temperature.
 
-        The log-probability is NaN where the logits are no distribution; the token there means nothing.
+        The log-probability is NaN where the logits are no distribution; the token is then meaningless.
         """
 
     def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The log-probability of this token in each row, at temperature 1."""
+        """Return the log-probability of the given token in each row, at temperature 1."""
 
 
 class Decoder(Protocol):
-    """A model and the key-value cache of its rows; row r of any argument or answer is row r of the cache.
+    """A model and the key-value cache of its rows; row r of any argument or result is row r of the cache.
 
-    Where memory does not suffice it raises whatever `Engine.is_out_of_memory` knows, and must be cleared then.
+    Out of memory, it raises an error that `Engine.is_out_of_memory` recognises, and must be cleared.
     """
 
     vocab_size: int
     positions_max: int
     parameters: int
     joins_midway: bool
-    """Whether prompts may be let in while other rows are decoded."""
+    """True if prompts may be added while other rows are decoded."""
     numerics: str
-    """What it computes with: engine/dtype/device, as in `coordinator/rules/tolerances.json`."""
+    """Class of numerics: engine/dtype/device, as in `coordinator/rules/tolerances.json`."""
 
     def swap(self, folder: Path) -> bool:
-        """Copy the weights of another version over these; False, and nothing copied, if its tensors are others.
+        """Copy the weights of another version over these; return False, and copy nothing, if its tensors differ.
 
         After an error the decoder must not be used.
         """
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Logits:
-        """Compute each prompt once, and append so many rows that begin with it; what may come next in each."""
+        """Compute each prompt once, and append `copies` rows that begin with it; return the logits of the new rows."""
 
     def decode(self, tokens: Sequence[int]) -> Logits:
-        """Append a token to every row; what may come next in each."""
+        """Append a token to every row; return the logits of each row."""
 
     def move(self, sources: Sequence[int], targets: Sequence[int], rows: int) -> None:
-        """Put some rows in the place of others, then keep the first so many."""
+        """Copy the rows `sources` to `targets`, then keep the first `rows`."""
 
     def clear(self) -> None:
-        """Forget all rows, so that fewer may find memory after a failure."""
+        """Drop all rows, so that fewer rows fit into memory after a failure."""

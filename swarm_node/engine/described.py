@@ -1,7 +1,7 @@
-"""The engine child that describes a model and ends: config.json on standard input, one line of JSON on standard output.
+"""The engine child that describes a model: config.json on standard input, one line of JSON on standard output.
 
-- The agent reads nothing that a policy says of itself. It asks this child before it registers, under a limit of time.
-- What cannot be read is described as unknown: then the model is judged by its size alone.
+- The agent never parses a policy's own files. It runs this child before it registers, with a time limit.
+- A configuration that cannot be read is described as unknown: then the model is judged by its size alone.
 """
 
 import json
@@ -33,7 +33,7 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Describe what is read; exit code 1 if it is no configuration."""
+    """Describe the configuration on stdin; return exit code 1 if it is invalid."""
     try:
         config = json.loads(sys.stdin.buffer.read(limits.POLICY_CONFIG_MAX_BYTES))
         print(json.dumps(describe(config)))

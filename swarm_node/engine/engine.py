@@ -1,17 +1,17 @@
-"""Samples groups from any decoder: continuous batching over slots that are refilled at once.
+"""The sampling loop over any decoder: continuous batching over slots that are refilled at once.
 
-- A step lets waiting groups in, and draws a token for every sample that runs. A group whose last sample has ended is
-  handed out at once; the slots of samples that ended go to the next group while the others run on.
+- A step admits waiting groups, and draws a token for every running sample. A group whose last sample has ended is
+  returned at once; the slots of ended samples go to the next group while the others continue.
 - A prompt is computed once for all samples of its group.
-- Which token is drawn depends on (seed, sample, position) alone, see `protocol.work.sampling`. So a sample may be
-  started over at any time, and comes out the same; and one that somebody else began is gone on with, after its prefix.
-- Of an episode, a turn is followed by what the environment says: these tokens are fed in the same slot, one in a step
-  beside the others' draws, and nothing is drawn meanwhile. The environment runs here, in the child, like all else that
-  may crash or hang.
-- Where a request asks for it, a group that runs says now and then what it has grown by.
-- Out of memory: everything that runs is put back, and started over with half as many slots. What does not fit even
-  alone fails by name.
-- Log-probabilities are those of the distribution drawn from, that is at the request's temperature.
+- The drawn token depends on (seed, sample, position) alone, see `protocol.work.sampling`. So a sample may be restarted
+  at any time with the same result, and a sample that another node began is continued after its prefix.
+- In an episode, the environment answers each turn: its tokens are fed in the same slot, one per step, while the other
+  samples draw; no token is drawn in that slot meanwhile. The environment runs in the child, like everything that may
+  crash or hang.
+- If a request asks for it, a running group reports its new tokens at intervals.
+- Out of memory: all running samples are queued again, and restarted with half as many slots. A sample that does not
+  fit alone fails with its own error.
+- Log-probabilities are those of the sampled distribution, at the request's temperature.
 """
 
 import logging
@@ -37,7 +37,7 @@ from swarm_node.engine.policy_files import read_config, read_generation_config, 
 from swarm_node.engine.policy_text import FolderCodec
 
 PREFILL_TOKENS_MAX = 8192
-"""Prompt tokens computed at once, padding included: what they need in between stays far below the weights' size."""
+"""Prompt tokens computed at once, padding included: their temporary memory stays far below the weights' size."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ Answered = GroupGrown | GroupDone | GroupFailed
 
 
 class Engine(ABC):
-    """Holds one policy and samples from it."""
+    """Engine that holds one policy and samples from it."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -56,7 +56,7 @@ class Engine(ABC):
         self._ends: frozenset[int] = frozenset()
         self._version: int | None = None
         self._codec: FolderCodec | None = None
-        """Read when the first episode needs it."""
+        """Loaded when the first episode needs it."""
         self._queue: deque[RunningGroup] = deque()
         self._running: list[RunningSample] = []
         """Sample r has row r of the decoder."""
@@ -65,15 +65,15 @@ class Engine(ABC):
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to sample."""
+        """True if there is something to sample."""
         return bool(self._queue or self._running)
 
     def load(self, folder: Path, version: int) -> Loaded:
-        """Take a policy folder's weights, into the model that is there if the configuration is the same."""
+        """Load a policy folder's weights, into the existing model if the configuration is the same."""
         if self.busy:
             raise EngineFailed("A version cannot be swapped while its samples are drawn.")
         started = time.monotonic()
-        # Gone until everything has worked: nothing is ever sampled from half of a version.
+        # Unset until the load has succeeded: nothing is ever sampled from half of a version.
         decoder, self._decoder = self._decoder, None
         try:
             config = read_config(folder)
@@ -81,7 +81,7 @@ class Engine(ABC):
             ends = end_tokens(config, read_generation_config(folder))
             rebuilt = decoder is None or config != self._config or not decoder.swap(folder)
             if decoder is None or rebuilt:
-                decoder = None  # before the next is made: two may not fit
+                decoder = None  # before the next is built: two may not fit
                 decoder = self._build(folder, config)
             canary.check(
                 folder,
@@ -91,7 +91,7 @@ class Engine(ABC):
             )
         except EngineFailed:
             raise
-        except Exception as error:  # nobody can list what garbage in a folder does to those who read it
+        except Exception as error:  # garbage in a folder may cause any error
             raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}") from error
         self._decoder, self._config, self._ends, self._version = decoder, config, ends, version
         self._folder, self._codec = folder, None
@@ -105,7 +105,7 @@ class Engine(ABC):
         )
 
     def add(self, request: SampleRequest) -> None:
-        """Queue a request, if the policy can do what it asks for."""
+        """Queue a request, or raise an error if the policy cannot serve it."""
         decoder, prompt = self._loaded(), unpack_tokens(request.prompt).tolist()
         if request.version != self._version:
             raise EngineFailed(f"A request for version {request.version}, while version {self._version} is loaded.")
@@ -120,11 +120,11 @@ class Engine(ABC):
         if request.prefixes:
             check_prefixes(group, decoder.vocab_size)
         if request.episode is not None:
-            self._player(group)  # so that one that cannot be played is refused by name
+            self._player(group)  # so that an episode that cannot be played is refused with its own error
         self._queue.append(group)
 
     def step(self) -> list[Answered]:
-        """Let groups in, and draw a token for every running sample; the groups that this ended."""
+        """Admit groups, and draw a token for every running sample; return the answers of this step."""
         try:
             self._enter()
             self._decode()
@@ -137,14 +137,14 @@ class Engine(ABC):
         return answers
 
     def cancel(self, request_ids: Collection[str]) -> list[str]:
-        """Forget those of these requests that are here; which they were."""
-        known = dict.fromkeys([*(one.group for one in self._running), *self._queue])
+        """Cancel the known requests among `request_ids`; return their ids."""
+        known = dict.fromkeys([*(sample.group for sample in self._running), *self._queue])
         gone = [group for group in known if group.request.request_id in request_ids]
         self._remove(gone)
         return [group.request.request_id for group in gone]
 
     def generate(self, requests: Sequence[SampleRequest], on_group: Callable[[GroupDone], None]) -> None:
-        """Sample every request; each group is handed over as it ends."""
+        """Sample every request; call `on_group` for each group when it ends."""
         for request in requests:
             self.add(request)
         while self.busy:
@@ -156,17 +156,17 @@ class Engine(ABC):
                     on_group(group)
 
     def measured(self) -> SamplingStats:
-        """What was sampled since this was last asked for."""
+        """Return the sampling statistics since the last call."""
         spent, self._spent = self._spent, _nothing_spent()
         return SamplingStats(**spent)
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """Whether an allocation failed."""
+        """Return True if the error is a failed allocation."""
         return isinstance(error, MemoryError)
 
     @abstractmethod
     def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
-        """A decoder with the weights of this folder."""
+        """Return a decoder with the weights of this folder."""
 
     def _loaded(self) -> Decoder:
         if self._decoder is None:
@@ -174,7 +174,7 @@ class Engine(ABC):
         return self._decoder
 
     def _enter(self) -> None:
-        """Give slots to as many waiting groups as fit, and draw their samples' first tokens."""
+        """Admit as many waiting groups as fit, and draw their samples' first tokens."""
         entering = self._next_groups()
         if not entering:
             return
@@ -182,12 +182,10 @@ class Engine(ABC):
         samples = [(group, number) for group, numbers in entering for number in numbers]
         longest = max(group.request.max_new_tokens for group, _ in entering)
         seeds, numbers = [group.request.seed for group, _ in samples], [number for _, number in samples]
-        self._running += [
-            RunningSample(*sample) for sample in samples
-        ]  # before anything that memory may not suffice for
-        for one, row in zip(self._running[first:], uniform_table(seeds, numbers, longest), strict=True):
-            one.uniforms, one.tokens = row, list(one.group.prefixes[one.number])
-            one.player = self._player(one.group)
+        self._running += [RunningSample(*sample) for sample in samples]  # before anything that may run out of memory
+        for sample, row in zip(self._running[first:], uniform_table(seeds, numbers, longest), strict=True):
+            sample.uniforms, sample.tokens = row, list(sample.group.prefixes[sample.number])
+            sample.player = self._player(sample.group)
         prompts, copies = prompts_of(entering)
         self._draw(self._loaded().prefill(prompts, copies), first)
         self._spent["prompt_tokens"] += sum(map(len, prompts))
@@ -195,18 +193,18 @@ class Engine(ABC):
         self._spent["prefill_s"] += time.monotonic() - started
 
     def _player(self, group: RunningGroup) -> Player | None:
-        """A new game of a group's episode, if it has one."""
+        """Return a new player of a group's episode, if it has one."""
         request = group.request
         if request.episode is None:
             return None
         if request.prefixes:
-            raise EngineFailed("An episode that somebody else began cannot be gone on with.")
+            raise EngineFailed("An episode that another node began cannot be continued.")
         if self._codec is None:
             self._codec = FolderCodec(self._folder)
         return Player(request.episode, self._codec, end_tokens=self._ends, tokens_max=request.max_new_tokens)
 
     def _next_groups(self) -> list[tuple[RunningGroup, list[int]]]:
-        """The groups to let in now, and which of their samples; taken off the queue."""
+        """Remove the groups to admit now from the queue; return them with their samples."""
         taken: list[tuple[RunningGroup, list[int]]] = []
         free, longest, prompts = self._slots - len(self._running), 0, 0
         while self._queue and (self._loaded().joins_midway or not self._running):
@@ -227,35 +225,35 @@ class Engine(ABC):
     def _decode(self) -> None:
         if self._running:
             started, decoder = time.monotonic(), self._loaded()
-            self._spent["later_tokens"] += sum(not one.given for one in self._running)
-            self._draw(decoder.decode([one.tokens[-1] for one in self._running]), 0)
+            self._spent["later_tokens"] += sum(not sample.given for sample in self._running)
+            self._draw(decoder.decode([sample.tokens[-1] for sample in self._running]), 0)
             self._spent["decode_s"] += time.monotonic() - started
 
     def _draw(self, logits: Logits, first: int) -> None:
-        """Draw the next token of every sample from this one on, and take out those that end with it."""
+        """Draw the next token of every sample from `first` on, and remove the samples that end with it."""
         drawn = self._running[first:]
-        temperatures = [one.group.request.temperature for one in drawn]
-        uniforms = [float(one.uniforms[len(one.tokens)]) for one in drawn]
+        temperatures = [sample.group.request.temperature for sample in drawn]
+        uniforms = [float(sample.uniforms[len(sample.tokens)]) for sample in drawn]
         tokens, logprobs = logits.draw(temperatures, uniforms)
         now, leaving, broken = time.monotonic(), [], dict[RunningGroup, SwarmError]()
-        for row, (one, token, logprob) in enumerate(zip(drawn, tokens, logprobs, strict=True), first):
-            group = one.group
+        for row, (sample, token, logprob) in enumerate(zip(drawn, tokens, logprobs, strict=True), first):
+            group = sample.group
             group.first_token_at = group.first_token_at or now
             try:
                 if math.isnan(logprob):
                     raise EngineFailed("The policy returns NaN probabilities.")
-                if one.grow(token, logprob, self._ends):
+                if sample.grow(token, logprob, self._ends):
                     leaving.append(row)
-                    self._end(one, now)
-            except SwarmError as error:  # of this group, or of its environment
+                    self._end(sample, now)
+            except SwarmError as error:  # caused by this group or its environment
                 broken[group] = error
         self._answers += [failed(group, error) for group, error in broken.items()]
         self._remove(broken, leaving)
 
-    def _end(self, one: RunningSample, now: float) -> None:
-        """Keep a finished sample, and hand over its group if it was the last."""
-        group = one.group
-        group.ended[one.number] = one.whole(self._ends)
+    def _end(self, sample: RunningSample, now: float) -> None:
+        """Keep a finished sample, and answer with its group if it was the last."""
+        group = sample.group
+        group.ended[sample.number] = sample.whole(self._ends)
         if len(group.ended) == group.request.samples:
             samples = tuple(group.ended[number] for number in range(group.request.samples))
             ago_s = now - (group.first_token_at or now)
@@ -264,16 +262,17 @@ class Engine(ABC):
             )
 
     def _tell(self) -> None:
-        """Say of each group that it is time for what it has grown by."""
+        """Report the new tokens of each group that is due."""
         now, running = time.monotonic(), dict[RunningGroup, list[RunningSample]]()
-        for one in self._running:
-            every_s = one.group.request.tell_every_s
-            if every_s and now - (one.group.told_at or one.group.first_token_at or now) >= every_s:
-                running.setdefault(one.group, []).append(one)
+        for sample in self._running:
+            every_s = sample.group.request.tell_every_s
+            if every_s and now - (sample.group.told_at or sample.group.first_token_at or now) >= every_s:
+                running.setdefault(sample.group, []).append(sample)
         for group, samples in running.items():
             group.told_at = now
             grown: dict[int, tuple[bytes, bytes, Finish]] = {
-                one.number: (pack_tokens(one.new_tokens), pack_logprobs(one.logprobs), "") for one in samples
+                sample.number: (pack_tokens(sample.new_tokens), pack_logprobs(sample.logprobs), "")
+                for sample in samples
             }
             grown |= {number: (done.tokens, done.logprobs, done.finish) for number, done in group.ended.items()}
             parts = since(group, grown)
@@ -281,15 +280,15 @@ class Engine(ABC):
                 self._answers.append(GroupGrown(request_id=group.request.request_id, parts=parts))
 
     def _remove(self, groups: Collection[RunningGroup], rows: Collection[int] = ()) -> None:
-        """Forget groups, wherever they are, and take out these samples besides."""
+        """Remove groups, queued or running, and the samples in `rows`."""
         leaving = set(rows)
         if groups:
             self._queue = deque(group for group in self._queue if group not in groups)
-            leaving.update(row for row, one in enumerate(self._running) if one.group in groups)
+            leaving.update(row for row, sample in enumerate(self._running) if sample.group in groups)
         self._vacate(leaving)
 
     def _vacate(self, gone: set[int]) -> None:
-        """Take samples out; the last ones move into the slots that fall free."""
+        """Remove samples; the last samples move into the free slots."""
         if not gone:
             return
         left = len(self._running) - len(gone)
@@ -301,10 +300,10 @@ class Engine(ABC):
         self._loaded().move(movers, holes, left)
 
     def _start_over(self) -> None:
-        """Out of memory: put back what runs, for fewer slots."""
+        """Queue all running groups again after running out of memory, and use fewer slots."""
         running, self._running = self._running, []
         self._loaded().clear()
-        back = [group for group in dict.fromkeys(one.group for one in running) if group not in self._queue]
+        back = [group for group in dict.fromkeys(sample.group for sample in running) if group not in self._queue]
         self._queue.extendleft(reversed(back))
         for group in self._queue:
             group.waiting = [number for number in range(group.request.samples) if number not in group.ended]

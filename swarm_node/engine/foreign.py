@@ -1,8 +1,8 @@
-"""Runs a module of ours under an interpreter of another environment: `PYTHON -P foreign.py MODULE ARGUMENTS …`.
+"""Runner of our modules under the interpreter of another environment: `PYTHON -P foreign.py MODULE ARGUMENTS …`.
 
-- That environment sees our rooms `protocol` and `swarm_node` and nothing else of what is installed beside them: its own
-  numpy, torch and pydantic stay the only ones.
-- Only the standard library is needed here; what the module imports is the other environment's business.
+- That environment sees our packages `protocol` and `swarm_node`, and no other package of our environment: it keeps its
+  own numpy, torch and pydantic.
+- This file needs only the standard library; the other environment provides what the module imports.
 """
 
 import importlib
@@ -15,7 +15,7 @@ ROOMS = ("protocol", "swarm_node")
 
 
 def take_rooms() -> None:
-    """Make the rooms importable, wherever the path leads: a package finds its modules by itself once it is there."""
+    """Make the packages in `ROOMS` importable, whatever the path is: a loaded package finds its own modules."""
     for room in ROOMS:
         spec = importlib.util.spec_from_file_location(room, ROOT / room / "__init__.py")
         if spec is None or spec.loader is None:

@@ -1,6 +1,6 @@
-"""Groups on their way through the sampling loop: what was asked, what runs, and what has ended.
+"""Groups in the sampling loop: the request, the running samples, and the ended samples.
 
-- Pure bookkeeping: which sample has which slot, and when a token is drawn, is for `engine` to say.
+- Records state only: `engine` decides about slots, and when a token is drawn.
 """
 
 from collections import deque
@@ -17,28 +17,28 @@ from protocol.work.transcript import Player
 from swarm_node.engine.messages import GroupFailed, SampleRequest
 
 GIVEN_LOGPROB = 0.0
-"""Of a token that nobody drew; what `protocol.work.rollout` demands."""
+"""Log-probability of a token that was not drawn, as `protocol.work.rollout` requires."""
 
 
 @dataclass(eq=False)
 class RunningGroup:
-    """A request on its way."""
+    """A request that is being sampled."""
 
     request: SampleRequest
     prompt: list[int]
     waiting: list[int]
     """Samples that have no slot yet."""
     prefixes: list[list[int]]
-    """The tokens with which each sample begins."""
+    """The first tokens of each sample, drawn by another node."""
     ended: dict[int, Sample] = field(default_factory=dict)
     first_token_at: float | None = None
     told_at: float | None = None
     told: dict[int, int] = field(default_factory=dict)
-    """How many tokens of each sample were told of."""
+    """Number of tokens reported, by sample."""
 
     @property
     def longest(self) -> int:
-        """The most tokens that are computed before a sample's first draw."""
+        """Largest number of tokens that are computed before a sample's first draw."""
         return len(self.prompt) + max(map(len, self.prefixes))
 
 
@@ -50,19 +50,19 @@ class RunningSample:
     number: int
     uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     tokens: list[int] = field(default_factory=list)
-    """With the prefix, of which there are no log-probabilities."""
+    """All tokens, including the prefix, which has no log-probabilities."""
     logprobs: list[float] = field(default_factory=list)
     player: Player | None = None
-    """Of an episode."""
+    """The player of an episode."""
     given: deque[int] = field(default_factory=deque)
-    """What the environment has said, as far as it is not fed yet."""
+    """Tokens of the environment that are not fed to the model yet."""
 
     @property
     def new_tokens(self) -> list[int]:
         return self.tokens[len(self.tokens) - len(self.logprobs) :]
 
     def grow(self, token: int, logprob: float, ends: frozenset[int]) -> bool:
-        """Append what was drawn, or in its place what the environment says; whether that was the last token."""
+        """Append the drawn token, or the environment's next token instead; return True if it was the last token."""
         drawn = not self.given
         if self.given:
             token, logprob = self.given.popleft(), GIVEN_LOGPROB
@@ -75,7 +75,7 @@ class RunningSample:
         return bool(self.player.finish)
 
     def whole(self, ends: frozenset[int]) -> Sample:
-        """The sample, once it has ended."""
+        """Return the complete sample, once it has ended."""
         assert self.player is None or self.player.finish
         return Sample(
             tokens=pack_tokens(self.new_tokens),
@@ -85,7 +85,7 @@ class RunningSample:
 
 
 def opened(request: SampleRequest, prompt: list[int]) -> RunningGroup:
-    """A request with its prefixes opened; a sample whose prefix is complete has ended."""
+    """Return the group of a request, with its prefixes unpacked; a sample whose prefix is complete has ended."""
     if not request.prefixes:
         return RunningGroup(request, prompt, list(range(request.samples)), [[]] * request.samples)
     prefixes = [unpack_tokens(prefix.tokens).tolist() for prefix in request.prefixes]
@@ -99,7 +99,7 @@ def opened(request: SampleRequest, prompt: list[int]) -> RunningGroup:
 
 
 def check_prefixes(group: RunningGroup, vocab_size: int) -> None:
-    """Whether there is a prefix for each sample, of known tokens, and at least one sample to go on with."""
+    """Require a prefix for each sample, with valid tokens, and at least one sample to continue."""
     request = group.request
     waiting = [group.prefixes[number] for number in group.waiting]
     if len(request.prefixes) != request.samples or not waiting:
@@ -109,7 +109,7 @@ def check_prefixes(group: RunningGroup, vocab_size: int) -> None:
 
 
 def prompts_of(entering: Sequence[tuple[RunningGroup, list[int]]]) -> tuple[list[list[int]], list[int]]:
-    """What to compute before the first draw, and for how many samples each: a prompt, or a prompt and one's prefix."""
+    """Return the token lists to compute before the first draw (prompt and prefix), with the samples per list."""
     prompts, copies = [], []
     for group, numbers in entering:
         own = [[*group.prompt, *group.prefixes[number]] for number in numbers] if group.request.prefixes else []
@@ -119,7 +119,7 @@ def prompts_of(entering: Sequence[tuple[RunningGroup, list[int]]]) -> tuple[list
 
 
 def since(group: RunningGroup, grown: Mapping[int, tuple[bytes, bytes, Finish]]) -> tuple[FragmentPart, ...]:
-    """What was not told of yet; it is told now."""
+    """Return the tokens that were not reported yet, and record them as reported."""
     parts = []
     for number, (tokens, logprobs, finish) in sorted(grown.items()):
         start = group.told.get(number, 0)

@@ -1,10 +1,10 @@
-"""Memory of the engine child: how much it may have, how much it has, and the limit that the kernel keeps.
+"""Memory of the engine child: the allowance, the usage, and the limit that the kernel enforces.
 
-- The agent watches the child and ends it beyond its limit (`client`). Private memory counts: weights that are mapped
+- The agent watches the child and ends it above its limit (`client`). Private memory counts: weights that are mapped
   from files can be dropped by the system at any time.
-- An engine on the processor limits itself, too, where the system counts private memory (Linux): an allocation then
-  fails inside of the engine, which samples fewer at once, before the watch has to end it. `RLIMIT_AS` would count
-  reserved addresses, of which CUDA takes terabytes; so with a GPU there is the watch alone.
+- An engine on the CPU also limits itself where the system counts private memory (Linux): an allocation then fails
+  inside the engine, which samples fewer at once, before the watch has to end it. `RLIMIT_AS` would count reserved
+  addresses, of which CUDA takes terabytes; so with a GPU there is only the watch.
 """
 
 import mmap
@@ -19,31 +19,31 @@ from protocol import limits
 from protocol.errors import EngineFailed
 
 LOOK_S = 0.1
-"""Between two looks at the child. A tokenizer that amplifies takes 1.7 GB a second."""
+"""Pause between two checks of the child. A malicious tokenizer allocates 1.7 GB per second."""
 
 LOOK_BY_PROGRAM_S = 1.0
-"""The same where each look starts a program."""
+"""The same where each check starts a program."""
 
 SHARE = 0.85
-"""Of what is free on this machine and of what the child has already: the rest is its owner's."""
+"""Share of the free memory and of the child's current memory; the rest is left to the owner."""
 
 ANY_POLICY_BYTES = 8 * 1024 * limits.MIB
-"""For the libraries of an engine, and what samples of a small policy take; torch with CUDA takes 3 GB."""
+"""For the libraries of an engine, and the samples of a small policy; torch with CUDA takes 3 GB."""
 
 TIMES_THE_POLICY = 32
-"""Weights in float32, a converted copy, and keys and values of many samples."""
+"""Factor for weights in float32, a converted copy, and the keys and values of many samples."""
 
 ASK_TIMEOUT_S = 5.0
 
 
 def allowed_bytes(policy_bytes: int, free_bytes: int | None, *, held_bytes: int = 0) -> int:
-    """Return the most that a child may have for a policy of this size, while it holds so much."""
+    """Return the memory limit of a child for a policy of `policy_bytes`, while it holds `held_bytes`."""
     by_policy = ANY_POLICY_BYTES + TIMES_THE_POLICY * policy_bytes
     return by_policy if free_bytes is None else min(by_policy, int(SHARE * (free_bytes + held_bytes)))
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the private memory of a process, or outside of Linux all its memory; None if it is gone."""
+    """Return the private memory of a process, or outside Linux all its memory; None if it has ended."""
     if sys.platform != "linux":
         return resident_by_program(pid)
     pages = _pages(pid)
@@ -51,7 +51,7 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def resident_by_program(pid: int) -> int | None:
-    """Return what `ps` says that a process has in memory; None if it is gone, or there is no such program."""
+    """Return the resident memory of a process by `ps`; None if the process has ended, or `ps` is missing."""
     try:
         done = subprocess.run(
             ["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, timeout=ASK_TIMEOUT_S, check=False
@@ -63,7 +63,7 @@ def resident_by_program(pid: int) -> int | None:
 
 
 def run_within(command: Sequence[str], *, allowed_bytes: int, seconds_max: float) -> int:
-    """Run a program that uses a policy, and return its exit code; one that takes more than it may is killed."""
+    """Run a program that uses a policy, and return its exit code; kill it if it exceeds its limits."""
     deadline = time.monotonic() + seconds_max
     with subprocess.Popen(command) as process:
         try:
@@ -85,9 +85,9 @@ def run_within(command: Sequence[str], *, allowed_bytes: int, seconds_max: float
 
 @contextmanager
 def growth_limited(more_bytes: int) -> Iterator[None]:
-    """Have the kernel refuse this process more private memory than this beyond what it has, while the block lasts.
+    """Limit this process to `more_bytes` of additional private memory for the duration of the block.
 
-    A limit that is lower stays. Where the kernel does not count private memory, nothing is limited.
+    A lower limit stays. Where the kernel does not count private memory, there is no limit.
     """
     if sys.platform != "linux":
         yield
@@ -106,7 +106,7 @@ def growth_limited(more_bytes: int) -> Iterator[None]:
 
 
 def limit_private(size_bytes: int) -> None:
-    """Have the kernel refuse this process more private memory than this from now on, where it counts it."""
+    """Limit this process to `size_bytes` of private memory from now on, where the kernel counts it."""
     if sys.platform == "linux":
         import resource
 
@@ -115,7 +115,7 @@ def limit_private(size_bytes: int) -> None:
 
 
 def _pages(process: int | str) -> list[int]:
-    """Return the pages of a process: all, in memory, of these from files, code, none, private, none."""
+    """Return the page counts of a process: total, resident, resident from files, code, 0, private, 0."""
     try:
         return [int(number) for number in Path(f"/proc/{process}/statm").read_text().split()]
     except (OSError, ValueError):

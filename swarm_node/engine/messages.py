@@ -1,21 +1,21 @@
-"""What the agent and its engine child say to each other.
+"""Messages between the agent and its engine child.
 
     Load      → Loaded                               one answer
     Generate  → GroupDone | GroupFailed | Cancelled  one for each request, as it ends, in any order
               + GroupGrown                           any number before that, if the request asks for them
-    Cancel    → nothing; each named request that was still unanswered is answered with Cancelled
+    Cancel    → no answer of its own; each named request that was still unanswered is answered with Cancelled
     Measure   → Measured                             one answer
     Encode    → Encoded                              one answer
 
-- The child says `Ready` once, when its libraries are imported.
-- Requests may be added at any time: the child lets them in as slots become free, and never waits for a batch to end.
-- Commands are obeyed in the order in which they came, but for `CancelRequests`, which is obeyed at once. The other
-  commands wait until every request before them is answered, and what comes after them waits for them. So a request that
-  runs is never touched by a swap; whoever does not want to wait for it cancels it first.
-- A request names the version it is for. If another is loaded, it fails; nothing is ever sampled from the wrong one.
-- `CommandFailed` answers `LoadVersion`, `Measure`, `Encode` or what is no command at all; the child is then ready for
-  the next one. After a failed `LoadVersion` no version is loaded: no mixture of two, and not the old one either.
-- A request that fails takes no other with it.
+- The child sends `Ready` once, when its libraries are imported.
+- Requests may be added at any time: the child admits them as slots become free, and never waits for a batch to end.
+- Commands run in order of arrival, except `CancelRequests`, which runs at once. The other commands wait until every
+  request before them is answered, and later commands wait for them. So a swap never touches a running request; to
+  avoid the wait, cancel the request first.
+- A request names its version. If another version is loaded, the request fails; no sample ever comes from the wrong one.
+- `CommandFailed` answers `LoadVersion`, `Measure`, `Encode` or an invalid command; the child is then ready for the
+  next one. After a failed `LoadVersion` no version is loaded: neither a mixture of two nor the old one.
+- A failed request does not affect other requests.
 - A frame is a 4-byte big-endian length and that many bytes of canonical MessagePack.
 """
 
@@ -38,7 +38,7 @@ RequestId = Annotated[str, Field(max_length=64)]
 
 
 class SampleRequest(Message):
-    """One group to sample: what of a lease the engine needs to know."""
+    """A group to sample: the part of a lease that the engine needs."""
 
     request_id: RequestId
     version: int = Field(ge=0, le=limits.VERSION_MAX)
@@ -47,18 +47,18 @@ class SampleRequest(Message):
     seed: int = Field(ge=0, lt=2**64)
     samples: int = Field(ge=1, le=limits.SAMPLES_MAX)
     max_new_tokens: int = Field(ge=1, le=limits.TOKENS_MAX)
-    """Of a whole sample, its prefix included."""
+    """Limit for a whole sample, including its prefix."""
     temperature: float = Field(gt=0)
     prefixes: tuple[Prefix, ...] = Field((), max_length=limits.SAMPLES_MAX)
-    """Where to go on, for each sample, or none at all; only for an engine that says it `continues`."""
+    """Start of each sample, or empty; only for an engine that reports `continues`."""
     episode: Episode | None = None
-    """The game that the samples play; only for an engine that says it `plays`, and never with prefixes."""
+    """The episode that the samples play; only for an engine that reports `plays`, and never with prefixes."""
     tell_every_s: float = Field(0.0, ge=0)
-    """How often to say what the group has grown by; 0: not at all. An engine that cannot says nothing."""
+    """Interval of `GroupGrown` reports in seconds; 0 means none. Some engines never report."""
 
     @classmethod
     def from_lease(cls, lease: Lease, sampler: Sampler, *, tell_every_s: float) -> "SampleRequest":
-        """What a lease asks of a version with this sampler."""
+        """Return the request for a lease, with the sampler of its version."""
         return cls(
             request_id=lease.lease_id,
             version=lease.version,
@@ -74,66 +74,66 @@ class SampleRequest(Message):
 
 
 class LoadVersion(Message):
-    """Take the weights of this policy folder; from then on they are this version."""
+    """Command: load the weights of this policy folder, as `version`."""
 
     kind: Literal["load"] = "load"
     folder: str
     version: int = Field(ge=0, le=limits.VERSION_MAX)
     memory_max_bytes: int = Field(0, ge=0)
-    """The most private memory that the child may have from now on; 0: no limit of its own."""
+    """Limit of the child's private memory from now on; 0 means no limit of its own."""
 
 
 class Generate(Message):
-    """Sample these groups."""
+    """Command: sample these groups."""
 
     kind: Literal["generate"] = "generate"
     requests: tuple[SampleRequest, ...] = Field(min_length=1, max_length=limits.LEASES_PER_REQUEST_MAX)
 
 
 class CancelRequests(Message):
-    """Give these requests up; one that was answered already stays answered."""
+    """Command: cancel these requests; a request that was already answered stays answered."""
 
     kind: Literal["cancel"] = "cancel"
     request_ids: tuple[RequestId, ...] = Field(max_length=4 * limits.LEASES_PER_REQUEST_MAX)
 
 
 class Measure(Message):
-    """Say how fast the requests since the last `Measure` were sampled."""
+    """Command: report the sampling statistics since the last `Measure`."""
 
     kind: Literal["measure"] = "measure"
 
 
 class Encode(Message):
-    """Make tokens of these texts, with the tokenizer of the policy that is loaded."""
+    """Command: encode these texts, with the tokenizer of the loaded policy."""
 
     kind: Literal["encode"] = "encode"
     texts: tuple[str, ...] = Field(min_length=1, max_length=limits.LEASES_PER_REQUEST_MAX)
 
 
 class Ready(Message):
-    """The child is up."""
+    """The child is ready for commands."""
 
     kind: Literal["ready"] = "ready"
 
 
 class Loaded(Message):
-    """The weights are in place, and give what the canary expects."""
+    """The weights are loaded and have passed the canary."""
 
     kind: Literal["loaded"] = "loaded"
     parameters: int
     numerics: str
-    """What they are computed with: engine/dtype/device."""
+    """Class of numerics: engine/dtype/device."""
     rebuilt: bool
-    """False when weights were swapped into the model that was there."""
+    """False when the weights were swapped into the existing model."""
     seconds: float
     continues: bool = False
-    """Whether requests may have prefixes."""
+    """True if requests may have prefixes."""
     plays: bool = False
-    """Whether requests may have episodes."""
+    """True if requests may have episodes."""
 
 
 class GroupGrown(Message):
-    """What the samples of a request have grown by since this was last said."""
+    """New tokens of a request's samples since the last report."""
 
     kind: Literal["group_grown"] = "group_grown"
     request_id: RequestId
@@ -141,23 +141,23 @@ class GroupGrown(Message):
 
 
 class EngineProgress(Message):
-    """The engine has taken steps since it last said anything: it samples, and has nothing to hand over yet."""
+    """The engine has taken steps since its last answer, but has no result yet."""
 
     kind: Literal["progress"] = "progress"
 
 
 class GroupDone(Message):
-    """All samples of one request, without their prefixes; of an episode with what the environment said."""
+    """All samples of one request, without their prefixes; those of an episode include the environment's tokens."""
 
     kind: Literal["group_done"] = "group_done"
     request_id: RequestId
     samples: tuple[Sample, ...]
     first_token_ago_s: float = Field(ge=0)
-    """Since the first token of this group."""
+    """Seconds since the first token of this group."""
 
 
 class GroupFailed(Message):
-    """A request that came to nothing: an error of `protocol.errors`, by its code."""
+    """A failed request: an error of `protocol.errors`, by its code."""
 
     kind: Literal["group_failed"] = "group_failed"
     request_id: RequestId
@@ -171,23 +171,23 @@ class GroupFailed(Message):
 
 
 class Cancelled(Message):
-    """A request that was given up before its end."""
+    """A request that was cancelled before its end."""
 
     kind: Literal["cancelled"] = "cancelled"
     request_id: RequestId
 
 
 class SamplingStats(Message):
-    """What was sampled, and what it took."""
+    """Sampled tokens and the time they took."""
 
     kind: Literal["measured"] = "measured"
     prompt_tokens: int
-    """Each prompt counts once, however many samples it has."""
+    """Each prompt counts once, for any number of samples."""
     first_tokens: int
-    """Drawn right after a prompt."""
+    """Tokens drawn right after a prompt."""
     prefill_s: float
     later_tokens: int
-    """Drawn after another; what an environment said is not counted."""
+    """Tokens drawn after another token; tokens of an environment are not counted."""
     decode_s: float
 
 
@@ -199,7 +199,7 @@ class Encoded(Message):
 
 
 class CommandFailed(Message):
-    """The command came to nothing: an error of `protocol.errors`, by its code."""
+    """The command failed: an error of `protocol.errors`, by its code."""
 
     kind: Literal["failed"] = "failed"
     code: str
@@ -229,6 +229,6 @@ class Answer(Message):
 
 
 def frame(message: Command | Answer) -> bytes:
-    """The bytes of a message on the pipe."""
+    """Return the bytes of a message on the pipe."""
     body = message.to_bytes()
     return len(body).to_bytes(LENGTH_BYTES) + body

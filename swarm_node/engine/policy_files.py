@@ -1,8 +1,8 @@
-"""The small files of a policy folder, which say what its tensors are; read without torch.
+"""The small files of a policy folder, which describe its tensors; read without torch.
 
-- A folder with a file of an unknown kind, or a configuration that names code, is refused before any library sees it:
-  that none of it is run is then not for their defaults to decide.
-- So is a configuration that promises more than the folder's tensors bear out (`protocol.policy.model_config`).
+- A folder with an unknown kind of file, or a configuration that names code, is refused before any library reads it: so
+  safety does not depend on their defaults.
+- So is a configuration that describes more than the folder's tensors hold (`protocol.policy.model_config`).
 """
 
 import json
@@ -19,7 +19,7 @@ from protocol.policy.manifest import POLICY_SUFFIXES
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says, in a folder of numbers and text."""
+    """Return the contents of config.json; the folder may hold only numbers and text."""
     for file in sorted(folder.iterdir()):
         if file.suffix not in POLICY_SUFFIXES:
             raise ValueError(f"{file.name} is neither numbers nor text")
@@ -29,30 +29,30 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def require_layers(folder: Path, config: dict[str, Any]) -> None:
-    """Refuse a configuration of more layers than the folder has tensors for."""
+    """Refuse a configuration with more layers than the folder has tensors for."""
     model_config.require_layers(config, sum(map(_count, tensor_files(folder))))
 
 
 def require_borne_out(folder: Path, parameters: int) -> None:
-    """Refuse a model of more numbers than the folder's tensors can hold."""
+    """Refuse a model with more parameters than the folder's tensors can hold."""
     model_config.require_borne_out(parameters, sum(file.stat().st_size for file in tensor_files(folder)))
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """What generation_config.json says, which not every policy has."""
+    """Return the contents of generation_config.json; empty if the policy has none."""
     file = folder / "generation_config.json"
     return _read_object(file) if file.exists() else {}
 
 
 def read_adapter(folder: Path) -> float | None:
-    """What an adapter in this folder is multiplied by; None where there is none."""
+    """Return the scale of the adapter in this folder; None if there is no adapter."""
     file = folder / adapter.CONFIG
     return adapter.scale(file.read_bytes()) if file.exists() else None
 
 
 @contextmanager
 def without_adapter(folder: Path) -> Iterator[Path]:
-    """The folder for those who would make something of their own of an adapter: without it, while the block lasts."""
+    """Yield the folder without its adapter, for libraries that would apply the adapter themselves."""
     if not (folder / adapter.CONFIG).exists():
         yield folder
         return
@@ -64,7 +64,7 @@ def without_adapter(folder: Path) -> Iterator[Path]:
 
 
 def tensor_files(folder: Path) -> list[Path]:
-    """The files with its own tensors, an adapter's apart; there is at least one."""
+    """Return the files with the policy's own tensors, without the adapter; at least one."""
     parts = sorted(path for path in folder.glob("*.safetensors") if path.name != adapter.WEIGHTS)
     if not parts:
         raise ValueError("there is no *.safetensors file")
@@ -72,7 +72,7 @@ def tensor_files(folder: Path) -> list[Path]:
 
 
 def _count(file: Path) -> int:
-    """How many tensors a file has, by its header."""
+    """Return the number of tensors in a file, by its header."""
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:

@@ -1,11 +1,11 @@
-"""The policy's tokenizer in the engine child: text and tokens, each use of it under limits of memory and time.
+"""The policy's tokenizer in the engine child; each use has limits of memory and time.
 
-- A tokenizer.json is a program: a few nested rules of replacement turn six characters into a billion, and some patterns
-  never end. `tokenizers` holds the interpreter's lock meanwhile, so no thread of this process could stop it.
-- The kernel stops it. Where a use takes `MEMORY_MAX_BYTES` more than the process had, or `CPU_MAX_S` of processor time,
-  the child ends; the agent goes on, and says which version's tokenizer it was.
-- Processor time, so that a busy or sleeping machine makes no tokenizer hostile.
-- Only Linux counts private memory (`RLIMIT_DATA`); elsewhere the agent's watch of the child has to do (`memory`).
+- A tokenizer.json is a program: a few nested replacement rules turn six characters into a billion, and some patterns
+  never end. `tokenizers` holds the GIL meanwhile, so no thread of this process could stop it.
+- The kernel stops it. If a use takes `MEMORY_MAX_BYTES` more than the process had, or `CPU_MAX_S` of CPU time, the
+  child ends; the agent continues, and reports the version of the tokenizer.
+- CPU time, so that a busy or sleeping machine does not make a tokenizer look hostile.
+- Only Linux counts private memory (`RLIMIT_DATA`); on other systems only the agent's watch limits it (`memory`).
 """
 
 import signal
@@ -21,17 +21,17 @@ from protocol.work.rollout import pack_tokens
 from swarm_node.engine.memory import growth_limited
 
 MEMORY_MAX_BYTES = 1024 * limits.MIB
-"""A tokenizer of 28 MB, with a quarter of a million tokens, takes 300 MB while it is read."""
+"""A tokenizer of 28 MB, with 250,000 tokens, takes 300 MB while it is loaded."""
 
 CPU_MAX_S = 10.0
-"""The same one is read in 0.7 s. No text of a task takes a tenth of that."""
+"""The same tokenizer is loaded in 0.7 s. No text of a task takes a tenth of that."""
 
 FILE = "tokenizer.json"
 
 
 @contextmanager
 def limited(what: str) -> Iterator[None]:
-    """Have the kernel end this process if the block takes too much; what the library raises gets a name."""
+    """Let the kernel end this process if the block exceeds the limits; raise library errors as `EngineFailed`."""
     try:
         with growth_limited(MEMORY_MAX_BYTES):
             signal.setitimer(signal.ITIMER_PROF, CPU_MAX_S)
@@ -69,9 +69,9 @@ class FolderCodec:
 
 
 def encode(folder: Path, texts: Sequence[str]) -> tuple[bytes, ...]:
-    """Return the tokens of each text, packed, by the tokenizer of a policy folder."""
-    text = FolderCodec(folder)
-    return tuple(_packed(text.encode(one)) for one in texts)
+    """Return the packed tokens of each text, by the tokenizer of a policy folder."""
+    codec = FolderCodec(folder)
+    return tuple(_packed(codec.encode(text)) for text in texts)
 
 
 def _packed(tokens: list[int]) -> bytes:

@@ -1,8 +1,8 @@
-"""The child's side of the conversation in `messages`: commands in, answers out, and a step of the engine in between.
+"""The child's side of the protocol in `messages`: handles commands, sends answers, and runs steps of the engine.
 
-- A command that cannot be obeyed yet waits, and those after it wait behind it; `CancelRequests` never waits.
-- Whatever a request does to the engine, it is answered, and the next one finds an engine that works.
-- While steps are taken, something is said every second: a long group is no engine that hangs.
+- A command that cannot run yet waits, and later commands wait behind it; `CancelRequests` never waits.
+- Every request is answered, whatever it does to the engine, and the engine works for the next request.
+- While steps run, an answer is sent every second, so that a long group does not look like a hanging engine.
 """
 
 import logging
@@ -39,15 +39,15 @@ log = logging.getLogger(__name__)
 
 
 PROGRESS_S = 1.0
-"""Between two answers while steps are taken; far less than the agent waits for one."""
+"""Longest pause between two answers while steps run; far less than the agent's time-out."""
 
 
 class AnyEngine(Protocol):
-    """What holds a policy and samples from it, be the loop ours or not."""
+    """Interface of all engines: each holds a policy and samples from it, with our loop or its own."""
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to sample."""
+        """True if there is something to sample."""
 
     def load(self, folder: Path, version: int) -> Loaded: ...
 
@@ -61,11 +61,11 @@ class AnyEngine(Protocol):
 
 
 Waiting = LoadVersion | Generate | Measure | Encode
-"""Commands that wait for their turn."""
+"""Commands that wait until earlier requests are answered."""
 
 
 class Session:
-    """One engine and whoever commands it."""
+    """Session of one engine with the agent."""
 
     def __init__(
         self,
@@ -78,18 +78,18 @@ class Session:
         self._engine, self._answer, self._limit_memory, self._now = engine, answer, limit_memory, now
         self._answered_at = now()
         self._folder: Path | None = None
-        """Of the policy that is loaded."""
+        """Folder of the loaded policy."""
         self._waiting: deque[Waiting] = deque()
         self._unanswered: set[str] = set()
         """Requests in the engine."""
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do before the next command."""
+        """True if there is nothing to do until the next command."""
         return not self._engine.busy and not self._waiting
 
     def handle(self, data: bytes) -> None:
-        """Hear a command."""
+        """Handle or queue a command."""
         try:
             command = Command.from_bytes(data).body
         except SwarmError as error:
@@ -101,7 +101,7 @@ class Session:
             self._waiting.append(command)
 
     def go_on(self) -> None:
-        """Obey what can be obeyed, and take one step."""
+        """Run the commands that can run, and take one step."""
         while self._waiting and (isinstance(self._waiting[0], Generate) or not self._engine.busy):
             self._obey(self._waiting.popleft())
         if self._engine.busy:
@@ -147,7 +147,7 @@ class Session:
     def _cancel(self, names: set[str]) -> None:
         waiting = [command for command in self._waiting if isinstance(command, Generate)]
         gone = {request.request_id for command in waiting for request in command.requests} & names
-        self._waiting = deque(command for command in (_without(one, names) for one in self._waiting) if command)
+        self._waiting = deque(command for command in (_without(queued, names) for queued in self._waiting) if command)
         gone.update(self._engine.cancel(names))
         self._unanswered -= gone
         for name in sorted(gone):
@@ -156,7 +156,7 @@ class Session:
     def _step(self) -> None:
         try:
             ended: Sequence[GroupGrown | Ended] = self._engine.step()
-        except Exception as error:  # the agent must hear of any failure, and the next request may still succeed
+        except Exception as error:  # every failure must be reported, and the next request may still succeed
             log.exception("a step failed")
             self._engine.cancel(self._unanswered)
             failure = EngineFailed(f"{type(error).__name__}: {error}"[:1000])
@@ -174,7 +174,7 @@ class Session:
 
 
 def _without(command: Waiting, names: set[str]) -> Waiting | None:
-    """The command without the requests of these names, if something is left of it."""
+    """Return the command without the requests in `names`; None if nothing is left."""
     if not isinstance(command, Generate):
         return command
     kept = tuple(request for request in command.requests if request.request_id not in names)

@@ -1,1 +1,1 @@
-"""The keys of a node and of its owner: made, kept, delegated and replaced."""
+"""Keys of a node and its owner: creation, storage, delegation and rotation."""

@@ -1,4 +1,4 @@
-"""The owner's word that this node works for them: kept in the home, sent at every registration."""
+"""The owner's signed delegation to this node: kept in the home, and sent at every registration."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ FILE = "delegation"
 
 
 def kept(home: Path, node: NodeId, given: Path | None = None) -> bytes | None:
-    """The delegation in a home, or the one that is given and kept from now on; None for a node of its own."""
+    """Return the delegation in a home, or store and return the one in file `given`; None for a node without owner."""
     path = given or home / FILE
     if not path.exists() and given is None:
         return None
@@ -30,7 +30,7 @@ def kept(home: Path, node: NodeId, given: Path | None = None) -> bytes | None:
 
 
 def owner_of(data: bytes, node: NodeId) -> tuple[NodeId, Delegation]:
-    """Whose delegation it is, if it is one to this node."""
+    """Return the owner and the delegation; raise an error if it is not for this node."""
     owner, said = open_statement(data)
     if not isinstance(said, Delegation) or said.node_id != node:
         raise ConfigInvalid("The delegation is for another node.")

@@ -1,4 +1,4 @@
-"""The node's key: made once, readable by its owner only, and the same for HTTP, libp2p and the ledger."""
+"""The node's key: created once, readable only by its user, and the same for HTTP, libp2p and the ledger."""
 
 import os
 import secrets
@@ -14,7 +14,7 @@ from swarm_node.base import locks
 from swarm_node.base.disk import disk_named, sync_folder
 
 FILE = "node.key"
-"""In a node's home."""
+"""File in a node's home."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Identity:
 
 
 def load_or_create(path: Path) -> Identity:
-    """The identity in a file; a new one if there is none."""
+    """Return the identity in a file; create a new one if there is none."""
     with disk_named(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -35,7 +35,7 @@ def load_or_create(path: Path) -> Identity:
 
 
 def find_identity(home: Path) -> Identity:
-    """The identity of a home in which a node is; a mistyped home gets none."""
+    """Return the identity of an existing node; raise an error in a home without one."""
     path = home / FILE
     if not path.exists():
         raise ConfigInvalid(
@@ -46,14 +46,14 @@ def find_identity(home: Path) -> Identity:
 
 @contextmanager
 def only_agent(home: Path) -> Iterator[None]:
-    """Nobody else uses this home until the end."""
+    """Hold the home's lock for the duration of the block, so that no other agent uses it."""
     taken = ConfigInvalid(f"Another agent is running in {home}.", hint="Stop it, or use another --home for this one.")
     with locks.hold_lock(home / "agent.lock", taken):
         yield
 
 
 def put(path: Path, seed: bytes) -> None:
-    """Put a key where none is."""
+    """Write a key to a new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _create(path, seed)
     if _load(path).seed != seed:
@@ -61,7 +61,7 @@ def put(path: Path, seed: bytes) -> None:
 
 
 def _create(path: Path, seed: bytes | None = None) -> None:
-    """Put a new key in place, whole; one that somebody else put there meanwhile stays."""
+    """Create a key file atomically; a file that another process created meanwhile stays."""
     # A temporary file is readable by its owner only, from its first byte on.
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
         file.write((seed or secrets.token_bytes(32)).hex())

@@ -1,9 +1,9 @@
-"""The owner's key: made apart from nodes, and only ever on a disk in encrypted form.
+"""The owner's key: created independently of nodes, and stored only in encrypted form.
 
 - A node's key is backed up in the same form, under another kind: neither is taken for the other.
 - The file is JSON: the owner's id in the clear, and the seed under a key that scrypt makes of the passphrase
   (ChaCha20-Poly1305, the id as associated data: a file with another id does not open).
-- Its cost stands in the file and is bounded when read: a forged file cannot take the memory.
+- The cost of scrypt is in the file and is bounded when read: a forged file cannot exhaust the memory.
 - The passphrase comes from a prompt, a file, or a file descriptor: never from arguments or the environment.
 """
 
@@ -41,13 +41,13 @@ _CALLED = {OWNER: "an owner's key", NODE: "the backup of a node's key"}
 
 
 class KeyFile(BaseModel):
-    """What lies on the disk."""
+    """Contents of a key file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Kind = OWNER
     owner: str
-    """Whose key it is: the owner's id, or the node's."""
+    """Id of the key: the owner's, or the node's."""
     scrypt_cost: int = Field(ge=2**14, le=2**20)
     salt: _Hex
     nonce: _Hex
@@ -55,14 +55,14 @@ class KeyFile(BaseModel):
 
 
 def create(path: Path, passphrase: str) -> NodeKey:
-    """A new owner's key in a new file."""
+    """Create an owner's key in a new file."""
     seed = secrets.token_bytes(32)
     write(path, seed, passphrase)
     return NodeKey(seed)
 
 
 def write(path: Path, seed: bytes, passphrase: str, kind: Kind = OWNER) -> None:
-    """Encrypt a key into a file that must not be there yet."""
+    """Encrypt a key into a new file."""
     require_new(path)
     if len(passphrase) < PASSPHRASE_MIN_CHARS:
         raise ConfigInvalid(f"The passphrase needs {PASSPHRASE_MIN_CHARS} characters.", hint="Use a few words.")
@@ -75,26 +75,26 @@ def write(path: Path, seed: bytes, passphrase: str, kind: Kind = OWNER) -> None:
 
 
 def require_new(path: Path) -> None:
-    """Refuse to write over anything: it may be the only copy of a key."""
+    """Refuse to overwrite a file: it may be the only copy of a key."""
     if path.exists():
         raise ConfigInvalid(f"{path} exists already.", hint="Choose another file: existing keys are never overwritten.")
 
 
 def read(path: Path, kind: Kind = OWNER) -> KeyFile:
-    """The file, not yet opened."""
+    """Read a key file without decrypting it."""
     try:
         with path.open("rb") as file:
-            found = KeyFile.model_validate_json(file.read(FILE_MAX_BYTES))
+            key_file = KeyFile.model_validate_json(file.read(FILE_MAX_BYTES))
     except (OSError, ValidationError):
-        found = None
-    if found is None or found.kind != kind:
+        key_file = None
+    if key_file is None or key_file.kind != kind:
         hint = "Make one with `swarm-node keys owner new`, or restore it." if kind == OWNER else "Choose another file."
         raise ConfigInvalid(f"{path} does not hold {_CALLED[kind]}.", hint=hint)
-    return found
+    return key_file
 
 
 def unlock(path: Path, passphrase: str, kind: Kind = OWNER) -> bytes:
-    """The seed in a file."""
+    """Decrypt the seed in a file."""
     file = read(path, kind)
     cipher = _cipher(passphrase, bytes.fromhex(file.salt), file.scrypt_cost)
     try:
@@ -107,7 +107,7 @@ def unlock(path: Path, passphrase: str, kind: Kind = OWNER) -> bytes:
 
 
 def passphrase(file: Path | None, descriptor: int | None, *, twice: bool = False) -> str:
-    """The first line of a file or a descriptor, or else what is typed, which nobody sees."""
+    """Return the first line of a file or a descriptor, or else prompt for the passphrase without echo."""
     if file is not None and descriptor is not None:
         raise ConfigInvalid(
             "Give either --passphrase-file or --passphrase-fd, not both.", hint="Remove one of the two options."

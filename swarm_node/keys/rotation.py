@@ -1,10 +1,10 @@
-"""A new key for a node: the old one and what belongs to it are kept aside, chunks and versions stay.
+"""Rotation of a node's key: the old key and its files are moved aside; chunks and versions stay.
 
-- With its history kept, the old key delegates the new one: the node, its own owner until now, works for its old self.
-  Trust and earnings stay together. Never after a theft: whoever has the old key is then the owner.
-- Not while the agent runs: it would go on signing with the old key.
-- The new key takes the old one's place last, and at once: where that is interrupted, rotating again finishes it. What
-  the node did with its old key in between goes beside what is aside already, under the next free name.
+- With `keep_history`, the old key delegates to the new one: the old key becomes the owner, so trust and earnings stay
+  together. Not after a theft: the holder of the old key would be the owner.
+- Not while the agent runs: it would continue to sign with the old key.
+- The new key replaces the old one last, in one step: after an interruption, rotating again completes it. Files that the
+  node wrote with its old key in between are also moved aside, under the next free name.
 """
 
 from itertools import chain, count
@@ -17,15 +17,15 @@ from swarm_node.base.disk import sync_folder, write_durably
 from swarm_node.keys import delegation, identity
 
 OF_THE_KEY = ("outbox", "claims", "receipts", "payouts", "address.json")
-"""In the folder of a round."""
+"""Files and folders of a key, in the folder of a round."""
 
 
 NEXT = "next.key"
-"""The new key until it takes the old one's place."""
+"""File of the new key until it replaces the old one."""
 
 
 def rotate(home: Path, *, drop_unsent: bool, keep_history: bool = False, number: int = 1) -> tuple[NodeId, NodeId]:
-    """The node's old id and its new one; `number` is that of the delegation, if the history is kept."""
+    """Replace the key; return the old and the new node id. `number` is that of the delegation with `keep_history`."""
     key = home / identity.FILE
     identity.find_identity(home)
     with identity.only_agent(home):
@@ -59,16 +59,16 @@ def rotate(home: Path, *, drop_unsent: bool, keep_history: bool = False, number:
 
 
 def _works_for_another(home: Path, me: NodeId) -> bool:
-    """Whether a home has a delegation, but for one of its own key to the next: of a rotation that was interrupted."""
+    """Return True if the home has a delegation, other than that of its own key after an interrupted rotation."""
     path = home / delegation.FILE
     try:
         return path.exists() and open_statement(path.read_bytes())[0] != me
-    except SwarmError:  # whoever wrote it, it is not ours
+    except SwarmError:  # invalid, so it is not ours
         return True
 
 
 def _free(wanted: Path) -> Path:
-    """That name, or else the first of `name-2`, `name-3` … that nothing has."""
+    """Return the wanted path, or else the first free one of `name-2`, `name-3` …."""
     others = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
     return next(path for path in chain([wanted], others) if not path.exists())
 

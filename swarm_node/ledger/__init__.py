@@ -1,1 +1,1 @@
-"""The public ledger as this machine checks it: log, receipts, draws, payouts and reports of audits."""
+"""Checks of the public ledger on this machine: log, receipts, draws, payouts and audit reports."""

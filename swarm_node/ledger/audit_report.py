@@ -1,8 +1,8 @@
-"""An auditor's report as this node is told it: the coordinator's word, and so perhaps no report at all.
+"""Schema of an auditor's report, as received from the coordinator; it may be invalid.
 
-- What is printed or gone by is read into a schema first. Else a report that is none would end `why` before it could say
-  what the log says.
-- What else a report has, as that of a later auditor may, is kept for scripts.
+- Every field that is printed or used is validated first. Otherwise an invalid report would end `why` before it could
+  print the log's entry.
+- Other fields, as in the report of a later auditor version, are kept for scripts.
 """
 
 from typing import Annotated
@@ -15,13 +15,13 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Reported(BaseModel):
-    """What a report is made of; unlike a message it may have more fields."""
+    """Base of the parts of a report; unlike a message it may have additional fields."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 
 
 class ReportedPosition(Reported):
-    """One token: what was claimed of it, and what the audit found."""
+    """A token position: the claimed values, and those of the audit."""
 
     sample: Count
     position: Count
@@ -33,7 +33,7 @@ class ReportedPosition(Reported):
 
 
 class ReportedFinding(Reported):
-    """A rule that was broken."""
+    """A rule that the claim broke."""
 
     rule: str
     outcome: str
@@ -43,13 +43,13 @@ class ReportedFinding(Reported):
 
 
 class ReportedFit(Reported):
-    """A version beside the claimed one that the audit compared with."""
+    """Another version that the audit compared the claim with."""
 
     version: Count
 
 
 class ReportedAudit(Reported):
-    """What an audit of one claim found, or why it found nothing; empty where there was none."""
+    """Result of an audit of one claim, or the reason why it has no result; empty without an audit."""
 
     findings: tuple[ReportedFinding, ...] = ()
     fits: tuple[ReportedFit, ...] | None = None
@@ -60,7 +60,7 @@ class ReportedAudit(Reported):
 
 
 def read(report: bytes) -> ReportedAudit | None:
-    """What a report says; None where it is none that an auditor writes."""
+    """Parse a report; None if it is not a valid auditor's report."""
     if len(report) > limits.AUDIT_REPORT_MAX_BYTES:
         return None
     try:

@@ -1,13 +1,14 @@
-"""Whether a round's audits are those that its lottery drew: the log against the lists that the coordinator serves.
+"""Check that a round's audits are those that its lottery drew: compares the log with the lists of the coordinator.
 
-1. The list of an epoch that is revealed is the one whose digest is in the log, and names credited claims, each in one
-   list.
-2. A claim that the epoch's secret draws is paid after a verdict on it only; a pardon is one, which everybody can count.
-3. So is one that is in no list: without the secret that was committed to, everything is audited. Of claims since the
-   last epoch but one nobody can know yet.
-4. What an audit found to be wrong is not paid after that.
+1. The list of a revealed epoch has the digest in the log, and names credited claims, each in only one list.
+2. A claim that the epoch's secret draws is paid only after a verdict on it; a pardon is a verdict, and anybody can
+   count pardons.
+3. The same holds for a claim that is in no list: without a committed secret, every claim is audited. Claims since the
+   last epoch but one cannot be checked yet.
+4. A claim that an audit found wrong is not paid after that.
 
-That each claim's *rate* was right is not shown: it follows from the owner's history, of which the log has not all.
+The check does not prove that each claim's *rate* was right: it depends on the owner's history, which is only partly in
+the log.
 """
 
 from dataclasses import dataclass, field
@@ -25,22 +26,22 @@ from swarm_node.ledger.log_reader import LogReader
 _LIST = TypeAdapter(list[tuple[Hex64, Annotated[int, Field(ge=0, le=ALL_PPM)]]])
 
 SLACK_EPOCHS = 1
-"""The parts of a group that ends an epoch are credited with it, and drawn in the next."""
+"""The parts of a group that ends an epoch are credited in that epoch, and drawn in the next."""
 
 
 @dataclass(frozen=True)
 class DrawSummary:
-    """What the lists of all revealed epochs come to."""
+    """Totals over the lists of all revealed epochs."""
 
     claims: int = 0
     drawn: int = 0
     pardoned: int = 0
-    """Of those drawn."""
+    """Number of pardons among the drawn claims."""
 
 
 @dataclass
 class Audits:
-    """What the log says of audits, by the index of each entry."""
+    """The log's entries about audits, with their indexes."""
 
     credited: dict[str, int] = field(default_factory=dict)
     posted: dict[str, int] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class Audits:
     reveals: list[tuple[int, Reveal]] = field(default_factory=list)
 
     def add(self, index: int, entry: Entry) -> None:
-        """The next entry."""
+        """Record the next entry."""
         match entry:
             case Pending():
                 self.credited[entry.claim_id] = index
@@ -60,7 +61,7 @@ class Audits:
                 self.reveals.append((index, entry))
 
     def require_verdict(self, claim_id: str, why: str) -> None:
-        """(2, 3) Refuse a claim that was paid unseen."""
+        """Raise an error if the claim was paid without a verdict before it (2, 3)."""
         paid = self.posted.get(claim_id)
         if paid is not None and (claim_id not in self.verdicts or self.verdicts[claim_id][0] > paid):
             raise ProofInvalid(f"Entry {paid} pays claim {claim_id[:16]}…, which {why}, and no audit had looked at it.")

@@ -1,8 +1,8 @@
-"""The ledger's log as its public files tell it: from a coordinator, or from a folder that somebody saved.
+"""Reader of the ledger's public files, from a coordinator or from a saved folder.
 
-- Nothing here is believed: checkpoints are opened, tiles and entries compared with a signed root by whoever asks.
+- The reader verifies nothing: callers verify checkpoints, and compare tiles and entries with a signed root.
 - The files have the same names below a coordinator's `/v1` and in a folder.
-- A partial file may have been replaced by the full one since; then the full one is cut.
+- A partial file may have been replaced by the full one; then the full one is cut.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,10 +21,10 @@ from protocol.errors import NotFound
 from swarm_node.base.disk import write_durably
 
 LEADERBOARD_MAX_BYTES = 64 * limits.MIB
-"""A hundred thousand nodes, about half a kilobyte each."""
+"""100,000 nodes, about 500 bytes each."""
 
 DRAWS_MAX_BYTES = 64 * limits.MIB
-"""Some eighty bytes a claim; an epoch has 256, or as many as came after a round's end."""
+"""About 80 bytes per claim; an epoch has 256 claims, or all that came after a round's end."""
 
 COSIGNED_MAX_BYTES = WITNESSES_MAX * NOTE_MAX_BYTES + limits.KIB
 
@@ -33,26 +33,26 @@ NO_TILES: Mapping[Tile, bytes] = {}
 
 
 class PublicFiles(Protocol):
-    """Where public files are."""
+    """Source of public files."""
 
     async def file(self, path: str, max_bytes: int) -> bytes | None: ...
 
 
 class Folder:
-    """Files that were saved."""
+    """Public files saved in a folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def file(self, path: str, max_bytes: int) -> bytes | None:
-        here = self._path / path
-        if not here.is_file() or here.stat().st_size > max_bytes:
+        file_path = self._path / path
+        if not file_path.is_file() or file_path.stat().st_size > max_bytes:
             return None
-        return await trio.to_thread.run_sync(here.read_bytes)
+        return await trio.to_thread.run_sync(file_path.read_bytes)
 
 
 class Saving:
-    """Files from elsewhere, saved on their way."""
+    """Public files from another source, saved while they are read."""
 
     def __init__(self, files: PublicFiles, path: Path) -> None:
         self._files = files
@@ -68,15 +68,15 @@ class Saving:
 
 
 class LogReader:
-    """One log."""
+    """Reader of one log."""
 
     def __init__(self, files: PublicFiles) -> None:
         self._files = files
         self.grows = not isinstance(files, Folder)
-        """Whether what is missing may yet come."""
+        """True if missing files may still appear."""
 
     async def roots(self, known: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:
-        """The chain of root documents, as far as it goes by now."""
+        """Return the chain of root documents that are published now."""
         roots = list(known)
         while len(roots) < limits.ROOT_ROTATIONS_MAX:
             data = await self._files.file(f"metadata/{len(roots) + 1}.root.json", limits.METADATA_MAX_BYTES)
@@ -91,7 +91,7 @@ class LogReader:
         return await self._need("ledger/checkpoint", NOTE_MAX_BYTES)
 
     async def cosigned(self) -> tuple[bytes, ...]:
-        """What the round's witnesses have signed; nothing where nobody collects it."""
+        """Return the notes that the round's witnesses have signed; empty if the coordinator serves none."""
         data = await self._files.file("ledger/cosigned", COSIGNED_MAX_BYTES)
         return Cosigned.from_bytes(data).notes if data else ()
 
@@ -99,20 +99,20 @@ class LogReader:
         return await self._need("leaderboard", LEADERBOARD_MAX_BYTES)
 
     async def draws(self, epoch: int) -> bytes:
-        """The list of an epoch whose secret is revealed."""
+        """Return the list of a revealed epoch."""
         return await self._need(f"audits/{epoch}", DRAWS_MAX_BYTES)
 
     async def receipt(self, claim_id: str) -> bytes:
         return await self._need(f"receipts/{claim_id}", limits.MESSAGE_MAX_BYTES)
 
     async def hashes(self, nodes: Iterable[Subtree], size: int, own: Mapping[Tile, bytes] = NO_TILES) -> HashOf:
-        """Where these nodes of a tree are found, once their tiles have been fetched; the caller's own are not."""
+        """Fetch the tiles of these tree nodes, except the caller's `own`; return the lookup of their hashes."""
         wanted = dict.fromkeys(tile_with(node, size) for node in nodes)
         fetched = {tile: own[tile] if tile in own else await self._tile(tile) for tile in wanted}
         return tiles.hashes_in(size, fetched.__getitem__)
 
     async def entries(self, number: int, size: int) -> list[bytes]:
-        """The entries of a bundle, as many as a log of this size has there."""
+        """Return the entries of bundle `number` in a log of `size` entries."""
         bundle = tile_of(Tile.BUNDLE, number, size)
         full = Tile(Tile.BUNDLE, number)
         data = await self._files.file(f"ledger/tile/{bundle.name}", BUNDLE_MAX_BYTES)

@@ -1,16 +1,18 @@
-"""The whole ledger verified from its public files: root, balances, and the leaderboard that is shown.
+"""Verification of the whole ledger from its public files: root, balances and leaderboard.
 
-1. The checkpoint is signed by the ledger's key, and as many witnesses as the caller wants have signed one of this log.
-2. Every entry can be read, and the book takes it after those before; nothing is made or lost.
-3. The leaderboard says of every node what the first `ledger_size` entries say.
-4. All entries together make the signed root, and the first of them the roots that the witnesses signed.
-5. The root documents that the log names, one after the other, are those that are served, and all of them: in a log that
-   names any, one that is served and not named is shown to this reader alone, or the keys are just being replaced.
-6. Where the root keys have signed that the log was resumed after a gap (`ledger.gaps`), it goes on from there.
+1. The checkpoint is signed by the ledger's key, and the required number of witnesses have signed a checkpoint of this
+   log.
+2. Every entry is valid, and can be applied to the book after the earlier ones; no credit appears or disappears.
+3. The leaderboard agrees with the first `ledger_size` entries for every node.
+4. All entries together give the signed root, and the first entries give the roots that the witnesses signed.
+5. The log names exactly the root documents that are served, in order: in a log that names any, a served document that
+   is not named was shown to this reader alone, or the keys are just being replaced.
+6. If the root keys have signed that the log was resumed after a gap (`ledger.gaps`), it continues from there.
 7. The audits are those that the lottery drew (`swarm_node.ledger.log_draws`).
 
-The leaderboard and the witnesses' words are fetched first, then a checkpoint that covers them, then the root documents:
-so all that the log names are served. For one that it does not name yet, newer checkpoints are awaited for a while.
+The leaderboard and the witnesses' notes are fetched first, then a checkpoint that covers them, then the root documents:
+so all documents that the log names are served. If a served one is not named yet, newer checkpoints are awaited for
+`PATIENCE_S`.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +45,7 @@ from swarm_node.ledger.log_draws import Audits, DrawSummary
 from swarm_node.ledger.log_reader import LogReader
 
 PATIENCE_S = 30.0
-"""For a checkpoint that covers the leaderboard, or all roots; they are signed every few seconds."""
+"""Longest wait for a checkpoint that covers the leaderboard, or all roots; they are signed every few seconds."""
 
 LOOK_EVERY_S = 0.5
 
@@ -51,7 +53,7 @@ SHOW = "Save the files (--save) and show them to the operator and to other parti
 
 
 class _Row(BaseModel):
-    """What the leaderboard says of a node, as far as the ledger knows of it."""
+    """Row of a node on the leaderboard, without the values that are not in the ledger."""
 
     node_id: str
     posted_micros: int
@@ -67,31 +69,31 @@ class _Leaderboard(BaseModel):
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found true."""
+    """Result of a successful verification."""
 
     entries: int
     root: str
     nodes: int
     balances: dict[str, int]
     witnessed: int
-    """How many of the entries enough witnesses vouch for; 0 if none were asked for."""
+    """Number of entries that enough witnesses have signed; 0 if no witness is required."""
     served_roots: int
-    """How many root documents are served."""
+    """Number of root documents that are served."""
     logged_roots: int
-    """How many of them the log names: all, or 0 if it is older than such entries."""
+    """Number of root documents that the log names: all, or 0 in an old log without such entries."""
     audits: DrawSummary
-    """What the lottery drew."""
+    """Totals of the lottery."""
     gaps: tuple[str, ...]
-    """Where the log was resumed after a gap, by the word of the root keys."""
+    """Gaps after which the log was resumed, as signed by the root keys."""
 
 
 class _VerifiedLog:
-    """The tree and the book, as far as they are read."""
+    """The tree and the book of the entries read so far."""
 
     def __init__(self) -> None:
         self.size = 0
         self.roots: list[tuple[int, Root]] = []
-        """Each with its index."""
+        """Root entries with their indexes."""
         self.audits = Audits()
         self._folding = Folding()
         self._tiles: dict[tuple[int, int], bytes] = {}
@@ -114,7 +116,7 @@ class _VerifiedLog:
         self.size += len(bodies)
 
     def root(self, size: int) -> bytes:
-        """Of the first so many entries."""
+        """Return the root of the first `size` entries."""
         return tree.root(size, tiles.hashes_in(self.size, self._read))
 
     def _read(self, tile: Tile) -> bytes:
@@ -122,7 +124,7 @@ class _VerifiedLog:
 
 
 async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: Callable[[int, int], None]) -> Verified:
-    """Verify everything; `tell` hears how many entries of how many are done."""
+    """Verify everything; `tell` is called with the number of verified entries and the total."""
     shown = _read_leaderboard(await reader.leaderboard())
     cosigned = await reader.cosigned()
     missing: SwarmError = ProofInvalid(
@@ -136,8 +138,8 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
     if not shown.ledger_size:
         _check_leaderboard(log.state, shown)
     await _read(reader, log, checkpoint, shown, tell)
-    for one in vouched:
-        _check_vouched(log, one)
+    for signed in vouched:
+        _check_vouched(log, signed)
     _check_roots(log, roots)
     end = _end(reader)
     while 0 < len(log.roots) < len(roots):
@@ -165,14 +167,14 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
 
 
 def _end(reader: LogReader) -> float:
-    """Until when it is waited for what is missing: not at all among saved files."""
+    """Return the end of the wait for missing files: now for saved files."""
     return trio.current_time() + (PATIENCE_S if reader.grows else 0.0)
 
 
 async def _read(
     reader: LogReader, log: _VerifiedLog, checkpoint: Checkpoint, shown: _Leaderboard, tell: Callable[[int, int], None]
 ) -> None:
-    """(2, 3, 4) The entries that were not read yet, up to this checkpoint's."""
+    """Read and verify the remaining entries up to this checkpoint (2, 3, 4)."""
     for number in range(log.size // TILE_HASHES, -(-checkpoint.size // TILE_HASHES)):
         bodies = (await reader.entries(number, checkpoint.size))[log.size - number * TILE_HASHES :]
         count = max(0, shown.ledger_size - log.size)
@@ -183,13 +185,13 @@ async def _read(
         tell(log.size, checkpoint.size)
     book.check(log.state)
     if log.root(log.size) != checkpoint.root:
-        raise ProofInvalid(f"The {log.size} entries do not make the root that is signed for them.")
+        raise ProofInvalid(f"The {log.size} entries do not give the root that is signed for them.")
 
 
 async def _covering(
     reader: LogReader, round_id: str, size: int, end: float, missing: SwarmError
 ) -> tuple[bytes, Checkpoint, tuple[bytes, ...]]:
-    """(1) A signed checkpoint of at least so many entries, and the round's chain of root documents; else `missing`."""
+    """Return a signed checkpoint of at least `size` entries and the chain of roots; else raise `missing` (1)."""
     roots: tuple[bytes, ...] = ()
     refused = b""
     while True:
@@ -202,29 +204,29 @@ async def _covering(
         except CheckpointInvalid:
             if note == refused or not reader.grows:
                 raise
-            refused = note  # the key may have been replaced just now
+            refused = note  # the key may have just been replaced
         if trio.current_time() >= end:
             raise missing
         await trio.sleep(LOOK_EVERY_S)
 
 
-def _check_vouched(log: _VerifiedLog, one: Vouched) -> None:
-    """(4) What a witness has signed is the beginning of this log."""
-    said = one.checkpoint
+def _check_vouched(log: _VerifiedLog, vouched: Vouched) -> None:
+    """Require that a witness has signed a beginning of this log (4)."""
+    said = vouched.checkpoint
     if said.size > log.size:
         raise RolledBack(
-            f"{one.key.name[:80]} has seen {said.size} entries, and the log is said to have {log.size}.",
-            hint="Look again; if it stays so, ask the operator, and tell others.",
+            f"{vouched.key.name[:80]} has seen {said.size} entries, but the log now has {log.size}.",
+            hint="Try again later; if it does not change, report it to the operator and other participants.",
         )
     if log.root(said.size) != said.root:
         raise LedgerForked(
-            f"{one.key.name[:80]} was shown another history: its {said.size} entries are not the first of these.",
+            f"{vouched.key.name[:80]} was shown another history: its {said.size} entries are not the first of these.",
             hint=SHOW,
         )
 
 
 def _check_roots(log: _VerifiedLog, roots: Sequence[bytes]) -> None:
-    """(5) What the log says of the round's keys, to everybody, is what was served here."""
+    """Require that the root documents served to this reader are those that the log names (5)."""
     for number, (index, logged) in enumerate(log.roots, 1):
         if logged.version != number:
             raise ProofInvalid(f"Entry {index} names root {logged.version}, and {number} would be the next.")
@@ -235,35 +237,35 @@ def _check_roots(log: _VerifiedLog, roots: Sequence[bytes]) -> None:
             )
         if (served := Root.from_document(number, roots[number - 1])) != logged:
             raise UntrustedMetadata(
-                f"The coordinator names other keys here than in its log: root {number} is served as "
+                f"The coordinator serves other keys than those in its log: root {number} is served as "
                 f"{served.root_digest}, and entry {index} names {logged.root_digest}.",
                 hint=SHOW,
             )
 
 
 def _check_gaps(log: _VerifiedLog, gaps: Sequence[Gap]) -> None:
-    """(6) The log begins with what was kept, and goes on with the entry of the document that says so.
+    """Require that the log begins with the entries before the gap, and continues with the entry of its document (6).
 
-    Entries of root documents before it may stand between: theirs were lost, too.
+    Entries of earlier root documents may come between: theirs were lost, too.
     """
     places = {logged.version: index for index, logged in log.roots}
     for number, gap in enumerate(gaps):
         if any(later.size <= gap.size for later in gaps[number + 1 :]):
-            continue  # lost again, with its entry
+            continue  # lost again in a later gap, with its entry
         index = places.get(gap.root_version, -1)
         follows = gap.size <= index and set(range(gap.size, index)) <= set(places.values())
         if not follows or log.root(gap.size) != gap.root:
-            raise ProofInvalid(f"{gap}, and the log does not go on from these with the entry of that document.")
+            raise ProofInvalid(f"{gap}, but the log does not continue with the entry of that document.")
 
 
 def _not_logged(log: _VerifiedLog, roots: Sequence[bytes]) -> UntrustedMetadata:
-    """(5) Somebody is shown keys that nobody else can know of, or the coordinator has not started with them yet."""
+    """Return the error for keys that the log does not name: shown only here, or not used by the coordinator yet (5)."""
     number = len(log.roots) + 1
     digest = Root.from_document(number, roots[number - 1]).root_digest
     return UntrustedMetadata(
         f"Root {number} is served as {digest}, and no entry of the log names it: its {log.size} entries end with root "
         f"{number - 1}.",
-        hint=f"Where keys are just being replaced, verify again when the coordinator runs with them; else: {SHOW}",
+        hint=f"If keys are just being replaced, verify again when the coordinator uses the new ones. Otherwise: {SHOW}",
     )
 
 
@@ -275,7 +277,7 @@ def _read_leaderboard(data: bytes) -> _Leaderboard:
 
 
 def _check_leaderboard(state: BookState, shown: _Leaderboard) -> None:
-    """(3) Every node's row against the claims."""
+    """Compare every node's row with the claims (3)."""
     nothing = _Row(node_id="", posted_micros=0, pending_micros=0, voided_micros=0, validated_tokens=0)
     rows = {row.node_id: row for row in shown.nodes}
     if len(rows) < len(shown.nodes):

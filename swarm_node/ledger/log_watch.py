@@ -1,23 +1,24 @@
-"""The watch over the ledger: every checkpoint that this machine sees must continue the one it saw before.
+"""Watch over the ledger: every checkpoint that this machine sees must continue the one it saw before.
 
 1. The checkpoint is signed by the ledger's key, which the round's chain of roots names.
-2. It is not shorter than the one seen before: entries do not go away.
-3. The tiles make its root, and out of the same hashes the root that was seen before. If they make another one, or two
-   roots are signed for one size, the log has a fork: one history is told here, another was told before.
+2. It is not shorter than the one seen before: entries are never removed.
+3. The tiles give its root, and the same hashes give the root that was seen before. If they give another one, or two
+   roots are signed for one size, the log has a fork: two histories.
 
-4. Where the owner named witnesses, enough of them have signed a beginning of this log.
-5. Where the root keys have signed that the log was resumed after a gap (`ledger.gaps`), what was seen counts up to
-   there. What was seen is kept in a file, and the owner is told.
+4. If the owner configured witnesses, enough of them have signed a beginning of this log.
+5. If the root keys have signed that the log was resumed after a gap (`ledger.gaps`), the last checkpoint counts only up
+   to the gap. It is kept in a file, and a warning is logged.
 
-- What was seen is replaced after step 3, and synced: a restart forgets nothing. Programs that share a folder, as the
-  agent and `why`, continue what the other saw: none is shown a history of its own. Who is overtaken looks again.
-- A fork is written to a file that convinces anybody (`ledger.proof`), and stops this program for good: as long as the
-  file is there, it does not start again.
-- What a witness has signed and is no beginning of this log proves a fork as well as what was seen before. Too few
-  witnesses are told of, and waited for: they may be late.
-- A coordinator that is away is waited for, also where a proxy says "not found" in its place; so is room on the disk.
-  One that answers and proves nothing is asked `TRIES` times, one that serves checkpoints and withholds what proves them
-  `WITHHELD_TRIES` times; what is shown in between and is shorter than the longest log shown buys it no time.
+- The last checkpoint is saved after step 3, and synced: a restart forgets nothing. Programs that share a folder, such
+  as the agent and `why`, continue each other's checkpoint, so none is shown a separate history. A program that is
+  overtaken reads again.
+- A fork is written to a file that proves it to anybody (`ledger.proof`), and stops this program: as long as the file
+  exists, it does not start again.
+- A witness's note that is no beginning of this log proves a fork, like an earlier checkpoint. Too few witnesses are
+  logged and waited for: they may be late.
+- The watch waits for a coordinator that is unreachable, also if a proxy answers "not found" instead, and for disk
+  space. A coordinator that answers without proof is asked `TRIES` times; one that serves checkpoints but withholds the
+  tiles `WITHHELD_TRIES` times. A log shorter than the longest one shown does not reset these counts.
 """
 
 import logging
@@ -53,32 +54,32 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 20.0
 
 TRIES = 3
-"""A checkpoint may be replaced while its tiles are fetched; not three times in a row."""
+"""A checkpoint may be replaced while its tiles are fetched, but not three times in a row."""
 
 WITHHELD_TRIES = 90
-"""Half an hour: a restart, a cache that lost files or the worst load is over by then; no fork hides longer."""
+"""30 min: a restart, a cache without files or the worst load is over by then; no fork stays hidden longer."""
 
 NOBODY = Witnesses()
-"""Nobody has to."""
+"""No witness is required."""
 
 TELL = "Report this to the operator and other participants. Remove {} only if you trust the round again."
 
 
 class Overtaken(SwarmError):
-    """Another program of this home has looked at the log meanwhile; nothing is wrong with it."""
+    """Another program of this home has read the log meanwhile; the log itself is valid."""
 
     code, fault = "log_overtaken", "node"
 
 
 class SeenLog(Message):
-    """What is kept: the roots and the note, as they were served; no note before the first."""
+    """Saved state: the roots and the checkpoint note, as served; the note is empty before the first."""
 
     roots: tuple[bytes, ...] = ()
     checkpoint: bytes = b""
 
 
 class LogWatch:
-    """One log, seen from one machine."""
+    """Watch over one log from one machine."""
 
     def __init__(self, reader: LogReader, round_id: str, folder: Path, witnesses: Witnesses = NOBODY) -> None:
         self._reader = reader
@@ -86,16 +87,16 @@ class LogWatch:
         self._folder = folder
         self._witnesses = witnesses
         self._proved: set[bytes] = set()
-        """Witnesses' notes that were found to be of this log."""
+        """Witnesses' notes that were proved to be of this log."""
         self._longest = 0
-        """Entries of the longest log that a checkpoint was shown for, proved or not."""
+        """Size of the longest log in any checkpoint shown, proved or not."""
         self._unproved = self._withheld = 0
-        """Looks in vain since that was proved."""
+        """Failed checks since a checkpoint of that size was proved."""
         self._path = folder / "seen.msgpack"
         self._seen = self._recall()
 
     async def run(self) -> None:
-        """Look for ever; raises when the log cannot be trusted any more."""
+        """Check at intervals until cancelled; raise an error when the log cannot be trusted any more."""
         trouble = ""
         while True:
             try:
@@ -104,9 +105,9 @@ class LogWatch:
             except (LedgerForked, RolledBack):
                 raise
             except Overtaken as error:
-                log.info("the ledger check is repeated: %s", error)  # what the other saw, it has proved
+                log.info("the ledger check is repeated: %s", error)  # the other program has proved its checkpoint
             except Unreachable:
-                pass  # the heartbeat tells the owner
+                pass  # the heartbeat logs this
             except (NotFound, DiskFull, NotWitnessed) as error:
                 if error.code != trouble and (self._seen.checkpoint or isinstance(error, DiskFull)):
                     log.warning("cannot read the ledger code=%s: %s", error.code, error)
@@ -119,13 +120,13 @@ class LogWatch:
             await trio.sleep(LOOK_EVERY_S)
 
     def _recall(self) -> SeenLog:
-        """What was seen last, by whichever program; raises if one has found a fork."""
+        """Load the last state, saved by any program; raise an error if a fork was found."""
         if forks := sorted(self._folder.glob("fork-*.proof")):
             raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL.format(self._folder))
         return SeenLog.from_bytes(self._path.read_bytes()) if self._path.exists() else SeenLog()
 
     async def refresh(self) -> tuple[bytes, Checkpoint]:
-        """The newest checkpoint, after it was proved to continue the last one seen."""
+        """Return the newest checkpoint, after proving that it continues the last one seen."""
         self._seen = self._recall()  # before the note is fetched, which is then as new or newer
         cosigned = await self._reader.cosigned() if self._witnesses.keys else ()
         note = await self._reader.checkpoint()
@@ -135,7 +136,7 @@ class LogWatch:
             self._withheld += 1
             patient = self._withheld < WITHHELD_TRIES
             raise (NotFound if patient else ProofInvalid)(
-                f"A checkpoint is served, but not what proves it: {error.message}",
+                f"A checkpoint is served, but not its proof: {error.message}",
                 hint="If this goes on, ask the operator and others what they see.",
             ) from error
 
@@ -149,7 +150,7 @@ class LogWatch:
         self._longest = max(self._longest, later.size)
         if later.size < earlier.size:
             raise RolledBack(
-                f"The ledger had {earlier.size} entries, and is now said to have {later.size}.",
+                f"The ledger had {earlier.size} entries, but the new checkpoint has only {later.size}.",
                 hint=TELL.format(self._folder),
             )
         if earlier.size:
@@ -157,32 +158,32 @@ class LogWatch:
         if gap:
             await self._pass_gap(gap, seen)
         await trio.to_thread.run_sync(self._keep, SeenLog(roots=roots, checkpoint=note))
-        found = await self._hear(roots, cosigned, note, later) if self._witnesses.keys else []
+        vouched = await self._hear(roots, cosigned, note, later) if self._witnesses.keys else []
         if later.size == self._longest:
             self._unproved = self._withheld = 0
         if self._witnesses.keys:
-            self._witnesses.require(found)
+            self._witnesses.require(vouched)
         return later
 
     async def _hear(
         self, roots: tuple[bytes, ...], cosigned: tuple[bytes, ...], note: bytes, later: Checkpoint
     ) -> list[Vouched]:
-        """(4) Each witness's note is of this log; whether they are enough is for the end."""
+        """Prove that each witness's note is of this log (4); the caller checks the number of witnesses."""
         keys = Keys(roots, self._round_id)
         notes = keys.without_lost([note, *cosigned])
-        found = [
-            one
-            for one in witness.vouched(notes, keys.newest_first, self._witnesses.keys)
-            if one.checkpoint.size <= later.size  # else signed since: it counts the next time
+        vouched = [
+            signed
+            for signed in witness.vouched(notes, keys.newest_first, self._witnesses.keys)
+            if signed.checkpoint.size <= later.size  # others were signed later: they count next time
         ]
-        for one in found:
-            if one.note not in self._proved and one.checkpoint.size:
-                await self._prove(roots, (one.note, note), one.checkpoint, later)
-        self._proved = {one.note for one in found}
-        return found
+        for signed in vouched:
+            if signed.note not in self._proved and signed.checkpoint.size:
+                await self._prove(roots, (signed.note, note), signed.checkpoint, later)
+        self._proved = {signed.note for signed in vouched}
+        return vouched
 
     async def _open(self, note: bytes) -> tuple[tuple[bytes, ...], Checkpoint]:
-        """(1) The chain of roots, longer than before if the key was replaced since, and what the note says."""
+        """Return the chain of roots, extended if the key was replaced since, and the checkpoint of the note (1)."""
         roots = self._seen.roots or await self._reader.roots()
         try:
             return roots, open_checkpoint(note, self._newest_key(roots))
@@ -194,13 +195,13 @@ class LogWatch:
         return proof.ledger_keys(roots, self._round_id)[:1]
 
     def _last(self, keys: Keys) -> tuple[Checkpoint, Gap | None]:
-        """What was seen, by whichever key it was signed then; and the gap that took its last entries since."""
+        """Return the last checkpoint, signed by any earlier key, and the gap that lost its last entries, if any."""
         if not self._seen.checkpoint:
             return Checkpoint("", 0, EMPTY_ROOT), None
         return keys.open(self._seen.checkpoint)
 
     async def _pass_gap(self, gap: Gap, seen: Checkpoint) -> None:
-        """(5) Keep what was seen of the lost entries, and report the gap."""
+        """Keep the checkpoint of the lost entries, and log the gap (5)."""
         path = self._folder / f"gap-{gap.size}-{seen.size}.msgpack"
         await self._write(path, self._seen.to_bytes())
         log.warning(
@@ -217,7 +218,7 @@ class LogWatch:
         later: Checkpoint,
         gap: Gap | None = None,
     ) -> None:
-        """(3) Both roots out of the same tiles; those of equal sizes are the same."""
+        """Prove both roots from the same tiles; checkpoints of equal size must have the same root (3)."""
         if earlier.size == later.size:
             if earlier.root != later.root:
                 self._refuse_gap(gap)
@@ -228,20 +229,20 @@ class LogWatch:
         hash_of = await self._reader.hashes(nodes, later.size)
         old_root, new_root = tree.roots_by_consistency(earlier.size, later.size, tree.prove(ranges, hash_of))
         if new_root != later.root:
-            raise ProofInvalid(f"The tiles do not make the signed root of {later.size} entries.")
+            raise ProofInvalid(f"The tiles do not give the signed root of {later.size} entries.")
         if old_root != earlier.root:
             self._refuse_gap(gap)
             await self._forked(roots, notes, (earlier.size, later.size), tree.prove(ranges, hash_of))
 
     def _refuse_gap(self, gap: Gap | None) -> None:
-        """Of a gap there is no proof by two checkpoints: the root document says one thing, and the log another."""
+        """Raise an error for a gap: two checkpoints cannot prove that the log contradicts the root document."""
         if gap:
-            raise RolledBack(f"{gap}, and the log does not begin with these.", hint=TELL.format(self._folder))
+            raise RolledBack(f"{gap}, but the log does not begin with these entries.", hint=TELL.format(self._folder))
 
     async def _forked(
         self, roots: tuple[bytes, ...], notes: tuple[bytes, bytes], sizes: tuple[int, int], seeded: Sequence[bytes]
     ) -> None:
-        """See that the proof holds, write it, and stop; without room for it, too."""
+        """Check the proof, write it, and raise `LedgerForked`, also if the disk is full."""
         made = proof.Fork(roots=roots, earlier=notes[0], later=notes[1], proof=tuple(seeded)).to_bytes()
         proof.check_fork(made, self._round_id)
         path = self._folder / f"fork-{sizes[0]}-{sizes[1]}.proof"
@@ -249,11 +250,11 @@ class LogWatch:
         try:
             await self._write(path, made)
         except DiskFull as error:
-            raise LedgerForked(f"{said}, and there is no room for the proof: {error.message}", hint=hint) from error
+            raise LedgerForked(f"{said}, but there is no room for the proof: {error.message}", hint=hint) from error
         raise LedgerForked(f"{said}: {path} proves it.", hint=hint)
 
     def _keep(self, seen: SeenLog) -> None:
-        """Replace what was seen, unless another program has meanwhile: this must continue that, then."""
+        """Save the state, unless another program has changed it meanwhile: then the new state must be continued."""
         meanwhile = Overtaken(
             "Another program of this home updated the ledger state at the same time.", hint="Try again."
         )

@@ -1,6 +1,6 @@
-"""Tells the owner when the payout address changes, as soon as the coordinator knows: a thief cannot do it quietly.
+"""Warnings to the owner when the payout address changes, so that a thief cannot change it unnoticed.
 
-- What was told is remembered in the round's folder: a change while the node was away is told at its next start.
+- The last warning is saved in the round's folder: a change while the node was off is reported at its next start.
 """
 
 import json
@@ -19,31 +19,31 @@ from swarm_node.coordinator_api.client import Coordinator
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 60.0
-"""Thousands of times before a change counts; and what is pending is shown to the owner no older than this."""
+"""Thousands of checks before a change applies; also the maximum age of the earnings shown to the owner."""
 
 
 class Notices:
-    """What this node knows of its owner's address."""
+    """State of the owner's payout address."""
 
     def __init__(self, coordinator: Coordinator, folder: Path) -> None:
         self._coordinator = coordinator
         self._path = folder / "address.json"
         self.last: tuple[int, Earnings] | None = None
-        """What the coordinator last said of earnings, and when."""
+        """The coordinator's last answer about earnings, with its time in ms."""
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check at intervals until cancelled."""
         while True:
             try:
                 earnings = await self._coordinator.earnings()
                 self.last = (now_ms(), earnings)
                 self.announce(earnings)
-            except SwarmError as error:  # the heartbeat tells what is wrong
+            except SwarmError as error:  # the heartbeat logs the cause
                 log.debug("earnings not available: %s", error)
             await trio.sleep(LOOK_EVERY_S)
 
     def announce(self, earnings: Earnings) -> None:
-        """Tell what is new, then remember it."""
+        """Log what has changed, then save it."""
         said = [earnings.address, earnings.next_address, earnings.next_from_ms]
         if self._path.exists() and json.loads(self._path.read_text()) == said:
             return
@@ -59,5 +59,5 @@ class Notices:
 
 
 def day(moment_ms: int) -> str:
-    """A moment as people write it."""
+    """Return a time as text, in UTC."""
     return f"{datetime.fromtimestamp(moment_ms / 1000, UTC):%Y-%m-%d %H:%M UTC}"

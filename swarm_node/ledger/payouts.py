@@ -1,7 +1,7 @@
-"""What a node's owner got in batches of payouts, as files that prove it for ever.
+"""Proofs of a node owner's payouts, one file per batch.
 
-- A file is checked before it is kept. One that shows no payment yet is fetched again next time, and may say nothing
-  else then of who is paid what.
+- A file is checked before it is kept. A file without a payment is fetched again next time, and must then have the same
+  address and amount.
 - A batch that pays this owner nothing leaves no file.
 """
 
@@ -17,14 +17,14 @@ from protocol.errors import NotFound, ProofInvalid, SwarmError
 from swarm_node.base.disk import write_durably
 
 PAYOUTS = "payouts"
-"""The folder of those that are kept, below the round's."""
+"""Folder of the kept proofs, below the round's folder."""
 
 Ask = Callable[[int], Awaitable[PayoutReply]]
-"""What the coordinator says of a batch."""
+"""Requests the proof of a batch from the coordinator."""
 
 
 async def fetch(ask: Ask | None, round_id: str, folder: Path) -> AsyncIterator[tuple[int, PayoutLine | None]]:
-    """The line of every batch that pays this node's owner, kept or asked for; None of one that is not published yet."""
+    """Yield the line of every batch that pays this node's owner, kept or fetched; None if not published yet."""
     kept = await trio.to_thread.run_sync(_kept, folder, round_id)
     known = max(kept, default=0)
     number, batches = 0, known if ask is None else known + 1
@@ -36,7 +36,7 @@ async def fetch(ask: Ask | None, round_id: str, folder: Path) -> AsyncIterator[t
                 reply = await ask(number)
             except NotFound:
                 yield number, line
-                return  # nor are those after it
+                return  # later batches are not published either
             batches = max(known, reply.batches)
             if reply.payout is not None:
                 line = await _keep(reply.payout.to_bytes(), folder, number, round_id, line)
@@ -45,10 +45,10 @@ async def fetch(ask: Ask | None, round_id: str, folder: Path) -> AsyncIterator[t
 
 
 async def _keep(data: bytes, folder: Path, number: int, round_id: str, before: PayoutLine | None) -> PayoutLine:
-    """Keep what is proved, if it is of this batch and says what was proved before."""
+    """Check and keep a proof; it must be of this batch and agree with the earlier proof."""
     line = payout_proof.check(data, round_id)
     if line.batch.batch != number:
-        raise ProofInvalid(f"The proof is of batch {line.batch.batch}, and {number} was asked for.")
+        raise ProofInvalid(f"The proof is of batch {line.batch.batch}, but batch {number} was asked for.")
     path = _path(folder, number)
     if before is not None and _terms(line) != _terms(before):
         raise ProofInvalid(f"The coordinator's proof contradicts {path}.", hint="Keep the file and publish it.")
@@ -71,7 +71,7 @@ def _checked(path: Path, round_id: str) -> PayoutLine:
         return payout_proof.check(path.read_bytes(), round_id)
     except SwarmError as error:
         raise ProofInvalid(
-            f"{path} proves nothing: {error.message}", hint="Move the file away; it is downloaded again."
+            f"{path} is not a valid proof: {error.message}", hint="Move the file away; it is downloaded again."
         ) from error
 
 

@@ -1,9 +1,9 @@
-"""A node's claims, and the receipts that prove for ever what the ledger says of them.
+"""A node's claims, and the receipts that prove their entries in the ledger permanently.
 
-- A claim is noted when its rollout was accepted, synced, before the rollout is forgotten.
-- Names begin with a newline: what a crash cut short spoils no name after it.
-- A receipt is checked before it is kept, also that it credits this node; one that shows no settlement yet, or a void
-  that an appeal may undo, is fetched again next time, and may say nothing else of the credit.
+- A claim is recorded and synced when its rollout was accepted, before the rollout is deleted.
+- Each line begins with a newline, so that a line cut short by a crash does not damage the next.
+- A receipt is checked before it is kept, also that it credits this node; a receipt without a settlement, or with a void
+  that an appeal may reverse, is fetched again next time, and must then have the same credit.
 """
 
 import os
@@ -25,17 +25,17 @@ from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.ledger.log_reader import LogReader
 
 RECEIPTS = "receipts"
-"""The folder of those that are kept, below the round's."""
+"""Folder of the kept receipts, below the round's folder."""
 
 
 class Claims:
-    """The names of a node's accepted claims, a line each."""
+    """Ids of a node's accepted claims, one per line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def add(self, envelopes: Iterable[bytes]) -> None:
-        """Note the claims of accepted rollouts; twice is harmless."""
+        """Record the claims of accepted rollouts; a repetition is harmless."""
         names = [chunks.digest(Envelope.from_bytes(envelope).payload) for envelope in envelopes]
         if not names:
             return
@@ -45,14 +45,14 @@ class Claims:
             os.fsync(file.fileno())
 
     def __iter__(self) -> Iterator[str]:
-        """Each once, the oldest first; a line that a crash cut short is passed over."""
+        """Iterate over the claims, each once, the oldest first; lines cut short by a crash are skipped."""
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         return iter(dict.fromkeys(line for line in lines if len(line) == 64))
 
 
 @dataclass(frozen=True)
 class ClaimReceipt:
-    """What is proved of one claim."""
+    """Checked receipt of one claim."""
 
     claim_id: str
     pending: Pending
@@ -74,7 +74,7 @@ _STATES = {"post": "posted", "void": "voided", "reinstate": "reinstated"}
 async def fetch(
     reader: LogReader | None, round_id: str, node_id: NodeId, claims: Iterable[str], folder: Path
 ) -> AsyncIterator[tuple[str, ClaimReceipt | None]]:
-    """A checked receipt for each claim, from the folder or else by the reader; None where there is none."""
+    """Yield each claim with its checked receipt, from the folder or the reader; None if there is none."""
     for claim_id in claims:
         path = folder / f"{claim_id}.receipt"
         receipt = await trio.to_thread.run_sync(_kept, path, round_id, node_id)

@@ -1,1 +1,1 @@
-"""What the machine tells of itself without root and without a library: graphics cards, power, load, input, memory."""
+"""Readings of this machine without root and without libraries: graphics cards, power, load, input, memory."""

@@ -1,9 +1,9 @@
-"""The cores that this process may use, and how many of them an engine takes by itself.
+"""The cores that this process may use, and the default number of engine threads.
 
-- Two threads of one core share its arithmetic, and count once. What a container, a service's quota or `taskset` keeps
-  from us is not there.
-- An engine takes half of them: whoever lends a machine still sits at it. It takes four at most, since each further
-  thread brings less (docs/performance.md) and costs its electricity all the same.
+- Two threads of one core share its arithmetic units, and count once. Cores that a container, a service's quota or
+  `taskset` withholds do not count.
+- An engine uses half of the cores: the owner may still use the machine. It uses four at most, since each further thread
+  adds less speed (docs/performance.md) and uses as much power.
 """
 
 import os
@@ -18,7 +18,7 @@ MOST = 4
 
 
 class LinuxFiles(NamedTuple):
-    """Where Linux tells."""
+    """Files of Linux with CPU topology and quotas."""
 
     cpu: Path = Path("/sys/devices/system/cpu")
     own_group: Path = Path("/proc/self/cgroup")
@@ -29,12 +29,12 @@ LINUX = LinuxFiles()
 
 
 def by_default(cores: int) -> int:
-    """Threads of an engine that computes on the processor, where nobody has said how many."""
+    """Return the default number of threads of an engine on the CPU."""
     return max(1, min(cores // 2, MOST))
 
 
 def usable(files: LinuxFiles = LINUX, allowed: Collection[int] | None = None) -> int:
-    """Cores that this process may use, at least one."""
+    """Return the number of cores that this process may use, at least one."""
     allowed = _allowed() if allowed is None else allowed
     topologies = [files.cpu / f"cpu{number}" / "topology" / "thread_siblings_list" for number in allowed]
     cores = {_text(topology) or str(topology) for topology in topologies}
@@ -48,14 +48,14 @@ def _allowed() -> Collection[int]:
 
 
 def _quota(files: LinuxFiles) -> int | None:
-    """Whole cores' worth of time that this process's group may use, if there is a bound."""
+    """Return the CPU quota of this process's group in whole cores, if there is one."""
     group = re.search(r"^0::/(.*)$", _text(files.own_group), re.MULTILINE)
     said = _text(files.groups / group[1] / "cpu.max").split() if group else []
     return max(1, int(said[0]) // int(said[1])) if len(said) == 2 and said[0].isdigit() else None
 
 
 def _mac_cores() -> int | None:
-    """Of Apple's cores the fast ones; the others are for what should not be noticed."""
+    """Return the number of Apple's performance cores; efficiency cores are for background work."""
     if sys.platform != "darwin":
         return None
     done = subprocess.run(["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
-"""Graphics cards, as the vendor's own program tells of them: name, driver, memory, temperature, watts.
+"""Graphics cards, as reported by the vendor's program: name, driver, memory, temperature, power.
 
 - `nvidia-smi` and `rocm-smi` come with the driver; Apple's memory is the machine's own.
-- A program that is missing, hangs or prints something else means that nothing is known, never that there is nothing.
-- A value that a card does not tell (`[N/A]`) is None, and the others stand.
+- A program that is missing, hangs or prints something else means that the cards are unknown, not that there are none.
+- A value that a card does not report (`[N/A]`) is None; the others are used.
 """
 
 import json
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 ASK_TIMEOUT_S = 10.0
-"""A card that wakes up takes two seconds to answer; a driver that hangs never does."""
+"""A card that wakes up takes 2 s to answer; a hanging driver never does."""
 
 FIELDS = ("name", "driver_version", "memory.total", "memory.used", "temperature.gpu", "power.draw", "power.limit")
 MIB = 1024 * 1024
@@ -33,7 +33,7 @@ Vendor = Literal["nvidia", "amd", "apple"]
 
 
 class Card(NamedTuple):
-    """One card."""
+    """A graphics card."""
 
     vendor: Vendor
     name: str
@@ -46,15 +46,15 @@ class Card(NamedTuple):
 
 
 class GpuProbe(NamedTuple):
-    """What was found, and what stood in the way."""
+    """The detected cards, and the problem, if any."""
 
     cards: tuple[Card, ...] = ()
     trouble: str = ""
-    """Why a card that seems to be there does not answer."""
+    """Reason why a card that seems to be installed does not answer."""
 
 
 def find_cards(timeout_s: float = ASK_TIMEOUT_S) -> GpuProbe:
-    """All cards that a driver tells of; blocks for seconds."""
+    """Return all cards that a driver reports; blocks for seconds."""
     if shutil.which("nvidia-smi"):
         return _nvidia(timeout_s)
     if shutil.which("rocm-smi"):
@@ -68,7 +68,7 @@ def find_cards(timeout_s: float = ASK_TIMEOUT_S) -> GpuProbe:
 
 
 def parse_nvidia(text: str) -> tuple[Card, ...]:
-    """The cards in what `nvidia-smi --query-gpu` prints."""
+    """Parse the output of `nvidia-smi --query-gpu`."""
     cards = []
     for line in filter(str.strip, text.splitlines()):
         values = [value.strip() for value in line.split(",")]
@@ -81,7 +81,7 @@ def parse_nvidia(text: str) -> tuple[Card, ...]:
 
 
 def parse_amd(text: str) -> tuple[Card, ...]:
-    """The cards in what `rocm-smi --json` prints; its keys carry their units, and differ between versions."""
+    """Parse the output of `rocm-smi --json`; its keys contain units, and differ between versions."""
     said: dict[str, dict[str, str]] = json.loads(text)
     driver = said.pop("system", {}).get("Driver version", "")
     cards = []
@@ -103,13 +103,13 @@ def parse_amd(text: str) -> tuple[Card, ...]:
 
 
 def driver_major(text: str) -> int:
-    """Return the major version in what a driver says of itself; 0 if it names none."""
-    found = re.search(r"\b(\d{3,4})\.\d+(?:\.\d+)?\b", text)
-    return int(found[1]) if found else 0
+    """Return the major version in a driver's version text; 0 if there is none."""
+    match = re.search(r"\b(\d{3,4})\.\d+(?:\.\d+)?\b", text)
+    return int(match[1]) if match else 0
 
 
 def outdated(driver: int, cuda_major: int = CUDA_MAJOR) -> str:
-    """Return why this NVIDIA driver runs nothing that is built for this CUDA; nothing if it does or is not known."""
+    """Return why this NVIDIA driver cannot run programs built for this CUDA; empty if it can, or is unknown."""
     least = DRIVERS_MIN.get(cuda_major, 0)
     if not 0 < driver < least:
         return ""
@@ -117,7 +117,7 @@ def outdated(driver: int, cuda_major: int = CUDA_MAJOR) -> str:
 
 
 def unified_memory() -> int | None:
-    """What Apple's processor and graphics share."""
+    """Return the memory that Apple's CPU and GPU share, in bytes."""
     done = _run(["sysctl", "-n", "hw.memsize"])
     return int(done) if isinstance(done, str) and done.strip().isdigit() else None
 
@@ -144,7 +144,7 @@ def _parsed(program: str, said: str | OSError | None, parse: Any) -> GpuProbe:
 
 
 def _run(command: Sequence[str], timeout_s: float = ASK_TIMEOUT_S) -> str | OSError | None:
-    """What a program prints; its last words where it fails; None where it hangs."""
+    """Return the output of a program, including stderr if it fails; None if it hangs."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Who uses this machine: input, load, battery, heat, as far as the system tells without asking for rights.
+"""Use of this machine: user input, load, battery, heat, as far as readable without special rights.
 
-- Everything that is not told is None; whoever decides says what that means.
-- Folders are arguments, so that a test shows the files of other machines.
+- Every unknown value is None; the caller decides what that means.
+- Folders are arguments, so that a test can use the files of other machines.
 """
 
 import os
@@ -17,18 +17,18 @@ from typing import NamedTuple
 ASK_TIMEOUT_S = 5.0
 
 SESSIONS_MAX = 16
-"""Sessions that are asked; each costs a program."""
+"""Limit of sessions that are read; each starts a program."""
 
 
 class Heat(NamedTuple):
-    """What a machine without a talkative graphics card tells."""
+    """Temperature and power of the CPU, for machines whose graphics card reports none."""
 
     celsius: float | None = None
     watts: float | None = None
 
 
 def idle_s(dev: Path = Path("/dev")) -> float | None:
-    """Seconds since somebody typed, here or on a terminal."""
+    """Return the seconds since the last user input, on the desktop or a terminal."""
     if sys.platform == "darwin":
         return _mac_idle_s()
     touched = [*_access_times(dev, "pts/[0-9]*"), *_access_times(dev, "tty[0-9]*")]
@@ -38,7 +38,7 @@ def idle_s(dev: Path = Path("/dev")) -> float | None:
 
 
 def others_load(own_threads: int) -> float | None:
-    """Processors that others keep busy, for each that there is, over the last minute."""
+    """Return the CPU load of other programs over the last minute, per CPU."""
     try:
         mean, *_ = os.getloadavg()
     except OSError:
@@ -47,7 +47,7 @@ def others_load(own_threads: int) -> float | None:
 
 
 def on_battery(supplies: Path = Path("/sys/class/power_supply")) -> bool | None:
-    """Whether a battery feeds this machine; None where that is not told."""
+    """Return True if this machine runs on battery; None if unknown."""
     if sys.platform == "darwin":
         said = _said(["pmset", "-g", "batt"])
         return None if said is None else "Battery Power" in said
@@ -59,7 +59,7 @@ def on_battery(supplies: Path = Path("/sys/class/power_supply")) -> bool | None:
 
 
 def heat(hwmon: Path = Path("/sys/class/hwmon")) -> Heat:
-    """The hottest sensor of the processor, and what the package draws where that is told."""
+    """Return the highest temperature of the CPU's sensors, and its power if known."""
     celsius, watts = [], []
     if hwmon.is_dir():
         for chip in sorted(hwmon.iterdir()):
@@ -70,26 +70,26 @@ def heat(hwmon: Path = Path("/sys/class/hwmon")) -> Heat:
 
 
 def memory_bytes(info: Path = Path("/proc/meminfo")) -> tuple[int | None, int | None]:
-    """All of the memory, and what is free for a program."""
-    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", _text(info), re.MULTILINE))
-    total, free = (int(found[key]) * 1024 if key in found else None for key in ("MemTotal", "MemAvailable"))
+    """Return the total and the available memory."""
+    values = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", _text(info), re.MULTILINE))
+    total, free = (int(values[key]) * 1024 if key in values else None for key in ("MemTotal", "MemAvailable"))
     if total is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return total, free
 
 
 def _access_times(dev: Path, pattern: str) -> list[float]:
-    found = []
+    times = []
     for path in dev.glob(pattern):
         try:
-            found.append(path.stat().st_atime)
+            times.append(path.stat().st_atime)
         except OSError:
             continue
-    return found
+    return times
 
 
 def _session_idle_s() -> float | None:
-    """What desktops tell logind of their users."""
+    """Return the idle time that desktops report to logind."""
     if not shutil.which("loginctl"):
         return None
     names = [
@@ -101,20 +101,20 @@ def _session_idle_s() -> float | None:
 
 
 def session_idle_s(sessions: Sequence[str], *, now_s: float) -> float | None:
-    """How long the least idle desktop was; None without one: a terminal's session never says that it is idle."""
-    found = []
+    """Return the idle time of the least idle desktop; None without one: terminal sessions never report idle."""
+    idle_times = []
     for session in sessions:
-        told = dict(line.split("=", 1) for line in session.splitlines() if "=" in line)
-        if told.get("Type") in ("x11", "wayland", "mir") and told.get("State") == "active":
-            since_us = told.get("IdleSinceHint", "0")
-            idle = told.get("IdleHint") == "yes" and since_us.isdigit()
-            found.append(max(0.0, now_s - int(since_us) / 1e6) if idle else 0.0)
-    return min(found, default=None)
+        session_values = dict(line.split("=", 1) for line in session.splitlines() if "=" in line)
+        if session_values.get("Type") in ("x11", "wayland", "mir") and session_values.get("State") == "active":
+            since_us = session_values.get("IdleSinceHint", "0")
+            idle = session_values.get("IdleHint") == "yes" and since_us.isdigit()
+            idle_times.append(max(0.0, now_s - int(since_us) / 1e6) if idle else 0.0)
+    return min(idle_times, default=None)
 
 
 def _mac_idle_s() -> float | None:
-    found = re.search(r'"HIDIdleTime" = (\d+)', _said(["ioreg", "-c", "IOHIDSystem", "-d", "4"]) or "")
-    return int(found[1]) / 1e9 if found else None
+    match = re.search(r'"HIDIdleTime" = (\d+)', _said(["ioreg", "-c", "IOHIDSystem", "-d", "4"]) or "")
+    return int(match[1]) / 1e9 if match else None
 
 
 def _numbers(folder: Path, pattern: str) -> list[float]:

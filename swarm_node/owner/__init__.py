@@ -1,1 +1,1 @@
-"""What the owner of a running agent sees and orders: status, live view, control socket."""
+"""The owner's interface to a running agent: status, live view, control socket."""

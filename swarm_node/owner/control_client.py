@@ -1,4 +1,4 @@
-"""What a command asks of the running agent."""
+"""Client of the running agent's control socket."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ PATIENCE_S = 10.0
 
 
 async def ask(home: Path, do: str) -> dict[str, Any]:
-    """Have it done; the agent's status right after."""
+    """Send an order to the agent of a home; return its status right after."""
     with trio.move_on_after(PATIENCE_S):
         stream, token = await knock(home)
         async with stream:

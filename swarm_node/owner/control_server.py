@@ -1,11 +1,11 @@
-"""The agent's side of the control socket: one line of JSON is asked, one is answered.
+"""The agent's side of the control socket: one line of JSON in, one line out.
 
     {"do": "status" | "pause" | "resume" | "finish" | "leave", "token": "…"}
     → {"ok": true, "status": {…}}  or  {"ok": false, "code": "…", "message": "…", "hint": "…"}
 
-- This is local, not the swarm's protocol: both ends come from one installation.
-- Every wait has a deadline and connections are few: a program that holds one open holds up nobody.
-- An answer is given when the order has been taken; what becomes of it, the next `status` tells.
+- The protocol is local, not part of the swarm's protocol: both ends come from one installation.
+- Every wait has a deadline and the number of connections is limited: a program that keeps one open blocks nobody.
+- The answer is sent when the order is accepted; the next `status` shows its effect.
 """
 
 import json
@@ -32,7 +32,7 @@ ORDERS = ("status", "pause", "resume", "finish", "leave")
 
 @asynccontextmanager
 async def listening(home: Path, governor: Governor, status: Callable[[], dict[str, Any]]) -> AsyncIterator[None]:
-    """Answer until the block ends."""
+    """Answer orders for the duration of the block."""
     door = await open_door(home)
     room = trio.CapacityLimiter(CONNECTIONS_MAX)
     try:

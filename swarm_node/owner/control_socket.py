@@ -1,9 +1,9 @@
-"""Where a running agent is reached in its home: a Unix socket, or a loopback port with a token where there can be none.
+"""The control socket in an agent's home: a Unix socket, or a loopback port with a token if there can be none.
 
-- `control/` in the home is its owner's only (0700), and so are the socket and the file with port and token (0600).
-- A socket's path is short by the system's rule (104 bytes on macOS), and Windows' Python has none: then the port.
-- Whoever holds the home's lock owns the door: what a killed agent left is removed without asking.
-- Who may open it may do everything that is asked here; nobody else gets as far as the first byte.
+- Only the user can access `control/` in the home (0700), the socket, and the file with port and token (0600).
+- A socket's path has a limit (104 bytes on macOS), and Windows' Python has no Unix sockets: then the port is used.
+- The holder of the home's lock owns the socket: files left by a killed agent are removed.
+- A client that can connect may give every order; other users cannot connect.
 """
 
 import hmac
@@ -20,24 +20,24 @@ from protocol.errors import ConfigInvalid, SwarmError
 FOLDER, SOCKET, PORT = "control", "agent.sock", "port.json"
 PATH_MAX_BYTES = 100
 LINE_MAX_BYTES = 64 * 1024
-"""A status is a few kilobytes; what is asked is a word."""
+"""A status has a few kilobytes, an order a few bytes."""
 
 
 class NoAgent(SwarmError):
-    """No agent is running in this home."""
+    """The home has no running agent."""
 
     code, http_status, fault = "no_agent", 404, "node"
 
 
 @dataclass(frozen=True)
 class Door:
-    """An open door: what is listened on, and what those must say who come."""
+    """Listener of the control socket, with the token that clients must send."""
 
     listener: trio.SocketListener
     token: str = ""
 
     def admits(self, token: object) -> bool:
-        """Whether this is the token; a Unix socket asks for none, the system has checked who comes."""
+        """Return True for the right token; a Unix socket has none, since the system has checked the user."""
         # JSON can spell half of a surrogate pair, which plain encoding would refuse with an error of its own.
         return isinstance(token, str) and hmac.compare_digest(token.encode(errors="surrogatepass"), self.token.encode())
 
@@ -67,13 +67,13 @@ async def open_door(home: Path) -> Door:
 
 
 def remove(home: Path) -> None:
-    """Take the door away, or what is left of one."""
+    """Remove the socket and the port file, if any."""
     for name in (SOCKET, PORT):
         (home / FOLDER / name).unlink(missing_ok=True)
 
 
 async def knock(home: Path) -> tuple[trio.SocketStream, str]:
-    """A connection to the agent of a home, and the token to say."""
+    """Connect to the agent of a home; return the connection and the token to send."""
     folder = home / FOLDER
     try:
         if (folder / PORT).exists():
@@ -93,7 +93,7 @@ async def knock(home: Path) -> tuple[trio.SocketStream, str]:
 
 
 async def read_line(stream: trio.abc.ReceiveStream) -> bytes:
-    """One line, within bounds; empty if the other side left before its end."""
+    """Read one line of limited length; empty if the peer closed before its end."""
     data = bytearray()
     while b"\n" not in data:
         part = await stream.receive_some(4096)

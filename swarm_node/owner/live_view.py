@@ -1,6 +1,6 @@
-"""The live view of `join`: a panel below the log lines, drawn anew every second, and only where somebody can look.
+"""The live view of `join`: a panel below the log lines, redrawn every second, only on a terminal.
 
-- Without a terminal, and with `--plain`, `--quiet` or `--json`, there is none: log lines as ever.
+- Without a terminal, and with `--plain`, `--quiet` or `--json`, there is no panel, only log lines.
 - It only reads snapshots. Log lines go through the same console, so that the panel stays below them.
 """
 
@@ -25,32 +25,32 @@ from swarm_node.owner.snapshot import AgentSnapshot
 DRAW_EVERY_S = 1.0
 
 
-def panel(told: dict[str, Any]) -> RenderableType:
-    """A snapshot as it is drawn."""
+def panel(snapshot: dict[str, Any]) -> RenderableType:
+    """Return a snapshot as a panel."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(ratio=1)
-    calm = not (told["resting"] or told["distrust"] or told["trouble"])
-    table.add_row("doing", Text(one_line(status_lines.doing(told)), style="green" if calm else "yellow"))
-    if told["download"]:
-        load = told["download"]
+    calm = not (snapshot["resting"] or snapshot["distrust"] or snapshot["trouble"])
+    table.add_row("doing", Text(one_line(status_lines.doing(snapshot)), style="green" if calm else "yellow"))
+    if snapshot["download"]:
+        load = snapshot["download"]
         table.add_row("", ProgressBar(total=max(1, load["bytes"]), completed=load["bytes_done"], width=40))
     rows = ("version", "speed", "credit", "verdicts", "traffic", "reach", "machine")
     for name in rows:
-        table.add_row(name, Text(one_line(getattr(status_lines, name)(told))))
-    table.add_row("queue", Text(status_lines.queue(told)))
-    title = f"{told['name']} at {told['coordinator']}"
+        table.add_row(name, Text(one_line(getattr(status_lines, name)(snapshot))))
+    table.add_row("queue", Text(status_lines.queue(snapshot)))
+    title = f"{snapshot['name']} at {snapshot['coordinator']}"
     help_line = Text("Ctrl-C leaves · swarm-node pause | finish | status | limits in another terminal", style="dim")
     return Panel(Group(table, help_line), title=Text(title), title_align="left", border_style="dim")
 
 
 def can_show(console: Console) -> bool:
-    """Whether somebody looks at a terminal that can be drawn on."""
+    """Return True if the output is a terminal that supports drawing."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def make(console: Console) -> Callable[[Callable[[], AgentSnapshot]], Awaitable[None]]:
-    """A task that draws until it is cancelled; log lines go above it from now on."""
+    """Return a task that draws until cancelled; log lines appear above the panel from now on."""
     handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%H:%M:%S")
     root = logging.getLogger()
     root.handlers[:] = [handler]

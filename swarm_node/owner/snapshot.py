@@ -1,8 +1,8 @@
-"""What a running agent says of itself: to `swarm-node status`, and to the live view. One look, plain values.
+"""Snapshot of a running agent as plain values, for `swarm-node status` and the live view.
 
-- Micro-units of credit are the coordinator's word, as old as `earnings_ms` says; what this run was credited with is
-  counted here.
-- Nothing secret is in it, but whoever reads it sees addresses: the control socket is the owner's alone.
+- Pending and payable micro-units come from the coordinator, at the time `earnings_ms`; the credit of this run is
+  counted by the agent.
+- It contains no secrets, but addresses: only the owner can access the control socket.
 """
 
 import os
@@ -22,7 +22,7 @@ from swarm_node.work.worker import Worker
 
 @dataclass(frozen=True)
 class AgentSnapshot:
-    """An agent at one moment."""
+    """State of an agent at one moment."""
 
     now_ms: int
     node_id: str
@@ -33,19 +33,19 @@ class AgentSnapshot:
     started_ms: int
     phase: str
     resting: str
-    """Why the owner's limits let it not work; empty if they do."""
+    """Reason why the owner's limits prevent work; empty if they do not."""
     finishing: bool
     no_work: str
-    """Why the coordinator gives none, as far as it concerns the owner."""
+    """The coordinator's reason for giving no work, if it concerns the owner."""
     distrust: str
-    """Why no version may be worked with."""
+    """Reason why no version can be trusted."""
     trouble: str
-    """What else stands in the way, and what to do about it; empty if nothing does."""
+    """Another problem, with what to do about it; empty if there is none."""
     trouble_ms: int
-    """Since when."""
+    """Time at which the problem began."""
     version: int
     version_age_s: float | None
-    """Since this node heard of it."""
+    """Seconds since this node learned of the version."""
     newest_version: int
     engine: str
     tokens_per_s: float
@@ -55,31 +55,31 @@ class AgentSnapshot:
     rejected: dict[str, int]
     tokens: int
     credit_micros: int
-    """In this run, as the lines above."""
+    """Credit in this run, like the counts above."""
     pending_micros: int | None
     payable_micros: int | None
     earnings_ms: int | None
-    """When the coordinator said so; None if it has not yet."""
+    """Time of the coordinator's answer; None before the first."""
     last_verdict: dict[str, Any] | None
     download: dict[str, Any] | None
-    """The version on its way, its bytes, and from how many peers."""
+    """The version being downloaded, its bytes, and the number of peers."""
     transfer: dict[str, int]
     uploaded_month_bytes: int
     upload_cap_bytes: int | None
     no_upload: str
     reach: str
-    """Whether others can connect to this node."""
+    """Text: whether other nodes can connect to this node."""
     dialled: bool | None
-    """The same, as the coordinator says; None if it does not."""
+    """The same, from the coordinator; None if unknown."""
     addresses: list[str]
-    """Where others may dial it."""
+    """Addresses at which other nodes may dial this node."""
     mapping: str
-    """What became of the attempt to have the router forward the port; empty before, or where none was made."""
+    """Result of the port mapping at the router; empty before, or without an attempt."""
     cards: list[dict[str, Any]]
     celsius: float | None
     watts: float | None
     limits: dict[str, Any]
-    """Those that differ from their defaults."""
+    """Limits that differ from their defaults."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,7 +87,7 @@ class AgentSnapshot:
 
 @dataclass(frozen=True)
 class Agent:
-    """The parts that a snapshot is taken of."""
+    """Parts of the agent that a snapshot reads."""
 
     member: Member
     pulse: Pulse
@@ -99,13 +99,13 @@ class Agent:
     started_ms: int
 
     def snapshot(self) -> AgentSnapshot:
-        """As it is now; asks the outbox's folder, and nobody else."""
+        """Return the current state; reads only the outbox's folder."""
         verdicts = dict(self.sender.verdicts)
         accepted = verdicts.pop("accepted", 0) + verdicts.pop("already_accepted", 0)
         policies, governor = self.member.policies, self.governor
         heat = use.heat()
         troubles = (self.pulse.trouble, self.worker.trouble, policies.trouble)
-        trouble = next((one for one in troubles if one.error), self.pulse.trouble)
+        trouble = next((part for part in troubles if part.error), self.pulse.trouble)
         return AgentSnapshot(
             now_ms=now_ms(),
             node_id=self.member.key.node_id,
@@ -150,12 +150,16 @@ class Agent:
         )
 
     def _earned(self) -> dict[str, int | None]:
-        told = self.notices.last
-        row = None if told is None else next((r for r in told[1].nodes if r.node_id == self.member.key.node_id), None)
+        reported = self.notices.last
+        row = (
+            None
+            if reported is None
+            else next((r for r in reported[1].nodes if r.node_id == self.member.key.node_id), None)
+        )
         return {
             "pending_micros": row.pending_micros if row else None,
             "payable_micros": row.payable_micros if row else None,
-            "earnings_ms": told[0] if told else None,
+            "earnings_ms": reported[0] if reported else None,
         }
 
     def _last_verdict(self) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
-"""Why the last agent of a home ended, for an owner who comes back to a machine that is idle.
+"""Record of why the last agent of a home ended, for an owner who returns to an idle machine.
 
-- Written when an agent ends, whatever the reason; removed when one starts. A kill leaves nothing, which is told, too,
-  and so does a disk that takes no more: what ends the agent is worth more than a note of it.
+- Written when an agent ends, for any reason; removed when one starts. A killed agent leaves no record, which `status`
+  reports, too; neither does an agent on a full disk: its own error matters more than the record.
 """
 
 import json
@@ -17,23 +17,23 @@ FILE = "stopped.json"
 
 
 def record_end(home: Path, error: SwarmError | None, said: str = "") -> None:
-    """The agent ends now."""
-    told: dict[str, Any] = {"at_ms": now_ms(), "said": said}
+    """Record the end of the agent."""
+    record: dict[str, Any] = {"at_ms": now_ms(), "said": said}
     if error is not None:
-        told |= error.to_wire()
+        record |= error.to_wire()
     with suppress(DiskFull):
-        write_durably(home / FILE, json.dumps(told).encode(), temp_folder=home)
+        write_durably(home / FILE, json.dumps(record).encode(), temp_folder=home)
 
 
 def forget(home: Path) -> None:
-    """An agent starts."""
+    """Remove the record when an agent starts."""
     (home / FILE).unlink(missing_ok=True)
 
 
 def last(home: Path) -> dict[str, Any] | None:
-    """What was noted; None if nothing was, or it cannot be read."""
+    """Return the record; None if there is none, or it cannot be read."""
     try:
-        told: dict[str, Any] = json.loads((home / FILE).read_bytes())
+        record: dict[str, Any] = json.loads((home / FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return told if isinstance(told.get("at_ms"), int) else None
+    return record if isinstance(record.get("at_ms"), int) else None

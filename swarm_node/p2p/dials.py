@@ -1,7 +1,8 @@
-"""Dials: one at a time to each peer, shared by all who wait for it, and what became of them.
+"""Dials to peers: at most one at a time per peer, shared by all callers that wait for it, and their results.
 
-- A dial goes on to its own end when nobody waits any more: else a peer whose firewall swallows packets was never tried.
-- Whether a peer could be dialled is remembered until it is told; one success outweighs failures.
+- A dial continues to its own end even if no caller waits any more: otherwise a peer whose firewall drops packets would
+  never count as tried.
+- The result per peer is kept until `take_report` returns it; one success outweighs failures.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -14,21 +15,21 @@ from protocol.ids import NodeId
 from protocol.work.messages import Peer
 
 STAGGER_S = 0.25
-"""Between two addresses of one peer: longer than most answers take, shorter than anybody minds."""
+"""Pause between two addresses of one peer: longer than most answers take, too short to notice."""
 
 
 async def race(attempts: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Try each a moment after the one before, or as soon as that has failed; return with the first that succeeds.
+    """Start the attempts `STAGGER_S` apart, or as soon as the previous one fails; return when the first succeeds.
 
     If none does, the first failure is raised.
     """
     failures: list[Exception] = []
     succeeded = False
 
-    async def attempt(one: Callable[[], Awaitable[object]], over: trio.Event) -> None:
+    async def attempt(dial: Callable[[], Awaitable[object]], over: trio.Event) -> None:
         nonlocal succeeded
         try:
-            await one()
+            await dial()
         except Exception as error:  # py-libp2p lets any layer's exception through; the first is raised below
             failures.append(error)
             over.set()
@@ -37,9 +38,9 @@ async def race(attempts: Iterable[Callable[[], Awaitable[object]]]) -> None:
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        for one in attempts:
+        for dial in attempts:
             over = trio.Event()
-            nursery.start_soon(attempt, one, over)
+            nursery.start_soon(attempt, dial, over)
             with trio.move_on_after(STAGGER_S):
                 await over.wait()
     if not succeeded:
@@ -48,7 +49,7 @@ async def race(attempts: Iterable[Callable[[], Awaitable[object]]]) -> None:
 
 @dataclass(eq=False)
 class _Dial:
-    """One dial under way."""
+    """Dial under way."""
 
     done: trio.Event = field(default_factory=trio.Event)
     error: Exception | None = None
@@ -71,27 +72,27 @@ class Dials:
         return self._under_way[name]
 
     async def reach(self, peer: Peer) -> None:
-        """Return when the peer is connected; a failed dial is raised."""
+        """Return when the peer is connected; raise the error of a failed dial."""
         dial = self.start(peer)
         await dial.done.wait()
         if dial.error is not None:
             raise dial.error
 
     def record(self, name: NodeId, answered: bool) -> None:
-        """A dial came to its end, or its connection is used again."""
+        """Record the result of a dial, or that its connection is used again."""
         self._answered[name] = answered or self._answered.pop(name, False)
         while len(self._answered) > 2 * limits.DIALS_MAX:
             del self._answered[next(iter(self._answered))]
 
     def take_report(self) -> tuple[list[NodeId], list[NodeId]]:
-        """Who answered and who did not, since it was last told."""
-        told, self._answered = self._answered, {}
-        return [name for name, yes in told.items() if yes], [name for name, yes in told.items() if not yes]
+        """Return the peers that answered and those that did not since the last call."""
+        results, self._answered = self._answered, {}
+        return [name for name, yes in results.items() if yes], [name for name, yes in results.items() if not yes]
 
     async def _run(self, peer: Peer, dial: _Dial) -> None:
         try:
             await self._dial(peer)
-        except Exception as error:  # py-libp2p lets any layer's exception through; whoever waits is told
+        except Exception as error:  # py-libp2p lets any layer's exception through; `reach` raises it
             dial.error = error
         finally:
             del self._under_way[NodeId(peer.peer_id)]

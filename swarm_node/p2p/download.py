@@ -1,21 +1,22 @@
-"""Bring all chunks of a version into the store, from many sources at once.
+"""Download of all chunks of a version into the store, from many sources at once.
 
-- The picker decides, one upstream per source acts, this loop carries news between them; it ends when every chunk is
-  stored, when the picker gives up (`NoSource`), or when this node itself cannot go on (its own error, e.g. `DiskFull`).
-- The sources of the plan are connected at once, so that they can say what they hold, and again after a pause when that
-  fails or ends. Not so, in a large swarm, a seeder that feeds this node nothing: its connections are for its children,
-  and it holds everything; it is called when it is needed, and may be full for a while.
-- While nobody of the plan can be reached, another plan is asked for beside all else (`AnotherPlan`), and gone by from
-  then on: what is on its way, and what is known of who is in both, stays.
-- Chunks that are stored already are not fetched: an interrupted download resumes by itself.
-- The origin is a function of the caller; its bytes are verified like anybody's.
+- The picker decides, one upstream per source acts, this loop passes news between them; it ends when every chunk is
+  stored, when the picker gives up (`NoSource`), or when this node itself cannot continue (its own error, e.g.
+  `DiskFull`).
+- All sources of the plan are connected at once, so that they can report what they hold, and again after a pause when
+  the connection fails or ends. The exception, in a large swarm, is a seeder without a stripe for this node: it holds
+  everything and keeps its connections for its children. It is dialled when it is needed, and may be full for a while.
+- While no peer of the plan can be reached, another plan is requested in parallel (`AnotherPlan`) and followed from then
+  on. Chunks under way are kept, and so is what is known about peers that are in both plans.
+- Chunks that are already stored are not fetched: an interrupted download resumes by itself.
+- The origin is a function of the caller; its bytes are verified like those of a peer.
 - Cancelling is safe at any time and leaves only whole chunks behind.
 
-Another plan is asked for while nobody of the one in hand is at the other end of a stream:
+Another plan is requested while no peer of the current plan has an open stream:
 
-- The first time after `FIRST_S`, give or take half of it: who restarts may be back by then, and a crowd that has lost
-  the same peer does not ask at the same moment.
-- Each further time after twice as long, up to `LONGEST_S`, until somebody was there again.
+- The first time after `FIRST_S` ± 50 %: a restarting peer may be back by then, and nodes that lost the same peer do not
+  all ask at the same moment.
+- Each further time after twice the pause, up to `LONGEST_S`, until a stream is open again.
 """
 
 from collections import Counter
@@ -40,11 +41,11 @@ from swarm_node.picker.rules import PickerRules, PlanPace
 from swarm_node.picker.sources import ORIGIN, ChunkSource
 
 FIRST_S, LONGEST_S = 3.0, 60.0
-"""A thousand nodes that lost everybody ask within three seconds, as they do when a version is published."""
+"""A thousand nodes that lost all peers ask within three seconds, as they do when a version is published."""
 
 
 def pauses_s(rng: Random) -> Iterator[float]:
-    """Before each question, as long as nobody is there."""
+    """Yield the pause before each request for another plan, in seconds."""
     pause_s = FIRST_S
     while True:
         yield pause_s * rng.uniform(0.5, 1.5)
@@ -52,7 +53,7 @@ def pauses_s(rng: Random) -> Iterator[float]:
 
 
 async def ask_while_alone(is_alone: Callable[[], bool], ask: Callable[[], Awaitable[object]], rng: Random) -> None:
-    """Look again and again, for ever."""
+    """Call `ask` after growing pauses while `is_alone()` is true; runs until it is cancelled."""
     pauses = pauses_s(rng)
     while True:
         await trio.sleep(next(pauses))
@@ -64,21 +65,21 @@ async def ask_while_alone(is_alone: Callable[[], bool], ask: Callable[[], Awaita
 
 Origin = Callable[[ChunkId], Awaitable[bytes]]
 AnotherPlan = Callable[[], Awaitable[FetchPlan | None]]
-"""Asks for the plan as it is by now; None if there is no answer."""
+"""Request the current plan; None if there is no answer."""
 
 NEWS_MAX = 64
-"""News that may wait for the next round of decisions; beyond, those who bring it wait."""
+"""Messages that may wait for the next round of decisions; beyond that, their senders wait."""
 
 
 class NoSource(SwarmError):
-    """A version cannot be completed: nobody is left who could deliver what is missing."""
+    """A version cannot be completed: no source is left that could deliver the missing chunks."""
 
     code, http_status, fault = "no_source", 503, "network"
 
 
 @dataclass(frozen=True)
 class DownloadProgress:
-    """How far a download is."""
+    """Progress of a download."""
 
     chunks_done: int
     chunks: int
@@ -88,27 +89,27 @@ class DownloadProgress:
 
 @dataclass(frozen=True)
 class _Replanned:
-    """There is another plan."""
+    """Message: a new plan has arrived."""
 
     plan: FetchPlan
 
 
 @dataclass
 class FetchReport:
-    """Where a version came from, and who is to blame for what went wrong."""
+    """Result of a download: sources, bytes, failures, and the peers to blame for them."""
 
     bytes_from: Counter[str] = field(default_factory=Counter)
     """By kind of source: peer, seeder, origin."""
     bytes_from_node: Counter[str] = field(default_factory=Counter)
-    """By who sent them, whether or not they were needed; without the origin."""
+    """By sending peer, whether or not the bytes were needed; without the origin."""
     busy_s: dict[str, float | None] = field(default_factory=dict)
-    """How long each of them was sending, as far as that can be told."""
+    """Time that each peer was sending, in seconds; None if unknown."""
     bytes_on_disk: int = 0
-    """Needed, but stored already."""
+    """Needed, but already stored."""
     bytes_twice: int = 0
-    """Asked of a second source because the first was late, and then delivered by both."""
+    """Requested from a second source because the first was late, and then delivered by both."""
     plans: list[FetchPlan] = field(default_factory=list)
-    """Those that it went by, one after the other."""
+    """The plans that the download followed, in order."""
     blames: list[Blame] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -139,10 +140,10 @@ async def fetch_chunks(
     rules: FetchRules | None = None,
     report: FetchReport | None = None,
 ) -> FetchReport:
-    """Return once every chunk is verified and stored.
+    """Fetch every chunk; return once all are verified and stored.
 
-    `order` has all chunks of the version's manifest, which says what belongs to which stripe; without it, `sizes` has.
-    A given report is filled even on failure.
+    `order` lists all chunks of the version's manifest, which fixes the stripes; the default is the order of `sizes`.
+    `report`, if given, is filled even on failure.
     """
     download = _Download(sizes, list(order or sizes), host, blobs, arrivals, origin, on_progress, rules or FetchRules())
     download.report = report or download.report
@@ -151,7 +152,7 @@ async def fetch_chunks(
 
 
 class _Download:
-    """One version on its way in."""
+    """The download of one version."""
 
     def __init__(
         self,
@@ -210,7 +211,7 @@ class _Download:
             raise error
 
     def _go_by(self, plan: FetchPlan) -> None:
-        """From now on this plan counts; of who is not in it any more, those stay with whom an exchange is under way."""
+        """Follow `plan` from now on; a peer that is not in it stays while an exchange with it is under way."""
         self.report.plans.append(plan)
         self._plan = plan
         named = {peer.peer_id: peer for peer in plan.peers if peer.peer_id != self._host.node_id}
@@ -262,7 +263,7 @@ class _Download:
         return None
 
     def _open_all(self, picker: Picker, now: float, nursery: trio.Nursery) -> None:
-        """Be connected to everybody who is worth it: even whoever cannot be asked for anything now may tell of more."""
+        """Connect to every useful peer: even a peer that has nothing for us now may announce chunks later."""
         for name in self._peers:
             if name not in self._upstreams and not self._is_in_reserve(name) and picker.is_able(name, now):
                 self._open(name, nursery)
@@ -280,7 +281,7 @@ class _Download:
             self._upstreams[name].ask(chunk, is_behind=is_behind)
 
     def _is_in_reserve(self, name: str) -> bool:
-        """A seeder that feeds us nothing, where all ask it sparingly."""
+        """Return True for a seeder without a stripe for this node, in a swarm where seeders are asked sparingly."""
         peer = self._peers[name]
         return peer.kind == "seeder" and not peer.stripes and self._plan.help_rate > 0
 
@@ -298,7 +299,7 @@ class _Download:
         nursery.start_soon(upstream.run)
 
     def _take(self, news: Outcome | _Replanned, picker: Picker) -> bool:
-        """Pass the news on; says whether it calls for decisions at once."""
+        """Pass the news to the picker; return True if it calls for decisions at once."""
         now = trio.current_time()
         if isinstance(news, _Replanned):
             self._go_by(news.plan)
@@ -336,7 +337,7 @@ class _Download:
         return True
 
     async def _ask_origin(self, chunk: ChunkId) -> None:
-        """One chunk of the origin, under the same rules as a peer's; what fails says nothing of other requests."""
+        """Fetch one chunk from the origin, under the same rules as from a peer; a failure affects no other request."""
         assert self._origin is not None
         news: Outcome
         try:

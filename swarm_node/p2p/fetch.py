@@ -1,16 +1,17 @@
-"""Ask one upstream for chunks, several at a time, and store what proves itself.
+"""Requests for chunks to one upstream, several at a time; verified chunks are stored.
 
 - The peer at the other end is authenticated; its chunks are verified before they are written.
-- Whoever owes chunks and neither answers nor begins to send one for `patience_s` is given up. A WANT may take longer:
-  it waits its turn behind others, or at the peer for a chunk that is still to come there. Whom else to ask meanwhile is
-  the picker's business.
-- Who is patient knocks again where nobody answers or the door is closed, less and less often, for `patience_s`: a full
-  host closes it without a word.
-- The first thing that goes wrong ends the upstream, with exactly one last word: `UpstreamFailed`, `Lied` or `Broke`.
-  Another is `Parted`: a peer hangs up when it was asked for nothing for a while, which is nothing wrong.
-- Reading never waits for the disk: chunks are stored beside, at most as many as may be asked for.
-- What has arrived is verified and stored before the last word, whatever ended the exchange, but no longer than for
-  `store_s`. So who sends wrong bytes and hangs up has lied: that outranks any end, and this node's failure a peer's.
+- A peer that owes chunks and neither answers nor begins to send one for `patience_s` is dropped. One WANT may take
+  longer: it waits behind others, or at the peer for a chunk that has not arrived there yet. The picker decides which
+  other peer to ask meanwhile.
+- With `patient=True` a failed connection is retried at growing intervals for `patience_s`: a full host closes a
+  connection without giving a reason.
+- The first failure ends the upstream, with exactly one final outcome: `UpstreamFailed`, `Lied` or `Broke`. The other
+  final outcome is `Parted`: a peer closes a stream that is idle for a while, which is no failure.
+- Reading never waits for the disk: chunks are stored in parallel, at most as many as may be requested.
+- Chunks that have arrived are verified and stored before the final outcome, for at most `store_s`, whatever ended the
+  exchange. So a peer that sends wrong bytes and disconnects has lied. `Lied` outranks any other outcome, and a failure
+  of this node outranks one of the peer.
 """
 
 import math
@@ -32,23 +33,23 @@ from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
 
 KNOCK_MAX_S = 10.0
-"""Between two tries: of a thousand nodes a hundred come each second then, which costs a full host next to nothing."""
+"""Longest pause between two tries: a thousand nodes then make 100 tries per second, cheap even for a full host."""
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """How long one upstream may keep us waiting."""
+    """Deadlines of one upstream."""
 
     dial_s: float = 10.0
     patience_s: float = 60.0
-    """From one answer, or the first bytes of one, to the next: 4 MiB at 70 kB/s, the slowest peer worth having; and
-    longer than a WANT may wait there. As long it is knocked at a closed door, and an origin may take for a chunk."""
+    """From one answer, or its first bytes, to the next: 4 MiB at 70 kB/s, the slowest useful peer; and longer than a
+    WANT may wait there. Also the time for retrying a connection, and for a chunk from the origin."""
     stall_s: float = 20.0
-    """For a WANT to be taken."""
+    """For a WANT to be sent."""
     store_s: float = 10.0
-    """For what has arrived to be verified and stored, once the exchange is over."""
+    """For chunks that have arrived to be verified and stored, once the exchange is over."""
     knock_s: float = 0.5
-    """Before a second try at a door that was closed; doubled with each further one."""
+    """Before the second try of a failed connection; doubled with each further one."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Delivered:
 
 @dataclass(frozen=True)
 class Had:
-    """The upstream says that it holds these."""
+    """The upstream reports that it holds these chunks."""
 
     source: str
     chunks: tuple[ChunkId, ...]
@@ -70,7 +71,7 @@ class Had:
 
 @dataclass(frozen=True)
 class Began:
-    """The first bytes of a chunk that was asked for are here."""
+    """The first bytes of a requested chunk have arrived."""
 
     source: str
     chunk: ChunkId
@@ -87,7 +88,7 @@ class ChunkRefused:
 
 @dataclass(frozen=True)
 class UpstreamFailed:
-    """The upstream is lost; everything asked of it and not delivered is open again."""
+    """The upstream is lost; every chunk requested from it and not delivered is open again."""
 
     source: str
     error: SwarmError
@@ -95,14 +96,14 @@ class UpstreamFailed:
 
 @dataclass(frozen=True)
 class Parted:
-    """The upstream hung up because nothing was asked of it for a while; what was asked at that moment is open again."""
+    """The upstream closed an idle stream; chunks that were requested at that moment are open again."""
 
     source: str
 
 
 @dataclass(frozen=True)
 class Lied:
-    """The upstream sent other bytes under a chunk's name: the evidence."""
+    """Evidence that the upstream sent other bytes under a chunk's name."""
 
     source: str
     chunk: ChunkId
@@ -111,7 +112,7 @@ class Lied:
 
 @dataclass(frozen=True)
 class Broke:
-    """This node cannot go on: its disk is full, or worse."""
+    """Failure of this node: it cannot continue, for example because its disk is full."""
 
     error: SwarmError
 
@@ -125,11 +126,11 @@ class _Liar(Exception):
 
 
 class _Idle(Exception):
-    """The peer hung up: nothing was asked of it for a while."""
+    """The peer closed the stream, because nothing was requested for a while."""
 
 
 class Upstream:
-    """One stream to one peer; `ask` names chunks, `take_back` says which are not needed, `run` brings them in."""
+    """Stream to one peer: `ask` requests a chunk, `take_back` cancels the request, `run` receives chunks."""
 
     def __init__(
         self,
@@ -143,11 +144,11 @@ class Upstream:
         patient: bool = False,
     ) -> None:
         self.peer = peer
-        """As a later plan may name it elsewhere, it may change."""
+        """Changes when a later plan lists the peer with other data."""
         self.is_open = False
-        """There is a stream to the peer, or was until the last word."""
+        """There is a stream to the peer, or was until the final outcome."""
         self.heard_at = -math.inf
-        """When anything of the peer arrived, the last time."""
+        """Time at which the last bytes from the peer arrived."""
         self._host, self._blobs, self._sizes = host, blobs, sizes
         self._outcomes, self._deadlines, self._is_patient = outcomes, deadlines, patient
         self._orders_in, self._orders = trio.open_memory_channel[Want | Cancel](2 * limits.EXCHANGE_WANTS_MAX)
@@ -158,15 +159,15 @@ class Upstream:
         self._failure: Exception | None = None
 
     def ask(self, chunk: ChunkId, *, is_behind: bool = False) -> None:
-        """Name one more chunk; at most `EXCHANGE_WANTS_MAX` may be undelivered."""
+        """Request one more chunk; at most `EXCHANGE_WANTS_MAX` may be undelivered."""
         self._orders_in.send_nowait(Want(chunk, is_behind))
 
     def take_back(self, chunk: ChunkId) -> None:
-        """A chunk that was asked for is not needed any more; it may come all the same."""
+        """Cancel the request for a chunk; the chunk may still arrive."""
         self._orders_in.send_nowait(Cancel(chunk))
 
     async def run(self) -> None:
-        """Serve `ask` until the first failure, which is reported and not raised; cancelled, it says goodbye."""
+        """Serve `ask` until the first failure, which is reported and not raised; when cancelled, close with a BYE."""
         try:
             link = await self._reach()
             self.is_open = True
@@ -217,7 +218,7 @@ class Upstream:
             raise self._failure
 
     async def _or_end(self, talking: trio.Nursery, step: Coroutine[None, None, None]) -> None:
-        """Run a part of the conversation, or store what came of it; any failure ends the conversation."""
+        """Run a part of the conversation, or store a chunk from it; any failure ends the conversation."""
         try:
             await step
         except (SwarmError, _Liar, _Idle) as error:
@@ -270,7 +271,7 @@ class Upstream:
                     await self._report(Began(link.peer, arriving))
 
     async def _store(self, answer: Chunk) -> None:
-        """Verify a chunk and write it; a disk that hangs is left behind when time is up, and the chunk with it."""
+        """Verify a chunk and write it; after the deadline, a hanging write and its chunk are abandoned."""
         with trio.CancelScope(shield=True, deadline=self._stored_by) as scope:
             self._stores.add(scope)
             try:
@@ -283,7 +284,7 @@ class Upstream:
             await self._report(Delivered(self.peer.peer_id, answer.chunk, answer.data))
 
     def _store_until(self, time_s: float) -> None:
-        """The conversation is over: so long may it take to store what came of it."""
+        """Set the time by which the chunks of the ended conversation must be stored."""
         self._stored_by = time_s
         for scope in self._stores:
             scope.deadline = time_s
@@ -296,11 +297,11 @@ class Upstream:
                 await self._outcomes.send(news)
 
     def _be_patient(self) -> None:
-        """It is alive: from now on it has the whole time again."""
+        """Restart the patience deadline, since the peer is alive."""
         patience_s = self._deadlines.patience_s if self._requester.unanswered else math.inf
         self._patience.deadline = trio.current_time() + patience_s
 
 
 def _weight(failure: Exception) -> int:
-    """Of two failures the heavier is told: a lie above all, then what this node itself cannot do."""
+    """Return the rank of a failure; the higher one is reported: a lie first, then a failure of this node."""
     return 2 if isinstance(failure, _Liar) else int(not isinstance(failure, PeerFault | _Idle))

@@ -1,14 +1,14 @@
-"""A node's libp2p host: its key on the wire, one listening port, and links to peers.
+"""The libp2p host of a node: its key on the wire, one listening port, and links to peers.
 
-- The peer id is the node id; a connection to anybody else than the expected one is refused (`WrongPeer`).
-- TCP, Noise, Yamux; nothing is discovered, announced or mapped: whom to dial comes from the coordinator's plan.
-- Whoever wants a stream waits for everything up to its negotiation, and no longer than he says. What that opened is cut
-  then; a connection that was there before may be slow because it is in use, and a frozen peer's ends by itself.
-- Streams go over the connection there is, whoever opened it. A peer that cannot be dialled (`Peer.calls`) is waited
-  for; those whom this node is to call are called again whenever the connection is lost, until the next plan.
-- Those whom nobody can dial may be fed through holes in both sides' NATs (`punch`).
-- A connection that carried no stream for `idle_s` is cut, so frozen peers do not add up; not those to whom we call.
-- Leaving the context cuts all connections first: nothing waits for a peer to agree.
+- The peer id is the node id; a connection to any other peer than the expected one is refused (`WrongPeer`).
+- TCP, Noise, Yamux; no discovery, announcement or port mapping: the coordinator's plan names the peers to dial.
+- `connect` waits for dial, handshakes and negotiation, for at most `dial_s`. On time-out, new connections are cut; an
+  older connection may be slow because it is in use, and that of a frozen peer ends by itself.
+- A stream uses the existing connection, whichever side opened it. A peer that cannot be dialled (`Peer.calls`) is
+  waited for; a peer that this node must call is called again whenever the connection is lost, until the next plan.
+- Peers that cannot be dialled by anybody may be reached through holes in both sides' NATs (`punch`).
+- A connection without a stream for `idle_s` is cut, so frozen peers do not add up; those to called peers are kept.
+- Leaving the context cuts all connections first, without waiting for any peer.
 """
 
 import ipaddress
@@ -55,46 +55,46 @@ log = logging.getLogger(__name__)
 _EXCHANGE = TProtocol(exchange.PROTOCOL_ID)
 
 TARGETS_MAX = 8
-"""Addresses tried for one peer: two families at four places."""
+"""Addresses tried for one peer: two address families with four addresses each."""
 
 CALL_AGAIN_S, CALL_AGAIN_MAX_S = 1.0, 60.0
-"""After a call that was lost, and at the most; after one that failed twice the pause before, so 2 s the first time."""
+"""Pause after a lost call, and the maximum; each failed call doubles the pause, so the first failure waits 2 s."""
 
 LinkHandler = Callable[[Link], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """Bounds of one host."""
+    """Limits of one host."""
 
     connections_max: int = 256
     """Each costs about 70 kB and six tasks."""
     connections_inbound_max: int = 192
-    """Three quarters: however many call us, there is room for those whom we dial. Who dials nobody needs none."""
+    """Three quarters: inbound connections always leave slots for our dials. A host that never dials needs none."""
     connections_per_address: int = 64
-    """From one address: a stranger takes a quarter of all at the most; behind one, many honest nodes may live."""
+    """Per address: a stranger takes at most a quarter of all; many honest nodes may share one address."""
     streams_max: int = 1024
     upgrade_s: float = 10.0
-    """For a newcomer's handshakes; silent sockets hold a slot no longer."""
+    """For the handshakes of a new connection; a silent socket holds its slot no longer."""
     dial_s: float = 10.0
-    """For a dial, up to the connection."""
+    """For a dial, until the connection is established."""
     idle_s: float = 180.0
     tick_s: float = TICK_S
-    """Keep-alive: a frozen peer is found out after two to three of these."""
+    """Keep-alive interval: a frozen peer is detected after two to three of these."""
     mux: MuxLimits = field(default_factory=MuxLimits)
     receive_max_bytes: int = limits.HOST_RECEIVE_MAX_BYTES
     receive_per_address_bytes: int = limits.ADDRESS_RECEIVE_MAX_BYTES
-    """Of those who call us; whom we call is our choice."""
+    """For inbound connections only; the peers that we dial are our choice."""
 
 
 class _Newcomers(INotifee):
-    """Wakes those who wait for somebody's connection."""
+    """Wakes the tasks that wait for a new connection."""
 
     def __init__(self) -> None:
         self._news = trio.Event()
 
     async def next(self) -> None:
-        """Return when there is another connection."""
+        """Return when a new connection is established."""
         await self._news.wait()
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
@@ -116,7 +116,7 @@ class Host:
         self._swarm: Swarm = host.get_network()  # type: ignore[assignment]  # the only implementation there is
         self.node_id = NodeId(host.get_id().to_base58())
         self.own_network = True
-        """Whether peers may be dialled in this machine's own network."""
+        """True if peers in this machine's own network may be dialled."""
         self.dials = Dials(self._dial, nursery)
         self._calls: dict[Peer, trio.CancelScope] = {}
         self._newcomers = _Newcomers()
@@ -127,7 +127,7 @@ class Host:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens, as `host:port`."""
+        """The listening addresses, as `host:port`."""
         bound = (address for listener in self._swarm.listeners.values() for address in listener.get_addrs())
         return tuple(_host_port(address) for address in bound)
 
@@ -136,7 +136,7 @@ class Host:
         return {NodeId(peer.to_base58()) for peer, conns in self._swarm.connections.items() if conns}
 
     def serve(self, handler: LinkHandler) -> None:
-        """Answer every incoming exchange stream with this handler; its failures end the stream, never the host."""
+        """Answer every incoming exchange stream with `handler`; its failures end the stream, never the host."""
 
         async def on_stream(stream: INetStream) -> None:
             # A responder expects no chunks: any CHUNK frame is too large for it.
@@ -145,7 +145,7 @@ class Host:
         self._host.set_stream_handler(_EXCHANGE, workarounds.guard(on_stream, bug_level=logging.WARNING))
 
     async def connect(self, peer: Peer, *, dial_s: float, chunk_max_bytes: int = limits.CHUNK_MAX_BYTES) -> Link:
-        """Open an exchange stream to a peer: over the connection there is, the one that it opens, or a new one."""
+        """Open an exchange stream to a peer: over an existing connection, one that the peer opens, or a new one."""
         name, peer_id = NodeId(peer.peer_id), ID.from_base58(peer.peer_id)
         before = set(self._swarm.get_connections(peer_id))
         try:
@@ -159,7 +159,7 @@ class Host:
         except Exception as error:  # py-libp2p lets any layer's exception through
             causes = list(_causes(error))
             if any(isinstance(cause, WrongPeer) for cause in causes):
-                raise WrongPeer(f"Somebody else than peer {name} answers at {peer.address}.") from error
+                raise WrongPeer(f"A different peer than {name} answers at {peer.address}.") from error
             reason = named(causes[-1])
             where = "that was to call" if peer.calls else f"at {peer.address}"
             raise PeerVanished(f"Peer {name} {where} cannot be reached ({reason}).") from error
@@ -168,11 +168,11 @@ class Host:
         return Link(stream, name, chunk_max_bytes=chunk_max_bytes)
 
     def part(self, link: Link, reason: Farewell) -> None:
-        """End a link with a word; the link's user need not wait until its uplink has room for that."""
+        """End a link with a BYE in the background, so that the caller does not wait for a busy uplink."""
         self._nursery.start_soon(link.close, reason)
 
     def call(self, peers: Iterable[Peer]) -> None:
-        """From now on keep a connection open to each of these, who cannot dial this node, and to nobody else."""
+        """Keep a connection open to each of `peers`, which cannot dial this node, and to no other peer."""
         wanted = set(peers)
         for peer in self._calls.keys() - wanted:
             self._calls.pop(peer).cancel()
@@ -181,7 +181,7 @@ class Host:
             self._nursery.start_soon(self._keep_calling, peer, self._calls[peer])
 
     async def _cut_unused(self, connections: Iterable[INetConn]) -> None:
-        """Cut those that carry nothing; others, though slow for us, may be what the peer is fetching over."""
+        """Cut the connections without streams; the peer may be fetching over the others, although they are slow."""
         for connection in connections:
             if not connection.get_streams():
                 await workarounds.cut(connection)
@@ -198,14 +198,14 @@ class Host:
                 nursery.start_soon(workarounds.cut, connection)
 
     async def cut_idle(self, idle_s: float) -> None:
-        """Cut connections that had no stream since the last look, for ever."""
-        idle = WeakSet[INetConn]()  # what has ended meanwhile is not kept alive until the next look
+        """Cut connections without a stream since the last check, every `idle_s`; runs until it is cancelled."""
+        idle = WeakSet[INetConn]()  # connections that ended meanwhile are not kept alive until the next check
         while True:
             await trio.sleep(idle_s)
             idle = await self._cut_those_still(idle)
 
     async def _cut_those_still(self, idle: WeakSet[INetConn]) -> WeakSet[INetConn]:
-        """Cut what is idle as it was before; what is idle for the first time."""
+        """Cut the connections that are still idle; return those that are idle for the first time."""
         called = {ID.from_base58(peer.peer_id) for peer in self._calls} | self.punches.peers
         now_idle = WeakSet(
             connection
@@ -220,12 +220,12 @@ class Host:
         return [connection for connections in self._swarm.connections.values() for connection in connections]
 
     def _places(self) -> list[tuple[str, int]]:
-        """Where it listens, as sockets name it; a listener on every IPv6 address takes IPv4 calls, too."""
+        """Return the listening sockets; a listener on every IPv6 address also accepts IPv4 connections."""
         places = [host_and_port(address) for address in self.addresses]
         return places + [("0.0.0.0", port) for host, port in places if host == "::"]
 
     async def _reach(self, peer: Peer) -> None:
-        """Return when there is a connection to the peer, whoever opened it."""
+        """Return when there is a connection to the peer, whichever side opened it."""
         peer_id = ID.from_base58(peer.peer_id)
         while not self._swarm.get_connections(peer_id):
             if peer.calls:
@@ -240,22 +240,22 @@ class Host:
             await race(partial(self._swarm.dial_addr, _multiaddr(target), peer_id) for target in targets)
 
     async def _targets(self, peer: Peer) -> list[str]:
-        """Every address that may be dialled, both families in turn: where one leads nowhere, the other is near."""
-        found: list[tuple[str, str]] = []
+        """Return every address that may be dialled, alternating IPv4 and IPv6, so that a dead family costs little."""
+        targets: list[tuple[str, str]] = []
         for address in dict.fromkeys((peer.address, *peer.also)):
-            with suppress(ConfigInvalid):  # a stranger named it; the others may be better
+            with suppress(ConfigInvalid):  # a stranger chose it; the others may be valid
                 host, port = host_and_port(address)
                 for ip in await allowed(host, own_network=self.own_network):
-                    found.append((ip, f"[{ip}]:{port}"))
-        if not found:
+                    targets.append((ip, f"[{ip}]:{port}"))
+        if not targets:
             raise PeerVanished(f"{peer.address} leads to no address that may be dialled.")
-        newer, older = ([target for ip, target in found if (":" in ip) is wanted] for wanted in (True, False))
-        first, second = (newer, older) if ":" in found[0][0] else (older, newer)
+        newer, older = ([target for ip, target in targets if (":" in ip) is wanted] for wanted in (True, False))
+        first, second = (newer, older) if ":" in targets[0][0] else (older, newer)
         turns = (target for pair in zip_longest(first, second) for target in pair if target)
         return list(dict.fromkeys(turns))[:TARGETS_MAX]
 
     async def _keep_calling(self, peer: Peer, scope: trio.CancelScope) -> None:
-        """Call a peer, and again when the connection is lost, after a while that grows while it cannot be reached."""
+        """Call a peer, and again when the connection is lost, with growing pauses while it cannot be reached."""
         peer_id, pause_s = ID.from_base58(peer.peer_id), CALL_AGAIN_S
         with scope:
             while True:
@@ -264,7 +264,7 @@ class Host:
                     pause_s = CALL_AGAIN_S
                     for connection in self._swarm.get_connections(peer_id):
                         await workarounds.end_of(connection)
-                except Exception as error:  # as in `connect`; whom it concerns will ask somebody else
+                except Exception as error:  # as in `connect`; the caller will ask another peer
                     log.debug("peer cannot be called peer=%s: %s", peer.peer_id, error)
                     pause_s = min(2 * pause_s, CALL_AGAIN_MAX_S)
                 await trio.sleep(pause_s)
@@ -274,9 +274,9 @@ class Host:
 async def open_host(
     key_seed: bytes, host: str | None, port: int, settings: HostSettings | None = None
 ) -> AsyncIterator[Host]:
-    """Run a host on `host:port` (port 0: any free one) for the duration of the context; without `host` nothing listens.
+    """Run a host on `host:port` (port 0: any free one) for the duration of the context; without `host` it only dials.
 
-    Sockets of this user that ask for it may share the port (SO_REUSEADDR, SO_REUSEPORT): so it can be dialled from.
+    Other sockets of this user may share the port (SO_REUSEADDR, SO_REUSEPORT), so that dials can start from it.
     """
     workarounds.install()
     settings = settings or HostSettings()
@@ -303,7 +303,7 @@ async def open_host(
                 raise ConfigInvalid(f"Cannot listen on {host}:{port}.", hint="Choose another address or port.")
             yield running
         except Exception as error:
-            # Raised again below: it is the caller's, and should not arrive wrapped in libp2p's exception groups.
+            # Raised again below: it is the caller's error, and must not arrive wrapped in libp2p's exception groups.
             failure = error
         finally:
             nursery.cancel_scope.cancel()
@@ -315,7 +315,7 @@ async def open_host(
 
 
 def _muxer(settings: HostSettings, budget: ReceiveBudget) -> Callable[[ISecureConn, ID], IMuxedConn]:
-    """Makes the muxer of a connection; whoever calls us shares a part of the budget with all others of that address."""
+    """Return the muxer factory; all inbound connections from one address share a part of the budget."""
     shares = WeakValueDictionary[str, ReceiveBudget]()  # each lives as long as its connections
 
     def make(conn: ISecureConn, peer_id: ID) -> IMuxedConn:
@@ -356,18 +356,18 @@ def _basic_host(key_seed: bytes, settings: HostSettings) -> BasicHost:
 
 
 async def _ip_of(host: str) -> str:
-    """libp2p listens on every interface when it is given a name: give it the name's address."""
+    """Resolve a host name: given a name, libp2p would listen on every interface."""
     try:
-        found = await trio.socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        resolved = await trio.socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigInvalid(
             f"Cannot listen on {host}: {error.strerror}.", hint="Name an address of this machine."
         ) from error
-    return str(found[0][4][0])
+    return str(resolved[0][4][0])
 
 
 def _refuse_taken_port(host: str, port: int) -> None:
-    """libp2p listens with SO_REUSEPORT, so a second node on the same port would silently take half the connections."""
+    """Refuse a port in use: libp2p sets SO_REUSEPORT, so two nodes on one port would silently split the connections."""
     if port == 0:
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -393,7 +393,7 @@ def _host_port(address: Multiaddr) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and everything it was made from, the root last."""
+    """Yield an exception and all its causes, the root cause last."""
     yield error
     for cause in (*getattr(error, "errors", ()), *getattr(error, "exceptions", ()), error.__cause__):
         if cause is not None:

@@ -1,8 +1,8 @@
 """Exchange frames over one libp2p stream, to one authenticated peer.
 
-- Whatever goes wrong below (reset, end, a torn connection) is a `PeerVanished`; bad frames keep their own names.
-- `send` has a deadline for every slice, so a slow peer may take its time and a frozen one may not.
-- A send that is cut short ends its stream; the connection and its other streams go on.
+- Every transport failure (reset, end of stream, broken connection) is a `PeerVanished`; bad frames keep their errors.
+- `send` has a deadline for every slice, so a slow peer is tolerated and a frozen one is not.
+- A send that is cut short ends its stream; the connection and its other streams continue.
 - `receive` may be cancelled at any time: bytes are read by the connection's own task.
 """
 
@@ -24,7 +24,7 @@ WRITE_BYTES = 1024 * 1024
 """One slice under one deadline."""
 
 GATHERED_MAX_BYTES = 64 * 1024
-"""Of a long frame, what is waited for before it is looked at; far below what a first window allows."""
+"""Bytes of a long frame that are awaited before they are parsed; far below the first window."""
 
 
 class PeerVanished(PeerFault):
@@ -40,20 +40,20 @@ class PeerStalled(PeerFault):
 
 
 class Link:
-    """One stream of messages to one peer."""
+    """Stream of messages to one peer."""
 
     def __init__(self, stream: INetStream, peer: NodeId, *, chunk_max_bytes: int = limits.CHUNK_MAX_BYTES) -> None:
         self.peer = peer
         self._stream, self._bytes = stream, workarounds.under(stream)
         self._frames = FrameReader(chunk_max_bytes)
         self.moved_at = -math.inf
-        """When its turn or a slice of a chunk began, the last time; nothing small counts, which anybody takes."""
+        """Start of the last turn or slice of a chunk; small frames do not count, since every peer accepts them."""
         remote = self._bytes.get_remote_address()
         self.neighbourhood = neighbourhood(remote[0]) if remote else ""
-        """Where the peer is."""
+        """The network neighbourhood of the peer."""
 
     async def send(self, message: Message, *, stall_s: float) -> None:
-        """Write one frame; every slice of it must get through within `stall_s`."""
+        """Write one frame; each slice must be sent within `stall_s`."""
         frame = memoryview(encode(message))
         try:
             for start in range(0, len(frame), WRITE_BYTES):
@@ -67,13 +67,13 @@ class Link:
         except trio.Cancelled:
             await self.abort()
             raise
-        except Exception as error:  # py-libp2p lets any layer's exception through; none of ours can occur in here
+        except Exception as error:  # py-libp2p lets any layer's exception through; none of ours can occur in this block
             raise self._lost(error) from error
 
     async def receive(self) -> list[Message]:
-        """The messages completed by the next bytes that arrive; none if they complete nothing.
+        """Return the messages completed by the next bytes that arrive, or an empty list.
 
-        A frame that has begun is waited for in large pieces: each packet of a slow link would wake us in vain.
+        A frame that has begun is read in large pieces: otherwise each packet of a slow link would wake us for nothing.
         """
         try:
             data = b"" if self._frames.fault else await self._bytes.read(READ_BYTES)
@@ -85,25 +85,25 @@ class Link:
 
     @property
     def arriving(self) -> ChunkId | None:
-        """The chunk of which a part was received."""
+        """The chunk that has been received in part."""
         return self._frames.arriving
 
     async def close(self, reason: Farewell = Farewell.DONE) -> None:
-        """Say goodbye and close the stream; a peer that does not take it is cut off."""
+        """Send a BYE and close the stream; reset the stream if the peer does not accept the BYE."""
         with trio.CancelScope(shield=True):
             try:
                 with trio.fail_after(workarounds.CLOSE_PATIENCE_S):
                     await self._bytes.write(encode(Bye(reason)))
                     await self._stream.close()
-            except Exception:  # it is gone already, or does not take a goodbye
+            except Exception:  # it has ended already, or does not accept a BYE
                 await self.abort()
 
     async def abort(self) -> None:
-        """End the stream without a word."""
+        """End the stream without a BYE."""
         await workarounds.reset(self._stream)
 
     def _lost(self, error: Exception) -> PeerFault:
-        """What became of the peer, in the words of the layer that found out."""
+        """Return the error for a lost peer, with the message of the layer that detected it."""
         root: BaseException = error
         while root.__cause__ is not None:
             root = root.__cause__

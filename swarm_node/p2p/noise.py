@@ -1,15 +1,14 @@
-"""The Noise session of a connection: messages in bulk, after the handshake of `noise_xx`.
+"""The Noise session of a connection, after the handshake of `noise_xx`.
 
     length (2 bytes, big-endian) | ciphertext of at most 65519 bytes | tag (16)
 
-- Each direction has a key and a counter for its nonce; a message that is forged, repeated, lost or out of order does
-  not decrypt, and ends the connection (`NoiseBroken`). So does a counter that is used up.
+- Each direction has a key and a nonce counter; a message that is forged, repeated, lost or out of order does not
+  decrypt, and ends the connection (`NoiseBroken`). So does a counter that is used up.
 - One read from the socket is up to 256 KiB, and every whole message in it is decrypted at once; one write carries
   several messages.
-- While a long message is on its way, the kernel gathers up to `GATHERED_MAX_BYTES` of it before it wakes us.
-- The kernel is given little that it has not sent yet, what the link takes in a moment (`SendPace`): what is decided
-  late is sent soon, so a small frame does not wait behind megabytes, and a WANT can be taken back until its answer
-  leaves.
+- While a long message arrives, the kernel gathers up to `GATHERED_MAX_BYTES` of it before it wakes us.
+- The kernel's send buffer holds only what the link sends in a moment (`SendPace`), so a small frame does not wait
+  behind megabytes, and a WANT can be cancelled until its answer leaves.
 """
 
 import math
@@ -49,14 +48,14 @@ UNSENT_MIN_BYTES, UNSENT_MAX_BYTES = 8 * 1024, 128 * 1024
 """On the slowest links, a tenth of a second at 0.6 Mbit/s; on the fastest, half a write."""
 
 UNSENT_S = 0.08
-"""How much is given ahead, as time at the link's pace: longer than it takes to wake us where the cores are busy, so the
-link never waits."""
+"""Unsent data in the kernel, as seconds at the link's rate: longer than a wake-up takes on busy cores, so the link
+never idles."""
 
 PACE_S = 0.1
-"""Over which the pace is taken: one write tells nothing, since queues on the way swallow it at once."""
+"""Interval over which the rate is measured: one write is not enough, since queues on the path absorb it at once."""
 
 GATHERED_MIN_BYTES, GATHERED_MAX_BYTES = 1024, 64 * 1024
-"""Less is not worth a system call; more could look like silence on a link of a few kilobytes per second."""
+"""Fewer bytes are not worth a system call; more could look like silence on a link of a few kilobytes per second."""
 
 _TAG_BYTES = 16
 _NONCE_MAX = 2**64 - 1
@@ -70,7 +69,7 @@ class ConnectionLost(PeerFault):
 
 
 class WrongPeer(PeerFault):
-    """Somebody else than the expected peer answered at its address."""
+    """A different peer than the expected one answered at its address."""
 
     code = "wrong_peer"
 
@@ -87,10 +86,10 @@ class _Cipher:
 
 
 class NoiseSealer(_Cipher):
-    """Plaintexts in, messages out."""
+    """Encrypts plaintexts to messages."""
 
     def seal(self, plaintexts: Iterable[bytes]) -> bytes:
-        """The messages of some plaintexts, ready to send in this order."""
+        """Return the messages for the plaintexts, ready to send in this order."""
         parts: list[bytes] = []
         for plaintext in plaintexts:
             assert len(plaintext) <= PLAINTEXT_MAX_BYTES
@@ -100,14 +99,14 @@ class NoiseSealer(_Cipher):
 
 
 class Opener(_Cipher):
-    """Bytes in, plaintexts out; holds at most one unfinished message."""
+    """Decrypts received bytes to plaintexts; holds at most one unfinished message."""
 
     def __init__(self, key: bytes, nonce: int) -> None:
         super().__init__(key, nonce)
         self._buffer = bytearray()
 
     def open(self, data: bytes) -> list[bytes]:
-        """The plaintexts that these bytes complete; after an error the opener must not be used."""
+        """Return the plaintexts that `data` completes; after an error the opener must not be used."""
         self._buffer += data
         plaintexts: list[bytes] = []
         at = 0
@@ -120,7 +119,7 @@ class Opener(_Cipher):
 
     @property
     def missing(self) -> int:
-        """Bytes until the next plaintext, as far as that is known."""
+        """Bytes missing until the next plaintext, as far as known."""
         announced = 2 + int.from_bytes(self._buffer[:2]) if len(self._buffer) >= 2 else 2
         return announced - len(self._buffer)
 
@@ -133,14 +132,14 @@ class Opener(_Cipher):
 
 
 class SendPace:
-    """How much a link should be given ahead: what it took of late in `UNSENT_S`."""
+    """Unsent bytes that the kernel should hold: what the link recently sent in `UNSENT_S`."""
 
     def __init__(self) -> None:
         self._unsent_bytes = UNSENT_MIN_BYTES
         self._written, self._since = 0, -math.inf
 
     def write(self, size_bytes: int, now: float) -> int:
-        """A write begins, the link having taken nearly all of the one before; says how much to give ahead now."""
+        """Record a write, with nearly all earlier bytes sent; return the unsent bytes that the kernel should hold."""
         if now >= self._since + PACE_S:
             wanted = int(UNSENT_S * self._written / (now - self._since))
             self._unsent_bytes = min(max(1 << wanted.bit_length() >> 1, UNSENT_MIN_BYTES), UNSENT_MAX_BYTES)
@@ -150,12 +149,12 @@ class SendPace:
 
     @property
     def write_bytes(self) -> int:
-        """What to write at once: twice what is given ahead, so that a write outlasts the wait for the next."""
+        """Size of one write: twice the unsent bytes, so that a write lasts longer than the wait for the next."""
         return 2 * self._unsent_bytes
 
 
 class NoiseSession(BaseSession):
-    """One secured connection: by messages for the muxer, by bytes for the negotiation before it."""
+    """Secured connection: whole messages for the muxer, bytes for the negotiation before it."""
 
     def __init__(
         self, raw: IRawConnection, key_pair: KeyPair, remote: Ed25519PublicKey, keys: tuple[bytes, bytes]
@@ -175,7 +174,7 @@ class NoiseSession(BaseSession):
         self._pace, self._unsent_bytes = SendPace(), 0
 
     async def receive(self) -> list[bytes]:
-        """The plaintexts completed by the next bytes that arrive; none if they complete nothing."""
+        """Return the plaintexts completed by the next bytes that arrive, or an empty list."""
         if self._unread:
             unread, self._unread = bytes(self._unread), bytearray()
             return [unread]
@@ -187,14 +186,14 @@ class NoiseSession(BaseSession):
         return plaintexts
 
     def _wake_for(self, missing: int) -> None:
-        """Let the kernel gather the rest of a long message: each packet of a slow link would wake us in vain."""
+        """Let the kernel gather the rest of a long message: else each packet of a slow link would wake us."""
         gathered = min(missing, GATHERED_MAX_BYTES) if missing >= GATHERED_MIN_BYTES else 1
         if self._socket is not None and gathered != self._gathered:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, gathered)
             self._gathered = gathered
 
     async def send(self, plaintexts: Iterable[bytes]) -> None:
-        """Send some messages; cancelled half way, the session is torn and must be closed."""
+        """Send some messages; if it is cancelled half way, the session must be closed."""
         sealed = self._sealer.seal(plaintexts)
         self._give_ahead(self._pace.write(len(sealed), trio.current_time()))
         await self._write_all(sealed)
@@ -227,13 +226,13 @@ class NoiseSession(BaseSession):
             self._unsent_bytes = unsent_bytes
 
     async def writable(self) -> int:
-        """Wait until the kernel has sent nearly all that it was given; says how much to send next."""
+        """Wait until the kernel has sent nearly all bytes; return how many bytes to send next."""
         if self._socket is not None:
             await trio.lowlevel.wait_writable(self._socket)
         return self._pace.write_bytes
 
     async def read(self, n: int | None = None) -> bytes:
-        """Exactly `n` bytes; without it, some."""
+        """Return exactly `n` bytes, or any available bytes without `n`."""
         while not self._unread or len(self._unread) < (n or 0):
             for plaintext in await self.receive():
                 self._unread += plaintext
@@ -261,7 +260,7 @@ class NoiseSession(BaseSession):
 class Noise(ISecureTransport):
     """The Noise XX handshake of libp2p, in either role, with one static key for all connections.
 
-    A message of the handshake is a length (2 bytes, big-endian) and the bytes; no byte behind it is read.
+    A handshake message is a length (2 bytes, big-endian) and that many bytes; no byte after it is read.
     """
 
     def __init__(self, key_pair: KeyPair) -> None:
@@ -284,14 +283,14 @@ class Noise(ISecureTransport):
             identity = verified_identity(handshake.read(await _read_message(conn)), handshake.remote_static)
             remote = Ed25519PublicKey.from_bytes(identity)
             if ID.from_pubkey(remote) != peer_id:
-                raise WrongPeer(f"Somebody else than peer {peer_id} answers: {ID.from_pubkey(remote)}.")
+                raise WrongPeer(f"Peer {ID.from_pubkey(remote)} answers instead of peer {peer_id}.")
             await _write_message(conn, handshake.write(self._payload))
         return NoiseSession(conn, self._key_pair, remote, handshake.keys)
 
 
 @contextmanager
 def _reported_to_libp2p() -> Iterator[None]:
-    """Raise each failure as the one after which libp2p closes the connection and frees its slot."""
+    """Raise each failure as `HandshakeFailure`, after which libp2p closes the connection and frees its slot."""
     try:
         yield
     except (PeerFault, IOException) as error:
@@ -312,8 +311,8 @@ async def _write_message(conn: IRawConnection, message: bytes) -> None:
 
 
 def _socket_under(raw: IRawConnection) -> trio.socket.SocketType | None:
-    """The TCP socket of a connection; None for a pipe, or a system on which it cannot be told to take little ahead."""
+    """Return the TCP socket of a connection; None for a pipe, or on a system without TCP_NOTSENT_LOWAT."""
     if not (isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream)):
         return None
-    found: trio.socket.SocketType | None = getattr(raw.stream.stream, "socket", None)
-    return found if hasattr(socket, "TCP_NOTSENT_LOWAT") else None
+    tcp: trio.socket.SocketType | None = getattr(raw.stream.stream, "socket", None)
+    return tcp if hasattr(socket, "TCP_NOTSENT_LOWAT") else None

@@ -1,12 +1,12 @@
-"""The payload of a Noise handshake in libp2p: the identity of a node, signed over its static key; pure.
+"""The payload of a Noise handshake in libp2p: a node's identity key and its signature over the static key. No I/O.
 
     identity_key = 1    a public key of libp2p: type (1, Ed25519) and 32 bytes
     identity_sig = 2    of "noise-libp2p-static-key:" and the 32 bytes of the X25519 static key
     extensions   = 4    ignored, early data included; so is every unknown field
 
-- Only Ed25519 is spoken: a node's identity is that key, and its id is derived from it.
-- Each of the two fields occurs once. A payload that repeats one, or is cut short, is refused.
-- libsodium checks the signature, and refuses keys of small order, as `protocol.wire.signing` does.
+- Only Ed25519 is supported: a node's identity is that key, and its id is derived from it.
+- Each of the two fields occurs once. A payload that repeats a field, or is cut short, is refused.
+- libsodium checks the signature and refuses keys of small order, as `protocol.wire.signing` does.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from swarm_node.p2p.noise_xx import KEY_BYTES, NoiseBroken
 
 SIGNED_PREFIX = b"noise-libp2p-static-key:"
 ED25519_PREFIX = b"\x08\x01\x12\x20"
-"""Of a public key as libp2p serialises it: type Ed25519, then 32 bytes."""
+"""Prefix of a public key as libp2p serialises it: type Ed25519, then 32 bytes."""
 
 _IDENTITY_KEY, _IDENTITY_SIGNATURE = 1, 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -34,13 +34,13 @@ def build_payload(identity: bytes, signature: bytes) -> bytes:
 
 def verified_identity(payload: bytes, static: bytes) -> bytes:
     """Return the Ed25519 public key that signed this static key."""
-    found: dict[int, bytes] = {}
+    values: dict[int, bytes] = {}
     for number, value in _fields(payload):
         if number in (_IDENTITY_KEY, _IDENTITY_SIGNATURE):
-            if number in found:
+            if number in values:
                 raise NoiseBroken("The identity in the handshake is named twice.")
-            found[number] = value
-    key, signature = found.get(_IDENTITY_KEY, b""), found.get(_IDENTITY_SIGNATURE, b"")
+            values[number] = value
+    key, signature = values.get(_IDENTITY_KEY, b""), values.get(_IDENTITY_SIGNATURE, b"")
     if len(key) != len(ED25519_PREFIX) + KEY_BYTES or not key.startswith(ED25519_PREFIX):
         raise NoiseBroken("The identity in the handshake is not an Ed25519 key.")
     identity = key.removeprefix(ED25519_PREFIX)
@@ -52,7 +52,7 @@ def verified_identity(payload: bytes, static: bytes) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the value of each field that has bytes; of other fields, the number and nothing."""
+    """Yield the number and the bytes of each field; the bytes are empty for fields of other types."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

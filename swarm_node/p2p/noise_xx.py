@@ -1,14 +1,14 @@
-"""The Noise handshake `Noise_XX_25519_ChaChaPoly_SHA256`: pure, bytes in and bytes out.
+"""The Noise handshake `Noise_XX_25519_ChaChaPoly_SHA256`: bytes in and bytes out, no I/O.
 
     1.  initiator → responder   e                   nothing is encrypted yet
     2.  responder → initiator   e, ee, s, es        the responder's static key, encrypted
     3.  initiator → responder   s, se               the initiator's static key, encrypted
 
-- `TABLE` is the whole state machine: role × messages passed × event. An unlisted pair is a mistake of the caller.
+- `TABLE` is the whole state machine: role × messages passed × event. An unlisted pair is an error of the caller.
 - A message that is too short, too long, damaged, replayed or forged ends the handshake (`NoiseBroken`). So does a point
-  of low order, with which the shared secret would be known to everybody.
-- After the first error the handshake is over: each later call raises the same error.
-- A message has at most `limits.HANDSHAKE_MESSAGE_MAX_BYTES`, and no more is ever held.
+  of low order, since the shared secret would then be public.
+- After the first error the handshake has ended: each later call raises the same error.
+- A message has at most `limits.HANDSHAKE_MESSAGE_MAX_BYTES`; no more is ever held.
 - Primitives come from `cryptography` and the standard library.
 """
 
@@ -25,26 +25,26 @@ from protocol import limits
 from protocol.errors import PeerFault
 
 NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
-"""Of 32 bytes, and so the first hash itself."""
+"""The protocol name; with exactly 32 bytes it is also the first hash."""
 
 KEY_BYTES, TAG_BYTES = 32, 16
 
 
 class NoiseBroken(PeerFault):
-    """What arrived is not what the peer encrypted next; the connection cannot be trusted any further."""
+    """The received bytes are not the peer's next message; the connection can no longer be trusted."""
 
     code = "noise_broken"
 
 
 class Role(Enum):
-    """Who begins, and who answers."""
+    """Side of a handshake: the initiator sends the first message."""
 
     INITIATOR = "initiator"
     RESPONDER = "responder"
 
 
 class HandshakeStep(Enum):
-    """What a side does with the next message."""
+    """Direction of the next message."""
 
     WRITE = "write"
     READ = "read"
@@ -60,13 +60,13 @@ TABLE: Mapping[tuple[Role, int, HandshakeStep], tuple[str, ...]] = {
     (Role.INITIATOR, 2, HandshakeStep.WRITE): _THIRD,
     (Role.RESPONDER, 2, HandshakeStep.READ): _THIRD,
 }
-"""The tokens of the message that is due; each pair leads to one more message passed, and after three there is none."""
+"""The tokens of the message that is due; each entry advances the handshake by one message, and there are three."""
 
 MESSAGES = 3
 
 
 class _Symmetric:
-    """The chaining key, the transcript's hash and the cipher between two messages."""
+    """Chaining key, transcript hash and cipher between two messages."""
 
     def __init__(self, prologue: bytes) -> None:
         self.hash = self._chain = NAME
@@ -100,14 +100,14 @@ class _Symmetric:
 
     @property
     def tag_bytes(self) -> int:
-        """What encryption adds to a plaintext now."""
+        """Bytes that encryption now adds to a plaintext."""
         return 0 if self._cipher is None else TAG_BYTES
 
     def split(self) -> tuple[bytes, bytes]:
         return self._derive(b"")
 
     def _derive(self, secret: bytes) -> tuple[bytes, bytes]:
-        """HKDF with two outputs."""
+        """Return the two outputs of HKDF."""
         master = hmac.digest(self._chain, secret, "sha256")
         first = hmac.digest(master, b"\1", "sha256")
         return first, hmac.digest(master, first + b"\2", "sha256")
@@ -118,7 +118,7 @@ class _Symmetric:
 
 
 class XxHandshake:
-    """One side of a handshake: `write` and `read` in turns, then `keys`."""
+    """Handshake of one side: `write` and `read` in turns, then `keys`."""
 
     def __init__(
         self, role: Role, static: X25519PrivateKey, *, ephemeral: X25519PrivateKey | None = None, prologue: bytes = b""
@@ -132,23 +132,23 @@ class XxHandshake:
 
     @property
     def is_finished(self) -> bool:
-        """All messages have passed, and none was refused."""
+        """True once all messages have passed and none was refused."""
         return self._passed == MESSAGES and self._failure is None
 
     @property
     def remote_static(self) -> bytes:
-        """The static key that the other side has proved to hold."""
+        """The static key that the peer has proved to hold."""
         assert self._remote_static is not None, "the message with the static key has not passed"
         return self._remote_static.public_bytes_raw()
 
     @property
     def hash(self) -> bytes:
-        """The hash of all that was said: the same on both sides, and on no other connection."""
+        """The transcript hash: the same on both sides, and different on every other connection."""
         return self._symmetric.hash
 
     @property
     def keys(self) -> tuple[bytes, bytes]:
-        """The keys of what this side sends and of what it receives."""
+        """The keys for sending and for receiving."""
         assert self.is_finished, "the handshake is not finished"
         of_initiator, of_responder = self._symmetric.split()
         if self._role is Role.INITIATOR:
@@ -156,7 +156,7 @@ class XxHandshake:
         return of_responder, of_initiator
 
     def write(self, payload: bytes = b"") -> bytes:
-        """Return the next message, with this payload."""
+        """Return the next message, with `payload`."""
         message = b""
         tokens = self._due(HandshakeStep.WRITE)
         try:
@@ -209,7 +209,7 @@ class XxHandshake:
         return tokens
 
     def _mix_secret(self, token: str) -> None:
-        """Mix in a shared secret; of "es" and "se" the first letter is the initiator's key."""
+        """Mix in a shared secret; in "es" and "se" the first letter is the initiator's key."""
         mine, theirs = token[:1], token[1:]
         if self._role is Role.RESPONDER:
             mine, theirs = theirs, mine
@@ -219,7 +219,7 @@ class XxHandshake:
         try:
             secret = private.exchange(public)
         except ValueError:
-            raise NoiseBroken("The peer's key is a point of low order, so the secret would be no secret.") from None
+            raise NoiseBroken("The peer's key is a point of low order, so the shared secret would be public.") from None
         self._symmetric.mix_key(secret)
 
 

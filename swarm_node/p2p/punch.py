@@ -1,16 +1,16 @@
-"""Hole punching: two hosts that nobody can dial dial each other at the same time, both from their listening port.
+"""Hole punching: two hosts behind NATs dial each other at the same time, both from their listening port.
 
-    A's first packet opens A's NAT for B; it is dropped at B's, unless B's has opened that for A. Whoever sends
-    second gets through: one connection, by a simultaneous open or into the listening socket.
+    A's first packet opens A's NAT for B. B's NAT drops it, unless B has already opened it for A. The second
+    sender gets through: one connection, by a simultaneous open or into the listening socket.
 
-- The coordinator says with whom (`FetchPlan.punches`), to both sides, and whom to ask for one's own address as others
-  see it (`FetchPlan.observers`): these are dialled from the listening port, too, and answer by libp2p's identify.
-- Both hosts may find that they opened the connection, or both that they accepted it. So the handshakes on it are begun
-  by the one whose peer id is the lower string, whatever TCP says.
-- A connection that is lost is punched anew until the next plan; attempts that fail pause longer each time.
-- No plan makes this host flood anybody: it dials an address at one port alone, no port below `PUNCH_PORT_MIN`, no
-  address of a private network unless the coordinator is there, and no more often than `PunchBudget` allows.
-- What came of it is reported with the next request for a plan, if it is not what was reported before.
+- The coordinator names the peer to both sides (`FetchPlan.punches`), and the observers that report this host's public
+  address (`FetchPlan.observers`). Observers are dialled from the listening port, too, and answer by libp2p's identify.
+- TCP may report on both sides that the host opened the connection, or on both that it accepted it. So the host whose
+  peer id is the lower string starts the handshakes, whatever TCP reports.
+- A lost connection is punched again until the next plan; pauses grow after failed attempts.
+- No plan can make this host flood an address: it dials one port per address, no port below `PUNCH_PORT_MIN`, no
+  private address unless the coordinator is in that network, and no more often than `PunchBudget` allows.
+- The result is reported with the next request for a plan, if it differs from the last report.
 """
 
 import ipaddress
@@ -48,28 +48,28 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 ATTEMPT_S = 4.0
-"""One dial: three packets, after 0, 1 and 3 s. Five, and what is between them, bridge the 20 s by which one side may
-get its plan later. As long for the handshakes: who has no plan yet waits for them on the wrong side."""
+"""Time-out of one dial: three packets, after 0, 1 and 3 s. Five dials and their pauses bridge the 20 s by which one
+side may get its plan later. Also the time-out of the handshakes: a host without a plan yet waits on the wrong side."""
 
 PAUSE_S = 0.5
-"""After the first attempt, and twice as long after each further one."""
+"""Pause after the first attempt; doubled after each further one."""
 
 AGAIN_S, AGAIN_MAX_S = 10.0, 60.0
-"""After all attempts of a turn, twice as long each time: the other side may have been away."""
+"""Pause after all attempts of a turn, doubled each time: the other side may have been offline."""
 
 OBSERVE_S = 10.0
-"""For an observer to answer, from the dial on."""
+"""Time-out for an observer's answer, including the dial."""
 
 IDENTIFY_MAX_BYTES = 8192
-"""An answer of identify; ours have about 500."""
+"""Size limit of an identify answer; ours have about 500 bytes."""
 
 Place = tuple[str, int]
-"""An IP address, written as Python writes it, and a port."""
+"""An IP address, as Python formats it, and a port."""
 
 
 @dataclass(frozen=True)
 class ReachReport:
-    """What a node says of its place in the network: how others see it, and which holes it could punch."""
+    """Report of a node about its reachability: its observed addresses, and the peers it could and could not punch."""
 
     observed: tuple[str, ...] = ()
     punched: tuple[NodeId, ...] = ()
@@ -77,13 +77,13 @@ class ReachReport:
 
 
 class PunchBudget:
-    """Bounds the dials of a minute: to each neighbourhood and in all."""
+    """Limits the dials per minute: per neighbourhood and in total."""
 
     def __init__(self) -> None:
         self._dials: deque[tuple[float, str]] = deque()
 
     def spend(self, host: str, now: float) -> bool:
-        """Count a dial and return True, if there is room for it."""
+        """Count a dial and return True, if the budget allows it."""
         while self._dials and self._dials[0][0] <= now - 60:
             self._dials.popleft()
         near = neighbourhood(host)
@@ -95,7 +95,7 @@ class PunchBudget:
 
 
 class Punches:
-    """All holes of one host, and its address as others see it."""
+    """Punched connections of one host, and its address as other peers see it."""
 
     def __init__(
         self,
@@ -113,31 +113,31 @@ class Punches:
         self._budget = PunchBudget()
         self._scopes: dict[Peer, trio.CancelScope] = {}
         self._awaited: dict[Place, ID] = {}
-        """Whose connection may come from where, of those with whom this host begins the handshakes."""
+        """Expected peer by remote address, for the peers with which this host starts the handshakes."""
         self._observing = trio.CancelScope()
         self._asked = WeakSet[INetConn]()
-        """Connections out of the listening port to observers."""
+        """Connections from the listening port to observers."""
         self._worked: dict[NodeId, bool] = {}
         self._reported: dict[NodeId, bool] = {}
         self._reported_observed: tuple[str, ...] = ()
         self.observed: tuple[str, ...] = ()
-        """The listening port's address, by each observer that answered the last time."""
+        """The public address of the listening port, one entry per observer that answered last time."""
         self.made = WeakSet[IMuxedConn]()
-        """Connections that were punched: they say nothing about who can be dialled."""
+        """Punched connections: they do not prove that a peer can be dialled."""
         self.on_news: Callable[[], None] = lambda: None
 
     @property
     def peers(self) -> set[ID]:
-        """With whom connections are kept."""
+        """The peers to which connections are kept."""
         return {ID.from_base58(peer.peer_id) for peer in self._scopes}
 
     @property
     def has_news(self) -> bool:
-        """There is something that was not reported yet."""
+        """True if something was not reported yet."""
         return self.observed != self._reported_observed or bool(self._changed())
 
     def report(self) -> ReachReport:
-        """The observed addresses, and with whom punching worked and did not, where that has changed."""
+        """Return the observed addresses, and the peers for which the result of punching has changed."""
         changed = self._changed()
         succeeded = [name for name, worked in changed.items() if worked][: limits.DIALS_MAX]
         failed = [name for name, worked in changed.items() if not worked][: limits.DIALS_MAX]
@@ -150,11 +150,11 @@ class Punches:
         self._reported = before | dict.fromkeys(report.punched, True) | dict.fromkeys(report.unpunched, False)
 
     def follow(self, punches: Iterable[Peer], observers: Iterable[Peer]) -> None:
-        """Go by another plan: keep connections to these and to nobody else, and ask those for this host's address."""
+        """Follow another plan: keep connections to `punches` only, and ask `observers` for this host's address."""
         wanted: dict[str, Peer] = {}
         for peer in punches:
-            with suppress(ValueError):  # a name, or none: no NAT has one
-                wanted.setdefault(neighbourhood(_place(peer.address)[0]), peer)  # one at each address: see limits
+            with suppress(ValueError):  # a DNS name, or no address: a NAT has neither
+                wanted.setdefault(neighbourhood(_place(peer.address)[0]), peer)  # one per address: see limits
         for peer in self._scopes.keys() - set(wanted.values()):
             self._scopes.pop(peer).cancel()
         for peer in set(wanted.values()) - self._scopes.keys():
@@ -165,7 +165,7 @@ class Punches:
         self._nursery.start_soon(self._observe, list(observers), self._observing)
 
     async def accept(self, stream: ReadWriteCloser) -> IMuxedConn | None:
-        """Take over an accepted connection of a peer with whom this host begins the handshakes; else return None."""
+        """Upgrade an accepted connection of a peer with which this host starts the handshakes; else return None."""
         remote = stream.get_remote_address()
         peer_id = self._awaited.get((str(ip_of(remote[0])), remote[1])) if remote else None
         return None if peer_id is None else await self._upgrade(stream, peer_id)
@@ -197,7 +197,7 @@ class Punches:
                     del self._awaited[place]
 
     async def _place_of(self, peer: Peer) -> Place | None:
-        """Where to dial a peer; None if this host is not to be sent there."""
+        """Return the address to dial for a peer; None if this host must not dial it."""
         try:
             (target, *_) = await self._targets(peer.model_copy(update={"also": ()}))
         except PeerFault:
@@ -206,7 +206,7 @@ class Punches:
         return place if limits.PUNCH_PORT_MIN <= place[1] <= PORT_MAX else None
 
     async def _connect(self, peer_id: ID, place: Place) -> bool:
-        """One turn of attempts; return whether there is a connection to the peer, whoever opened it."""
+        """Run one turn of attempts; return True if there is a connection to the peer, whichever side opened it."""
         for attempt in range(ATTEMPTS):
             if self._swarm.get_connections(peer_id):
                 return True
@@ -248,7 +248,7 @@ class Punches:
         return self._own_id < peer_id.to_base58()
 
     async def _upgrade(self, stream: ReadWriteCloser, peer_id: ID) -> IMuxedConn:
-        """Secure and multiplex a punched connection, in the role that is this host's."""
+        """Secure and multiplex a punched connection, in this host's role."""
         begins = self._begins(peer_id)
         raw = RawConnection(stream, begins)
         try:
@@ -258,7 +258,7 @@ class Punches:
                 else:
                     muxed = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(f"/p2p/{peer_id}"))
             if muxed.peer_id != peer_id:
-                raise PeerFault(f"Somebody else than peer {peer_id} answers a punch.")
+                raise PeerFault(f"A different peer than {peer_id} answers a punch.")
         except BaseException:
             await workarounds.abort(stream)
             raise
@@ -275,7 +275,7 @@ class Punches:
             self.on_news()
 
     async def _observe(self, observers: list[Peer], scope: trio.CancelScope) -> None:
-        """Ask each for the address that it sees; what they say stays until they are asked again."""
+        """Ask each observer for the address that it sees; the answers stay until the next round."""
         answers: dict[str, str] = {}
         with scope:
             async with trio.open_nursery() as nursery:
@@ -292,7 +292,7 @@ class Punches:
             with trio.fail_after(OBSERVE_S):
                 if answer := await self._observed_by(peer):
                     answers[peer.peer_id] = answer
-        except Exception as error:  # py-libp2p lets any layer's exception through; it is one answer less
+        except Exception as error:  # py-libp2p lets any layer's exception through; only this answer is missing
             log.debug("observer does not answer peer=%s: %r", peer.peer_id, error)
 
     async def _observed_by(self, peer: Peer) -> str | None:
@@ -318,7 +318,7 @@ class Punches:
                 await workarounds.cut(connection)
 
     async def _identify(self, connection: INetConn) -> str | None:
-        """The address that the other side sees, by its answer to identify."""
+        """Return the address that the peer sees, from its answer to identify."""
         stream = await connection.new_stream()
         try:
             negotiate = partial(self._host.multiselect_client.select_one_of, [IDENTIFY])
@@ -338,7 +338,7 @@ class Punches:
 
 
 def _host_port(address: bytes) -> str | None:
-    """`host:port` of a multiaddress; None if it names none."""
+    """Return `host:port` of a multiaddress; None if it contains none."""
     parts = {protocol.name: value for protocol, value in Multiaddr(address).items()}
     host, port = parts.get("ip4") or parts.get("ip6"), parts.get("tcp")
     if host is None or port is None:
@@ -348,6 +348,6 @@ def _host_port(address: bytes) -> str | None:
 
 
 def _place(address: str) -> Place:
-    """The parts of an address whose host is an IP address, in brackets or not."""
+    """Split an address whose host is an IP address, in brackets or not."""
     host, _, port = address.rpartition(":")
     return str(ip_of(host.strip("[]"))), int(port)

@@ -1,19 +1,19 @@
-"""Answer other nodes' WANTs from the chunk store.
+"""Server of chunks: answers other nodes' WANTs from the chunk store.
 
-- A chunk is verified each time it is read from the disk; what is neither here nor expected is rejected as absent.
-- A WANT for a chunk that is on its way here waits, and is answered the moment the chunk arrives. After `wait_s` it is
-  absent, whatever else arrived meanwhile: so whoever waits here hears something in time, and may ask again. One for a
-  chunk that nobody expects waits `grace_s`, since the requester may have heard of a version a moment sooner.
-- Requesters are told what arrives (HAVE), so that they can ask for it; little later, so much at once, and
-  nothing twice.
-- Nothing more is read from a requester that does not take its answers.
-- What leaves is counted (`meter`) before it does; where the owner's volume is used up, the answer is busy.
-- A chunk leaves when its stream has a turn (`turns`), each in one of its own: some wait for requesters that are behind
-  other nodes. A turn is for its chunk: only so many small frames go before it.
-- Bounded per peer (streams) and in total (streams, turns, and so chunks in memory): beyond, the answer is busy.
-- A WANT that finds all turns taken has the requester cut off that has taken nothing for the longest time, if that is
-  longer than anybody waits for a turn, and if none was in as long a time: a crowd cannot have all slow links emptied.
-- Every wait has a deadline: for a WANT to come, for a chunk to arrive, for a turn, for the peer to take bytes.
+- A chunk is verified each time it is read from the disk; a chunk that is neither stored nor expected is rejected as
+  absent.
+- A WANT for a chunk that is still arriving waits, and is answered as soon as the chunk arrives. After `wait_s` it is
+  rejected as absent, so that the requester gets an answer in time and may ask again. A WANT for a chunk that is not
+  expected waits `grace_s`, since the requester may have learned of a version slightly earlier.
+- HAVE announces arriving chunks to requesters: soon, in batches, and each chunk once.
+- Nothing more is read from a requester that does not read its answers.
+- Bytes are counted (`meter`) before they are sent; when the owner's upload allowance is used up, the answer is BUSY.
+- A chunk is sent when its stream has a turn (`turns`), one chunk per turn: some streams wait for requesters that are
+  behind other nodes. Only a limited number of small frames go before the chunk of a turn.
+- Limits per peer (streams) and in total (streams, turns, and so chunks in memory): beyond them, the answer is BUSY.
+- When a WANT arrives and all turns are taken, the requester that has received nothing for the longest time is cut off,
+  if that is longer than `turn_s` and none was cut off in the last `turn_s`. So a crowd cannot cut off all slow links.
+- Every wait has a deadline: for a WANT, for a chunk to arrive, for a turn, for the peer to read bytes.
 """
 
 import math
@@ -37,29 +37,29 @@ from swarm_node.p2p.turns import Turns
 
 @dataclass(frozen=True)
 class ServeLimits:
-    """What serving others may cost this node."""
+    """Limits on what serving others may cost this node."""
 
     streams_per_peer: int = 2
     streams: int = 512
-    """Those of all connections that a host takes: who got a connection is not kept out by the streams of others."""
+    """Enough for all connections of a host: a connected peer is not kept out by the streams of others."""
     turns: int = 32
-    """Chunks in memory at once, each twice: as it was read, and in its frame. 256 MiB at the largest chunk size."""
+    """Chunks in memory at once, each twice: as read, and in its frame. 256 MiB at the largest chunk size."""
     turn_s: float = 5.0
-    """Waiting for a turn; after that the peer is told to come back, if all are taken. Who takes no slice (1 MiB, or
-    what is left of a chunk) in that time keeps its turn only while nobody waits for one."""
+    """Longest wait for a turn; after that, if all are taken, the answer is BUSY. A peer that accepts no slice (1
+    MiB, or the rest of a chunk) in that time keeps its turn only while no other stream waits for one."""
     stall_s: float = 20.0
     wait_s: float = 30.0
-    """Waiting for a chunk that is on its way here; half of what a requester's patience is."""
+    """Longest wait for a chunk that is still arriving; half of a requester's patience."""
     grace_s: float = 2.0
-    """Waiting for a chunk that nobody here has heard of."""
+    """Longest wait for a chunk that this node does not expect."""
     news_s: float = 0.5
-    """Between two HAVEs: whoever was planned to ask here does so without being told."""
+    """Pause between two HAVEs: nodes whose plan lists this node ask without a HAVE."""
     idle_s: float = 120.0
-    """Without a WANT the stream is closed, unless something is on its way; opening another costs two round trips."""
+    """A stream without a WANT is closed after this, unless a chunk is arriving; reopening costs two round trips."""
 
 
 Meter = Callable[[int], Awaitable[bool]]
-"""Counts bytes that are about to leave; False: they must not."""
+"""Counts bytes about to be sent; False means that they must not be sent."""
 
 
 async def _unmetered(_size_bytes: int) -> bool:
@@ -67,7 +67,7 @@ async def _unmetered(_size_bytes: int) -> bool:
 
 
 class ChunkServer:
-    """Serves one chunk store; `handle` is given to `Host.serve`."""
+    """Server of one chunk store; `handle` is passed to `Host.serve`."""
 
     def __init__(
         self,
@@ -82,21 +82,21 @@ class ChunkServer:
         self.limits = limits or ServeLimits()
         self.bytes_sent = 0
         self._served: dict[NodeId, None] = {}
-        """To whom chunks were delivered, since they were reported."""
+        """Peers that received chunks since the last report."""
         self.takers: dict[Link, trio.CancelScope] = {}
-        """Those that something is on its way to."""
+        """Links with a send under way."""
         self._cut_at = -math.inf
         self.turns = Turns[Link](self.limits.turns, self.limits.turn_s)
         self._wakes: dict[Link, Callable[[], None]] = {}
         self._streams: Counter[NodeId] = Counter()
 
     def note_delivery(self, peer: NodeId, size_bytes: int) -> None:
-        """Record that a peer has taken a chunk."""
+        """Record that a peer has received a chunk."""
         self.bytes_sent += size_bytes
         self._served[peer] = None
 
     def report_served(self, count: int) -> list[NodeId]:
-        """Return up to `count` peers that took chunks since they were last reported."""
+        """Return up to `count` peers that received chunks and were not reported since."""
         reported = list(islice(self._served, count))
         for peer in reported:
             del self._served[peer]
@@ -121,33 +121,33 @@ class ChunkServer:
                 del self._streams[link.peer]
 
     async def has(self, chunk: ChunkId) -> bool:
-        """Whether a chunk is on the disk; the event loop does not wait for that."""
+        """Return True if a chunk is on the disk; the check runs in a thread."""
         try:
             return await trio.to_thread.run_sync(self.blobs.has, chunk, abandon_on_cancel=True)
         except DiskFull:
             return False
 
     def ask_for_turn(self, link: Link, *, is_behind: bool, wake: Callable[[], None]) -> None:
-        """This stream has a chunk to send: `wake` is called when it may."""
+        """Queue a stream that has a chunk to send; `wake` is called when its turn comes."""
         if self.turns.full:
             self.hurry()
         self._wakes[link] = wake
         self.turns.wait(link, trio.current_time(), is_behind=is_behind, group=link.neighbourhood)
 
     def admit(self) -> None:
-        """Wake those whose turn has come."""
+        """Wake the streams whose turn has come."""
         now = trio.current_time()
         for link in self.turns.admit(now):
             link.moved_at = now
             self._wakes[link]()
 
     def end_turn(self, link: Link) -> None:
-        """It has sent its chunk, or waits no more."""
+        """End the turn, or the wait, of a stream."""
         self._wakes.pop(link, None)
         self.turns.leave(link)
 
     def hurry(self) -> None:
-        """All turns are taken, and one is wanted: whoever has one and takes the slowest may have to leave."""
+        """Cut off the slowest stream with a turn, if the limits allow it; called when all turns are taken."""
         holders = filter(self.turns.is_sending, self.takers)
         slowest = min(holders, key=lambda link: link.moved_at, default=None)
         now = trio.current_time()
@@ -157,31 +157,31 @@ class ChunkServer:
 
 
 class _Conversation:
-    """One stream: a reader notes what is wanted, a writer answers what can be answered."""
+    """Server side of one stream: a reader records WANTs, a writer answers those that can be answered."""
 
     def __init__(self, server: ChunkServer, link: Link) -> None:
         self._server, self._link, self._limits = server, link, server.limits
         self._responder = Responder()
         self._replies: deque[Reject] = deque()
         self._ready: dict[ChunkId, None] = {}
-        """Owed chunks that are here, in the order in which to answer."""
+        """Owed chunks that are stored, in the order of the answers."""
         self._waiting: dict[ChunkId, float] = {}
-        """Owed chunks that are not here yet, and since when."""
+        """Owed chunks that have not arrived yet, with the time of the WANT."""
         self._is_behind = False
-        """The requester has less than other nodes, as it said last."""
+        """The requester has less than other nodes, by its last WANT."""
         self._small_frames = 0
-        """Sent in this turn, before its chunk."""
-        self._told = self._told_up_to = 0
-        """How many names the requester was told, and the number of the last (`Arrivals.news_after`)."""
-        self._tell_at = self._told_at = -math.inf
-        """When to tell of what arrived (`inf`: nothing did), and when that was done last."""
+        """Frames sent in this turn, before its chunk."""
+        self._announced = self._announced_up_to = 0
+        """Number of chunks announced to the requester, and the sequence number of the last (`Arrivals.news_after`)."""
+        self._announce_at = self._announced_at = -math.inf
+        """Time of the next announcement (`inf`: nothing to announce), and of the last one."""
         self._idle_at = trio.current_time() + self._limits.idle_s
         self._changed, self._sent = trio.Event(), trio.Event()
         self._farewell = Farewell.DONE
         self._failure: PeerFault | None = None
 
     async def run(self) -> Farewell:
-        """Converse until the requester leaves or falls silent."""
+        """Serve the stream until the requester leaves or is idle for too long."""
         try:
             with self._server.arrivals.listening(self._look):
                 async with trio.open_nursery() as nursery:
@@ -205,7 +205,7 @@ class _Conversation:
                         self._is_behind = message.is_behind
                         await self._place(message.chunk)
                     self._changed.set()
-                while len(self._replies) > limits.EXCHANGE_WANTS_MAX:  # it asks and takes back faster than it reads
+                while len(self._replies) > limits.EXCHANGE_WANTS_MAX:  # it asks and cancels faster than it reads
                     self._sent = trio.Event()
                     await self._sent.wait()
         except PeerFault as error:
@@ -221,7 +221,7 @@ class _Conversation:
         conversation.cancel()
 
     async def _place(self, chunk: ChunkId) -> None:
-        """Decide about a new WANT: answer, or wait. Its time begins before the disk is asked, which may be slow."""
+        """Decide about a new WANT: answer, or wait. Its time starts before the disk is checked, which may be slow."""
         arrivals = self._server.arrivals
         if chunk in arrivals.held_chunks:
             self._ready[chunk] = None
@@ -229,37 +229,37 @@ class _Conversation:
         self._waiting[chunk] = trio.current_time()
         if not arrivals.expects(chunk):
             self._changed.set()
-            if await self._server.has(chunk) and chunk in self._waiting:  # not, if it came or was rejected meanwhile
+            if await self._server.has(chunk) and chunk in self._waiting:  # not if it arrived or was rejected meanwhile
                 del self._waiting[chunk]
                 self._ready[chunk] = None
 
     def _absent_at(self, chunk: ChunkId) -> float:
-        """When to say that an owed chunk is not here."""
+        """Return the time at which an owed chunk is rejected as absent."""
         expected = self._server.arrivals.expects(chunk)
         return self._waiting[chunk] + (self._limits.wait_s if expected else self._limits.grace_s)
 
     def _forget(self, chunk: ChunkId) -> None:
-        """A WANT is answered, or was taken back."""
+        """Drop a WANT that is answered or cancelled."""
         self._ready.pop(chunk, None)
         self._waiting.pop(chunk, None)
 
     def _look(self) -> None:
-        """Something arrived, or is expected now, or is not any more."""
+        """Handle a change in the chunks that have arrived or are expected."""
         arrivals = self._server.arrivals
-        matters = self._tell_at == math.inf  # else the writer wakes for the news by itself
-        self._tell_at = min(self._tell_at, self._told_at + self._limits.news_s)
+        matters = self._announce_at == math.inf  # otherwise the writer is already scheduled to announce
+        self._announce_at = min(self._announce_at, self._announced_at + self._limits.news_s)
         for chunk in list(self._waiting):
             if chunk in arrivals.held_chunks:
                 del self._waiting[chunk]
                 self._ready[chunk] = None
                 matters = True
             elif not arrivals.expects(chunk):
-                matters = True  # nobody fetches it any more
+                matters = True  # the chunk is not expected any more
         if matters:
             self._changed.set()
 
     async def _next_step(self) -> bool:
-        """Send one frame, or wait for something to send; False when the requester has been silent for too long."""
+        """Send one frame, or wait for something to send; return False when the requester was idle for too long."""
         has_turn = self._has_turn()
         chunk_is_due = has_turn and self._small_frames >= limits.EXCHANGE_WANTS_MAX
         if not chunk_is_due and (frame := self._small_frame()):
@@ -273,7 +273,7 @@ class _Conversation:
         return True
 
     def _small_frame(self) -> Reject | Have | None:
-        """What there is to say before the next chunk."""
+        """Return the next frame to send before the chunk, if any."""
         if self._replies:
             return self._replies.popleft()
         news = self._news()
@@ -283,7 +283,7 @@ class _Conversation:
         return self._server.turns.is_sending(self._link)
 
     def _ask_for_turn(self) -> None:
-        """Wait in line if there is a chunk to send."""
+        """Queue for a turn if there is a chunk to send."""
         if self._ready:
             self._server.ask_for_turn(self._link, is_behind=self._is_behind, wake=self._wake)
         else:
@@ -294,17 +294,17 @@ class _Conversation:
         self._changed.set()
 
     def _news(self) -> tuple[ChunkId, ...]:
-        """What arrived here and the requester was not told of, when it is time."""
+        """Return the chunks to announce to the requester now, if any."""
         arrivals, now = self._server.arrivals, trio.current_time()
-        if now < self._tell_at:
+        if now < self._announce_at:
             return ()
-        at_most = min(limits.EXCHANGE_HAVE_NAMES_MAX, limits.EXCHANGE_HAVE_TOTAL_MAX - self._told)
-        news, self._told_up_to = arrivals.news_after(self._told_up_to, at_most)
-        self._told += len(news)
+        at_most = min(limits.EXCHANGE_HAVE_NAMES_MAX, limits.EXCHANGE_HAVE_TOTAL_MAX - self._announced)
+        news, self._announced_up_to = arrivals.news_after(self._announced_up_to, at_most)
+        self._announced += len(news)
         if news:
-            self._told_at = now
+            self._announced_at = now
         else:
-            self._tell_at = math.inf
+            self._announce_at = math.inf
         return tuple(news)
 
     async def _wait(self) -> bool:
@@ -312,7 +312,7 @@ class _Conversation:
         turns = self._server.turns
         turn_at = turns.look_again_at(self._link, trio.current_time())
         idle_at = math.inf if self._responder.owed or self._server.arrivals.expecting_any else self._idle_at
-        with trio.move_on_at(min(idle_at, self._tell_at, turn_at, *map(self._absent_at, self._waiting))):
+        with trio.move_on_at(min(idle_at, self._announce_at, turn_at, *map(self._absent_at, self._waiting))):
             await self._changed.wait()
         now = trio.current_time()
         if self._ready and turns.waits_in_vain(self._link, now):
@@ -326,8 +326,8 @@ class _Conversation:
         return True
 
     async def _answer(self) -> None:
-        """One CHUNK or REJECT, to the oldest WANT that can be answered; for the next one it waits in line again."""
-        if self._ready:  # else everything was taken back meanwhile
+        """Send one CHUNK or REJECT, to the oldest WANT that can be answered; then queue again for the next."""
+        if self._ready:  # otherwise every WANT was cancelled meanwhile
             await self._send_chunk(next(iter(self._ready)))
         self._server.end_turn(self._link)
         self._small_frames = 0
@@ -355,7 +355,7 @@ class _Conversation:
             self._replies.append(self._responder.reject(chunk, reason))
 
     async def _send(self, message: Chunk | Reject | Have) -> None:
-        """Send a frame, unless the requester takes it too slowly for those who wait for a turn."""
+        """Send a frame, unless the requester reads too slowly while other streams wait for a turn."""
         with trio.CancelScope() as scope:
             self._server.takers[self._link] = scope
             try:

@@ -1,13 +1,13 @@
-"""Whose chunk leaves next: pure decisions about the streams that have one to send.
+"""Order in which streams send their chunks: decisions only, no I/O.
 
-- At most `most` send at once; the others wait, and go in the order in which they came. Of those who may go, whoever is
-  of the group (the address) that sends the least comes first: many streams from one place get no more than one does.
-- While somebody has something to get who is behind the other nodes, by its own word, no more than half of the others
-  send. Links are shared equally by all that is sent, so this leaves more to those behind; what they lack, nobody can
-  get from them.
-- A turn counts for that only while it is fresh, and nobody waits longer for those behind. So whoever makes others wait
-  must itself take chunks about as fast as they would: neither those who say that they are behind nor those who are slow
-  can stop anybody by just staying.
+- At most `most` streams send at once; the others wait in order of arrival. Among streams that may send, one of the
+  group (the address) that sends the least comes first: many streams from one address get no more than one does.
+- While a requester that claims to be behind other nodes has a chunk to get, at most half of the others send. All sends
+  share the link equally, so this leaves more to requesters that are behind; other nodes cannot get from them what they
+  lack.
+- A turn counts for that rule only while it is fresh, and no stream waits longer than that for those behind. So a
+  requester that makes others wait must itself read chunks about as fast as they would: neither a claim to be behind
+  nor slow reading can block others for long.
 - Where all turns are taken, a stream waits for `patience_s`.
 """
 
@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 Who = TypeVar("Who", bound=Hashable)
 
 FRESH_S = 2.0
-"""How long a turn makes others wait, and how long anybody waits for those behind."""
+"""Time for which a turn makes others wait, and for which a stream waits for those behind."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class _Turn:
     group: str
     is_behind: bool
     since: float
-    """When it began to send; before, to wait."""
+    """Time at which it began to send, or to wait if it does not send yet."""
 
     def is_fresh(self, now: float) -> bool:
         return now < self.since + FRESH_S
 
 
 class Turns(Generic[Who]):
-    """Those who wait and those who send; times are the caller's clock."""
+    """Streams that wait and streams that send; times are the caller's clock."""
 
     def __init__(self, most: int, patience_s: float = math.inf) -> None:
         self._most, self._patience_s = most, patience_s
@@ -53,17 +53,17 @@ class Turns(Generic[Who]):
         return who in self._sending
 
     def wait(self, who: Who, now: float, *, is_behind: bool, group: str = "") -> None:
-        """It has a chunk to send; who waits already keeps its place and its time."""
+        """Queue a stream that has a chunk to send; a stream that already waits keeps its place and its time."""
         before = self._waiting.get(who)
         self._waiting[who] = _Turn(group, is_behind, before.since if before else now)
 
     def leave(self, who: Who) -> None:
-        """Its chunk is sent, or need not be."""
+        """Remove a stream: its chunk is sent, or not needed any more."""
         self._waiting.pop(who, None)
         self._sending.pop(who, None)
 
     def admit(self, now: float) -> list[Who]:
-        """Those whose turn has come; they send from now on."""
+        """Return the streams whose turn has come; they count as sending from now on."""
         admitted = []
         while not self.full and (who := self._next(now)) is not None:
             waited = self._waiting.pop(who)
@@ -72,14 +72,14 @@ class Turns(Generic[Who]):
         return admitted
 
     def look_again_at(self, who: Who, now: float) -> float:
-        """When time alone changes something for one who waits: it waits no longer for those behind, or at all."""
+        """Return the time at which a waiting stream stops waiting for those behind, or stops waiting at all."""
         if who not in self._waiting:
             return math.inf
         since = self._waiting[who].since
         return min((at for at in (since + FRESH_S, since + self._patience_s) if at > now), default=now)
 
     def waits_in_vain(self, who: Who, now: float) -> bool:
-        """It was patient, and all turns are taken."""
+        """Return True if the stream waited for `patience_s` and all turns are still taken."""
         return self.full and who in self._waiting and now >= self._waiting[who].since + self._patience_s
 
     def _next(self, now: float) -> Who | None:

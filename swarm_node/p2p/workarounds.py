@@ -1,10 +1,10 @@
-"""What py-libp2p 0.8.1 gets wrong, and our cure for each.
+"""Defects of py-libp2p 0.8.1, and our workaround for each.
 
-- Nothing else in this project touches its internals.
+- No other module of this project touches its internals.
 - Pinned: `install` refuses any other version, so an upgrade begins by reading this file.
-- Each function's docstring says the upstream defect first, then the cure; a test shows the cure at work.
-- Most cures are given to one host, so that a stock host in the same process stays stock.
-- What Noise handshake, Noise session and muxer got wrong is not patched but replaced: `noise_xx`, `noise`, `yamux`
+- Each function's docstring names the workaround and the upstream defect; a test shows the workaround.
+- Most workarounds apply to one host, so that a stock host in the same process stays stock.
+- The Noise handshake, the Noise session and the muxer are not patched but replaced: `noise_xx`, `noise`, `yamux`
   (decision 7).
 """
 
@@ -57,18 +57,18 @@ StreamHandler = Callable[[INetStream], Awaitable[None]]
 
 
 def install() -> None:
-    """Apply the module-wide cures; safe to call again."""
-    found = version("libp2p")
-    if found != PINNED_VERSION:
-        raise RuntimeError(f"libp2p is {found}, but the workarounds are written for {PINNED_VERSION}: see {__name__}")
+    """Apply the process-wide workarounds; safe to call again."""
+    installed = version("libp2p")
+    if installed != PINNED_VERSION:
+        raise RuntimeError(f"libp2p is {installed}, but the workarounds are for {PINNED_VERSION}: see {__name__}")
     _silence_logging()
     _bound_negotiations()
     _know_ipv6_addresses()
 
 
 def _bound_negotiations() -> None:
-    """Before a protocol is agreed on, a word may have any length, which is kept, and there may be any number of them,
-    each of which is answered: a few short ones."""
+    """Limit the number and the length of negotiation words. Upstream accepts words of any length, keeps them in memory,
+    and answers any number of them."""
     words = WeakKeyDictionary[MultiselectCommunicator, int]()
 
     async def read(self: MultiselectCommunicator) -> str:
@@ -82,12 +82,12 @@ def _bound_negotiations() -> None:
         except (ParseError, IOException, UnicodeDecodeError) as error:
             raise MultiselectCommunicatorError("the other side does not negotiate") from error
 
-    MultiselectCommunicator.read = read  # type: ignore[method-assign]  # of every negotiation, in either role
+    MultiselectCommunicator.read = read  # type: ignore[method-assign]  # for every negotiation, in either role
 
 
 def _know_ipv6_addresses() -> None:
-    """The name of an IPv6 socket has four parts, and is taken for none, so all of IPv6 would be one neighbourhood: the
-    first two are the address."""
+    """Return the address of an IPv6 socket. Upstream ignores its name, which has four parts, so all of IPv6 would be
+    one neighbourhood; the first two parts are the address."""
 
     def get_remote_address(self: TrioTCPStream) -> tuple[str, int] | None:
         if self._cached_remote_address is None:
@@ -96,11 +96,11 @@ def _know_ipv6_addresses() -> None:
                 self._cached_remote_address = (host, port)
         return self._cached_remote_address
 
-    TrioTCPStream.get_remote_address = get_remote_address  # type: ignore[method-assign]  # of either role
+    TrioTCPStream.get_remote_address = get_remote_address  # type: ignore[method-assign]  # in either role
 
 
 def _silence_logging() -> None:
-    """Frames are described at DEBUG and every peer's departure is an ERROR: we report what matters ourselves."""
+    """Silence libp2p's loggers: upstream logs frames at DEBUG and every disconnect as ERROR. We log what matters."""
     root = logging.getLogger("libp2p")
     root.handlers = [logging.NullHandler()]
     root.propagate = False
@@ -110,10 +110,10 @@ def _silence_logging() -> None:
 
 
 def free_inbound_slots(host: BasicHost, *, inbound_max: int, per_address: int) -> None:
-    """The accept task waits for the end of the *swarm*, so 250 inbound connections in a lifetime use up every slot:
-    end it with its connection, which frees slot and task. And one address may hold only some of them. Those who call
-    may fill all slots, since what is kept from them are the connections that the swarm shall dial unasked: let in no
-    more than some of them."""
+    """Free the slot and the task of an inbound connection when it ends, and limit inbound connections in total and per
+    address. Upstream's accept task waits for the end of the *swarm*, so 250 inbound connections in a lifetime use up
+    every slot; and inbound connections may fill all slots, since upstream reserves only those for its own automatic
+    dials."""
     swarm: Any = host.get_network()
     swarm._inbound_limiter.total_tokens = inbound_max
     held: Counter[str] = Counter()
@@ -141,8 +141,8 @@ def free_inbound_slots(host: BasicHost, *, inbound_max: int, per_address: int) -
 
 
 def answer_punches(host: BasicHost, accept: Callable[[ReadWriteCloser], Awaitable[IMuxedConn | None]]) -> None:
-    """Whoever accepts a connection answers the handshakes on it, although of two hosts that dial each other at once
-    both may have accepted, or neither: let `accept` take over those of which something else was agreed."""
+    """Let `accept` upgrade punched connections. Upstream makes the accepting side answer the handshakes, but of two
+    hosts that dial each other at once both may have accepted, or neither."""
     swarm: Any = host.get_network()
     upgrade = swarm.upgrade_inbound_raw_conn
 
@@ -153,12 +153,12 @@ def answer_punches(host: BasicHost, accept: Callable[[ReadWriteCloser], Awaitabl
 
 
 def noise_only(key_pair: KeyPair) -> dict[TProtocol, ISecureTransport]:
-    """By default plaintext and secio are offered too, so anyone may claim any peer id: offer Noise and nothing else."""
+    """Offer Noise only. Upstream also offers plaintext and secio by default, so anyone could claim any peer id."""
     return {NOISE_PROTOCOL_ID: Noise(key_pair)}
 
 
 def use_muxer(host: BasicHost, make: Callable[[ISecureConn, ID], IMuxedConn]) -> None:
-    """For the protocol Yamux, stock Yamux is made whatever the host was given: make ours."""
+    """Use our muxer for Yamux. Upstream creates its own Yamux, whatever the host was given."""
     swarm: Any = host.get_network()
     muxers: MuxerMultistream = swarm.upgrader.muxer_multistream
 
@@ -170,7 +170,8 @@ def use_muxer(host: BasicHost, make: Callable[[ISecureConn, ID], IMuxedConn]) ->
 
 
 def resource_manager(*, connections_max: int, streams_max: int) -> ResourceManager:
-    """The default one has a circuit breaker, shrinking limits and a rate limit that honest bursts trip: bounds only."""
+    """Return a resource manager with fixed limits only. The default one also has a circuit breaker, shrinking limits
+    and a rate limit, which honest bursts trigger."""
     return ResourceManager(
         limits=ResourceLimits(max_connections=2 * connections_max, max_streams=streams_max),
         connection_limits=ConnectionLimits(
@@ -188,13 +189,13 @@ def resource_manager(*, connections_max: int, streams_max: int) -> ResourceManag
 
 
 def guard_streams(host: BasicHost) -> None:
-    """An exception in a stream handler, or in the negotiation before it, ends the whole host: keep it in its stream."""
+    """Confine exceptions to their stream. Upstream, one in a stream handler or its negotiation ends the host."""
     swarm = host.get_network()
     swarm.set_stream_handler(guard(host._swarm_stream_handler))
 
 
 def guard(handler: StreamHandler, *, bug_level: int = logging.DEBUG) -> StreamHandler:
-    """The same handler, whose failures reset its stream and go no further; `bug_level` is for those without a name."""
+    """Wrap a handler so that failures only reset its stream; unexpected errors are logged at `bug_level`."""
 
     async def guarded(stream: INetStream) -> None:
         try:
@@ -210,9 +211,9 @@ def guard(handler: StreamHandler, *, bug_level: int = logging.DEBUG) -> StreamHa
 
 
 def ask_nobody(host: BasicHost) -> None:
-    """Identify runs unasked in system tasks, where an escaping error ends the program, and stores whatever addresses a
-    peer claims for later dials, also when it tells them by itself; pings are answered as fast as they come: we answer
-    identify, but ask nobody, and listen to nobody who was not asked."""
+    """Disable outgoing identify, identify-push and ping; still answer identify. Upstream runs identify unasked in
+    system tasks, where an escaping error ends the program; it stores any addresses that a peer claims or pushes,
+    for later dials; and it answers pings as fast as they arrive."""
     for uninvited in (ID_PUSH, PING):
         host.multiselect.remove_handler(uninvited)
     swarm: Any = host.get_network()
@@ -222,8 +223,8 @@ def ask_nobody(host: BasicHost) -> None:
 
 
 async def stop_listening(host: BasicHost) -> None:
-    """A stopping host is cancelled before it closes its listeners, which then live on, port and all, in system tasks:
-    close them while there is time."""
+    """Close the listeners before the host stops. Upstream cancels a stopping host before it closes its listeners, which
+    then stay open, with their ports, in system tasks."""
     swarm: Any = host.get_network()
     for listener in swarm.listeners.values():
         with trio.move_on_after(CLOSE_PATIENCE_S):
@@ -231,21 +232,21 @@ async def stop_listening(host: BasicHost) -> None:
 
 
 async def reset(stream: INetStream) -> None:
-    """End a stream whatever state it is in; with our muxer this never waits for the peer."""
+    """Reset a stream in any state; with our muxer this never waits for the peer."""
     with trio.CancelScope(shield=True):
         await stream.reset()
 
 
 def under(stream: INetStream) -> YamuxStream:
-    """Each read and write of a stream takes a lock, and two turns of the event loop for that: read and write the muxed
-    stream under it."""
+    """Return the muxed stream under a stream, for direct reads and writes. Upstream takes a lock for each read and
+    write, which costs two turns of the event loop."""
     muxed: Any = stream
     assert isinstance(muxed.muxed_stream, YamuxStream)
     return muxed.muxed_stream
 
 
 async def abort(stream: ReadWriteCloser) -> None:
-    """A closed connection keeps its two addresses to itself for a minute: reset it, so that it can be dialled again."""
+    """Reset a connection, so that it can be dialled again: a closed one blocks its address pair for a minute."""
     if isinstance(stream, TrioTCPStream):
         with suppress(OSError):  # it is closed already
             stream.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -254,13 +255,13 @@ async def abort(stream: ReadWriteCloser) -> None:
 
 
 async def end_of(connection: INetConn) -> None:
-    """The interface of connections offers no way to wait for their end: our muxer's does."""
+    """Wait for the end of a connection, by our muxer: upstream's connection interface has no way to wait for it."""
     muxed: Any = connection.muxed_conn
     await muxed.event_closed.wait()
 
 
 async def cut(connection: INetConn) -> None:
-    """Closing a connection first says goodbye and waits until that is sent: end it without a word."""
+    """End a connection at once, without GO_AWAY: `close` would first wait until that is sent."""
     muxed: Any = connection.muxed_conn
     with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
         await muxed.cut()

@@ -1,11 +1,11 @@
-"""The muxer of a connection: `YamuxMachine` with a socket, tasks and waiting streams around it.
+"""The muxer of a connection: `YamuxMachine` with a socket, tasks and waiting streams.
 
-- Three tasks per connection: one reads and never waits for anybody, one writes what the machine has to send, one ticks.
-  The first that fails ends the connection, and every reader and writer of it wakes with the reason.
-- A clean end of a stream is the peer's FIN and nothing else: whatever ends the connection is a reset.
-- `write` returns when its last byte is with the kernel. It waits for a slow reader as long as its caller does;
-  cancelled half way, it resets its stream, and the connection goes on.
-- Nothing here fails for what a peer does: a peer's fault ends its connection.
+- Three tasks per connection: one reads and never waits for a consumer, one writes the machine's output, one ticks.
+  The first that fails ends the connection, and all its readers and writers wake with the reason.
+- Only the peer's FIN ends a stream cleanly: the end of the connection is a reset.
+- `write` returns when the kernel has its last byte. It waits for a slow reader as long as its caller does; if it is
+  cancelled half way, it resets its stream, and the connection continues.
+- A peer's fault ends its connection and raises nothing elsewhere.
 """
 
 import logging
@@ -45,12 +45,12 @@ log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
 TICK_S = 10.0
-"""A dead or frozen peer is found out after two to three of these."""
+"""A dead or frozen peer is detected after two to three of these."""
 
 
 class _Inbox:
-    """Bytes that wait for a reader. Pieces of less than half a frame are copied together, so that a crumb does not
-    keep the whole message alive that it came in."""
+    """Received bytes that wait for a reader. Pieces of less than half a frame are copied together, so that a small
+    piece does not keep its whole message in memory."""
 
     def __init__(self) -> None:
         self._pieces: deque[memoryview | bytearray] = deque()
@@ -87,24 +87,24 @@ class _Inbox:
 
 
 class YamuxStream(IMuxedStream):
-    """One stream."""
+    """Stream of a multiplexed connection."""
 
     def __init__(self, conn: "YamuxConnection", stream_id: int) -> None:
         self.muxed_conn: YamuxConnection = conn
         self.stream_id = stream_id
         self.inbox = _Inbox()
         self.enough = 1
-        """Bytes that the next read waits for, unless the stream ends before; never more than half a first window."""
+        """Bytes that the next read waits for, unless the stream ends first; never more than half a first window."""
         self.ended = False
-        """The peer has finished, cleanly."""
+        """The peer has sent FIN."""
         self.broken: Exception | None = None
-        """Why neither direction works any more."""
+        """Reason why neither direction works any more."""
         self.writing = False
         self.news = trio.lowlevel.ParkingLot()
         self._writer = trio.Lock()
 
     async def read(self, n: int | None = None) -> bytes:
-        """Up to `n` bytes, as soon as there are enough; EOF only after the peer's FIN."""
+        """Return up to `n` bytes, as soon as `enough` have arrived; EOF only after the peer's FIN."""
         if self._has_enough:
             await trio.lowlevel.checkpoint()
         while not self._has_enough:
@@ -119,7 +119,7 @@ class YamuxStream(IMuxedStream):
         return data
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Return when all of it is on its way."""
+        """Write all of `data`; return when the kernel has it."""
         async with self._writer:
             self._require_writable()
             if not data:
@@ -141,13 +141,13 @@ class YamuxStream(IMuxedStream):
                 self.writing = False
 
     async def close_write(self) -> None:
-        """Send FIN after what was written; reading goes on."""
+        """Send FIN after the written data; reading continues."""
         self.muxed_conn.machine.finish(self.stream_id)
         self.muxed_conn.changed()
         await trio.lowlevel.checkpoint()
 
     async def close(self) -> None:
-        """Send FIN after what was written, and read no more."""
+        """Send FIN after the written data, and stop reading."""
         self.inbox.clear()
         self.muxed_conn.machine.finish(self.stream_id)
         self.muxed_conn.machine.stop_reading(self.stream_id)
@@ -156,7 +156,7 @@ class YamuxStream(IMuxedStream):
         await trio.lowlevel.checkpoint()
 
     async def reset(self) -> None:
-        """Give up both directions; this never waits for the peer."""
+        """Reset both directions; this never waits for the peer."""
         self._give_up()
         await trio.lowlevel.checkpoint()
 
@@ -170,7 +170,7 @@ class YamuxStream(IMuxedStream):
         return self.broken is not None
 
     def set_deadline(self, ttl: int) -> None:
-        # libp2p's interface demands the method and nothing calls it; to do nothing would be to promise a deadline.
+        # libp2p's interface requires the method, but nothing calls it; a no-op would promise a deadline without one.
         raise NotImplementedError("Put a trio cancel scope around the call instead.")
 
     def get_remote_address(self) -> tuple[str, int] | None:
@@ -202,7 +202,7 @@ class YamuxStream(IMuxedStream):
 
 
 class YamuxConnection(IMuxedConn):
-    """One connection, in the form that libp2p's swarm expects."""
+    """Multiplexed connection, as libp2p's swarm expects it."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class YamuxConnection(IMuxedConn):
         return self.event_closed.is_set()
 
     async def start(self) -> None:
-        """Run the connection to its end, which is never an error of whoever runs it."""
+        """Run the connection to its end; no error of the connection is raised."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -271,7 +271,7 @@ class YamuxConnection(IMuxedConn):
             await self._opened.park()
 
     async def close(self) -> None:
-        """Say goodbye, send what may be sent, and end the connection; a peer that takes nothing is given a second."""
+        """Send GO_AWAY and the pending output, then end the connection; wait at most 1 s for the peer to read."""
         if self.broken is None:
             self.machine.leave()
             self._output.unpark_all()
@@ -281,7 +281,7 @@ class YamuxConnection(IMuxedConn):
         await self.cut()
 
     async def cut(self) -> None:
-        """End the connection without a word."""
+        """End the connection without GO_AWAY."""
         self._end(ConnectionLost("We closed the connection."))
         if self.event_started.is_set():
             await self.event_closed.wait()
@@ -289,7 +289,7 @@ class YamuxConnection(IMuxedConn):
             await self._finish()
 
     def changed(self) -> None:
-        """Follow the machine: forget the streams that are over, send what there is to send."""
+        """Apply a change of the machine: forget ended streams, wake the writer if there is output."""
         for stream_id in self.machine.gone():
             stream = self.streams.pop(stream_id, None)
             if stream is not None and stream.writing:
@@ -311,7 +311,7 @@ class YamuxConnection(IMuxedConn):
             await loop()
         except SwarmError as error:
             self._end(error)
-        except Exception as error:  # the transport's; whatever it is, it costs this connection only
+        except Exception as error:  # a transport error; it ends this connection only
             log.debug("connection to %s ended", self.peer_id, exc_info=error)
             self._end(ConnectionLost(f"The connection broke ({type(error).__name__})."))
 
@@ -360,7 +360,7 @@ class YamuxConnection(IMuxedConn):
                 stream.news.unpark_all()
             case Reset(stream_id):
                 stream = self.streams.pop(stream_id)
-                if self.is_initiator != bool(stream_id % 2):  # on one that we opened comes what we asked for
+                if self.is_initiator != bool(stream_id % 2):  # streams that we opened carry data we asked for
                     stream.inbox.clear()
                 stream.break_off(MuxedStreamReset("The peer reset the stream."))
                 if stream in self._backlog:
@@ -374,7 +374,7 @@ class YamuxConnection(IMuxedConn):
             raise MuxedConnUnavailable(str(self.broken)) from self.broken
 
     def _end(self, reason: Exception) -> None:
-        """The first reason counts."""
+        """End the connection; only the first reason counts."""
         if self.broken is None:
             self.broken = reason
             self._scope.cancel()
@@ -383,7 +383,7 @@ class YamuxConnection(IMuxedConn):
             self._opened.unpark_all()
 
     async def _finish(self) -> None:
-        """Free everything; the socket goes first, so that the peer knows."""
+        """Free everything; the socket is closed first, so that the peer learns of the end."""
         if self.event_closed.is_set():
             return
         self._end(ConnectionLost("The host stopped."))

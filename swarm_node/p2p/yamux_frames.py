@@ -1,10 +1,10 @@
-"""Yamux on the wire: twelve bytes of header, then the data of a DATA frame.
+"""Wire format of Yamux: a header of twelve bytes, then the data of a DATA frame.
 
     version 0 | kind | flags (2 bytes) | stream (4) | length (4)      all big-endian
 
-- DATA carries `length` bytes; WINDOW_UPDATE allows `length` bytes more; PING carries a value; GO_AWAY a reason.
-- SYN opens a stream, ACK accepts it, FIN ends one direction, RST both; they ride on DATA or WINDOW_UPDATE.
-- `YamuxFrameReader` never holds a body: it hands on what has arrived, so no announced length costs memory.
+- DATA carries `length` bytes; WINDOW_UPDATE allows `length` more bytes; PING carries a value; GO_AWAY a reason.
+- SYN opens a stream, ACK accepts it, FIN ends one direction, RST both; these flags are set on DATA or WINDOW_UPDATE.
+- `YamuxFrameReader` never holds a body: it returns received bytes at once, so an announced length costs no memory.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from protocol.errors import PeerFault
 
 PROTOCOL_ID = "/yamux/1.0.0"
 INITIAL_WINDOW_BYTES = 256 * 1024
-"""What either side may send on a new stream before it has heard a word; fixed by the specification."""
+"""Bytes that either side may send on a new stream before any answer; fixed by the specification."""
 LENGTH_MAX = 2**32 - 1
 
 _HEADER = Struct("!BBHII")
@@ -36,7 +36,7 @@ class WindowExceeded(MuxViolation):
 
 
 class PeerSilent(MuxViolation):
-    """Nothing was heard for two ticks, not even the answer to a ping."""
+    """The peer sent nothing for two ticks, not even the answer to a ping."""
 
     code = "peer_silent"
 
@@ -48,7 +48,7 @@ class FrameFlood(MuxViolation):
 
 
 class FrameKind(IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     DATA = 0
     WINDOW_UPDATE = 1
@@ -57,7 +57,7 @@ class FrameKind(IntEnum):
 
 
 class Flag(IntEnum):
-    """What a frame does to its stream."""
+    """Effect of a frame on its stream."""
 
     SYN = 1
     ACK = 2
@@ -66,7 +66,7 @@ class Flag(IntEnum):
 
 
 class FrameHeader(NamedTuple):
-    """The header of a frame; kind and flags are known ones."""
+    """The header of a frame; kind and flags are valid."""
 
     kind: int
     flags: int
@@ -75,19 +75,19 @@ class FrameHeader(NamedTuple):
 
 
 def pack(kind: FrameKind, flags: int, stream: int, length: int) -> bytes:
-    """The header of a frame."""
+    """Return the encoded header of a frame."""
     return _HEADER.pack(0, kind, flags, stream, length)
 
 
 class YamuxFrameReader:
-    """Bytes in; out come headers, each followed by the pieces of its body."""
+    """Parses bytes into headers, each followed by the pieces of its body."""
 
     def __init__(self) -> None:
         self._partial = bytearray()
         self._body_left = 0
 
     def feed(self, data: bytes) -> Iterator[FrameHeader | memoryview]:
-        """Headers, and pieces of the body of the last DATA header, in order."""
+        """Yield headers, and pieces of the body of the last DATA header, in order."""
         view = memoryview(data)
         at, end = 0, len(view)
         while at < end:

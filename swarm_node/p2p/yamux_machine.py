@@ -1,16 +1,16 @@
-"""Yamux as a machine: bytes in, events out; commands in, bytes out. No socket, task or clock.
+"""Yamux as a state machine: bytes in, events out; commands in, bytes out. No socket, task or clock.
 
-Rules, for us and for the peer; a peer that breaks one gets `MuxViolation` and loses its connection:
+Rules for both sides; a peer that breaks one gets `MuxViolation` and loses its connection:
 
-- Nothing is sent beyond the window that the receiver gave; what is received beyond ours is found at the header, before
-  the data. Data for a stream that is gone comes out of what its window still allowed.
-- A stream ends by FIN in each direction or by RST in both. One that we closed and do not read, and that the peer leaves
-  open, is reset after some ticks.
-- Frames cost: each tick pays for `frames_per_tick` of them, and each KiB of payload, in either direction, for one more.
-  So floods of pings, resets or tiny updates end, and no honest talk does.
-- `tick` is the only time there is. A peer that is silent for a whole tick is pinged, and after two it is `PeerSilent`.
+- No side sends beyond the receiver's window; an excess is detected at the header, before the data. Data for a stream
+  that has ended counts against what its window still allowed.
+- A stream ends by FIN in each direction or by RST in both. A stream that we closed and do not read, and that the peer
+  leaves open, is reset after some ticks.
+- Frames cost: each tick pays for `frames_per_tick` frames, and each KiB of payload, in either direction, for one more.
+  So floods of pings, resets or tiny updates end the connection, and honest traffic does not.
+- `tick` is the only clock. A peer that is silent for a whole tick is pinged, and after two it is `PeerSilent`.
 
-Among streams that may send, frames take turns; what keeps the connection running goes before all data.
+Streams that may send take turns, one frame each; control frames go before all data.
 """
 
 from collections import deque
@@ -37,16 +37,16 @@ FRAME_MAX_BYTES = 65519
 """A frame is one Noise message: 65535 bytes, less 16 for its tag."""
 BODY_MAX_BYTES = FRAME_MAX_BYTES - HEADER_BYTES
 CRUMB_BYTES = 1024
-"""So little at the end of what is written goes along with the frame before: it is not worth a message of its own."""
+"""A remainder of at most this size is sent with the frame before it: it is not worth a message of its own."""
 HEAD_BYTES = 64
-"""So much of something long goes ahead in a frame of its own: else its reader learns that it has begun only when the
-first frame is whole, a fifth of a second later on a link of 2 Mbit/s."""
+"""The first bytes of a long write are sent in a frame of their own: otherwise its reader learns that it has begun only
+when the first frame is complete, 0.2 s later on a link of 2 Mbit/s."""
 _FRAME_COST = 1024
 """A frame costs as much as a KiB of payload earns."""
 
 
 class NoStream(Exception):
-    """No stream can be opened now."""
+    """The stream limit or a GO_AWAY prevents opening a stream."""
 
 
 class Opened(NamedTuple):
@@ -63,13 +63,13 @@ class Arrived(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The peer has sent all it has: the clean end."""
+    """The peer has sent all its data and FIN: the clean end."""
 
     stream: int
 
 
 class Reset(NamedTuple):
-    """The peer gave the stream up; what it sent before is not complete."""
+    """The peer reset the stream; the data it sent before is incomplete."""
 
     stream: int
 
@@ -84,7 +84,7 @@ Event = Opened | Arrived | Ended | Reset | Left
 
 
 class YamuxMachine:
-    """One end of one connection."""
+    """State machine of one end of a connection."""
 
     def __init__(self, *, initiator: bool, limits: MuxLimits | None = None, host: ReceiveBudget | None = None) -> None:
         self._limits = limits or MuxLimits()
@@ -92,13 +92,13 @@ class YamuxMachine:
         self._streams: dict[int, Stream] = {}
         self._next_name = 1 if initiator else 2
         self._peer_names = 0 if initiator else 1
-        """What the names of the peer's streams leave when divided by two."""
+        """Parity of the peer's stream names: 0 or 1."""
         self._peer_name_max = 0
         self._reader = YamuxFrameReader()
         self._body: tuple[int, int, int] = (0, 0, 0)
         """Stream, flags and missing bytes of the body that is arriving."""
         self._forfeited = 0
-        """What streams that are gone were still allowed to receive."""
+        """Bytes that ended streams were still allowed to receive."""
         self._control = bytearray()
         self._turns: deque[Stream] = deque()
         self._written: list[int] = []
@@ -107,13 +107,13 @@ class YamuxMachine:
         self._heard, self._silent_ticks, self._pings = True, 0, 0
         self._peer_left = self._left = False
 
-    # What the application does.
+    # Commands of the application.
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def __contains__(self, name: int) -> bool:
-        """Whether a stream is not over yet."""
+        """Return True if the stream has not ended yet."""
         return name in self._streams
 
     def open(self) -> int:
@@ -129,16 +129,16 @@ class YamuxMachine:
         return stream.name
 
     def accept(self, name: int) -> None:
-        """Take a stream that the peer opened."""
+        """Accept a stream that the peer opened."""
         self._streams[name].accepted = True
         self._say(FrameKind.WINDOW_UPDATE, Flag.ACK, name, 0)
 
     def may_write(self, name: int) -> bool:
-        """Whether our direction of a stream is open."""
+        """Return True if our direction of a stream is open."""
         return name in self._streams and self._streams[name].writable
 
     def write(self, name: int, data: memoryview) -> None:
-        """Queue data; `written` names the stream once all of it has gone out."""
+        """Queue data; `written` returns the stream once all of it is sent."""
         stream = self._streams[name]
         assert stream.writable
         assert data
@@ -148,7 +148,7 @@ class YamuxMachine:
         self._queue(stream)
 
     def withdraw(self, name: int) -> bool:
-        """Take back what `write` left unsent; False if there was none."""
+        """Drop the unsent data of `write`; return False if there was none."""
         stream = self._streams.get(name)
         if stream is None or not stream.unsent:
             return False
@@ -157,7 +157,7 @@ class YamuxMachine:
         return True
 
     def finish(self, name: int) -> None:
-        """Say that nothing more will be written; goes out after what was."""
+        """Queue FIN, after the written data."""
         if self.may_write(name):
             stream = self._streams[name]
             stream.act(Act.FINISH)
@@ -165,32 +165,32 @@ class YamuxMachine:
             self._queue(stream)
 
     def read(self, name: int, size_bytes: int) -> None:
-        """Tell that the application has taken so many bytes."""
+        """Record that the application has read `size_bytes`."""
         if (stream := self._streams.get(name)) is not None:
             if credit := stream.read(size_bytes, self._limits.window_max_bytes):
                 self._say(FrameKind.WINDOW_UPDATE, 0, name, credit)
             self._settle(stream)
 
     def stop_reading(self, name: int) -> None:
-        """Drop what is unread and whatever still comes."""
+        """Drop unread data and all data that still arrives."""
         if (stream := self._streams.get(name)) is not None:
             stream.stop_reading()
             self._settle(stream)
 
     def reset(self, name: int) -> None:
-        """Give a stream up in both directions."""
+        """Reset a stream in both directions."""
         if (stream := self._streams.get(name)) is not None:
             self._say(FrameKind.WINDOW_UPDATE, Flag.RST, name, 0)
             self._drop(stream)
 
     def leave(self) -> None:
-        """Say that no more streams are opened or accepted."""
+        """Send GO_AWAY: no more streams are opened or accepted."""
         if not self._left:
             self._left = True
             self._say(FrameKind.GO_AWAY, 0, 0, 0)
 
     def tick(self) -> None:
-        """Let one interval pass."""
+        """Advance the clock by one interval."""
         self._allowance = self._limits.frames_per_tick * _FRAME_COST
         for stream in list(self._streams.values()):
             if stream.unwanted and stream.state is StreamState.FINISHED:
@@ -206,23 +206,23 @@ class YamuxMachine:
             self._say(FrameKind.PING, Flag.SYN, 0, self._pings)
 
     def gone(self) -> list[int]:
-        """The streams that are over since the last call."""
+        """Return the streams that have ended since the last call."""
         gone, self._gone = self._gone, []
         return gone
 
     def end(self) -> None:
-        """Give all memory back; the connection is over."""
+        """Release all memory; the connection has ended."""
         for stream in list(self._streams.values()):
             self._drop(stream)
 
-    # What goes out.
+    # Output.
 
     @property
     def has_output(self) -> bool:
         return bool(self._control) or bool(self._turns)
 
     def output(self, size_max: int) -> list[bytes]:
-        """Frames to send now, as plaintexts of at most `FRAME_MAX_BYTES`; of data about `size_max` bytes in all."""
+        """Return the frames to send now, as plaintexts of at most `FRAME_MAX_BYTES`; about `size_max` bytes in all."""
         messages = [bytes(self._control[at : at + FRAME_MAX_BYTES]) for at in _steps(self._control)]
         self._control.clear()
         size = 0
@@ -232,7 +232,7 @@ class YamuxMachine:
         return messages
 
     def written(self) -> list[int]:
-        """The streams whose data has gone out entirely since the last call."""
+        """Return the streams whose data was sent completely since the last call."""
         done, self._written = self._written, []
         return done
 
@@ -250,7 +250,7 @@ class YamuxMachine:
         return b"".join((pack(FrameKind.DATA, 0, stream.name, len(body)), body))
 
     def _queue(self, stream: Stream) -> None:
-        """Give a stream its next turn, if it has anything to send."""
+        """Queue a stream for its next turn, if it has output."""
         if not stream.queued and stream.has_output:
             stream.queued = True
             self._turns.append(stream)
@@ -263,10 +263,10 @@ class YamuxMachine:
     def _say(self, kind: FrameKind, flags: int, name: int, length: int) -> None:
         self._control += pack(kind, flags, name, length)
 
-    # What comes in.
+    # Input.
 
     def receive(self, data: bytes) -> list[Event]:
-        """Digest bytes from the peer; raises `MuxViolation`, after which only `end` may be called."""
+        """Process bytes from the peer; raises `MuxViolation`, after which only `end` may be called."""
         self._heard = True
         events: list[Event] = []
         for item in self._reader.feed(data):
@@ -280,9 +280,9 @@ class YamuxMachine:
     def _charge(self) -> None:
         self._allowance -= _FRAME_COST
         if self._allowance < 0:
-            raise FrameFlood("The peer sends more frames than it has anything to say.")
+            raise FrameFlood("The peer sends too many frames without data.")
         if len(self._control) > self._limits.control_max_bytes:
-            raise FrameFlood("The peer asks for answers and does not take them.")
+            raise FrameFlood("The peer requests answers and does not read them.")
 
     def _on_data(self, header: FrameHeader, events: list[Event]) -> None:
         stream = self._stream_of(header, events)
@@ -291,7 +291,7 @@ class YamuxMachine:
         else:
             self._forfeited -= header.length
             if self._forfeited < 0:
-                raise WindowExceeded(f"The peer goes on sending to stream {header.stream}, which is gone.")
+                raise WindowExceeded(f"The peer sends to stream {header.stream} after its end.")
         self._body = (header.stream, header.flags, header.length)
         if not header.length:
             self._on_flags(header.stream, header.flags, events)
@@ -317,24 +317,24 @@ class YamuxMachine:
 
     def _on_ping(self, header: FrameHeader, _events: list[Event]) -> None:
         if header.stream:
-            raise MuxViolation("A ping belongs to no stream.")
+            raise MuxViolation("PING must not name a stream.")
         if header.flags & Flag.SYN:
             self._say(FrameKind.PING, Flag.ACK, 0, header.length)
 
     def _on_go_away(self, header: FrameHeader, events: list[Event]) -> None:
         if header.stream:
-            raise MuxViolation("A farewell belongs to no stream.")
+            raise MuxViolation("GO_AWAY must not name a stream.")
         self._peer_left = True
         events.append(Left(header.length))
 
     def _stream_of(self, header: FrameHeader, events: list[Event]) -> Stream | None:
-        """The stream of a frame, made on SYN; None if it is gone or was refused."""
+        """Return the stream of a frame, created on SYN; None if it has ended or was refused."""
         name, flags = header.stream, header.flags
         theirs = name % 2 == self._peer_names
         if flags & Flag.SYN and theirs and name:
             self._admit(name, events)
         elif flags & Flag.SYN or not 0 < name <= (self._peer_name_max if theirs else self._next_name - 2):
-            raise MuxViolation(f"Stream {name} was never opened, or not by the one who may.")
+            raise MuxViolation(f"Stream {name} was never opened, or by the wrong side.")
         stream = self._streams.get(name)
         if stream is not None and stream.ours and flags & Flag.ACK:
             stream.accepted = True
@@ -356,7 +356,7 @@ class YamuxMachine:
         return len(self) >= self._limits.streams or backlog >= self._limits.backlog
 
     def _on_flags(self, name: int, flags: int, events: list[Event]) -> None:
-        """FIN and RST, after the body they came with."""
+        """Apply FIN and RST, after the body of their frame."""
         if not flags & (Flag.FIN | Flag.RST) or (stream := self._streams.get(name)) is None:
             return
         if flags & Flag.RST:
@@ -367,15 +367,15 @@ class YamuxMachine:
             events.append(Ended(name))
             self._settle(stream)
 
-    # What is forgotten.
+    # End of streams.
 
     def _settle(self, stream: Stream) -> None:
-        """Forget a stream that is over."""
+        """Forget a stream that has ended."""
         if stream.is_over:
             self._drop(stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Forget a stream at once; what is under way to it may still arrive."""
+        """Forget a stream at once; data already sent to it may still arrive."""
         del self._streams[stream.name]
         stream.free()
         self._unqueue(stream)

@@ -1,10 +1,10 @@
-"""One Yamux stream, and the books that are kept of it: which directions are open, and who owes whom how many bytes.
+"""State of one Yamux stream: the open directions, and the byte counts of both windows.
 
-- `TRANSITIONS` is the whole life of a stream; what is not listed is a violation of whoever acts.
-- A window is memory, taken from a `ReceiveBudget` before it is promised: bytes still allowed, bytes unread and bytes
-  read but not credited yet always add up to it.
-- A window doubles when the application has read half of it, as far as the budget goes; credit returns at the same
-  moment. So a peer gains room only by being read.
+- `TRANSITIONS` lists every transition of a stream; an unlisted one is a violation by the acting side.
+- A window is memory, reserved from a `ReceiveBudget` before it is advertised: bytes still allowed, bytes unread and
+  bytes read but not credited yet always add up to it.
+- A window doubles when the application has read half of it, as far as the budget allows; credit is returned at the same
+  moment. So a peer's window grows only while its data is read.
 """
 
 from collections import deque
@@ -16,18 +16,18 @@ from swarm_node.p2p.yamux_frames import INITIAL_WINDOW_BYTES, LENGTH_MAX, MuxVio
 
 
 class StreamState(Enum):
-    """Which directions of a stream are open."""
+    """State of a stream: the directions that are open."""
 
     OPEN = "open"
     FINISHED = "finished"
-    """We have nothing more to send."""
+    """We send nothing more."""
     ENDED = "ended"
-    """The peer has nothing more to send."""
+    """The peer sends nothing more."""
     CLOSED = "closed"
 
 
 class Act(Enum):
-    """What changes the state of a stream; a reset does not, it removes the stream."""
+    """Event that changes the state of a stream; a reset is none, it removes the stream."""
 
     FINISH = "we finish"
     END = "the peer ends"
@@ -43,7 +43,7 @@ TRANSITIONS = {
 
 @dataclass(frozen=True)
 class MuxLimits:
-    """What one connection may cost; tests shrink it."""
+    """Limits of one connection; tests shrink them."""
 
     window_open_bytes: int = limits.STREAM_WINDOW_OPEN_BYTES
     window_max_bytes: int = limits.STREAM_WINDOW_MAX_BYTES
@@ -55,37 +55,37 @@ class MuxLimits:
 
 
 class ReceiveBudget:
-    """Bytes that peers may make us hold; a connection's budget is taken from its host's."""
+    """Bytes that peers may make us hold; a connection's budget is part of its host's."""
 
     def __init__(self, size_bytes: int, parent: "ReceiveBudget | None" = None) -> None:
         self.left, self._parent = size_bytes, parent
 
     def reserve(self, size_bytes: int) -> bool:
-        """Whether so much is granted; all or nothing."""
+        """Reserve `size_bytes`, all or nothing; return True on success."""
         if size_bytes > self.left or (self._parent is not None and not self._parent.reserve(size_bytes)):
             return False
         self.left -= size_bytes
         return True
 
     def give_back(self, size_bytes: int) -> None:
-        """Return what was taken."""
+        """Release reserved bytes."""
         self.left += size_bytes
         if self._parent is not None:
             self._parent.give_back(size_bytes)
 
 
 class Stream:
-    """The books of one stream; its first window is taken already."""
+    """State and byte counts of one stream; its first window is already reserved."""
 
     def __init__(self, name: int, *, ours: bool, budget: ReceiveBudget) -> None:
         self.name, self.ours, self._budget = name, ours, budget
         self.accepted = False
-        """By whoever did not open it."""
+        """The side that did not open the stream has accepted it."""
         self.state = StreamState.OPEN
         self.window = self.allowed = INITIAL_WINDOW_BYTES
         self.unread = self.uncredited = 0
         self.unwanted = False
-        """The application does not read any more."""
+        """The application has stopped reading."""
         self.ticks_left = limits.STREAM_LINGER_TICKS
         self.may_send = INITIAL_WINDOW_BYTES
         self.unsent: deque[memoryview] = deque()
@@ -102,23 +102,23 @@ class Stream:
 
     @property
     def has_output(self) -> bool:
-        """Whether a frame can go out: data within the window, or FIN after all data."""
+        """True if a frame can be sent: data within the window, or FIN after all data."""
         return bool(self.may_send) if self.unsent else self.fin_due
 
     @property
     def is_over(self) -> bool:
-        """Closed, sent and read: nothing is left to remember."""
+        """True once the stream is closed, and all data is sent and read."""
         return self.state is StreamState.CLOSED and not (self.unsent or self.fin_due or self.unread)
 
     def act(self, act: Act) -> None:
-        """Follow the table."""
+        """Apply a transition of the table."""
         following = TRANSITIONS.get((self.state, act))
         if following is None:
             raise MuxViolation(f"Stream {self.name} is {self.state.value}, and then {act.value} it.")
         self.state = following
 
     def charge(self, size_bytes: int) -> None:
-        """Count what a header announces against what was allowed."""
+        """Subtract the bytes that a header announces from the allowed bytes."""
         if size_bytes and not self.readable:
             raise MuxViolation(f"The peer sends data on stream {self.name} after its end.")
         self.allowed -= size_bytes
@@ -126,7 +126,7 @@ class Stream:
             raise WindowExceeded(f"The peer exceeds the window of stream {self.name} by {-self.allowed} bytes.")
 
     def arrived(self, size_bytes: int) -> bool:
-        """Book what has come in; whether anybody wants it."""
+        """Record received bytes; return True if the application still reads."""
         if self.unwanted:
             self.uncredited += size_bytes
         else:
@@ -134,7 +134,7 @@ class Stream:
         return not self.unwanted
 
     def read(self, size_bytes: int, window_max: int) -> int:
-        """Book what the application has taken; the credit to return for it now."""
+        """Record bytes that the application has read; return the credit to send now."""
         self.unread -= size_bytes
         self.uncredited += size_bytes
         if not self.readable or self.unwanted or 2 * self.uncredited < self.window:
@@ -144,13 +144,13 @@ class Stream:
         return credit + self.widen(min(2 * self.window, window_max))
 
     def stop_reading(self) -> None:
-        """Drop what is unread, and whatever still comes; it earns no more credit."""
+        """Drop unread data, and all data that still arrives; the peer gets no more credit."""
         self.unwanted = True
         self.uncredited += self.unread
         self.unread = 0
 
     def widen(self, window: int) -> int:
-        """Raise the window if the budget allows it; the bytes to grant in addition."""
+        """Raise the window if the budget allows it; return the additional bytes to grant."""
         more = window - self.window
         if more <= 0 or not self._budget.reserve(more):
             return 0
@@ -159,13 +159,13 @@ class Stream:
         return more
 
     def credited(self, size_bytes: int) -> None:
-        """Book what the peer allows in addition."""
+        """Record additional bytes that the peer allows."""
         self.may_send += size_bytes
         if self.may_send > LENGTH_MAX:
             raise MuxViolation(f"The window of stream {self.name} overflows.")
 
     def take_unsent(self, size_max: int, last_max: int) -> memoryview:
-        """The next bytes to send, within the window; the last ones of what is written may be some more."""
+        """Return the next bytes to send, within the window; up to `last_max` if that completes the data."""
         data = self.unsent[0]
         body = data[: min(len(data) if len(data) <= last_max else size_max, self.may_send)]
         self.may_send -= len(body)
@@ -176,5 +176,5 @@ class Stream:
         return body
 
     def free(self) -> None:
-        """Give its memory back."""
+        """Release the memory of the window."""
         self._budget.give_back(self.window)

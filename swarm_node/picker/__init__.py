@@ -1,1 +1,1 @@
-"""Which chunk to ask of which source, as pure decisions; time and chance are arguments."""
+"""The picker: decides which chunk to request from which source. No I/O; time and randomness are arguments."""

@@ -1,27 +1,29 @@
-"""Which missing chunk to ask of whom: pure decisions; time and chance are arguments.
+"""Decisions about which missing chunk to request from which source. No I/O; time and randomness are arguments.
 
-- The plan deals a version's chunks to stripes and names for each stripe the upstreams to ask first, its *parents*. A
-  parent is asked in the order of the version even for chunks that it does not hold yet: those WANTs wait there, and the
-  chunk comes the moment the parent has it.
-- The seeder is asked for what the fewest hold, by chance among equals: so everybody soon has what others lack.
-- Who would finish sooner takes over from who would finish later: a chunk whose parents fall behind is asked of a source
-  that holds it and would end its own part earlier at its present pace, the rarest chunk first. A parent that stalls
-  falls behind by itself, so work flows around slow, stalled and lost links, whatever the plan believed.
-- Who has less of the version than its peers asks and takes over what it can, and says so: others wait for it.
-- In a large swarm a chunk has far to go: nobody counts as late sooner, and the seeder helps no faster than planned.
-- A source is asked for two chunks that it can send; for more while its link falls idle between chunks, since queues
-  on the way make a WANT take as long as several of them.
-- What is taken over is first taken back: the other source is asked when the first one confirms that it sends nothing,
-  or says no word. So a chunk that was about to leave comes once; where it begins to come, the other is not asked.
-- When every chunk is asked of somebody, a source with nothing to do takes over what waits for its turn elsewhere.
-- A WANT that is not answered within `overdue_factor` times that source's usual time, counted from the first bytes if
-  some came, is asked of another at once. Whoever has not begun by then is told.
-- A source that has been silent for several times its usual answer time loses its turn (`silence`): what others hold
-  is asked of them at once, and it is asked again after its next word.
-- The origin is the last resort, and every chunk is delivered, or `hopeless` says that it never will be (`last_resort`).
-- Who refused, failed or parted pauses, longer each time up to a limit. Who parted owing nothing has not failed,
-  an origin that refused has. After `strikes_max` failures without a delivery nobody counts on it: it comes last, and is
-  asked for one chunk at a time until it delivers one. One that lied is never asked again.
+- The plan divides a version's chunks into stripes and names the upstreams to ask first for each stripe, its *parents*.
+  A parent is asked in the version's order even for chunks that it does not hold yet: those WANTs wait there, and the
+  chunk is sent as soon as the parent has it.
+- The seeder is asked for the chunks that the fewest peers hold, at random among equals: so peers soon have different
+  chunks to exchange.
+- A faster source takes over from a slower one: a chunk whose parents fall behind is requested from a source that holds
+  it and would finish its own part earlier at its current pace, the rarest chunk first. A stalled parent falls behind
+  by itself, so work moves around slow, stalled and lost links, whatever the plan assumed.
+- A node with less of the version than its peers requests all chunks it can, and reports this; others wait for it.
+- In a large swarm a chunk passes many hops: sources count as late later, and the seeder helps no faster than planned.
+- A source has two outstanding chunks that it can send; more while its link is idle between chunks, since queues on the
+  path delay a WANT as long as several chunks.
+- A takeover starts with a CANCEL: the other source is asked when the first one confirms that it sends nothing, or is
+  silent. So a chunk that was about to be sent arrives once; if it begins to arrive, the other source is not asked.
+- When every chunk is requested, an idle source takes over chunks that wait for their turn at other sources.
+- A WANT without an answer within `overdue_factor` times that source's usual time, counted from the first bytes if some
+  arrived, is requested from another source at once. The late source gets a CANCEL if it has not begun.
+- A source that is silent for several times its usual answer time loses its turn (`survey`): chunks that others hold
+  are requested from them at once, and the source is asked again after its next message.
+- The origin is the last resort. Every chunk is delivered, or `hopeless` returns True (`survey`).
+- A source that refused, failed or disconnected pauses, longer each time up to a limit. Disconnecting without an open
+  request is no failure; a refusal by the origin is one. After `strikes_max` failures without a delivery the source is
+  `down`: it comes last, and gets one request at a time until it delivers a chunk. A source that lied is never asked
+  again.
 """
 
 import math
@@ -40,7 +42,7 @@ from swarm_node.picker.survey import Hearing, Survey, hopeless, lacking_elsewher
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask this source for this chunk now."""
+    """Order: request this chunk from this source now."""
 
     source: str
     chunk: ChunkId
@@ -48,14 +50,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class TakeBack:
-    """The chunk came from elsewhere, or will sooner: cancel this WANT."""
+    """Order: cancel this WANT, since another source has delivered the chunk or will do so sooner."""
 
     source: str
     chunk: ChunkId
 
 
 class Picker:
-    """The state of fetching one version: `next` decides, the other verbs report what became of it."""
+    """State of fetching one version: `next` returns orders, the other methods report their results."""
 
     def __init__(
         self,
@@ -73,25 +75,25 @@ class Picker:
         self._rules, self._rng, self._blames = rules or PickerRules(), rng, blames or {}
         self._chunks, self._missing = chunks, dict.fromkeys(missing)
         self._places = {chunk: place for place, chunk in enumerate(self._missing)}
-        """Of all that was missing at the start."""
+        """Position of each chunk among those missing at the start."""
         self._askers: dict[ChunkId, dict[str, None]] = {chunk: {} for chunk in self._missing}
         self._unasked = dict.fromkeys(chunk for chunk in chunks if chunk in self._missing)
         self._copies: Counter[ChunkId] = Counter()
-        """How many peers said that they hold a chunk."""
+        """Number of peers that announced a chunk."""
         self._states: dict[str, SourceState] = {}
         self._heirs: dict[ChunkId, SourceState] = {}
-        """Who shall be asked for what was taken back."""
+        """The source to ask next for a chunk that was taken back."""
         self._parents: dict[ChunkId, list[SourceState]] = {}
         self.follow(sources, stripes=stripes, pace=pace or PlanPace())
         self._help_at = now + rng.uniform(0, self._pace.help_s)
         self._patient_until = now + self._pace.lag_s
         self._orders: dict[Ask | TakeBack, None] = {}
-        """What nobody was told yet."""
+        """Orders that `next` has not returned yet."""
         self._survey, self._hearing = Survey(), Hearing(now, from_s=self._patient_until)
         self._progress_at = now
 
     def follow(self, sources: Iterable[ChunkSource], *, stripes: int, pace: PlanPace) -> None:
-        """Go by this plan from now on: whom it names is asked at once, whom it does not name no more."""
+        """Follow this plan from now on: its sources are asked at once, and other sources no longer."""
         self._pace, named = pace, {source.name: source for source in sources}
         for name in self._states.keys() - named.keys():
             self._states[name].leave()
@@ -103,31 +105,31 @@ class Picker:
 
     @property
     def missing(self) -> int:
-        """Chunks that are not delivered yet."""
+        """Number of chunks that are not delivered yet."""
         return len(self._missing)
 
     @property
     def is_behind(self) -> bool:
-        """Other nodes have more of the version than we do."""
+        """True if other nodes have more of the version than this node."""
         at_first, rules = len(self._places), self._rules
         mine = at_first - len(self._missing)
         return mine + max(rules.behind * at_first, rules.behind_chunks) < self._survey.typical_told
 
     def busy_s(self, name: str) -> float | None:
-        """How long a source was sending us something, as far as that can be told."""
+        """Return the time for which a source was sending, in seconds; None if unknown."""
         return self._states[name].busy_s
 
     def is_able(self, name: str, now: float) -> bool:
-        """A source neither pauses nor has lied: it is worth a connection, if only to hear what it holds."""
+        """Return True if a source neither pauses nor has lied, so that a connection to it is useful."""
         return self._states[name].is_able(now)
 
     def hopeless(self, now: float) -> bool:
-        """Nothing more can be expected from anybody."""
+        """Return True if no source can be expected to deliver anything."""
         silence_s = now - self._progress_at
         return bool(self._missing) and hopeless(self._states.values(), silence_s, self._rules, self._pace)
 
     def next(self, now: float) -> list[Ask | TakeBack]:
-        """Everything that is to be asked or taken back now: peers first, the least blamed first among equals."""
+        """Return all orders that are due: peers first, and the least blamed first among equals."""
         if now >= self._survey.until:
             states, at_end = self._states.values(), not self._unasked
             self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
@@ -142,11 +144,11 @@ class Picker:
         return orders
 
     def wake_at(self, now: float) -> float:
-        """When `next` may have more to say although nothing was reported."""
+        """Return the time at which `next` may have new orders although nothing was reported."""
         return now + self._rules.look_s
 
     def had(self, name: str, chunks: Iterable[ChunkId], now: float) -> bool:
-        """A peer says that it holds these; says whether that could change what it does now."""
+        """Record that a peer announced chunks; return True if that may change its orders now."""
         state = self._states[name]
         self.heard(name, now)
         state.lost = False
@@ -163,16 +165,16 @@ class Picker:
         return state.ready < state.window
 
     def heard(self, name: str, at: float) -> None:
-        """A source said something, or bytes of it arrived."""
+        """Record that a message or bytes of a source arrived."""
         state = self._states[name]
         self._hearing.record_word(state, at)
         if not state.fell_silent:
-            for chunk in state.taken_back & state.begun.keys():  # begun before it fell silent
+            for chunk in state.taken_back & state.begun.keys():  # begun before the silence
                 state.taken_back.remove(chunk)
                 self._unasked.pop(chunk, None)
 
     def began(self, name: str, chunk: ChunkId, now: float) -> bool:
-        """The first bytes of a chunk are here; says whether that could change what others do now."""
+        """Record the first bytes of a chunk; return True if that may change the orders of other sources now."""
         state, has_heir = self._states[name], chunk in self._heirs
         self.heard(name, now)
         self._unreserve(chunk)
@@ -185,7 +187,7 @@ class Picker:
         return has_heir or bool(self._orders)
 
     def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
-        """The chunk is verified and stored; says whether it was still missing."""
+        """Record that the chunk is verified and stored; return True if it was still missing."""
         self.heard(name, now)
         self._states[name].settle(chunk, now)
         self._progress_at = now
@@ -206,7 +208,7 @@ class Picker:
         return True
 
     def refused(self, name: str, chunk: ChunkId, reason: Reason, now: float) -> None:
-        """The source answered without the chunk: leave it alone for a while, longer each time."""
+        """Record an answer without the chunk; the source pauses, longer each time."""
         state = self._states[name]
         self.heard(name, now)
         state.release(chunk)
@@ -217,29 +219,29 @@ class Picker:
         self._reopen(chunk, name)
         if reason is Reason.CANCELLED:
             state.owing_since = state.owing_since if state.asked else None
-        elif now >= state.paused_until:  # not for each answer of one burst
-            rest = state.strike if state.source.kind == "origin" else state.pause  # an origin may not refuse
+        elif now >= state.paused_until:  # once per burst of answers
+            rest = state.strike if state.source.kind == "origin" else state.pause  # an origin must not refuse
             rest(now, self._rules, self._rng)
             self._resign(state)
 
     def failed(self, name: str, now: float) -> None:
-        """The source is lost for now, and all that was asked of it is open again."""
+        """Record that the source is lost for now; all chunks requested from it are open again."""
         self._states[name].strike(now, self._rules, self._rng)
         self._write_off(self._states[name])
 
     def parted(self, name: str, now: float) -> None:
-        """The source hung up as if it had nothing to do, which is a failure only if it owed us something."""
+        """Record that the source closed an idle stream, which is a failure only if it owed a chunk."""
         state = self._states[name]
         (state.strike if state.asked else state.pause)(now, self._rules, self._rng)
         self._write_off(state)
 
     def lied(self, name: str, now: float) -> None:
-        """The source sent bytes that are not the chunk's: it is never asked again for this version."""
+        """Record that the source sent wrong bytes; it is never asked again for this version."""
         self._states[name].gone = True
         self.failed(name, now)
 
     def _choose(self, state: SourceState, now: float) -> ChunkId | None:
-        """The next chunk to ask of this source."""
+        """Return the next chunk to request from this source."""
         if state.down and state.asked:
             return None
         if chunk := self._freed(state, now):
@@ -270,14 +272,14 @@ class Picker:
         self._orders[Ask(state.source.name, chunk)] = None
 
     def _reserve(self, state: SourceState, chunk: ChunkId, now: float) -> None:
-        """Take a chunk back from whoever only waits to send it, to ask this source for it then."""
+        """Take a chunk back from the sources that have not begun it, and reserve it for this source."""
         self._heirs[chunk] = state
         state.reserved[chunk] = now
         self._unasked.pop(chunk, None)
         self._take_back_all(chunk)
 
     def _freed(self, state: SourceState, now: float) -> ChunkId | None:
-        """Of what this source shall send in another's place, what the other gave up, or is silent about."""
+        """Return a chunk reserved for this source that the previous sources have given up, or do not answer about."""
         for chunk, since in state.reserved.items():
             askers = [self._states[name] for name in self._askers[chunk]]
             unheard = all(asker.is_silent or self._is_mute(asker, now) for asker in askers)
@@ -294,7 +296,7 @@ class Picker:
             self._take_back(name, chunk)
 
     def _take_back(self, name: str, chunk: ChunkId) -> None:
-        """Tell a source that somebody else is asked, unless the chunk is coming already; or never ask it at all."""
+        """Cancel a request unless the chunk is already arriving; drop the order if it was not sent yet."""
         state = self._states[name]
         if Ask(name, chunk) in self._orders:
             del self._orders[Ask(name, chunk)], self._askers[chunk][name]
@@ -305,31 +307,31 @@ class Picker:
             self._orders[TakeBack(name, chunk)] = None
 
     def _rarest(self, state: SourceState) -> ChunkId | None:
-        """Of a few that nobody was asked for, the chunk that the fewest hold, by chance among equals."""
+        """Return the rarest of a few chunks that are not requested yet, at random among equals."""
         if state.holds_all:
-            found = list(islice(state.to_come(self._unasked), self._rules.outlook))
+            options = list(islice(state.to_come(self._unasked), self._rules.outlook))
         else:
-            found = self._draw(state, state.offers, lambda chunk: chunk in self._unasked and chunk not in state.asked)
-        return min(found, key=lambda chunk: (self._copies[chunk], self._rng.random()), default=None)
+            options = self._draw(state, state.offers, lambda chunk: chunk in self._unasked and chunk not in state.asked)
+        return min(options, key=lambda chunk: (self._copies[chunk], self._rng.random()), default=None)
 
     def _taken_over(self, state: SourceState, now: float) -> ChunkId | None:
-        """A chunk whose parents would be done much later than this source."""
+        """Return a chunk whose parents would finish much later than this source."""
         if state.source.kind == "origin" and not self._needs_origin(now):
             return lacking_elsewhere(state, self._states.values(), self._unasked)
         if now < state.look_again_at:
             return None
         if state.source.kind == "seeder" and now < self._help_at:
-            # What no parent brings is the seeder's own part, as if the plan named nobody for it: not paced.
+            # Chunks without a working parent are the seeder's own part, as if the plan named no parent: no pacing.
             return min(self._waiting(state, lambda chunk: self._is_orphan(chunk, now), now), default=None)
-        found = self._worth_taking(state, now)
-        if not found:
+        worthwhile = self._worth_taking(state, now)
+        if not worthwhile:
             state.look_again_at = now + self._rules.look_s
         elif state.source.kind == "seeder":
             self._help_at = now + self._pace.help_s
-        return min(found, key=lambda chunk: (self._copies[chunk], -self._parents_need_s(chunk, now)), default=None)
+        return min(worthwhile, key=lambda chunk: (self._copies[chunk], -self._parents_need_s(chunk, now)), default=None)
 
     def _worth_taking(self, helper: SourceState, now: float) -> list[ChunkId]:
-        """A few chunks, by chance, that this source should take over: any in need, else none if it is slow."""
+        """Return a few random chunks that this source should take over: any chunk if urgent, none if it is slow."""
         rules, usual_s = self._rules, self._survey.usual_s
         ahead_s = rules.ahead_s + self._pace.lag_s
         if self.is_behind or now >= self._progress_at + ahead_s:
@@ -340,7 +342,7 @@ class Picker:
         return self._waiting(helper, lambda chunk: self._parents_need_s(chunk, now) > worth_taking_from_s, now)
 
     def _waiting(self, helper: SourceState, fits: Callable[[ChunkId], bool], now: float) -> list[ChunkId]:
-        """A few chunks, by chance, that fit, that this source could send, and that nobody is about to."""
+        """Return a few random chunks that fit, that this source can send, and that no source is about to send."""
 
         def free(chunk: ChunkId) -> bool:
             return (
@@ -356,14 +358,14 @@ class Picker:
         return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
 
     def _only_waits(self, chunk: ChunkId, now: float) -> bool:
-        """Nobody who could answer was asked for it, but those who never do, and nobody is about to be."""
+        """Return True if no answering source was asked for the chunk, and it is not reserved."""
         owed_by = self._owed_by(chunk)
         return chunk not in self._heirs and all(
             state.asked[chunk] == math.inf or self._is_mute(state, now) for state in owed_by
         )
 
     def _is_mute(self, state: SourceState, now: float) -> bool:
-        """Return True if nothing has ever come from a source, for several times as long as others need for a chunk."""
+        """Return True if a source has never sent anything, for several times as long as others need for a chunk."""
         if state.delivered or state.begun or state.owing_since is None:
             return False
         usual_s = self._survey.usual_s or self._pace.hop_s
@@ -374,21 +376,21 @@ class Picker:
         return all(parent.is_failing or self._is_mute(parent, now) for parent in self._parents[chunk])
 
     def _owed_by(self, chunk: ChunkId) -> list[SourceState]:
-        """Who was asked for it, and was not told since that it is not needed."""
+        """Return the sources with an open request for the chunk that was not cancelled."""
         asked = (self._states[name] for name in self._askers[chunk])
         return [state for state in asked if chunk not in state.taken_back]
 
     def _overdue(self, helper: SourceState, now: float) -> ChunkId | None:
-        """What one other source should have answered by now, the oldest first."""
+        """Return the oldest overdue chunk of another source."""
         if helper.source.kind == "origin" and not self._needs_origin(now):
             return None
         if helper.asked and not self._unasked:
-            return None  # at the end patience is short, and a chunk that comes twice should only cost idle links
-        found = (chunk for chunk in self._survey.overdue if chunk not in helper.asked and helper.can_answer(chunk))
-        return next(found, None)
+            return None  # at the end requests time out early, and a chunk that comes twice should cost only idle links
+        overdue = (chunk for chunk in self._survey.overdue if chunk not in helper.asked and helper.can_answer(chunk))
+        return next(overdue, None)
 
     def _queued_elsewhere(self, helper: SourceState, now: float) -> ChunkId | None:
-        """At the end: what others still have to send first something else, of the source that owes the most."""
+        """Return, at the end, a chunk that waits behind others, from the source that owes the most."""
         sparing = helper.source.kind == "origin" or (helper.source.kind == "seeder" and now < self._help_at)
         if self._unasked or helper.asked or sparing:
             return None
@@ -396,8 +398,8 @@ class Picker:
         for state in self._states.values():
             waiting = state.asked.keys() - state.taken_back - state.begun.keys()
             if len(state.asked) > 1:
-                found = (chunk for chunk in waiting if chunk in self._missing and helper.can_answer(chunk))
-                queued += [(len(waiting), chunk) for chunk in found]
+                movable = (chunk for chunk in waiting if chunk in self._missing and helper.can_answer(chunk))
+                queued += [(len(waiting), chunk) for chunk in movable]
         return max(queued)[1] if queued else None
 
     def _needs_origin(self, now: float) -> bool:
@@ -407,7 +409,7 @@ class Picker:
         return sample_fitting(offers, state.has, fits, most=self._rules.sample, rng=self._rng)
 
     def _pass_over(self, state: SourceState, now: float) -> None:
-        """It is silent: what it owes is taken back and open to others, if any of them can send it."""
+        """Take back the chunks of a silent source, and open them to others that can send them."""
         self._resign(state)
         others = [other for other in self._states.values() if other.is_able(now) and not other.is_silent]
         others = [other for other in others if other.source.kind != "origin"]
@@ -421,26 +423,26 @@ class Picker:
             other.look_again_at = -math.inf
 
     def _write_off(self, state: SourceState) -> None:
-        """Nothing comes of what it owes: that is open again, like what was kept for it."""
+        """Reopen the chunks that a lost source owes, and those reserved for it."""
         self._resign(state)
         self._lost(state, state.has.copy())
         for chunk in state.forget():
             self._reopen(chunk, state.source.name)
 
     def _resign(self, state: SourceState) -> None:
-        """Nothing is kept for it any more."""
+        """Reopen the chunks that are reserved for a source."""
         for chunk in list(state.reserved):
             self._unreserve(chunk)
             self._reopen(chunk, state.source.name)
 
     def _lost(self, state: SourceState, chunks: Iterable[ChunkId]) -> None:
-        """It does not hold these any more; what is its part may come there again."""
+        """Record that a source no longer holds `chunks`; it may receive those of its part again."""
         self._copies.subtract(chunks)
         state.has.difference_update(chunks)
         state.planned.update(dict.fromkeys(chunk for chunk in chunks if state in self._parents[chunk]))
 
     def _reopen(self, chunk: ChunkId, name: str) -> None:
-        """One asker less; with none left the chunk is up for anybody."""
+        """Remove a request; without any other request the chunk is open to all sources."""
         if chunk in self._missing:
             self._askers[chunk].pop(name, None)
             if chunk not in self._heirs and not self._owed_by(chunk):

@@ -1,6 +1,6 @@
-"""What is known about one source of chunks while a version is fetched: what it holds, what it owes us, its pace.
+"""State of one source of chunks while a version is fetched: the chunks it holds and owes, and its pace.
 
-- Only the picker changes these, and decides by them; times are the caller's clock.
+- Only the picker changes this state and decides by it; times are the caller's clock.
 """
 
 import math
@@ -16,17 +16,17 @@ ORIGIN = "origin"
 """The name of the source that is not a node."""
 
 _KINDS = ("peer", "seeder", "origin")
-"""The first are asked first."""
+"""Kinds of sources in the order in which they are asked."""
 
 
 @dataclass(frozen=True)
 class ChunkSource:
-    """Somebody who may have chunks; `name` is a node id, or `ORIGIN`."""
+    """A node or the origin, which may have chunks; `name` is a node id, or `ORIGIN`."""
 
     name: str
     kind: Literal["peer", "seeder", "origin"]
     stripes: Collection[int] = ()
-    """The stripes that it is asked for first."""
+    """The stripes of which it is a parent."""
 
 
 @dataclass
@@ -47,135 +47,136 @@ class AnswerTimes:
         self.count += 1
 
     def patience_s(self, least_s: float) -> float:
-        """Return how long the source may be silent."""
+        """Return the allowed silence of the source, in seconds."""
         return max(least_s, self.mean_s + 4 * self.deviation_s)
 
 
 @dataclass(eq=False)
 class SourceState:
-    """What the picker knows about one source."""
+    """State of one source."""
 
     source: ChunkSource
     blames: int
     window: int
-    """How many chunks that it could send at once it is asked for."""
+    """Limit of outstanding chunks that it can send now."""
     fluent: int = 0
-    """How many of them began right after the one before, since the last that did not."""
+    """Number of chunks that began without a gap, since the last gap."""
     planned: dict[ChunkId, None] = field(default_factory=dict)
-    """What it is asked for first and is missing, in the version's order; of a peer's, what it does not hold yet."""
+    """Missing chunks of its part, in the version's order; for a peer, those that it does not hold yet."""
     backlog: int = 0
-    """How many of the chunks that are planned of it are missing."""
+    """Number of missing chunks in its part."""
     has: set[ChunkId] = field(default_factory=set)
-    """Missing chunks that it said it holds."""
+    """Missing chunks that it announced."""
     told: int = 0
-    """What it said it holds, of all that was missing here at the start: a bit for each."""
+    """Announced chunks among all chunks missing at the start, one bit each."""
     offers: list[ChunkId] = field(default_factory=list)
-    """The planned ones of these, for a choice by chance; may name chunks that are asked for meanwhile."""
+    """Announced chunks of its part, for a random choice; may contain chunks requested meanwhile."""
     extras: list[ChunkId] = field(default_factory=list)
-    """The others of these."""
+    """Announced chunks outside its part."""
     lacks: dict[ChunkId, None] = field(default_factory=dict)
-    """What it does not hold, of a source that should hold everything."""
+    """Chunks that it does not hold, although such a source should hold everything."""
     asked: dict[ChunkId, float] = field(default_factory=dict)
-    """What it owes us, and since when it could have answered (`inf`: it waits for the chunk itself)."""
+    """Chunks that it owes, with the time since which it can answer (`inf`: it does not have the chunk yet)."""
     ready: int = 0
-    """How many of them it could send now."""
+    """Number of owed chunks that it can send now."""
     begun: dict[ChunkId, float] = field(default_factory=dict)
-    """Those of them of which something is here, and since when."""
+    """Owed chunks of which the first bytes have arrived, with the time."""
     taken_back: set[ChunkId] = field(default_factory=set)
-    """Those of them that are not needed any more; the answer may still come."""
+    """Owed chunks that were cancelled; the answer may still arrive."""
     reserved: dict[ChunkId, float] = field(default_factory=dict)
-    """What it shall be asked for once others confirm that they do not send it, and since when."""
+    """Chunks to request from it once others confirm that they do not send them, with the time."""
     usual_s: float = 0.0
-    """From the moment it could answer to the answer, smoothed."""
+    """Smoothed time from when it could answer to the answer."""
     answers: AnswerTimes = field(default_factory=AnswerTimes)
-    """The same times, for how long it may be silent."""
+    """The same times, used for the allowed silence."""
     word_at: float = -math.inf
     heard_s: float = 0.0
     fell_silent: bool = False
-    """Its last word, on the caller's clock and on that of `Hearing`, and whether that is too long ago."""
+    """Time of its last message on the caller's clock and on that of `Hearing`, and whether that is too long ago."""
     delivered: int = 0
     timed: int = 0
     timed_s: float = 0.0
-    """Deliveries; those that it held when asked, or said so since, or of which we saw the first bytes; their time."""
+    """Number of deliveries; number of those with a known start (it held the chunk, announced it, or its first bytes
+    were seen); the time they took."""
     settled_at: float = -math.inf
     interval_s: float = 0.0
-    """Between two deliveries while it owes us something, smoothed."""
+    """Smoothed time between two deliveries while it owes chunks."""
     owing_since: float | None = None
-    """Since when it could have delivered something; refusals and failures do not settle that."""
+    """Time since which it could have delivered a chunk; refusals and failures do not reset it."""
     look_again_at: float = -math.inf
-    """When to look again for work that it could take over: there was none the last time."""
+    """Time of the next search for work that it could take over, after a search without result."""
     paused_until: float = -math.inf
     pause_s: float = 0.0
     failure_pause_s: float = 0.0
-    """The last ones since it delivered: after a refusal, and after a failure."""
+    """Last pauses since its last delivery: after a refusal, and after a failure."""
     strikes: int = 0
-    """Failures since it delivered."""
+    """Failures since its last delivery."""
     down: bool = False
-    """They are so many that nobody counts on it until it delivers."""
+    """True after too many failures: it is not relied on until it delivers."""
     lost: bool = False
-    """Its exchange ended, or it left the plan, and it has not said since what it holds."""
+    """True if its exchange ended, or it left the plan, and it has announced nothing since."""
     gone: bool = False
-    """It lied."""
+    """True if it lied."""
 
     def __post_init__(self) -> None:
         self.holds_all = self.source.kind != "peer"
         self.rank = (_KINDS.index(self.source.kind), self.blames)
-        """Who is asked first: peers, and the least blamed."""
+        """Sort key: peers first, and the least blamed first."""
 
     def is_able(self, now: float) -> bool:
-        """It neither pauses nor has lied."""
+        """Return True if it neither pauses nor has lied."""
         return not self.gone and now >= self.paused_until
 
     @property
     def is_out(self) -> bool:
-        """Nobody counts on it."""
+        """True if it is not relied on."""
         return self.gone or self.down or self.paused_until == math.inf
 
     @property
     def is_failing(self) -> bool:
-        """It failed since it last delivered."""
+        """True if it failed since its last delivery."""
         return self.is_out or self.strikes > 0
 
     @property
     def is_silent(self) -> bool:
-        """It owes something and has not said a word for too long: others are asked first."""
+        """True if it owes a chunk and was silent for too long: others are asked first."""
         return self.fell_silent and bool(self.asked)
 
     @property
     def owes_word(self) -> bool:
-        """It was asked for something that it can send, or was sent a CANCEL."""
+        """True if it was asked for a chunk that it can send, or was sent a CANCEL."""
         return self.source.kind != "origin" and (self.ready > 0 or bool(self.taken_back))
 
     def plan(self, part: Collection[ChunkId]) -> None:
-        """These missing chunks are its part."""
+        """Set its part to these missing chunks."""
         self.backlog = len(part)
         self.planned = dict.fromkeys(chunk for chunk in part if self.holds_all or chunk not in self.has)
         self.offers = [chunk for chunk in part if chunk in self.has]
         self.extras = list(self.has.difference(part))
 
     def join(self, source: ChunkSource) -> None:
-        """A plan names it, perhaps with other stripes: whatever it failed at, it is worth another try now."""
+        """Apply a plan that names it, perhaps with other stripes; its pause ends."""
         self.source, self.paused_until = source, -math.inf
 
     def leave(self) -> None:
-        """The plan does not name it any more."""
+        """Apply a plan that does not name it any more."""
         self.source = replace(self.source, stripes=())
         self.paused_until, self.lost = math.inf, True
 
     def owe(self, chunk: ChunkId, since: float) -> None:
-        """It was asked for a chunk, or can answer from now on."""
+        """Record a request, or that it can answer from `since` on."""
         self.ready += (since < math.inf) - (self.asked.get(chunk, math.inf) < math.inf)
         self.asked[chunk] = since
 
     def release(self, chunk: ChunkId) -> float:
-        """It does not owe a chunk any more; since when it could have answered."""
+        """Remove an owed chunk; return the time since which the source could answer."""
         since = self.asked.pop(chunk, math.inf)
         self.ready -= since < math.inf
         self.taken_back.discard(chunk)
         return since
 
     def lack(self, chunk: ChunkId) -> None:
-        """It does not hold a chunk: of its part, it is asked for the others first."""
+        """Record that it does not hold a chunk; other chunks of its part are requested first."""
         if self.holds_all:
             self.lacks[chunk] = None
         elif chunk in self.planned:
@@ -185,16 +186,16 @@ class SourceState:
         return chunk in self.has or (self.holds_all and chunk not in self.lacks)
 
     def is_late(self, chunk: ChunkId, patience_s: float, now: float) -> bool:
-        """It still owes this chunk, could answer for so long, and nothing of it has begun to come since."""
+        """Return True if it owes this chunk and could answer for `patience_s`, but nothing has arrived since."""
         since = max(self.asked[chunk], self.begun.get(chunk, -math.inf))
         return chunk not in self.taken_back and now >= since + patience_s
 
     def to_come(self, unasked: Collection[ChunkId]) -> Iterator[ChunkId]:
-        """Of its part, what nobody was asked for, in the order of the version."""
+        """Yield the chunks of its part that are not requested, in the version's order."""
         return (c for c in self.planned if c in unasked and c not in self.lacks and c not in self.asked)
 
     def done_in_s(self, now: float) -> float:
-        """Until its part of the plan is delivered, at its present pace."""
+        """Return the time until its part of the plan is delivered at its current pace."""
         if self.is_out or self.is_silent:
             return math.inf
         silence_s = now - self.owing_since if self.owing_since is not None else 0.0
@@ -202,11 +203,11 @@ class SourceState:
 
     @property
     def busy_s(self) -> float | None:
-        """How long it was sending us something, as far as that can be told."""
+        """Time for which it was sending, in seconds; None if unknown."""
         return self.timed_s * self.delivered / self.timed if self.timed else None
 
     def forget(self) -> list[ChunkId]:
-        """It is lost: it owes nothing, and holds nothing that can be had; says what it owed."""
+        """Clear the state of a lost source; return the chunks that it owed."""
         owed = list(self.asked)
         for forgotten in (self.asked, self.begun, self.taken_back, self.has, self.offers, self.extras):
             forgotten.clear()
@@ -215,19 +216,19 @@ class SourceState:
         return owed
 
     def pause(self, now: float, rules: PickerRules, rng: Random) -> None:
-        """It has nothing for us now: leave it alone for a moment, longer each time."""
+        """Pause a source that has nothing to send now, longer each time."""
         self.pause_s = min(2 * self.pause_s or rules.pause_s, rules.pause_max_s)
         self.paused_until = now + self.pause_s * rng.uniform(0.75, 1.25)
 
     def strike(self, now: float, rules: PickerRules, rng: Random) -> None:
-        """It failed: leave it alone, longer each time; after too many failures in a row nobody counts on it."""
+        """Record a failure and pause, longer each time; after too many in a row it is `down`."""
         self.strikes += 1
         self.down = self.strikes >= rules.strikes_max
         self.failure_pause_s = min(2 * self.failure_pause_s or rules.failure_pause_s, rules.failure_pause_max_s)
         self.paused_until = now + self.failure_pause_s * rng.uniform(0.75, 1.25)
 
     def begin(self, chunk: ChunkId, now: float, rules: PickerRules) -> None:
-        """The first bytes of a chunk are here; if they were waited for although asked for in time, ask for more."""
+        """Record the first bytes of a chunk; widen the window if the link was idle before although a WANT was open."""
         if self.begun or self.asked[chunk] < self.settled_at:
             idle_s = 0.0 if self.begun else now - self.settled_at
             self.fluent = self.fluent + 1 if idle_s <= rules.gap * self.interval_s else 0
@@ -239,7 +240,7 @@ class SourceState:
         self.taken_back.discard(chunk)
 
     def settle(self, chunk: ChunkId, now: float) -> None:
-        """It delivered: note its pace."""
+        """Record a delivery and its pace."""
         since = self.release(chunk)
         begun = self.begun.pop(chunk, since)
         self.delivered += 1
@@ -259,7 +260,7 @@ class SourceState:
 def deal(
     chunks: Iterable[ChunkId], missing: Collection[ChunkId], states: Collection[SourceState], stripes: int
 ) -> dict[ChunkId, list[SourceState]]:
-    """Tell everybody his part of what is missing; who is asked first for each of these chunks."""
+    """Assign each source its part of the missing chunks; return the parents of each chunk."""
     of_stripe: dict[int, list[SourceState]] = {}
     for state in states:
         for stripe in state.source.stripes:
@@ -282,8 +283,8 @@ def sample_fitting(
     most: int,
     rng: Random,
 ) -> list[ChunkId]:
-    """A few that fit, by chance; of what was looked at, what the source does not hold, or is here, leaves the list."""
-    found: list[ChunkId] = []
+    """Return a few random offers that fit; drawn chunks that are not in `held` are removed from `offers`."""
+    fitting: list[ChunkId] = []
     for _ in range(min(most, len(offers))):
         place = int(len(offers) * rng.random())
         chunk = offers[place]
@@ -291,8 +292,8 @@ def sample_fitting(
             offers[place] = offers[-1]
             offers.pop()
         elif fits(chunk):
-            found.append(chunk)
-    return found
+            fitting.append(chunk)
+    return fitting
 
 
 def _smoothed(before: float, now: float) -> float:

@@ -1,22 +1,23 @@
-"""How all sources of a version are doing at one moment: how fast they answer, what they hold, what is overdue.
+"""Survey of all sources of a version at one moment: answer times, announced chunks, overdue chunks.
 
 The last resorts are the origin and giving up:
 
-- The origin is the last resort: for what the seeder lacks, when nothing comes (`origin_patience_s`), or where there is
-  nobody else to count on.
-- A version is given up when all sources have lied, or nobody has delivered for `give_up_s`. Those who only failed may
-  come back, and until then it costs next to nothing to knock.
+- The origin is used for chunks that the seeder lacks, when nothing arrives (`origin_patience_s`), or when there is no
+  other source to rely on.
+- A version is given up when all sources have lied, or none has delivered for `give_up_s`. Sources that only failed may
+  come back, and until then retries cost almost nothing.
 
 A source that is silent for too long loses its turn:
 
-- Silence counts while a source owes a word: a chunk that it can send, or the answer to a CANCEL. Every message ends it,
-  and so do the bytes of a chunk on its way.
-- It is too long after the mean of that source's answer times and four deviations, as TCP times out (RFC 6298), but not
-  before `silence_s`. A source without an answer has twice the longest patience of those that have one.
-- Time counts only while this node can hear. Time since a look that came late does not: this process was busy. Time in
-  which no source says a word does not either, unless a single one owes one: the network was down, or we did not read.
-- Who is passed over by mistake loses little: it answers the CANCELs and is asked again, and of what it had begun to
-  send at most one chunk comes twice.
+- Silence counts while a source owes an answer: a chunk that it can send, or the answer to a CANCEL. Every message ends
+  the silence, and so do bytes of a chunk.
+- The limit is the mean of that source's answer times plus four deviations, like TCP's timeout (RFC 6298), and at least
+  `silence_s`. A source without an answer has twice the longest limit of the others.
+- Time counts only while this node can receive. Time before a late check does not count: this process was busy. Time
+  without a message from any source does not count either, unless only one source owes an answer: the network was down,
+  or this node did not read.
+- A source that is passed over by mistake loses little: it answers the CANCELs and is asked again, and at most one chunk
+  that it had begun to send arrives twice.
 """
 
 import math
@@ -31,17 +32,17 @@ from swarm_node.picker.sources import SourceState
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found."""
+    """Result of a survey."""
 
     until: float = -math.inf
-    """As long as it may be taken for the truth."""
+    """Time until which the result is valid."""
     usual_s: float = 0.0
-    """How long peers take to answer."""
+    """Mean answer time of peers."""
     typical_told: int = 0
-    """How many of the chunks that were missing here peers have; of those whose exchange ended nobody knows."""
+    """Median number of the chunks missing at the start that a peer announced; without peers whose exchange ended."""
     overdue: dict[ChunkId, None] = field(default_factory=dict)
-    """Chunks that everybody who was asked should have sent by now, the oldest WANT first; the picker takes out what it
-    asks of another."""
+    """Chunks that are overdue at every source asked, the oldest WANT first; the picker removes chunks that it requests
+    elsewhere."""
 
 
 def look_around(
@@ -53,9 +54,9 @@ def look_around(
     at_end: bool,
     now: float,
 ) -> Survey:
-    """Survey the sources; `at_end` every chunk is asked of somebody."""
+    """Survey the sources; `at_end` means that every chunk is requested."""
     usual = [state.usual_s for state in states if state.usual_s and state.source.kind == "peer"]
-    told = [state.told.bit_count() for state in states if state.source.kind == "peer" and not state.lost]
+    counts = [state.told.bit_count() for state in states if state.source.kind == "peer" and not state.lost]
     usual_s = sum(usual) / len(usual) if usual else 0.0
     least_s, factor = rules.overdue_s, rules.overdue_factor
     if at_end:
@@ -74,13 +75,13 @@ def look_around(
     return Survey(
         until=now + rules.survey_s,
         usual_s=usual_s,
-        typical_told=median_low(told) if told else 0,
+        typical_told=median_low(counts) if counts else 0,
         overdue=dict.fromkeys(sorted(overdue, key=overdue.__getitem__)),
     )
 
 
 def needs_origin(states: Collection[SourceState], silence_s: float, rules: PickerRules, pace: PlanPace) -> bool:
-    """Nobody has delivered for so long that the origin must, or there is nobody else."""
+    """Return True if no source has delivered for too long, or the origin is the only source to rely on."""
     others = (state for state in states if state.source.kind != "origin")
     return silence_s >= rules.origin_patience_s + pace.lag_s or all(state.is_out for state in others)
 
@@ -88,32 +89,32 @@ def needs_origin(states: Collection[SourceState], silence_s: float, rules: Picke
 def lacking_elsewhere(
     origin: SourceState, states: Collection[SourceState], unasked: Collection[ChunkId]
 ) -> ChunkId | None:
-    """What the seeder does not hold, and so nobody will, but for what the origin owes us already."""
+    """Return a chunk that the seeder lacks, so that only the origin has it, and that the origin does not owe yet."""
     lacks = [state.lacks for state in states if state.source.kind == "seeder" and not state.gone]
     lacking = (chunk for chunk in (lacks[0] if lacks else ()) if chunk in unasked and chunk not in origin.asked)
     return next((chunk for chunk in lacking if origin.can_answer(chunk)), None)
 
 
 def hopeless(states: Collection[SourceState], silence_s: float, rules: PickerRules, pace: PlanPace) -> bool:
-    """Nothing more can be expected from anybody."""
+    """Return True if no source can be expected to deliver anything."""
     return all(state.gone for state in states) or silence_s >= rules.give_up_s + pace.lag_s
 
 
 class Hearing:
-    """The clock, and who owes a word on it."""
+    """Clock that counts the silence of sources, and detects silent ones."""
 
     def __init__(self, now: float, *, from_s: float) -> None:
         self._counted_s, self._from_s = 0.0, from_s
         self._looked_at = self._word_at = now
 
     def record_word(self, state: SourceState, at: float) -> None:
-        """Record that a source said something, or that bytes of it arrived."""
+        """Record that a message or bytes of a source arrived."""
         if at > state.word_at:
             state.word_at, state.heard_s, state.fell_silent = at, self._counted_s, False
             self._word_at = max(self._word_at, at)
 
     def advance(self, states: Collection[SourceState], now: float, rules: PickerRules) -> list[SourceState]:
-        """Let time pass; return the sources that have become silent."""
+        """Advance the clock; return the sources that have become silent."""
         passed_s, self._looked_at = now - self._looked_at, now
         owing = [state for state in states if state.owes_word and not state.fell_silent]
         is_in_time = now >= self._from_s and passed_s <= 2 * rules.look_s

@@ -1,1 +1,1 @@
-"""How other nodes reach this one: where it listens, and what the router forwards."""
+"""Reachability of this node: its listening address, and the router's port mapping."""

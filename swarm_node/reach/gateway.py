@@ -1,8 +1,8 @@
-"""The default gateway: the only machine that is asked to forward a port, and the only one whose replies count.
+"""The default gateway: the only machine that is asked to forward a port, and whose replies are accepted.
 
-- Linux has it in its routing table, macOS prints it (`route -n get default`). IPv4 only: over IPv6 nothing translates.
-- Behind a VPN no router is asked: it would name the address of the house, which the owner hides.
-- A machine with a public address of its own needs no mapping, and its gateway is a provider's: it is not asked.
+- Linux has it in its routing table, macOS prints it (`route -n get default`). IPv4 only: IPv6 has no NAT.
+- Behind a VPN no router is asked: it would reveal the home's address, which the owner hides.
+- A machine with a public address needs no mapping, and its gateway belongs to a provider: it is not asked.
 """
 
 import re
@@ -20,17 +20,17 @@ ROUTES = Path("/proc/thread-self/net/route")
 ROUTE_COMMAND = ("/sbin/route", "-n", "get", "default")
 
 INTERNET = "192.0.2.1"
-"""An address of no machine (RFC 5737): the kernel says by which way it would be reached, and nothing is sent there."""
+"""A documentation address (RFC 5737): the kernel reports the route to it, and nothing is sent there."""
 
 ROUTE_S = 5.0
-"""For a command that reads a table of the kernel."""
+"""Time-out of a command that reads a table of the kernel."""
 
 UP, VIA_GATEWAY = 0x1, 0x2
 """Flags of a route in Linux."""
 
 
 class NoMapping(Exception):
-    """Why a router forwards no port; the text is for the node's owner."""
+    """Reason why a router forwards no port; the text is for the node's owner."""
 
 
 class Gateway(NamedTuple):
@@ -53,10 +53,10 @@ async def find_gateway() -> Gateway:
 
 
 def _address_towards(address: str) -> str:
-    """Return the address that this machine would call another one from."""
+    """Return this machine's source address for connections to `address`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address, 9))  # a datagram socket sends nothing by that
+            probe.connect((address, 9))  # on a datagram socket this sends nothing
         except OSError as error:
             raise NoMapping(f"there is no way to {address}: {error.strerror}") from None
         own_address: str = probe.getsockname()[0]
@@ -65,25 +65,25 @@ def _address_towards(address: str) -> str:
 
 def gateway_from_routes(table: str) -> str:
     """Return the gateway of the default route with the lowest metric, from Linux's table."""
-    found: list[tuple[int, str]] = []
+    routes: list[tuple[int, str]] = []
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) < 8 or fields[1] != "00000000" or fields[7] != "00000000":
             continue
         flags, metric = int(fields[3], 16), int(fields[6])
         if flags & UP and flags & VIA_GATEWAY:
-            found.append((metric, str(IPv4Address(struct.pack("=I", int(fields[2], 16))))))
-    if not found:
+            routes.append((metric, str(IPv4Address(struct.pack("=I", int(fields[2], 16))))))
+    if not routes:
         raise NoMapping("this machine has no default gateway")
-    return min(found)[1]
+    return min(routes)[1]
 
 
 def gateway_from_command(output: str) -> str:
     """Return the gateway that macOS's `route` names."""
-    found = re.search(r"^\s*gateway: (\d+\.\d+\.\d+\.\d+)$", output, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^\s*gateway: (\d+\.\d+\.\d+\.\d+)$", output, re.MULTILINE)
+    if match is None:
         raise NoMapping("this machine has no default gateway")
-    return str(IPv4Address(found[1]))
+    return str(IPv4Address(match[1]))
 
 
 def _kernel_routes() -> str:

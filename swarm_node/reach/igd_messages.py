@@ -1,8 +1,8 @@
 """Messages of UPnP's Internet Gateway Device: the search, the description, and three actions in SOAP. Pure bytes.
 
-- All of it is a router's word. XML is read without document types, so there are no entities to expand; elements are
-  counted; only three kinds of text are kept, each of them short.
-- The description names where actions go; only the router's own address is accepted there.
+- All data comes from an untrusted router. XML is parsed without document types, so there are no entities to expand;
+  elements are counted; only three kinds of text are kept, with a limited length.
+- The description contains the URL of actions; only the router's own address is accepted.
 """
 
 from typing import NamedTuple
@@ -23,29 +23,29 @@ SERVICES = (
     "urn:schemas-upnp-org:service:WANIPConnection:1",
     "urn:schemas-upnp-org:service:WANPPPConnection:1",
 )
-"""What maps ports; the first that a router has is asked."""
+"""Services that map ports; the first that a router has is used."""
 
 DOCUMENT_MAX_BYTES = 128 * 1024
-"""A description: those of real routers have 5 to 40 kB."""
+"""Limit of a description: those of real routers have 5 to 40 kB."""
 
 ELEMENTS_MAX = 5_000
 """Elements of a document: ten times as many as real descriptions have."""
 
 TEXT_MAX_CHARS = 512
-"""Of one element that is kept: a path, an address or a code."""
+"""Limit of a kept text: a path, an address or a code."""
 
 PERMANENT_LEASES_ONLY, CONFLICT = "725", "718"
 
 
 class Service(NamedTuple):
-    """Where actions go."""
+    """Service of a router, with the URL of its actions."""
 
     kind: str
     url: str
 
 
 class RouterFault(NoMapping):
-    """The router answers an action with a fault."""
+    """The router answered an action with a fault."""
 
     def __init__(self, code: str, words: str) -> None:
         super().__init__(f"it answers with fault {code or 'without a code'}" + (f" ({words[:80]})" if words else ""))
@@ -53,13 +53,13 @@ class RouterFault(NoMapping):
 
 
 def search_request(target: str) -> bytes:
-    """Build the question who in this network is an Internet gateway."""
+    """Build the search for Internet gateways in this network."""
     lines = ("M-SEARCH * HTTP/1.1", f"HOST: {GROUP}:{GROUP_PORT}", 'MAN: "ssdp:discover"', "MX: 1", f"ST: {target}")
     return "\r\n".join((*lines, "", "")).encode()
 
 
 def read_search(data: bytes, router: str) -> str | None:
-    """Return where a router's description is; None if this is no answer of a gateway device at `router`."""
+    """Return the URL of a router's description; None if this is no answer of a gateway device at `router`."""
     head, *lines = data.decode("latin-1").split("\r\n")
     fields = {name.strip().upper(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     location = fields.get("LOCATION", "")
@@ -69,7 +69,7 @@ def read_search(data: bytes, router: str) -> str | None:
 
 
 def at_router(url: str, router: str) -> str | None:
-    """Return a URL at the router's own address, put together anew; None for HTTPS, names and other addresses."""
+    """Return a rebuilt URL at the router's own address; None for HTTPS, names and other addresses."""
     try:
         parts = urlsplit(url)
         port = parts.port or 80
@@ -82,18 +82,18 @@ def at_router(url: str, router: str) -> str | None:
 
 def read_description(document: bytes, base: str, router: str) -> Service:
     """Return the service that maps ports."""
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     kind = ""
     for name, text in _texts(document, {"serviceType", "controlURL"}):
         if name == "serviceType":
             kind = text
         elif kind in SERVICES:
-            found.setdefault(kind, text)
+            urls.setdefault(kind, text)
             kind = ""
     for kind in SERVICES:
-        if kind in found:
+        if kind in urls:
             try:
-                url = at_router(urljoin(base, found[kind]), router)
+                url = at_router(urljoin(base, urls[kind]), router)
             except ValueError:
                 continue
             if url is not None:
@@ -115,8 +115,8 @@ def action_request(service: Service, action: str, **arguments: str | int) -> tup
 
 def read_fault(document: bytes) -> RouterFault:
     """Return the fault in an answer."""
-    found = dict(_texts(document, {"errorCode", "errorDescription"}))
-    return RouterFault(found.get("errorCode", ""), found.get("errorDescription", ""))
+    values = dict(_texts(document, {"errorCode", "errorDescription"}))
+    return RouterFault(values.get("errorCode", ""), values.get("errorDescription", ""))
 
 
 def read_value(document: bytes, name: str) -> str:
@@ -126,7 +126,7 @@ def read_value(document: bytes, name: str) -> str:
 
 def _texts(document: bytes, wanted: set[str]) -> list[tuple[str, str]]:
     """Return the text of each element with one of these names, whatever its prefix, in the order of the document."""
-    found: list[tuple[str, str]] = []
+    texts: list[tuple[str, str]] = []
     open_names: list[str] = []
     pieces: list[str] = []
     elements = 0
@@ -143,7 +143,7 @@ def _texts(document: bytes, wanted: set[str]) -> list[tuple[str, str]]:
     def end(_name: str) -> None:
         name = open_names.pop()
         if name in wanted:
-            found.append((name, "".join(pieces).strip()[:TEXT_MAX_CHARS]))
+            texts.append((name, "".join(pieces).strip()[:TEXT_MAX_CHARS]))
         pieces.clear()
 
     def refuse(*_arguments: object) -> None:
@@ -156,4 +156,4 @@ def _texts(document: bytes, wanted: set[str]) -> list[tuple[str, str]]:
         parser.Parse(document, True)
     except (expat.ExpatError, LookupError, ValueError) as error:
         raise NoMapping(f"its XML cannot be read: {error}") from None
-    return found
+    return texts

@@ -1,11 +1,11 @@
-"""The address on which a member listens for other nodes, where its owner names none.
+"""The default address on which a member listens for other nodes.
 
-- A coordinator elsewhere means that the other nodes are elsewhere, too: every interface, IPv4 and IPv6. A coordinator
-  on a loopback address means that everybody is on this machine: loopback, and any free port.
-- The port is the first free one of `PORTS`, so that one line in a firewall covers several nodes of a machine. Without
-  a free one it is any other: a node that nobody can dial is better than none.
-- libp2p shares its port with whoever asks for that (SO_REUSEPORT), so a free port says little. A node therefore holds
-  the UDP port of the same number on loopback, alone, as long as it runs.
+- If the coordinator is on another machine, so are the other nodes: every interface, IPv4 and IPv6. If the coordinator
+  has a loopback address, all nodes are on this machine: loopback, and any free port.
+- The port is the first free one of `PORTS`, so that one firewall rule covers several nodes of a machine. If all are
+  taken it is any other: a node that cannot be dialled is better than none.
+- libp2p shares its port with other sockets that allow it (SO_REUSEPORT), so a port may only seem free. A node therefore
+  also binds the UDP port of the same number on loopback, exclusively, as long as it runs.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ PORTS = range(8703, 8711)
 ports of a coordinator on the same machine (8700 to 8702). Eight: one for each card of a large machine."""
 
 RESOLVE_S = 5.0
-"""For the name of the coordinator; one that is not known by then is not the name of this machine."""
+"""Time-out of resolving the coordinator's name; a name not resolved by then is not this machine's."""
 
 BOTH_FAMILIES, IPV4_ONLY = "::", "0.0.0.0"
 
@@ -58,16 +58,16 @@ async def open_place(listen: str, coordinator_url: str) -> AsyncIterator[ListenA
 
 
 async def is_on_this_machine(url: str) -> bool:
-    """Return True if the host of a URL stands for loopback addresses and nothing else."""
-    found: list[str] = []
+    """Return True if the host of a URL has only loopback addresses."""
+    addresses: list[str] = []
     with trio.move_on_after(RESOLVE_S):
-        found = await resolve(urlsplit(url).hostname or "")
-    return bool(found) and all(ip_of(address).is_loopback for address in found)
+        addresses = await resolve(urlsplit(url).hostname or "")
+    return bool(addresses) and all(ip_of(address).is_loopback for address in addresses)
 
 
 @contextmanager
 def claimed_port(host: str, ports: Sequence[int] = PORTS) -> Iterator[int]:
-    """Hold the first free one of these ports; 0, which stands for any, if all are taken."""
+    """Hold the first free one of these ports; yield 0, which means any port, if all are taken."""
     for port in ports:
         claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         with claim:
@@ -78,7 +78,7 @@ def claimed_port(host: str, ports: Sequence[int] = PORTS) -> Iterator[int]:
 
 
 def has_both_families() -> bool:
-    """Return True if a socket of IPv6 can be opened here that takes callers over IPv4, too."""
+    """Return True if this machine can open an IPv6 socket that also accepts IPv4 connections."""
     if not socket.has_ipv6:
         return False
     try:
@@ -90,7 +90,7 @@ def has_both_families() -> bool:
 
 
 def describe(addresses: tuple[str, ...], *, connections: int, per_address: int, upload_cap_gb: float) -> str:
-    """Say in one line what is listened on, how it is limited, and how to turn it off."""
+    """Return one line with the listening address, its limits, and how to turn it off."""
     host, port = host_and_port(addresses[0])
     ip = ipaddress.ip_address(host)
     if ip.is_loopback:

@@ -1,14 +1,14 @@
-"""The mapping of this node's port at the router, kept for as long as the node runs.
+"""The mapping of this node's port at the router, kept while the node runs.
 
     ask (PCP, NAT-PMP, UPnP) ──► granted ──► renewed at half of the lease ──► removed at the end
             ▲                       │
             └── again after a while ┴── refused, silent, or an address that is not public
 
-- A courtesy of the router's: nothing waits for it, and nothing fails without it. One line says what came of it, and
-  another one only when that changes.
-- The router's word is not trusted: an external address that is not public, such as one behind a second NAT, is reported
-  and not advertised, and its mapping is removed.
-- A node that is killed leaves a mapping until the lease ends; where a router knows permanent ones only, until the next
+- The mapping is optional: nothing waits for it, and nothing fails without it. One line reports the result, and another
+  one only when it changes.
+- The router's answer is not trusted: an external address that is not public, such as one behind a second NAT, is
+  reported but not advertised, and its mapping is removed.
+- A killed node leaves its mapping until the lease ends; if a router supports only permanent mappings, until the next
   start renews it and the next end removes it.
 """
 
@@ -27,25 +27,25 @@ from swarm_node.reach.state import Reachability
 log = logging.getLogger(__name__)
 
 ATTEMPT_S = 30.0
-"""For one attempt of one method: search, description and six actions of a slow router."""
+"""Time-out of one attempt of one method: search, description and six actions of a slow router."""
 
 UNMAP_S = 2.0
-"""At the end, so that Ctrl-C stays quick; a mapping that is not removed ends with its lease."""
+"""Time-out at the end, so that Ctrl-C stays quick; a mapping that is not removed ends with its lease."""
 
 
 @dataclass(frozen=True)
 class RenewalPace:
-    """How long a mapping is asked for, and when it is asked for again."""
+    """Lease time of a mapping, and the pauses before renewals and retries."""
 
     lease_s: int = 1800
-    """A router that starts anew forgets mappings: in a quarter of an hour it is asked again."""
+    """A restarted router forgets its mappings: it is asked again after 15 min."""
     renew_min_s: float = 30.0
-    """However short a lease a router grants."""
+    """Smallest pause, however short the granted lease is."""
     renew_max_s: float = 900.0
     again_s: float = 60.0
-    """After a renewal that failed, while the lease runs."""
+    """Pause after a failed renewal, while the lease is valid."""
     retry_s: float = 900.0
-    """After an attempt that came to nothing: the machine may be in another network by now."""
+    """Pause after a failed attempt: the machine may be in another network by then."""
 
     def renewal_s(self, lease_s: int) -> float:
         """Return the pause before the next renewal."""
@@ -70,7 +70,7 @@ class PortMapper:
         self._pace = pace or RenewalPace()
         self._held: tuple[Gateway, Method] | None = None
         self._ends_at = 0.0
-        """When the router forgets the mapping that is advertised, by trio's clock."""
+        """End of the advertised mapping's lease, by trio's clock."""
 
     async def run(self) -> None:
         """Map and renew until cancelled; then remove the mapping."""
@@ -92,7 +92,11 @@ class PortMapper:
                 self._report(f"This machine has a public address ({gateway.own_address}); no port mapping is needed.")
                 return self._pace.retry_s
             method, mapping = await self._map(gateway)
-        except (NoMapping, OSError, ValueError) as error:  # whatever a router or a network does, the node goes on
+        except (
+            NoMapping,
+            OSError,
+            ValueError,
+        ) as error:  # the node continues after any failure of a router or a network
             if self._reach.mapped and trio.current_time() < self._ends_at:
                 log.debug("renewal failed: %s", error)
                 return self._pace.again_s

@@ -1,7 +1,7 @@
-"""Three ways to have a router forward a TCP port: PCP, NAT-PMP and UPnP-IGD, each with deadlines and size bounds.
+"""Three methods to map a TCP port at a router: PCP, NAT-PMP and UPnP-IGD, each with deadlines and size limits.
 
 - Each asks the default gateway, over sockets that are connected to it or whose senders are compared with it.
-- Each raises `NoMapping` with the reason where the router is silent, refuses, or answers what cannot be read.
+- Each raises `NoMapping` with the reason if the router is silent, refuses, or sends an invalid answer.
 """
 
 import secrets
@@ -24,19 +24,19 @@ from swarm_node.reach.gateway import Gateway, NoMapping
 T = TypeVar("T")
 
 WAITS_S = (0.25, 0.5, 1.0, 2.0)
-"""After each sending of a request, as RFC 6886 begins; its nine sendings take two minutes, which is too long here."""
+"""Pause after each sending of a request, as in RFC 6886, whose nine sendings would take two minutes: too long."""
 
 DATAGRAM_MAX_BYTES = 2048
 """PCP allows 1100; an answer to a search has a few hundred."""
 
 DATAGRAMS_MAX = 64
-"""Datagrams read for one question: a network of many devices, or somebody who floods."""
+"""Limit of datagrams read for one request: there may be many devices, or a flood."""
 
 SEARCH_S = 2.5
 """A device waits up to a second (MX) before it answers a search."""
 
 HTTP_S = 5.0
-"""For one answer over HTTP, from connecting to its last byte; routers are slow."""
+"""Time-out of one HTTP answer, from connecting to its last byte; routers are slow."""
 
 OTHER_PORTS = 3
 """External ports that UPnP is asked for when another machine holds the first."""
@@ -49,11 +49,11 @@ class Mapping:
     address: str
     port: int
     lease_s: int
-    """How long, unless it is renewed; 0: until it is removed."""
+    """Time until it expires without renewal; 0: until it is removed."""
 
 
 class Method(Protocol):
-    """One protocol."""
+    """Protocol for mapping ports."""
 
     name: str
 
@@ -71,7 +71,7 @@ class Pcp:
     name: str = "PCP"
     server_port: int = messages.SERVER_PORT
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(messages.NONCE_BYTES))
-    """Only who knows it may renew or remove the mapping."""
+    """Required to renew or remove the mapping."""
 
     async def map(self, gateway: Gateway, port: int, lease_s: int) -> Mapping:
         granted = await self._ask(gateway, port, lease_s)
@@ -121,7 +121,7 @@ class Upnp:
         try:
             return await self._map(service, gateway, port, lease_s)
         except NoMapping:
-            self._service = None  # a router that has started anew describes itself elsewhere
+            self._service = None  # a restarted router may have another description URL
             raise
 
     async def unmap(self, gateway: Gateway, port: int) -> None:
@@ -144,7 +144,7 @@ class Upnp:
         raise NoMapping("other machines hold the external ports")
 
     async def _is_free(self, service: igd.Service, gateway: Gateway, external: int) -> bool:
-        """Return False if another machine holds a port: some routers would give it away without a word."""
+        """Return False if another machine holds a port: some routers would silently reassign it."""
         try:
             holder = await _act(gateway, service, "GetSpecificPortMappingEntry", **_entry(external))
         except igd.RouterFault:  # 714: there is no such entry
@@ -172,7 +172,7 @@ class Upnp:
         return igd.read_description(document, location, gateway.address)
 
     async def _search(self, gateway: Gateway) -> str:
-        """Return where the gateway's own description is; the answers of all others are passed over."""
+        """Return the URL of the gateway's own description; answers of other devices are ignored."""
         with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
             try:
                 await asker.bind((gateway.own_address, 0))
@@ -192,7 +192,7 @@ class Upnp:
 
 
 async def ask(gateway: Gateway, port: int, request: bytes, read: Callable[[bytes], T | None]) -> T:
-    """Send a datagram until a reply comes that can be read; only the gateway's own arrive, from this port."""
+    """Send a datagram repeatedly until a valid reply arrives; only replies of the gateway are received."""
     with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         try:
             await asker.bind((gateway.own_address, 0))
@@ -201,10 +201,10 @@ async def ask(gateway: Gateway, port: int, request: bytes, read: Callable[[bytes
                 await asker.send(request)
                 with trio.move_on_after(wait_s):
                     for _ in range(DATAGRAMS_MAX):
-                        found = read(await asker.recv(DATAGRAM_MAX_BYTES))
-                        if found is not None:
-                            return found
-        except OSError:  # nobody listens at that port, and the router says so
+                        reply = read(await asker.recv(DATAGRAM_MAX_BYTES))
+                        if reply is not None:
+                            return reply
+        except OSError:  # the router reports that the port is closed
             raise NoMapping("it does not offer this") from None
     raise NoMapping("it does not answer")
 
@@ -215,14 +215,14 @@ async def _act(gateway: Gateway, service: igd.Service, action: str, **arguments:
 
 
 def _entry(external: int) -> dict[str, str | int]:
-    """Return what names a mapping of ours."""
+    """Return the key of a mapping of ours."""
     return {"NewRemoteHost": "", "NewExternalPort": external, "NewProtocol": "TCP"}
 
 
 async def _http(
     gateway: Gateway, method: str, url: str, headers: dict[str, str] | None = None, body: bytes = b""
 ) -> bytes:
-    """Return the body of an answer: no redirect, no proxy, no compression, and no more than a description has."""
+    """Return the body of an answer, without redirect, proxy or compression, up to the limit of a description."""
     transport = httpx.AsyncHTTPTransport(local_address=gateway.own_address)
     client = httpx.AsyncClient(transport=transport, follow_redirects=False, trust_env=False, timeout=HTTP_S)
     asked = {**(headers or {}), "Accept-Encoding": "identity", "Connection": "close", "Host": urlsplit(url).netloc}
@@ -236,7 +236,7 @@ async def _http(
         raise NoMapping("it answers with too many bytes") from None
     except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
         raise NoMapping(f"it does not answer ({type(error).__name__})") from None
-    if status == 500 and method == "POST":  # as SOAP has it of a fault
+    if status == 500 and method == "POST":  # a fault in SOAP
         raise igd.read_fault(document)
     if status != 200:
         raise NoMapping(f"it answers with HTTP status {status}")

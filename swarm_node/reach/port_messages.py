@@ -1,8 +1,8 @@
 """Messages of PCP (RFC 6887) and NAT-PMP (RFC 6886): pure bytes, both on UDP port 5351 of the gateway.
 
-- A reply is a router's word, and any host of the network may forge one: length, version, operation, port and, in PCP,
-  the nonce must be those of the request; whatever differs is no reply at all.
-- Only what a node needs: one mapping of one TCP port. Lifetime 0 removes it.
+- A reply is untrusted, and any host of the network may forge one: length, version, operation, port and, in PCP, the
+  nonce must match the request; any other datagram is ignored.
+- Only the needed part is implemented: one mapping of one TCP port. Lifetime 0 removes it.
 """
 
 import struct
@@ -50,10 +50,10 @@ class Granted(NamedTuple):
     """A mapping that a router grants."""
 
     port: int
-    """The external one."""
+    """The external port."""
     lease_s: int
     address: str = ""
-    """The external one, where the protocol tells it with the mapping."""
+    """The external address, if the protocol returns it with the mapping."""
 
 
 def pcp_request(own_address: str, nonce: bytes, port: int, wanted_port: int, lease_s: int) -> bytes:
@@ -63,9 +63,9 @@ def pcp_request(own_address: str, nonce: bytes, port: int, wanted_port: int, lea
 
 
 def read_pcp(data: bytes, nonce: bytes, port: int) -> Granted | None:
-    """Read a reply to a MAP request; None if it is none."""
+    """Read a reply to a MAP request; None if it is not such a reply."""
     if len(data) >= 4 and data[0] == NATPMP_VERSION and data[1] & REPLY:
-        raise NoMapping("it does not speak this version")  # as RFC 6887, appendix A, has it of an older router
+        raise NoMapping("it does not speak this version")  # an older router, see RFC 6887, appendix A
     if len(data) < _PCP_HEAD_REPLY.size:
         return None
     version, operation, _, result, lease_s, _ = _PCP_HEAD_REPLY.unpack_from(data)
@@ -88,7 +88,7 @@ def natpmp_request(port: int, wanted_port: int, lease_s: int) -> bytes:
 
 
 def read_natpmp(data: bytes, port: int) -> Granted | None:
-    """Read a reply to such a request; None if it is none."""
+    """Read a reply to such a request; None if it is not such a reply."""
     if not _is_natpmp(data, MAP_TCP, _NATPMP_MAP_REPLY.size):
         return None
     _, _, _, _, internal, external, lease_s = _NATPMP_MAP_REPLY.unpack_from(data)
@@ -96,7 +96,7 @@ def read_natpmp(data: bytes, port: int) -> Granted | None:
 
 
 def natpmp_address_request() -> bytes:
-    """Build the question after the external address."""
+    """Build the request for the external address."""
     return bytes([NATPMP_VERSION, ASK_ADDRESS])
 
 

@@ -1,8 +1,7 @@
-"""The addresses at which others can dial this node, and whether they can; port mapping and plans change them.
+"""Reachability of this node: its dialable addresses; port mapping and plans change it.
 
-- Addresses that the owner names replace those that are listened on; an address that the router gives is added to both.
-- Whether others can connect is the coordinator's word (`FetchPlan.dialled`), which rests on the receipts of those who
-  tried.
+- Addresses that the owner sets replace the listening addresses; the router's address is added in both cases.
+- The coordinator reports whether others can connect (`FetchPlan.dialled`), from the receipts of nodes that tried.
 """
 
 from dataclasses import dataclass
@@ -17,25 +16,25 @@ CAN, CANNOT = (
 
 @dataclass
 class Reachability:
-    """How one node is reached."""
+    """Reachability of one node."""
 
     shares: bool
-    """Whether anything listens for others."""
+    """True if the node listens for others."""
     own: tuple[str, ...] = ()
-    """Where it listens, or what its owner advertises."""
+    """The listening addresses, or those that the owner advertises."""
     mapped: str = ""
-    """The router's address that leads here; empty if there is none."""
+    """The router's address that is forwarded to this node; empty if there is none."""
     mapping: str = ""
-    """What became of the attempt to map the port, in one sentence."""
+    """Result of the attempt to map the port, in one sentence."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where others may dial it, as it registers them."""
-        found = dict.fromkeys((*self.own, *filter(None, [self.mapped])))
-        return tuple(found)[: limits.ADDRESSES_MAX] if self.shares else ()
+        """The dialable addresses that the node registers."""
+        addresses = dict.fromkeys((*self.own, *filter(None, [self.mapped])))
+        return tuple(addresses)[: limits.ADDRESSES_MAX] if self.shares else ()
 
     def describe(self, dialled: bool | None) -> str:
-        """Say in one sentence whether others can connect; `dialled`: what the coordinator says, None if it does not."""
+        """Return one sentence on whether others can connect; `dialled` is the coordinator's report, None if unknown."""
         if not self.shares:
             return "incoming connections are off (--no-share); your node connects to others"
         if dialled is None:

@@ -1,1 +1,1 @@
-"""Policy versions on this node's disk: found, verified, rebuilt from chunks, and kept."""
+"""Policy versions on this node's disk: finding, verifying, rebuilding from chunks, and keeping them."""

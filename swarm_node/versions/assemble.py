@@ -1,12 +1,12 @@
-"""From verified chunks, and what earlier versions left here, to the folder an engine loads.
+"""Assembly of a policy folder for the engine, from verified chunks and files of earlier versions.
 
-- A policy folder appears under its final name only when every file in it is whole and synced. Until then it is a
+- A policy folder appears under its final name only when every file in it is complete and synced. Until then it is a
   draft, whose files grow while their chunks arrive (`growing`), so that little is left to do after the last chunk.
-- Its name binds version and manifest, so a folder can never be taken for another version's.
-- Each file's digest is checked as it is written, and again when a folder of an earlier run is taken up.
-- File names come from a signed manifest and are checked all the same: nothing is written outside the folder.
-- A file of an earlier version is a base only while it has the digest that a patch asks for; it is never written to. A
-  patch makes a new file, whose digest is checked like that of any other; an unchanged file is shared by both versions.
+- Its name contains version and manifest digest, so a folder cannot be mistaken for another version's.
+- Each file's digest is checked when it is written, and again when a folder of an earlier run is used.
+- File names come from a signed manifest and are checked anyway: nothing is written outside the folder.
+- A file of an earlier version is a base only if it has the digest that a patch requires; it is never modified. A patch
+  creates a new file, whose digest is checked, too; both versions share an unchanged file.
 - All functions block; callers on an event loop use a thread.
 """
 
@@ -34,16 +34,16 @@ _UNFINISHED = ".unfinished"
 _READ_BYTES = 1 << 20
 
 PLACED_AT_ONCE_BYTES = limits.MIB
-"""A thread is not woken for less: small chunks come by the hundred. Far less than what arrivals keep in memory."""
+"""Smallest amount that wakes the thread: small chunks arrive by the hundred. Far less than arrivals keep in memory."""
 
 
 def folder_of(policies: Path, manifest: PolicyManifest) -> Path:
-    """Where the files of a version lie."""
+    """Return the folder of a version."""
     return policies / f"{manifest.version:012d}-{chunks.digest(manifest.to_bytes())[:16]}"
 
 
 def find(policies: Path, manifest: PolicyManifest) -> Path | None:
-    """The folder of a version if it is there and sound; an unsound one is removed."""
+    """Return the folder of a version if it exists and is valid; remove an invalid one."""
     folder = folder_of(policies, manifest)
     if not folder.is_dir():
         return None
@@ -54,22 +54,22 @@ def find(policies: Path, manifest: PolicyManifest) -> Path | None:
 
 
 def held_files(policies: Path, manifest: PolicyManifest) -> dict[str, Path]:
-    """The files of earlier versions that this one can be made from, by their digest; damaged ones are none of them."""
+    """Return the undamaged files of earlier versions that this one can be built from, by digest."""
     folders = sorted(_of_versions(policies), reverse=True)
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for entry in manifest.files:
         sizes = entry.sizes()
         for path in (folder / _safe_name(entry) for folder in folders):
             if path.is_file() and path.stat().st_size in sizes.values() and (name := _digest(path)) in sizes:
-                found[name] = path
-                break  # the newest folder is nearest to this version
-    return found
+                paths[name] = path
+                break  # the newest folder is closest to this version
+    return paths
 
 
 def assemble(
     policies: Path, manifest: PolicyManifest, blobs: BlobStore, bases: Mapping[str, Path] | None = None
 ) -> Path:
-    """Build the folder of a version whose chunks are stored, but for what the bases spare; a sound one is kept."""
+    """Build the folder of a version from stored chunks and `bases`; keep an existing valid one."""
     existing = find(policies, manifest)
     if existing is not None:
         return existing
@@ -81,9 +81,9 @@ def assemble(
 
 
 class Draft:
-    """The folder of a version in the making; one at a time, and what an earlier one left behind gives way.
+    """The unfinished folder of a version; only one at a time, and remains of an earlier one are removed.
 
-    Its methods block, but for `following`: chunks that arrive are put in their places by a thread of the draft's own.
+    Its methods block, except `following`: a thread of the draft writes arriving chunks to their places.
     """
 
     def __init__(self, policies: Path, manifest: PolicyManifest, blobs: BlobStore, bases: Mapping[str, Path]) -> None:
@@ -107,8 +107,8 @@ class Draft:
 
     @contextmanager
     def following(self, arrivals: Arrivals) -> Iterator[None]:
-        """For the time of a download: place chunks as they arrive, some at a time. The last ones, and what fails, are
-        left to `finish`."""
+        """Place chunks while they arrive, for the duration of the block. `finish` handles the last ones and failed
+        ones."""
         before, seen = arrivals.downloads, 0
         at_once = max(1, PLACED_AT_ONCE_BYTES // self._manifest.chunk_size_bytes)
 
@@ -123,7 +123,7 @@ class Draft:
             yield
 
     def finish(self) -> Path:
-        """Do what is left; the folder gets its final name when every file in it is sound and synced."""
+        """Complete all files; the folder gets its final name when every file in it is valid and synced."""
         self._placing.shutdown()
         with disk_named(self._policies):
             for entry in self._manifest.files:
@@ -135,7 +135,7 @@ class Draft:
         return final
 
     def discard(self) -> None:
-        """Remove what is not finished."""
+        """Remove the unfinished folder."""
         self._placing.shutdown(cancel_futures=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -154,7 +154,7 @@ class Draft:
             growing.place(chunk, arrivals.fresh(chunk))
 
     def _complete(self, entry: FileEntry) -> None:
-        """Take the entry's shortest way from what is here, a file for each step; only the last one is kept."""
+        """Build an entry by its shortest route from the existing files, one file per step; keep only the last."""
         target, route, sizes = self._folder / entry.path, entry.route(self._bases), entry.sizes()
         digests = list(sizes)[-1 - len(route.patches) :]
         paths = [*(_step(target, number) for number in range(len(route.patches))), target]
@@ -173,7 +173,7 @@ class Draft:
 
 
 def restock(folder: Path, manifest: PolicyManifest, blobs: BlobStore) -> None:
-    """Cut a new anchor out of the file that was made without it: newcomers will ask for its chunks."""
+    """Store the chunks of a new anchor, cut from a file that was built without it: new nodes will request them."""
     for entry in manifest.files:
         if entry.patches and not entry.patches_after_anchor:
             pieces = chunks.split(mapped(folder / _safe_name(entry)), manifest.chunk_size_bytes)
@@ -182,14 +182,14 @@ def restock(folder: Path, manifest: PolicyManifest, blobs: BlobStore) -> None:
 
 
 def clear(policies: Path) -> None:
-    """Remove what a crash left unfinished."""
+    """Remove an unfinished folder left by a crash."""
     shutil.rmtree(policies / _UNFINISHED, ignore_errors=True)
 
 
 def prune(policies: Path, keep: Collection[Path]) -> int:
-    """Remove all policy folders but these, and what a crash left unfinished; returns how many went.
+    """Remove all policy folders except `keep`, and unfinished ones; return the number of removed folders.
 
-    What others put here, a file manager or whoever made the file system, stays.
+    Files of other programs, such as a file manager, stay.
     """
     clear(policies)
     gone = [folder for folder in _of_versions(policies) if folder not in keep]
@@ -199,7 +199,7 @@ def prune(policies: Path, keep: Collection[Path]) -> int:
 
 
 def _of_versions(policies: Path) -> list[Path]:
-    """The folders that have the name of a version's."""
+    """Return the folders that have the name of a version."""
     return [path for path in policies.glob("[0-9]*-*") if path.is_dir() and not path.is_symlink()]
 
 
@@ -210,22 +210,22 @@ def _safe_name(entry: FileEntry) -> str:
 
 
 def _step(target: Path, number: int) -> Path:
-    """What a file is patched from on the way to its last form."""
+    """Return the path of an intermediate file of a patched file."""
     return target.with_name(f".{target.name}.{number}")
 
 
 def _take_over(held: Path, target: Path, entry: FileEntry) -> None:
-    """An unchanged file, as another name of the held one: its digest is known, and nobody writes to either."""
+    """Hard-link an unchanged file to the existing one: its digest is known, and neither is ever modified."""
     try:
         target.hardlink_to(held)
     except FileExistsError:
         raise
-    except OSError:  # a file system without such links, or no more of them for this file
+    except OSError:  # a file system without hard links, or the limit of links for this file
         _write(target, _read(held), entry.size_bytes, entry.digest)
 
 
 def _apply(base: Path, patch: Patch, target: Path, digest: str, size_bytes: int, blobs: BlobStore) -> None:
-    """Write the file that a patch makes of its base."""
+    """Write the file that a patch makes from its base."""
     packed = target.with_name(".patch")
     _write(packed, (blobs.read(ChunkId(chunk)) for chunk in patch.chunks), patch.size_bytes)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -235,9 +235,9 @@ def _apply(base: Path, patch: Patch, target: Path, digest: str, size_bytes: int,
 
 
 def _write(target: Path, pieces: Iterable[delta.Buffer], size_bytes: int, digest: str | None = None) -> None:
-    """Write a new file, whose bytes must come to this size and digest."""
+    """Write a new file, and check its size and digest."""
     hasher = blake3(max_threads=blake3.AUTO)
-    # Exclusive: two entries that are one file on this file system must not overwrite each other.
+    # Exclusive: two entries that are the same file on this file system must not overwrite each other.
     with target.open("xb") as file:
         for piece in pieces:
             if file.tell() + len(piece) > size_bytes:

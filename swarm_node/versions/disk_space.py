@@ -1,9 +1,9 @@
-"""Whether a version has room on this disk, asked before the first of its bytes is fetched.
+"""Check that a version fits on this disk, before any of it is downloaded.
 
-- What a version needs follows from its signed manifest and from what is here: chunks that still have to come, and the
-  files that are made of them, as `assemble` makes them. Of a manifest that names absurd sizes nothing comes.
-- Nothing that is held makes room by itself: how much is lacking is said, and the owner decides.
-- The disk may fill up all the same, by others or by what a quota hides: that is met when it happens.
+- The need follows from the signed manifest and the existing files: the missing chunks, and the files that `assemble`
+  builds from them. A manifest with absurd sizes is never downloaded.
+- No existing file is removed to make room: the error states the missing amount, and the owner decides.
+- The disk may still fill up, by other programs or because of a hidden quota: that is handled when it happens.
 """
 
 import shutil
@@ -20,16 +20,16 @@ from swarm_node.versions import assemble
 
 
 class VersionTooLarge(DiskFull):
-    """The disk has less room than a version needs; nothing of it is fetched."""
+    """The disk has less free space than a version needs; the version is not fetched."""
 
     code = "version_too_large"
 
 
 def needed_bytes(manifest: PolicyManifest, held: Collection[str], missing_bytes: int) -> int:
-    """The most that is taken of the disk at a time, on the way from the files of these digests to the version.
+    """Return the peak disk usage of building the version, given files with the digests in `held`.
 
-    First all anchors grow while their chunks come. Then one file after the other is patched: a patch is unpacked, a new
-    file made with it, and the one before removed if it is of this version.
+    First all anchors grow while their chunks arrive. Then one file after the other is patched: a patch is unpacked, a
+    new file is built with it, and the previous one is removed if it belongs to this version.
     """
     routes = [(entry, entry.route(held)) for entry in manifest.files]
     taken = missing_bytes + sum(route.anchor_bytes for _, route in routes)
@@ -47,7 +47,7 @@ def needed_bytes(manifest: PolicyManifest, held: Collection[str], missing_bytes:
 def require(
     folder: Path, manifest: PolicyManifest, held: Collection[str], sizes: Mapping[ChunkId, int], blobs: BlobStore
 ) -> None:
-    """Refuse a version that needs more than is free, with chunks of these sizes; it blocks."""
+    """Raise an error if a version with chunks of these sizes needs more than the free space; blocks."""
     assemble.clear(folder)
     needed = needed_bytes(manifest, held, sum(size for chunk, size in sizes.items() if not blobs.has(chunk)))
     free = shutil.disk_usage(existing(folder)).free

@@ -1,13 +1,13 @@
-"""Follows the round's policy: refresh the trust state, fetch what is new, rebuild it, offer it to the worker.
+"""Follower of the round's policy: refreshes the trust state, downloads and rebuilds new versions for the worker.
 
-- Work goes on with the old version while the new one is fetched; the worker swaps between two batches.
-- If nothing on offer can be trusted, `distrust` says why and no work is taken until that changes. Only what judges the
-  version does that; any other failure is this node's or its coordinator's, and is tried again beside the work.
-- Whom to ask, the coordinator's plan says; where it gives none, those of its last one are asked, and the origins.
-- A version with files of no known use, or that unfold, is refused before one of its bytes is fetched.
-- What does not fit on the disk is not fetched, and `trouble` says so until it does.
-- The folder of a version that is in use stays, however many versions come meanwhile (`hold`).
-- Trust ends with the timestamp that gave it: a coordinator that only falls silent about versions stops work, too.
+- Work continues with the old version while the new one is downloaded; the worker swaps between two batches.
+- If no offered version can be trusted, `distrust` gives the reason, and no work is requested until that changes. Only
+  errors about the version do that; any other failure is this node's or its coordinator's, and is retried during work.
+- The coordinator's plan names the peers to ask; without a plan, those of the last one are asked, and the origins.
+- A version with unknown or compressed files is refused before any of it is downloaded.
+- A version that does not fit on the disk is not downloaded, and `trouble` reports it until it does.
+- The folder of a version in use is kept, however many versions arrive meanwhile (`hold_versions`).
+- Trust ends with its signed timestamp: a coordinator that only stops publishing statements also stops work.
 """
 
 import logging
@@ -53,17 +53,17 @@ from swarm_node.versions.updater import Updater
 log = logging.getLogger(__name__)
 
 REFRESH_S = 20.0
-"""Without a hint, how often the trust state is checked: a withheld version shows within this time."""
+"""Interval of checks of the trust state without a hint: a withheld version is noticed within this time."""
 
 RETRY_S = 1.0
-"""After a failed refresh or download."""
+"""Pause after a failed refresh or download."""
 
 BLAMES_KEPT = 16
-"""Evidence waiting for the next heartbeat."""
+"""Blames kept for the next heartbeat."""
 
 
 def refresh_in_s(proved_until: datetime | None, now: datetime) -> float:
-    """When to look next without a hint: well before the proof in hand ends, however short proofs are here."""
+    """Return the time until the next check without a hint: well before the current proof ends."""
     if proved_until is None:
         return REFRESH_S
     return min(REFRESH_S, max(RETRY_S, (proved_until - now).total_seconds() / 2))
@@ -100,23 +100,23 @@ class Traffic:
 
 @dataclass
 class Download:
-    """A version on its way here."""
+    """Progress of a version's download."""
 
     version: int
     bytes_done: int = 0
     bytes: int = 0
     peers: int = 0
-    """Connected now."""
+    """Number of connected peers."""
     started_at: float = field(default_factory=trio.current_time)
 
     def to_json(self) -> dict[str, float]:
         seconds = max(1e-3, trio.current_time() - self.started_at)
-        told = {"version": self.version, "bytes_done": self.bytes_done, "bytes": self.bytes, "peers": self.peers}
-        return {**told, "bytes_per_s": self.bytes_done / seconds}
+        progress = {"version": self.version, "bytes_done": self.bytes_done, "bytes": self.bytes, "peers": self.peers}
+        return {**progress, "bytes_per_s": self.bytes_done / seconds}
 
 
 class PolicyFollower:
-    """Keeps `ready` at the newest version this node has proved and fetched."""
+    """Keeps `ready` at the newest version that this node has verified and downloaded."""
 
     def __init__(
         self,
@@ -144,15 +144,15 @@ class PolicyFollower:
         self._announced = 0
         self._planned = 0
         self._plan: FetchPlan | None = None
-        """The version whose plan was last followed, and that plan: whom it says to call is called."""
+        """The last plan that was followed, and its version; the peers in its `calls` are called."""
         self.dialled: bool | None = None
-        """Whether others could dial this node of late, as the last plan that knew says."""
+        """True if other nodes could recently dial this node, by the last plan that knew."""
         self._caught: Counter[str] = Counter()
-        """How often each peer sent wrong bytes: the more often, the later among the peers it is asked."""
+        """Count of wrong chunks by peer: peers with more are asked later."""
         self._kept: list[HeldVersion] = []
-        """The version before `ready`, for those who are behind, and `ready`."""
+        """The version before `ready`, for nodes that are behind, and `ready`."""
         self._held: tuple[HeldVersion, ...] = ()
-        """Those that an engine has, or loads."""
+        """Versions that an engine has or loads."""
         self.ready: HeldVersion | None = None
         self.distrust: SwarmError | None = None
         self.trouble = Trouble()
@@ -162,11 +162,11 @@ class PolicyFollower:
 
     @property
     def newest(self) -> int:
-        """The newest version that this node has heard of."""
+        """The newest version that this node knows of."""
         return self._announced
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow until cancelled."""
         while True:
             patience_s = RETRY_S
             try:
@@ -191,24 +191,24 @@ class PolicyFollower:
                 await self._hint.wait()
 
     def hint(self, newest_version: int) -> None:
-        """Somebody says that there is a newer version; worth a look, no more."""
+        """Record an unverified hint of a newer version, and check for it."""
         if newest_version > self._announced:
             self._announced = newest_version
             self._hint.set()
 
     async def usable(self) -> HeldVersion:
-        """The version to work with, once there is one and nothing speaks against it."""
+        """Wait for the version to work with: present, verified and trusted."""
         while (policy := self.usable_now()) is None:
             await self._changed.wait()
         return policy
 
     def usable_now(self) -> HeldVersion | None:
-        """The version to work with, if there is one and nothing speaks against it."""
+        """Return the version to work with, if there is one and it is trusted."""
         self._expire()
         return self.ready if self.distrust is None else None
 
     def _expire(self) -> None:
-        """Proof has an end: when no newer one came, for whatever reason, work stops and it is asked for again."""
+        """Stop work when the last proof has expired without a newer one, and request one."""
         until = self._updater.proved_until
         if self.distrust is None and until is not None and datetime.now(UTC) > until:
             said = f"The coordinator's last signed statement expired at {until:%H:%M:%S} UTC."
@@ -216,20 +216,20 @@ class PolicyFollower:
             self._hint.set()
 
     def hold_versions(self, policy: HeldVersion, *others: HeldVersion | None) -> bool:
-        """Keep the folders of these versions until others are held; False if the first may be removed already."""
+        """Keep the folders of these versions until others are held; return False if the first may have been removed."""
         if policy not in (*self._kept, *self._held):
             return False
         self._held = (policy, *filter(None, others))
         return True
 
     async def newer_than(self, policy: HeldVersion, *, patience_s: float) -> None:
-        """Return when another version than this is ready, or after so many seconds."""
+        """Return when another version than `policy` is ready, or after `patience_s`."""
         with trio.move_on_after(patience_s):
             while self.ready == policy:
                 await self._changed.wait()
 
     async def _follow(self) -> bool:
-        """Have the newest version here; False if it cannot be trusted."""
+        """Get the newest version; return False if it cannot be trusted."""
         self._hint = trio.Event()
         await self._origins.learn()
         try:
@@ -239,7 +239,7 @@ class PolicyFollower:
         except SwarmError as error:
             self._judge(error)
             return False
-        self._announced = manifest.version if manifest else 0  # proved: what was only said does not count any more
+        self._announced = manifest.version if manifest else 0  # proved: an unverified hint does not count any more
         if manifest is None:
             return True
         if not (self.ready and self.ready.manifest == manifest):
@@ -247,12 +247,12 @@ class PolicyFollower:
         if self._planned != manifest.version:
             await self._feed(manifest)
         if self._host.punches.has_news:
-            with suppress(SwarmError):  # it goes with the next request for a plan
+            with suppress(SwarmError):  # it is sent with the next request for a plan
                 await self._report_place(manifest.version)
         return True
 
     async def _take(self, manifest: PolicyManifest) -> None:
-        """Have a version here, offer it, and forget the one before the last."""
+        """Get a version, offer it to the worker, and remove old versions."""
         self.milestones.passed(manifest.version, "heard")
         require_files(manifest)
         receipt: TransferReceipt | None = None
@@ -264,7 +264,7 @@ class PolicyFollower:
         self._kept = [*self._kept[-1:], self.ready]
         self._tell()
         if receipt is not None:
-            with suppress(SwarmError):  # one that is lost is not worth a second try
+            with suppress(SwarmError):  # a lost receipt is not worth a retry
                 await self._coordinator.fetched(receipt)
         in_use = [policy.folder for policy in (*self._kept, *self._held)]
         await trio.to_thread.run_sync(assemble.prune, self._folder, in_use)
@@ -272,18 +272,18 @@ class PolicyFollower:
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
 
     async def _forget_chunks(self, *of_others: PolicyManifest) -> None:
-        """All that no kept version has, nor any of these."""
+        """Delete the chunks that neither a kept version nor one of these has."""
         manifests = (*(policy.manifest for policy in self._kept), *of_others)
         wanted = {ChunkId(chunk) for manifest in manifests for chunk in manifest.chunk_sizes()}
         await trio.to_thread.run_sync(self._blobs.prune, wanted)
 
     async def _feed(self, manifest: PolicyManifest) -> None:
-        """Call those whom this node is to feed, where nothing had to be fetched: the version was here from before."""
+        """Call the peers that this node must feed, for a version that was already on the disk."""
         self._host.own_network = await self._origins.at_home()
         await self._new_plan(manifest.version)
 
     async def _new_plan(self, version: int) -> FetchPlan | None:
-        """Whom to ask for a version; whom to call is called. None if the coordinator does not say."""
+        """Request and apply the plan of a version; None if the coordinator gives none."""
         try:
             plan = await self._report_place(version)
         except SwarmError as error:
@@ -300,7 +300,7 @@ class PolicyFollower:
         return plan
 
     async def _report_place(self, version: int) -> FetchPlan:
-        """Report what this node knows of its place in the network, which the next version's plan goes by."""
+        """Report this node's reachability with a request for a plan; the next version's plan uses it."""
         report = self._host.punches.report()
         request = PlanRequest(
             version=version, observed=report.observed, punched=report.punched, unpunched=report.unpunched
@@ -310,12 +310,12 @@ class PolicyFollower:
         return plan
 
     def _makeshift(self) -> FetchPlan:
-        """Without a plan: whoever was in the last one may have the version by now, and nobody feeds anybody."""
+        """Return a substitute plan: the peers of the last one, which may have the version now, without stripes."""
         peers = [peer.model_copy(update={"stripes": ()}) for peer in (self._plan.peers if self._plan else ())]
         return FetchPlan(stripes=1, peers=tuple(peers), rate=0.0, hops=1, help_rate=0.0)
 
     async def _make(self, manifest: PolicyManifest) -> tuple[Path, TransferReceipt]:
-        """Fetch a version, and build its folder from the chunks as they come; first, make room for it."""
+        """Download a version, and build its folder while chunks arrive; first delete chunks that are not needed."""
         await self._forget_chunks(manifest)
         bases = await trio.to_thread.run_sync(assemble.held_files, self._folder, manifest)
         sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
@@ -332,7 +332,7 @@ class PolicyFollower:
                 await trio.to_thread.run_sync(draft.discard)
 
     def _witness(self, manifest: PolicyManifest, report: FetchReport) -> TransferReceipt:
-        """Who sent this version, and who could be dialled."""
+        """Return the receipt of a download: the sending peers, and the peers that could be dialled."""
         seconds = min(max(report.seconds, limits.FETCH_MIN_S), limits.FETCH_MAX_S)
         uploads = [
             PeerUpload(
@@ -397,12 +397,12 @@ class PolicyFollower:
             self.download.peers = len(self._host.connected())
 
     def _judge(self, error: SwarmError | None) -> None:
-        """Take or give up trust, and say so once."""
+        """Set or clear `distrust`, and log the change once."""
         if (error and error.code) != (self.distrust and self.distrust.code):
             if error:
                 log.error("work stopped code=%s: %s", error.code, error)
             else:
-                log.info("work goes on: the coordinator can be trusted again")
+                log.info("work continues: the coordinator can be trusted again")
         self.distrust = error
         self._tell()
 

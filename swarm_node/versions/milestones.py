@@ -1,8 +1,8 @@
-"""How far the last versions have come on this node, by a stopwatch, until the coordinator has been told.
+"""Stages that the last versions have passed on this node, with their age, until the coordinator has received them.
 
-- A version passes each stage once; that it passes again, after a failure, changes nothing.
-- What is told is how long ago, never at which time: this machine's clock may be wrong.
-- A stage is told again with every heartbeat until one is answered by a coordinator that knows the version itself.
+- A version passes each stage once; passing it again after a failure changes nothing.
+- The age is reported, not the time: this machine's clock may be wrong.
+- A stage is reported with every heartbeat until a coordinator that knows the version has answered one.
 """
 
 import trio
@@ -12,15 +12,15 @@ from protocol.work.messages import Reached, Stage
 
 
 class Milestones:
-    """The stages that were passed lately."""
+    """The stages that were passed recently."""
 
     def __init__(self) -> None:
         self._passed: dict[tuple[int, Stage], float] = {}
-        """When, on the loop's clock, which only ever runs forward."""
+        """Time of each stage, on the loop's monotonic clock."""
         self._told: set[tuple[int, Stage]] = set()
 
     def passed(self, version: int, stage: Stage, *, ago_s: float = 0.0) -> None:
-        """Note that a version came so far, now or a moment ago."""
+        """Record that a version passed a stage, `ago_s` seconds ago."""
         if (version, stage) in self._passed:
             return
         self._passed[version, stage] = trio.current_time() - ago_s
@@ -29,12 +29,12 @@ class Milestones:
             self._told.discard(oldest)
 
     def heard_ago_s(self, version: int) -> float | None:
-        """How long this node has known of a version, if it remembers."""
+        """Return the seconds since this node first knew of a version; None if unknown."""
         heard_at = self._passed.get((version, "heard"))
         return None if heard_at is None else trio.current_time() - heard_at
 
     def untold(self) -> tuple[Reached, ...]:
-        """What the coordinator may not know yet."""
+        """Return the stages that the coordinator may not know yet."""
         now = trio.current_time()
         return tuple(
             Reached(version=version, stage=stage, ago_s=min(now - passed_at, limits.REACHED_AGO_MAX_S))
@@ -43,5 +43,5 @@ class Milestones:
         )
 
     def acknowledge(self, reached: tuple[Reached, ...], *, newest_version: int) -> None:
-        """The coordinator has heard this; of a version above its newest it could make no use yet."""
-        self._told |= {(one.version, one.stage) for one in reached if one.version <= newest_version}
+        """Record that the coordinator received these stages; it could not use those of a version above its newest."""
+        self._told |= {(stage.version, stage.stage) for stage in reached if stage.version <= newest_version}

@@ -1,9 +1,9 @@
-"""The node's trust state: pinned once, brought up to date, and saved only when every check has passed.
+"""The node's trust state: pinned once, refreshed, and saved only when every check has passed.
 
-- What may change or come to be (the timestamp, the next root) is asked of the coordinator; what a signed document names
-  by number and hash may come from any origin.
-- An origin that lies costs a second try with the coordinator alone. When the coordinator does not answer, an origin's
-  documents will do: their signatures are checked, and their timestamp expires like any other.
+- Documents that may change or appear (the timestamp, the next root) come from the coordinator; documents that a signed
+  document names by number and hash may come from any origin.
+- An origin that serves wrong documents costs a second try with the coordinator alone. If the coordinator does not
+  answer, an origin's documents are used: their signatures are checked, and their timestamp expires like any other.
 """
 
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ STATE_MAX_BYTES = 8 * limits.MIB
 
 
 class Updater:
-    """Follows the signed versions of one round."""
+    """Trust state of one round, refreshed from signed documents."""
 
     def __init__(self, origins: Origins, round_id: str, path: Path) -> None:
         self._origins = origins
@@ -35,10 +35,10 @@ class Updater:
         self._path = path
         self._documents: Documents | None = saved(path)
         self.proved_until: datetime | None = None
-        """Until when the last refresh vouches for its version; None before the first."""
+        """End of validity of the last refresh; None before the first."""
 
     async def refresh(self) -> PolicyManifest | None:
-        """The newest signed policy, or None before the first; raises when nothing on offer can be trusted."""
+        """Return the newest signed policy, or None before the first; raise an error if none can be trusted."""
         stored = self._documents or await self._pin()
         refreshed = await self._newest(stored)
         if refreshed.documents != self._documents:
@@ -48,7 +48,7 @@ class Updater:
         return refreshed.manifest
 
     async def _newest(self, stored: Documents) -> trust.Refreshed:
-        """What the coordinator says, or, if it says nothing, what some origin can prove."""
+        """Refresh from the coordinator, or from an origin if the coordinator does not answer."""
         home, others = self._origins.home, self._origins.in_order()
         try:
             for bulk in [*others[:1], home]:
@@ -70,7 +70,7 @@ class Updater:
         raise AssertionError("the last try is the coordinator's")
 
     async def _converse(self, stored: Documents, fresh: Origin, bulk: Origin) -> trust.Refreshed:
-        """Fetch what the conversation asks for until it comes to its end."""
+        """Fetch the documents that the trust conversation requests, until it ends."""
         conversation = trust.refresh(stored, datetime.now(UTC))
         answer: bytes | None = None
         while True:
@@ -111,7 +111,7 @@ def _save(path: Path, documents: Documents) -> None:
 
 
 def saved(path: Path) -> Documents | None:
-    """The saved state; a damaged file is an error, since starting over would forget what was already seen."""
+    """Load the saved state; a damaged file is an error, since a fresh start would lose rollback protection."""
     if not path.exists():
         return None
     try:

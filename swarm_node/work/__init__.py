@@ -1,1 +1,1 @@
-"""From a lease to a paid claim: lease, sample, sign, store, send, and learn the verdict."""
+"""The work of a node, from a lease to a paid claim: lease, sample, sign, store, send, record the verdict."""

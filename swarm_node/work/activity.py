@@ -1,4 +1,4 @@
-"""What a member is doing, what lets it, and what the coordinator's reasons for giving no work mean to its owner."""
+"""Activity of a member, the gate that permits it, and the coordinator's reasons for giving no work, in words."""
 
 from enum import StrEnum
 from typing import Protocol
@@ -15,11 +15,11 @@ NO_WORK: dict[Reason, str] = {
     "budget": "the budget of the round or of this hour is used up",
     "audits": "the coordinator's audits are delayed; work continues when they catch up",
 }
-"""What the owner should know; the other reasons pass by themselves."""
+"""Explanations for the owner; the other reasons end by themselves."""
 
 
 class Gate(Protocol):
-    """Whether the owner lets this node work."""
+    """The owner's permission for this node to work."""
 
     @property
     def decision(self) -> Decision: ...
@@ -28,18 +28,18 @@ class Gate(Protocol):
     def finishing(self) -> bool: ...
 
     async def opened(self) -> None:
-        """Return when it may work, or is to finish."""
+        """Return when the node may work, or must finish."""
 
     async def closed(self) -> None:
-        """Return when it may not."""
+        """Return when the node must not work."""
 
 
 class Phase(StrEnum):
-    """What a member is doing; a worker never mirrors, and a mirror does nothing else."""
+    """Activity of a member; a worker never mirrors, and a mirror does nothing else."""
 
     OFFLINE = "offline"
     IDLE = "idle"
     GENERATING = "generating"
     MIRRORING = "mirroring"
     RESTING = "resting"
-    """Its owner lets it do nothing for now."""
+    """The owner's settings permit no work for now."""

@@ -1,12 +1,12 @@
-"""Decides when the worker requests more leases, and which of the offered ones it begins.
+"""Decisions about when the worker requests more leases, and which of the offered leases it begins.
 
 A lease is begun unless it has expired, cannot be met in time, or pays less than the owner's floor:
 
-- The others go back at once, declared, so that somebody else has them sooner.
-- Pure. The clock is the coordinator's, as its answers tell it: leases end by that one.
-- How long work takes is known from this node's own groups; before the first has ended, a lease counts as the least that
-  it can be: a token for each sample.
-- Leases are met in the order in which they came, all at the measured rate together.
+- The others are returned at once, so that another node gets them sooner.
+- No I/O. The clock is the coordinator's, estimated from its answers: leases expire by that clock.
+- The duration of work is estimated from this node's own groups; before the first has ended, a lease counts as the
+  minimum: one token for each sample.
+- Leases are completed in the order in which they arrived, all together at the measured rate.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,12 @@ import trio
 from protocol.work.lease import Lease
 
 ASK_AGAIN_S = 1.0
-"""After a request for work, before another for less than half of the groups: short ones share requests."""
+"""Pause after a request for work, before another request for less than half of the groups: short groups share
+requests."""
 
 
 class LeasePacing:
-    """Of an engine that runs so many groups at once."""
+    """Timing of lease requests, for an engine that runs `groups` groups at once."""
 
     def __init__(self, groups: int) -> None:
         self._groups = groups
@@ -29,51 +30,51 @@ class LeasePacing:
 
     @property
     def pause_s(self) -> float:
-        """How much longer to hold back."""
+        """Remaining time without requests, in seconds."""
         return max(0.0, self._pause_ends - trio.current_time())
 
     def pause(self, seconds: float) -> None:
-        """Ask for no work for so long; what is being sampled goes on."""
+        """Request no work for `seconds`; running groups continue."""
         self._pause_ends = trio.current_time() + seconds
 
     def refused(self, seconds: float) -> None:
-        """Ask for no more beside what runs for so long; once nothing runs there may be a newer version to ask for."""
+        """Request no additional work for `seconds`; once nothing runs, there may be a newer version to work on."""
         self._refusal_ends = trio.current_time() + seconds
 
     def room(self, running: int) -> int:
-        """Groups to ask for."""
+        """Return the number of groups to request."""
         return self._groups - running
 
     def record_request(self) -> None:
-        """A request was answered."""
+        """Record that a request was answered."""
         self._asked = trio.current_time()
 
     def is_due(self, running: int) -> bool:
-        """Whether to ask now: half of the groups have ended, or some, and it is a while since the last request."""
+        """Return True if a request is due: half of the groups have ended, or some have and `ASK_AGAIN_S` is over."""
         due = self._asked if running <= self._groups // 2 else self._asked + ASK_AGAIN_S
         return self.room(running) > 0 and trio.current_time() >= max(due, self._pause_ends, self._refusal_ends)
 
 
 class NodePace(NamedTuple):
-    """How fast this node works."""
+    """Measured pace of this node."""
 
     tokens_per_s: float = 0.0
-    """0: not known yet, so nothing is too slow."""
+    """0 means unknown, so nothing is too slow."""
     tokens_per_sample: float = 1.0
 
 
 class Sorted(NamedTuple):
-    """What to do with an offer."""
+    """An offer of leases, sorted into those to begin and those to return."""
 
     begun: tuple[Lease, ...]
     declined: tuple[str, ...]
     """Lease ids."""
     why: str = ""
-    """Of the first that was declined."""
+    """Reason for the first declined lease."""
 
 
 def sort_out(leases: Sequence[Lease], *, now_ms: int, pace: NodePace, price_floor: int) -> Sorted:
-    """Take an offer apart."""
+    """Sort the offered leases into those to begin and those to decline."""
     begun: list[Lease] = []
     declined: dict[str, str] = {}
     tokens = 0.0
@@ -101,6 +102,6 @@ def _against(lease: Lease, tokens: float, now_ms: int, pace: NodePace, price_flo
 
 
 def _tokens(lease: Lease, pace: NodePace) -> float:
-    """What is left to sample of a lease, as far as one can tell."""
+    """Return the estimated number of tokens left to sample for a lease."""
     done = sum(1 for prefix in lease.prefixes if prefix.finish)
     return (lease.samples - done) * max(1.0, pace.tokens_per_sample)

@@ -1,8 +1,8 @@
-"""The outbox: finished rollouts, on the disk from before they are sent until the coordinator has judged them.
+"""The outbox: finished rollouts, stored on the disk until the coordinator has judged them.
 
-- One file per lease, named by it; a lease answered twice is the same file.
-- `put` returns when the bytes are synced: after that neither a crash nor a lost network loses the work.
-- What a crash left unsent is sent at the next start; the coordinator recognises what it already has.
+- One file per lease, named after it; a lease answered twice is the same file.
+- `put` returns when the bytes are synced: after that neither a crash nor a network failure loses the work.
+- Rollouts left unsent by a crash are sent at the next start; the coordinator recognises duplicates.
 """
 
 from pathlib import Path
@@ -27,9 +27,9 @@ class Outbox:
         write_durably(self._folder / f"{lease_id}{_SUFFIX}", envelope, temp_folder=self._folder / "incoming")
 
     def waiting(self, count: int, max_bytes: int) -> dict[LeaseId, bytes]:
-        """The oldest unsent rollouts: at least one, then as many as fit into both bounds.
+        """Return the oldest unsent rollouts: at least one, then as many as fit into both limits.
 
-        Those of one tick of the disk's clock come by name, so that the order is the same each time.
+        Files with the same time stamp are sorted by name, so that the order is stable.
         """
         taken: dict[LeaseId, bytes] = {}
         with disk_named(self._folder):
@@ -42,7 +42,7 @@ class Outbox:
         return taken
 
     def remove(self, lease_id: LeaseId) -> None:
-        """Forget a rollout that was judged."""
+        """Delete a rollout that was judged."""
         with disk_named(self._folder):
             (self._folder / f"{lease_id}{_SUFFIX}").unlink(missing_ok=True)
 

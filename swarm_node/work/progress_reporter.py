@@ -1,8 +1,8 @@
-"""The teller: what this node has sampled of groups that take long, so that others can go on if it is lost.
+"""Reporter of progress: sends the tokens of long-running groups, so that other nodes can continue if this one is lost.
 
-- Only leases that are older than `TELL_S` are told of; a node whose groups end sooner never sends a word.
-- What a group has grown by is signed once and sent until it is heard; meanwhile more gathers behind it.
-- A lease that the coordinator calls gone is dropped at once: what is sampled for it would be in vain.
+- Only leases older than `TELL_S` are reported; a node whose groups end sooner reports nothing.
+- New tokens of a group are signed once and sent until they are received; meanwhile later tokens are collected.
+- A lease that the coordinator reports as gone is dropped at once: more work for it would be wasted.
 """
 
 import logging
@@ -23,7 +23,7 @@ from swarm_node.coordinator_api.client import Coordinator
 log = logging.getLogger(__name__)
 
 TELL_S = 5.0
-"""Between two words about a lease, and before the first: as much work is lost with a node at the most."""
+"""Interval between reports of a lease, also before the first: a lost node loses at most this much work."""
 
 
 Drop = Callable[[Collection[str]], Awaitable[None]]
@@ -31,40 +31,40 @@ Drop = Callable[[Collection[str]], Awaitable[None]]
 
 @dataclass
 class Tale:
-    """What is told of one lease."""
+    """Reporting state of one lease."""
 
     lease: Lease
     began_at: float
     gathered: list[FragmentPart] = field(default_factory=list)
     sealed: tuple[str, bytes] | None = None
-    """A fragment under way, and its hash."""
+    """Hash and bytes of a signed fragment that is not received yet."""
     head: str = ""
     ended: bool = False
-    """Whether the coordinator took no more of it."""
+    """True if the coordinator accepts no more fragments of this lease."""
 
 
 class ProgressReporter:
-    """Tells of the leases that a worker has in hand."""
+    """Reporter of the worker's open leases."""
 
     def __init__(self, coordinator: Coordinator, key: NodeKey, round_id: str) -> None:
         self._coordinator, self._key, self._round_id = coordinator, key, round_id
         self._tales: dict[str, Tale] = {}
 
     def start(self, lease: Lease) -> None:
-        """The worker has taken a lease."""
+        """Start reporting a lease that the worker has begun."""
         self._tales[lease.lease_id] = Tale(lease, trio.current_time())
 
     def grew(self, lease_id: str, parts: Collection[FragmentPart]) -> None:
-        """The engine has sampled more of a lease."""
+        """Record new tokens of a lease."""
         if tale := self._tales.get(lease_id):
             tale.gathered += parts
 
     def forget(self, lease_id: str) -> None:
-        """The worker has answered a lease, or given it up."""
+        """Stop reporting a lease that the worker has answered or given up."""
         self._tales.pop(lease_id, None)
 
     async def run(self, drop: Drop) -> None:
-        """Tell for ever; `drop` is called with the leases that have ended elsewhere."""
+        """Report at intervals until cancelled; call `drop` with leases that the coordinator no longer needs."""
         while True:
             await trio.sleep(TELL_S)
             try:
@@ -72,26 +72,26 @@ class ProgressReporter:
                     log.info("%d leases cancelled by the coordinator", len(gone))
                     await drop(gone)
             except Unreachable:
-                continue  # the heartbeat tells the owner; the same is said again
+                continue  # the heartbeat logs this; the report is repeated
             except SwarmError as error:
                 log.warning("cannot report lease progress code=%s: %s", error.code, error)
 
     async def report(self) -> list[str]:
-        """Tell of every lease that is old enough; those that have ended elsewhere."""
+        """Report every lease that is old enough; return those that the coordinator no longer needs."""
         old = [tale for tale in self._tales.values() if trio.current_time() - tale.began_at >= TELL_S]
-        told = [tale for tale in old if self._seal(tale)][: limits.LEASES_PER_REQUEST_MAX]
+        reported = [tale for tale in old if self._seal(tale)][: limits.LEASES_PER_REQUEST_MAX]
         if not old:
             return []
         held = tuple(tale.lease.lease_id for tale in old)
-        fragments = tuple(tale.sealed[1] for tale in told if tale.sealed)
+        fragments = tuple(tale.sealed[1] for tale in reported if tale.sealed)
         reply = await self._coordinator.progress(LeaseProgress(held=held, fragments=fragments))
-        for tale in told:
+        for tale in reported:
             tale.head, tale.sealed = tale.sealed[0] if tale.sealed else "", None
             tale.ended = tale.lease.lease_id not in reply.taken
         return [lease_id for lease_id in reply.gone if lease_id in self._tales]
 
     def _seal(self, tale: Tale) -> bool:
-        """Sign what has gathered, if nothing is under way; whether there is something to send."""
+        """Sign the collected tokens, if no fragment is pending; return True if there is a fragment to send."""
         if tale.sealed is None and tale.gathered and not tale.ended:
             fragment = Fragment(
                 round_id=self._round_id,
@@ -106,7 +106,7 @@ class ProgressReporter:
 
 
 def _merged(parts: Collection[FragmentPart]) -> list[FragmentPart]:
-    """One part for each sample."""
+    """Return one merged part for each sample."""
     merged: dict[int, FragmentPart] = {}
     for part in parts:
         if before := merged.get(part.sample):

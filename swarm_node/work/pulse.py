@@ -1,11 +1,12 @@
-"""The pulse: register, and tell the coordinator regularly what this node holds, does and has moved.
+"""The pulse: registration, and regular heartbeats with this node's version, activity and transfers.
 
-- A coordinator that is away or in trouble is waited for, as is a clock that is wrong; `trouble` says which it is. What
-  no waiting mends ends the node: a refusal of its key, owner, price or age.
-- Between two beats, one request is held open until a newer version is out: news travels at once.
-- Whoever shares and could not reach the coordinator registers again: it may call from another address now, at which
-  others are to dial it. The same where an address was added or lost, such as the router's.
-- What the coordinator says of new versions is a hint; the follower proves it.
+- The node retries while the coordinator is unreachable or failing, or a clock is wrong; `trouble` logs which it is.
+  Errors that retries cannot fix end the node: a refusal of its key, owner, price or age.
+- Between two heartbeats, one request stays open until a newer version is published, so that the node learns of it at
+  once.
+- A sharing node that could not reach the coordinator registers again: it may have another address now, at which others
+  must dial it. The same when an address was added or lost, such as the router's.
+- The coordinator's statement about new versions is a hint; the follower verifies it.
 """
 
 import logging
@@ -24,7 +25,7 @@ from swarm_node.work.activity import Phase
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.2
-"""After an answer without news, before the next question: a coordinator that never holds one is not flooded."""
+"""Pause after an answer without news, so that a coordinator that answers at once is not flooded."""
 
 REGISTER_AGAIN_S = 1.0
 
@@ -32,7 +33,7 @@ WAITING = "waiting for the coordinator"
 
 
 class Activity(Protocol):
-    """What a member does, as its heartbeat tells it."""
+    """Activity of a member, as reported in its heartbeat."""
 
     finished: trio.Event
     """Set when the coordinator says that the round has ended."""
@@ -48,7 +49,7 @@ class Activity(Protocol):
 
 
 class Pulse:
-    """The heart of one member."""
+    """Registration and heartbeats of one member."""
 
     def __init__(self, member: Member, activity: Activity) -> None:
         self._member = member
@@ -58,13 +59,13 @@ class Pulse:
         self._newest = 0
         self._shares = False
         self._addresses: tuple[str, ...] = ()
-        """Where others may dial it, as the coordinator knows."""
+        """The dialable addresses that were last registered."""
         self._was_cut_off = False
-        """Since it registered, the coordinator could not be reached."""
+        """True if the coordinator was unreachable since the last registration."""
         self.trouble = Trouble()
 
     async def register(self) -> None:
-        """Introduce this node; waits for what time mends, and raises what it does not."""
+        """Register this node; retry after temporary errors, and raise all others."""
         settings = self._member.settings
         self._shares, self._was_cut_off = self._member.shares, False
         self._addresses = self._member.addresses if self._shares else ()
@@ -92,7 +93,7 @@ class Pulse:
                 await trio.sleep(REGISTER_AGAIN_S)
 
     async def run(self) -> None:
-        """Beat for ever; a coordinator that goes away is told of once, and once when it is back."""
+        """Send heartbeats until cancelled; log once when the coordinator is lost, and once when it is back."""
         while True:
             pause_s = 2.0
             try:
@@ -110,12 +111,12 @@ class Pulse:
             await trio.sleep(min(max(pause_s, 0.1), 60.0))
 
     async def listen(self) -> None:
-        """Hear of every version when it is published, for ever."""
+        """Learn of every version when it is published; runs until cancelled."""
         while True:
             known = self._newest
             try:
                 self._take(await self._coordinator.newer_version(VersionRequest(newer_than=known)))
-            except SwarmError as error:  # the heartbeat tells the owner
+            except SwarmError as error:  # the heartbeat logs this
                 self._note_cut(error)
                 await trio.sleep(1.0)
             if self._newest <= known:
@@ -143,7 +144,7 @@ class Pulse:
 
     @property
     def _should_register_again(self) -> bool:
-        """The owner's volume is used up, or a new month has begun; or others may dial it elsewhere from now on."""
+        """True if sharing has stopped or started (allowance used up, new month), or the addresses may differ."""
         if not self._shares or not self._member.shares:
             return self._member.shares != self._shares
         return self._was_cut_off or self._member.addresses != self._addresses

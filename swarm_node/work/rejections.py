@@ -1,9 +1,9 @@
-"""Refusals: this node's own record of what was rejected, and why, for `swarm-node why`.
+"""Record of this node's rejected rollouts and the reasons, for `swarm-node why`.
 
-- A file for each lease: the evidence, and the rollout as it was signed, so that the check can be repeated here.
-- It is kept before the outbox forgets the rollout. The same lease again overwrites it, whatever was said first.
-- The last `KEPT_MAX` are kept, and of these no more than `KEPT_MAX_BYTES`, but always the newest.
-- What a crash or a stranger has damaged is passed over: nothing but words depends on it.
+- One file per lease: the evidence, and the signed rollout, so that the check can be repeated locally.
+- The file is written before the outbox deletes the rollout. A later rejection of the same lease overwrites it.
+- The last `KEPT_MAX` files are kept, up to `KEPT_MAX_BYTES`, but always the newest.
+- Damaged files are skipped: only explanations depend on them.
 """
 
 from collections.abc import Iterator
@@ -17,30 +17,30 @@ from swarm_node.base.disk import disk_named, write_durably
 
 KEPT_MAX = limits.EXPLANATIONS_MAX
 KEPT_MAX_BYTES = 64 * limits.MIB
-"""A claim of the greatest size four times; most have kilobytes."""
+"""Four claims of the largest size; most have kilobytes."""
 
 FOLDER = "refusals"
 _SUFFIX = ".refusal"
 
 
 class Refusal(Message):
-    """One rejection."""
+    """Rejection of one rollout."""
 
     lease_id: str
     evidence: RejectionEvidence
     rollout: bytes
-    """The envelope as it was sent."""
+    """The signed envelope, as sent."""
 
 
 class Refusals:
-    """The last rejections of one round."""
+    """Latest rejections of one round."""
 
     def __init__(self, folder: Path, kept_bytes_max: int = KEPT_MAX_BYTES) -> None:
         self._folder = folder
         self._kept_bytes_max = kept_bytes_max
 
     def keep(self, lease_id: str, envelope: bytes, evidence: RejectionEvidence) -> None:
-        """Note one; the same again is not written twice."""
+        """Store a rejection; a repetition is not written again."""
         before = self.find(lease_id)
         if before is not None and before.evidence == evidence:
             return
@@ -51,15 +51,15 @@ class Refusals:
         self._forget_old()
 
     def forget(self, lease_id: str) -> None:
-        """It was taken after all."""
+        """Delete the rejection of a rollout that was accepted later."""
         (self._folder / f"{lease_id}{_SUFFIX}").unlink(missing_ok=True)
 
     def find(self, lease_id: str) -> Refusal | None:
-        """That of one lease."""
+        """Return the rejection of a lease, if any."""
         return next((refusal for refusal in self if refusal.lease_id == lease_id), None)
 
     def __iter__(self) -> Iterator[Refusal]:
-        """The newest first."""
+        """Iterate over the rejections, newest first."""
         for path in self._paths():
             try:
                 yield Refusal.from_bytes(path.read_bytes(), max_bytes=2 * limits.REQUEST_MAX_BYTES)

@@ -1,17 +1,17 @@
-"""The sender: brings the outbox to the coordinator and takes note of each verdict.
+"""The sender: sends the outbox to the coordinator and records each verdict.
 
-- A rollout leaves the outbox only for a verdict on it; a lost answer means sending it again, which is harmless.
-- The claims of accepted rollouts are noted before that: by their names the owner gets receipts.
-- Every rejection is told to the owner with its code and reason, and to the guard, which stops a node that has too many.
-  Its evidence is kept first, also where a whole request is refused and its rollouts wait; without room on the disk the
-  rollout leaves the outbox all the same, since it would be rejected again for having been judged.
+- A rollout leaves the outbox only after its verdict; after a lost answer it is sent again, which is harmless.
+- The claims of accepted rollouts are recorded before that: their ids are needed to request receipts.
+- Every rejection is logged with its code and reason, and counted by the guard, which stops a node with too many. Its
+  evidence is stored first, also when a whole request is refused and its rollouts stay. If the disk is full the rollout
+  still leaves the outbox, since it would be rejected again as already judged.
 
-The guard stops a node whose work is rejected again and again:
+The guard stops a node whose work is rejected repeatedly:
 
-- Nobody should burn power in vain, nor collect faults without knowing it.
-- A refusal that is the node's fault counts against `REJECTIONS_MAX` in a row; one that only came too late, as after a
-  lost line, against a larger number. Anything accepted begins the count anew.
-- What is kept is what the owner needs: lease, code and the coordinator's words, for `swarm-node why`.
+- An owner must not waste power or collect faults without knowing it.
+- A rejection that is the node's fault counts against `REJECTIONS_MAX` in a row; one for lateness, as after a network
+  failure, counts against a larger number. An accepted rollout resets both counts.
+- It keeps what the owner needs for `swarm-node why`: lease, code and the coordinator's message.
 """
 
 import logging
@@ -34,22 +34,22 @@ from swarm_node.work.outbox import Outbox
 from swarm_node.work.rejections import Refusals
 
 REJECTIONS_MAX = 5
-"""An honest node on sound hardware has none; five in a row are no accident."""
+"""An honest node on working hardware has none; five in a row are not accidental."""
 
 LATE_MAX = 24
-"""Three requests full of rollouts that came back too late: a line that was away, or a machine that is too slow."""
+"""Three full requests of late rollouts: the network was down, or the machine is too slow."""
 
 LATE = frozenset({LeaseClosed.code, StaleVersion.code})
 
 
 class RejectedTooOften(SwarmError):
-    """This node's rollouts were refused again and again, so it stopped by itself."""
+    """The node stopped itself because its rollouts were rejected repeatedly."""
 
     code, http_status, fault = "rejected_too_often", 422, "node"
 
 
 class Rejected(NamedTuple):
-    """One refusal."""
+    """Rejection of one rollout, for the owner."""
 
     lease_id: str
     code: str
@@ -57,20 +57,20 @@ class Rejected(NamedTuple):
 
 
 class Guard:
-    """Counts refusals in a row."""
+    """Counter of consecutive rejections."""
 
     def __init__(self) -> None:
         self._faults = self._late = 0
         self._tripped = trio.Event()
         self.lately: deque[Rejected] = deque(maxlen=REJECTIONS_MAX)
-        """The last refusals, the newest last."""
+        """The last rejections, the newest last."""
 
     @property
     def tripped(self) -> bool:
         return self._tripped.is_set()
 
     def record(self, lease_id: LeaseId, verdict: Verdict) -> None:
-        """Take note of a verdict."""
+        """Record a verdict."""
         if verdict.outcome != "rejected":
             self._faults = self._late = 0
             return
@@ -83,14 +83,14 @@ class Guard:
             self._tripped.set()
 
     async def run(self) -> None:
-        """Raise when it is enough."""
+        """Raise `RejectedTooOften` when a limit is reached."""
         await self._tripped.wait()
         raise self.verdict()
 
     def verdict(self) -> RejectedTooOften:
-        """What is said to the owner."""
+        """Return the error for the owner."""
         last = self.lately[-1]
-        codes = ", ".join(dict.fromkeys(one.code for one in self.lately))
+        codes = ", ".join(dict.fromkeys(rejection.code for rejection in self.lately))
         if self._faults >= REJECTIONS_MAX:
             said = f"{self._faults} rollouts in a row were rejected ({codes}); the last, lease {last.lease_id}: "
             evidence = f"`swarm-node why JOIN_STRING {last.lease_id}` shows the evidence"
@@ -105,17 +105,17 @@ log = logging.getLogger(__name__)
 
 ROLLOUTS_PER_REQUEST = 8
 ROLLOUT_BYTES_PER_REQUEST = limits.MESSAGE_MAX_BYTES // 2
-"""Leaves room for the words around them; a single larger one still goes alone."""
+"""Leaves space for the message around them; a single larger rollout is still sent alone."""
 
 WORD_S = 30.0
-"""Between two lines about what was earned."""
+"""Interval of log lines about credit."""
 
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Between attempts while the coordinator does not take rollouts; the last is repeated."""
+"""Pauses between attempts while the coordinator does not accept rollouts; the last is repeated."""
 
 
 class Sender:
-    """Sends what is in the outbox; `wake` it when something was put there."""
+    """Sender of the outbox; call `wake` after adding a rollout."""
 
     def __init__(self, coordinator: Coordinator, outbox: Outbox, claims: Claims, refusals: Refusals) -> None:
         self._coordinator = coordinator
@@ -125,12 +125,12 @@ class Sender:
         self._woken = trio.Event()
         self._next_word = -math.inf
         self._has_room = True
-        """For evidence, the last time that some was kept."""
+        """True if the disk had space for the last evidence."""
         self.verdicts: Counter[str] = Counter()
-        """Outcome, or the code of a rejection → how often."""
+        """Count by outcome, or by code for rejections."""
         self.guard = Guard()
         self.last: tuple[int, LeaseId, Verdict] | None = None
-        """The last verdict, and when it came."""
+        """The last verdict, with its time in ms."""
         self.tokens = 0
         self.credit_micros = 0
 
@@ -138,7 +138,7 @@ class Sender:
         self._woken.set()
 
     async def run(self) -> None:
-        """Send for ever."""
+        """Send rollouts until cancelled."""
         failures = 0
         while True:
             self._woken = trio.Event()
@@ -156,7 +156,7 @@ class Sender:
                 await self._woken.wait()
 
     def _tell(self) -> None:
-        """Say now and then what was earned."""
+        """Log the credit at intervals."""
         if self.verdicts and trio.current_time() >= self._next_word:
             self._next_word = trio.current_time() + WORD_S
             log.info(
@@ -164,7 +164,7 @@ class Sender:
             )
 
     async def send_some(self) -> int:
-        """Send the oldest rollouts; how many were judged."""
+        """Send the oldest rollouts; return the number that were judged."""
         waiting = await trio.to_thread.run_sync(self._outbox.waiting, ROLLOUTS_PER_REQUEST, ROLLOUT_BYTES_PER_REQUEST)
         if not waiting:
             return 0
@@ -179,22 +179,22 @@ class Sender:
         for lease_id, verdict in judged:
             self._note(lease_id, verdict)
             if verdict.outcome != "rejected":
-                await trio.to_thread.run_sync(self._refusals.forget, lease_id)  # of a request before this one
+                await trio.to_thread.run_sync(self._refusals.forget, lease_id)  # from an earlier request
             elif verdict.evidence is not None:
                 await trio.to_thread.run_sync(self._keep, lease_id, waiting[lease_id], verdict.evidence)
             await trio.to_thread.run_sync(self._outbox.remove, lease_id)
         return len(waiting)
 
     def _keep_all(self, waiting: dict[LeaseId, bytes], error: SwarmError) -> None:
-        """The request that brings these was refused; of a coordinator that cannot take them now nothing is kept."""
+        """Store the evidence of a refused request; nothing is stored if the coordinator only cannot accept them now."""
         if error.code in evidence.RULES:
             for lease_id, envelope in waiting.items():
                 self._keep(lease_id, envelope, evidence.build_evidence(error, envelope=envelope, lease_id=lease_id))
 
-    def _keep(self, lease_id: LeaseId, envelope: bytes, found: RejectionEvidence) -> None:
-        """Keep the evidence of one refusal, if there is room; said once while there is none."""
+    def _keep(self, lease_id: LeaseId, envelope: bytes, rejection: RejectionEvidence) -> None:
+        """Store the evidence of a rejection if the disk has space; log once while it has none."""
         try:
-            self._refusals.keep(lease_id, envelope, found)
+            self._refusals.keep(lease_id, envelope, rejection)
             self._has_room = True
         except DiskFull as error:
             if self._has_room:

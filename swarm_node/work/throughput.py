@@ -1,8 +1,9 @@
-"""How fast this machine samples a policy: prompts of the round's task, answered at the lengths the policy gives.
+"""Measurement of this machine's sampling speed: prompts of the round's task, at the lengths that the policy gives.
 
-- A task that is not built in is the operator's, and its prompts come with leases: another task's stand in for them.
-- Nothing but the sampling itself is timed, and that in the engine; prompts and decoding apart.
-- A policy ends its completions where it likes, so the mix of lengths is its own. Every token counts that would be paid.
+- A task that is not built in belongs to the operator, and its prompts come with leases: prompts of another task replace
+  them.
+- Only sampling is timed, inside the engine; prompts and decoding are timed separately.
+- The policy ends its completions itself, so the mix of lengths is its own. Every token that would be paid counts.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from swarm_node.engine.messages import GroupFailed, SampleRequest, SamplingStats
 
 
 class SampleWork(NamedTuple):
-    """What to sample."""
+    """Prompts and settings of a measurement."""
 
     task: str
     groups: int
@@ -24,7 +25,7 @@ class SampleWork(NamedTuple):
     temperature: float
 
     async def requests(self, engine: EngineClient, version: int) -> list[SampleRequest]:
-        """The groups of this work for the policy that the engine has loaded, in its own tokens; the same every time."""
+        """Return the groups to sample, encoded by the loaded policy's tokenizer; they are the same every time."""
         texts = [stand_in(self.task, number) for number in range(self.groups)]
         prompts = await engine.encoded(texts)
         return [
@@ -42,10 +43,10 @@ class SampleWork(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """What came of it."""
+    """Result of a measurement."""
 
     tokens_per_s: float
-    """Tokens that would be paid, over all of the time."""
+    """Tokens that would be paid, divided by the whole time."""
     prompt_tokens_per_s: float
     decoded_tokens_per_s: float
     tokens: int
@@ -64,7 +65,7 @@ class Throughput(NamedTuple):
 async def measure(
     engine: EngineClient, requests: list[SampleRequest], *, at_once: int, on_group: Callable[[], None] = lambda: None
 ) -> Throughput:
-    """Sample the requests, never more of them under way than a node would have, and time it."""
+    """Sample the requests, at most `at_once` at a time, and measure the speed."""
     await engine.measured()
     for start in range(0, len(requests), at_once):
         await engine.submit(requests[start : start + at_once])

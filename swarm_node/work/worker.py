@@ -1,22 +1,21 @@
-"""The worker: lease, generate, sign, store; without a pause while the version stays, then with the newest policy.
+"""The worker: leases, generates, signs and stores groups without pause, then continues with the newest policy.
 
     OFFLINE ──policy ready──▶ IDLE ──leases──▶ GENERATING ──group by group──▶ (outbox) ──last one──▶ IDLE
                                                    ▲ └──few left: more leases of this version──┐
                                                    └───────────────────────────────────────────┘
 
 - A lease is answered with the policy it names: a newer version waits until the last group of the old one has ended.
-- The engine never runs dry in between: others are leased in place of groups that have ended, when half have, or with
-  every one that ends where they take long.
+- The engine is kept busy: new groups replace ended ones when half have ended, or one by one if groups take long.
 - A finished group is signed and on the disk before the next is awaited; sending is the `sender`'s task.
-- What the engine says of groups that take long is told by the `teller`; what the coordinator needs no more is dropped.
-- A version that is measured stays in the engine until the coordinator has no more of it for this node.
-- What cannot be answered (engine crash, full disk, Ctrl-C) is given back; a coordinator that is away costs nothing that
-  is being sampled.
-- A version with which the engine fails is tried again after a while, and then left for the next one: the fault may be
-  its own. The files of the version in the engine, and of the one on its way into it, stay (`hold`).
-- The owner's gate is looked at before work is asked for. While it is closed nothing is begun, and the engine leaves the
-  memory unless the gate opens again soon; `let_go` gives back at once what is being sampled.
-- A lease that cannot be met is never begun (`feasible`): it goes back, declared.
+- The `teller` reports the progress of long-running groups; leases that the coordinator no longer needs are dropped.
+- A version that is being measured stays in the engine until the coordinator has no more work with it for this node.
+- Leases that cannot be answered (engine crash, full disk, Ctrl-C) are returned; an unreachable coordinator does not
+  interrupt sampling.
+- A version with which the engine fails is tried again after a pause, and then skipped: the fault may be in the version.
+  The files of the version in the engine, and of the one being loaded, are kept (`hold`).
+- The owner's gate is checked before work is requested. While it is closed no group is begun, and the engine is unloaded
+  unless the gate opens again soon; `let_go` returns the running leases at once.
+- A lease that cannot be completed in time is never begun (`lease_pacing`): it is returned.
 """
 
 import logging
@@ -59,41 +58,41 @@ from swarm_node.work.throughput import SampleWork, Throughput, measure
 log = logging.getLogger(__name__)
 
 VERSION_FAILURES_MAX = 4
-"""With one version, in a row; then the node waits for the next one, and costs its owner nothing meanwhile."""
+"""Failures in a row with one version; then the node waits for the next version, and uses no power meanwhile."""
 
 ENGINE_FAILURES_MAX = 2 * VERSION_FAILURES_MAX
-"""In a row, whatever the version; a machine that fails so often needs its owner."""
+"""Failures in a row with any versions; a machine that fails this often needs its owner."""
 
 OUTBOX_MAX = 256
-"""Unsent rollouts before no more work is taken: the coordinator has been away for long."""
+"""Unsent rollouts at which no more work is requested: the coordinator has been unreachable for long."""
 
 LOAD_AGAIN_S = 30.0
-"""After a version that could not be loaded, unless another comes before: the fault may be the version's."""
+"""Pause after a version that could not be loaded, unless a newer one arrives: the version may be at fault."""
 
 FULL_DISK_PAUSE_S = 5.0
 
 FIRST_GROUPS, FIRST_SAMPLES, FIRST_TOKENS_MAX = 8, 8, 32
-"""What is sampled to know this machine's speed before the first lease; after that, the leases themselves tell it."""
+"""Samples for measuring this machine's speed before the first lease; after that, the leases are measured."""
 
 CRASH_PAUSES_S = (0.0, 2.0, 10.0, 30.0)
-"""After the first, second … failure of the engine in a row: a card that overheats or a driver that restarts needs a
-moment."""
+"""Pauses after the first, second … failure of the engine in a row: an overheated card or a restarting driver needs
+time."""
 
 DECLINED_PAUSE_S = 30.0
-"""After leases that could not be begun: the next ones will be no better at once."""
+"""Pause after declined leases: the next ones would not be better."""
 
 LAST_WORD_S = 1.0
-"""For an answer that is on its way when the agent leaves, and for what it gives back."""
+"""Time-out for a pending answer when the agent stops, and for returning its leases."""
 
 
 class VersionUnusable(EngineFailed):
-    """A version with which the engine failed again and again; the node waits for the next one."""
+    """The engine failed repeatedly with this version; the node waits for the next one."""
 
     code = "version_unusable"
 
 
 class Worker:
-    """Turns leases into signed rollouts."""
+    """Worker that turns leases into signed rollouts."""
 
     def __init__(
         self,
@@ -126,23 +125,23 @@ class Worker:
         self._open: dict[str, Lease] = {}
         """Leases in the engine."""
         self._offered = set[str]()
-        """Those that came, and were neither begun nor given back yet."""
+        """Leases that arrived, and were neither begun nor returned yet."""
         self._storing = ""
-        """The lease whose answer is on its way to the disk: it is given up only if that fails."""
+        """The lease whose answer is being written to the disk: it is given up only if that fails."""
         self._numerics = ""
         self._continues = False
-        """Whether the engine can go on where another stopped."""
+        """True if the engine can continue samples that another node began."""
         self._plays = False
-        """Whether it can play environments."""
+        """True if the engine can play environments."""
         self._failures = 0
         self._suspect: HeldVersion | None = None
-        """The version with which the engine failed the last time."""
+        """The version with which the engine last failed."""
         self._suspect_failures = 0
         self.trouble = Trouble()
         self._samples_done = self._tokens_done = 0
-        self._stays = False  # is there more to measure of the version in the engine?
+        self._stays = False  # True while the coordinator has more to measure with the loaded version
         self.idle_for = ""
-        """Why there is no work, by the coordinator's word or by what it offers; empty if there is some."""
+        """Reason why there is no work, from the coordinator's answer or offer; empty if there is work."""
         self.phase = Phase.OFFLINE
         self.tokens_per_s = 0.0
         self.finished = trio.Event()
@@ -155,12 +154,12 @@ class Worker:
 
     @property
     def engine_name(self) -> str:
-        """Which engine samples; empty before the first version."""
+        """Name of the engine; empty before the first version."""
         return self._engine.name if self._loaded else ""
 
     @property
     def open_leases(self) -> int:
-        """Groups in the engine."""
+        """Number of groups in the engine."""
         return len(self._open)
 
     async def run(self) -> None:
@@ -179,7 +178,7 @@ class Worker:
                     self.trouble.met(error, "work stopped")
                     await self._give_up()
                     self._appetite.pause(FULL_DISK_PAUSE_S)
-                except Unreachable:  # the heartbeat tells the owner
+                except Unreachable:  # the heartbeat logs this
                     self._appetite.pause(1.0)
                 except OwnerBanned:
                     raise
@@ -190,7 +189,7 @@ class Worker:
             await self._give_back([*self._open, *sorted(self._offered)])
 
     def _is_hungry(self) -> bool:
-        """Whether to ask for work: nothing is left, or there is room for more of the same version."""
+        """Return True if work should be requested: nothing runs, or there is capacity for more of the same version."""
         if not self._open:
             return True
         return (
@@ -201,12 +200,12 @@ class Worker:
         )
 
     def _next_now(self) -> HeldVersion | None:
-        """What to sample with next, if that is known: the newest version, or the loaded one while it is measured."""
+        """Return the version to sample with next, if known: the newest, or the loaded one while it is measured."""
         newest = self._policies.usable_now()
         return self._loaded if newest is not None and self._stays else newest
 
     async def _take_work(self) -> None:
-        """Lease groups and put them into the engine, beside those that it still samples from the same version."""
+        """Lease groups and pass them to the engine, in addition to running groups of the same version."""
         if not self._open:
             if not self._gate.decision.may_work:
                 return await self._rest()
@@ -240,7 +239,7 @@ class Worker:
         return None
 
     async def _rest(self) -> None:
-        """Do nothing while the gate is closed; a node that finishes has finished when nothing is open."""
+        """Wait while the gate is closed; a finishing node has finished when no lease is open."""
         if self._gate.finishing:
             self.finished.set()
             return
@@ -251,11 +250,11 @@ class Worker:
         await self._gate.opened()
 
     async def let_go(self) -> None:
-        """Give back what is being sampled; called while `run` goes on."""
+        """Return the leases that are being sampled; called while `run` continues."""
         await self._give_up(but=self._storing)
 
     async def _wait_for_newer(self, policy: HeldVersion, patience_s: float) -> None:
-        """Until there is another version, or for so long, or until the gate closes."""
+        """Wait for another version, for at most `patience_s`, or until the gate closes."""
         await first_of(partial(self._policies.newer_than, policy, patience_s=patience_s), self._gate.closed)
 
     async def _collect(self) -> None:
@@ -282,23 +281,23 @@ class Worker:
         self._tokens_done += sum(len(sample.tokens) // 4 for sample in group.samples)
 
     def _close(self, lease: Lease) -> None:
-        """The engine has nothing more to do for a lease."""
+        """Forget a lease that the engine no longer samples."""
         self._open.pop(lease.lease_id, None)  # it may have been dropped meanwhile
         self._teller.forget(lease.lease_id)
 
     async def drop(self, lease_ids: Collection[str]) -> None:
-        """Stop sampling what the coordinator needs no more; called while `run` awaits the engine."""
+        """Stop sampling leases that the coordinator no longer needs; called while `run` awaits the engine."""
         gone = self._open.keys() & set(lease_ids)
         for lease_id in gone:
             self._close(self._open[lease_id])
-        with suppress(EngineFailed):  # `run` finds out by itself
+        with suppress(EngineFailed):  # `run` detects that by itself
             await self._engine.cancel(gone)
 
     def _count_failure(self, error: SwarmError, policy: HeldVersion | None) -> None:
-        """Go on after a failure of the engine with this version, but not for ever."""
+        """Count a failure of the engine with this version, and pause or give up."""
         log.error("engine failed times=%d: %s", self._failures + 1, error)
         if policy is not None and self._is_unusable(policy):
-            return  # the others of its groups
+            return  # the other groups of this version
         self._failures += 1
         if policy is not None and not isinstance(error, EngineNotStarted):  # of which no version is the reason
             self._suspect_failures = self._suspect_failures + 1 if policy == self._suspect else 1
@@ -324,7 +323,7 @@ class Worker:
 
     async def _load(self, policy: HeldVersion) -> None:
         if not self._policies.hold_versions(policy, self._loaded):
-            return  # it was too old by the time that it could be loaded
+            return  # it became too old before it could be loaded
         if self._loaded:
             measured = Throughput.of(await self._engine.measured())
             self.tokens_per_s = measured.tokens_per_s or self.tokens_per_s
@@ -387,41 +386,41 @@ class Worker:
         return reply
 
     async def _begin(self, offered: Sequence[Lease]) -> tuple[Lease, ...]:
-        """Those of the leases that this node begins; the others go back at once."""
+        """Return the leases that this node begins; the others are returned to the coordinator at once."""
         if not offered:
             return ()
         if self._gate.decision.at_once:
             await self._give_back([lease.lease_id for lease in offered])
             return ()
         pace = NodePace(self.tokens_per_s, self._tokens_done / max(1, self._samples_done))
-        found = sort_out(offered, now_ms=self._coordinator.now_ms(), pace=pace, price_floor=self._price_floor())
-        if found.declined:
+        offer = sort_out(offered, now_ms=self._coordinator.now_ms(), pace=pace, price_floor=self._price_floor())
+        if offer.declined:
             if not self.idle_for:
-                log.warning("leases declined count=%d: %s", len(found.declined), found.why)
-            await self._give_back(list(found.declined))
+                log.warning("leases declined count=%d: %s", len(offer.declined), offer.why)
+            await self._give_back(list(offer.declined))
             self._appetite.pause(DECLINED_PAUSE_S)
-        self.idle_for = "" if found.begun else found.why
-        if found.begun:
+        self.idle_for = "" if offer.begun else offer.why
+        if offer.begun:
             try:
-                await trio.to_thread.run_sync(self._leased.keep, found.begun)
+                await trio.to_thread.run_sync(self._leased.keep, offer.begun)
             except (DiskFull, LeaseClosed):
-                await self._give_back([lease.lease_id for lease in found.begun])
+                await self._give_back([lease.lease_id for lease in offer.begun])
                 raise
-        return found.begun
+        return offer.begun
 
     def _say_why(self, reason: Reason) -> None:
-        """Tell the owner why there is no work, when that becomes so."""
+        """Log why there is no work, when the reason changes."""
         if reason in NO_WORK and self.idle_for != NO_WORK[reason]:
             log.warning("no work: %s", NO_WORK[reason])
             self.idle_for = NO_WORK[reason]
 
     async def _give_up(self, *, but: str = "") -> None:
-        """Leave everything that is being sampled to others."""
-        self._stays = False  # the files of an older version may be gone
+        """Cancel and return all leases that are being sampled."""
+        self._stays = False  # the files of an older version may have been deleted
         lost = [lease_id for lease_id in self._open if lease_id != but]
         for lease_id in lost:
             self._close(self._open[lease_id])
-        with suppress(EngineFailed):  # a new child knows nothing of them anyway
+        with suppress(EngineFailed):  # a new child does not have them anyway
             await self._engine.cancel(lost)
         await self._give_back(lost)
 
@@ -432,7 +431,7 @@ class Worker:
         return self._key.seal("rollout", claim.to_bytes())
 
     async def _give_back(self, lease_ids: list[str]) -> None:
-        """Best effort, even while being cancelled: an unreturned lease only expires later."""
+        """Return leases, as best effort, even while being cancelled: other leases only expire later."""
         if not lease_ids:
             return
         self._offered.difference_update(lease_ids)

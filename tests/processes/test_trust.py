@@ -76,7 +76,7 @@ class Scene:
         assert self.node.log.count(f"work stopped code={code}", said) == 1
         said = len(self.node.log)
         self.impostor.metadata = None
-        self.node.said("work goes on", after=said)
+        self.node.said("work continues", after=said)
         until("the node to do the work that waited", self.work_done)
 
     def sees_metadata(self, times: int) -> None:

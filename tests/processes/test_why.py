@@ -133,7 +133,10 @@ def test_a_coordinator_that_tells_the_node_another_story_than_the_log_is_named(s
     assert story != caught.told.report
     impostor.lies = {"/v1/verdicts": changed(caught.answer, report=story)}
     lie = said(swarm, "swarm-node", *caught.words("why", of=join_string), code=1)
-    assert f"entry {caught.entry}, proved, has the verdict hard by evidence {digest(caught.told.report)}" in lie
+    assert (
+        f"Entry {caught.entry} of the log (verified) has the verdict hard with evidence {digest(caught.told.report)}"
+        in lie
+    )
     assert "[proof_invalid]" in lie
     replayed = said(swarm, "swarm-node", *caught.words("why", of=join_string), "--replay", code=1)
     assert "hard fail: claim" in replayed
@@ -162,7 +165,7 @@ def test_a_coordinator_that_tells_of_another_lease_than_it_gave_is_named(
         "/v1/verdicts": changed(caught.answer, lease=caught.lease.model_copy(update={field: other}).to_bytes())
     }
     lie = said(swarm, "swarm-node", *caught.words("why", of=join_string), "--replay", code=1)
-    assert "The coordinator tells of another lease" in lie
+    assert "The coordinator reports another lease" in lie
     assert "hard fail: claim" not in lie
 
 

@@ -1,9 +1,9 @@
-"""llama.cpp's context behind arrays: rows of tokens in, the logits of their last ones out.
+"""Array interface to llama.cpp's context: rows of tokens in, logits of the last tokens out.
 
-- Each row is a sequence with room of its own (`kv_unified` off), which is 2.4 times as fast for many of them as sharing
-  a cache. So a context is made for a number of rows and a width, and copying a row copies its whole room.
-- float32 computes attention in float32, too, and comes as near to torch as torch to itself. The others take flash
-  attention with a cache in half precision, which is much faster.
+- Each row is a sequence with its own part of the cache (`kv_unified` off), which is 2.4 times as fast for many rows as
+  a shared cache. So a context has a fixed number of rows and a fixed width, and copying a row copies its whole part.
+- float32 also computes attention in float32, and differs from torch no more than torch from itself. The other types use
+  flash attention with a cache in half precision, which is much faster.
 """
 
 import weakref
@@ -18,13 +18,13 @@ from swarm_node.engine.llama.ggml import Type
 from swarm_node.engine.llama.model import LlamaModel
 
 BATCH_TOKENS = 2048
-"""Given to llama.cpp at once; longer prompts go in parts."""
+"""Tokens passed to llama.cpp at once; longer prompts are split."""
 
 WIDTH_STEP = 256
-"""llama.cpp rounds the room of a row up to this."""
+"""llama.cpp rounds the width of a row up to a multiple of this."""
 
 DECODED, OUT_OF_MEMORY = 0, -2
-"""What `llama_decode` may return, among others."""
+"""Some return values of `llama_decode`."""
 
 _FIELDS: dict[str, Any] = {field[0]: field[1] for field in llama_cpp.llama_batch._fields_}
 
@@ -32,7 +32,7 @@ Ints = NDArray[np.integer]
 
 
 class LlamaContext:
-    """Room for so many rows of so many tokens."""
+    """A llama.cpp context with a cache for `rows` rows of `width` tokens."""
 
     def __init__(self, model: LlamaModel, *, exact: bool, rows: int, width: int, threads: int) -> None:
         parameters = llama_cpp.llama_context_default_params()
@@ -50,13 +50,13 @@ class LlamaContext:
         if not self.pointer:
             raise MemoryError(f"llama.cpp makes no context for {rows} rows of {width} tokens")
         weakref.finalize(self, llama_cpp.llama_free, self.pointer)
-        self._model = model  # which must not go before
+        self._model = model  # must outlive the context
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._vocabulary = model.vocabulary
         self.rows, self.width = rows, width
 
     def step(self, tokens: Ints, positions: Ints, rows: Ints) -> NDArray[np.float32]:
-        """Append tokens to rows, those of a row together; the logits after the last of each, valid until the next."""
+        """Append tokens, grouped by row; return the logits after the last token of each row, until the next step."""
         last = np.append(rows[1:] != rows[:-1], True)
         parts = [slice(first, first + BATCH_TOKENS) for first in range(0, len(tokens), BATCH_TOKENS)]
         if len(parts) == 1:
@@ -66,7 +66,7 @@ class LlamaContext:
         )
 
     def copy(self, source: int, targets: Iterable[int]) -> None:
-        """Make rows the same as another."""
+        """Copy the row `source` to `targets`."""
         for target in targets:
             if target != source:
                 llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
@@ -80,11 +80,11 @@ class LlamaContext:
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def _decode(self, tokens: Ints, positions: Ints, rows: Ints, wanted: Ints) -> NDArray[np.float32]:
-        """One batch; the logits [n, V] of the tokens for which they are wanted, in llama.cpp's own memory."""
+        """Decode one batch; return the logits [n, V] of the tokens with a `wanted` flag, in llama.cpp's own memory."""
         count = len(tokens)
-        tokens, positions, rows = (np.ascontiguousarray(one, np.int32) for one in (tokens, positions, rows))
+        tokens, positions, rows = (np.ascontiguousarray(values, np.int32) for values in (tokens, positions, rows))
         ones, flags = np.ones(count, np.int32), np.ascontiguousarray(wanted, np.int8)
-        # A token may belong to several rows, so llama.cpp wants a pointer to the rows of each.
+        # A token may belong to several rows, so llama.cpp expects a pointer to the rows of each.
         pointers = rows.ctypes.data + rows.itemsize * np.arange(count, dtype=np.uintp)
         batch: Any = llama_cpp.llama_batch()
         batch.n_tokens = count

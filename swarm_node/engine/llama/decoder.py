@@ -1,9 +1,9 @@
-"""A `Decoder` on llama.cpp: rows that share their prompt's computation, in a context that grows with what is asked.
+"""`Decoder` on llama.cpp: rows share their prompt's computation, in a context that grows on demand.
 
-- llama.cpp computes only neighbouring rows together. Hence prompts are computed in the first of the new rows and spread
-  from there, and rows close up when others leave.
-- When the context is too small, the rows that are there are computed again in a larger one: llama.cpp moves none
-  between contexts of different sizes. It happens a few times in a node's life, since a context stays.
+- llama.cpp computes only adjacent rows together. Hence prompts are computed in the first of the new rows and copied
+  from there, and rows move up when others are removed.
+- When the context is too small, the existing rows are computed again in a larger one: llama.cpp cannot move rows
+  between contexts of different sizes. This happens a few times in a node's life, since a context is kept.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _SHORT = {Type.F32: "fp32", Type.F16: "fp16", Type.BF16: "bf16", Type.Q8_0: "q8_
 
 
 class LlamaDecoder:
-    """A `Decoder` for one policy folder."""
+    """`Decoder` of one policy folder."""
 
     joins_midway = True
 
@@ -47,7 +47,7 @@ class LlamaDecoder:
         context = self._room(last, max(map(len, prompts)))
         logits = _append(context, prompts, first)
         start = last
-        for number in reversed(range(len(prompts))):  # the last first: its copies are beyond the prompts before it
+        for number in reversed(range(len(prompts))):  # from the last on: its copies are after the earlier prompts
             start -= copies[number]
             context.copy(first + number, range(start, start + copies[number]))
         self._rows += [list(prompt) for prompt, count in zip(prompts, copies, strict=True) for _ in range(count)]
@@ -77,7 +77,7 @@ class LlamaDecoder:
             self._context.clear()
 
     def _room(self, rows: int, width: int) -> LlamaContext:
-        """A context with room for so many rows of so many tokens, and with the rows that are there."""
+        """Return a context for at least `rows` rows of `width` tokens, with the existing rows."""
         old = self._context
         if old is not None and rows <= old.rows and width <= old.width:
             return old
@@ -85,7 +85,7 @@ class LlamaDecoder:
         if old is not None:
             rows, width = max(rows, old.rows), max(width, old.width)
             generous = (max(generous[0], old.rows), width if width == old.width else max(width, old.width * 3 // 2))
-        self._context = old = None  # before the next is made: two may not fit
+        self._context = old = None  # before the next is created: two may not fit
         try:
             context = self._open(*generous)
         except MemoryError:
@@ -101,7 +101,7 @@ class LlamaDecoder:
 
 
 def _append(context: LlamaContext, texts: Sequence[Sequence[int]], first: int) -> NDArray[np.float32]:
-    """Compute texts in new rows, from this one on."""
+    """Compute texts in new rows, starting at row `first`."""
     return context.step(
         np.concatenate([np.array(text) for text in texts]),
         np.concatenate([np.arange(len(text)) for text in texts]),

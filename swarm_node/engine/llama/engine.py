@@ -1,7 +1,7 @@
-"""The engine on llama.cpp: consumer graphics cards, Apple, and processors; for the architectures of `llama_recipes`.
+"""The engine on llama.cpp: for consumer graphics cards, Apple and CPUs; supports the architectures of `recipes`.
 
-- Nothing here needs torch.
-- Precision is that of the weights: float32, float16, bfloat16, or q8_0, eight bits with a scale for every 32 weights.
+- It does not need torch.
+- The precision is that of the weights: float32, float16, bfloat16, or q8_0 (8 bits with a scale for every 32 weights).
 """
 
 from pathlib import Path
@@ -13,17 +13,17 @@ from swarm_node.engine.llama.decoder import LlamaDecoder
 from swarm_node.engine.llama.ggml import Type
 
 SLOTS = 256
-"""As many sequences as llama.cpp knows."""
+"""llama.cpp's maximum of sequences."""
 
 TYPES = {"float32": Type.F32, "float16": Type.F16, "bfloat16": Type.BF16, "q8_0": Type.Q8_0}
 DEFAULT_DTYPE = "float32"
-"""What any round's tolerances take; the others are faster or smaller, for rounds that are audited by their class."""
+"""Accepted by every round's tolerances; the others are faster or smaller, for rounds that admit their class."""
 
 ALL_LAYERS = -1
 
 
 class LlamaEngine(Engine):
-    """Samples with llama.cpp."""
+    """Engine that samples with llama.cpp."""
 
     def __init__(
         self, *, dtype: str = "auto", threads: int = 1, gpu_layers: int = ALL_LAYERS, slots: int = SLOTS

@@ -1,9 +1,9 @@
-"""The little of ggml that llama-cpp-python does not bind: values in its types, and weights written in place.
+"""Functions of ggml that llama-cpp-python does not bind: encoding values in its types, and writing weights in place.
 
-- `watching` finds a loaded model's weights: they are what a decoding step reads. A name may have several tensors: the
-  tied head of a repacked or offloaded model is a copy of the embedding, and both must be written.
-- The layout of `ggml_tensor` is no promise of its makers. Names are read by it and through their function: where these
-  differ, nothing is found, and versions are loaded anew instead of in place.
+- `watching` finds a loaded model's weights: the tensors that a decoding step reads. A name may have several tensors:
+  the tied head of a repacked or offloaded model is a copy of the embedding, and both must be written.
+- The layout of `ggml_tensor` is not a stable interface. Names are read by the layout and by ggml's function: where they
+  differ, no weights are found, and versions are loaded anew instead of in place.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Type(IntEnum):
-    """How a tensor is stored, by ggml's numbers."""
+    """Storage type of a tensor, with ggml's numbers."""
 
     F32 = 0
     F16 = 1
@@ -63,7 +63,7 @@ _name = _function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
 _size_bytes = _function("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
 _set = _function(
     "ggml_backend_tensor_set", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
-)  # fmt: skip  # as its header has it
+)  # fmt: skip  # as in its header
 _quantize = _function(
     "ggml_quantize_chunk", ctypes.c_size_t,
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p,
@@ -71,12 +71,12 @@ _quantize = _function(
 
 
 def encoded_bytes(values: int, kind: Type) -> int:
-    """How much room so many values of whole rows take."""
+    """Return the size of `values` values in whole rows."""
     return values * _BYTES_PER_BLOCK[kind] // Q8_BLOCK
 
 
 def encode(values: NDArray[np.float32], kind: Type) -> Bytes:
-    """Values as ggml stores them: the last axis holds the bytes of a row."""
+    """Return values as ggml stores them: the last axis holds the bytes of a row."""
     *outer, width = values.shape
     encoded = np.empty((*outer, encoded_bytes(width, kind)), np.uint8)
     rows = values.size // width
@@ -97,29 +97,29 @@ class Weight:
         self._addresses.add(address)
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether values of this size belong here."""
+        """Return True if all tensors have this size."""
         return all(_size_bytes(address) == size_bytes for address in self._addresses)
 
     def write(self, values: Bytes) -> None:
-        """Put encoded values in the place of those that are there."""
+        """Overwrite the tensors with encoded values."""
         for address in self._addresses:
             _set(address, values.ctypes.data, 0, values.nbytes)
 
 
 @contextmanager
 def watching(parameters: Any) -> Iterator[dict[str, Weight]]:
-    """Lets a context made with these parameters tell which weights its steps read."""
-    found: dict[str, Weight] = defaultdict(Weight)
+    """Collect the weights that the steps of a context with these parameters read."""
+    weights: dict[str, Weight] = defaultdict(Weight)
 
     def look(node: int, _ask: bool, _data: int | None) -> bool:
         tensor = _Tensor.from_address(node)
-        if tensor.name == _name(node):  # else this is not the layout that we know
+        if tensor.name == _name(node):  # otherwise the layout is unknown
             for source in filter(None, tensor.src):
                 name = _Tensor.from_address(source).name
                 if name == _name(source) and name.endswith((b".weight", b".bias")):
-                    found[name.decode()].add(source)
-        return False  # its values are not wanted
+                    weights[name.decode()].add(source)
+        return False  # the values are not needed
 
     callback = llama_cpp.ggml_backend_sched_eval_callback(look)
     parameters.cb_eval = callback
-    yield found
+    yield weights

@@ -1,10 +1,10 @@
-"""A policy folder as a file of llama.cpp, with its tokenizer: a program of its own, which the coordinator runs.
+"""Program that converts a policy folder with its tokenizer to a GGUF file; the coordinator runs it.
 
     python -P -m swarm_node.engine.llama.gguf_file FOLDER FILE.gguf auto|float32|float16|bfloat16|q8_0
 
-- Recipes and checks are the engine's: an architecture that it does not sample is not written.
-- The file appears whole or not at all.
-- A policy that is refused ends it with `REFUSED`, and the reason as JSON on its output.
+- It uses the engine's recipes and checks: an architecture that the engine does not support is refused.
+- The file appears complete or not at all.
+- For a refused policy the exit code is `REFUSED`, and the reason is JSON on standard output.
 """
 
 import json
@@ -34,7 +34,7 @@ _FILE_TYPES = {
 
 
 def write(folder: Path, file: Path, dtype: str) -> None:
-    """Write a policy's weights in this type, or in that of the folder, and its tokenizer."""
+    """Write a policy's weights in `dtype` (`auto`: the folder's type), and its tokenizer."""
     values = read_config(folder)
     recipe, config = recipe_of(values)
     name = str(values.get("dtype") or values.get("torch_dtype") or "float32") if dtype == "auto" else dtype

@@ -1,8 +1,7 @@
-"""A policy's config.json as llama.cpp needs it: numbers by any of their names, rotary positions, and attention windows.
+"""A policy's config.json as llama.cpp needs it: numbers by all their names, rotary positions, attention windows.
 
-- Nothing is assumed of a number that is neither there nor among the defaults of its architecture: such a policy is
-  refused.
-- What llama.cpp computes in one fixed way is required of the configuration by `require`.
+- A number that is neither in the file nor among the defaults of its architecture is not guessed: the policy is refused.
+- `require` checks settings that llama.cpp computes in one fixed way.
 """
 
 import math
@@ -29,18 +28,18 @@ class LlamaConfig:
         self.kind = str(values.get("model_type", ""))
 
     def refusal(self, reason: str) -> EngineFailed:
-        """Return the error that says why the policy is not sampled by this engine."""
+        """Return the error for a policy that this engine does not support."""
         return EngineFailed(
             f"The llama engine does not support this policy ({self.kind}): {reason}.",
             hint="Start the node with `--engine torch`.",
         )
 
     def value(self, *names: str) -> Any:
-        """Return what stands under the first of these names that has a value, or None."""
+        """Return the value of the first of `names` that has one, or None."""
         return next((self._values[name] for name in names if self._values.get(name) is not None), None)
 
     def whole(self, *names: str) -> int:
-        """Return a number that counts something."""
+        """Return a positive integer."""
         value = self.value(*names)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.refusal(f"config.json gives {value!r} as {names[0]}")
@@ -54,7 +53,7 @@ class LlamaConfig:
         return float(value)
 
     def require(self, name: str, *allowed: object) -> None:
-        """Refuse a value that llama.cpp does not compute with."""
+        """Refuse a value that llama.cpp does not support."""
         value = self._values.get(name)
         if value not in allowed:
             raise self.refusal(f"llama.cpp computes it with {name} {allowed[0]!r}, and config.json says {value!r}")
@@ -97,7 +96,7 @@ class LlamaConfig:
 
     @property
     def windows(self) -> list[bool]:
-        """Return which layers see no more than a window of the text."""
+        """Return for each layer whether it attends only to a window of the text."""
         if self.value("sliding_window") is None or self._values.get("use_sliding_window") is False:
             return [False] * self.layers
         types = self._values.get("layer_types")
@@ -105,13 +104,13 @@ class LlamaConfig:
 
     @property
     def is_windowed(self) -> bool:
-        """Return True if some text is longer than the window of a layer."""
+        """Return True if a text can be longer than the window of a layer."""
         return any(self.windows) and self.whole("sliding_window") < self.positions
 
     def rope(self, layers: str = "full_attention") -> dict[str, Any]:
-        """Return what config.json sets of rotary positions; the old form goes before the new, as in transformers."""
-        found = self.value("rope_scaling") or self.value("rope_parameters") or {}
-        chosen = found.get(layers, {} if _by_layers(found) else found)
+        """Return the rotary settings of config.json; the old form takes precedence, as in transformers."""
+        settings = self.value("rope_scaling") or self.value("rope_parameters") or {}
+        chosen = settings.get(layers, {} if _by_layers(settings) else settings)
         return dict(chosen) if isinstance(chosen, Mapping) else {}
 
     def rope_base(self) -> float:
@@ -122,17 +121,17 @@ class LlamaConfig:
         return float(value)
 
     def rotated(self) -> int:
-        """Return how many values of a head are rotated."""
+        """Return the number of values of a head that are rotated."""
         share = self.rope().get("partial_rotary_factor", self.value("partial_rotary_factor", "rotary_pct"))
         return self.head if share is None else int(self.head * float(share))
 
 
-def _by_layers(found: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, Mapping) for value in found.values())
+def _by_layers(settings: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, Mapping) for value in settings.values())
 
 
 def llama3_factors(config: LlamaConfig) -> NDArray[np.float32]:
-    """Return by what each frequency of `llama3` positions is divided."""
+    """Return the divisors of the frequencies of `llama3` positions."""
     rope, size = config.rope(), config.rotated()
     factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     length = float(rope["original_max_position_embeddings"])

@@ -1,8 +1,8 @@
-"""A policy in llama.cpp whose weights can be written over in place.
+"""A policy in llama.cpp whose weights can be overwritten in place.
 
-- The first load goes through a GGUF file, which is gone afterwards: weights are read into memory, not mapped.
-- A swap encodes and writes only the tensors that differ from those that are there.
-- If the weights were not all found in memory (see `llama_ggml`), every version is loaded anew.
+- The first load goes through a GGUF file, which is deleted afterwards: weights are read into memory, not mapped.
+- A swap encodes and writes only the tensors that differ from the current ones.
+- If not all weights were found in memory (see `ggml`), every version is loaded anew.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from swarm_node.engine.llama.recipes import recipe_of
 log = logging.getLogger(__name__)
 
 _ERROR = 4
-"""What ggml says at lower levels is of use to nobody."""
+"""ggml's messages at lower levels are not useful."""
 
 
 def _log(level: int, text: bytes, _data: int | None) -> None:
@@ -35,7 +35,7 @@ _LOG = llama_cpp.llama_log_callback(_log)
 
 
 def quieten() -> None:
-    """Have llama.cpp report its errors alone, to our log."""
+    """Make llama.cpp report only its errors, to our log."""
     llama_cpp.llama_log_set(_LOG, ctypes.c_void_p(0))
 
 
@@ -61,7 +61,7 @@ class LlamaModel:
         self._weights = self._find()
 
     def swap(self, folder: Path) -> bool:
-        """Write the tensors of another version that differ; False, and nothing written, if these are others."""
+        """Write the tensors that differ in another version; return False, and write nothing, if the shapes differ."""
         given = weights.sources(folder)
         if not self._weights:
             return False
@@ -74,10 +74,10 @@ class LlamaModel:
         return True
 
     def _find(self) -> dict[str, Weight]:
-        """Every weight by its name; none if one of them is not found."""
+        """Return every weight by name; empty if any weight is not found."""
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = 32
-        with watching(parameters) as found:
+        with watching(parameters) as weights_by_name:
             context = llama_cpp.llama_init_from_model(self.pointer, parameters)
             if not context:
                 raise MemoryError
@@ -86,12 +86,12 @@ class LlamaModel:
             llama_cpp.llama_free(context)
         missing = [
             place.name for place in self._places
-            if place.name not in found or not found[place.name].fits(place.size_bytes)
+            if place.name not in weights_by_name or not weights_by_name[place.name].fits(place.size_bytes)
         ]  # fmt: skip
         if failed or missing:
             log.warning("weights cannot be swapped in place, every version is loaded anew: %s", missing[:5])
             return {}
-        return found
+        return weights_by_name
 
 
 def _load(file: Path, gpu_layers: int) -> Any:

@@ -1,10 +1,10 @@
-"""Architectures that the llama engine converts: what llama.cpp calls each, which numbers it needs, and how its tensors
+"""Architectures that the llama engine converts: llama.cpp's name for each, the numbers it needs, and how its tensors
 differ from those of transformers.
 
-- A recipe is listed only if a tiny policy of it gives transformers' log-probabilities within 1e-3 nats
+- A recipe is listed only if a tiny policy of it matches transformers' log-probabilities within 1e-3 nats
   (`tests/architectures`). Every other architecture is refused by name.
-- llama.cpp computes activations, windows and routing in one fixed way for each architecture. Where config.json says
-  otherwise, the policy is refused, too.
+- llama.cpp computes activations, windows and routing in one fixed way for each architecture. If config.json
+  differs, the policy is refused, too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +22,10 @@ from swarm_node.engine.llama.llama_config import LlamaConfig, llama3_factors
 Values = NDArray[np.float32]
 Change = Callable[[Values], Values]
 Made = Sequence[tuple[str, Change | None]]
-"""The tensors that one of the policy becomes: the name that gguf's map knows, and the change of its values."""
+"""The tensors made from one tensor of the policy: the name in gguf's map, and the change of the values."""
 
 Rule = Callable[[LlamaConfig, str], Made | None]
-"""What a tensor of this name becomes; None if the rule is not about it."""
+"""Returns the tensors made from the tensor with this name; None if the rule does not apply."""
 
 Field = Callable[[LlamaConfig, gguf.GGUFWriter], None]
 
@@ -35,12 +35,12 @@ GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 RMS_EPSILON = ("rms_norm_eps", "norm_eps")
 EPSILON = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-"""Names that families give to the same number."""
+"""Names of the same number in different families."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The needs of the conversion of one architecture besides the numbers that all have."""
+    """Conversion of one architecture, apart from the numbers that all architectures have."""
 
     arch: MODEL_ARCH
     activations: tuple[str, ...] = SILU
@@ -49,22 +49,22 @@ class Recipe:
     windows: bool = False
     """True if llama.cpp computes windows of attention in the layers that config.json names."""
     partly_rotated: bool = False
-    """True if llama.cpp leaves a part of each head unrotated where config.json says so."""
+    """True if llama.cpp supports heads that are rotated only in part."""
     shares_keys: bool = True
-    """True if several heads may share keys; where not, config.json may still carry a number that nothing reads."""
+    """True if several heads may share keys; otherwise config.json may still contain an unused number."""
     scalings: tuple[str, ...] = ("linear", "yarn")
-    """Kinds of rotary positions, besides none."""
+    """Supported scalings of rotary positions, besides none."""
     defaults: tuple[tuple[str, Any], ...] = ()
-    """Values that transformers assumes where config.json says nothing."""
+    """Defaults of transformers for values missing in config.json."""
 
     @property
     def is_exact(self) -> bool:
-        """Return True if float32 weights give float32 results: llama.cpp reads GELU from a table in half precision."""
+        """True if float32 weights give float32 results: llama.cpp reads GELU from a table in half precision."""
         return self.activations in (SILU, RELU_SQUARED)
 
 
 def rows_in_pairs(heads: int) -> Change:
-    """Return the change of rows so that those of a head that are rotated together are neighbours."""
+    """Return the reordering of rows that makes rows of a head that are rotated together adjacent."""
 
     def change(values: Values) -> Values:
         halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
@@ -74,14 +74,14 @@ def rows_in_pairs(heads: int) -> Change:
 
 
 def _rotated(config: LlamaConfig, name: str) -> Made | None:
-    """Llama and its kin: llama.cpp rotates neighbours, transformers the halves of a head."""
+    """Rule for Llama and its relatives: llama.cpp rotates adjacent rows, transformers the halves of a head."""
     if ".q_proj." in name:
         return [(name, rows_in_pairs(config.heads))]
     return [(name, rows_in_pairs(config.kv_heads))] if ".k_proj." in name else None
 
 
 def _one_more(_config: LlamaConfig, name: str) -> Made | None:
-    """Norms that multiply by one more than what is stored."""
+    """Rule for norms that multiply by the stored value plus 1."""
     return [(name, lambda values: values + 1)] if name.endswith("norm.weight") else None
 
 
@@ -90,12 +90,12 @@ def _flat(_config: LlamaConfig, name: str) -> Made | None:
 
 
 def _transposed(_config: LlamaConfig, name: str) -> Made | None:
-    """GPT-2 stores its matrices the other way round."""
+    """Rule for GPT-2, which stores its matrices transposed."""
     return [(name, np.transpose)] if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")) else None
 
 
 def _grouped_by_heads(config: LlamaConfig, name: str) -> Made | None:
-    """Queries, keys and values of one head after the other, which llama.cpp wants apart."""
+    """Rule for queries, keys and values that are interleaved by head; llama.cpp needs them separate."""
     if "query_key_value" not in name:
         return None
     groups, each = config.kv_heads, config.heads // config.kv_heads
@@ -109,7 +109,7 @@ def _grouped_by_heads(config: LlamaConfig, name: str) -> Made | None:
 
 
 def _halved(config: LlamaConfig, name: str) -> Made | None:
-    """Granite's experts: gates and inputs in one tensor."""
+    """Rule for Granite's experts: gates and inputs in one tensor."""
     if not name.endswith("block_sparse_moe.input_linear.weight"):
         return None
     width, stem = config.whole("intermediate_size"), name.removesuffix("block_sparse_moe.input_linear.weight")
@@ -120,7 +120,7 @@ def _halved(config: LlamaConfig, name: str) -> Made | None:
 
 
 def _interleaved(_config: LlamaConfig, name: str) -> Made | None:
-    """GPT-OSS: experts stored the other way round, a gate beside each input; sinks without a suffix."""
+    """Rule for GPT-OSS: experts stored transposed, with gates and inputs interleaved; sinks without a suffix."""
     if name.endswith("sinks"):
         return [(f"{name}.weight", None)]
     stem, _, last = name.rpartition(".")
@@ -153,7 +153,7 @@ def _corrected(_config: LlamaConfig, name: str) -> Made | None:
 
 
 def _latent(config: LlamaConfig, name: str) -> Made | None:
-    """DeepSeek: what expands keys and values, apart; that of keys is applied to queries."""
+    """Rule for DeepSeek: split the expansion of keys and values; that of keys is applied to queries."""
     if not name.endswith("kv_b_proj.weight"):
         return None
     heads, keys = config.heads, config.whole("qk_nope_head_dim")
@@ -194,7 +194,7 @@ def _shared_expert(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
 
 
 def _some_experts(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
-    """GLM-4.5, DeepSeek, dots: the first layers dense, experts chosen within groups."""
+    """Write the fields of GLM-4.5, DeepSeek and dots: the first layers dense, experts chosen within groups."""
     writer.add_leading_dense_block_count(int(config.value("first_k_dense_replace") or 0))
     writer.add_expert_shared_count(int(config.value("n_shared_experts") or 0))
     writer.add_expert_weights_scale(config.number("routed_scaling_factor"))
@@ -226,7 +226,7 @@ def _final_soft_cap(config: LlamaConfig, writer: gguf.GGUFWriter) -> None:
 
 
 LAYERS_27B = {MODEL_ARCH.GEMMA2: 46, MODEL_ARCH.GEMMA3: 62}
-"""By their number llama.cpp knows those Gemmas whose attention is scaled by the width of the model."""
+"""llama.cpp recognises the Gemmas whose attention is scaled by the model's width by their number of layers."""
 
 
 def _gemma_scale(arch: MODEL_ARCH) -> Field:
@@ -381,7 +381,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 
 def recipe_of(values: Mapping[str, Any]) -> tuple[Recipe, LlamaConfig]:
-    """Return how this configuration is converted, and its numbers; what cannot be converted is refused by name."""
+    """Return the recipe and the numbers of this configuration; raise an error if it cannot be converted."""
     recipe = RECIPES.get(str(values.get("model_type", "")))
     config = LlamaConfig(
         values, dict(recipe.defaults) if recipe else {}, shares_keys=recipe is None or recipe.shares_keys
@@ -413,7 +413,7 @@ def _scaling(config: LlamaConfig) -> str:
 
 
 def write_fields(recipe: Recipe, config: LlamaConfig, width: int | None, writer: gguf.GGUFWriter) -> None:
-    """Write what llama.cpp must know of a policy besides its tensors, of which the dense layers are this wide."""
+    """Write the fields that llama.cpp needs besides the tensors; `width` is that of the dense layers."""
     writer.add_block_count(config.layers)
     writer.add_context_length(config.positions)
     writer.add_embedding_length(config.hidden)
@@ -433,7 +433,7 @@ def write_fields(recipe: Recipe, config: LlamaConfig, width: int | None, writer:
             raise config.refusal("config.json does not name the layers that see a window only")
         writer.add_sliding_window(config.whole("sliding_window"))
         writer.add_sliding_window_pattern(config.windows)
-    elif recipe.arch in (MODEL_ARCH.GEMMA2, MODEL_ARCH.COHERE2, MODEL_ARCH.GPT_OSS):  # it would assume windows
+    elif recipe.arch in (MODEL_ARCH.GEMMA2, MODEL_ARCH.COHERE2, MODEL_ARCH.GPT_OSS):  # llama.cpp would assume windows
         raise config.refusal("llama.cpp computes windows that config.json does not name")
     for field in recipe.fields:
         field(config, writer)
@@ -464,7 +464,7 @@ def _write_positions(recipe: Recipe, config: LlamaConfig, writer: gguf.GGUFWrite
 
 
 def constants(config: LlamaConfig) -> dict[str, Values]:
-    """Return the tensors that llama.cpp wants and no policy has."""
+    """Return the tensors that llama.cpp needs and no policy has."""
     if _scaling(config) != "llama3":
         return {}
     return {gguf.TENSOR_NAMES[MODEL_TENSOR.ROPE_FREQS] + ".weight": llama3_factors(config)}

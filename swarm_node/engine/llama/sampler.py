@@ -1,8 +1,8 @@
 """`protocol.work.sampling` on the raw logits of llama.cpp, in numpy: a token for each row, and its log-probability.
 
-- The token is `pick`'s, bit for bit, at half the cost: sums over parts of the vocabulary tell where it lies, and only
-  one part is summed up token by token. Where rounding could tell the two apart, `pick` itself decides.
-- Rows are taken a few at a time, so that a large vocabulary stays in the processor's cache on its way through.
+- The token is the same as `pick`'s, bit for bit, at half the cost: sums over parts of the vocabulary locate it, and
+  only one part is summed token by token. Where rounding could make a difference, `pick` itself decides.
+- Rows are processed a few at a time, so that a large vocabulary stays in the CPU cache.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from protocol.work.sampling import pick
 
 BLOCK_VALUES = 2**18
-"""Logits handled at once: 1 MiB."""
+"""Logits processed at once: 1 MiB."""
 
 PART = 512
-"""Tokens whose probabilities are summed up first; about the square root of a large vocabulary."""
+"""Tokens per part of the vocabulary; about the square root of a large vocabulary."""
 
 DOUBT = 1e-9
-"""Of the total: far more than the order of a sum of a million float64 can change."""
+"""Share of the total: far more than the order of summing a million float64 can change."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +47,25 @@ class NumpyLogits:
         return scores
 
 
-@np.errstate(invalid="ignore")  # infinite logits become NaN, which is what is told of them
+@np.errstate(invalid="ignore")  # infinite logits become NaN, which is reported
 def _draw(
     logits: NDArray[np.float32], temperatures: NDArray[np.float32], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
     rows, vocabulary = logits.shape
     scores = logits if (temperatures == 1).all() else logits / temperatures[:, None]
     scores = scores - scores.max(-1, keepdims=True)
-    weights = np.zeros((rows, -(-vocabulary // PART), PART), np.float32)  # what fills up the last part is never drawn
+    weights = np.zeros((rows, -(-vocabulary // PART), PART), np.float32)  # padding of the last part is never drawn
     flat = weights.reshape(rows, -1)
     np.exp(scores, out=flat[:, :vocabulary])
     sums = weights.sum(-1, dtype=np.float64).cumsum(-1)  # [rows, parts]
-    drawn = [_search(*one) for one in zip(flat, weights, sums, uniforms, strict=True)]
+    drawn = [_search(*row) for row in zip(flat, weights, sums, uniforms, strict=True)]
     places = (np.arange(rows), drawn)
-    logprobs = np.minimum(scores[places] - np.log(sums[:, -1]), 0.0).astype(np.float32)  # as rounding may not be
+    logprobs = np.minimum(scores[places] - np.log(sums[:, -1]), 0.0).astype(np.float32)  # rounding may exceed 0
     return drawn, logprobs.tolist()
 
 
 def _search(flat: NDArray[np.float32], parts: NDArray[np.float32], sums: NDArray[np.float64], uniform: float) -> int:
-    """The token of one row; 0 where its weights are no distribution."""
+    """Return the token of one row; 0 if its weights are no distribution."""
     total = float(sums[-1])
     if not np.isfinite(total):
         return 0
@@ -73,8 +73,8 @@ def _search(flat: NDArray[np.float32], parts: NDArray[np.float32], sums: NDArray
     part = min(int(sums.searchsorted(target, "right")), len(sums) - 1)
     before = float(sums[part - 1]) if part else 0.0
     inner = parts[part].cumsum(dtype=np.float64) + before
-    found = int(inner.searchsorted(target, "right"))
-    lower = float(inner[found - 1]) if found else before
-    if found == PART or min(target - lower, float(inner[found]) - target) < DOUBT * total:
+    place = int(inner.searchsorted(target, "right"))
+    lower = float(inner[place - 1]) if place else before
+    if place == PART or min(target - lower, float(inner[place]) - target) < DOUBT * total:
         return pick(flat, uniform)
-    return part * PART + found
+    return part * PART + place

@@ -1,8 +1,8 @@
-"""A policy's tokenizer as llama.cpp has it: the tokens, how pairs of them merge, and the rule that splits text before.
+"""A policy's tokenizer in llama.cpp's form: the tokens, the merges of pairs, and the rule that splits text first.
 
 - Tokenizers that merge pairs of bytes (byte-level BPE) are written; others are refused by name.
-- llama.cpp knows rules for splitting text by names alone. The one is taken whose tokens are those of the policy's own
-  tokenizer on a text where such rules differ; if there is none, the policy is refused.
+- llama.cpp has a fixed list of named splitting rules. The chosen rule gives the same tokens as the policy's own
+  tokenizer on a text where the rules differ; if there is none, the policy is refused.
 """
 
 import json
@@ -38,14 +38,14 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a policy and their kinds, one for each row of its output."""
+    """Tokens of a policy and their kinds, one for each row of its output."""
 
     tokens: list[str]
     kinds: list[TokenType]
     special: gguf.SpecialVocab
 
     def write(self, writer: gguf.GGUFWriter, rule: str) -> None:
-        """Add it to a file, to be used with this rule."""
+        """Add the vocabulary to a file, with the splitting rule `rule`."""
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(rule)
         writer.add_token_list(self.tokens)
@@ -54,7 +54,7 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
-    """Read the tokenizer of a policy whose output has so many rows; those without a token are unused."""
+    """Read the tokenizer of a policy with `rows` output rows; rows without a token are marked unused."""
     described = json.loads((folder / "tokenizer.json").read_bytes())
     _require_byte_pairs(described)
     names = dict(described["model"]["vocab"])
@@ -69,8 +69,8 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
 
 
 def find_rule(folder: Path, vocabulary: Vocabulary) -> str:
-    """Return the name of the rule with which llama.cpp writes text in the tokens of the policy's own tokenizer."""
-    quieten()  # it says much of each vocabulary that it loads
+    """Return the name of llama.cpp's splitting rule that gives the same tokens as the policy's own tokenizer."""
+    quieten()  # it logs a lot for each vocabulary that it loads
     wanted = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT, add_special_tokens=False).ids
     for rule in RULES:
         if tokens_by(rule, vocabulary, TEXT) == wanted:
@@ -82,7 +82,7 @@ def find_rule(folder: Path, vocabulary: Vocabulary) -> str:
 
 
 def tokens_by(rule: str, vocabulary: Vocabulary, text: str) -> list[int]:
-    """Return a text as llama.cpp writes it by this rule; nothing if it does not know the rule."""
+    """Return llama.cpp's tokens of a text by `rule`; empty if it does not support the rule."""
     with tempfile.TemporaryDirectory(prefix="echo-swarm-") as scratch:
         file = Path(scratch) / "vocabulary.gguf"
         writer = gguf.GGUFWriter(file, "llama")
@@ -122,10 +122,10 @@ def _require_byte_pairs(described: dict[str, Any]) -> None:
 
 
 def _types(described: Any) -> Iterator[str]:
-    """Return the types of a part of tokenizer.json and of those that it consists of."""
+    """Yield the types of a part of tokenizer.json and of its nested parts."""
     if isinstance(described, dict):
         yield str(described.get("type"))
-        for part in (one for value in described.values() if isinstance(value, list) for one in value):
+        for part in (item for value in described.values() if isinstance(value, list) for item in value):
             yield from _types(part)
 
 

@@ -1,10 +1,10 @@
-"""A policy's tensors as llama.cpp wants them: its names, its types, and a GGUF file of them.
+"""A policy's tensors in llama.cpp's form: its names, its types, and a GGUF file of them.
 
 - Matrices are stored in the type asked for, or in F16 where a row does not divide into blocks; vectors, norms, biases
   and the matrices that choose experts in float32.
-- gguf's own map gives the names. The experts of a layer become one tensor; what else differs says `llama_recipes`.
-- The engine's file has no vocabulary: nothing but token ids ever goes in or out.
-- Tensors are read and encoded one by one, and copied unchanged where the policy's type is the one wanted.
+- gguf's own map gives the names. The experts of a layer become one tensor; `recipes` lists other differences.
+- The engine's file has no vocabulary: only token ids go in and out.
+- Tensors are read and encoded one by one, and copied unchanged if the policy already has the target type.
 """
 
 import json
@@ -27,12 +27,12 @@ from swarm_node.engine.llama.recipes import Change, Recipe, constants, write_fie
 from swarm_node.engine.policy_files import read_adapter, tensor_files
 
 _TYPE_OF = {"F32": Type.F32, "F16": Type.F16, "BF16": Type.BF16}
-"""Of what the files of a policy may hold."""
+"""Storage types by the type names in a policy's files."""
 
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor of llama.cpp, and the tensors of the policy that it holds: one, or those of all experts in order."""
+    """A tensor of llama.cpp, and the policy's tensors that it contains: one, or those of all experts in order."""
 
     name: str
     sources: tuple[str, ...]
@@ -46,7 +46,7 @@ class TensorPlace:
         return encoded_bytes(math.prod(self.shape), self.kind)
 
     def digest(self, given: "Mapping[str, SourceTensor]") -> bytes:
-        """Return what differs wherever the values differ."""
+        """Return a digest of the values."""
         return b"".join(given[name].digest() for name in self.sources)
 
     def encoded(self, given: "Mapping[str, SourceTensor]") -> Bytes:
@@ -65,7 +65,7 @@ class SourceTensor:
     added: "Adapter | None" = None
 
     def digest(self) -> bytes:
-        """What tells a changed tensor from one that is the same."""
+        """Return a digest of the values, including the adapter."""
         hasher = blake3(self.data)
         if self.added is not None:
             for part in (self.added.down, self.added.up):
@@ -74,7 +74,7 @@ class SourceTensor:
         return hasher.digest()
 
     def encoded(self, kind: Type, change: Change | None = None) -> Bytes:
-        """Its values in this type; the last axis holds the bytes of a row."""
+        """Return the values in type `kind`; the last axis holds the bytes of a row."""
         if self.added is not None:
             return self._merged(self.added).encoded(kind, change)
         if kind == self.kind and change is None:
@@ -83,7 +83,7 @@ class SourceTensor:
         return encode(np.ascontiguousarray(values if change is None else change(values)), kind)
 
     def _merged(self, added: "Adapter") -> "SourceTensor":
-        """As `protocol.policy.adapter` defines it: in float32, then in the type in which it is stored."""
+        """Return the tensor plus the adapter, as in `protocol.policy.adapter`: in float32, then in the stored type."""
         down, up = (part._values().reshape(part.shape) for part in (added.down, added.up))
         values = self._values().reshape(self.shape) + np.float32(added.scale) * (up @ down)
         return SourceTensor(self.kind, self.shape, encode(values, self.kind).reshape(-1).data)
@@ -96,7 +96,7 @@ class SourceTensor:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is added to a tensor."""
+    """Low-rank product that is added to a tensor."""
 
     down: SourceTensor
     up: SourceTensor
@@ -106,27 +106,27 @@ class Adapter:
 _EXPERT = re.compile(r"(?P<stem>.+\.experts)\.(?P<number>\d+)(?P<rest>\..+)")
 
 _EXACT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")
-"""Matrices that llama.cpp wants in float32."""
+"""Matrices that llama.cpp needs in float32."""
 
 
 def places(recipe: Recipe, config: LlamaConfig, kind: Type, given: Mapping[str, "SourceTensor"]) -> list[TensorPlace]:
-    """Return every tensor that llama.cpp is given of such a policy; one that it does not know is refused by name."""
+    """Return every tensor of llama.cpp for a policy; raise an error that names tensors it does not support."""
     names = gguf.get_tensor_name_map(recipe.arch, config.layers)
-    found, unknown = list[TensorPlace](), list[str]()
+    result, unknown = list[TensorPlace](), list[str]()
     for name, sources in _gathered(given).items():
         if config.tied and name == "lm_head.weight":
             continue
         made = next((made for rule in recipe.rules if (made := rule(config, name)) is not None), [(name, None)])
         for own, change in made:
-            # gguf knows BLOOM's names only as they were before transformers put a prefix in front of them.
-            known = (names.get_name(one, (".weight", ".bias")) for one in (own, own.removeprefix("transformer.")))
+            # gguf has BLOOM's names only without the prefix that transformers added later.
+            known = (names.get_name(stem, (".weight", ".bias")) for stem in (own, own.removeprefix("transformer.")))
             if (short := next(filter(None, known), None)) is None:
                 unknown.append(own)
                 continue
-            found.append(_place(short, name, sources, given, kind, change))
+            result.append(_place(short, name, sources, given, kind, change))
     if unknown:
         raise config.refusal(f"llama.cpp has no tensors for {', '.join(unknown[:3])}")
-    return found
+    return result
 
 
 def _place(
@@ -143,14 +143,14 @@ def _place(
 
 
 def _gathered(given: Iterable[str]) -> dict[str, list[str]]:
-    """Return the tensors by name, those of a layer's experts under one."""
-    found: dict[str, dict[int, str]] = {}
+    """Return the tensors by name, with those of a layer's experts under one name."""
+    parts_of: dict[str, dict[int, str]] = {}
     for name in given:
         if (expert := _EXPERT.fullmatch(name)) is None:
-            found[name] = {0: name}
+            parts_of[name] = {0: name}
         else:
-            found.setdefault(expert["stem"] + expert["rest"], {})[int(expert["number"])] = name
-    return {name: [parts[number] for number in sorted(parts)] for name, parts in found.items()}
+            parts_of.setdefault(expert["stem"] + expert["rest"], {})[int(expert["number"])] = name
+    return {name: [parts[number] for number in sorted(parts)] for name, parts in parts_of.items()}
 
 
 def _kind(name: str, sizes: tuple[int, ...], wanted: Type) -> Type:
@@ -160,45 +160,45 @@ def _kind(name: str, sizes: tuple[int, ...], wanted: Type) -> Type:
 
 
 def sources(folder: Path) -> dict[str, SourceTensor]:
-    """The tensors of a policy's files by name; a file stays mapped as long as one of its tensors is held."""
-    found, scale = _sources(tensor_files(folder)), read_adapter(folder)
+    """Return the tensors of a policy's files by name; a file stays mapped while one of its tensors is referenced."""
+    known, scale = _sources(tensor_files(folder)), read_adapter(folder)
     if scale is None:
-        return found
+        return known
     matrices = _sources([folder / adapter.WEIGHTS])
     for name in adapter.adapted(matrices):
         down, up = (matrices[part] for part in adapter.names(name))
-        if name not in found or (up.shape[:1] + down.shape[1:], up.shape[1:]) != (found[name].shape, down.shape[:1]):
+        if name not in known or (up.shape[:1] + down.shape[1:], up.shape[1:]) != (known[name].shape, down.shape[:1]):
             raise ValueError(f"the adapter's matrices do not fit {name}")
-        found[name] = replace(found[name], added=Adapter(down, up, scale))
-    return found
+        known[name] = replace(known[name], added=Adapter(down, up, scale))
+    return known
 
 
 def _sources(parts: Iterable[Path]) -> dict[str, SourceTensor]:
-    found: dict[str, SourceTensor] = {}
+    by_name: dict[str, SourceTensor] = {}
     for part in parts:
         with part.open("rb") as file:
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         header = tensors.header_of(view)
         described = json.loads(header[tensors.PREFIX_BYTES :])
         for tensor in tensors.layout(header, len(view)):
-            if tensor.name in found:
+            if tensor.name in by_name:
                 raise ValueError(f"two files hold {tensor.name}")
             entry = described[tensor.name]
             source = SourceTensor(_TYPE_OF[entry["dtype"]], tuple(entry["shape"]), view[tensor.begin : tensor.end])
             if math.prod(source.shape) * tensor.element_bytes != len(source.data):
                 raise ValueError(f"{tensor.name} has another size than its shape says")
-            found[tensor.name] = source
-    return found
+            by_name[tensor.name] = source
+    return by_name
 
 
 def misfits(wanted: Iterable[TensorPlace], given: Iterable[TensorPlace]) -> list[str]:
-    """Return the names of tensors that are missing, too many, or of another shape."""
-    shapes, found = ({place.name: (place.sources, place.shape) for place in places} for places in (wanted, given))
-    return sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
+    """Return the names of tensors that are missing, unexpected, or of another shape."""
+    shapes, other = ({place.name: (place.sources, place.shape) for place in places} for places in (wanted, given))
+    return sorted(name for name in shapes.keys() | other.keys() if shapes.get(name) != other.get(name))
 
 
 def without_vocabulary(writer: gguf.GGUFWriter) -> None:
-    """Say that there is no tokenizer."""
+    """Write that there is no tokenizer."""
     writer.add_tokenizer_model("none")
 
 
@@ -210,7 +210,7 @@ def write_gguf(
     given: Mapping[str, SourceTensor],
     describe: Callable[[gguf.GGUFWriter], None] = without_vocabulary,
 ) -> None:
-    """Write a model that llama.cpp can load, with what else the file shall say of it."""
+    """Write a model that llama.cpp can load; `describe` adds further fields."""
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[recipe.arch])
     width = next((place.shape[-1] for place in wanted if place.name.endswith(".ffn_down.weight")), None)
     write_fields(recipe, config, width, writer)

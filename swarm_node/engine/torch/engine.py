@@ -1,4 +1,4 @@
-"""The engine on torch: our own Qwen3, Qwen2 and Llama, and whatever else transformers knows; on a CPU or with CUDA."""
+"""The engine on torch: our own Qwen3, Qwen2 and Llama, and all other models of transformers; on a CPU or with CUDA."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from swarm_node.engine.engine import Engine
 from swarm_node.engine.torch import qwen3_shape
 
 SLOTS = 512
-"""Samples decoded at once; a step costs little more for many rows than for one, until memory ends."""
+"""Samples decoded at once; a step costs little more for many rows than for one, as long as memory suffices."""
 
 
 class TorchEngine(Engine):
-    """Samples in torch."""
+    """Engine that samples with torch."""
 
     def __init__(self, *, device: str = "auto", dtype: str = "auto", slots: int = SLOTS) -> None:
         super().__init__(slots)
@@ -28,12 +28,12 @@ class TorchEngine(Engine):
     cancel = torch.inference_mode()(Engine.cancel)
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """On the CPU torch has no type of its own for that."""
+        """Return True for a failed allocation; on the CPU torch has no error type for it."""
         named = isinstance(error, MemoryError | torch.OutOfMemoryError)
         return named or "allocate memory" in str(error) or "bad_alloc" in str(error)
 
     def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
-        """Our own decoder where it knows the architecture, else that of `transformers`."""
+        """Return our own decoder if it supports the architecture, otherwise that of `transformers`."""
         if reason := architectures.reason_to_refuse(config):
             raise EngineFailed(
                 f"The torch engine cannot sample the policy in {folder}: {reason}.",

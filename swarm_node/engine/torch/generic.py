@@ -1,12 +1,12 @@
-"""Any causal model of `transformers`, for architectures that have no decoder of ours.
+"""Decoder of any causal model of `transformers`, for architectures without a decoder of ours.
 
-- Prompts are padded on the left, so the newest token of every row stands in the last column; the mask hides the padding
+- Prompts are padded on the left, so the newest token of every row is in the last column; the mask hides the padding,
   and positions count from each prompt's own first token. New rows would shift the others, so none join midway.
 - No network, and no code from the folder, whatever its configuration says.
-- Weights that the model keeps otherwise than the files do (the experts of a layer in one tensor, other names) are
+- Weights that the model stores differently from the files (the experts of a layer in one tensor, other names) are
   written into views of the model's own tensors, by the names of the files: a swap needs no second model.
-- What the configuration promises is compared with the files before it takes memory: tensors that are not there, or are
-  of another size, `transformers` would make up first, and complain then.
+- The model's size by the configuration is compared with the files before memory is allocated: `transformers` would
+  first allocate tensors that are missing or have another size, and report them only then.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from swarm_node.engine.torch.sampler import TorchLogits
 
 
 class _View(torch.Tensor):
-    """A tensor of which transformers makes views when it splits what a file holds in parts, never copies."""
+    """A tensor that transformers splits into views, never copies, when a file holds its parts."""
 
     def contiguous(self, *_: Any, **__: Any) -> "_View":
         return self
 
 
 class Generic:
-    """A `Decoder` for one policy folder."""
+    """`Decoder` of one policy folder."""
 
     joins_midway = False
 
@@ -47,7 +47,7 @@ class Generic:
                 output_loading_info=True,
             )
         model, report = loaded
-        if missing := report["missing_keys"]:  # it would make them up
+        if missing := report["missing_keys"]:  # transformers would initialise them at random
             raise ValueError(f"it lacks tensors: {', '.join(sorted(missing)[:5])}")
         self._model = model.to(device).eval().requires_grad_(False)
         self.device, self.dtype = device, dtype
@@ -108,7 +108,7 @@ class Generic:
         self._cache = None
 
     def _named(self) -> weights.Places:
-        """Return what the model computes with, by the files' names; nothing if some of it are no views of its own."""
+        """Return the model's tensors by the files' names; empty if some of them are not views of the model's own."""
         kept = self._model.state_dict()
         buffers = ((name, buffer) for name, buffer in self._model.named_buffers() if name in kept)
         ours = {name: part.detach().as_subclass(_View) for name, part in chain(self._model.named_parameters(), buffers)}
@@ -124,7 +124,7 @@ class Generic:
 
 
 def _promised(base: Path) -> int:
-    """How many numbers the model has that a folder's configuration describes; nothing is allocated for them."""
+    """Return the number of parameters that a folder's configuration describes, without allocating them."""
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]  # transformers annotates half

@@ -1,20 +1,21 @@
-"""Qwen3, Qwen2 and Llama in plain torch: fused weights, a preallocated key-value cache, and no copy of what is there.
+"""Qwen3, Qwen2 and Llama in plain torch: fused weights, a preallocated key-value cache, and no copies.
 
 - Each row of the cache belongs to one sample, and live rows are the first ones: a step works on slices.
 - Query, key and value are one product, gate and up another, see `matrix`. The checkpoint's names lead to slices of the
   fused tensors, so the first load and every swap are the same copy into place.
-- Grouped queries stand beside each other as if they were positions; keys and values are not repeated for them.
+- Grouped queries are laid out like positions; keys and values are not repeated for them.
 - The head, and with tied weights the embedding, is kept in float32 in any dtype: rounded logits would cost more
   precision than all layers together.
 - Only Qwen3 normalizes each query and key, and only Qwen2 adds a bias to queries, keys and values.
-- What this file does not know (rope scaling, sliding windows, other biases) `qwen3_shape.supports` turns away.
+- `qwen3_shape.supports` refuses what this file does not implement (rope scaling, sliding windows, other biases).
 
-`Matrix` lays weights out as the products of a decoding step read them:
+`Matrix` stores weights in the order in which the products of a decoding step read them:
 
-- It lies input by input: for the few rows of a step that is up to twice as fast as output by output.
-- Large ones are cut into tiles of outputs, each of one piece: the rows of a whole one lie so far apart that a processor
-  reads each from another page, which costs a fifth of the products of up to 32 rows.
-- Only in float32 on a CPU: elsewhere products have layouts of their own, and a matrix is one tile, as small ones are.
+- The order is input by input: for the few rows of a step that is up to twice as fast as output by output.
+- Large matrices are cut into contiguous tiles of outputs: the rows of a whole matrix are so far apart that a CPU reads
+  each from another page, which costs a fifth of the time of products of up to 32 rows.
+- Tiles are used only in float32 on a CPU: elsewhere libraries use their own layouts, and a matrix is one tile. So are
+  small matrices.
 """
 
 from collections.abc import Sequence
@@ -29,14 +30,14 @@ from swarm_node.engine.torch.qwen3_shape import ModelShape
 from swarm_node.engine.torch.sampler import TorchLogits
 
 TILE_OUTPUTS = 256
-"""Of 128, 256 and 512 the fastest."""
+"""The fastest of 128, 256 and 512."""
 
 WHOLE_WEIGHTS_MAX = 2**18
-"""Of 1 MiB, which stays in a processor's cache: more tiles would only be more calls."""
+"""1 MiB, which stays in a CPU cache: more tiles would only be more calls."""
 
 
 class Matrix:
-    """Several matrices of the same inputs as one: [outputs of them all, inputs]."""
+    """Several matrices with the same inputs, fused to one: [sum of outputs, inputs]."""
 
     def __init__(self, outputs: Sequence[int], inputs: int, device: torch.device, dtype: torch.dtype) -> None:
         self._outputs, self._inputs = outputs, inputs
@@ -48,7 +49,7 @@ class Matrix:
         self._weights = torch.empty(self.tiles, inputs, width, device=device, dtype=dtype)
 
     def times(self, values: torch.Tensor) -> torch.Tensor:
-        """[..., inputs] to [..., outputs]."""
+        """Return the product, from [..., inputs] to [..., outputs]."""
         if self.tiles == 1:
             return values @ self._weights[0]
         rows = values.flatten(0, -2)
@@ -57,7 +58,7 @@ class Matrix:
         return products.view(*values.shape[:-1], self.tiles * TILE_OUTPUTS)
 
     def places(self) -> list[tuple[torch.Tensor, torch.Size]]:
-        """Where each of the matrices belongs, and the shape that it has elsewhere."""
+        """Return the view of each matrix, and its shape in the checkpoint."""
         if self.tiles == 1:
             parts = torch.split(self._weights[0].t(), list(self._outputs))
         else:
@@ -66,7 +67,7 @@ class Matrix:
 
 
 WIDTH_STEP = 64
-"""Positions by which the cache grows at least."""
+"""Smallest growth of the cache, in positions."""
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
@@ -86,7 +87,7 @@ class Layer(NamedTuple):
 
 
 class Qwen3:
-    """A `Decoder` for one policy folder."""
+    """`Decoder` of one policy folder."""
 
     joins_midway = True
 
@@ -95,7 +96,7 @@ class Qwen3:
         self.device, self.dtype = device, dtype
         self.numerics = weights.numerics(device, dtype)
         self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
-        # Input by input in memory, as products read it.
+        # Stored input by input, as products read it.
         self._head = self._empty(shape.hidden, shape.vocabulary, dtype=torch.float32).t()
         self._embedding = self._head if shape.tied else self._empty(shape.vocabulary, shape.hidden)
         self._norm = self._empty(shape.hidden)
@@ -118,7 +119,7 @@ class Qwen3:
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> TorchLogits:
         longest = max(map(len, prompts))
-        # Padded on the right: what stands there is later than the whole prompt, which therefore never looks at it.
+        # Padded on the right: the padding is after the whole prompt, which therefore never attends to it.
         padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=self.device)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         counts = torch.tensor(copies, device=self.device)
@@ -134,7 +135,7 @@ class Qwen3:
             query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             self._cache[number, 0, first:last, :, :longest] = key[owners]
             self._cache[number, 1, first:last, :, :longest] = value[owners]
-            # What an earlier sample left behind is masked, but a masked NaN is still one.
+            # Leftovers of an earlier sample are masked, but a masked NaN is still NaN.
             self._cache[number, :, first:last, :, longest:] = 0
             mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
             hidden = self._finish(layer, hidden, mixed.transpose(1, 2).flatten(2))
@@ -184,7 +185,7 @@ class Qwen3:
     def _project(
         self, layer: Layer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values [..., heads of each, head], positions turned in."""
+        """Return queries, keys and values [..., heads of each, head], with rotary positions applied."""
         shape = self._shape
         turned = shape.heads + shape.kv_heads
         flat = layer.qkv.times(self._normed(hidden, layer.norm))
@@ -213,7 +214,7 @@ class Qwen3:
         ) * weight
 
     def _rope_to(self, width: int) -> None:
-        """Make sure of the angles of so many positions."""
+        """Compute the rotary angles of at least `width` positions."""
         if len(self._cos) >= width:
             return
         positions = torch.arange(2 * width, dtype=torch.float32, device=self.device)
@@ -221,7 +222,7 @@ class Qwen3:
         self._cos, self._sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
     def _grow(self, rows: int, width: int) -> None:
-        """Make sure of room for so many rows of so many positions; what is there moves along."""
+        """Grow the cache to at least `rows` rows of `width` positions; keep its contents."""
         had_rows, had_width = self._cache.shape[2], self._cache.shape[4]
         if rows <= had_rows and width <= had_width:
             return
@@ -260,7 +261,7 @@ class Qwen3:
         )
 
     def _named(self) -> dict[str, tuple[torch.Tensor, torch.Size]]:
-        """Where each tensor of the checkpoint belongs, and the shape that it must have."""
+        """Return the place of each tensor of the checkpoint, and its required shape."""
         shape = self._shape
         plain = {"model.embed_tokens": self._embedding, "model.norm": self._norm}
         if not shape.tied:

@@ -1,4 +1,4 @@
-"""Sizes of a Qwen3, Qwen2 or Llama by its config.json, and whether our engines know it; read without torch."""
+"""Sizes of a Qwen3, Qwen2 or Llama by its config.json, and whether our decoder supports it; read without torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ FAMILIES = {
 
 
 def supports(config: dict[str, Any]) -> bool:
-    """Return True for a model of these families without any speciality."""
+    """Return True for a model of these families without special features."""
     return (
         config.get("model_type") in FAMILIES
         and config.get("hidden_act", "silu") == "silu"
@@ -43,13 +43,13 @@ def supports(config: dict[str, Any]) -> bool:
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says of rotary positions: its old form goes before the new one, as in transformers."""
+    """Return the rotary settings of config.json; the old form takes precedence over the new one, as in transformers."""
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model; what config.json leaves out is as in transformers."""
+    """Sizes of a model; missing values in config.json get transformers' defaults."""
 
     vocabulary: int
     hidden: int

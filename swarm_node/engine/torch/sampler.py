@@ -1,8 +1,8 @@
 """`protocol.work.sampling` on tensors: a token for each row, and its log-probability.
 
-- Probabilities are float32 and summed up in float64 in token-id order, as the definition does it: the same logits give
-  the same token, bit for bit.
-- Rows are taken a few at a time, so that a large vocabulary stays in the processor's cache on its way through.
+- Probabilities are float32 and summed in float64 in token-id order, as in the definition: the same logits give the same
+  token, bit for bit.
+- Rows are processed a few at a time, so that a large vocabulary stays in the CPU cache.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 BLOCK_VALUES = 2**18
-"""Logits handled at once: with their sums 4 MiB, about what one core's caches hold."""
+"""Logits processed at once: with their sums 4 MiB, about the size of one core's caches."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class TorchLogits:
 
 
 def draw(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [rows] and their log-probabilities [rows], from logits [rows, V] and uniforms [rows].
+    """Return tokens [rows] and their log-probabilities [rows], from logits [rows, V] and uniforms [rows].
 
-    The log-probability is NaN where the logits are no distribution; the token there means nothing.
+    The log-probability is NaN where the logits are no distribution; the token is then meaningless.
     """
     step = max(1, BLOCK_VALUES // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     blocks = (torch.split(values, step) for values in (logits, temperatures, uniforms))
@@ -54,5 +54,5 @@ def _draw(
     total = cumulative[:, -1]
     targets = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, targets[:, None], right=True)
-    logprobs = scores.gather(1, tokens.clamp_(max=logits.shape[1] - 1))[:, 0].clamp_(max=0)  # as rounding may not be
+    logprobs = scores.gather(1, tokens.clamp_(max=logits.shape[1] - 1))[:, 0].clamp_(max=0)  # rounding may exceed 0
     return tokens[:, 0], logprobs.where(total.isfinite(), torch.nan)

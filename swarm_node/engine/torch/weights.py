@@ -1,11 +1,11 @@
-"""The tensors of a policy folder on torch, without a copy.
+"""Tensors of a policy folder on torch, without copies.
 
-- Nothing here needs `transformers`, whose import takes seconds of every start.
-- What a file says of itself (names, shapes, length) is checked before the first byte of a tensor is read.
-- After a swap the model's own tensors are compared with the files, bit for bit: a layer, a head or a half that stayed
-  from the version before is too near to the new one for the canary to find it in bf16.
-- An adapter is added to the base's own tensors, from the disk, one at a time on their way to their places: there is
-  never a second model in memory, and nothing of the version before in the next.
+- This module does not need `transformers`, whose import takes seconds of every start.
+- The header of a file (names, shapes, length) is checked before the first byte of a tensor is read.
+- After a swap the model's own tensors are compared with the files, bit for bit: a layer, a head or a half that was left
+  from the previous version is too similar for the canary to detect in bf16.
+- An adapter is added to the base's tensors from the disk, one at a time while they are copied: there is never a second
+  model in memory, and nothing of the previous version remains.
 """
 
 import logging
@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 
 Tensors = dict[str, torch.Tensor]
 Places = Mapping[str, tuple[torch.Tensor, torch.Size]]
-"""Where a tensor of this name belongs, and the shape that it must have: the place's own, or of as many values, or one
-that the place repeats."""
+"""The place of each tensor by name, and the tensor's shape: that of the place, one with as many values, or one that the
+place repeats."""
 
 PIECE_VALUES = 2**24
-"""Values that are compared at once, so that no second copy of a large tensor is made on a full device."""
+"""Values compared at once, so that a full device needs no second copy of a large tensor."""
 
 SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-"""As tolerances call them."""
+"""Names of precisions in tolerances."""
 
 
 def numerics(device: torch.device, dtype: torch.dtype) -> str:
-    """The class of what computes so."""
+    """Return the class of numerics of this device and precision."""
     return f"torch/{SHORT_NAMES[dtype]}/{device.type}"
 
 
 class PolicyTensors(Mapping[str, torch.Tensor]):
-    """The tensors of a policy by name, an adapter's product in them, each made when it is asked for."""
+    """Tensors of a policy by name, with the adapter's product added; each is computed on access."""
 
     def __init__(self, base: Tensors, scale: float | None, matrices: Tensors) -> None:
         self._base, self._scale, self._matrices = base, scale, matrices
@@ -54,7 +54,7 @@ class PolicyTensors(Mapping[str, torch.Tensor]):
         return self.on(name, torch.device("cpu"))
 
     def on(self, name: str, device: torch.device) -> torch.Tensor:
-        """A tensor, computed on this device if it has to be."""
+        """Return a tensor; an adapted one is computed on `device`."""
         weight = self._base[name]
         if name not in self._adapted or self._scale is None:
             return weight
@@ -70,7 +70,7 @@ class PolicyTensors(Mapping[str, torch.Tensor]):
 
 @contextmanager
 def mapped_tensors(folder: Path) -> Iterator[PolicyTensors]:
-    """All tensors of the folder's safetensors files by name, mapped into memory for the time of the block."""
+    """Map all tensors of the folder's safetensors files into memory, by name, for the duration of the block."""
     scale = read_adapter(folder)
     with ExitStack() as stack:
         base = _mapped(stack, tensor_files(folder))
@@ -78,18 +78,18 @@ def mapped_tensors(folder: Path) -> Iterator[PolicyTensors]:
 
 
 def _mapped(stack: ExitStack, parts: Iterable[Path]) -> Tensors:
-    found: Tensors = {}
+    tensors: Tensors = {}
     for part in parts:
         file = stack.enter_context(safe_open(part, framework="pt"))
         for name in file.keys():  # noqa: SIM118  # a file of safetensors is no mapping
-            if name in found:
+            if name in tensors:
                 raise ValueError(f"two files hold {name}")
-            found[name] = file.get_tensor(name)
-    return found
+            tensors[name] = file.get_tensor(name)
+    return tensors
 
 
 def fill(places: Places, folder: Path, ignored: frozenset[str]) -> list[str]:
-    """Copy a folder's tensors into the places that are there; if some do not fit, change nothing and name them."""
+    """Copy a folder's tensors into `places`; if some do not fit, change nothing and return their names."""
     with mapped_tensors(folder) as tensors:
         wrong = places.keys() ^ (tensors.keys() - ignored)
         wrong |= {name for name, (_, shape) in places.items() if name in tensors and tensors.shapes[name] != shape}
@@ -101,10 +101,10 @@ def fill(places: Places, folder: Path, ignored: frozenset[str]) -> list[str]:
 
 
 def swap(places: Places, folder: Path, ignored: frozenset[str], *, used: Callable[[], Places]) -> bool:
-    """Write a folder's tensors over those that are there.
+    """Overwrite the tensors in `places` with a folder's tensors.
 
-    Return False if the folder has other tensors, and nothing is written then, or if the model does not use what was
-    written: `used` returns its tensors as they are afterwards. The model must be built anew in both cases.
+    Return False if the folder has other tensors (then nothing is written), or if the model does not use the written
+    values: `used` returns its tensors after the swap. In both cases the model must be rebuilt.
     """
     if fill(places, folder, ignored):
         return False
@@ -114,7 +114,7 @@ def swap(places: Places, folder: Path, ignored: frozenset[str], *, used: Callabl
 
 
 def differing(places: Places, folder: Path) -> list[str]:
-    """Return the names of the tensors that are not the same, bit for bit, as those of a folder."""
+    """Return the names of the tensors that differ, in any bit, from those of a folder."""
     with mapped_tensors(folder) as tensors:
         return [name for name, (place, _) in places.items() if not _is_same(place, tensors.on(name, place.device))]
 

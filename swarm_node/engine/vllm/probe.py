@@ -1,4 +1,4 @@
-"""Run under vLLM's interpreter: imports what the engine child needs, and prints what was found as a line of JSON."""
+"""Program under vLLM's interpreter: imports the modules of the engine child, and prints the result as JSON."""
 
 import json
 import os
@@ -8,11 +8,11 @@ from swarm_node.engine.vllm.command import environment
 
 
 def main(_arguments: Sequence[str]) -> None:
-    """Fail as the child would, or say which vLLM this is."""
+    """Fail as the child would, or print vLLM's version and device."""
     os.environ.update(environment(threads=1))
     import vllm
     from vllm.platforms import current_platform
 
-    from swarm_node.engine.vllm import engine, worker  # noqa: F401  # whether they import
+    from swarm_node.engine.vllm import engine, worker  # noqa: F401  # checks that they import
 
     print(json.dumps({"version": vllm.__version__, "device": current_platform.device_type}))

@@ -1,12 +1,12 @@
 """`protocol.work.sampling` inside vLLM: a logits processor of its V1 model runner, for every row of a batch at once.
 
-- It draws the token itself, and leaves of a row one finite logit: that of the token, whose value is its log-probability
-  at the request's temperature. vLLM then samples greedily, with `logprobs_mode="processed_logits"`, and can return
-  nothing else.
-- Where the logits are no distribution, that value is infinite: a number that no sound policy gives.
-- `extra_args` of a request say what to draw: `seed`, `sample`, `temperature` and `start`, the position of its first
-  token; or `forced`, the tokens to take whatever is likely, whose log-probabilities the canary wants.
-- The position is `start` and how many tokens the request has: after a preemption, too, which computes a text again.
+- It draws the token itself, and keeps only one finite logit per row: that of the token, with its log-probability at the
+  request's temperature as the value. vLLM then samples greedily, with `logprobs_mode="processed_logits"`, and can only
+  return this token.
+- Where the logits are no distribution, that value is infinite, which no valid policy gives.
+- `extra_args` of a request define the draw: `seed`, `sample`, `temperature` and `start`, the position of its first
+  token; or `forced`, fixed tokens whose log-probabilities the canary needs.
+- The position is `start` plus the request's number of tokens, also after a preemption, which computes a text again.
 """
 
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ from swarm_node.engine.torch import sampler
 
 @dataclass(frozen=True)
 class RequestDraw:
-    """What one request draws."""
+    """Draw parameters of one request."""
 
     temperature: float
     uniforms: list[float]
     """The uniform number of each position from `start` on."""
     forced: list[int]
     drawn: list[int]
-    """Its tokens so far: vLLM's own list, which grows."""
+    """The request's tokens so far: vLLM's own list, which grows."""
 
 
 class SeedBound(LogitsProcessor):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """One for a whole engine; rows are those of the batch."""
+    """Logits processor of a whole engine; rows are those of the batch."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, RequestDraw] = {}
@@ -73,7 +73,7 @@ class SeedBound(LogitsProcessor):  # type: ignore[misc]  # vLLM is not there whe
 
 
 def _uniforms(wanted: list[SamplingParams]) -> list[list[float]]:
-    """Return each request's numbers, one for each token that it may draw."""
+    """Return each request's uniform numbers, one for each token that it may draw."""
     if not wanted:
         return []
     seeds, samples, starts = ([params.extra_args[name] for params in wanted] for name in ("seed", "sample", "start"))

@@ -1,10 +1,10 @@
-"""What vLLM's worker can do besides: take another version's weights over those it has.
+"""Extension of vLLM's worker: overwrites its weights with those of another version.
 
 - The tensors go through the model's own `load_weights`, which knows how they are fused; their storage stays, so
   captured graphs stay valid.
-- An adapter is added to the tensors on their way, one at a time: vLLM's own adapters would compute something else than
-  the merged weights, which are the policy.
-- Whether the folder holds the same tensors is asked before (`model`), whether they arrived by the canary after.
+- An adapter is added to the tensors while they are loaded, one at a time: vLLM's own adapters would not compute the
+  same as the merged weights, which are the policy.
+- `model` checks beforehand that the folder holds the same tensors; the canary checks afterwards that they were loaded.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from swarm_node.engine.torch.weights import mapped_tensors
 
 
 class WorkerExtension:
-    """Mixed into the worker class by its name, so these names must not be the worker's own."""
+    """Mixin of the worker class; vLLM refuses names that the worker already has."""
 
     model_runner: Any
 
@@ -24,4 +24,4 @@ class WorkerExtension:
             self.model_runner.model.load_weights(tensors.items())
 
     def count_parameters(self) -> int:
-        return sum(one.numel() for one in self.model_runner.model.parameters())
+        return sum(parameter.numel() for parameter in self.model_runner.model.parameters())

@@ -129,7 +129,7 @@ def test_a_log_that_is_shown_shorter_than_the_receipts_is_no_answer(log: Log, tm
     before = log._honest("ledger/checkpoint")
     log.add([verdict("pass"), post(CLAIM)])
     log.lies["ledger/checkpoint"] = before
-    assert "only 2 are shown" in refuses(log, tmp_path).message
+    assert "but the checkpoint only 2" in refuses(log, tmp_path).message
 
 
 @pytest.mark.parametrize(("finding", "state"), [("", "pending"), ("waiting", "pending"), ("", "expired")])
@@ -169,9 +169,9 @@ def test_a_settlement_without_an_audit_is_looked_up_as_well(log: Log, tmp_path: 
 @pytest.mark.parametrize(
     ("end", "lie", "words"),
     [
-        (post(CLAIM), {}, "posted; this node was told that it is void"),
-        (void(CLAIM, "owner_banned"), {}, "void for owner_banned; this node was told escrow_forfeited"),
-        (void(CLAIM), {"state": "posted", "code": ""}, "in the log it is void"),
+        (post(CLAIM), {}, "posted; the coordinator reported it as void"),
+        (void(CLAIM, "owner_banned"), {}, "void for owner_banned; the coordinator reported escrow_forfeited"),
+        (void(CLAIM), {"state": "posted", "code": ""}, "but it is void in the log"),
     ],
 )
 def test_another_settlement_than_the_logged_one_is_a_lie(
@@ -194,7 +194,7 @@ def test_another_report_than_the_logged_one_is_the_coordinators_lie(log: Log, tm
     """It tells the node one story, and the log another."""
     log.add([verdict(), void(CLAIM), *MORE])
     error = refuses(log, tmp_path, told(report=REPORT + b" "))
-    assert (error.fault, "entry 2" in error.message) == ("coordinator", True)
+    assert (error.fault, "Entry 2" in error.message) == ("coordinator", True)
     assert chunks.digest(REPORT) in error.message
     assert chunks.digest(REPORT + b" ") in error.message
 

@@ -273,7 +273,7 @@ class TestPatience:
             log.lies = dict.fromkeys(("ledger/tile/0/000", "ledger/tile/0/001")) if number % WITHHELD_TRIES else {}
 
         self.run(watcher, log, hiccup, 2 * WITHHELD_TRIES + 1)
-        assert len([one for one in caplog.records if "not what proves it" in one.getMessage()]) == 2
+        assert len([one for one in caplog.records if "not its proof" in one.getMessage()]) == 2
 
     def test_why_that_is_asked_again_and_again_ends_no_agent(self, watcher: Watcher, log: Log) -> None:
         """It keeps a newer checkpoint while each of the agent's looks is under way."""

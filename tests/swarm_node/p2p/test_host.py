@@ -309,7 +309,7 @@ async def test_a_connection_without_streams_is_cut_after_a_while() -> None:
 async def test_an_impostor_is_named() -> None:
     async with node(1, say_goodbye) as impostor, node(2) as victim, node(3) as me:
         entry = as_peer(victim).model_copy(update={"address": impostor.addresses[0]})
-        with pytest.raises(WrongPeer, match="Somebody else"):
+        with pytest.raises(WrongPeer, match="different peer"):
             await me.connect(entry, dial_s=DIAL_S)
 
 

@@ -36,12 +36,11 @@ from protocol.work.rollout import unpack_tokens
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama import weights
-from swarm_node.engine.llama.context import LlamaContext
+from swarm_node.engine.llama.decoder import LlamaContext, NumpyLogits
 from swarm_node.engine.llama.engine import LlamaEngine
 from swarm_node.engine.llama.ggml import Type
 from swarm_node.engine.llama.model import LlamaModel
 from swarm_node.engine.llama.recipes import recipe_of
-from swarm_node.engine.llama.sampler import NumpyLogits
 from swarm_node.engine.messages import GroupDone
 from swarm_node.engine.policy_files import read_config
 from swarm_node.engine.torch.engine import TorchEngine

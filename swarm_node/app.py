@@ -21,11 +21,10 @@ from swarm_node.owner import stopped
 from swarm_node.owner.control_server import listening
 from swarm_node.owner.snapshot import Agent, AgentSnapshot
 from swarm_node.work.lease_log import Leased
-from swarm_node.work.outbox import Outbox
 from swarm_node.work.progress_reporter import ProgressReporter
 from swarm_node.work.pulse import Pulse
 from swarm_node.work.rejections import FOLDER, Refusals
-from swarm_node.work.sender import Sender
+from swarm_node.work.sender import Outbox, Sender
 from swarm_node.work.worker import Worker
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from protocol.errors import ConfigInvalid, DiskFull, LedgerForked, ProofInvalid,
 from protocol.text.lesson import lesson
 from protocol.text.log_lines import VARIABLE
 from protocol.text.option_groups import with_option_groups
-from swarm_node.base import locks, logs
+from swarm_node.base import disk, logs
 from swarm_node.commands import agent, appeal, doctor, join, keys, ledger
 from swarm_node.commands.options import DEFAULT_HOME, EngineChoice, Home, JoinText
 
@@ -256,7 +256,7 @@ def main() -> None:
     """Run a command; a named error becomes one line and an exit code."""
     try:
         if "--help" not in sys.argv:
-            locks.require()
+            disk.require()
         app()
     except SwarmError as error:
         typer.echo(f"swarm-node: {named(error)}", err=True)

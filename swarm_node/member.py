@@ -22,13 +22,12 @@ from ledger.witness import Witnesses
 from protocol.people.addresses import host_and_port
 from protocol.wire.signing import NodeKey
 from swarm_node.allowance import settings as allowance
+from swarm_node.allowance.governor import UploadCounter
 from swarm_node.allowance.rules import GB
-from swarm_node.allowance.upload_counter import UploadCounter
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
-from swarm_node.coordinator_api.addresses import is_in_own_network
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.coordinator_api.join_string import JoinString, round_folder
+from swarm_node.coordinator_api.join_string import JoinString, is_in_own_network, round_folder
 from swarm_node.coordinator_api.origins import open_origins
 from swarm_node.keys import identity
 from swarm_node.ledger.log_reader import LogReader

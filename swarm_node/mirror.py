@@ -14,8 +14,7 @@ import trio
 
 from swarm_node.member import MemberSettings, cancel_on_signal, open_member
 from swarm_node.versions.follower import PolicyFollower, Traffic
-from swarm_node.work.activity import Phase
-from swarm_node.work.pulse import Pulse
+from swarm_node.work.pulse import Phase, Pulse
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from bench.broadcast.net import QUEUE_MS
 from bench.simulation.world import Simulation
 from coordinator.rules.topology import NodeLinks
 from protocol.policy import chunks
-from swarm_node.picker.rules import PickerRules
+from swarm_node.picker.sources import PickerRules
 
 TICK = 0.5
 """Of a chunk's time on a downlink: comes out as finer ones do, in seconds instead of minutes."""

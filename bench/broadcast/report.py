@@ -9,7 +9,7 @@ from bench.broadcast.cells import Cell
 from bench.broadcast.contender import SOURCE
 from bench.broadcast.race import Lap, links_of
 from bench.broadcast.timeline import shares
-from coordinator.sim.plot import bars, lines
+from coordinator.sim.report import bars, lines
 
 Laps = Mapping[Cell, Sequence[Lap]]
 

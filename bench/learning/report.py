@@ -10,7 +10,7 @@ from statistics import fmean
 from bench.harness import Bench
 from bench.learning.cells import OBJECTIVES, Cell
 from bench.learning.subjects import SUBJECTS, Subject
-from coordinator.sim import plot
+from coordinator.sim import report
 
 KEPT = 0.9
 """The paper: up to S = 6, within a few per cent of synchronous training."""
@@ -75,7 +75,7 @@ def draw(found: Found, folder: Path) -> None:
                     curves[f"{objective}, S = {age}"] = _mean_curve(cells)
         if curves:
             title = f"{subject.name}: {subject.figure}, in {subject.unit}, against updates (mean over seeds)"
-            svg = plot.lines(title, curves, right=subject.updates, top=subject.top)
+            svg = report.lines(title, curves, right=subject.updates, top=subject.top)
             (folder / f"learning-{subject.name}.svg").write_text(svg)
 
 

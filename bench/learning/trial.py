@@ -17,9 +17,9 @@ from bench.learning.prompts import Prompts
 from coordinator.config import Config
 from coordinator.learner import playing
 from coordinator.learner.crew import Crew
-from coordinator.learner.evaluate import accuracy
 from coordinator.learner.policy import UpdateResult
 from coordinator.learner.ranks import Ranks
+from coordinator.learner.warmstart import accuracy
 from coordinator.tasks import reward_functions
 from coordinator.tasks.importing import FOLDER, make_copy, needs_data
 from coordinator.tasks.kinds import functions_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.harness import Bench, quick_from_environment
 from bench.paper import headline, knee, spread, table2
 from bench.paper.setting import BROADCAST_S, MODEL_MB
-from coordinator.sim import plot
+from coordinator.sim import report
 from coordinator.sim.scenario import Admission
 
 NEAR = 0.02
@@ -106,7 +106,7 @@ def draw(folder: Path) -> None:
         for staleness in (3, 6, 11)
     }
     title = "Share of time that the learner waits, against the number of workers (simulated)"
-    (folder / "paper_knee.svg").write_text(plot.lines(title, curves, right=max(knee.WORKERS), top=0.8))
+    (folder / "paper_knee.svg").write_text(report.lines(title, curves, right=max(knee.WORKERS), top=0.8))
     spreads = {
         "star, unlimited": [(count, spread.star_unlimited(count)) for count in spread.WORKERS],
         **{
@@ -119,7 +119,7 @@ def draw(folder: Path) -> None:
         ],
     }
     title = "Seconds from publication to the last worker's first token, against the number of workers (fluid links)"
-    (folder / "paper_spread.svg").write_text(plot.lines(title, spreads, right=max(spread.WORKERS), top=6000))
+    (folder / "paper_spread.svg").write_text(report.lines(title, spreads, right=max(spread.WORKERS), top=6000))
 
 
 def _about(value: float, near: float) -> dict[str, float]:

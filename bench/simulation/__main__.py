@@ -19,7 +19,7 @@ from bench.simulation.swarms import BELIEFS, LINK_BYTES_PER_S, MIXES, believed, 
 from bench.simulation.world import TICK, Simulation
 from coordinator.rules import topology
 from protocol.limits import KIB
-from swarm_node.picker.rules import PickerRules
+from swarm_node.picker.sources import PickerRules
 
 PLANNED_NODES = (100, 1000, 10_000)
 BOUND_MAX = 1.25

@@ -21,8 +21,7 @@ from protocol.wire.frames import Reason
 from swarm_node.p2p.serve import ServeLimits
 from swarm_node.p2p.turns import Turns
 from swarm_node.picker.picker import Ask, Picker
-from swarm_node.picker.rules import PickerRules, PlanPace
-from swarm_node.picker.sources import ChunkSource
+from swarm_node.picker.sources import ChunkSource, PickerRules, PlanPace
 
 LIMITS = ServeLimits()
 

@@ -12,10 +12,9 @@ import torch
 
 from bench.verification.sampler import Group, sample
 from coordinator.learner.embedded import EmbeddedShape, make_policy
-from coordinator.learner.evaluate import answered
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from coordinator.learner.warmstart import imitate
+from coordinator.learner.warmstart import answered, imitate
 from coordinator.tasks.task_text import TaskText
 from protocol.tasks import Problem
 from protocol.tasks.arithmetic import Arithmetic

@@ -17,13 +17,12 @@ from typing import Any, ClassVar
 from coordinator.base.files import sync
 from coordinator.config import Config
 from coordinator.learner import checkpoint, playing
-from coordinator.learner.evaluate import accuracy
 from coordinator.learner.outgoing import Job
 from coordinator.learner.policy import TrainedPolicy, UpdateResult
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import train_settings
 from coordinator.learner.start import place
-from coordinator.learner.warmstart import Progress, warm_start
+from coordinator.learner.warmstart import Progress, accuracy, warm_start
 from coordinator.tasks.chat import Chat
 from coordinator.tasks.task import task_here
 from coordinator.tasks.task_text import Coder, TaskText

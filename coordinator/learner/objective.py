@@ -15,15 +15,62 @@ With μ the version that sampled, π_old the policy before the update, π_θ the
 - Tokens that are not judged get the log-probability 0: the policy may give an environment's text the probability 0, and
   infinity times a mask of 0 would be NaN.
 - All numbers are float32, whatever type the model computes in.
+
+Metrics of an update: the distance of its samples from the policy, and the effect of the correction.
+
+With d_t = log π_old − log μ over the tokens that are judged, and w_t the weight of each:
+
+    is/ratio_mean, _min, _max   of exp(d_t)
+    is/chi2                     mean exp(2 d_t) − 1: the variance that a plain importance weight would have
+    is/ess                      (Σ w)² / (n Σ w²): the effective sample size as a share of the tokens
+    is/masked_frac              share of the tokens that were dropped, alone or with their sample
+    kl/k1, kl/k3                mean −d_t, which may be negative, and mean exp(d_t) − 1 − d_t, which may not
+    clip/low, clip/high         share of tokens whose ratio was clipped from below, from above
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from coordinator.learner import diagnostics
 from coordinator.learner.algorithm import Algorithm, Correction
-from coordinator.learner.diagnostics import Metrics
+
+Metrics = dict[str, float]
+
+
+def of_distance(distance: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor, keep: torch.Tensor) -> Metrics:
+    """Return metrics of the importance ratios; if no token is judged, those of fresh samples."""
+    judged = mask > 0
+    seen, weights = distance[judged].double(), weight[judged].double()
+    if not len(seen):
+        seen, weights = torch.zeros(1).double(), torch.ones(1).double()
+    ratio = seen.exp()
+    return {
+        "is/ratio_mean": float(ratio.mean()),
+        "is/ratio_min": float(ratio.min()),
+        "is/ratio_max": float(ratio.max()),
+        "is/chi2": float(ratio.square().mean()) - 1.0,
+        "is/ess": float(weights.sum().square() / (weights.square().sum() * len(weights))),
+        "is/masked_frac": 1.0 - mean(keep, mask) if bool(judged.any()) else 0.0,
+        "kl/k1": -float(seen.mean()),
+        "kl/k3": float((seen.expm1() - seen).mean()),
+    }
+
+
+def of_clipping(clipped: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> Metrics:
+    """Return the shares clipped from below and above: clipped [N, T] or [N, 1], advantages [N, 1].
+
+    The side follows from the sign of the advantage.
+    """
+    return {
+        "clip/low": mean((clipped & (advantages < 0)).float().expand_as(mask), mask),
+        "clip/high": mean((clipped & (advantages > 0)).float().expand_as(mask), mask),
+    }
+
+
+def mean(values: torch.Tensor, mask: torch.Tensor) -> float:
+    """Return the mean over the tokens that are judged; infinite values elsewhere are ignored."""
+    return float(torch.where(mask > 0, values, 0.0).sum() / mask.sum().clamp(min=1))
+
 
 NATS_MAX = 20.0
 """The largest |log ratio|. Its exponential must stay finite, or one false claim makes the whole loss NaN."""
@@ -87,13 +134,13 @@ def policy_loss(
     keep = torch.ones_like(mask) if correction.mode == "none" else kept(distance, mask, correction)
 
     loss = -(terms.shares * keep * weight * gain).sum()
-    metrics = diagnostics.of_distance(distance, mask, weight, keep)
-    metrics |= diagnostics.of_clipping(clipped, terms.advantages[:, None], mask)
+    metrics = of_distance(distance, mask, weight, keep)
+    metrics |= of_clipping(clipped, terms.advantages[:, None], mask)
     if terms.reference is not None:
         away = (_judged(terms.reference, mask) - current).clamp(-NATS_MAX, NATS_MAX)
         divergence = away.expm1() - away
         loss = loss + algorithm.beta * (terms.shares * keep * divergence).sum()
-        metrics["kl/ref"] = diagnostics.mean(divergence.detach(), mask)
+        metrics["kl/ref"] = mean(divergence.detach(), mask)
     if algorithm.entropy_bonus and entropy is not None:
         loss = loss - algorithm.entropy_bonus * (terms.shares * keep * _judged(entropy, mask)).sum()
     return loss, metrics | {"loss": float(loss.detach())}

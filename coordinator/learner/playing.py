@@ -11,8 +11,16 @@ from typing import Any
 
 import torch
 
-from coordinator.learner.evaluate import NOT_JUDGED, Lesson, lesson, scored
-from coordinator.learner.warmstart import LEARNING_RATE, RAMP_STEPS, Progress, imitate
+from coordinator.learner.warmstart import (
+    LEARNING_RATE,
+    NOT_JUDGED,
+    RAMP_STEPS,
+    Lesson,
+    Progress,
+    imitate,
+    lesson,
+    scored,
+)
 from protocol.policy.codec import PolicyCodec
 from protocol.tasks import Episodes
 from protocol.tasks.limit_poker import SPOKEN, LimitPoker, transcript

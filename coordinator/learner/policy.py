@@ -31,8 +31,7 @@ from transformers import AutoConfig
 from coordinator.base.files import sync
 from coordinator.learner import checkpoint
 from coordinator.learner.advantages import factors, judged, of_batch, varied
-from coordinator.learner.diagnostics import Metrics, mean
-from coordinator.learner.objective import LossTerms, policy_loss, shares
+from coordinator.learner.objective import LossTerms, Metrics, mean, policy_loss, shares
 from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optimizer
 from coordinator.learner.publication import (
     HubFiles,

@@ -21,10 +21,9 @@ from coordinator.rules.fleet_choice import Fleet, FleetCandidate, Need, decide, 
 from coordinator.rules.fleet_choice import GroupRecord as Done
 from coordinator.rules.lease_allowance import admissible_groups, is_stale, room_in_buffer
 from coordinator.sim import machines
-from coordinator.sim.machines import NOTHING, SimulatedGroup, SimulatedLease, SimulatedNode, make_node
+from coordinator.sim.machines import NOTHING, SimulatedGroup, SimulatedLease, SimulatedNode, SimulatedSpread, make_node
 from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome, Trace
 from coordinator.sim.scenario import HOUR_S, Scenario, around
-from coordinator.sim.spread import SimulatedSpread
 from coordinator.sim.work import SimulatedWork
 from protocol.work.lease import LeaseEvent
 

@@ -3,6 +3,10 @@
 - A file gets its final name only when its bytes are on the disk: write → fsync → rename → fsync of the folder.
 - A write that fails leaves nothing behind.
 - A disk error is this node's own and may be temporary: no other node is blamed, and no work ends because of it.
+
+POSIX file locks, which end with the process that holds them.
+
+- Without them two agents could share a key and a home. On a system without locks, commands fail before any change.
 """
 
 import errno
@@ -14,7 +18,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from protocol.errors import DiskFull
+from protocol.errors import ConfigInvalid, DiskFull, SwarmError
 
 _RUN, _serial = secrets.token_hex(8), count()
 """Names for unfinished files that no other process and no earlier run has used."""
@@ -106,3 +110,32 @@ def write_whole(target: Path, data: bytes | memoryview, *, temp_folder: Path, sy
     except BaseException:
         temp.unlink(missing_ok=True)
         raise
+
+
+try:
+    import fcntl
+except ImportError:  # native Windows
+    fcntl = None  # type: ignore[assignment]  # checked by `require`
+
+
+def require() -> None:
+    """Refuse to work on a system without such locks."""
+    if fcntl is None:
+        raise ConfigInvalid(
+            "The node does not run on Windows directly: it needs POSIX file locks. Nothing was changed.",
+            hint="It runs in WSL 2, which installers\\install.ps1 sets up.",
+        )
+
+
+@contextmanager
+def hold_lock(path: Path, taken: SwarmError) -> Iterator[None]:
+    """Hold the lock of this file for the duration of the block; raise `taken` if another process holds it."""
+    require()
+    with disk_named(path.parent):
+        lock = path.open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise taken from None
+        yield

@@ -18,8 +18,7 @@ def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
 
     from swarm_node.base.clock import now_ms
     from swarm_node.owner import status_lines, stopped
-    from swarm_node.owner.control_client import ask
-    from swarm_node.owner.control_socket import NoAgent
+    from swarm_node.owner.control_socket import NoAgent, ask
 
     try:
         _show(trio.run(ask, home, "status"), as_json)
@@ -97,7 +96,7 @@ def limits(
 def _order(do: str, home: Home, as_json: bool, said: str) -> None:
     import trio
 
-    from swarm_node.owner.control_client import ask
+    from swarm_node.owner.control_socket import ask
 
     reply = trio.run(ask, home, do)
     typer.echo(json.dumps(reply) if as_json else said)

@@ -16,7 +16,7 @@ import typer
 from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid
 from protocol.text.lesson import lesson
 from protocol.text.plain import counted
-from swarm_node.base import locks
+from swarm_node.base import disk
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """Hold the lock of the folder: two witnesses at once could sign two histories."""
     folder.mkdir(parents=True, exist_ok=True)
     taken = ConfigInvalid(f"Another witness process is running in {folder}.", hint="Wait for it to end.")
-    with locks.hold_lock(folder / "lock", taken):
+    with disk.hold_lock(folder / "lock", taken):
         yield
 
 

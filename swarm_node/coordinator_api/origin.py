@@ -17,7 +17,7 @@ from protocol.ids import ChunkId
 from protocol.limits import KIB
 from protocol.policy import chunks
 from protocol.policy.origin import chunk_path, document_path
-from swarm_node.coordinator_api.addresses import allowed
+from swarm_node.coordinator_api.join_string import allowed
 
 PLAIN = {"Accept-Encoding": "identity"}
 """No compression: a small reply must not expand into a large one."""

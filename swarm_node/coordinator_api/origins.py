@@ -18,8 +18,8 @@ import trio
 from protocol.errors import SwarmError
 from protocol.ids import ChunkId
 from protocol.policy.manifest import PolicyManifest
-from swarm_node.coordinator_api.addresses import is_in_own_network
 from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.coordinator_api.join_string import is_in_own_network
 from swarm_node.coordinator_api.origin import STRANGERS, Origin, Patience, open_origin
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.coordinator_api.origins import open_origins
-from swarm_node.doctor import cards, engines, line, storage
+from swarm_node.doctor import cards, engines, line
 from swarm_node.doctor.line import RoundAnswer
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 from swarm_node.engine.choose import EngineOptions, this_machine
@@ -110,9 +110,9 @@ async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
         version = sum(entry.size_bytes for entry in answer.manifest.files) if answer and answer.manifest else None
         note(cards.memory(seen, weights, vram_share=patient.options.vram_share))
         total, free = use.memory_bytes()
-        note(storage.ram(total, free, weights, on_card=bool(seen.cards)))
-        note(await _try("disk", lambda: storage.space(patient.home, version)))
-        note(await _try("disk speed", lambda: storage.speed(patient.home)))
+        note(cards.ram(total, free, weights, on_card=bool(seen.cards)))
+        note(await _try("disk", lambda: cards.space(patient.home, version)))
+        note(await _try("disk speed", lambda: cards.speed(patient.home)))
         if answer is None:
             without = "Not checked: the round did not respond, or no join string was given."
             note(*(skip(check, without, "swarm-node doctor JOIN_STRING") for check in ("down", "up", "reach")))

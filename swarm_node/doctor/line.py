@@ -21,7 +21,7 @@ from protocol.policy.manifest import PolicyManifest
 from protocol.work.probe import Dial
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
-from swarm_node.owner import control_client
+from swarm_node.owner import control_socket
 from swarm_node.reach.listening import BOTH_FAMILIES, PORTS, ListenAddress, open_place
 from swarm_node.reach.state import CAN, CANNOT
 
@@ -137,7 +137,7 @@ async def reach(line: RoundAnswer, listen: str, home: Path | None = None) -> Che
 
 async def _agent_was_dialled(home: Path) -> bool | None:
     try:
-        said: bool | None = (await control_client.ask(home, "status")).get("dialled")
+        said: bool | None = (await control_socket.ask(home, "status")).get("dialled")
     except SwarmError:  # none runs, or it is too busy to answer
         return None
     return said

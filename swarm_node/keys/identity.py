@@ -10,7 +10,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigInvalid
 from protocol.wire.signing import NodeKey
-from swarm_node.base import locks
+from swarm_node.base import disk
 from swarm_node.base.disk import disk_named, sync_folder
 
 FILE = "node.key"
@@ -48,7 +48,7 @@ def find_identity(home: Path) -> Identity:
 def only_agent(home: Path) -> Iterator[None]:
     """Hold the home's lock for the duration of the block, so that no other agent uses it."""
     taken = ConfigInvalid(f"Another agent is running in {home}.", hint="Stop it, or use another --home for this one.")
-    with locks.hold_lock(home / "agent.lock", taken):
+    with disk.hold_lock(home / "agent.lock", taken):
         yield
 
 

@@ -45,7 +45,7 @@ from protocol.errors import (
     Unreachable,
 )
 from protocol.wire.message import Message
-from swarm_node.base import locks
+from swarm_node.base import disk
 from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.ledger.log_reader import LogReader
 
@@ -260,7 +260,7 @@ class LogWatch:
         )
         with disk_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-            with locks.hold_lock(self._folder / "seen.lock", meanwhile):
+            with disk.hold_lock(self._folder / "seen.lock", meanwhile):
                 if self._recall() != self._seen:
                     raise meanwhile
                 if seen != self._seen:

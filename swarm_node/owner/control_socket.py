@@ -4,6 +4,8 @@
 - A socket's path has a limit (104 bytes on macOS), and Windows' Python has no Unix sockets: then the port is used.
 - The holder of the home's lock owns the socket: files left by a killed agent are removed.
 - A client that can connect may give every order; other users cannot connect.
+
+Client of the running agent's control socket.
 """
 
 import hmac
@@ -12,6 +14,7 @@ import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -101,3 +104,29 @@ async def read_line(stream: trio.abc.ReceiveStream) -> bytes:
             return b""
         data += part
     return bytes(data.partition(b"\n")[0])
+
+
+PATIENCE_S = 10.0
+
+
+async def ask(home: Path, do: str) -> dict[str, Any]:
+    """Send an order to the agent of a home; return its status right after."""
+    with trio.move_on_after(PATIENCE_S):
+        stream, token = await knock(home)
+        async with stream:
+            try:
+                await stream.send_all(json.dumps({"do": do, "token": token}).encode() + b"\n")
+                answer = await read_line(stream)
+            except trio.BrokenResourceError:
+                answer = b""
+        if not answer:
+            raise NoAgent(f"The agent in {home} is stopping.", hint="Try again in a few seconds.")
+        said = json.loads(answer)
+        if not said.pop("ok"):
+            raise SwarmError.from_wire(said)
+        status: dict[str, Any] = said["status"]
+        return status
+    raise NoAgent(
+        f"The agent in {home} did not respond within {PATIENCE_S:g} s.",
+        hint="It may be busy or suspended; `ps` shows its state.",
+    )

@@ -14,9 +14,8 @@ from swarm_node.base.clock import now_ms
 from swarm_node.ledger.notices import Notices
 from swarm_node.machine import use
 from swarm_node.member import Member
-from swarm_node.work.outbox import Outbox
 from swarm_node.work.pulse import Pulse
-from swarm_node.work.sender import Sender
+from swarm_node.work.sender import Outbox, Sender
 from swarm_node.work.worker import Worker
 
 

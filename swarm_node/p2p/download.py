@@ -37,8 +37,7 @@ from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.fetch import Began, Broke, ChunkRefused, Deadlines, Delivered, Had, Lied, Outcome, Parted, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.picker.picker import Ask, Picker, TakeBack
-from swarm_node.picker.rules import PickerRules, PlanPace
-from swarm_node.picker.sources import ORIGIN, ChunkSource
+from swarm_node.picker.sources import ORIGIN, ChunkSource, PickerRules, PlanPace
 
 FIRST_S, LONGEST_S = 3.0, 60.0
 """A thousand nodes that lost all peers ask within three seconds, as they do when a version is published."""

@@ -40,7 +40,7 @@ from protocol.people.addresses import host_and_port, neighbourhood
 from protocol.wire import exchange
 from protocol.wire.frames import Farewell
 from protocol.work.messages import Peer
-from swarm_node.coordinator_api.addresses import allowed
+from swarm_node.coordinator_api.join_string import allowed
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.dials import Dials, race
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished

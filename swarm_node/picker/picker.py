@@ -35,8 +35,7 @@ from random import Random
 
 from protocol.ids import ChunkId
 from protocol.wire.frames import Reason
-from swarm_node.picker.rules import PickerRules, PlanPace
-from swarm_node.picker.sources import ChunkSource, SourceState, deal, sample_fitting
+from swarm_node.picker.sources import ChunkSource, PickerRules, PlanPace, SourceState, deal, sample_fitting
 from swarm_node.picker.survey import Hearing, Survey, hopeless, lacking_elsewhere, look_around, needs_origin
 
 

@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from protocol.ids import ChunkId
-from swarm_node.picker.rules import PickerRules, PlanPace
-from swarm_node.picker.sources import SourceState
+from swarm_node.picker.sources import PickerRules, PlanPace, SourceState
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import trio
 
 from protocol.people.addresses import host_and_port, ip_of
-from swarm_node.coordinator_api.addresses import resolve
+from swarm_node.coordinator_api.join_string import resolve
 
 PORTS = range(8703, 8711)
 """Not assigned by IANA, below the ephemeral ranges of Linux (from 32768), Windows and macOS (from 49152), and after the

@@ -7,20 +7,62 @@
 - A sharing node that could not reach the coordinator registers again: it may have another address now, at which others
   must dial it. The same when an address was added or lost, such as the router's.
 - The coordinator's statement about new versions is a hint; the follower verifies it.
+
+Activity of a member, the gate that permits it, and the coordinator's reasons for giving no work, in words.
 """
 
 import logging
 import secrets
+from enum import StrEnum
 from importlib.metadata import version
 from typing import Protocol
 
 import trio
 
 from protocol.errors import KeyRevoked, RequestExpired, SwarmError, UnknownNode, Unreachable
-from protocol.work.messages import Heartbeat, HeartbeatReply, Register, VersionRequest
+from protocol.work.messages import Heartbeat, HeartbeatReply, Reason, Register, VersionRequest
+from swarm_node.allowance.rules import Decision
 from swarm_node.base.trouble import Trouble
 from swarm_node.member import Member
-from swarm_node.work.activity import Phase
+
+NO_WORK: dict[Reason, str] = {
+    "numerics": "this round does not accept this node's engine and precision, or they are not calibrated yet: "
+    "`swarm-node why` shows claims that are held until then. "
+    "Wait for the operator, or join with another --engine or --dtype",
+    "paused": "the operator paused this node; the round's page shows when and why",
+    "standby": "cheaper nodes do the work; this node is on standby and is activated when needed",
+    "budget": "the budget of the round or of this hour is used up",
+    "audits": "the coordinator's audits are delayed; work continues when they catch up",
+}
+"""Explanations for the owner; the other reasons end by themselves."""
+
+
+class Gate(Protocol):
+    """The owner's permission for this node to work."""
+
+    @property
+    def decision(self) -> Decision: ...
+
+    @property
+    def finishing(self) -> bool: ...
+
+    async def opened(self) -> None:
+        """Return when the node may work, or must finish."""
+
+    async def closed(self) -> None:
+        """Return when the node must not work."""
+
+
+class Phase(StrEnum):
+    """Activity of a member; a worker never mirrors, and a mirror does nothing else."""
+
+    OFFLINE = "offline"
+    IDLE = "idle"
+    GENERATING = "generating"
+    MIRRORING = "mirroring"
+    RESTING = "resting"
+    """The owner's settings permit no work for now."""
+
 
 log = logging.getLogger(__name__)
 

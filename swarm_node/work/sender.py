@@ -12,11 +12,18 @@ The guard stops a node whose work is rejected repeatedly:
 - A rejection that is the node's fault counts against `REJECTIONS_MAX` in a row; one for lateness, as after a network
   failure, counts against a larger number. An accepted rollout resets both counts.
 - It keeps what the owner needs for `swarm-node why`: lease, code and the coordinator's message.
+
+The outbox: finished rollouts, stored on the disk until the coordinator has judged them.
+
+- One file per lease, named after it; a lease answered twice is the same file.
+- `put` returns when the bytes are synced: after that neither a crash nor a network failure loses the work.
+- Rollouts left unsent by a crash are sent at the next start; the coordinator recognises duplicates.
 """
 
 import logging
 import math
 from collections import Counter, deque
+from pathlib import Path
 from typing import NamedTuple
 
 import trio
@@ -28,10 +35,50 @@ from protocol.work import evidence
 from protocol.work.evidence import RejectionEvidence
 from protocol.work.messages import Submission, Verdict
 from swarm_node.base.clock import now_ms
+from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.ledger.receipts import Claims
-from swarm_node.work.outbox import Outbox
 from swarm_node.work.rejections import Refusals
+
+_SUFFIX = ".rollout"
+
+
+class Outbox:
+    """Signed rollouts that wait for a verdict."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with disk_named(folder):
+            (folder / "incoming").mkdir(parents=True, exist_ok=True)
+        for leftover in (folder / "incoming").iterdir():
+            leftover.unlink(missing_ok=True)
+
+    def put(self, lease_id: LeaseId, envelope: bytes) -> None:
+        write_durably(self._folder / f"{lease_id}{_SUFFIX}", envelope, temp_folder=self._folder / "incoming")
+
+    def waiting(self, count: int, max_bytes: int) -> dict[LeaseId, bytes]:
+        """Return the oldest unsent rollouts: at least one, then as many as fit into both limits.
+
+        Files with the same time stamp are sorted by name, so that the order is stable.
+        """
+        taken: dict[LeaseId, bytes] = {}
+        with disk_named(self._folder):
+            oldest = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+            for path in oldest[:count]:
+                envelope = path.read_bytes()
+                if taken and sum(map(len, taken.values())) + len(envelope) > max_bytes:
+                    break
+                taken[LeaseId(path.stem)] = envelope
+        return taken
+
+    def remove(self, lease_id: LeaseId) -> None:
+        """Delete a rollout that was judged."""
+        with disk_named(self._folder):
+            (self._folder / f"{lease_id}{_SUFFIX}").unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._folder.glob(f"*{_SUFFIX}"))
+
 
 REJECTIONS_MAX = 5
 """An honest node on working hardware has none; five in a row are not accidental."""

@@ -47,12 +47,11 @@ from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.engine.client import EngineClient
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, SampleRequest
 from swarm_node.versions.follower import HeldVersion, PolicyFollower
-from swarm_node.work.activity import NO_WORK, Gate, Phase
 from swarm_node.work.lease_log import Leased
 from swarm_node.work.lease_pacing import LeasePacing, NodePace, sort_out
-from swarm_node.work.outbox import Outbox
 from swarm_node.work.progress_reporter import TELL_S, ProgressReporter
-from swarm_node.work.sender import Sender
+from swarm_node.work.pulse import NO_WORK, Gate, Phase
+from swarm_node.work.sender import Outbox, Sender
 from swarm_node.work.throughput import SampleWork, Throughput, measure
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,9 @@ import torch
 
 from coordinator.config import Config
 from coordinator.learner.embedded import make_policy
-from coordinator.learner.evaluate import accuracy
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import train_settings
-from coordinator.learner.warmstart import warm_start
+from coordinator.learner.warmstart import accuracy, warm_start
 from coordinator.tasks.task_text import TaskText
 from protocol.tasks import Teaching, task
 from protocol.work.learning import TrainingBatch

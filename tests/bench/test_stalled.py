@@ -13,7 +13,7 @@ from bench.broadcast import paper
 from bench.broadcast.cells import MIB, Cell, parse
 from bench.simulation.world import Outcome, Simulation
 from protocol.policy.chunks import fitting_size
-from swarm_node.picker.rules import PickerRules
+from swarm_node.picker.sources import PickerRules
 
 DISTURBED_MAX = 1.3
 SMALL_MAX = 1.45

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from bench.gpu.learner import Load
-from coordinator.learner.diagnostics import Metrics
 from coordinator.learner.memory import Estimate, LargestBatch, Simulations
+from coordinator.learner.objective import Metrics
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from swarm_node.engine.torch.engine import TorchEngine

@@ -23,7 +23,7 @@ from swarm_node.p2p.fetch import Deadlines
 from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.serve import ChunkServer
-from swarm_node.picker.rules import PickerRules
+from swarm_node.picker.sources import PickerRules
 
 CHUNK_SIZE = 16 * 1024
 

@@ -5,8 +5,7 @@ from random import Random
 from protocol.ids import ChunkId
 from protocol.policy.chunks import chunk_id
 from swarm_node.picker.picker import Ask, Picker, TakeBack
-from swarm_node.picker.rules import PickerRules, PlanPace
-from swarm_node.picker.sources import ORIGIN, ChunkSource
+from swarm_node.picker.sources import ORIGIN, ChunkSource, PickerRules, PlanPace
 
 PEER_A, PEER_C = ChunkSource("a-peer", "peer", (0,)), ChunkSource("c-peer", "peer", (1,))
 SEEDER, HTTP = ChunkSource("seeder", "seeder", (2,)), ChunkSource(ORIGIN, "origin")

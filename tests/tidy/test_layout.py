@@ -24,7 +24,6 @@ FRAGMENTS = {
     "coordinator/transactions/rails/manual.py": "one module per rail",
     "protocol/tasks/poker_tables.py": "frozen tables: data, which nobody edits",
     "protocol/wire/generation.py": "the one number that changes with the protocol",
-    "swarm_node/doctor/bundle.py": "one module per answer of the doctor",
     "swarm_node/engine/described.py": "a program of its own: the child that describes a model",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
     "swarm_node/engine/torch/engine.py": "one engine module per library",

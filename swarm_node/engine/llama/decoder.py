@@ -4,9 +4,24 @@
   from there, and rows move up when others are removed.
 - When the context is too small, the existing rows are computed again in a larger one: llama.cpp cannot move rows
   between contexts of different sizes. This happens a few times in a node's life, since a context is kept.
+
+Array interface to llama.cpp's context: rows of tokens in, logits of the last tokens out.
+
+- Each row is a sequence with its own part of the cache (`kv_unified` off), which is 2.4 times as fast for many rows as
+  a shared cache. So a context has a fixed number of rows and a fixed width, and copying a row copies its whole part.
+- float32 also computes attention in float32, and differs from torch no more than torch from itself. The other types use
+  flash attention with a cache in half precision, which is much faster.
+
+`protocol.work.sampling` on the raw logits of llama.cpp, in numpy: a token for each row, and its log-probability.
+
+- The token is the same as `pick`'s, bit for bit, at half the cost: sums over parts of the vocabulary locate it, and
+  only one part is summed token by token. Where rounding could make a difference, `pick` itself decides.
+- Rows are processed a few at a time, so that a large vocabulary stays in the CPU cache.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +29,160 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_node.engine.llama.context import LlamaContext
+from protocol.work.sampling import pick
 from swarm_node.engine.llama.ggml import Type
 from swarm_node.engine.llama.model import LlamaModel
-from swarm_node.engine.llama.sampler import NumpyLogits
+
+BLOCK_VALUES = 2**18
+"""Logits processed at once: 1 MiB."""
+
+PART = 512
+"""Tokens per part of the vocabulary; about the square root of a large vocabulary."""
+
+DOUBT = 1e-9
+"""Share of the total: far more than the order of summing a million float64 can change."""
+
+
+@dataclass(frozen=True)
+class NumpyLogits:
+    """`Logits` in numpy: [rows, V], in float32."""
+
+    values: NDArray[np.float32]
+
+    def draw(self, temperatures: Sequence[float], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
+        step = max(1, BLOCK_VALUES // self.values.shape[1])
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        for first in range(0, len(self.values), step):
+            rows = slice(first, first + step)
+            drawn = _draw(self.values[rows], np.array(temperatures[rows], np.float32), uniforms[rows])
+            tokens += drawn[0]
+            logprobs += drawn[1]
+        return tokens, logprobs
+
+    def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        shifted = self.values - self.values.max(-1, keepdims=True)
+        totals = np.exp(shifted).sum(-1, dtype=np.float64)
+        scores: NDArray[np.float32] = (shifted[np.arange(len(tokens)), tokens] - np.log(totals)).astype(np.float32)
+        return scores
+
+
+@np.errstate(invalid="ignore")  # infinite logits become NaN, which is reported
+def _draw(
+    logits: NDArray[np.float32], temperatures: NDArray[np.float32], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    rows, vocabulary = logits.shape
+    scores = logits if (temperatures == 1).all() else logits / temperatures[:, None]
+    scores = scores - scores.max(-1, keepdims=True)
+    weights = np.zeros((rows, -(-vocabulary // PART), PART), np.float32)  # padding of the last part is never drawn
+    flat = weights.reshape(rows, -1)
+    np.exp(scores, out=flat[:, :vocabulary])
+    sums = weights.sum(-1, dtype=np.float64).cumsum(-1)  # [rows, parts]
+    drawn = [_search(*row) for row in zip(flat, weights, sums, uniforms, strict=True)]
+    places = (np.arange(rows), drawn)
+    logprobs = np.minimum(scores[places] - np.log(sums[:, -1]), 0.0).astype(np.float32)  # rounding may exceed 0
+    return drawn, logprobs.tolist()
+
+
+def _search(flat: NDArray[np.float32], parts: NDArray[np.float32], sums: NDArray[np.float64], uniform: float) -> int:
+    """Return the token of one row; 0 if its weights are no distribution."""
+    total = float(sums[-1])
+    if not np.isfinite(total):
+        return 0
+    target = uniform * total
+    part = min(int(sums.searchsorted(target, "right")), len(sums) - 1)
+    before = float(sums[part - 1]) if part else 0.0
+    inner = parts[part].cumsum(dtype=np.float64) + before
+    place = int(inner.searchsorted(target, "right"))
+    lower = float(inner[place - 1]) if place else before
+    if place == PART or min(target - lower, float(inner[place]) - target) < DOUBT * total:
+        return pick(flat, uniform)
+    return part * PART + place
+
+
+BATCH_TOKENS = 2048
+"""Tokens passed to llama.cpp at once; longer prompts are split."""
+
+WIDTH_STEP = 256
+"""llama.cpp rounds the width of a row up to a multiple of this."""
+
+DECODED, OUT_OF_MEMORY = 0, -2
+"""Some return values of `llama_decode`."""
+
+_FIELDS: dict[str, Any] = {field[0]: field[1] for field in llama_cpp.llama_batch._fields_}
+
+Ints = NDArray[np.integer]
+
+
+class LlamaContext:
+    """A llama.cpp context with a cache for `rows` rows of `width` tokens."""
+
+    def __init__(self, model: LlamaModel, *, exact: bool, rows: int, width: int, threads: int) -> None:
+        parameters = llama_cpp.llama_context_default_params()
+        width = -(-width // WIDTH_STEP) * WIDTH_STEP
+        parameters.n_ctx = rows * width
+        parameters.n_seq_max = parameters.n_outputs_max = rows
+        parameters.n_batch = max(BATCH_TOKENS, rows)
+        parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.kv_unified = False
+        parameters.flash_attn_type = (
+            llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED if exact else llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        )
+        parameters.type_k = parameters.type_v = Type.F32 if exact else Type.F16
+        self.pointer = llama_cpp.llama_init_from_model(model.pointer, parameters)
+        if not self.pointer:
+            raise MemoryError(f"llama.cpp makes no context for {rows} rows of {width} tokens")
+        weakref.finalize(self, llama_cpp.llama_free, self.pointer)
+        self._model = model  # must outlive the context
+        self._memory = llama_cpp.llama_get_memory(self.pointer)
+        self._vocabulary = model.vocabulary
+        self.rows, self.width = rows, width
+
+    def step(self, tokens: Ints, positions: Ints, rows: Ints) -> NDArray[np.float32]:
+        """Append tokens, grouped by row; return the logits after the last token of each row, until the next step."""
+        last = np.append(rows[1:] != rows[:-1], True)
+        parts = [slice(first, first + BATCH_TOKENS) for first in range(0, len(tokens), BATCH_TOKENS)]
+        if len(parts) == 1:
+            return self._decode(tokens, positions, rows, last)
+        return np.concatenate(
+            [self._decode(tokens[part], positions[part], rows[part], last[part]).copy() for part in parts]
+        )
+
+    def copy(self, source: int, targets: Iterable[int]) -> None:
+        """Copy the row `source` to `targets`."""
+        for target in targets:
+            if target != source:
+                llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
+    def remove(self, row: int) -> None:
+        """Forget a row."""
+        llama_cpp.llama_memory_seq_rm(self._memory, row, -1, -1)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        llama_cpp.llama_memory_clear(self._memory, False)
+
+    def _decode(self, tokens: Ints, positions: Ints, rows: Ints, wanted: Ints) -> NDArray[np.float32]:
+        """Decode one batch; return the logits [n, V] of the tokens with a `wanted` flag, in llama.cpp's own memory."""
+        count = len(tokens)
+        tokens, positions, rows = (np.ascontiguousarray(values, np.int32) for values in (tokens, positions, rows))
+        ones, flags = np.ones(count, np.int32), np.ascontiguousarray(wanted, np.int8)
+        # A token may belong to several rows, so llama.cpp expects a pointer to the rows of each.
+        pointers = rows.ctypes.data + rows.itemsize * np.arange(count, dtype=np.uintp)
+        batch: Any = llama_cpp.llama_batch()
+        batch.n_tokens = count
+        for name, values in (("token", tokens), ("pos", positions), ("n_seq_id", ones), ("logits", flags)):
+            setattr(batch, name, values.ctypes.data_as(_FIELDS[name]))
+        batch.seq_id = pointers.ctypes.data_as(_FIELDS["seq_id"])
+        result = llama_cpp.llama_decode(self.pointer, batch)
+        if result == OUT_OF_MEMORY:
+            raise MemoryError
+        if result != DECODED:
+            raise RuntimeError(f"llama.cpp answers {result} to {count} tokens")
+        if not (outputs := int(flags.sum())):
+            return np.empty((0, self._vocabulary), np.float32)
+        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.pointer), (outputs, self._vocabulary))
+
 
 _SHORT = {Type.F32: "fp32", Type.F16: "fp16", Type.BF16: "bf16", Type.Q8_0: "q8_0"}
 

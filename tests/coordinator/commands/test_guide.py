@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator import cli
-from coordinator.commands import guide, init
+from coordinator.commands import init
 from coordinator.config import load
 from coordinator.tasks.kinds import KNOWN
 from protocol.errors import ConfigInvalid, SwarmError
@@ -44,13 +44,13 @@ class Operator:
         return self._answers[word].pop(0) if self._answers.get(word) else default
 
     def run(self, *given: str) -> list[str]:
-        return guide.ask(list(given), self.prompt, self.told.append)
+        return init.ask(list(given), self.prompt, self.told.append)
 
 
 def test_enter_takes_every_default() -> None:
     operator = Operator()
     assert operator.run() == []
-    assert len(operator.asked) == len(guide.QUESTIONS)
+    assert len(operator.asked) == len(init.QUESTIONS)
 
 
 def test_what_was_given_is_not_asked_for(problems: str) -> None:
@@ -75,11 +75,11 @@ def test_a_wrong_answer_is_asked_for_again(question: str, wrong: list[str], righ
     operator = Operator(**{question: [*wrong, answer]})
     assert operator.run() == [right]
     assert len(operator.told) == len(wrong)
-    assert len(operator.asked) == len(guide.QUESTIONS) + len(wrong)
+    assert len(operator.asked) == len(init.QUESTIONS) + len(wrong)
 
 
 def test_every_task_there_is_can_be_chosen() -> None:
-    (question,) = (question for question in guide.QUESTIONS if question.path == "task.name")
+    (question,) = (question for question in init.QUESTIONS if question.path == "task.name")
     assert all(name in question.text for name in KNOWN)
 
 

@@ -5,7 +5,7 @@ from math import inf, log
 import pytest
 import torch
 
-from coordinator.learner.diagnostics import mean, of_clipping, of_distance
+from coordinator.learner.objective import mean, of_clipping, of_distance
 
 NOTHING = torch.zeros(1, 2)
 ALL = torch.ones(1, 2)

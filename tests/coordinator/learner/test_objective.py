@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.learner.algorithm import PRESETS, Algorithm, Correction
-from coordinator.learner.diagnostics import Metrics
-from coordinator.learner.objective import LossTerms, kept, policy_loss, shares
+from coordinator.learner.objective import LossTerms, Metrics, kept, policy_loss, shares
 
 WIDE = Algorithm(loss_aggregation="token", correction=Correction(sequence_low=0.5, sequence_high=2.0))
 BYPASS = replace(WIDE, correction=replace(WIDE.correction, mode="bypass"))

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from coordinator.learner import playing
 from coordinator.learner.embedded import EmbeddedShape, make_policy
-from coordinator.learner.evaluate import NOT_JUDGED
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
+from coordinator.learner.warmstart import NOT_JUDGED
 from coordinator.model.batch import collate
 from coordinator.tasks.task_text import TaskText
 from protocol.tasks import Episodes, task

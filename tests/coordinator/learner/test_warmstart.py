@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from coordinator.learner import warmstart
-from coordinator.learner.evaluate import Encode, accuracy, answered
+from coordinator.learner.warmstart import Encode, accuracy, answered
 from protocol.tasks.arithmetic import Arithmetic
 
 END = 2

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from coordinator.sim.plot import CHARACTER_WIDTH, COLOURS, HEIGHT, TOP, WIDTH, bars, lines
+from coordinator.sim.report import CHARACTER_WIDTH, COLOURS, HEIGHT, TOP, WIDTH, bars, lines
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -14,11 +14,10 @@ from coordinator.config import load
 from coordinator.rules.fleet_choice import FleetRules
 from coordinator.rules.topology import NodeLinks, plan
 from coordinator.rules.trust import TrustRules as Audits
-from coordinator.sim.machines import SimulatedNode, make_node
+from coordinator.sim.machines import SimulatedNode, SimulatedSpread, depths, draw_links, make_node
 from coordinator.sim.outcome import SimulationOutcome
 from coordinator.sim.report import draw, figures, text
 from coordinator.sim.scenario import BYTES_PER_MBIT, Admission, Links, Scenario, SimulatedPool, scenario_of
-from coordinator.sim.spread import SimulatedSpread, depths, draw_links
 from coordinator.sim.world import Simulation
 from protocol.policy.chunks import fitting_size
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from protocol import limits
-from swarm_node.allowance.upload_counter import FILE, PORTION_BYTES, UploadCounter
+from swarm_node.allowance.governor import FILE, PORTION_BYTES, UploadCounter
 
 pytestmark = pytest.mark.trio
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigInvalid
-from swarm_node.base import locks
+from swarm_node.base import disk
 
 WITHOUT = """
 import sys
@@ -44,9 +44,9 @@ def test_help_is_given_everywhere() -> None:
 
 def test_a_lock_that_somebody_holds_is_refused_by_its_own_name(tmp_path: Path) -> None:
     taken = ConfigInvalid("Somebody is here.")
-    with locks.hold_lock(tmp_path / "lock", taken), pytest.raises(ConfigInvalid) as found:  # noqa: SIM117  # the second fails
-        with locks.hold_lock(tmp_path / "lock", taken):
+    with disk.hold_lock(tmp_path / "lock", taken), pytest.raises(ConfigInvalid) as found:  # noqa: SIM117  # the second fails
+        with disk.hold_lock(tmp_path / "lock", taken):
             pytest.fail("two hold it")
     assert found.value is taken
-    with locks.hold_lock(tmp_path / "lock", taken):
+    with disk.hold_lock(tmp_path / "lock", taken):
         pass

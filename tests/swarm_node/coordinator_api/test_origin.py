@@ -12,7 +12,7 @@ from protocol.errors import ChunkMismatch, MessageTooLarge, SwarmError, UnknownC
 from protocol.policy.chunks import chunk_id
 from protocol.policy.origin import OriginList, chunk_path
 from protocol.wire.message import Message
-from swarm_node.coordinator_api.addresses import is_public, resolve
+from swarm_node.coordinator_api.join_string import is_public, resolve
 from swarm_node.coordinator_api.origin import Origin, Patience, open_origin
 from tests.swarm_node import web as manners
 from tests.swarm_node.web import Handler, Manner, serves, web

@@ -13,7 +13,7 @@ from protocol.errors import DiskFull
 from swarm_node.allowance import settings
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.doctor import bundle
-from swarm_node.doctor.redact import known_names, redact
+from swarm_node.doctor.bundle import known_names, redact
 from swarm_node.doctor.report import fail, ok
 from swarm_node.keys import identity
 from swarm_node.owner import stopped

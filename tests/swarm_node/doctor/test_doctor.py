@@ -11,7 +11,7 @@ from protocol.wire.signing import NodeKey
 from swarm_node.allowance.governor import Governor
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString
-from swarm_node.doctor import cards, line, report, storage
+from swarm_node.doctor import cards, line, report
 from swarm_node.doctor import examine as house
 from swarm_node.doctor.engines import engine, engines, make_tiny_model, processor
 from swarm_node.doctor.examine import Patient, examine
@@ -121,19 +121,19 @@ def test_the_machines_memory_must_hold_what_no_card_does(
     total: int | None, free: int | None, on_card: bool, state: str
 ) -> None:
     all_of_it, unused = (None if value is None else value * GB for value in (total, free))
-    assert storage.ram(all_of_it, unused, 16 * GB, on_card=on_card).state.value == state
+    assert cards.ram(all_of_it, unused, 16 * GB, on_card=on_card).state.value == state
 
 
 def test_disks_are_measured_where_the_home_is_and_nothing_stays(tmp_path: Path) -> None:
-    assert storage.space(tmp_path / "home", 1).state is CheckState.OK
-    assert storage.space(tmp_path, 10**18).state is CheckState.FAIL
-    assert storage.speed(tmp_path / "home", tried_bytes=2**20).state in (CheckState.OK, CheckState.WARN)
+    assert cards.space(tmp_path / "home", 1).state is CheckState.OK
+    assert cards.space(tmp_path, 10**18).state is CheckState.FAIL
+    assert cards.speed(tmp_path / "home", tried_bytes=2**20).state in (CheckState.OK, CheckState.WARN)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_a_finding(tiny_disk: Path) -> None:
-    assert storage.space(tiny_disk, 1).state is CheckState.FAIL
-    assert storage.speed(tiny_disk).state is CheckState.FAIL
+    assert cards.space(tiny_disk, 1).state is CheckState.FAIL
+    assert cards.speed(tiny_disk).state is CheckState.FAIL
     assert not list(tiny_disk.iterdir())
 
 

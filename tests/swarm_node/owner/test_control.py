@@ -16,12 +16,10 @@ import pytest
 import trio
 
 from protocol.errors import DiskFull, SwarmError
-from swarm_node.allowance.governor import Governor
-from swarm_node.allowance.upload_counter import UploadCounter
+from swarm_node.allowance.governor import Governor, UploadCounter
 from swarm_node.owner import stopped
-from swarm_node.owner.control_client import ask
 from swarm_node.owner.control_server import CONNECTIONS_MAX, listening
-from swarm_node.owner.control_socket import FOLDER, LINE_MAX_BYTES, PORT, SOCKET, NoAgent, knock
+from swarm_node.owner.control_socket import FOLDER, LINE_MAX_BYTES, PORT, SOCKET, NoAgent, ask, knock
 
 pytestmark = pytest.mark.trio
 

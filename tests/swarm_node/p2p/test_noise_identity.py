@@ -16,7 +16,7 @@ from libp2p.security.noise.messages import (
     verify_handshake_payload_sig,
 )
 
-from swarm_node.p2p.noise_identity import ED25519_PREFIX, SIGNED_PREFIX, build_payload, verified_identity
+from swarm_node.p2p.noise import ED25519_PREFIX, SIGNED_PREFIX, build_payload, verified_identity
 from swarm_node.p2p.noise_xx import NoiseBroken
 
 STATIC = bytes(range(32))

@@ -14,7 +14,7 @@ from protocol.ids import ChunkId, NodeId
 from protocol.policy.chunks import chunk_id
 from protocol.wire.exchange import Requester
 from protocol.wire.frames import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
-from swarm_node.allowance.upload_counter import UploadCounter
+from swarm_node.allowance.governor import UploadCounter
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host, HostSettings

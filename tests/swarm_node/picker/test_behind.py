@@ -5,8 +5,7 @@ from random import Random
 
 from protocol.policy.chunks import chunk_id
 from swarm_node.picker.picker import Picker
-from swarm_node.picker.rules import PlanPace
-from swarm_node.picker.sources import ChunkSource
+from swarm_node.picker.sources import ChunkSource, PlanPace
 from tests.swarm_node.picker_world import PEER_A, PEER_C, RULES, SEEDER, STRIPES, asked_of, picker_for
 
 MANY = [chunk_id(number.to_bytes(2)) for number in range(300)]

@@ -12,8 +12,7 @@ from protocol.ids import ChunkId
 from protocol.wire.frames import Have, Reason, Reject, Want
 from swarm_node.p2p.link import Link
 from swarm_node.picker.picker import Ask, Picker, TakeBack
-from swarm_node.picker.rules import PlanPace
-from swarm_node.picker.sources import ChunkSource
+from swarm_node.picker.sources import ChunkSource, PlanPace
 from tests.swarm_node.p2p_world import (
     QUICK,
     as_peer,

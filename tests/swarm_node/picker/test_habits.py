@@ -17,8 +17,7 @@ from protocol.ids import ChunkId
 from protocol.policy.chunks import chunk_id
 from protocol.wire.frames import Reason
 from swarm_node.picker.picker import Ask, Picker
-from swarm_node.picker.rules import PlanPace
-from swarm_node.picker.sources import ChunkSource
+from swarm_node.picker.sources import ChunkSource, PlanPace
 from tests.swarm_node.picker_world import HTTP, RULES, SEEDER, STRIPES, picker_for
 
 SEEDS = 4000

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.policy.chunks import chunk_id
 from swarm_node.picker.picker import Ask, Picker
-from swarm_node.picker.rules import PlanPace
+from swarm_node.picker.sources import PlanPace
 from tests.swarm_node.picker_world import PEER_A, PEER_C, RULES, SEEDER, STRIPES, asked_of, picker_for, taken_back_from
 
 CHUNKS = [chunk_id(number.to_bytes(2)) for number in range(30)]

@@ -11,8 +11,7 @@ from protocol.ids import ChunkId
 from protocol.policy.chunks import chunk_id
 from protocol.wire.frames import Reason
 from swarm_node.picker.picker import Ask, Picker, TakeBack
-from swarm_node.picker.rules import PlanPace
-from swarm_node.picker.sources import ChunkSource
+from swarm_node.picker.sources import ChunkSource, PlanPace
 from tests.swarm_node.picker_world import (
     CHUNKS,
     HTTP,

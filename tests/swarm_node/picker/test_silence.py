@@ -9,8 +9,7 @@ from protocol.ids import ChunkId
 from protocol.policy.chunks import chunk_id
 from protocol.wire.frames import Reason
 from swarm_node.picker.picker import Ask, Picker, TakeBack
-from swarm_node.picker.rules import PlanPace
-from swarm_node.picker.sources import ChunkSource
+from swarm_node.picker.sources import ChunkSource, PlanPace
 from tests.swarm_node.picker_world import HTTP, PEER_A, PEER_C, RULES, SEEDER, asked_of, picker_for, taken_back_from
 
 MANY = [chunk_id(number.to_bytes(2)) for number in range(300)]

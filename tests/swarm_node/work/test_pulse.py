@@ -19,8 +19,7 @@ from protocol.errors import (
     Unreachable,
 )
 from protocol.work.messages import Heartbeat, HeartbeatReply, Register, Transfer, VersionRequest
-from swarm_node.work.activity import Phase
-from swarm_node.work.pulse import Pulse
+from swarm_node.work.pulse import Phase, Pulse
 
 NOTHING_MOVED = Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0)
 

@@ -18,9 +18,8 @@ from protocol.work.messages import Submission, SubmissionReply, Verdict
 from swarm_node.commands import why
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work import rejections as keeping
-from swarm_node.work.outbox import Outbox
 from swarm_node.work.rejections import Refusals
-from swarm_node.work.sender import Sender
+from swarm_node.work.sender import Outbox, Sender
 from tests.swarm_node.commands.test_words import STEERING
 
 KEY = NodeKey(b"n" * 32)

@@ -1,13 +1,12 @@
-"""How many groups a node may take now, or why it may take none, as effects.
+"""Admission: the number of groups that a node may take now, or the reason why it may take none; as effects.
 
-- The staleness bound counts by the version that the node holds (`coordinator.rules.lease_allowance`), and may be one in
-  force below the operator's (`coordinator.transactions.staleness_bound`).
-- A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
-  is left of the hour's.
-- Newcomers get few leases, that nothing waits for (`coordinator.transactions.newcomers`): keys are free.
-- An owner with claims that are held until their class is calibrated gets no more: what it brings is not judged yet.
-- A node that stands by (`coordinator.transactions.fleet`) gets none; nor does anybody while auditors are too far
-  behind.
+- The staleness bound is applied to the version that the node holds (`coordinator.rules.lease_allowance`). The bound in
+  force may be lower than the operator's (`coordinator.transactions.staleness_bound`).
+- A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and if what is
+  left of the hourly budget covers them, too.
+- Newcomers get few leases, and nothing waits for these (`coordinator.transactions.newcomers`): keys are free.
+- An owner with `limits.HELD_CLAIMS_MAX` claims that are held until their class is calibrated gets no more leases.
+- A node on standby (`coordinator.transactions.fleet`) gets none. While auditors are too far behind, nobody gets any.
 """
 
 from typing import Any, NamedTuple
@@ -35,8 +34,8 @@ HOUR_MS = 3_600_000
 NOT_NEEDED: tuple[Reason, ...] = ("ahead", "old_version")
 """Why the learner needs no more groups of a version."""
 
-# Built once: making a statement costs more than running it, and these run for every lease. What can be read together
-# is: each statement costs a round trip to PostgreSQL, and more of the processor than what it asks for.
+# Built once: making a statement costs more than running it, and these run for every lease. Values that can be read
+# together are read by one statement: each costs a round trip to PostgreSQL, and more CPU time than the values in it.
 _free_micros = sa.select(balances_table.c.micros).where(balances_table.c.account == str(BUDGET)).scalar_subquery()
 _stands = Prepared(
     sa.select(
@@ -55,7 +54,7 @@ _stands = Prepared(
         sa.select(tally_table.c.unfinished).scalar_subquery().label("unfinished"),
     )
 )
-"""Where the round stands, for a node that holds this version."""
+"""The state of the round, for a node that holds `version`."""
 _newest_update = Prepared(sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1))
 _hands = Prepared(
     sa.select(
@@ -82,23 +81,23 @@ _lately = Prepared(
 
 
 class Admitted(NamedTuple):
-    """What a node may be given now."""
+    """The groups that a node may be given now."""
 
     groups: int
     """Groups for the learner."""
     reason: Reason
-    """Why it may be given none."""
+    """The reason why it may be given none; empty if it may be given some."""
     newest: int
     """The newest version."""
     others_ask: bool = False
-    """Nodes that are no newcomers ask for work, as this one may be."""
+    """True if nodes that are no newcomers ask for work; this node may be one of them."""
     on_trial: bool = False
-    """All that it gets are trials of a newcomer, of which it may begin so many."""
+    """True if it gets only trials, as a newcomer; it may begin `trials` of them."""
     trials: int = 0
 
 
 def require_plays(message: LeaseRequest, environment: str) -> None:
-    """Refuse a node that could not play what it would be given."""
+    """Refuse a node whose engine cannot play the round's environment."""
     if environment and environment not in message.environments:
         raise UnknownEnvironment(
             f"This round plays {environment!r}, which this node's engine cannot.",
@@ -109,7 +108,7 @@ def require_plays(message: LeaseRequest, environment: str) -> None:
 def how_many(
     connection: sa.Connection, worker: Any, message: LeaseRequest, terms: LeaseTerms, place: str, now_ms: int
 ) -> Admitted:
-    """What a node of this neighbourhood may be given now, or why it may be given nothing."""
+    """Return what a node that called from network group `place` may be given now, or why it may be given nothing."""
     stands = _stands(connection, version=message.version).single_row()
     terms = terms.offered(stands.bound)
     reason = _refusal(stands, worker, message, terms)
@@ -131,7 +130,7 @@ def how_many(
 
 
 def _room_for(connection: sa.Connection, stands: Any, terms: LeaseTerms) -> tuple[int, int]:
-    """How many groups may be under way or wait beside those that are trained, and how many more than do."""
+    """Return how many untrained groups there may be in all, and how many more may start now."""
     updates = (stands.visible_update, stands.learner_update or 0)
     unfinished = tally.read(connection).unfinished if stands.unfinished is None else stands.unfinished
     return _window(terms, *updates, 0), _window(terms, *updates, unfinished)
@@ -146,7 +145,7 @@ def _for_learner(
     terms: LeaseTerms,
     now_ms: int,
 ) -> tuple[int, Reason]:
-    """How many of so many groups a node may take now, or why it may take none."""
+    """Return how many of `admissible` groups a node may take now, or why it may take none."""
     if not admissible:
         return 0, "ahead" if message.version >= stands.newest else "old_version"
     hands = free_hands(connection, worker.node_id, terms, now_ms)
@@ -159,7 +158,7 @@ def _for_learner(
 
 
 def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: LeaseTerms) -> Reason:
-    """Why a node gets nothing, however little is under way; nothing if it may."""
+    """Return the reason why a node gets nothing, however few groups are under way; empty if it may get some."""
     if stands.finished:
         return "finished"
     if terms.classes and message.numerics not in terms.classes:
@@ -199,7 +198,7 @@ def _offered(connection: sa.Connection, terms: LeaseTerms) -> LeaseTerms:
 
 
 def _window(terms: LeaseTerms, visible_update: int, learner_update: int, unfinished: int) -> int:
-    """How many groups may start beside so many that are under way or wait."""
+    """Return how many groups may start while `unfinished` groups are under way or wait."""
     if terms.buffered_max:
         return room_in_buffer(
             buffered_max=terms.buffered_max, groups_per_update=terms.groups_per_update, unfinished_groups=unfinished
@@ -213,7 +212,7 @@ def _window(terms: LeaseTerms, visible_update: int, learner_update: int, unfinis
 
 
 def free_hands(connection: sa.Connection, node: NodeId, terms: LeaseTerms, now_ms: int) -> int:
-    """How many leases more the node may hold by what became of those that it had."""
+    """Return how many more leases the node may hold, as its earlier leases ended."""
     allowance, held = _hands(connection, node=node).single_row()
     return max(0, _may_hold(connection, node, allowance, terms, now_ms) - int(held))
 
@@ -233,7 +232,7 @@ def _may_hold(connection: sa.Connection, node: NodeId, allowance: int | None, te
 def _share_left(
     connection: sa.Connection, owner: str, window: int, terms: LeaseTerms, now_ms: int, *, proven_only: bool
 ) -> int:
-    """How many more of the groups under way may be this owner's; any while the learner waits in vain for others'."""
+    """Return how many more groups the owner may have under way; `window` while the learner waits in vain for others."""
     if terms.max_owner_share >= 1:
         return window
     most = standings.share_of(connection, window, terms.max_owner_share, proven_only=proven_only)
@@ -242,7 +241,7 @@ def _share_left(
 
 
 def affordable(connection: sa.Connection, terms: LeaseTerms, price: int, now_ms: int, samples: int = 0) -> int:
-    """How many more leases the free budget, and what is left of the hour's, cover at their dearest."""
+    """Return how many more leases the free budget, and what is left of the hourly budget, cover at their dearest."""
     max_cost = terms.max_cost_micros(price, samples)
     if not max_cost:
         return 2**31
@@ -255,7 +254,7 @@ def affordable(connection: sa.Connection, terms: LeaseTerms, price: int, now_ms:
 
 
 def _spent_since(connection: sa.Connection, since_ms: int) -> int:
-    """What was credited for the answers since then, voided later or not."""
+    """Return the micro-units credited for answers since `since_ms`, whether voided later or not."""
     ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == LeaseState.ACCEPTED)
     spent = sa.select(sa.func.coalesce(sa.func.sum(rollouts.c.credit_micros), 0)).where(rollouts.c.lease_id.in_(ended))
     for_parts = sa.select(sa.func.coalesce(sa.func.sum(parts.c.credit_micros), 0)).where(parts.c.credited_ms > since_ms)

@@ -1,20 +1,20 @@
-"""Appeals against what faults and bans took, and the operator's rulings, as effects.
+"""Appeals against faults and bans, and the operator's rulings, as effects.
 
     a claim is void ─▶ appeal (node or owner, signed) ─▶ open ─▶ ruling ─▶ denied
-                                                                  └──────▶ granted ─▶ Reinstate for every claim it took
+                                                                  └──────▶ granted ─▶ Reinstate for every claim taken
 
-- One appeal stands for all that one fault took, whichever of the claims it names: the claim at fault, the pledge, the
-  window before it, and what a ban by it voided. Where the operator's own order banned, the first claim that it took
-  stands for the ban.
-- A node's key may be a thief's, who forged and then appeals badly. So until the ruling its owner's word takes the place
-  of a node's, and a revoked key is not heard at all. The log keeps the digest of what came first.
-- Keys are free, and entries are for ever: the appeal of an owner whom nothing was ever paid to is an entry only with
+- One appeal covers every claim that one fault took, whichever of them it names: the claim at fault, the pledge, the
+  window before it, and the claims voided by the ban that followed. If the operator's order banned the owner, the first
+  claim that the ban took stands for the ban.
+- A thief who holds a node's key may forge claims and then appeal badly. So until the ruling, the owner's appeal
+  replaces the node's, and a revoked key cannot appeal. The log keeps the digest of the appeal that came first.
+- Keys are free, and entries are for ever: the appeal of an owner who was never paid anything becomes an entry only with
   its ruling.
-- A granted appeal pays each of these claims what was voided of it, out of the budget; the book lets that happen once,
-  and only after a ruling that grants it. Without budget for all of it nothing is ruled.
-- The fault is lifted from its owner's standing. If too few are left for a ban, and no order of the operator's stands,
-  the ban ends, and what it took is paid, too.
-- A rejection at intake took no money, and cannot be appealed: `swarm-node why` says what to mend.
+- A granted appeal pays each of these claims the voided amount out of the budget; the book allows that once, and only
+  after a ruling that grants it. If the budget does not cover all of it, no ruling is recorded.
+- The fault is lifted from its owner's standing. If too few faults are left for a ban, and no order of the operator's
+  stands, the ban ends, and the claims that it took are paid, too.
+- A rejection at intake took no money, and cannot be appealed: `swarm-node why` says what to correct.
 - A ruling is final; the same one again changes nothing.
 """
 
@@ -41,7 +41,7 @@ from protocol.work.appeal import Appeal, AppealReply, Standing, open_appeal
 Ruled = Literal["granted", "denied"]
 
 SAID_MAX_CHARS = 300
-"""Of the operator's words on a ruling."""
+"""The longest explanation of a ruling by the operator."""
 
 _claims = sa.select(
     audits.c.claim_id, audits.c.node_id, audits.c.owner, audits.c.finding, audits.c.fault, audits.c.ban_ms,
@@ -50,7 +50,7 @@ _claims = sa.select(
 
 
 def record_appeal(connection: sa.Connection, envelope: bytes, *, round_id: str, now_ms: int) -> AppealReply:
-    """Record an appeal, by the node concerned or its owner; about the same fault or ban there is one for ever."""
+    """Record an appeal by the node concerned or its owner; a fault or ban has one appeal, for ever."""
     signer, said = open_appeal(envelope, round_id)
     row = _appealable(connection, said.about, signer)
     claim_id = subject(connection, row)
@@ -58,8 +58,8 @@ def record_appeal(connection: sa.Connection, envelope: bytes, *, round_id: str, 
     if known is not None:
         if known.state != "open" or signer != row.owner_now or signer == _read(known.envelope)[0]:
             return _reply("already_recorded", known)
-        here = sa.update(appeals).where(appeals.c.number == known.number)
-        connection.execute(here.values(envelope=envelope, made_ms=now_ms))
+        stmt = sa.update(appeals).where(appeals.c.number == known.number)
+        connection.execute(stmt.values(envelope=envelope, made_ms=now_ms))
         return _reply("recorded", known)
     _require_room(connection, row.owner)
     earned = owners.has_earned(connection, row.owner_now)
@@ -73,7 +73,7 @@ def record_appeal(connection: sa.Connection, envelope: bytes, *, round_id: str, 
 
 
 def standing_of(connection: sa.Connection, claim_id: str) -> tuple[Standing, str]:
-    """Whether what took a claim may be appealed against, or how that appeal stands and why."""
+    """Return whether the loss of a claim may be appealed against, or how its appeal stands and why."""
     row = connection.execute(_claims.where(audits.c.claim_id == claim_id)).first()
     if row is None or not _was_taken(row):
         return "", ""
@@ -82,7 +82,7 @@ def standing_of(connection: sa.Connection, claim_id: str) -> tuple[Standing, str
 
 
 def subject(connection: sa.Connection, row: Any) -> str:
-    """The claim that stands for what took this one: the one at fault, or the first that an ordered ban took."""
+    """Return the claim that an appeal is filed under: the one at fault, or the first that an ordered ban took."""
     if row.finding == "hard" or row.fault:
         return str(row.fault or row.claim_id)
     by = (faults.c.owner == row.owner) & (faults.c.judged_ms == row.ban_ms)
@@ -95,13 +95,13 @@ def subject(connection: sa.Connection, row: Any) -> str:
 
 
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
-    """All appeals, those that wait first, the oldest of them first."""
+    """Return all appeals: those that wait for a ruling first, the oldest of them first."""
     query = sa.select(appeals).order_by(appeals.c.state != "open", appeals.c.number)
     return [_told(row) for row in connection.execute(query)]
 
 
 def appeal_report(connection: sa.Connection, number: int, rules: TrustRules) -> dict[str, Any]:
-    """One appeal: the words, the evidence, and what would be paid if it was granted."""
+    """Return one appeal: its reason, the evidence, and what would be paid if it was granted."""
     row = _numbered(connection, number)
     report = sa.select(audits.c.report, audits.c.finding, audits.c.version).where(audits.c.claim_id == row.claim_id)
     audit = connection.execute(report).one()
@@ -110,8 +110,8 @@ def appeal_report(connection: sa.Connection, number: int, rules: TrustRules) -> 
         "finding": audit.finding,
         "version": audit.version,
         "report": (audit.report or b"{}").decode(),
-        "claims": [{"claim_id": one.claim_id, "amount_micros": one.amount_micros} for one in taken],
-        "amount_micros": sum(one.amount_micros for one in taken),
+        "claims": [{"claim_id": claim.claim_id, "amount_micros": claim.amount_micros} for claim in taken],
+        "amount_micros": sum(claim.amount_micros for claim in taken),
         "free_micros": _free_micros(connection),
         "ends_ban": ban is not None and ban == standings.banned_ms(connection, row.owner),
     }
@@ -128,7 +128,7 @@ def rule(
     rules: TrustRules,
     now_ms: int,
 ) -> dict[str, Any]:
-    """Rule on an appeal; what that changed."""
+    """Rule on an appeal, and return the appeal with what the ruling changed."""
     row = _numbered(connection, number)
     if row.state != "open":
         return _told(row) | {"changed": False, "reinstated_claims": 0, "reinstated_micros": 0}
@@ -141,12 +141,12 @@ def rule(
     values = {"state": outcome, "reason_code": reason_code, "said": said, "ruled_by": given_by, "ruled_ms": now_ms}
     values["sequenced"] = True
     connection.execute(sa.update(appeals).where(appeals.c.number == number).values(**values))
-    sums = {"reinstated_claims": len(paid), "reinstated_micros": sum(one.amount_micros for one in paid)}
+    sums = {"reinstated_claims": len(paid), "reinstated_micros": sum(claim.amount_micros for claim in paid)}
     return _told(_numbered(connection, number)) | {"changed": True} | sums
 
 
 def _enter(connection: sa.Connection, claim_id: str, envelope: bytes, now_ms: int) -> None:
-    """Make an entry of an appeal."""
+    """Append an appeal to the ledger."""
     made = entry.AppealEntry(claim_id=claim_id, statement_digest=chunks.digest(envelope))
     if store.append(connection, made, now_ms) is not EntryOutcome.APPLIED:
         raise BookBroken(f"An appeal about claim {claim_id} is in the log, and not as such in its table.")
@@ -155,7 +155,7 @@ def _enter(connection: sa.Connection, claim_id: str, envelope: bytes, now_ms: in
 def _grant(
     connection: sa.Connection, row: Any, ruling: entry.RulingEntry, given_by: str, rules: TrustRules, now_ms: int
 ) -> list[Any]:
-    """Lift what was appealed against, and pay what it took."""
+    """Lift the fault or ban that was appealed against, pay the claims that it took, and return them."""
     owner = row.owner
     paid, ban = _taken(connection, row.claim_id, rules)
     if _is_fault(connection, row.claim_id):
@@ -165,13 +165,13 @@ def _grant(
         reason = f"appeal {row.number} granted: {ruling.reason_code}"
         orders.record(connection, "unban", owner, reason, given_by=given_by, now_ms=now_ms)
     given = [
-        entry.Reinstate(claim_id=one.claim_id, appealed_claim_id=row.claim_id, reason_code=ruling.reason_code)
-        for one in paid
+        entry.Reinstate(claim_id=claim.claim_id, appealed_claim_id=row.claim_id, reason_code=ruling.reason_code)
+        for claim in paid
     ]
     if given:
-        _pay(connection, given, sum(one.amount_micros for one in paid), now_ms)
-        owners.sequence(connection, {one.node_id for one in paid}, now_ms)
-        groups = sum(one.groups for one in paid if one.finding not in PROVEN)  # a pledge's counted before
+        _pay(connection, given, sum(claim.amount_micros for claim in paid), now_ms)
+        owners.sequence(connection, {claim.node_id for claim in paid}, now_ms)
+        groups = sum(claim.groups for claim in paid if claim.finding not in PROVEN)  # a pledge's counted before
         standings.put(connection, owner, trust.validated(standings.find_standing(connection, owner), rules, groups))
     return paid
 
@@ -187,22 +187,22 @@ def _pay(connection: sa.Connection, given: list[entry.Reinstate], amount_micros:
 
 
 def _free_micros(connection: sa.Connection) -> int:
-    """What is in the budget and not promised to an open lease."""
+    """Return the part of the budget that is not reserved for open leases."""
     return store.balance(connection, BUDGET) - tally.read(connection).reserved_micros
 
 
 def _taken(connection: sa.Connection, claim_id: str, rules: TrustRules) -> tuple[list[Any], int | None]:
-    """The void claims that a granted appeal about this one pays, in their order, and the ban that ends with it."""
+    """Return the void claims that a granted appeal about `claim_id` pays, in order, and the ban that ends with it."""
     row = connection.execute(_claims.where(audits.c.claim_id == claim_id)).one()
-    here = (audits.c.claim_id == claim_id) | (audits.c.fault == claim_id)
+    which = (audits.c.claim_id == claim_id) | (audits.c.fault == claim_id)
     if (ban := _ban_to_end(connection, row, rules)) is not None:
-        here |= audits.c.ban_ms == ban
+        which |= audits.c.ban_ms == ban
     mine = (audits.c.owner == row.owner) & (claims_table.c.state == ClaimState.VOIDED.value)
-    return list(connection.execute(_claims.where(here, mine).order_by(audits.c.place))), ban
+    return list(connection.execute(_claims.where(which, mine).order_by(audits.c.place))), ban
 
 
 def _ban_to_end(connection: sa.Connection, row: Any, rules: TrustRules) -> int | None:
-    """The ban that ends with what is appealed against: the one that stands on it, or one that is over by now."""
+    """Return the ban that ends if the appeal is granted: one that rests on this fault, or one that is over by now."""
     if not _is_fault(connection, row.claim_id):
         return int(row.ban_ms)
     stands = standings.banned_ms(connection, row.owner)
@@ -219,38 +219,38 @@ def _is_fault(connection: sa.Connection, claim_id: str) -> bool:
 
 
 def _appealable(connection: sa.Connection, about: str, signer: NodeId) -> Any:
-    """The claim that is meant, if it is the signer's and something took it."""
-    here = (audits.c.lease_id == about) | (audits.c.claim_id == about)
+    """Return the claim that `about` names, if it is the signer's and a fault or ban took it."""
+    which = (audits.c.lease_id == about) | (audits.c.claim_id == about)
     columns = (nodes.c.owner.label("owner_now"), nodes.c.revoked_ms)
     query = _claims.add_columns(*columns).join(nodes, nodes.c.node_id == audits.c.node_id)
-    row = connection.execute(query.where(here)).first()
+    row = connection.execute(query.where(which)).first()
     if row is None:
         raise NotFound(
             "Nothing was credited for this lease or claim, so nothing was taken.",
-            hint="`swarm-node why` says why an answer was refused; mend that, and the next one counts.",
+            hint="`swarm-node why` says why an answer was refused; correct that, and the next one counts.",
         )
     if signer not in (row.node_id, row.owner, row.owner_now):
         raise LeaseOfAnother("The claim is another node's.", hint="Its own key appeals, or its owner's.")
     if signer == row.node_id and row.revoked_ms is not None:
         raise KeyRevoked("The owner of this node has revoked its key.", hint="The owner appeals: `--owner-key`.")
     if not _was_taken(row):
-        raise NotFound(f"Nothing was taken of this claim: it is {row.money}.", hint="There is nothing to appeal.")
+        raise NotFound(f"This claim was not taken: it is {row.money}.", hint="There is nothing to appeal.")
     return row
 
 
 def _was_taken(row: Any) -> bool:
-    """Whether a fault or a ban took this claim, be it given back since or not."""
+    """Return True if a fault or a ban took this claim, even if it was given back since."""
     return bool(row.finding == "hard" or row.fault or row.ban_ms is not None)
 
 
 def _require_room(connection: sa.Connection, owner: str) -> None:
-    here = sa.select(sa.func.count()).select_from(appeals).where(appeals.c.owner == owner)
-    waiting = connection.execute(here.where(appeals.c.state == "open")).scalar_one()
+    count = sa.select(sa.func.count()).select_from(appeals).where(appeals.c.owner == owner)
+    waiting = connection.execute(count.where(appeals.c.state == "open")).scalar_one()
     if waiting >= limits.APPEALS_OPEN_MAX:
         raise MessageTooLarge(
             f"{waiting} appeals of this owner wait for a ruling.", hint="Appeal again when they are ruled on."
         )
-    if connection.execute(here).scalar_one() >= limits.APPEALS_MAX:
+    if connection.execute(count).scalar_one() >= limits.APPEALS_MAX:
         raise MessageTooLarge(f"This owner has appealed {limits.APPEALS_MAX} times in this round.")
 
 

@@ -1,13 +1,14 @@
-"""The pace of auditors: what they check a second, what comes in to be checked, and what follows from a backlog.
+"""The pace of auditors: what they check per second, what comes in to be checked, and the effect of a backlog.
 
     backlog:   0 ──── a quarter of backlog_max ──── a half ──── three quarters ──── backlog_max
     rate:      as set │ a third eased              │ two thirds │ as little as the escrow covers │ no work is offered
 
 - Rates fall in three steps, and are as set again when the backlog is small: owners that are audited less wait longer
-  for their money (`coordinator.rules.trust`). Steps, since who knew the backlog to one claim would know what was drawn.
-- Speeds are of the last `RECENT` batches that auditors judged. What came in meanwhile is what they judged and what the
-  backlog grew by.
-- These figures are the operator's alone.
+  for their money (`coordinator.rules.trust`). They fall in steps, because whoever knew the
+  exact backlog would know which claims were drawn.
+- Speeds are those of the last `RECENT` batches that auditors judged. The tokens that came in meanwhile are those that
+  were judged plus the growth of the backlog.
+- Only the operator sees these figures.
 """
 
 import math
@@ -46,13 +47,13 @@ class AuditPace:
 
 
 def rate_factor(backlog: int, backlog_max: int) -> float:
-    """Return how far rates fall while so many claims wait: 0 as set, 1 to what the escrow covers."""
+    """Return how far rates fall while `backlog` claims wait: 0 as set, 1 to what the escrow covers."""
     quarters = 4 * backlog // backlog_max
     return min(STEPS, quarters) / STEPS
 
 
 def record(connection: sa.Connection, claims: list[str], seconds: float, threads: int, now_ms: int) -> None:
-    """Remember that an auditor judged these claims, and how long that took it."""
+    """Record that an auditor judged these claims, and how long that took."""
     query = sa.select(sa.func.coalesce(sa.func.sum(claims_table.c.tokens), 0))
     tokens = connection.execute(query.where(claims_table.c.claim_id.in_(claims))).scalar_one()
     _, waiting_tokens = _waiting(connection)
@@ -82,9 +83,9 @@ def measure(connection: sa.Connection, now_ms: int) -> AuditPace:
 
 
 def figures(connection: sa.Connection, backlog_max: int, now_ms: int) -> dict[str, Any]:
-    """The pace, and an alarm as soon as rates fall; empty if auditors keep up."""
-    found = measure(connection, now_ms)
-    return asdict(found) | {"alarm": alarm(found, backlog_max)}
+    """Return the pace, and an alarm as soon as rates fall; the alarm is empty if auditors keep up."""
+    pace = measure(connection, now_ms)
+    return asdict(pace) | {"alarm": alarm(pace, backlog_max)}
 
 
 def alarm(pace: AuditPace, backlog_max: int) -> str:
@@ -109,8 +110,8 @@ def alarm(pace: AuditPace, backlog_max: int) -> str:
 
 
 def _waiting(connection: sa.Connection) -> tuple[int, int]:
-    """The claims that wait for an auditor, and their tokens."""
+    """Return the number of claims that wait for an auditor, and of their tokens."""
     query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(claims_table.c.tokens), 0))
-    here = query.select_from(audits.join(claims_table, claims_table.c.claim_id == audits.c.claim_id)).where(WAITS)
-    claims, tokens = connection.execute(here).one()
+    waiting = query.select_from(audits.join(claims_table, claims_table.c.claim_id == audits.c.claim_id)).where(WAITS)
+    claims, tokens = connection.execute(waiting).one()
     return int(claims), int(tokens)

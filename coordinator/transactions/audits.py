@@ -1,12 +1,13 @@
-"""What auditors take and bring back, as effects.
+"""Audit cases that are given to auditors, and the verdicts that they return, as effects.
 
-- A case is taken for a while, which its auditor extends as long as it is at work on it, however slow it is. Who is
-  killed, stopped or cut off loses it to the next who asks; so does who asks again with cases in hand, after a restart.
-- That is counted: a case that was lost is given out alone from then on, after the others of its version, so that what
-  it was taken with is judged. What was lost so many times is pardoned: it kills auditors.
-- A held claim is no case until its class is calibrated; then it is one as any other. If it cannot be judged then, it is
-  lost: neither paid nor blamed on anybody, since waiting must not get a forgery paid.
-- All cases of one answer are of one version, the oldest that anything waits for: it is deleted first.
+- A case is assigned for a limited time, which its auditor extends as long as it works on it, however slow it is. An
+  auditor that is killed, stopped or cut off loses it to the next one that asks. So does an auditor that asks again
+  while it holds cases, after a restart.
+- Each loss is counted. A case that was lost is given out alone from then on, after the others of its version, so that
+  the cases assigned with it are judged. A case that was lost `TRIES_MAX` times is pardoned: it kills auditors.
+- A held claim becomes a case once its class is calibrated. If it cannot be judged then, it is lost: it is not paid, and
+  it is no fault of anybody, since waiting must not get a forgery paid.
+- All cases of one answer are of one version, the oldest that a case waits for: its files are deleted first.
 """
 
 import json
@@ -36,7 +37,7 @@ CASES_MAX_BYTES = 16 * 2**20
 """Claims in one answer; a single larger one still goes alone."""
 
 FREE = ""
-"""Who has a case that nobody has."""
+"""The auditor of a case that is not assigned."""
 
 
 def assign_cases(
@@ -48,9 +49,9 @@ def assign_cases(
     terms: AuditTerms,
     now_ms: int,
 ) -> Cases:
-    """Cases for an auditor, its until the time is over; what it had before it has lost.
+    """Assign cases to an auditor for `terms.timeout_ms`; the cases that it held before are lost to it.
 
-    Claims that were held for one of `classes` wait again: it has tolerances of this policy now.
+    Claims that were held for one of `classes` wait again: the auditor has tolerances of this policy now.
     """
     escrow.release(connection, classes)
     _release(connection, (audits.c.taken_by == auditor) | (audits.c.taken_until_ms <= now_ms))
@@ -67,13 +68,13 @@ def assign_cases(
 
 
 def extend_cases(connection: sa.Connection, auditor: str, *, terms: AuditTerms, now_ms: int) -> int:
-    """An auditor is still at work on what it has: the whole time anew; on how many cases."""
+    """Give an auditor the full time again for each of its cases, and return how many it has."""
     mine = WAITS & (audits.c.taken_by == auditor)
     return connection.execute(sa.update(audits).where(mine).values(taken_until_ms=now_ms + terms.timeout_ms)).rowcount
 
 
 def resume(connection: sa.Connection, *, terms: AuditTerms, now_ms: int) -> int:
-    """After nobody was here: auditors could not be heard, and none has lost its cases by that; how many are in hand."""
+    """Give every assigned case the full time again after a downtime of the coordinator; return how many there are."""
     taken = WAITS & (audits.c.taken_by != FREE)
     return connection.execute(sa.update(audits).where(taken).values(taken_until_ms=now_ms + terms.timeout_ms)).rowcount
 
@@ -87,7 +88,7 @@ def record_verdicts(
     terms: AuditTerms,
     now_ms: int,
 ) -> int:
-    """Record verdicts, and how long they took an auditor, if it says so; return how many were waited for."""
+    """Record verdicts, and the `seconds` that they took, if reported; return how many were waited for."""
     counted = 0
     for verdict in verdicts:
         if _enter(connection, verdict, terms, now_ms):
@@ -104,30 +105,30 @@ def _waits_for(verdict: Judged) -> str:
 
 
 def _enter(connection: sa.Connection, verdict: Judged, terms: AuditTerms, now_ms: int) -> bool:
-    """Enter what an auditor found; False if the claim does not wait for it."""
+    """Record what an auditor found; return False if the claim does not wait for it."""
     claim_id, report = verdict.claim_id, verdict.report
     if verdict.finding == "held":
         return escrow.hold_claim(connection, claim_id, verdict.waits_for or UNNAMED, report, terms=terms, now_ms=now_ms)
-    if verdict.finding == "pardon" and escrow.was_held(connection, claim_id):  # else waiting would get it paid unseen
+    if verdict.finding == "pardon" and escrow.was_held(connection, claim_id):  # else it is paid unseen
         return escrow.hold_claim(connection, claim_id, LOST, report, terms=terms, now_ms=now_ms)
     said = (claim_id, verdict.finding, report, verdict.validator)
     return escrow.judge(connection, *said, terms=terms, now_ms=now_ms)
 
 
 def _release(connection: sa.Connection, lost: sa.ColumnElement[bool]) -> None:
-    """Their auditor will not come back with these."""
-    here = WAITS & (audits.c.taken_by != FREE) & lost
-    connection.execute(sa.update(audits).where(here).values(taken_by=FREE, tries=audits.c.tries + 1))
+    """Unassign cases whose auditor will not return a verdict."""
+    which = WAITS & (audits.c.taken_by != FREE) & lost
+    connection.execute(sa.update(audits).where(which).values(taken_by=FREE, tries=audits.c.tries + 1))
 
 
 def _cases(
-    connection: sa.Connection, here: sa.ColumnElement[bool], at_most: int, probes: frozenset[str]
+    connection: sa.Connection, which: sa.ColumnElement[bool], at_most: int, probes: frozenset[str]
 ) -> list[AuditCase]:
-    """The next cases that nobody was lost with, or else one of the others."""
+    """Return the next cases that no auditor has lost, or else one of the others."""
     query = (
         sa.select(audits.c.claim_id, audits.c.lease_id, audits.c.node_id, leases.c.offer, audits.c.tries)
         .join_from(audits, leases, leases.c.lease_id == audits.c.lease_id)
-        .where(here)
+        .where(which)
         .order_by(audits.c.tries, leases.c.ended_ms, audits.c.owner, audits.c.place)
         .limit(at_most)
     )
@@ -137,12 +138,12 @@ def _cases(
 
 
 def _case(connection: sa.Connection, row: Any, is_probe: bool) -> AuditCase:
-    rollout, told = partial_rollouts.signed(connection, row.lease_id)
-    return AuditCase(claim_id=row.claim_id, lease=row.offer, rollout=rollout, fragments=told, is_probe=is_probe)
+    rollout, left = partial_rollouts.signed(connection, row.lease_id)
+    return AuditCase(claim_id=row.claim_id, lease=row.offer, rollout=rollout, fragments=left, is_probe=is_probe)
 
 
 def _within(cases: list[AuditCase]) -> list[AuditCase]:
-    """The first cases, as many as fit into an answer."""
+    """Return the first cases, as many as fit into an answer."""
     room = CASES_MAX_BYTES
     fitting: list[AuditCase] = []
     for case in cases:
@@ -162,7 +163,7 @@ def _pardon_hopeless(connection: sa.Connection, terms: AuditTerms, now_ms: int) 
 
 
 def _is_done(connection: sa.Connection) -> bool:
-    """Whether nothing will ever wait again: the round is finished, and nobody is left who may answer."""
+    """Return True if no claim will ever wait again: the round is finished, and no lease is open."""
     if not get_fact(connection, "finished", False):
         return False
     waiting = sa.select(audits.c.claim_id).where(WAITS).limit(1)

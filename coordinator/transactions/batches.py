@@ -1,16 +1,18 @@
-"""Batches: which accepted groups the learner trains on, and what became of them, as effects.
+"""Batches: the accepted groups that the learner trains on, and what became of them, as effects.
 
 - Batch n leads to update n. It is formed once and stored: asking for it again, after a crash, gives the same groups.
-- It takes the oldest policy versions first; where many are at work, of no owner more than a set share: a group is
-  everybody's who worked on it. Where nobody works any more and no place is free, what is beyond a share gives its place
-  to others. A learner that nobody has brought anything for as long as a lease lasts takes what there is.
-- With `selection.refill`, groups whose samples all earned the same give their places to others, as they teach nothing:
-  at most so many times a batch's size for each batch so far. They are paid. A learner that waits in vain takes them.
-- A group past the staleness bound never enters a batch. It is marked stale, as one that gives its place is surplus: its
-  prompt is offered again, and its nodes, which worked in time, are paid.
-- A report moves the bound that leases are offered by, where it adapts (`coordinator.transactions.staleness_bound`).
-- The learner's report says that the claims of its batch are used, and which of them are suspect: their claimed
-  log-probabilities are not those of the tokens. What becomes of them is for `coordinator.transactions.escrow` to say.
+- It has the groups of the oldest policy versions first. Where many owners are at work, no owner has more than a set
+  share of it; a group counts for everybody who worked on it. If nobody works any more and no place is free, groups
+  beyond a share are dropped to make place for others. If no usable group came for as long as a lease lasts, shares do
+  not apply.
+- With `selection.refill`, groups whose samples all earned the same are replaced by others, as nothing can be learned
+  from them: at most `refill` times a batch's size for each batch so far. They are paid. If no usable group came for as
+  long as a lease lasts, they stay.
+- A group past the staleness bound never enters a batch. It is marked stale, and one that is dropped for its owner's
+  share is marked surplus: the prompt is offered again, and the nodes, which worked in time, are paid.
+- A report moves the staleness bound of new leases, where it adapts (`coordinator.transactions.staleness_bound`).
+- The learner reports that the claims of its batch are used, and which of them are suspect: their claimed
+  log-probabilities are not those of the tokens. `coordinator.transactions.escrow` decides about them.
 """
 
 from collections import Counter, defaultdict
@@ -44,13 +46,13 @@ from protocol.work.lease import Lease
 from protocol.work.rollout import RolloutClaim
 
 SET_ASIDE = "set_aside"
-"""The fact of how many rollouts gave their place to another, since all their rewards are equal."""
+"""The fact with the number of rollouts that were replaced by others, since all their rewards are equal."""
 
 
 def get(
     connection: sa.Connection, number: int, *, terms: LeaseTerms, audits: AuditTerms, now_ms: int
 ) -> TrainingBatch | None:
-    """The batch that leads to update `number`, formed now if it can be; None while groups are missing."""
+    """Return the batch that leads to update `number`, formed now if it can be; None while groups are missing."""
     newest = lease_table.latest_batch(connection)
     if number > newest + 1 or number < 1:
         raise OutOfOrder(f"Batch {number} does not follow batch {newest}.")
@@ -74,7 +76,7 @@ def report(
     adapts: staleness_bound.StalenessRules | None = None,
     now_ms: int,
 ) -> bool:
-    """The claims of a trained batch are used; False if that was reported before."""
+    """Record that a batch was trained on, so that its claims are used; return False if that was reported before."""
     row = connection.execute(sa.select(batches.c.reported_ms).where(batches.c.batch == message.number)).first()
     if row is None:
         raise OutOfOrder(f"Batch {message.number} was never formed.")
@@ -95,14 +97,14 @@ def report(
 
 
 def release_leftovers(connection: sa.Connection, *, audits: AuditTerms, now_ms: int) -> int:
-    """At the end of the round: rollouts that were accepted and are no longer needed count as used."""
+    """Count accepted rollouts that are not needed any more as used, at the end of the round; return their number."""
     left = [row.claim_id for row in move(connection, sa.true(), RolloutState.UNUSED)]
     escrow.used(connection, left, terms=audits, now_ms=now_ms)
     return len(left)
 
 
 def _form(connection: sa.Connection, number: int, terms: LeaseTerms, audits: AuditTerms, now_ms: int) -> bool:
-    """Choose the groups of a new batch, after dropping those past the bound."""
+    """Drop the groups past the bound, and form a batch of others; return False if there are too few."""
     learner_update, size = number - 1, terms.groups_per_update
     _drop_stale(connection, learner_update - terms.staleness, audits, now_ms)
     _set_aside(connection, number, terms, audits, now_ms)
@@ -125,7 +127,7 @@ def _form(connection: sa.Connection, number: int, terms: LeaseTerms, audits: Aud
 
 
 def _choose(connection: sa.Connection, size: int, most: int) -> tuple[list[Any], list[Any]]:
-    """The oldest groups, but no owner's beyond so many; and those that this kept out, in the same order."""
+    """Return the oldest groups, at most `most` of each owner, and those that this excluded, in the same order."""
     waiting = connection.execute(
         sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.policy_update, nodes.c.owner)
         .join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
@@ -145,28 +147,28 @@ def _choose(connection: sa.Connection, size: int, most: int) -> tuple[list[Any],
 
 
 def _beginners(connection: sa.Connection) -> dict[str, set[str]]:
-    """Group that waits → owners who left it to others."""
-    told = (
+    """Return, for each group that waits, the owners whose nodes began it and left it to others."""
+    parts_waiting = (
         sa.select(parts.c.whole, nodes.c.owner)
         .join_from(rollouts, parts, parts.c.whole == rollouts.c.claim_id)
         .join(nodes, nodes.c.node_id == parts.c.node_id)
         .where(rollouts.c.state == RolloutState.BUFFERED.value)
     )
-    found: dict[str, set[str]] = defaultdict(set)
-    for whole, owner in connection.execute(told):
-        found[whole].add(owner)
-    return found
+    beginners: dict[str, set[str]] = defaultdict(set)
+    for whole, owner in connection.execute(parts_waiting):
+        beginners[whole].add(owner)
+    return beginners
 
 
 def _is_under_way(connection: sa.Connection) -> bool:
-    """Whether anybody but a newcomer works on a group for the learner, or one waits for its rewards."""
+    """Return True if a node that is no newcomer works on a group for the learner, or a group waits for its rewards."""
     leased = sa.select(groups.c.group_no).where(groups.c.state == GroupState.LEASED.value, groups.c.group_no >= 0)
     unscored = sa.select(rollouts.c.claim_id).where(rollouts.c.state == RolloutState.UNSCORED.value)
     return any(connection.execute(query.limit(1)).first() for query in (leased, unscored))
 
 
 def _credit_micros(connection: sa.Connection, number: int) -> int:
-    """What the groups of a batch were credited with, parts included."""
+    """Return the micro-units credited for the groups of a batch, parts included."""
     wholes = sa.select(rollouts.c.claim_id).where(rollouts.c.batch == number)
     credited = (
         sa.select(sa.func.sum(rollouts.c.credit_micros)).where(rollouts.c.batch == number),
@@ -176,7 +178,7 @@ def _credit_micros(connection: sa.Connection, number: int) -> int:
 
 
 def _set_aside(connection: sa.Connection, number: int, terms: LeaseTerms, audits: AuditTerms, now_ms: int) -> None:
-    """Take groups whose samples all earned the same out of the buffer, as many as others may replace."""
+    """Remove groups whose samples all earned the same from the buffer, as many as others may replace."""
     done = get_fact(connection, SET_ASIDE, 0) if terms.selection.refill else 0
     left = int(terms.selection.refill * terms.groups_per_update * number) - done
     if left <= 0 or lease_table.is_held_up(connection, terms, now_ms):
@@ -197,14 +199,14 @@ def _set_aside(connection: sa.Connection, number: int, terms: LeaseTerms, audits
 
 
 def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerms, now_ms: int) -> None:
-    """Take groups out of the buffer whose policy is older than the oldest update allowed."""
+    """Remove the groups from the buffer whose policy is older than the oldest update allowed."""
     past = (rollouts.c.state == RolloutState.BUFFERED.value) & (rollouts.c.policy_update < oldest_update)
     stale = connection.execute(sa.select(rollouts.c.claim_id, rollouts.c.group_no).where(past)).all()
     _drop(connection, stale, RolloutState.STALE, audits, now_ms)
 
 
 def _drop(connection: sa.Connection, rows: Sequence[Any], state: RolloutState, audits: AuditTerms, now_ms: int) -> None:
-    """Take groups out of the buffer, and offer them anew."""
+    """Remove groups from the buffer, and offer their prompts again."""
     for row in rows:
         move(connection, rollouts.c.claim_id == row.claim_id, state)
         lease_table.reopen(connection, row.group_no)
@@ -212,11 +214,11 @@ def _drop(connection: sa.Connection, rows: Sequence[Any], state: RolloutState, a
 
 
 def group(connection: sa.Connection, row: Any) -> TrainingGroup:
-    """A stored rollout as the learner needs it, with what it went on from."""
+    """Return a stored rollout in the form that the learner reads, with the partial rollouts that it continued."""
     lease = Lease.from_bytes(row["offer"])
     claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
     rewards = np.frombuffer(row["rewards"], dtype="<f4").tolist()
-    told = partial_rollouts.chain(connection, row["continues"])
+    partials = partial_rollouts.chain(connection, row["continues"])
     drawn, lessons = _drawn(claim, row["sampled"]), reward_columns.learned(row["marks"], len(rewards))
     samples = tuple(
         TrainingSample(
@@ -228,11 +230,12 @@ def group(connection: sa.Connection, row: Any) -> TrainingGroup:
             skip=skip,
         )
         for *begun, sample, reward, sampled, (weight, skip) in zip(
-            *(one.samples for one in told), claim.samples, rewards, drawn, lessons, strict=True
+            *(partial.samples for partial in partials), claim.samples, rewards, drawn, lessons, strict=True
         )
     )
     earlier = tuple(
-        Earlier(claim_id=one.claim_id, ends=tuple(len(prefix.tokens) // 4 for prefix in one.prefixes)) for one in told
+        Earlier(claim_id=partial.claim_id, ends=tuple(len(prefix.tokens) // 4 for prefix in partial.prefixes))
+        for partial in partials
     )
     return TrainingGroup(
         claim_id=row["claim_id"],
@@ -244,7 +247,7 @@ def group(connection: sa.Connection, row: Any) -> TrainingGroup:
 
 
 def _drawn(claim: RolloutClaim, sampled: bytes | None) -> list[bytes]:
-    """For each sample which of its tokens were drawn; empty where all were."""
+    """Return, for each sample, which of its tokens were drawn; empty if all were."""
     if sampled is None:
         return [b""] * len(claim.samples)
     ends = list(accumulate(len(sample.tokens) // 4 for sample in claim.samples))

@@ -32,7 +32,7 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True)
 class BlameEvidence:
-    """What the coordinator knows of its own about versions and connections."""
+    """Facts about versions and connections that the coordinator knows without the nodes."""
 
     chunks: Set[str]
     """Every chunk that leads to a version that nodes still fetch."""
@@ -87,9 +87,9 @@ def _is_credible(connection: sa.Connection, accuser: NodeId, blame: Blame, evide
     return evidence.is_planned(accuser, blame.peer_id) or _both_sides_know(connection, accuser, blame.peer_id)
 
 
-def _both_sides_know(connection: sa.Connection, one: str, other: str) -> bool:
+def _both_sides_know(connection: sa.Connection, node: str, other: str) -> bool:
     """Return True if a receipt of each names the other: as a sender, or as a peer that it dialled."""
-    return _names(connection, one, other) and _names(connection, other, one)
+    return _names(connection, node, other) and _names(connection, other, node)
 
 
 def _names(connection: sa.Connection, receiver: str, peer: str) -> bool:

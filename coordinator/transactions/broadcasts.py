@@ -1,8 +1,9 @@
-"""How the last versions spread: T_bcast, from a version's publication to a node's first token sampled under it.
+"""Broadcasts of the last versions: T_bcast, from a version's publication to a node's first token sampled under it.
 
-- A broadcast goes to the nodes that are alive when a version is published; who comes later is no part of it.
-- Nodes say how long ago they reached a stage, and their first word counts. The coordinator takes that from its own
-  time, so no clock but its own is trusted; the way of the message is added, and nothing lies before publication.
+- A broadcast goes to the nodes that are alive when a version is published; nodes that join later are not part of it.
+- Nodes report how long ago they reached a stage, and their first report counts. The coordinator subtracts that from
+  its own time, so it trusts no other clock. The transfer time of the message is added, and no stage is reached before
+  publication.
 - A broadcast ends for a node with its first token; for a mirror, which samples nothing, when its files are whole.
 - A node may lie about itself, and gains nothing by it.
 - All functions are effects, `(connection, …) → outcome`.
@@ -24,13 +25,13 @@ from protocol.work.messages import Reached, Stage
 STAGES: dict[Stage, sa.Column[int]] = {stage: broadcasts.c[f"{stage}_ms"] for stage in get_args(Stage)}
 
 ENDED_MS = sa.case((nodes.c.phase == "mirroring", broadcasts.c.fetched_ms), else_=broadcasts.c.first_token_ms)
-"""When a broadcast ended for a node."""
+"""The time when a broadcast ended for a node."""
 
 
 def start_broadcast(
     connection: sa.Connection, manifest: PolicyManifest, digest: str, *, silent_after_ms: int, now_ms: int
 ) -> None:
-    """Record a version as published, to the nodes that are alive now; the same one again changes nothing."""
+    """Record a version as published to the nodes that are alive now; the same version again changes nothing."""
     newest, _ = policy_versions.newest_version(connection)
     policy_versions.record(connection, manifest, digest, now_ms=now_ms)
     if manifest.version <= newest:
@@ -44,7 +45,7 @@ def start_broadcast(
 
 
 def record_progress(connection: sa.Connection, node: NodeId, reached: Iterable[Reached], *, now_ms: int) -> None:
-    """Note how far versions have come on a node that their broadcasts are for, unless it has said so before."""
+    """Record the stages that a node of a broadcast has reached, unless it has reported them before."""
     for said in reached:
         column = STAGES[said.stage]
         reached_ms = now_ms - round(1000 * said.ago_s)
@@ -57,7 +58,7 @@ def record_progress(connection: sa.Connection, node: NodeId, reached: Iterable[R
 
 
 def shown_version(connection: sa.Connection, *, alive_since_ms: int) -> int | None:
-    """The newest version that is sampled from, and that every node alive holds unless an even newer one is out."""
+    """Return the newest version that is sampled from; the newest of all counts once every live node holds it."""
     newest, _ = policy_versions.newest_version(connection)
     behind = (nodes.c.last_seen_ms >= alive_since_ms) & (nodes.c.version < broadcasts.c.version)
     settled = (
@@ -69,18 +70,18 @@ def shown_version(connection: sa.Connection, *, alive_since_ms: int) -> int | No
         .order_by(broadcasts.c.version.desc())
         .limit(1)
     )
-    found: int | None = connection.execute(settled).scalar()
-    return found
+    version: int | None = connection.execute(settled).scalar()
+    return version
 
 
 def summary(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any] | None:
-    """T_bcast of the version to be shown; none before the first."""
+    """Return T_bcast of the version to be shown; None before the first."""
     version = shown_version(connection, alive_since_ms=alive_since_ms)
     return None if version is None else spread(connection, version)
 
 
 def spread(connection: sa.Connection, version: int) -> dict[str, Any] | None:
-    """T_bcast of a version, over those of its nodes that it has reached; none before the first, or long after."""
+    """Return T_bcast of a version over the nodes that it has reached; None before it reached one, or long after."""
     ended = connection.execute(
         sa.select(_since_publication(ENDED_MS))
         .join_from(broadcasts, versions, versions.c.version == broadcasts.c.version)
@@ -102,9 +103,9 @@ def spread(connection: sa.Connection, version: int) -> dict[str, Any] | None:
 
 
 def by_node(connection: sa.Connection, version: int) -> list[dict[str, Any]]:
-    """Each node's part in a broadcast, whoever it reached first: seconds to each stage, and bytes as receipts say."""
+    """Return each node's part in a broadcast, the first reached first: seconds to each stage, bytes from receipts."""
     size, sender = uploads.c.size_bytes, uploads.c.sender
-    is_peer = sender.in_(sa.select(nodes.c.node_id))  # who is no node is the seeder
+    is_peer = sender.in_(sa.select(nodes.c.node_id))  # a sender that is no node is the seeder
     received = (
         sa.select(
             uploads.c.receiver,
@@ -148,5 +149,5 @@ def by_node(connection: sa.Connection, version: int) -> list[dict[str, Any]]:
 
 
 def _since_publication(moment_ms: sa.ColumnElement[int]) -> sa.ColumnElement[Any]:
-    """In seconds."""
+    """Return the seconds from a version's publication to a moment."""
     return (moment_ms - versions.c.published_ms) / 1000.0

@@ -1,11 +1,11 @@
 """Envelopes of rollouts and fragments, read before the writer sees them: form, signature and signer.
 
 1. An envelope names its lease; `named_lease` finds that without decoding what is signed.
-2. Where the leases were looked up, an envelope that names no lease of its sender, or is larger than an answer to its
-   lease can be, is refused before its signature is checked or a value of it is decoded.
+2. If the leases were looked up, an envelope that names no lease of its sender, or is larger than an answer to its lease
+   can be, is refused before its signature is checked or any of its values is decoded.
 3. After `MALFORMED_MAX` envelopes of a request that cannot be read, the others are left unread.
 
-- All functions are pure. What needs the store, `coordinator.transactions.claims` checks afterwards.
+- All functions are pure. `coordinator.transactions.claims` does the checks that need the store afterwards.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from protocol.work.lease import Lease, answer_max_bytes, named_lease
 from protocol.work.rollout import RolloutClaim
 
 Owners = Mapping[str, tuple[str, bytes]]
-"""Of each lease, by its id, the node that it was given to and its offer."""
+"""The node that each lease was given to, and the lease's offer, by lease id."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class CheckedRollout:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A rollout that is refused whatever the store says, with the evidence."""
+    """A rollout that is refused whatever the store contains, with the evidence."""
 
     lease_id: str
-    """Empty where no lease ends by it."""
+    """The lease that ends by the refusal; empty if none does."""
     error: SwarmError
     evidence: RejectionEvidence
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a request's leases before its envelopes are decoded."""
+    """The leases of a request as the store has them, read before its envelopes are decoded."""
 
     node: NodeId
     owners: Owners
@@ -83,7 +83,7 @@ def are_heavy(envelopes: Sequence[bytes]) -> bool:
 
 
 def leases_named(envelopes: Iterable[bytes]) -> set[str]:
-    """Return the leases that these envelopes name; those of which none can be read name none."""
+    """Return the leases that these envelopes name; an envelope that cannot be read names none."""
     named, malformed = set[str](), 0
     for envelope in envelopes:
         if malformed == limits.MALFORMED_MAX:
@@ -99,7 +99,7 @@ def read_rollouts(
     node: NodeId, envelopes: Sequence[bytes], known: Known | None = None
 ) -> list[CheckedRollout | Unreadable]:
     """Return the rollouts of one request, in their order."""
-    found = list[CheckedRollout | Unreadable]()
+    rollouts = list[CheckedRollout | Unreadable]()
     malformed = 0
     for envelope in envelopes:
         lease_id = claim_id = ""
@@ -124,15 +124,15 @@ def read_rollouts(
             malformed += not isinstance(error, NotRead)
             claim_id = claim_id or chunks.digest(envelope)
             seen = evidence.build_evidence(error, envelope=envelope, lease_id=lease_id, claim_id=claim_id)
-            found.append(Unreadable(lease_id, error, seen))
+            rollouts.append(Unreadable(lease_id, error, seen))
         else:
-            found.append(CheckedRollout(envelope, claim, ClaimId(claim_id)))
-    return found
+            rollouts.append(CheckedRollout(envelope, claim, ClaimId(claim_id)))
+    return rollouts
 
 
 def read_fragments(node: NodeId, envelopes: Sequence[bytes], known: Known | None = None) -> list[SignedFragment]:
-    """Return the fragments of one request that can be read: of each lease the first."""
-    words: dict[str, SignedFragment] = {}
+    """Return the fragments of one request that can be read: the first one of each lease."""
+    fragments: dict[str, SignedFragment] = {}
     malformed = 0
     for envelope in envelopes:
         if malformed == limits.MALFORMED_MAX:
@@ -141,11 +141,11 @@ def read_fragments(node: NodeId, envelopes: Sequence[bytes], known: Known | None
         with suppress(SwarmError):
             if known:
                 named = named_lease(Envelope.from_bytes(envelope, max_bytes=limits.REQUEST_MAX_BYTES).payload)
-                if named in words:
+                if named in fragments:
                     malformed -= 1
                     continue
                 known.require_fitting(named, len(envelope))
-            word = partial_rollouts.read(node, envelope)
-            words.setdefault(word.fragment.lease_id, word)
+            signed = partial_rollouts.read(node, envelope)
+            fragments.setdefault(signed.fragment.lease_id, signed)
             malformed -= 1
-    return list(words.values())
+    return list(fragments.values())

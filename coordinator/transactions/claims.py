@@ -1,23 +1,23 @@
-"""Intake: from a node's signed bytes to an accepted, credited rollout, or a rejection with a name.
+"""Intake: from a node's signed bytes to an accepted, credited rollout, or to a rejection with a code.
 
-Cheap before costly, and each step has its own error:
+Cheap checks come before costly ones, and each step has its own error:
 
 1. size and form of the envelope, 2. signature, 3. the lease exists and is the signer's, 4. not answered before,
 5. still open and in time, 6. not too stale, 7. the claim repeats the lease, 8. tokens and log-probabilities are
 possible, 9. the reward, computed here from the tokens alone, where the task is built in. An episode is played again in
-step 8, and step 9 is what its environment says. The operator's own rewards may hang or fail: these are computed after
-acceptance (`coordinator.transactions.scoring`), which is what a node is paid for.
+step 8, and its environment gives the reward of step 9. The operator's own rewards may hang or fail: these are computed
+after acceptance (`coordinator.transactions.scoring`), and a node is paid for acceptance.
 
 - Steps 1 and 2 happen before the writer's transaction (`coordinator.transactions.checked_rollouts`), which decodes no
-  envelope. Of a request with several envelopes, or a large one, the leases are looked up first: what they cannot give
-  is not decoded.
+  envelope. For a request with several envelopes, or a large one, the leases are looked up first: an envelope that
+  cannot be an answer to its lease is not decoded.
 - Acceptance is one transaction: rollout, lease, group, Pending entry and the draw of its audit are stored together, or
-  not at all. Everything that a node can be refused for is found before the first of them is written: what fails later
-  is our own fault, and fails the whole request instead of rejecting anybody.
-- The same rollout again is `already_accepted`, with what it earned the first time; nothing is counted twice.
+  not at all. All checks that can refuse a rollout come before the first write: a failure after that is our own fault,
+  and fails the whole request instead of rejecting anybody.
+- The same rollout again is `already_accepted`, with the credit of the first time; nothing is counted twice.
 - A rejection ends the lease and is stored with its code: there is no silent punishment. Its evidence goes to the node.
-  Where the budget does not cover what was well done, the lease is cancelled, and nobody is blamed.
-  One that is only too late ends it as silence does: what was told of it before stays, and is gone on with.
+  If the budget does not cover a correct rollout, the lease is cancelled, and nobody is blamed. A rollout that is only
+  too late ends its lease as no answer does: its fragments stay, and another node continues from them.
 - A rollout for another's lease is refused without touching that lease.
 """
 
@@ -81,26 +81,26 @@ from protocol.work.rollout import Completion, PolicyBounds, RolloutClaim, Tokens
 
 @dataclass(frozen=True)
 class Judge:
-    """How answers are checked and scored in this round."""
+    """The rules by which answers are checked and scored in this round."""
 
     round_id: str
     terms: LeaseTerms
     bounds: PolicyBounds
     reward: Callable[[PromptRef, list[int]], Reward] | None
-    """Of a problem and the tokens of a completion; None where that takes a process, after acceptance."""
+    """Returns the reward for a problem and a completion's tokens; None where a process computes it after acceptance."""
     audits: AuditTerms
 
 
 @dataclass(frozen=True)
 class _Sound:
-    """A rollout that has passed every check; nothing of it is stored yet."""
+    """A rollout that has passed every check and is not stored yet."""
 
     lease: Lease
     row: Any
     is_extra: bool
-    """The learner does not wait for it."""
+    """True if the learner does not wait for it."""
     is_surplus: bool
-    """Nobody waits for it: it is paid, and that is all."""
+    """True if nobody waits for it: it is only paid."""
     whole: Sequence[Tokens]
     rewards: dict[str, Any]
     pending: Pending
@@ -108,8 +108,8 @@ class _Sound:
     stored: dict[str, Any]
 
 
-# Built once: making a statement costs more than running it, and these run for every rollout. What can be read together
-# is: each statement costs a round trip to PostgreSQL, and more of the processor than what it asks for.
+# Built once: making a statement costs more than running it, and these run for every rollout. Values that can be read
+# together are read by one statement: each costs a round trip to PostgreSQL, and more CPU time than the values in it.
 _own = ("lease_id", "group_no", "node_id", "continues", "state", "surplus", "max_cost_micros", "offer", "expires_ms")
 _other = leases.alias("other")
 _lease = Prepared(
@@ -139,7 +139,7 @@ _stands = Prepared(
         .label("free_micros"),
     ).where(versions.c.version == sa.bindparam("version"))
 )
-"""The update of a version, the one that the learner stands at, and what may still be spent."""
+"""The update of a version, the update that the learner has reached, and the budget that is left."""
 _accepted = Prepared(sa.insert(rollouts))
 
 
@@ -151,22 +151,22 @@ def receive_rollouts(
     judge: Judge,
     now_ms: int,
 ) -> tuple[Verdict, ...]:
-    """Accept or reject the rollouts of one request, which were read before (1) (2)."""
+    """Accept or reject the rollouts of one request, which have passed steps 1 and 2."""
     refused: dict[str, list[tuple[str, SwarmError]]] = {}
     verdicts = []
     for answer in answers:
         try:
             if isinstance(answer, Unreadable):
                 raise answer.error
-            found = _check(connection, sender, answer.claim_id, answer.claim, judge, now_ms)
+            checked = _check(connection, sender, answer.claim_id, answer.claim, judge, now_ms)
         except SwarmError as error:
             _end_rejected(connection, sender, answer.lease_id, error, judge, now_ms)
             refused.setdefault(error.code, []).append((answer.lease_id, error))
             verdicts.append(_rejected(answer, error))
         else:
-            if isinstance(found, _Sound):
-                found = _accept(connection, found, answer.envelope, judge, now_ms)
-            verdicts.append(found)
+            if isinstance(checked, _Sound):
+                checked = _accept(connection, checked, answer.envelope, judge, now_ms)
+            verdicts.append(checked)
     for each in refused.values():
         _count_rejections(connection, sender, each, now_ms)
     return tuple(verdicts)
@@ -186,7 +186,7 @@ def _rejected(answer: CheckedRollout | Unreadable, error: SwarmError) -> Verdict
 def _check(
     connection: sa.Connection, node: NodeId, claim_id: ClaimId, claim: RolloutClaim, judge: Judge, now_ms: int
 ) -> _Sound | Verdict:
-    """Steps 3 to 9, which only read; what was said before, if it was answered before."""
+    """Do steps 3 to 9, which only read; return the earlier verdict if the lease was answered before."""
     row = _own_lease(connection, node, claim.lease_id)  # (3)
     if row.claim_id is not None:  # (4)
         if row.claim_id != claim_id:
@@ -213,25 +213,25 @@ def _check(
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
     whole, source = whole_tokens(lease, completions), PromptRef(row.split, row.prompt)
     rewards = _rewards(completions, whole, source, judge)  # (9)
-    told = partial_rollouts.chain(connection, row.continues)
+    partials = partial_rollouts.chain(connection, row.continues)
     pending = _worth(node, claim_id, lease, sum(item.paid_tokens for item in completions))
-    owed = pending.amount_micros + sum(one.pending.amount_micros for one in told)
+    owed = pending.amount_micros + sum(partial.pending.amount_micros for partial in partials)
     if (left := free_micros or 0) < owed:
         seen = different("credit", f"at most {left} micro-units", owed)
         raise BudgetExhausted("The round's budget does not cover this rollout.", breach=seen)
     sampled = b"".join(item.sampled.tobytes() for item in completions) if lease.episode else None
     stored = {"policy_update": policy_update, "sampled": sampled, **rewards}
-    return _Sound(lease, row, is_extra, is_surplus, whole, rewards, pending, told, stored)
+    return _Sound(lease, row, is_extra, is_surplus, whole, rewards, pending, partials, stored)
 
 
 def _has_place(connection: sa.Connection, row: Any, policy_update: int, learner_update: int, terms: LeaseTerms) -> bool:
-    """Return True if the learner has a place for the group of a lease: of what is counted always, of a trial maybe."""
+    """Return True if the learner has a place for the group of a lease; only a trial may have none."""
     counts = row.group_state != GroupState.TRIAL
     return counts or admission.has_room(connection, terms, policy_update, learner_update)
 
 
 def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Judge, now_ms: int) -> Verdict:
-    """Everything that acceptance is."""
+    """Credit and store a rollout, draw its audit, and return the verdict."""
     lease, row, pending = sound.lease, sound.row, sound.pending
     partial_rollouts.credit(connection, pending, sound.told, now_ms)
     accepted = {
@@ -256,7 +256,7 @@ def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Ju
 
 
 def _own_lease(connection: sa.Connection, node: NodeId, lease_id: str) -> Any:
-    """The row of a lease that was given to this node."""
+    """Return the row of a lease that was given to this node."""
     row = _lease(connection, lease=lease_id).first()
     if row is None:
         seen = different("lease_id", "one that was given out in this round", lease_id)
@@ -268,7 +268,7 @@ def _own_lease(connection: sa.Connection, node: NodeId, lease_id: str) -> Any:
 
 
 def _stale(version: int, policy_update: int, learner_update: int, bound: int) -> StaleVersion:
-    """Why a version is too old."""
+    """Build the error for a version that is too old."""
     return StaleVersion(
         f"Version {version} is {learner_update - policy_update} updates old; {bound} are allowed.",
         hint="Sample faster or take smaller leases.",
@@ -284,7 +284,7 @@ def _stale(version: int, policy_update: int, learner_update: int, bound: int) ->
 def _rewards(
     completions: Sequence[Completion], whole: Sequence[Tokens], source: PromptRef, judge: Judge
 ) -> dict[str, Any]:
-    """What each sample earns: what its episode came to, or what the task says of its tokens, if that is built in."""
+    """Return the samples' rewards: of its episode, or of its tokens if the task is built in; else unknown."""
     rewards = []
     for said, tokens in zip(completions, whole, strict=True):
         if said.transcript:
@@ -292,14 +292,15 @@ def _rewards(
         elif judge.reward:
             rewards.append(judge.reward(source, tokens.tolist()))
         else:
-            return reward_columns.unknown(len(whole))  # `coordinator.transactions.scoring` has them judged
+            return reward_columns.unknown(len(whole))  # `coordinator.transactions.scoring` gets them later
     return reward_columns.stored(rewards)
 
 
 def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], judge: Judge, now_ms: int) -> None:
-    """Keep a rollout for the learner; one whose group was answered by another before is only paid.
+    """Store a rollout for the learner; a surplus one is only paid.
 
-    So is a trial without a place: its prompt is offered again.
+    Surplus are a rollout whose group another node has answered, and a trial without a place, whose prompt is offered
+    again.
     """
     lease, surplus = sound.row, sound.is_surplus
     lease_id = lease.lease_id
@@ -319,7 +320,7 @@ def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], j
 def _remember(
     connection: sa.Connection, lease: Lease, whole: Sequence[Tokens], scores: Sequence[float], terms: LeaseTerms
 ) -> None:
-    """How the group of a prompt came out, for whoever chooses among prompts; rewards that come later say it then."""
+    """Record the lengths and scores of a prompt's group for the choice of prompts; later rewards are recorded later."""
     if terms.lookahead:
         foresight.record_lengths(connection, lease.prompt, max(len(sample) for sample in whole))
     if terms.selection.chooses and all(map(isfinite, scores)):
@@ -327,15 +328,17 @@ def _remember(
 
 
 def _enter(connection: sa.Connection, sound: _Sound, judge: Judge, now_ms: int) -> None:
-    """Into escrow with a rollout, and with the parts that it went on from."""
+    """Put a rollout, and the parts that it continued, into escrow."""
     common: dict[str, Any] = {"terms": judge.audits, "now_ms": now_ms}
     own = sound.pending
     escrow.admit(connection, own.node_id, own.claim_id, sound.lease, worth_micros=own.amount_micros, **common)
-    for one in sound.told:
-        worth = one.pending.amount_micros
-        escrow.admit(connection, one.node_id, one.claim_id, one.lease, worth_micros=worth, groups=0, **common)
+    for partial in sound.told:
+        worth = partial.pending.amount_micros
+        escrow.admit(
+            connection, partial.node_id, partial.claim_id, partial.lease, worth_micros=worth, groups=0, **common
+        )
     escrow.void_claims_of_banned_owners(
-        connection, [one.node_id for one in sound.told], terms=judge.audits, now_ms=now_ms
+        connection, [partial.node_id for partial in sound.told], terms=judge.audits, now_ms=now_ms
     )
 
 
@@ -348,9 +351,9 @@ def take_progress(
     judge: Judge,
     now_ms: int,
 ) -> LeaseProgressReply:
-    """Record which leases a node holds, and keep what it has sampled for whoever may have to go on.
+    """Record which leases a node holds, and store its fragments for the node that may have to continue.
 
-    Of each lease there is one fragment in `words`: to check it, those before it are read again.
+    `words` has one fragment of each lease: to check it, the earlier ones are read again.
     """
     held = sa.select(leases.c.lease_id, leases.c.surplus).where(leases.c.node_id == node, IS_OPEN)
     open_ids = set()
@@ -382,7 +385,7 @@ def owners_of(connection: sa.Connection, named: Collection[str]) -> dict[str, tu
 
 
 def _worth(node: NodeId, claim_id: ClaimId, lease: Lease, tokens: int) -> Pending:
-    """What the tokens are worth at their lease's price."""
+    """Return the pending credit of a claim: `tokens` at its lease's price."""
     return Pending(
         claim_id=claim_id,
         lease_id=LeaseId(lease.lease_id),
@@ -400,9 +403,9 @@ def _count_rejections(
     lease_id, error = refused[-1]
     said = str(error)[:500].replace("\0", "")  # it may quote the sender, and PostgreSQL keeps no NUL
     last = {"last_lease_id": lease_id, "last_message": said, "last_ms": now_ms}
-    here = (rejections.c.node_id == node) & (rejections.c.code == error.code)
+    which = (rejections.c.node_id == node) & (rejections.c.code == error.code)
     more = rejections.c.count + len(refused)
-    if not connection.execute(sa.update(rejections).where(here).values(count=more, **last)).rowcount:
+    if not connection.execute(sa.update(rejections).where(which).values(count=more, **last)).rowcount:
         values = {"node_id": node, "code": error.code, "count": len(refused), **last}
         connection.execute(sa.insert(rejections).values(**values))
 
@@ -416,8 +419,8 @@ def _end_rejected(
     said = str(error)[:500].replace("\0", "")
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
     row = connection.execute(sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(mine)).first()
-    ours = isinstance(error, BudgetExhausted)  # the node has done what it was asked for
-    late = isinstance(error, LeaseClosed)  # it costs no more than no answer, if nobody has swept it up yet
+    ours = isinstance(error, BudgetExhausted)  # the node has done its work
+    late = isinstance(error, LeaseClosed)  # it costs no more than no answer, if the lease is still in the table
     event = LeaseEvent.CANCEL if ours else LeaseEvent.EXPIRE if late else LeaseEvent.REJECT
     if row is not None and lease_table.end_unanswered(connection, row, event, judge.terms, now_ms):
         connection.execute(sa.update(leases).where(mine).values(code=error.code, said=said))

@@ -1,10 +1,10 @@
-"""Which problems come next and how their groups came out, as effects.
+"""The curriculum: the problems that come next and the results of their groups, as effects.
 
-- Without rules, group n is about place n of the train split. With them (`coordinator.rules.selection`) windows of
-  places are looked at in order; what was chosen of one waits in the store until groups are made of it.
-- What is known of a prompt is kept under its hash, and changes with the acceptance or the reward that it follows from.
-- Where the round stands is one row: after any crash, and for any process beside this one, the next group is the same.
-  Rules may be changed, or switched on and off, between two starts: what was chosen is used up first.
+- Without rules, group n is about place n of the train split. With them (`coordinator.rules.selection`), windows of
+  places are read in order; the places chosen from one wait in the store until groups are made of them.
+- The results of a prompt are stored under its hash, and change with the acceptance or the reward that they follow from.
+- The state is one row: after any crash, and for every other process, the next group is the same. Rules may be changed,
+  or switched on and off, between two starts: the places chosen before are used up first.
 """
 
 from collections import Counter
@@ -24,10 +24,10 @@ from protocol.policy import chunks
 from protocol.work.rollout import pack_tokens
 
 FACT = "curriculum"
-"""The next place that nobody has looked at, the places that were chosen, and what became of all others."""
+"""The fact of the next place to read, the places that were chosen, and counts of all others."""
 
 Prompt = Callable[[PromptRef], list[int]]
-"""The tokens of a problem's prompt."""
+"""A function that returns the tokens of a problem's prompt."""
 
 # Built once: making a statement costs more than running it, and these run for every lease and every rollout.
 _newest = Prepared(sa.select(sa.func.max(groups.c.group_no)).where(groups.c.group_no >= 0))
@@ -43,7 +43,7 @@ _total = Prepared(sa.select(sa.func.coalesce(sa.func.sum(outcomes.c.groups), 0))
 
 
 def record_outcome(connection: sa.Connection, prompt: bytes, rewards: Sequence[float]) -> None:
-    """A group of this prompt earned this; nothing says nothing."""
+    """Record the rewards of a prompt's group; an empty sequence changes nothing."""
     if not rewards:
         return
     name = chunks.digest(prompt)
@@ -52,14 +52,14 @@ def record_outcome(connection: sa.Connection, prompt: bytes, rewards: Sequence[f
 
 
 def come_up(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt) -> list[tuple[int, int]]:
-    """Numbers for so many groups more, each with the place in the train split that it is about."""
+    """Return numbers for `count` more groups, each with its place in the train split."""
     newest = _newest(connection).scalar()
     first = 0 if newest is None else newest + 1
     return list(enumerate(_places(connection, count, first, rules, prompt), first))
 
 
 def make(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt, state: GroupState) -> list[int]:
-    """So many groups more for the learner, each in this state of groups that are worked on; their numbers."""
+    """Make `count` more groups for the learner, each in `state`, and return their numbers."""
     if count <= 0:
         return []
     made = come_up(connection, count, rules, prompt)
@@ -70,7 +70,7 @@ def make(connection: sa.Connection, count: int, rules: SelectionRules, prompt: P
 
 
 def curriculum_report(connection: sa.Connection, rules: SelectionRules) -> dict[str, int]:
-    """What was left out until now, and how the prompts that were seen stand; nothing where nothing is chosen."""
+    """Return counts of the prompts that were seen and left out so far; empty if prompts are not chosen."""
     stands = get_fact(connection, FACT)
     if not rules.chooses and stands is None:
         return {}
@@ -78,14 +78,14 @@ def curriculum_report(connection: sa.Connection, rules: SelectionRules) -> dict[
     right = outcomes.c.mean >= rules.solved
     counted = {"prompts_seen": seen, "prompts_always_right": seen & alike & right}
     counted |= {"prompts_always_wrong": seen & alike & ~right}
-    columns = [sa.func.coalesce(sa.func.sum(sa.case((here, 1), else_=0)), 0) for here in counted.values()]
-    found = dict(zip(counted, map(int, connection.execute(sa.select(*columns)).one()), strict=True))
+    columns = [sa.func.coalesce(sa.func.sum(sa.case((which, 1), else_=0)), 0) for which in counted.values()]
+    report = dict(zip(counted, map(int, connection.execute(sa.select(*columns)).one()), strict=True))
     counts: dict[str, int] = (stands or _begin(0))["counts"]
-    return found | counts
+    return report | counts
 
 
 def _places(connection: sa.Connection, count: int, first: int, rules: SelectionRules, prompt: Prompt) -> list[int]:
-    """So many places, after those that were given before; `first` groups were made until now."""
+    """Return the next `count` places; `first` groups were made until now."""
     stands = get_fact(connection, FACT)
     if stands is None:
         if not rules.chooses:
@@ -127,18 +127,18 @@ def _look(connection: sa.Connection, stands: dict[str, Any], rules: SelectionRul
 
 def _outcomes(connection: sa.Connection, names: Iterable[str]) -> dict[str, PromptOutcome]:
     fields = PromptOutcome.__dataclass_fields__
-    found = _known(connection, names=list(names))
-    return {row.prompt: PromptOutcome(**{name: getattr(row, name) for name in fields}) for row in found}
+    rows = _known(connection, names=list(names))
+    return {row.prompt: PromptOutcome(**{name: getattr(row, name) for name in fields}) for row in rows}
 
 
 def _keep(connection: sa.Connection, known: dict[str, PromptOutcome], after: dict[str, PromptOutcome]) -> None:
-    """Store what has changed."""
+    """Store the outcomes that have changed."""
     fields = PromptOutcome.__dataclass_fields__
-    values = {name: {field: getattr(one, field) for field in fields} for name, one in after.items()}
+    values = {name: {field: getattr(outcome, field) for field in fields} for name, outcome in after.items()}
     changed = [
         {"name": name, **{f"new_{field}": value for field, value in values[name].items()}}
-        for name, one in after.items()
-        if name in known and one != known[name]
+        for name, outcome in after.items()
+        if name in known and outcome != known[name]
     ]
     new = [{"prompt": name, **values[name]} for name in after if name not in known]
     _change.each(connection, changed)

@@ -1,25 +1,26 @@
-"""From acceptance to settlement: what a claim waits for, and what faults do, as effects.
+"""Escrow: the way of a claim from acceptance to settlement, and the consequences of faults, as effects.
 
     accepted ─▶ drawn ──verdict──▶ pass, soft ─┐
             └▶ not drawn ──window closed──────┴─ used by the learner ─▶ Post
                hard fault, or the owner is banned ────────────────────▶ Void
 
-- A claim is used when it was trained on, or is not needed any more.
-- The window: the owner's last so many claims that were not drawn stay unpaid, and so does every one behind a claim
-  whose audit is still to come. At the end of the round, a claim waits only for the audits before it.
-- The pledge: of an owner's groups that audits found right the dearest stays unpaid, too, until no fault can come any
-  more. So there is something to lose from the first group on, and a second identity has to work for its own.
+- A claim is used when it was trained on, or when it is not needed any more.
+- The window: the owner's last claims that were not drawn stay unpaid, as many as the trust rules say, and so does every
+  claim behind one whose audit is still to come. At the end of the round, a claim waits only for the audits before it.
+- The pledge: the dearest of an owner's groups that audits found right stays unpaid, too, until no fault can come any
+  more. So an owner has something to lose from the first group on, and a second identity has to earn its own pledge.
 - A hard fault voids its claim, the pledge and the window before it: as many of the owner's unaudited groups as stay
-  unpaid at its rate. All else in the owner's escrow is audited, and what the learner has not used of it leaves the
-  buffer; the prompts are offered again. A second fault, on another group, bans the owner: what no audit found right is
-  void, and its leases end. What else was found right is paid to anybody.
-- A claim to a part of a group, that another finished, goes the same way, with the use of its group. Windows count
-  whole groups: behind a part worth one token nothing is safe.
-- A group with a fault in it leaves the buffer. The others who worked on it, in good faith, are paid as if it was used.
-- What cannot be audited by no fault of the node's (its version is gone, the auditor fails on it) is as if never drawn.
-- A claim is *held* where the tolerances that it fails by were measured on another policy: no verdict, no fault and no
+  unpaid at its rate. All other claims in the owner's escrow are audited, and those that the learner has not used leave
+  the buffer; the prompts are offered again. A second fault, on another group, bans the owner: claims that no audit
+  found right are void, and its leases end. Other claims that were found right are paid, even to a banned owner.
+- A claim to a part of a group that another node finished goes the same way, and is used when its group is. Windows
+  count whole groups: a part worth one token must not close a window.
+- A group with a fault in it leaves the buffer. The others who worked on it in good faith are paid as if it was used.
+- A claim that cannot be audited by no fault of the node's (its version is gone, the auditor fails on it) counts as not
+  drawn.
+- A claim is *held* if the tolerances that it fails by were measured on another policy: no verdict, no fault and no
   entry. Its group leaves the buffer, and it stays unpaid until its class is calibrated and an auditor judges it.
-- A verdict counts once, whoever brings it.
+- A verdict counts once, whoever returns it.
 """
 
 import logging
@@ -62,16 +63,16 @@ WRONG = "replay_mismatch"
 """Why the claim of a hard fault is void."""
 
 FORFEITED = "escrow_forfeited"
-"""Why the window before it is."""
+"""Why the window before it is void."""
 
 PROVEN: tuple[Finding, ...] = ("pass", "soft")
-"""What leaves a claim worth its money."""
+"""Findings after which a claim is paid."""
 
 GOOD = audits.c.finding.in_(PROVEN) & ~audits.c.settled & (audits.c.groups > 0)
-"""Of which the dearest is the pledge; a part of a group is none."""
+"""Claims that may be the pledge, which is the dearest of them; a part of a group cannot be."""
 
 UNSEEN = ((audits.c.why == "") | (audits.c.finding == "pardon")) & ~audits.c.settled
-"""What waits for its window to close."""
+"""Claims that wait for their window to close."""
 
 _admit = Prepared(sa.insert(audits))
 _least_rate = Prepared(
@@ -81,7 +82,7 @@ _least_rate = Prepared(
 )
 
 _NO_PLACE = 2**62
-"""Behind every claim."""
+"""A place behind every claim."""
 
 _unseen = Prepared(
     sa.select(audits.c.claim_id, audits.c.groups, claims_table.c.amount_micros)
@@ -109,7 +110,7 @@ def admit(
     terms: AuditTerms,
     now_ms: int,
 ) -> None:
-    """Enter an accepted claim, and draw whether it is audited; it counts for so many groups, 0 if for a part of one."""
+    """Put an accepted claim into escrow and draw whether it is audited; `groups` is 0 for a part of a group."""
     owner, place, before, backlog = standings.count_claim(connection, node, groups)
     rate = _rate_ppm(connection, owner, before, worth_micros, backlog, terms)
     epoch, drawn, is_last = lottery.draw(connection, claim_id, rate, terms)
@@ -138,9 +139,9 @@ def _rate_ppm(
     backlog: int,
     terms: AuditTerms,
 ) -> int:
-    """How likely the owner's next claim is audited, if it is worth so much."""
+    """Return the audit rate of the owner's next claim, which is worth `worth_micros`, in claims per million."""
     if (rate := trust.rate_ppm(standing, terms.rules)) in (0, ALL_PPM):
-        return rate  # whatever is held
+        return rate  # it does not depend on the escrow
     ease = audit_pace.rate_factor(backlog, terms.backlog_max)
     eased = trust.rate_ppm(standing, terms.rules, ease=ease)
     window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules, drawn_ppm=eased))
@@ -155,21 +156,21 @@ def _window_size(connection: sa.Connection, owner: str, standing: trust.OwnerSta
 
 
 def _window(connection: sa.Connection, owner: str, before: int, groups: int) -> list[Any]:
-    """The owner's last so many unpaid groups before a place that nobody looked at, the latest first."""
-    found: list[Any] = []
+    """Return the owner's last `groups` unpaid, unaudited groups before a place, the latest first."""
+    window: list[Any] = []
     if groups:
         for row in _unseen(connection, of=owner, before=before):
-            found.append(row)
+            window.append(row)
             groups -= row.groups
             if groups <= 0:
                 break
-    return found
+    return window
 
 
 def void_claims_of_banned_owners(
     connection: sa.Connection, working: Sequence[NodeId], *, terms: AuditTerms, now_ms: int
 ) -> None:
-    """Nodes whose work was finished by others just now may be of owners who were banned meanwhile."""
+    """Void the claims of nodes whose owners were banned before others finished their work."""
     for owner in standings.banned_among(connection, working):
         for touched in sorted(_forfeit(connection, owner, now_ms)):
             settle(connection, touched, terms, now_ms)
@@ -178,7 +179,7 @@ def void_claims_of_banned_owners(
 def used(
     connection: sa.Connection, wholes: list[str], *, suspects: Iterable[str] = (), terms: AuditTerms, now_ms: int
 ) -> None:
-    """The learner needs these rollouts no more; what it calls suspect is audited before it is settled."""
+    """Record that the learner does not need these rollouts any more; `suspects` are audited before they are settled."""
     worked = {*wholes, *partial_rollouts.parts_of(connection, wholes)}
     suspected = audits.c.claim_id.in_(worked.intersection(suspects)) & (audits.c.why == "") & ~audits.c.settled
     connection.execute(sa.update(audits).where(suspected).values(why="learner"))
@@ -187,22 +188,22 @@ def used(
 
 
 def settle_all(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
-    """Post what can be posted, of everybody."""
+    """Post all claims that can be posted, of all owners."""
     for owner in connection.execute(sa.select(trust_table.c.owner)).scalars().all():
         settle(connection, owner, terms, now_ms)
 
 
 def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int) -> None:
-    """Post what an owner's escrow has to hold no longer."""
+    """Post the claims that an owner's escrow need not hold any more."""
     standing = standings.find_standing(connection, owner)
     columns = (audits.c.claim_id, audits.c.node_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
-    here = (audits.c.owner == owner) & ~audits.c.settled & (audits.c.held_as != LOST)
-    waiting = list(connection.execute(sa.select(*columns).where(here).order_by(audits.c.place)))
+    which = (audits.c.owner == owner) & ~audits.c.settled & (audits.c.held_as != LOST)
+    waiting = list(connection.execute(sa.select(*columns).where(which).order_by(audits.c.place)))
     first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
     unproven: list[Any] = [row for row in waiting[:first] if row.finding not in PROVEN]
     kept = set[str]()
     if first < len(waiting) or not get_fact(connection, "finished", False):
-        if standings.banned_ms(connection, owner) is None:  # who is banned can do no wrong any more
+        if standings.banned_ms(connection, owner) is None:  # a banned owner needs no pledge
             kept = _pledged(connection, owner, standing, terms)
         held = trust.level(standing, terms.rules) == "held"
         unproven = [] if held else _closed(unproven, _window_size(connection, owner, standing, terms))
@@ -211,19 +212,19 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
     _end(connection, [Post(claim_id=row.claim_id) for row in (*proven, *posted)], now_ms)
     if paid := {row.node_id for row in (*proven, *posted)}:
         owners.sequence(connection, paid, now_ms)
-    # A pardon, of whom all is audited, proves nothing: a newcomer whose versions have gone is still one.
+    # A pardon proves nothing where everything is audited: a newcomer whose versions are gone stays a newcomer.
     if groups := sum(row.groups for row in posted if row.finding is None):
         standings.put(connection, owner, trust.validated(standing, terms.rules, groups))
 
 
 def _pledged(connection: sa.Connection, owner: str, standing: trust.OwnerStanding, terms: AuditTerms) -> set[str]:
-    """The pledge; none where nothing is ever audited."""
+    """Return the claim that is the pledge; empty where nothing is ever audited."""
     rate = trust.rate_ppm(standing, terms.rules)
     return {row.claim_id for row in _pledge(connection, of=owner)} if rate else set()
 
 
 def _closed(unproven: list[Any], window: int) -> list[Any]:
-    """The claims with so many groups behind them."""
+    """Return the claims with at least `window` groups behind them."""
     behind = 0
     for place in reversed(range(len(unproven))):
         if behind >= window:
@@ -242,7 +243,7 @@ def judge(
     terms: AuditTerms,
     now_ms: int,
 ) -> bool:
-    """Take a verdict; False if the claim does not wait for one."""
+    """Record a verdict and its consequences; return False if the claim does not wait for one."""
     waits = (audits.c.claim_id == claim_id) & WAITS
     values = {"finding": finding, "report": report, "judged_ms": now_ms}
     columns = (audits.c.owner, audits.c.groups, audits.c.place)
@@ -262,7 +263,7 @@ def judge(
         standings.note_fault(connection, owner, claim_id, before, now_ms)
         window = _window(connection, owner, row.place, _window_size(connection, owner, before, terms))
         pledge = sorted(_pledged(connection, owner, before, terms))
-        touched |= _blame(connection, owner, claim_id, [one.claim_id for one in window], pledge, now_ms)
+        touched |= _blame(connection, owner, claim_id, [unseen.claim_id for unseen in window], pledge, now_ms)
         if trust.level(standing, terms.rules) == "banned":
             touched |= _ban(connection, owner, now_ms)
     for each in sorted(touched):
@@ -273,10 +274,10 @@ def judge(
 def hold_claim(
     connection: sa.Connection, claim_id: str, held_as: str, report: bytes, *, terms: AuditTerms, now_ms: int
 ) -> bool:
-    """Hold a claim until this class is calibrated, its group out of the buffer; False if it does not wait."""
+    """Hold a claim until class `held_as` is calibrated, and retract its group; return False if it does not wait."""
     values = {"held_as": held_as, "report": report, "taken_by": "", "tries": 0}
-    here = sa.update(audits).where((audits.c.claim_id == claim_id) & WAITS).values(**values)
-    if not connection.execute(here).rowcount:
+    stmt = sa.update(audits).where((audits.c.claim_id == claim_id) & WAITS).values(**values)
+    if not connection.execute(stmt).rowcount:
         return False
     for touched in sorted(_retract(connection, [claim_id], now_ms)):
         settle(connection, touched, terms, now_ms)
@@ -284,37 +285,37 @@ def hold_claim(
 
 
 def release(connection: sa.Connection, classes: Iterable[str]) -> int:
-    """Have claims judged that were held for one of these classes; how many they are."""
-    here = HELD & audits.c.held_as.in_(list(classes))
-    return connection.execute(sa.update(audits).where(here).values(held_as="", why="held")).rowcount
+    """Let claims that were held for one of these classes wait for an auditor; return how many they are."""
+    which = HELD & audits.c.held_as.in_(list(classes))
+    return connection.execute(sa.update(audits).where(which).values(held_as="", why="held")).rowcount
 
 
 def was_held(connection: sa.Connection, claim_id: str) -> bool:
     """Return True if a claim was held before it waited for an auditor again."""
-    here = (audits.c.claim_id == claim_id) & (audits.c.why == "held")
-    return connection.execute(sa.select(audits.c.claim_id).where(here)).first() is not None
+    which = (audits.c.claim_id == claim_id) & (audits.c.why == "held")
+    return connection.execute(sa.select(audits.c.claim_id).where(which)).first() is not None
 
 
 def _blame(
     connection: sa.Connection, owner: str, claim_id: str, window: list[str], pledge: list[str], now_ms: int
 ) -> set[str]:
-    """Void a claim, pledge and window before it, and have all else that is unseen audited; whose claims that touches.
+    """Void a claim, its owner's pledge and window; have all other open claims audited; return the owners touched.
 
-    The pledge is right, and stays in the buffer.
+    The pledge was found right, and stays in the buffer.
     """
     suspect = (audits.c.owner == owner) & ~audits.c.settled & audits.c.finding.is_(None)
     open_claims = connection.execute(sa.select(audits.c.claim_id).where(suspect)).scalars().all()
     touched = _retract(connection, [claim_id, *window, *open_claims], now_ms)
     _end(connection, [Void(claim_id=claim_id, reason_code=WRONG)], now_ms)
     lost = [*reversed(window), *pledge]
-    _end(connection, [Void(claim_id=one, reason_code=FORFEITED) for one in lost], now_ms)
+    _end(connection, [Void(claim_id=lost_id, reason_code=FORFEITED) for lost_id in lost], now_ms)
     connection.execute(sa.update(audits).where(audits.c.claim_id.in_(lost)).values(fault=claim_id))
     connection.execute(sa.update(audits).where(suspect & (audits.c.why == "")).values(why="fault"))
     return touched
 
 
 def ban(connection: sa.Connection, owner: str, *, terms: AuditTerms, now_ms: int) -> bool:
-    """Ban an owner by the operator's order; False if they were banned before."""
+    """Ban an owner by the operator's order; return False if the owner was banned before."""
     if not standings.ban(connection, owner, now_ms):
         return False
     for touched in sorted(_ban(connection, owner, now_ms)):
@@ -323,7 +324,7 @@ def ban(connection: sa.Connection, owner: str, *, terms: AuditTerms, now_ms: int
 
 
 def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
-    """End all that an owner has under way; whose claims that touches."""
+    """Ban an owner, and end its claims and leases; return the owners whose claims that touches."""
     standings.ban(connection, owner, now_ms)
     log.warning("owner=%s banned", owner)
     touched = _forfeit(connection, owner, now_ms)
@@ -333,10 +334,10 @@ def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
 
 
 def _forfeit(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
-    """A banned owner's open claims leave the buffer, and are void unless they were found right; whose that touches.
+    """Retract a banned owner's open claims, void those not found right, and return the owners concerned.
 
-    If a key is banned that was its own owner, so are its claims, and parts that others finished, since it works for
-    another. The void ones are that key's from now on, as its faults are: an appeal finds them there.
+    If the banned key was its own owner and works for another now, its claims since then, and parts that others
+    finished, are voided, too. These belong to that key from now on, as its faults do: an appeal finds them there.
     """
     answers = [owner, *connection.scalars(sa.select(nodes.c.owner).where(nodes.c.node_id == owner))]
     theirs = audits.c.owner.in_(answers) & ((audits.c.owner == owner) | (audits.c.node_id == owner))
@@ -351,15 +352,15 @@ def _forfeit(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
     by = standings.banned_ms(connection, owner)
     for row in void:
         place = row.place if row.owner == owner else standings.count(connection, owner, 0)
-        here = sa.update(audits).where(audits.c.claim_id == row.claim_id)
-        connection.execute(here.values(ban_ms=by, owner=owner, place=place))
+        stmt = sa.update(audits).where(audits.c.claim_id == row.claim_id)
+        connection.execute(stmt.values(ban_ms=by, owner=owner, place=place))
     return touched.union(row.owner for row in void)
 
 
 def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> set[str]:
-    """Take the groups of claims out of what waits or is measured, and offer their prompts again; whose work that was.
+    """Retract the groups of claims, offer their prompts again, and return the owners who worked on them.
 
-    Those that were trained on stay where they are.
+    Groups that were trained on keep their state.
     """
     wholes = {partial_rollouts.whole_of(connection, claim_id) for claim_id in claims}
     taken = move(connection, rollouts.c.claim_id.in_(wholes), RolloutState.RETRACTED)
@@ -371,17 +372,17 @@ def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> s
 
 
 def _use(connection: sa.Connection, wholes: list[str]) -> set[str]:
-    """These rollouts, and the parts that they went on from, are needed no more; whose they are."""
-    here = audits.c.claim_id.in_([*wholes, *partial_rollouts.parts_of(connection, wholes)])
-    return set(connection.execute(sa.update(audits).where(here).values(used=True).returning(audits.c.owner)).scalars())
+    """Mark these rollouts, and the parts that they continued, as used; return their owners."""
+    which = audits.c.claim_id.in_([*wholes, *partial_rollouts.parts_of(connection, wholes)])
+    return set(connection.execute(sa.update(audits).where(which).values(used=True).returning(audits.c.owner)).scalars())
 
 
 def _end(connection: sa.Connection, entries: list[Post] | list[Void], now_ms: int) -> None:
-    """Settle claims, each for the first time."""
+    """Append the entries that settle these claims; each claim is settled once."""
     if not entries:
         return
     outcomes = store.append_all(connection, entries, now_ms)
     if set(outcomes) != {EntryOutcome.APPLIED}:
         raise BookBroken(f"A claim in escrow was settled before: {outcomes}.")
-    here = audits.c.claim_id.in_([entry.claim_id for entry in entries])
-    connection.execute(sa.update(audits).where(here).values(settled=True))
+    which = audits.c.claim_id.in_([entry.claim_id for entry in entries])
+    connection.execute(sa.update(audits).where(which).values(settled=True))

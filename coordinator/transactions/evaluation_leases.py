@@ -1,12 +1,12 @@
-"""Which nodes measure, and how much: groups of evaluations among the leases, as effects.
+"""Leases of evaluations: the nodes that measure a version and how many groups each gets, as effects.
 
 A node that asks for work is given groups of an evaluation of the version that it holds:
 
 1. before any other, while nothing could be trained on (`evaluations.FIRST`);
-2. else, where the learner needs none of this version;
-3. else, if it is one of the few that measure: a share of the nodes at work, one at least. It *stays* with its version
-   until that is measured, however new the others' are;
-4. else, if it is the only node: a share of what it asks for.
+2. else, if the learner needs no more groups of this version;
+3. else, if it is one of the nodes that measure: a share of the nodes at work, one at least. It *stays* with its version
+   until that is measured, however new the versions of others are;
+4. else, if it is the only node: a share of the groups that it requests.
 
 - So an evaluation never takes more of the fleet than its share while the learner has a use for it.
 """
@@ -37,44 +37,44 @@ _running = Prepared(
 
 @dataclass(frozen=True)
 class EvaluationPart:
-    """What a node may measure: so many groups of one evaluation, of so many samples each."""
+    """The groups of one evaluation that a node may measure: at most `most`, of `samples` samples each."""
 
     evaluation: int
     problems: int
     samples: int
     most: int
     alone: bool
-    """It gets nothing else beside them."""
+    """True if it gets no other groups."""
     stays: bool
-    """It keeps its version as long as there are more."""
+    """True if it keeps its version as long as there are more."""
 
 
 def part(
     connection: sa.Connection, node: NodeId, version: int, asked: int, share: float, admitted: Admitted
 ) -> EvaluationPart | None:
-    """The node's part in what is measured of its version, when it asks for so many groups."""
-    found = _running(connection, version=version, states=_left_for(admitted.on_trial)).first()
-    if found is None:
+    """Return the node's part in an evaluation of its version, when it requests `asked` groups; None if it has none."""
+    running = _running(connection, version=version, states=_left_for(admitted.on_trial)).first()
+    if running is None:
         return None
     at_work, measuring = _at_work(connection, proven_only=admitted.others_ask)
     busy = len(at_work | {node})
     chosen = busy > 1 and (node in measuring or len(measuring) < max(1, int(share * busy)))
-    if found.why in FIRST or admitted.reason in NOT_NEEDED or chosen:
-        stays = chosen or found.why in FIRST
-        return EvaluationPart(found.number, found.problems, found.samples, asked, alone=chosen, stays=stays)
+    if running.why in FIRST or admitted.reason in NOT_NEEDED or chosen:
+        stays = chosen or running.why in FIRST
+        return EvaluationPart(running.number, running.problems, running.samples, asked, alone=chosen, stays=stays)
     if busy == 1:
         most = max(1, int(share * asked))
         most = 0 if measuring else most
-        return EvaluationPart(found.number, found.problems, found.samples, most, alone=False, stays=False)
+        return EvaluationPart(running.number, running.problems, running.samples, most, alone=False, stays=False)
     return None
 
 
 def lease_evaluation_groups(
     connection: sa.Connection, number: int, count: int, version: int | None, *, on_trial: bool
 ) -> list[tuple[int, str | None, int | None]]:
-    """So many groups of an evaluation, each with the lease that left its work and the version of that.
+    """Lease up to `count` groups of an evaluation; return each with the lease that left work on it and that version.
 
-    After those that nobody works on come those that only newcomers do, for whoever is none.
+    Groups that nobody works on come first. Then, if the node is no newcomer, those that only newcomers work on.
     """
     fits = sa.case((groups.c.begun_version == version, 0), (groups.c.begun.is_(None), 1), else_=2)
     waiting = (
@@ -90,19 +90,19 @@ def lease_evaluation_groups(
 
 
 def is_left(connection: sa.Connection, number: int, *, on_trial: bool) -> bool:
-    """Whether there is more to measure."""
+    """Return True if there is more to measure."""
     left = groups.c.state.in_(_left_for(on_trial))
-    here = sa.select(groups.c.group_no).where(groups.c.evaluation == number, left).limit(1)
-    return connection.execute(here).first() is not None
+    waiting = sa.select(groups.c.group_no).where(groups.c.evaluation == number, left).limit(1)
+    return connection.execute(waiting).first() is not None
 
 
 def _left_for(on_trial: bool) -> list[str]:
-    """The states of groups that a node may be given."""
+    """Return the states of groups that a node may be given."""
     return [GroupState.OPEN.value] if on_trial else [GroupState.OPEN.value, GroupState.TRIAL.value]
 
 
 def _at_work(connection: sa.Connection, *, proven_only: bool) -> tuple[set[str], set[str]]:
-    """The nodes that have open leases, and those of them that measure; all of them, or those that are no newcomers."""
+    """Return the nodes with open leases, and those of them that measure; with `proven_only`, without newcomers."""
     held = sa.select(leases.c.node_id, sa.func.min(leases.c.group_no)).where(IS_OPEN).group_by(leases.c.node_id)
     if proven_only:
         held = held.join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(standings.IS_KNOWN)

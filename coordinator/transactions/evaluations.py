@@ -1,14 +1,14 @@
-"""Evaluations: what one version is worth on held-out problems, measured by the nodes, as effects.
+"""Evaluations: the measurement of one version on held-out problems by the nodes, as effects.
 
     running ─ every problem answered ─▶ done
-            └ nobody holds its version any more, or its time is over ─▶ partial, or void with nothing measured
+            └ no node holds its version any more, or its time is over ─▶ partial, or void if nothing is measured
 
 - An evaluation is pinned to a version when it begins, and has groups of its own, below zero:
-  `coordinator.transactions.evaluation_leases` leases them as any others. They are paid and audited, never trained on,
-  and count for nothing in the staleness bound.
+  `coordinator.transactions.evaluation_leases` leases them. They are paid and audited, never trained on, and do not
+  count in the staleness bound.
 - Its problems are the same in every evaluation of a round, so versions are compared on equal terms.
-- A fault that an audit finds takes its group out of the result, and if the evaluation still runs, has it measured anew.
-- A result stands beside the version, the update and what had been spent until then; it is told with its interval.
+- A fault that an audit finds removes its group from the result; if the evaluation still runs, it is measured again.
+- A result is stored with the version, the update and the cost until then; it is reported with its interval.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,15 +30,15 @@ from protocol.errors import NotFound, OutOfOrder
 from protocol.work.learning import Evaluated
 
 Why = Literal["before", "every", "last", "asked"]
-"""Before training; as often as it is set; the last version; or an operator has asked."""
+"""Reason of an evaluation: before training, every n versions, the last version, or the operator's request."""
 
 FIRST: tuple[Why, ...] = ("before", "last")
-"""While these run, nothing is trained on anyway, or nothing more: they go first."""
+"""Reasons of evaluations that go first: nothing is trained on while they run, or nothing more."""
 
 
 @dataclass(frozen=True)
 class EvaluationTerms:
-    """What the configuration says about evaluations."""
+    """The settings of evaluations."""
 
     every: int = 0
     """Versions from one to the next; 0 is never."""
@@ -53,15 +53,15 @@ class EvaluationTerms:
 
     @staticmethod
     def from_config(config: Config) -> "EvaluationTerms":
-        told = config.eval
+        section = config.eval
         return EvaluationTerms(
-            every=told.every,
-            before_train=told.before_train,
-            splits=told.splits,
-            problems=told.problems,
-            samples=told.samples,
-            patience_ms=int(1000 * told.patience_s),
-            solved=told.solved,
+            every=section.every,
+            before_train=section.before_train,
+            splits=section.splits,
+            problems=section.problems,
+            samples=section.samples,
+            patience_ms=int(1000 * section.patience_s),
+            solved=section.solved,
             seed=config.round.seed,
             last_update=config.round.max_updates,
         )
@@ -70,7 +70,7 @@ class EvaluationTerms:
 def start_due_evaluations(
     connection: sa.Connection, version: int, sizes: Mapping[str, int], terms: EvaluationTerms, now_ms: int
 ) -> int:
-    """Begin what is due with this version, of splits of so many problems; how many evaluations that is."""
+    """Start the evaluations that are due with this version, and return their number; `sizes` has problems per split."""
     update = _update_of(connection, version)
     why: Why
     if not terms.every:
@@ -101,7 +101,7 @@ def start_evaluation(
     why: Why = "asked",
     now_ms: int,
 ) -> int:
-    """Begin one evaluation on a split of `size` problems; its number."""
+    """Start one evaluation on a split of `size` problems, and return its number."""
     update = _update_of(connection, version)
     number = 1 + (connection.execute(sa.select(sa.func.max(evaluations.c.number))).scalar() or 0)
     chosen = choose(size, terms.problems, split=split, seed=terms.seed)
@@ -137,7 +137,7 @@ def start_evaluation(
 
 
 def choose(size: int, wanted: int, *, split: str, seed: int) -> list[int]:
-    """Which problems of a split of that size are measured: the same ones every time, in ascending order. Pure."""
+    """Return the problems of a split of `size` that are measured: always the same, in ascending order. Pure."""
 
     def place(index: int) -> bytes:
         return blake2b(f"evaluation/{seed}/{split}/{index}".encode(), digest_size=8).digest()
@@ -146,7 +146,7 @@ def choose(size: int, wanted: int, *, split: str, seed: int) -> list[int]:
 
 
 def axes(connection: sa.Connection, update: int) -> dict[str, float]:
-    """What had been trained on and spent up to an update: beside the version, every axis that a curve may have."""
+    """Return the samples, tokens, seconds and cost up to an update: the axes of a curve beside the version."""
     trained = rollouts.c.batch <= update
     tokens, rewards_bytes, credit = connection.execute(
         sa.select(
@@ -168,7 +168,7 @@ def axes(connection: sa.Connection, update: int) -> dict[str, float]:
 
 
 def record_group(connection: sa.Connection, group_no: int, now_ms: int) -> None:
-    """A group of an evaluation was answered, or its answer taken back: see what that makes of the whole."""
+    """Update an evaluation after one of its groups was answered, or its answer retracted."""
     number = connection.execute(sa.select(groups.c.evaluation).where(groups.c.group_no == group_no)).scalar_one()
     state = connection.execute(sa.select(evaluations.c.state).where(evaluations.c.number == number)).scalar_one()
     left = sa.select(groups.c.group_no).where(groups.c.evaluation == number, groups.c.state.in_(UNANSWERED))
@@ -176,19 +176,19 @@ def record_group(connection: sa.Connection, group_no: int, now_ms: int) -> None:
     unscored = unscored.where(groups.c.evaluation == number, rollouts.c.state == RolloutState.UNSCORED.value)
     if state != "running":
         _put(connection, number, {"result": _result(connection, number)})
-    elif not any(connection.execute(one.limit(1)).first() for one in (left, unscored)):
+    elif not any(connection.execute(query.limit(1)).first() for query in (left, unscored)):
         _put(connection, number, {"state": "done", "ended_ms": now_ms, "result": _result(connection, number)})
 
 
 def sweep(connection: sa.Connection, terms: EvaluationTerms, *, alive_since_ms: int, now_ms: int) -> list[int]:
-    """End what cannot be finished: nobody alive holds its version, or it has run for too long."""
+    """End evaluations that cannot be finished: no live node holds the version, or the time is over."""
     newest, _ = policy_versions.newest_version(connection)
     ended = []
     for row in connection.execute(_running()).all():
         held = sa.select(nodes.c.node_id).where(nodes.c.version == row.version, nodes.c.last_seen_ms >= alive_since_ms)
         at_work = sa.select(leases.c.lease_id).join(groups, groups.c.group_no == leases.c.group_no)
         at_work = at_work.where(groups.c.evaluation == row.number, IS_OPEN)
-        gone = row.version < newest and not any(connection.execute(one.limit(1)).first() for one in (held, at_work))
+        gone = row.version < newest and not any(connection.execute(query.limit(1)).first() for query in (held, at_work))
         if gone or now_ms - row.begun_ms >= terms.patience_ms:
             stop(connection, row.number, now_ms)
             ended.append(row.number)
@@ -196,36 +196,36 @@ def sweep(connection: sa.Connection, terms: EvaluationTerms, *, alive_since_ms: 
 
 
 def stop_all(connection: sa.Connection, now_ms: int) -> None:
-    """The round has ended, and nobody is given anything more."""
+    """Stop all evaluations at the end of the round, when no node gets leases any more."""
     for row in connection.execute(_running()).all():
         stop(connection, row.number, now_ms)
 
 
 def stop(connection: sa.Connection, number: int, now_ms: int) -> None:
-    """End an evaluation with what it has."""
-    found = _result(connection, number)
-    _put(connection, number, {"state": "partial" if found else "void", "ended_ms": now_ms, "result": found})
+    """End an evaluation with the results that it has."""
+    result = _result(connection, number)
+    _put(connection, number, {"state": "partial" if result else "void", "ended_ms": now_ms, "result": result})
 
 
 def is_running(connection: sa.Connection, why: Why | None = None) -> bool:
-    """Whether one runs at all, or for that reason."""
+    """Return True if an evaluation runs; with `why`, one with that reason."""
     query = _running() if why is None else _running().where(evaluations.c.why == why)
     return connection.execute(query.limit(1)).first() is not None
 
 
 def oldest_needed(connection: sa.Connection) -> int | None:
-    """The oldest version that is being evaluated or audited, or may yet have to be: whose files are still needed."""
-    here = sa.select(sa.func.min(evaluations.c.version)).where(evaluations.c.state == "running")
+    """Return the oldest version whose files are needed: it is evaluated or audited, or may yet be."""
+    evaluated = sa.select(sa.func.min(evaluations.c.version)).where(evaluations.c.state == "running")
     oldest = (
         standings.oldest_waiting(connection),
         lease_table.oldest_in_vain(connection),
-        connection.execute(here).scalar(),
+        connection.execute(evaluated).scalar(),
     )
     return min((version for version in oldest if version is not None), default=None)
 
 
 def best(connection: sa.Connection) -> int | None:
-    """The version with the highest average on the split that was named first; the earlier of equal ones."""
+    """Return the version with the highest average on the split of the first evaluation; the earlier of equal ones."""
     first = sa.select(evaluations.c.split).order_by(evaluations.c.number).limit(1).scalar_subquery()
     done = sa.select(evaluations).where(evaluations.c.state == "done", evaluations.c.split == first)
     rows = [row for row in connection.execute(done.order_by(evaluations.c.number)) if row.result]
@@ -233,7 +233,7 @@ def best(connection: sa.Connection) -> int | None:
 
 
 def list_evaluations(connection: sa.Connection, *, version: int = 0) -> list[dict[str, Any]]:
-    """Every evaluation, or those of a version, the oldest first: what was measured, and how far it is."""
+    """Return every evaluation, or those of a version, the oldest first, with progress and result."""
     query = sa.select(evaluations).order_by(evaluations.c.number)
     if version:
         query = query.where(evaluations.c.version == version)
@@ -244,7 +244,7 @@ def list_evaluations(connection: sa.Connection, *, version: int = 0) -> list[dic
 
 
 def latest_results(connection: sa.Connection) -> tuple[Evaluated, ...]:
-    """The last ones that came to anything, as the learner tells them to its boards."""
+    """Return the last evaluations with a result, in the form that the learner passes on to its metric boards."""
     ended = sa.select(evaluations).where(evaluations.c.state.in_(("done", "partial")))
     last = connection.execute(ended.order_by(evaluations.c.number.desc()).limit(limits.EVALUATIONS_TOLD_MAX)).all()
     return tuple(
@@ -278,16 +278,16 @@ def _shown(row: Mapping[str, Any], answered: int) -> dict[str, Any]:
 
 
 def details(connection: sa.Connection, number: int) -> list[dict[str, Any]]:
-    """Each answered problem of an evaluation: its place in the split, and the scores of its samples."""
-    return [{"problem": problem, "scores": found} for problem, found in _measured(connection, number)]
+    """Return each answered problem of an evaluation: its place in the split, and the scores of its samples."""
+    return [{"problem": problem, "scores": measured} for problem, measured in _measured(connection, number)]
 
 
 def _result(connection: sa.Connection, number: int) -> dict[str, Any] | None:
     solved = connection.execute(sa.select(evaluations.c.solved).where(evaluations.c.number == number)).scalar_one()
-    found = scores.result([of_one for _, of_one in _measured(connection, number)], solved=solved)
-    if found is None:
+    result = scores.result([samples for _, samples in _measured(connection, number)], solved=solved)
+    if result is None:
         return None
-    return asdict(found) | {"passed": {str(j): share for j, share in found.passed.items()}}
+    return asdict(result) | {"passed": {str(j): share for j, share in result.passed.items()}}
 
 
 def _measured(connection: sa.Connection, number: int) -> list[tuple[int, Sequence[float]]]:
@@ -315,7 +315,7 @@ def _update_of(connection: sa.Connection, version: int) -> int:
         raise NotFound(f"Version {version} was not published.", hint="`swarm-coordinator status` names the newest.")
     if version != newest:
         raise OutOfOrder(
-            f"Nodes hold version {newest}; version {version} is out of their hands.",
+            f"Nodes hold version {newest} and no longer version {version}.",
             hint="Evaluate the newest one, or export this one and evaluate it elsewhere.",
         )
     return int(update)

@@ -1,19 +1,19 @@
-"""Which nodes feed others by the plan: those that have transferred chunks lately, and did not fail as parents.
+"""Feeders: the nodes that feed others by the plan, since they transferred chunks lately and did not fail as parents.
 
-- Keys are free. A key that registers and sends heartbeats has shown nothing, so it is a leaf of the plan
+- Keys are free. A key that only registers and sends heartbeats has proven nothing, so it is a leaf of the plan
   (`topology.join`).
-- Proof begins at the seeder, which is the operator's: it reports to whom it delivered chunks. A receipt of such a
-  node, or of one whose owner has a validated group, proves the senders that it names, and so on from there. Proof
-  lasts for `VERSIONS_KEPT` versions, and a receipt of one's own renews it.
-- A parent is judged by the children that the plan gave it, once they have a version: if most had nothing from it, it
-  has failed, and is a leaf for `VERSIONS_KEPT` versions; else it has passed. Work that was found right counts most,
-  then nodes that passed themselves; a parent is judged by those of its children that count most, and by nobody who
-  counts less than it.
-- Who has neither passed nor done work is on trial. As soon as anybody has, no more of these are planned at once than
-  have: so a crowd that fetches and never gives is a few parents of a version, each time other ones, and honest nodes
-  are in after a few versions.
-- While nobody has proven anything (the first version, or the first after a restart without validated work), everybody
-  is planned. A node asks the seeder at once for what a parent that never delivered should bring
+- Proof begins at the seeder, which is the operator's: it reports to which nodes it delivered chunks. A receipt of such
+  a node, or of one whose owner has a validated group, proves the senders that it names, and so on from there. Proof
+  lasts for `VERSIONS_KEPT` versions, and a node's own receipt renews it.
+- A parent is judged by the children that the plan gave it, once they have a version: if most received nothing from
+  it, it has failed, and is a leaf for `VERSIONS_KEPT` versions; else it has passed. Nodes with validated work have the
+  highest rank, then nodes that passed themselves. The children of the highest rank judge a parent; children of a lower
+  rank than the parent do not.
+- A node that has neither passed nor done work is on trial. As soon as any node has passed or worked, no more nodes on
+  trial are planned at once than such nodes. So of many nodes that fetch and never upload, a few are parents of a
+  version, other ones each time, and honest nodes pass after a few versions.
+- While no node has proven anything (the first version, or the first after a restart without validated work), all nodes
+  are planned. A node asks the seeder at once for the chunks of a parent that never delivered any
   (`swarm_node.picker.picker`).
 """
 
@@ -34,51 +34,51 @@ TRIALS_MIN = 4
 """Nodes on trial in one plan, at the least."""
 
 JUDGED_FROM_CHUNKS = 4
-"""Chunks in each stripe, at least, before a child judges its parents: of less, others often send all in good faith."""
+"""Chunks per stripe, at least, before a child judges its parents: of fewer, honest others often send all."""
 
 Receipts = Mapping[str, Mapping[str, int]]
-"""Who sent how many bytes of a version to each receiver."""
+"""The bytes of a version by receiver and sender."""
 
 
 class Rank(IntEnum):
-    """How much a node's word about its parents counts."""
+    """The weight of a node's receipt when its parents are judged."""
 
     NONE = 0
     PROVEN = 1
     """It transferred chunks lately."""
     PASSED = 2
-    """Its own children had chunks from it."""
+    """Its own children received chunks from it."""
     WORKED = 3
     """A group of its owner was found right."""
 
 
 class Feeders:
-    """What is known about each node as a sender, with the newest version that shows it.
+    """The record of each node as a sender, with the newest version that shows it.
 
-    Lives in memory, on the thread that makes plans; the seeder's word comes from another.
+    It is kept in memory, on the thread that makes plans; another thread calls `report_served`.
     """
 
     def __init__(self) -> None:
         self._reported: dict[str, None] = {}
-        """To whom the seeder delivered, since the last plan."""
+        """The nodes to which the seeder delivered since the last plan."""
         self._proven: dict[str, int] = {}
         self._passed: dict[str, int] = {}
         self._failed: dict[str, int] = {}
         self._tried: dict[str, int] = {}
 
     def report_served(self, names: Iterable[str]) -> None:
-        """Record to whom the seeder delivered chunks."""
+        """Record the nodes to which the seeder delivered chunks."""
         for name in names:
             self._reported[name] = None
 
     def is_proven(self, name: str) -> bool:
-        """Return True if the seeder need not deliver to this node for it to be planned."""
+        """Return True if the node can be planned without a delivery from the seeder."""
         return name in self._proven
 
     def choose(
         self, connection: sa.Connection, live: Collection[NodeId], before: Topology | None, version: int
     ) -> Set[str]:
-        """Return who may feed others in the next plan; `before` is the last one, which was for `version`."""
+        """Return the nodes that may feed others in the next plan; `before` is the last plan, for `version`."""
         worked = set(connection.scalars(sa.select(nodes.c.node_id).where(IS_KNOWN))).intersection(live)
         receipts = _receipts(connection, version)
         for name in list(self._reported):
@@ -98,7 +98,7 @@ class Feeders:
         return trusted | self._on_trial(new, len(trusted), version)
 
     def _on_trial(self, new: Set[str], trusted: int, version: int) -> Set[str]:
-        """Return whose turn it is of those who have not passed yet."""
+        """Return the nodes on trial of the next plan; those that waited longest come first."""
         waiting = sorted(new, key=lambda name: (self._tried.get(name, 0), name))
         on_trial = waiting[: max(TRIALS_MIN, trusted)] if trusted else waiting
         self._tried |= dict.fromkeys(on_trial, version)
@@ -150,6 +150,6 @@ def _follow(begin: Set[str], receipts: Receipts) -> Set[str]:
 
 
 def _can_judge(receipts: Receipts, receiver: str) -> bool:
-    """Return True if so many bytes came that every parent had the time to send some of them."""
+    """Return True if the receiver got enough bytes that every parent had the time to send some of them."""
     size_bytes = sum(receipts.get(receiver, {}).values())
     return size_bytes > 0 and size_bytes >= JUDGED_FROM_CHUNKS * STRIPES * fitting_size(size_bytes)

@@ -1,11 +1,12 @@
-"""The fleet of a running round: what is measured of it, and the decision of `fleet.choice` put into the store.
+"""The fleet of a running round: its measurements, and the decision of `rules.fleet_choice` put into the store.
 
-- T_train is the median of the last updates; T_bcast the last broadcast's median; a node's rate comes from the leases
-  that ended lately; its cost is its price today for as many tokens as groups have lately had.
+- T_train is the median of the last updates, T_bcast the median of the last broadcast. A node's rate comes from its
+  leases that ended lately; its cost is its price today for the mean tokens of a recent group.
 - Everything is read from the store at each decision, so a restart changes nothing.
-- Nobody is believed to be faster than the fastest who has proved it: a boast puts nobody out of work for long.
-- Rates are estimates, and some nodes lie: when the learner has waited for far too long, everybody works.
-- With γ = 0 and no budget per hour, and until the learner's first updates are timed, everybody works.
+- A node's claimed speed counts for no more than the highest measured rate: a false claim puts nobody out of work for
+  long.
+- Rates are estimates, and some nodes lie: when the learner has waited for too long, all nodes work.
+- With γ = 0 and no hourly budget, and until the learner's first updates are timed, all nodes work.
 - All functions are effects, `(connection, …) → outcome`.
 """
 
@@ -41,30 +42,30 @@ from protocol.work.lease import LeaseState
 UPDATES_SEEN = 8
 GROUPS_SEEN = 64
 HALF_LIVES_SEEN = 4
-"""An answer older than this says less than a sixteenth of a new one."""
+"""Half-lives after which an answer is not read any more: its weight is a sixteenth of a new one's."""
 
 WAITS_TOO_LONG = 2
-"""Times that an update, a broadcast and a rollout take one after the other; and `fleet.window_s` on top."""
+"""The learner waits too long after this multiple of an update, a broadcast and a rollout, plus `fleet.window_s`."""
 
 MICROS = 1_000_000
 
 NO_SAMPLERS = ("mirroring", "resting")
-"""Phases in which a node gives nothing, whatever it could."""
+"""Phases in which a node samples nothing, whatever its speed."""
 
 SECONDS_MIN = 1e-3
-"""No group takes less."""
+"""The least time that a group takes."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """What groups have lately been like."""
+    """The mean tokens and the median time of recent groups."""
 
     tokens: float
     seconds: float
 
 
 def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> PoolLoad | None:
-    """What the round asks of its pool, as measured; None before the learner has made an update or two."""
+    """Return the measured load of the round on its pool; None before the learner has made an update or two."""
     train_s = _median(
         connection,
         sa.select(batches.c.busy_s).where(batches.c.busy_s > 0).order_by(batches.c.batch.desc()).limit(UPDATES_SEEN),
@@ -83,49 +84,52 @@ def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> P
 
 
 def kappa(asked: PoolLoad | None, config: Config) -> int:
-    """Updates between publications: what the operator set, or the most that costs no throughput by what is measured."""
+    """Return the updates between publications: the setting, or the most that costs no throughput as measured."""
     if asked is None or config.staleness.publish_every:
         return config.staleness.kappa
     return VISIBLE.kappa(asked)
 
 
 def need(asked: PoolLoad, config: Config) -> Need:
-    """In groups a second; with γ = 0 there is never enough, so that everybody works whom the budget allows."""
+    """Return the throughput needed, in groups/s; with γ = 0 it is infinite: all nodes that the budget allows work."""
     floor = VISIBLE.min_rate(asked, kappa(asked, config))
     return Need(floor, config.fleet.gamma * floor if config.fleet.gamma else math.inf)
 
 
 def is_starved(connection: sa.Connection, asked: PoolLoad, config: Config, *, up_since_ms: int, now_ms: int) -> bool:
-    """Whether the learner's last batch is so long ago that those who work cannot be giving what they should."""
+    """Return True if the learner's last batch is so long ago that the nodes at work must be slower than estimated."""
     formed_ms = connection.execute(sa.select(sa.func.max(batches.c.formed_ms))).scalar() or now_ms
     cycle_s = asked.train_s + asked.broadcast_s + asked.rollout_s
     return now_ms - max(formed_ms, up_since_ms) > 1000 * (WAITS_TOO_LONG * cycle_s + config.fleet.window_s)
 
 
 def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: int, now_ms: int) -> list[FleetCandidate]:
-    """The nodes that are alive and sample, with their rates and what they cost; in micro-units."""
+    """Return the live nodes that sample, with their rates and their costs in micro-units per second."""
     groups = _groups(connection)
     if groups is None:
         return []
     alive = registry.live_nodes(connection, silent_after_ms=silent_after_ms, now_ms=now_ms)
     half_life_s = config.fleet.half_life_s
     done = _work(connection, now_ms - int(1000 * HALF_LIVES_SEEN * half_life_s))
-    here = (
+    sampling = (
         sa.select(nodes).where(nodes.c.node_id.in_(alive), nodes.c.phase.not_in(NO_SAMPLERS)).order_by(nodes.c.node_id)
     )
     rate_of = partial(measured_rate, now_s=now_ms / 1000, half_life_s=half_life_s)
     fastest = max([1 / max(groups.seconds, SECONDS_MIN), *(rate_of(0.0, work) for work in done.values())])
-    found = []
-    for row in connection.execute(here):
+    measured = []
+    for row in connection.execute(sampling):
         rate = rate_of(min(fastest, row.tokens_per_s / groups.tokens), done.get(row.node_id, ()))
-        found.append(FleetCandidate(row.node_id, rate, rate * groups.tokens * row.price_micros_per_mtok / MICROS))
-    return found
+        measured.append(FleetCandidate(row.node_id, rate, rate * groups.tokens * row.price_micros_per_mtok / MICROS))
+    return measured
 
 
 def steer(
     connection: sa.Connection, config: Config, *, silent_after_ms: int, up_since_ms: int, now_ms: int
 ) -> list[Change]:
-    """Decide who works from now on; what that changes. Who was silent while the coordinator was away is waited for."""
+    """Decide which nodes work from now on, and return the changes.
+
+    After a start of the coordinator nothing is decided for `silent_after_ms`, so that all nodes can report first.
+    """
     if 0 <= now_ms - up_since_ms < silent_after_ms:
         return []
     cap_micros = config.fleet.budget_micros_per_hour
@@ -151,7 +155,7 @@ def steer(
 
 
 def list_nodes(connection: sa.Connection) -> list[dict[str, Any]]:
-    """Each node's part and the reason for it, those at work first."""
+    """Return whether each node works, and the reason, those at work first."""
     rows = connection.execute(
         sa.select(fleet, nodes.c.name)
         .join_from(fleet, nodes, nodes.c.node_id == fleet.c.node_id)
@@ -161,10 +165,10 @@ def list_nodes(connection: sa.Connection) -> list[dict[str, Any]]:
 
 
 def _stored(connection: sa.Connection, pool: list[FleetCandidate]) -> Fleet:
-    """The fleet as it was left; at first everybody who is there works."""
+    """Return the stored fleet; before the first decision, all nodes work."""
     rows = connection.execute(sa.select(fleet)).all()
     if not rows:
-        return Fleet(working=frozenset(one.name for one in pool))
+        return Fleet(working=frozenset(node.name for node in pool))
     short_since, dear_since = get_fact(connection, "fleet_since", [None, None])
     return Fleet(
         working=frozenset(row.node_id for row in rows if row.works),
@@ -179,20 +183,20 @@ def _store(
 ) -> None:
     before = {row.node_id: row for row in connection.execute(sa.select(fleet))}
     rows = []
-    for one in pool:
-        works, known = one.name in after.working, before.get(one.name)
+    for node in pool:
+        works, known = node.name in after.working, before.get(node.name)
         if known is not None and known.works == works:
             since_ms, reason = min(now_ms, known.since_ms), known.reason
         else:
-            since_ms, reason = now_ms, reasons.get(one.name, "it was there" if works else "it is not needed yet")
+            since_ms, reason = now_ms, reasons.get(node.name, "it was there" if works else "it is not needed yet")
         rows.append(
             {
-                "node_id": one.name,
+                "node_id": node.name,
                 "works": works,
                 "since_ms": since_ms,
                 "reason": reason,
-                "groups_per_s": one.rate,
-                "cost_micros_per_s": one.cost,
+                "groups_per_s": node.rate,
+                "cost_micros_per_s": node.cost,
             }
         )
     connection.execute(sa.delete(fleet))
@@ -218,7 +222,7 @@ def _groups(connection: sa.Connection) -> Groups | None:
 
 
 def _work(connection: sa.Connection, since_ms: int) -> dict[NodeId, list[GroupRecord]]:
-    """What each node did with the leases that ended since then."""
+    """Return the records of the leases that ended since `since_ms`, by node."""
     done: defaultdict[NodeId, list[GroupRecord]] = defaultdict(list)
     ended = sa.select(leases.c.node_id, leases.c.issued_ms, leases.c.ended_ms, leases.c.state).where(
         leases.c.ended_ms >= since_ms, leases.c.state.in_(AT_WORK)
@@ -229,5 +233,5 @@ def _work(connection: sa.Connection, since_ms: int) -> dict[NodeId, list[GroupRe
 
 
 def _median(connection: sa.Connection, column: sa.Select[Any]) -> float | None:
-    found = connection.execute(column).scalars().all()
-    return median(found) if found else None
+    values = connection.execute(column).scalars().all()
+    return median(values) if values else None

@@ -1,8 +1,9 @@
-"""What the store knows of lengths: of prompts, of their neighbours, and of the pace of nodes; as effects.
+"""Foresight: stored lengths of prompts and of similar prompts, and the pace of nodes; as effects.
 
-- A group's length is that of its longest sample: it is what a node that samples all of them together waits for.
-- What is expected of a group is noted when it comes up, and kept: an order that moves on its own would starve somebody.
-- A node's pace is the time from lease to answer for each token of its last answers, beside that of everybody's last.
+- A group's length is that of its longest sample: a node that samples all of them together waits for it.
+- The expected length of a group is stored when it is made, and does not change: an order that moves on its own would
+  starve some groups.
+- A node's pace is the time from lease to answer per token of its last answers, relative to the last answers of all.
 """
 
 from collections.abc import Iterable
@@ -47,7 +48,7 @@ _make = Prepared(sa.insert(groups))
 
 
 def _lately(*of: sa.ColumnElement[bool]) -> sa.Subquery:
-    """How long the last accepted answers took, and their tokens."""
+    """Build the query for the milliseconds and tokens of the last accepted answers."""
     last = (
         sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms"), rollouts.c.tokens)
         .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
@@ -64,7 +65,7 @@ _paces = Prepared(sa.select(_of_all, _of_one.c.ms, _of_one.c.tokens).join_from(_
 
 
 def record_lengths(connection: sa.Connection, prompt: bytes, longest: int) -> None:
-    """A group of this prompt was sampled."""
+    """Record that a group of this prompt was sampled, with the tokens of its longest sample."""
     names = _names(prompt)
     known = _seen(connection, names)
     after = {name: known.get(name, LengthStatistics()).after(longest) for name in names}
@@ -79,19 +80,19 @@ def record_lengths(connection: sa.Connection, prompt: bytes, longest: int) -> No
 
 
 def foreseen(connection: sa.Connection, prompt: bytes) -> float | None:
-    """How long a group of this prompt is expected to be; None if nothing is known."""
+    """Return the expected length of a group of this prompt, in tokens; None if nothing is known."""
     names = _names(prompt)
     known = _seen(connection, names)
     return expected(known.get(names[0]), known.get(names[1])) or None
 
 
 def window_of(connection: sa.Connection, least: int, rules: SelectionRules, prompt: Prompt) -> list[WaitingGroup]:
-    """At least so many groups that nobody works on, the oldest first; new ones come up where there are too few.
+    """Return at least `least` groups that nobody works on, the oldest first; make new ones if there are too few.
 
-    What one node has begun is left for whoever can go on, until many newer groups have overtaken it.
+    A group that a node has begun is left for nodes that can continue it, until many newer groups have overtaken it.
     """
-    found = _unbegun(connection, newer=OVERTAKEN_MAX * least, count=least)
-    waiting = [WaitingGroup(row.group_no, row.expected or 0.0, row.begun, row.begun_version) for row in found]
+    unbegun = _unbegun(connection, newer=OVERTAKEN_MAX * least, count=least)
+    waiting = [WaitingGroup(row.group_no, row.expected or 0.0, row.begun, row.begun_version) for row in unbegun]
     if len(waiting) >= least:
         return waiting
     fresh = curriculum.come_up(connection, least - len(waiting), rules, prompt)
@@ -105,7 +106,7 @@ def window_of(connection: sa.Connection, least: int, rules: SelectionRules, prom
 
 
 def speed(connection: sa.Connection, node: NodeId) -> float:
-    """How many times as fast as nodes are lately; 1 before anything is known."""
+    """Return the node's speed relative to that of all nodes lately; 1 before anything is known."""
     took_ms, tokens, own_ms, own_tokens = map(
         float, (count or 0 for count in _paces(connection, node=node).single_row())
     )
@@ -113,7 +114,7 @@ def speed(connection: sa.Connection, node: NodeId) -> float:
 
 
 def _names(prompt: bytes) -> tuple[str, str]:
-    """What is known of the prompt itself, and of its neighbours, is kept under these."""
+    """Return the names under which the lengths of the prompt and of similar prompts are stored."""
     return chunks.digest(prompt), neighbourhood(len(prompt) // 4)
 
 

@@ -1,15 +1,16 @@
-"""Nodes that nobody can dial, but that may dial each other at the same time: who they are, and where.
+"""Hole punching: the nodes that nobody can dial, but that can dial each other at the same time, and their addresses.
 
-- A node reports at which address its plan's observers see its listening port. If all say the same, and it is the
-  address from which the node called the coordinator, it is *punchable*: others may be sent there, at the same moment as
-  it is sent to them. Two observers that differ have seen a NAT that gives every connection another port.
-- So no node brings a stranger's address into a plan. Where the coordinator does not see who calls (behind a proxy),
-  nobody is punchable.
-- Behind one address only one node is: two there would have to meet inside.
-- Punching is measured: both sides report how it went. A node of which more say that it failed is not punchable, until
-  these words are `VERSIONS_KEPT` versions old. One word each: who fails with everybody makes nobody else unpunchable.
-- Kept in memory, for the nodes that are alive: after a restart of the coordinator nodes report it all with their next
-  request for a plan.
+- A node reports at which address its plan's observers see its listening port. If all report the same, and it is the
+  address from which the node called the coordinator, the node is *punchable*: others may dial it there, at the same
+  moment as it dials them. If two observers differ, a NAT gives every connection another port.
+- So no node can bring a stranger's address into a plan. If the coordinator does not see the callers' addresses (behind
+  a proxy), no node is punchable.
+- Only one node per IP address is punchable: two of them would have to connect inside their network.
+- Punching is measured: both sides report how it went. A node for which most reports are failures is not punchable,
+  until these reports are `VERSIONS_KEPT` versions old. Each node has one report about another: a node that fails with
+  everybody makes no other node unpunchable.
+- The reports are kept in memory, for the nodes that are alive: after a restart of the coordinator nodes send them again
+  with their next request for a plan.
 """
 
 import ipaddress
@@ -28,26 +29,26 @@ from protocol.work.messages import PlanRequest
 
 @dataclass(frozen=True)
 class _Word:
-    """How punching went, as one side says."""
+    """The result of punching, as one side reports it."""
 
     worked: bool
     version: int
 
 
 class Punching:
-    """What nodes have reported of their places and of holes."""
+    """The addresses of nodes, and the results of punching, as nodes have reported them."""
 
     def __init__(self) -> None:
         self._places: dict[NodeId, str] = {}
         self._words: dict[NodeId, dict[NodeId, _Word]] = defaultdict(dict)
-        """Node → who says how punching with it went."""
+        """The reports about punching with a node: node → reporter → report."""
 
     def report(
         self, node: NodeId, message: PlanRequest, *, caller: str, version: int, pairs: Collection[NodeId]
     ) -> None:
-        """Record a node's report; `caller` is the address that it called from, where that is known.
+        """Record a node's report; `caller` is the address that it called from, if that is known.
 
-        `pairs` are those with whom it was told to punch for this version: of others it has nothing to say.
+        `pairs` are the nodes that its plan for this version pairs it with; reports about others are ignored.
         """
         self._places.pop(node, None)
         if place := _place(message.observed, caller):
@@ -58,7 +59,7 @@ class Punching:
                     self._words[NodeId(name)][node] = _Word(worked, version)
 
     def punchable(self, version: int, live: Mapping[NodeId, str], undialable: Iterable[NodeId]) -> dict[NodeId, str]:
-        """Of those who cannot be dialled the punchable ones, and where each is."""
+        """Return the punchable nodes among those that cannot be dialled, each with its address."""
         for known in (self._places, self._words):
             for name in known.keys() - live.keys():
                 del known[name]
@@ -74,7 +75,7 @@ class Punching:
 
 
 def _place(observed: Collection[str], caller: str) -> str | None:
-    """The one address at which a node was seen, if it is the one that it called from."""
+    """Return the only address at which a node was observed, if it called from there; else None."""
     if len(set(observed)) != 1 or not caller:
         return None
     (address,) = set(observed)

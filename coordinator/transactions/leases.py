@@ -1,11 +1,11 @@
-"""The lease table: what becomes of a lease, and of its group, as effects.
+"""The lease table: changes of leases and of their groups, as effects.
 
-- A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; or on `trial`, which only a newcomer works
-  on, and nothing waits for (`coordinator.transactions.newcomers`).
-- A lease that ends without acceptance opens its group again, so no prompt is lost; whoever takes the group next goes on
-  from what was told of it, if that costs no more than to start afresh (`coordinator.transactions.partial_rollouts`).
+- A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; or on `trial`: only a newcomer works on it,
+  and nothing waits for it (`coordinator.transactions.newcomers`).
+- A lease that ends without acceptance opens its group again, so no prompt is lost; the next node of the group continues
+  from its fragments, if that costs no more than a new start (`coordinator.transactions.partial_rollouts`).
 - A node may hold as many leases as it has shown to finish (`coordinator.rules.lease_allowance`).
-- While the coordinator is away no lease's time runs: nobody could answer.
+- While the coordinator is down, the time of leases does not run: nobody could answer.
 - Every change of a lease goes through `protocol.work.lease.TRANSITIONS`, compared and set in one statement.
 """
 
@@ -29,13 +29,13 @@ from protocol.work.lease import OPEN, TRANSITIONS, Lease, LeaseEvent, LeaseState
 from protocol.work.messages import ReturnLeases
 
 LEASES_HELD_FACTOR = 2
-"""Requests' worth of open leases per node: one in the engine and one on its way; nobody can hold all the work."""
+"""Open leases per node, in requests: one in the engine and one on its way; so no node can hold all the work."""
 
 BACK = "back_ms"
-"""The fact of when a coordinator came back."""
+"""The fact of the time when the coordinator was last back after a downtime."""
 
 AT_WORK = (LeaseState.ACCEPTED, LeaseState.REJECTED, LeaseState.EXPIRED)
-"""Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
+"""Final states of leases that took the node's time; a skipped or cancelled one may have taken none."""
 
 # Built once: making a statement costs more than running it, and these run for every lease.
 _over = Prepared(
@@ -89,76 +89,79 @@ _last_came = Prepared(
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """What the configuration says about leases."""
+    """The terms of leases, from the configuration."""
 
     staleness: int
-    """S; where it adapts, the operator's maximum, by which work is taken and trained on."""
+    """S; if it adapts, the operator's maximum, which holds for intake and batches."""
     groups_per_update: int
     groups_per_request: int
     samples_per_group: int
     max_new_tokens: int
     timeout_ms: int
     newcomer_leases: int
-    """How many a node may hold that has answered none yet."""
+    """Leases that a node may hold before it has answered any."""
     over_issue: int
-    """How many groups at most a second node gets, when a batch waits for no more than these."""
+    """The most groups that are given to second nodes, when a batch waits for no more than these."""
     hourly_budget_micros: int = 0
-    """Most that may be spent in any hour; 0 is no limit."""
+    """The most micro-units that may be spent in any hour; 0 is no limit."""
     max_owner_share: float = 1.0
-    """Of a batch, and of what may be under way."""
+    """The largest share of one owner in a batch, and in the groups that may be under way."""
     lookahead: int = 0
-    """Groups of which a node gets those that suit its pace; 0: the oldest."""
+    """Open groups from which those that suit a node's pace are chosen; 0: the oldest."""
     selection: SelectionRules = OFF
     """Which prompts are worth a group."""
     adapts: staleness_bound.StalenessRules | None = None
-    """Within what the bound moves that leases are offered by."""
+    """The limits within which the bound for new leases moves; None if it is fixed."""
     buffered_max: int = 0
-    """Updates' worth of groups that may be under way or wait, where admission goes by that; 0: by visible versions."""
+    """Groups, in updates, that may be under way or wait; 0: admission counts visible versions, not the buffer."""
     classes: tuple[str, ...] = ()
-    """What nodes may compute with; if none is named, with anything."""
+    """Classes that nodes may compute with; empty allows all."""
     tolerance: str = ""
-    """The class that everybody is judged as, if no classes are named; empty: each node as what it says."""
+    """The class that all nodes are judged as, if no classes are named; empty: each node as the class it reports."""
     probes: frozenset[str] = frozenset()
     """The operator's own nodes, on which classes are calibrated."""
     evaluation_share: float = 0.25
-    """Of the nodes at work that measure while others sample for the learner."""
+    """The share of the nodes at work that measure while others sample for the learner."""
     audit_backlog_max: int = 512
-    """Claims that may wait for an auditor before no more are taken."""
+    """Claims that wait for an auditor before no more work is offered."""
 
     def offered(self, remembered: Mapping[str, Any] | None) -> "LeaseTerms":
-        """Return the terms of new leases, for what the store says of the bound in force."""
+        """Return the terms of new leases, with the bound in force; `remembered` is its stored fact."""
         if self.adapts is None:
             return self
         return replace(self, staleness=staleness_bound.bound_of(remembered, self.adapts))
 
     @property
     def judges_alike(self) -> bool:
-        """Return True if everybody is judged as one class."""
+        """Return True if all nodes are judged as one class."""
         return bool(self.tolerance) and not self.classes
 
     @property
     def window_max(self) -> int:
-        """How many groups may be under way or wait at once, at the most."""
+        """Return the most groups that may be under way or wait at once."""
         return (self.buffered_max or self.staleness + 1) * self.groups_per_update
 
     @property
     def held_max(self) -> int:
-        """How many leases nobody may pass."""
+        """Return the most leases that any node may hold."""
         return LEASES_HELD_FACTOR * self.groups_per_request
 
     def max_cost_micros(self, price: int, samples: int = 0) -> int:
-        """The dearest honest answer to one lease, of so many samples if not of a group's usual number."""
+        """Return the cost of the dearest honest answer to one lease; `samples` is 0 for a group's usual number."""
         return amount((samples or self.samples_per_group) * self.max_new_tokens, price)
 
 
 def move(connection: sa.Connection, lease_id: str, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int) -> bool:
-    """Move a lease by one event; False if it is not possible in the state it is in. Without terms, nobody learns."""
+    """Move a lease by one event; return False if its state does not allow that.
+
+    Without `terms`, the allowance of its node does not change.
+    """
     row = _where(connection, lease=lease_id).first()
     return row is not None and advance(connection, row, event, terms, now_ms)
 
 
 def advance(connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int) -> bool:
-    """The same where the lease was read before, with what its node may hold."""
+    """Do the same as `move` for a lease that was read before, with the allowance of its node."""
     after = TRANSITIONS.get((LeaseState(row.state), event))
     if after is None:
         return False
@@ -173,7 +176,7 @@ def advance(connection: sa.Connection, row: Any, event: LeaseEvent, terms: Lease
 
 
 def terms_of(config: Config) -> LeaseTerms:
-    """What leases go by."""
+    """Return the terms of leases that the configuration sets."""
     return LeaseTerms(
         staleness=config.staleness.max_updates,
         groups_per_update=config.learner.groups_per_update,
@@ -197,22 +200,22 @@ def terms_of(config: Config) -> LeaseTerms:
 
 
 def rules_of(config: Config) -> SelectionRules:
-    """How prompts are chosen."""
+    """Return the rules for the choice of prompts."""
     return SelectionRules(**config.selection.model_dump(), solved=config.eval.solved)
 
 
 def extend_after_downtime(
     connection: sa.Connection, *, alive_ms: int, timeout_ms: int, back_ms: int, now_ms: int
 ) -> int:
-    """After nobody was here since `alive_ms`: open leases have the time left that they had, and some to be answered.
+    """Extend open leases after a downtime since `alive_ms`: the time left then, plus `back_ms` for the answer.
 
-    None has more than a new one, however often that happens; how many there are.
+    No lease has more time than a new one, however often that happens. Return how many leases were extended.
     """
     left = leases.c.expires_ms - alive_ms
     expires = sa.case((left > timeout_ms, sa.literal(timeout_ms, sa.BigInteger)), else_=left) + (now_ms + back_ms)
     set_fact(connection, BACK, now_ms)
-    here = sa.update(leases).where(IS_OPEN, left > 0)
-    return connection.execute(here.values(expires_ms=expires)).rowcount
+    stmt = sa.update(leases).where(IS_OPEN, left > 0)
+    return connection.execute(stmt.values(expires_ms=expires)).rowcount
 
 
 def expire(connection: sa.Connection, *, terms: LeaseTerms, now_ms: int) -> int:
@@ -224,7 +227,7 @@ def expire(connection: sa.Connection, *, terms: LeaseTerms, now_ms: int) -> int:
 
 
 def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: LeaseTerms, now_ms: int) -> int:
-    """A node skips leases that it will not answer; others' and finished ones are left alone."""
+    """Skip leases that a node returns; other nodes' and finished leases do not change. Return how many were skipped."""
     mine = IS_OPEN & (leases.c.node_id == node) & leases.c.lease_id.in_(message.lease_ids)
     columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
     rows = {row.lease_id: row for row in connection.execute(sa.select(*columns).where(mine))}
@@ -235,7 +238,7 @@ def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *,
 def end_unanswered(
     connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int
 ) -> bool:
-    """A lease ends; if its group still waits for it, that is offered again. One that is surplus is just cancelled."""
+    """End a lease without an answer, and offer its group again if nobody else works on it; cancel a surplus one."""
     if row.surplus:
         return move(connection, row.lease_id, LeaseEvent.CANCEL, terms, now_ms)
     if not move(connection, row.lease_id, event, terms, now_ms):
@@ -244,13 +247,13 @@ def end_unanswered(
     if connection.execute(others).first() is None:
         sound = event is not LeaseEvent.REJECT
         reopen(connection, row.group_no, partial_rollouts.left_by(connection, row.lease_id, sound=sound))
-    elif row.group_no < 0:  # what is measured goes to a second node only beside a newcomer
+    elif row.group_no < 0:  # only a newcomer and a second node share a group of an evaluation
         set_group(connection, row.group_no, GroupState.TRIAL)
     return True
 
 
 def take_away(connection: sa.Connection, whose: sa.ColumnElement[bool], code: str, now_ms: int) -> None:
-    """End the open leases of those who may not work any more; nobody goes on from what they told."""
+    """End the open leases of nodes that may not work any more, without their fragments."""
     columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
     for row in connection.execute(sa.select(*columns).where(IS_OPEN, whose)).all():
         if end_unanswered(connection, row, LeaseEvent.REJECT, None, now_ms):
@@ -258,14 +261,14 @@ def take_away(connection: sa.Connection, whose: sa.ColumnElement[bool], code: st
 
 
 def answered(connection: sa.Connection, row: Any) -> None:
-    """The group of this lease is whole: who else works on it does so in vain, and what they told is not needed."""
+    """Mark the group of a lease as accepted, and the other leases of the group as surplus."""
     if row.is_shared:
         _in_vain(connection, group=row.group_no, lease=row.lease_id)
     set_group(connection, row.group_no, GroupState.ACCEPTED)
 
 
 def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -> None:
-    """Offer a group again, to go on from that ended lease or afresh."""
+    """Offer a group again, to be continued from the ended lease `begun`, or from the start if it is None."""
     offer = connection.execute(sa.select(leases.c.offer).where(leases.c.lease_id == begun)).scalar()
     version = Lease.from_bytes(offer).version if offer else None
     set_group(connection, group_no, GroupState.OPEN)
@@ -285,37 +288,37 @@ def set_group(connection: sa.Connection, group_no: int, state: GroupState) -> bo
 
 
 def latest_batch(connection: sa.Connection) -> int:
-    """The update that the newest batch leads to: where the learner stands or is about to stand."""
+    """Return the update that the newest batch leads to: the one that the learner has reached or is about to reach."""
     return _latest_batch(connection).scalar() or 0
 
 
 def last_expired_ms(connection: sa.Connection, node: NodeId) -> int:
-    """When a node last let a lease expire; 0 if it never did."""
+    """Return when a lease of the node last expired; 0 if none ever did."""
     return _expired(connection, node=node).scalar() or 0
 
 
 def oldest_in_vain(connection: sa.Connection) -> int | None:
-    """The oldest version of open leases whose groups others answered: these may still bring it, however stale."""
+    """Return the oldest version of open leases whose groups others have answered; their answers may still come."""
     offers = connection.execute(sa.select(leases.c.offer).where(IS_OPEN, leases.c.surplus)).scalars()
     return min((Lease.from_bytes(offer).version for offer in offers), default=None)
 
 
 def is_held_up(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> bool:
-    """Whether the learner waits and nodes could work, and no group came that it can use, as long as a lease lasts."""
+    """Return True if the learner waits, nodes could work, and no usable group came for as long as a lease lasts."""
     since_ms = now_ms - terms.timeout_ms
     batch = _last_batch(connection).first()
     if batch is not None and (batch.reported_ms is None or batch.reported_ms > since_ms):  # it trains, or just did
         return False
     if max(get_fact(connection, BACK, 0), _published(connection).scalar() or 0) > since_ms:
         return False
-    if _unscored(connection).first() is not None:  # these are its own matter, whoever brought them
+    if _unscored(connection).first() is not None:  # the learner waits for the reward processes, not for nodes
         return False
     came_ms = _last_came(connection).scalar()
     return came_ms is not None and bool(came_ms <= since_ms)
 
 
 def _learn(connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms) -> None:
-    """A lease ended: its node may hold more from now on, or fewer."""
+    """Update how many leases a node may hold after one of them ended."""
     before = terms.newcomer_leases if row.lease_allowance is None else row.lease_allowance
     after = lease_allowance.allowance_after(before, event, most=terms.held_max)
     if after != row.lease_allowance:

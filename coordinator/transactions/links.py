@@ -1,17 +1,21 @@
-"""How fast links are and who can be dialled, by the word of those who received: signed receipts in, links out.
+"""Links: how fast nodes send and receive, and which can be dialled, from the signed receipts of receivers.
 
-- A sender's uplink is what all receivers of the last versions say it sent them, over the time that it was busy sending.
-  Over the whole time it would only be what the plan asked for, and a node once held for slow would be idle for ever.
-- A receiver's downlink is at least what it says it received, over its own time; the best of the last versions counts.
-- What came from a node that the receiver could not dial came by chance, over another's connection: it measures nothing.
-- Nobody's own claim about its uplink is asked for. Receivers may lie about others: the worst that follows is a plan
-  that does not fit, and the nodes' pickers mend that among themselves.
-- One lie does not go far: only registered nodes and the seeder are taken for senders, no receipt counts for more than
-  one and a half times the usual time, and rates of nothing are none.
-- A node that names an address can be dialled, unless more of those who tried say no than yes. The last word of each
-  counts, until it is `VERSIONS_KEPT` versions old. Who reached nobody has no say: its own network may be at fault.
-- A node wrongly called unreachable feeds others all the same, over connections that it opens; and the plan has somebody
-  try it with every version, so that it is noticed when it can be dialled again.
+- A sender's uplink is the bytes that all receivers of the last versions report from it, divided by the time that it was
+  busy sending. Divided by the whole time it would only be what the plan asked for, and a node once rated slow would be
+  idle for ever.
+- A receiver's downlink is at least the bytes that it reports, divided by its own time; the best of the last versions
+  counts.
+- Bytes from a node that the receiver could not dial came over a connection that the other side opened: they measure
+  nothing.
+- No node reports its own uplink. Receivers may lie about others: the worst result is a plan that does not fit, and the
+  nodes' pickers correct that among themselves.
+- One lie has little effect: only registered nodes and the seeder count as senders, no receipt counts for more than
+  one and a half times the usual time, and a rate of 0 counts as unknown.
+- A node that names an address can be dialled, unless most of those that tried report a failure. The last report of each
+  counts, until it is `VERSIONS_KEPT` versions old. A node that reached nobody is ignored: its own network may be at
+  fault.
+- A node wrongly rated unreachable still feeds others, over connections that it opens. With every version the plan makes
+  one node try it, so that it counts as reachable as soon as it can be dialled again.
 - All functions are effects, `(connection, …) → outcome`.
 """
 
@@ -34,44 +38,44 @@ from protocol.wire.signing import open_envelope
 from protocol.work.messages import Fetched, TransferReceipt
 
 VERSIONS_KEPT = 5
-"""Versions whose receipts decide about rates; older ones are forgotten."""
+"""Versions whose receipts decide about rates; older receipts are deleted."""
 
 UPLOAD_MAX_VERSIONS = 2
-"""What a receiver can have had from one node, in versions: its files, or an anchor and patches that are less than twice
-as much. What a receipt claims beyond counts for nothing."""
+"""The most that a receiver can have from one node, in sizes of a version: its files, or an anchor and patches, which
+are less than twice as much. Bytes beyond that in a receipt are ignored."""
 
 BUSY_MIN_SHARE = 0.1
-"""Of the usual time, at the least: from less than that nothing can be told about the rest."""
+"""The least busy time that counts, as a share of the usual time: a shorter one does not show the rate."""
 
 TIMES_USUAL_MAX = 1.5
-"""Who was slower is believed at its own rate, but has no more weight than that."""
+"""The most weight of a slower receiver's receipt, in usual times; its rate counts as reported."""
 
 DOWN_HEADROOM = 1.5
-"""What a node received is not all that it could have."""
+"""The factor from the rate at which a node received to its downlink: it could have received more."""
 
 UNKNOWN_BYTES_PER_S = 5e6
-"""A node of which nobody has received anything yet, in a round where no rate is known: 40 Mbit/s."""
+"""The rate of a node in a round where no rate is known: 40 Mbit/s."""
 
 SEEDER = "seeder"
-"""The fact of the seeder's peer id: processes that do not lead take receipts, too."""
+"""The fact of the seeder's peer id: processes that do not lead record receipts, too."""
 
 
 @dataclass(frozen=True)
 class MeasuredLinks:
-    """What the receipts of the last versions say; rates in bytes per second."""
+    """The links that the receipts of the last versions show; rates are in bytes per second."""
 
     up: dict[str, float] = field(default_factory=dict)
     down: dict[str, float] = field(default_factory=dict)
     unreachable: frozenset[str] = frozenset()
-    """Nodes that most of those who tried could not dial."""
+    """Nodes that most of the nodes that tried could not dial."""
     selfish: frozenset[str] = frozenset()
-    """Nodes that pass nothing on, by their own word."""
+    """Nodes that pass nothing on, as they report."""
     dialled: dict[str, bool] = field(default_factory=dict)
-    """Whether most of those who tried could dial a node, where anybody tried."""
+    """True if most of the nodes that tried could dial a node; nodes that nobody tried are left out."""
 
 
 def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, round_id: str, now_ms: int) -> None:
-    """Keep a node's receipt for a version; its first word counts, and a version that is not out has none."""
+    """Record a node's receipt for a version; its first receipt counts, and a version must be published to have one."""
     require_node(connection, node)
     signed = open_envelope("receipt", message.receipt, max_bytes=limits.SMALL_REQUEST_MAX_BYTES)
     receipt = TransferReceipt.from_value(canonical.decode(signed.payload, max_bytes=limits.SMALL_REQUEST_MAX_BYTES))
@@ -119,19 +123,19 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
 
 
 def know_seeder(connection: sa.Connection, seeder: str) -> None:
-    """Note whose uploads are the seeder's."""
+    """Record the peer id of the seeder."""
     if get_fact(connection, SEEDER) != seeder:
         set_fact(connection, SEEDER, seeder)
 
 
 def _who_can_send(connection: sa.Connection, named: list[str]) -> set[str]:
-    """Of those named the nodes, and the seeder: who is made up would have a say in what is usual."""
+    """Return the nodes and the seeder among `named`: an invented sender would change the usual rates."""
     known = sa.select(nodes.c.node_id).where(nodes.c.node_id.in_(named))
     return {*connection.scalars(known), get_fact(connection, SEEDER)}
 
 
 def _add_to_totals(connection: sa.Connection, sent: dict[str, int]) -> None:
-    """Add to what each sender has uploaded in this round, which outlives its receipts; the seeder has no total."""
+    """Add to each sender's upload total of the round, which outlives its receipts; the seeder has no total."""
     for sender, size_bytes in sent.items():
         connection.execute(
             sa.update(nodes).where(nodes.c.node_id == sender).values(uploaded_bytes=nodes.c.uploaded_bytes + size_bytes)
@@ -139,7 +143,7 @@ def _add_to_totals(connection: sa.Connection, sent: dict[str, int]) -> None:
 
 
 def _take_dials(connection: sa.Connection, node: NodeId, receipt: TransferReceipt) -> None:
-    """Keep whom a node could dial, in place of what it said of them before."""
+    """Record which nodes a node could dial, in place of its earlier reports about them."""
     in_vain = (*receipt.unanswered, *filter(None, [receipt.missed_probe]))
     answered = dict.fromkeys(in_vain, False) | dict.fromkeys(receipt.answered, True)
     answered.pop(node, None)
@@ -153,7 +157,7 @@ def _take_dials(connection: sa.Connection, node: NodeId, receipt: TransferReceip
 
 
 def measured(connection: sa.Connection, *, rates: bool = True) -> MeasuredLinks:
-    """The links of everybody that a receipt speaks of; without `rates`, only who can be dialled, for a plan in hand."""
+    """Return the links of all nodes in receipts; without `rates`, only the nodes that can be dialled."""
     up, down = _rates(connection) if rates else ({}, {})
     said_yes = sa.func.sum(sa.cast(dials.c.answered, sa.Integer))
     tried = sa.select(dials.c.node, 2 * said_yes >= sa.func.count()).group_by(dials.c.node)
@@ -164,7 +168,7 @@ def measured(connection: sa.Connection, *, rates: bool = True) -> MeasuredLinks:
 
 
 def _rates(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float]]:
-    """Uplinks and downlinks."""
+    """Return the uplinks and the downlinks, in bytes per second."""
     usual_s = _usual_s(connection)
     if not usual_s:
         return {}, {}
@@ -201,24 +205,24 @@ def _rates(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float
 
 
 def _usual_s(connection: sa.Connection) -> dict[int, float]:
-    """How long each of the last versions took most nodes: the median, and no more than that of all receipts.
+    """Return the usual seconds of each of the last versions: its median, and at most the median of all receipts.
 
-    Else whoever is the first to tell of a version would say alone what is usual.
+    Without the second limit, the first receipt of a version would decide alone.
     """
     said: dict[int, list[float]] = defaultdict(list)
     for version, seconds in connection.execute(sa.select(receipts.c.version, receipts.c.seconds)):
         said[version].append(seconds)
     if not said:
         return {}
-    of_all = statistics.median(seconds for one in said.values() for seconds in one)
+    of_all = statistics.median(seconds for times in said.values() for seconds in times)
     return {version: min(of_all, statistics.median(seconds)) for version, seconds in said.items()}
 
 
 def _sending_s(whole_s: float, busy_s: float, longest_s: float) -> float:
-    """How long a sender was busy with a version, from how long each of its receivers was receiving.
+    """Return how long a sender was busy with a version, from the times that its receivers were receiving.
 
-    Many receivers at a time say that their chunks come slowly, not that the link is full: one that all share equally,
-    and that is busy for a share ρ of the time, feeds ρ / (1 − ρ) at once on average; here these are busy_s / whole_s.
+    Many receivers at a time show that their chunks come slowly, not that the link is full: a link that all share
+    equally, and that is busy for a share ρ of the time, feeds ρ / (1 − ρ) at once on average; here, busy_s / whole_s.
     """
     return max(whole_s * busy_s / (whole_s + busy_s), longest_s)
 
@@ -226,9 +230,9 @@ def _sending_s(whole_s: float, busy_s: float, longest_s: float) -> float:
 def node_links(
     live: dict[NodeId, str], known: MeasuredLinks, *, source: str, source_best: float = 0.0
 ) -> tuple[float, list[NodeLinks]]:
-    """The source's uplink and every node's links; what is not measured yet is taken to be as usual.
+    """Return the source's uplink and every node's links; unmeasured links get the usual rate.
 
-    The source is the coordinator's own, so its word counts, too: `source_best` is what it has sent in its best second.
+    The source is the coordinator's own, so its own report counts, too: `source_best` is its rate in its best second.
     """
     usual_up = _usual([rate for name, rate in known.up.items() if name != source])
     usual_down = _usual(list(known.down.values()))
@@ -245,5 +249,5 @@ def node_links(
 
 
 def _usual(rates: list[float]) -> float:
-    """The median of those above 0: one lie does not move it far."""
+    """Return the median of the rates above 0: one lie does not change it much."""
     return statistics.median(filter(None, rates)) if any(rates) else UNKNOWN_BYTES_PER_S

@@ -1,7 +1,9 @@
-"""The epochs of the audit lottery, as effects: which secret draws now, when it is revealed, what it drew.
+"""The epochs of the audit lottery, as effects: the secret that draws now, its reveal, and the claims that it drew.
 
-- One epoch draws at a time; the next one's secret is committed to already: a checkpoint has it before its first claim.
-- An epoch ends after so many claims, or with the round. Then its secret is in the log, with the digest of its list.
+- One epoch draws at a time; the next secret is committed to already: a checkpoint has the commitment before its first
+  claim.
+- An epoch ends after `epoch_groups` claims, or with the round. Then its secret is in the log, with the digest of its
+  list.
 - Claims that are accepted after the end, since they were leased before it, have an epoch of their own, which ends when
   no lease is open any more.
 - Secrets are made of one master key; a revealed one says nothing of the others.
@@ -24,16 +26,16 @@ from ledger.prepared import Prepared
 
 @dataclass(frozen=True)
 class AuditTerms:
-    """What the configuration and the round's keys say about audits."""
+    """The terms of audits, from the configuration and the round's keys."""
 
     master: bytes = field(repr=False)
     """The key of all secrets."""
     rules: TrustRules
     epoch_groups: int = 256
     timeout_ms: int = 120_000
-    """After this the case of an auditor that did not come back goes to another."""
+    """The time after which a case without a verdict goes to another auditor."""
     backlog_max: int = 512
-    """Claims that wait for an auditor until no more work is offered; from a quarter of it on, rates fall."""
+    """Claims that wait for an auditor before no more work is offered; from a quarter of it on, rates fall."""
     probes: frozenset[str] = frozenset()
     """The operator's own nodes, on which classes are calibrated."""
 
@@ -51,26 +53,26 @@ _count = Prepared(
 
 
 def secret_of(master: bytes, epoch: int) -> bytes:
-    """The secret of an epoch."""
+    """Return the secret of an epoch."""
     return blake3(b"echo-swarm audit epoch %d" % epoch, key=master).digest()
 
 
 def open_first_epoch(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
-    """Open the first epoch of a round; once."""
+    """Open the first epoch of a round, unless it was opened before."""
     if connection.execute(sa.select(epochs.c.epoch).limit(1)).first() is None:
         _commit(connection, 1, terms, now_ms)
         _next(connection, 1, terms, now_ms)
 
 
 def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> tuple[int, bool, bool]:
-    """The epoch of a claim, whether it is drawn, and whether the epoch ends with it, when it is entered."""
+    """Return the epoch of a claim, whether it is drawn, and whether the epoch ends with it once it is recorded."""
     epoch, secret_digest, claims = _count(connection).single_row()
     drawn = drawing.is_drawn(_secret(epoch, secret_digest, terms), claim_id, rate_ppm)
     return epoch, drawn, claims >= terms.epoch_groups
 
 
 def end(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
-    """Reveal what drew so far, and go on with the next secret."""
+    """Reveal the secret that draws now, and go on with the next one."""
     epoch, secret_digest, _ = _open(connection)
     secret = _secret(epoch, secret_digest, terms)
     if secret is not None:
@@ -81,7 +83,7 @@ def end(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
 
 
 def end_last(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> bool:
-    """After the round: end the epoch of what came late, once nothing more can come."""
+    """End the epoch of late claims after the round, once no lease is open any more; return False before that."""
     if not get_fact(connection, "finished", False) or not _open(connection)[2]:
         return False
     if connection.execute(sa.select(leases.c.lease_id).where(IS_OPEN).limit(1)).first() is not None:
@@ -91,13 +93,13 @@ def end_last(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> bool:
 
 
 def draws(connection: sa.Connection, epoch: int) -> list[LotteryDraw]:
-    """The claims of an epoch with their rates, in the order of their names."""
+    """Return the claims of an epoch with their rates, in the order of their ids."""
     columns = sa.select(audits.c.claim_id, audits.c.rate_ppm).where(audits.c.epoch == epoch)
     return [LotteryDraw(claim_id, rate) for claim_id, rate in connection.execute(columns.order_by(audits.c.claim_id))]
 
 
 def is_over(connection: sa.Connection, epoch: int) -> bool:
-    """Whether an epoch's list may be seen."""
+    """Return True if the epoch is over, so that its list may be shown."""
     return connection.execute(sa.select(epochs.c.state).where(epochs.c.epoch == epoch)).scalar() == "over"
 
 

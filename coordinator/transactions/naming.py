@@ -1,10 +1,11 @@
-"""Names of nodes: who is shown by its name alone, and who with the end of its id, as effects.
+"""Names of nodes: which are shown alone, and which with the end of the node's id, as effects.
 
 1. A name is stored as it is shown: plain (`protocol.people.names`), and with the node's id where readers could be
-misled. 2. Of all names that look alike, one owner's are shown alone, on as many nodes as that owner likes. The rows of
-these nodes have the skeleton. 3. It is the first owner who came, until one who has earned something comes: keys are
-free, so a name that is held by nobody else's work can be had by work. Among those who have earned, the first keeps it.
-4. No name keeps a node from joining, and a default name, which many machines have, costs a node nothing but its id.
+   misled. 2. Of all names that look alike, those of one owner are shown alone, on as many nodes as the owner likes. The
+   rows of these nodes have the skeleton. 3. That is the first owner with the name, until one who has earned something
+   asks for it: keys are free, so a name that nobody holds by work can be gained by work. Among owners who have earned,
+   the first keeps it. 4. No name keeps a node from joining; a node with a default name, which many machines have, is
+   shown with its id.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ _HAS_EARNED = sa.exists().where(_colleagues.c.owner == nodes.c.owner, _colleague
 
 
 def record_name(connection: sa.Connection, node: NodeId, asked: str) -> None:
-    """Store what a registered node is called from now on."""
+    """Store the name of a registered node."""
     name = names.plain_name(asked) or nickname(node)
     skeleton = names.skeleton(name)
     (me,) = connection.execute(sa.select(nodes.c.owner, _HAS_EARNED).where(nodes.c.node_id == node))
@@ -40,9 +41,9 @@ def record_name(connection: sa.Connection, node: NodeId, asked: str) -> None:
 
 
 def contest_name(connection: sa.Connection, node: NodeId) -> None:
-    """Let a node whose owner has earned something have its name alone, if nobody with the same right has it."""
-    here = sa.select(nodes.c.name, nodes.c.skeleton).where(nodes.c.node_id == node)
-    row = connection.execute(here).one()
+    """Show the name of a node whose owner has earned something alone, if nobody with the same right has it."""
+    stmt = sa.select(nodes.c.name, nodes.c.skeleton).where(nodes.c.node_id == node)
+    row = connection.execute(stmt).one()
     if row.skeleton is None:
         record_name(connection, node, names.without_id(row.name))
 
@@ -54,4 +55,4 @@ _WITH_ID = (
     + sa.func.substr(nodes.c.node_id, sa.func.length(nodes.c.node_id) - names.ID_CHARS + 1)
     + ")"
 )
-"""`names.with_id`, of any number of nodes at once."""
+"""The same as `names.with_id`, for any number of nodes at once."""

@@ -1,18 +1,20 @@
-"""Trials: the leases that newcomers get while others ask, out of a small common budget, as effects. Keys are free.
+"""Trials: leases that newcomers get from a small common budget while others ask, as effects; since keys are free.
 
-- A newcomer is a node whose owner has no group yet that was found right. After a hard fault an owner is one again.
-- So is a node that has finished none of its leases, where its owner has as many out as groups that were found right.
-- In a round that begins, everybody is a newcomer, and they have all the room there is. Where that is full, and leases
-  are out for longer than half of their time, there are trials beside it: hoarders may have come first.
+- A newcomer is a node whose owner has no group yet that was found right. After a hard fault, an owner's nodes are
+  newcomers again.
+- A node that has finished none of its leases is a newcomer, too, if its owner has as many open leases as groups that
+  were found right.
+- In a round that begins, all nodes are newcomers, and may fill the whole window. If it is full, and leases are open for
+  longer than half of their time, trials are given beyond it: hoarders may have come first.
 - While others ask, a newcomer's lease is a *trial*: nothing waits for its group, which counts as under way only once it
-  is answered. Others get the room of it at once, and in an evaluation the group itself.
-- An answer to a trial enters the buffer if there is room for it, else it is paid as one that came second, and its
-  prompt is offered again. Either way it proves its owner once an audit found it right.
-- Where more ask than may begin, the one that registered first is the next: a newcomer that stays gets its turn, however
-  many keys come after it.
-- All newcomers together begin `SHARE` of a full window of trials within a lease's time, those of one neighbourhood a
-  quarter of these: so much, at most, is paid for what nobody trains on. Each of them has one lease at a time, and waits
-  twice as long after each that expires.
+  is answered. Others may use its place at once, and in an evaluation the group itself.
+- An answer to a trial enters the buffer if there is place for it, else it is paid as surplus, and its prompt is offered
+  again. Either way it proves its owner once an audit found it right.
+- If more newcomers ask than may begin, the one that registered first is next: a newcomer that stays gets its turn,
+  however many keys come after it.
+- All newcomers together begin `SHARE` of a full window of trials within a lease's time, those of one network group a
+  quarter of these: this limits what is paid for groups that nobody trains on. Each newcomer has one lease at a time,
+  and waits twice as long after each lease that expires.
 """
 
 from collections.abc import Mapping
@@ -29,31 +31,31 @@ from ledger.prepared import Prepared
 from protocol.ids import NodeId
 
 SHARE = 0.25
-"""Of a full window, in a lease's time."""
+"""The trials that may begin within a lease's time, as a share of a full window."""
 
 NEIGHBOURHOODS = 4
-"""Of which each may have a whole share of the budget."""
+"""The network groups that can use up the budget: each has this fraction of it."""
 
 OTHERS = "others_asked_ms"
-"""The fact of when somebody who is no newcomer last asked; noted anew after a lease's time, and good for two."""
+"""The fact of when a node that is no newcomer last asked; updated after a lease's time, and valid for two."""
 
 TRIALS = "trials_until_ms"
-"""The fact of the budget: for each neighbourhood, and for all together, until when what was given of it counts."""
+"""The fact of the budget: for each network group, and for all together, until when the given trials count."""
 
 ALL = "all"
 
 LINE = "trials_line"
-"""The fact of who waits for a trial, with when it registered and when it last asked."""
+"""The fact of the newcomers that wait for a trial: when each registered and when it last asked."""
 
 LINE_MAX = 32
-"""Newcomers that are remembered: the oldest. A younger one asks again, and is in line when these have had theirs."""
+"""Newcomers that are stored: the oldest. A younger one asks again, and is in line after these."""
 
 IN_LINE_MS = 5_000
-"""For how long a newcomer is in line since it last asked: a little longer than two answers are held back."""
+"""The time that a newcomer is in line since it last asked: a little longer than two answers are held back."""
 
 
 class NewcomerBudget(NamedTuple):
-    """What the store says of the budget, and of those who wait for it."""
+    """The stored budget, and the newcomers that wait for it."""
 
     given: Mapping[str, float]
     line: Mapping[str, list[int]]
@@ -83,7 +85,7 @@ _own = Prepared(sa.select(nodes.c.lease_allowance, _holds).where(_this))
 def do_others_ask(
     connection: sa.Connection, worker: Any, others_ms: int | None, terms: LeaseTerms, now_ms: int
 ) -> bool:
-    """Return True if nodes that are no newcomers ask for work, as this one may. `others_ms` is the fact `OTHERS`."""
+    """Return True if nodes that are no newcomers, maybe this one, ask for work. `others_ms` is the fact `OTHERS`."""
     if worker.validated_groups:
         if others_ms is None or others_ms <= now_ms - terms.timeout_ms:
             set_fact(connection, OTHERS, now_ms)
@@ -94,8 +96,8 @@ def do_others_ask(
 def is_newcomer(connection: sa.Connection, worker: Any, terms: LeaseTerms) -> bool:
     """Return True if trials are all that this node gets while others ask.
 
-    An owner with few groups that were found right has no more other leases out than these, at nodes that have not
-    finished what they held: else one good group would let any number of nodes in.
+    An owner has at most one other open lease per group that was found right, at nodes that have finished none: else one
+    good group would admit any number of nodes.
     """
     if not worker.validated_groups:
         return True
@@ -111,14 +113,14 @@ def is_fresh(others_ms: int | None, terms: LeaseTerms, now_ms: int) -> bool:
 
 
 def is_hoarded(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> bool:
-    """Return True if any lease is open for longer than half of its time, in a round that newcomers have filled."""
+    """Return True if any lease is open for longer than half of its time."""
     return _old(connection, at_latest=now_ms + terms.timeout_ms // 2).first() is not None
 
 
 def may_begin(
     connection: sa.Connection, worker: Any, budget: NewcomerBudget, place: str, terms: LeaseTerms, now_ms: int
 ) -> int:
-    """Return 1 if a newcomer from this neighbourhood may begin a trial, else 0; who has to wait for one is in line."""
+    """Return 1 if a newcomer from network group `place` may begin a trial; else put it in line and return 0."""
     if _must_wait(connection, NodeId(worker.node_id), terms, now_ms):
         return 0
     if place and not _left(budget.given, place, terms, now_ms):
@@ -132,12 +134,12 @@ def may_begin(
         return 1
     if before < LINE_MAX:
         line[worker.node_id] = [worker.registered_ms, now_ms]
-        set_fact(connection, LINE, dict(sorted(line.items(), key=lambda one: one[1])[:LINE_MAX]))
+        set_fact(connection, LINE, dict(sorted(line.items(), key=lambda waiting: waiting[1])[:LINE_MAX]))
     return 0
 
 
 def record_begun(connection: sa.Connection, place: str, terms: LeaseTerms, now_ms: int) -> None:
-    """Charge the budget with a trial that was given to this neighbourhood."""
+    """Charge the budget with a trial that was given to network group `place`."""
     given: dict[str, float] = get_fact(connection, TRIALS, {})
     for name in {ALL, place or ALL}:
         given[name] = max(given.get(name, 0.0), now_ms) + _each_ms(name, terms)
@@ -145,7 +147,7 @@ def record_begun(connection: sa.Connection, place: str, terms: LeaseTerms, now_m
 
 
 def _left(given: Mapping[str, float], name: str, terms: LeaseTerms, now_ms: int) -> int:
-    """How many trials more a budget has.
+    """Return how many more trials a budget has.
 
     Each counts for its part of a lease's time, one after the other, and all of them end within a lease's time from now.
     """
@@ -154,13 +156,13 @@ def _left(given: Mapping[str, float], name: str, terms: LeaseTerms, now_ms: int)
 
 
 def _each_ms(name: str, terms: LeaseTerms) -> float:
-    """For how long a trial counts; one from a neighbourhood counts for longer there than among all."""
+    """Return how long a trial counts, in milliseconds; in its network group it counts longer than among all."""
     most = ceil(SHARE * terms.window_max)
     return terms.timeout_ms / (most if name == ALL else max(1, most // NEIGHBOURHOODS))
 
 
 def _must_wait(connection: sa.Connection, node: NodeId, terms: LeaseTerms, now_ms: int) -> bool:
-    """Return True if a newcomer holds a lease, or must wait for what it let expire."""
+    """Return True if a newcomer holds a lease, or must wait since its leases expired."""
     own = _own(connection, node=node).single_row()
     misses = 0 if own.lease_allowance is None else _at_first(terms) - own.lease_allowance
     wait_ms = lease_allowance.wait_ms(misses, timeout_ms=terms.timeout_ms)
@@ -168,5 +170,5 @@ def _must_wait(connection: sa.Connection, node: NodeId, terms: LeaseTerms, now_m
 
 
 def _at_first(terms: LeaseTerms) -> int:
-    """How many leases a node may hold before any has ended."""
+    """Return how many leases a node may hold before any has ended."""
     return min(terms.held_max, terms.newcomer_leases)

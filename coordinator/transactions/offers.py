@@ -1,8 +1,8 @@
-"""What a node is offered: which groups, how many, and where it goes on, as effects.
+"""Offers: the choice of groups for a node and the leases for them, as effects.
 
-- The oldest open groups go first; a new one is made only when none is open. With `LeaseTerms.lookahead` a node gets, of
-  a window of groups, those whose expected length suits its pace (`coordinator.rules.lengths`).
-- How many it may have now, or why none, is for `coordinator.transactions.admission` to say.
+- The oldest open groups go first; a new one is made only when none is open. With `LeaseTerms.lookahead`, a node gets
+  those groups of a window whose expected length suits its pace (`coordinator.rules.lengths`).
+- `coordinator.transactions.admission` decides how many groups it may have now, or why none.
 - When a batch waits only for a few late groups, these are given to a second node
   (`coordinator.transactions.stragglers`).
 - While others ask, a newcomer gets a trial, for which nothing waits (`coordinator.transactions.newcomers`).
@@ -55,7 +55,7 @@ RETRY_S: dict[Reason, float] = {
     "audits": 1.0,
     "finished": 1.0,
 }
-"""When to ask again, by why there was nothing."""
+"""The seconds after which a node asks again, by the reason why it got nothing."""
 
 # Built once: making a statement costs more than running it, and these run for every lease.
 _is_trained_on = groups.c.group_no >= 0
@@ -83,14 +83,14 @@ _give_lease = Prepared(sa.insert(leases))
 
 @dataclass(frozen=True)
 class PromptDraw:
-    """Where prompts and random values come from."""
+    """The sources of prompts and random values."""
 
     prompt: Callable[[PromptRef], list[int]]
-    """The tokens of a problem's prompt."""
+    """Returns the tokens of a problem's prompt."""
     lease_id: Callable[[], str]
     seed: Callable[[], int]
     episode: Callable[[PromptRef], Episode | None] | None = None
-    """What the samples of a group about this problem play, where the round's task is an environment."""
+    """Returns the episode of a group about this problem, if the round's task is an environment."""
     environment: str = ""
     """Its name."""
 
@@ -107,7 +107,7 @@ def offer(
 ) -> LeaseReply:
     """Give a node as many groups as the staleness bound, the budget and its request allow.
 
-    `place` is the neighbourhood that it called from; one without a name stands for many.
+    `place` is the network group that it called from; empty if many nodes may call from there.
     """
     worker = registry.require_worker(connection, node)
     price = worker.price_micros_per_mtok
@@ -152,7 +152,7 @@ def _measure(
     draw: PromptDraw,
     now_ms: int,
 ) -> tuple[list[Lease], bool, bool]:
-    """Leases of groups that are measured; whether the node shall stay with its version, and gets nothing besides."""
+    """Return leases of evaluation groups, whether the node stays with its version, and whether it gets no others."""
     on_trial = admitted.on_trial
     if admitted.reason not in ("", *admission.NOT_NEEDED) or (on_trial and not admitted.trials):
         return [], False, False
@@ -182,19 +182,19 @@ def _give(
     now_ms: int,
     samples: int = 0,
 ) -> list[Lease]:
-    """A lease of each group, as long as they fit into a message: where others stopped, if this node can go on."""
+    """Lease each group, while the leases fit into a message; continue partial rollouts if this node can."""
     given: list[Lease] = []
     room_bytes = limits.MESSAGE_MAX_BYTES // 2
     version = message.version
     for group_no, begun, begun_version in taken:
-        told = partial_rollouts.chain(connection, begun)
-        tellers = [one.node_id for one in told]
+        partials = partial_rollouts.chain(connection, begun)
+        tellers = [partial.node_id for partial in partials]
         barred = standings.banned_among(connection, tellers) or registry.is_any_revoked(connection, tellers)
         fits = message.continues and begun_version == version and not barred
-        lease = _go_on(told, draw, price, terms, now_ms) if fits else None
+        lease = _go_on(partials, draw, price, terms, now_ms) if fits else None
         if lease is None:
-            if told:
-                partial_rollouts.forget(connection, [one.lease.lease_id for one in told])
+            if partials:
+                partial_rollouts.forget(connection, [partial.lease.lease_id for partial in partials])
             source = prompts.source_of(connection, group_no)
             lease, begun = _begin(source, samples, version, draw, price, terms, now_ms), None
         lease = lease.model_copy(update={"judged_as": "" if terms.judges_alike else message.numerics})
@@ -216,9 +216,9 @@ def _take_groups(
     draw: PromptDraw,
     state: GroupState,
 ) -> list[tuple[int, str | None, int | None]]:
-    """So many groups that nobody works on, each with the lease that left its work and the version of that.
+    """Set `count` groups that nobody works on to `state`; return each with the lease that left work and that version.
 
-    They get this state. Of the open ones, those to go on with come first, then the oldest; then new ones.
+    Open groups that the node can continue come first, then the oldest; then new ones.
     """
     if not count:
         return []
@@ -235,13 +235,13 @@ def _take_groups(
 def _fitting(
     connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: LeaseTerms, draw: PromptDraw
 ) -> list[tuple[int, str | None, int | None]]:
-    """So many open groups: those that this node can go on with, then those that suit its pace."""
+    """Return `count` open groups: those that this node can continue, then those that suit its pace."""
     begun = [tuple(row) for row in _begun_here(connection, version=version, count=count)]
     left = count - len(begun)
     if not left:
         return begun
     window = foresight.window_of(connection, max(left, terms.lookahead), terms.selection, draw.prompt)
-    waiting = {one.group_no: one for one in window}
+    waiting = {group.group_no: group for group in window}
     for group_no, _, _ in begun:
         waiting.pop(group_no, None)
     speed = foresight.speed(connection, node)
@@ -264,14 +264,16 @@ def _begin(
     )
 
 
-def _go_on(told: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int) -> Lease | None:
-    """A lease from where others stopped, unless that could cost more than to start afresh."""
-    if not told:
+def _go_on(partials: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int) -> Lease | None:
+    """Return a lease that continues partial rollouts; None if that could cost more than a new start."""
+    if not partials:
         return None
-    last = told[-1]
+    last = partials[-1]
     samples = last.lease.samples
     left = samples * terms.max_new_tokens - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
-    if sum(one.pending.amount_micros for one in told) + amount(left, price) > terms.max_cost_micros(price, samples):
+    if sum(partial.pending.amount_micros for partial in partials) + amount(left, price) > terms.max_cost_micros(
+        price, samples
+    ):
         return None
     change = {
         "lease_id": draw.lease_id(),

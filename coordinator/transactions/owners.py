@@ -1,18 +1,18 @@
-"""Owners: whose node is whose, which keys are revoked, where each is paid; all of it signed, numbered, in the ledger.
+"""Owners: their nodes, revoked keys and payout addresses, by statements that are signed, numbered and in the ledger.
 
-- A node belongs to itself until it sends a delegation; then to that owner for ever. Its earlier earnings go with it.
-- A ban stays with the key that it fell on: a node that was its own goes to an owner with it, and gets no work there.
-  What was found right of its work the owner can have paid, the rest is void; nobody else of theirs is banned.
-- A revoked key may be a thief's, so its word ends with it: its leases end, and nobody goes on from what it told of
-  groups that nobody has finished. What it has submitted stays its owner's, to be audited and paid as any other.
-- An owner is known here by the first node that works for them; before that, nothing they say costs a row.
-- A new address counts after a delay. A newer statement restarts the delay, and until one has passed, the last address
-  that counted goes on counting: whoever steals an owner's key gives its owner that long to notice and to answer.
-- So no address may be dated later than now, or nothing could follow it; and the last that the limit allows never
-  counts, or a thief would use up the others and have the last word.
-- A statement that counts is a row here, bytes and all. Keys are free, and entries are for ever: it is an entry of the
-  ledger, by its digest, once the node that it names has earned something, or for an address any of the owner's nodes.
-- An owner has so many addresses a day, and more with the work that was found right.
+- A node belongs to itself until it sends a delegation; then to that owner for ever, with its earlier earnings.
+- A ban stays with the banned key: a banned node that was its own owner keeps the ban under a new owner, and gets no
+  work. Its work that was found right is paid to the owner, the rest is void; the owner's other nodes are not banned.
+- A thief may hold a revoked key, so its leases end, and no node continues from its fragments of unfinished groups. Its
+  submitted work stays the owner's, and is audited and paid as any other.
+- An owner is known from the first node that works for them; before that, their statements are refused without a row.
+- A new address counts after a delay. A newer statement restarts the delay, and until one delay has passed, the last
+  address that counted still counts: so an owner whose key is stolen has that long to notice and to answer.
+- So no address may be dated later than now, or nothing could follow it; and the last address that the limit allows
+  never counts, or a thief would use up the others and set the last one.
+- A statement that counts is a row with all its bytes. Keys are free, and entries are for ever: it becomes an entry of
+  the ledger, by its digest, once the node that it names has earned something; for an address, any of the owner's nodes.
+- The number of an owner's addresses per day is limited; it grows with the work that was found right.
 """
 
 from collections import defaultdict
@@ -58,7 +58,7 @@ DAY_MS = 86_400_000
 
 
 def delegate(connection: sa.Connection, node: NodeId, envelope: bytes, *, now_ms: int) -> None:
-    """Give a node the owner whose delegation it shows; the same one again changes nothing."""
+    """Set a node's owner by its delegation; the same delegation again changes nothing."""
     owner, said = open_statement(envelope)
     if not isinstance(said, Delegation) or said.node_id != node:
         raise OwnerConflict("The delegation is for another node.", hint="Ask the owner for one with this node's id.")
@@ -76,11 +76,11 @@ def delegate(connection: sa.Connection, node: NodeId, envelope: bytes, *, now_ms
 def record_statement(
     connection: sa.Connection, envelope: bytes, *, round_id: str, scheme: str, delay_ms: int, now_ms: int
 ) -> StatementReply:
-    """Record a revocation or an address; `scheme` is what this round pays to, empty for anything."""
+    """Record a revocation or an address; `scheme` is the prefix of addresses that this round pays to, empty for any."""
     owner, said = open_statement(envelope)
     _require_owner(connection, owner)
-    here = (statements.c.owner == owner) & (statements.c.number == said.number)
-    known = connection.execute(sa.select(statements).where(here)).first()
+    which = (statements.c.owner == owner) & (statements.c.number == said.number)
+    known = connection.execute(sa.select(statements).where(which)).first()
     if known is not None and known.envelope == envelope:
         return StatementReply(outcome="already_recorded", counts_from_ms=known.counts_from_ms or 0)
     counts_from_ms: int | None
@@ -102,7 +102,7 @@ def record_statement(
 
 
 def sequence(connection: sa.Connection, working: Collection[NodeId], now_ms: int) -> None:
-    """Claims of these nodes were posted: of those whose first it is, owners' words become entries, and names count."""
+    """Append owners' statements to the ledger, and contest names, for nodes whose first claim was just posted."""
     newly = sa.update(nodes).where(nodes.c.node_id.in_(working), ~nodes.c.earned).values(earned=True)
     first = connection.execute(newly.returning(nodes.c.node_id, nodes.c.owner)).all()
     if not first:
@@ -116,31 +116,31 @@ def sequence(connection: sa.Connection, working: Collection[NodeId], now_ms: int
 
 
 def addresses_per_day(validated_groups: int) -> int:
-    """How many addresses an owner of whom so many groups were found right may sign in a day. Pure."""
+    """Return how many addresses an owner with `validated_groups` may sign per day. Pure."""
     grown = limits.ADDRESSES_PER_DAY + validated_groups // limits.GROUPS_PER_ADDRESS
     return min(grown, limits.ADDRESSES_PER_DAY_MAX)
 
 
 def has_earned(connection: sa.Connection, owner: str) -> bool:
     """Return True if a claim of any of an owner's nodes was posted."""
-    here = sa.select(nodes.c.node_id).where(nodes.c.owner == owner, nodes.c.earned).limit(1)
-    return connection.execute(here).first() is not None
+    stmt = sa.select(nodes.c.node_id).where(nodes.c.owner == owner, nodes.c.earned).limit(1)
+    return connection.execute(stmt).first() is not None
 
 
 def addresses(connection: sa.Connection, now_ms: int) -> dict[str, str]:
-    """Where each owner is paid now, of those who have said so and waited."""
+    """Return the address of each owner that has one that counts now."""
     counts = (statements.c.kind == ADDRESS) & (statements.c.counts_from_ms <= now_ms)
     rows = connection.execute(sa.select(statements.c.owner, statements.c.address).where(counts).order_by("number"))
     return {row.owner: row.address for row in rows}
 
 
 def owners_of(connection: sa.Connection) -> dict[str, str]:
-    """Node → owner."""
+    """Return the owner of every node."""
     return {row.node_id: row.owner for row in connection.execute(sa.select(nodes.c.node_id, nodes.c.owner))}
 
 
 def earnings(connection: sa.Connection, node: NodeId, *, now_ms: int) -> Earnings:
-    """What a node's owner has earned by all nodes, and is paid where."""
+    """Return the earnings of a node's owner by all nodes, and the owner's addresses."""
     owner = owner_of(connection, node)
     earned = _earned(connection, owner)
     rows = [
@@ -178,15 +178,15 @@ def _amounts(row: NodeEarnings) -> dict[str, int]:
 
 
 def _earned(connection: sa.Connection, owner: str) -> dict[str, dict[str, int]]:
-    """Node → where its money stands → micro-units, of all nodes of an owner: however many, so many questions."""
-    found: dict[str, dict[str, int]] = defaultdict(dict)
+    """Return the micro-units by node and account kind, for all nodes of an owner; one query per account kind."""
+    earned: dict[str, dict[str, int]] = defaultdict(dict)
     for kind in OF_A_NODE:
         account = sa.literal(f"{kind}:") + nodes.c.node_id
         columns = sa.select(nodes.c.node_id, balances_table.c.micros)
         theirs = columns.join(balances_table, balances_table.c.account == account).where(nodes.c.owner == owner)
         for node, micros in connection.execute(theirs):
-            found[node][f"{kind}_micros"] = micros
-    return found
+            earned[node][f"{kind}_micros"] = micros
+    return earned
 
 
 def owner_of(connection: sa.Connection, node: NodeId) -> NodeId:
@@ -202,7 +202,7 @@ def _require_owner(connection: sa.Connection, owner: NodeId) -> None:
 
 
 def _revoked_ms(connection: sa.Connection, owner: NodeId, node: str) -> int | None:
-    """Since when a node of this owner is revoked."""
+    """Return since when a node of this owner is revoked; None if it is not."""
     mine = (nodes.c.node_id == node) & (nodes.c.owner == owner)
     row = connection.execute(sa.select(nodes.c.revoked_ms).where(mine)).first()
     if row is None:
@@ -220,13 +220,13 @@ def _change_address(
     now_ms: int,
     delay_ms: int,
 ) -> int | None:
-    """From when the new address counts; one that is still waiting never will, nor will the last that is taken."""
+    """Check a new address, cancel waiting ones, and return when it counts; None for the last one of a day."""
     if said.round_id != round_id:
         raise WrongAudience("The address was signed for another round.", hint="Sign it with this round's join string.")
     if not said.address.startswith(scheme):
         raise MalformedMessage(f"This round pays to addresses that begin with {scheme}", hint="Sign one of these.")
-    if said.number > now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S:  # nothing that the owner signs could follow it
-        raise StatementStale("The address was signed at a time to come.", hint="Set the clock (NTP), and sign again.")
+    if said.number > now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S:  # no later statement of the owner could follow it
+        raise StatementStale("The address was signed at a future time.", hint="Set the clock (NTP), and sign again.")
     of_owner = (statements.c.owner == owner) & (statements.c.kind == ADDRESS)
     last = connection.execute(sa.select(sa.func.max(statements.c.number)).where(of_owner)).scalar()
     if last is not None and said.number < last:
@@ -238,7 +238,7 @@ def _change_address(
 
 
 def _is_last_of_day(connection: sa.Connection, owner: NodeId, now_ms: int) -> bool:
-    """Return True if an owner's next address is the last that is taken today; refuse one that is beyond that."""
+    """Return True if an owner's next address is the last that is accepted today; refuse one beyond that."""
     lately = (statements.c.owner == owner) & (statements.c.kind == ADDRESS)
     lately &= statements.c.received_ms > now_ms - DAY_MS
     count, oldest_ms = connection.execute(
@@ -249,7 +249,7 @@ def _is_last_of_day(connection: sa.Connection, owner: NodeId, now_ms: int) -> bo
         again_ms = oldest_ms + DAY_MS
         again = datetime.fromtimestamp(again_ms / 1_000, UTC)
         raise TooManyStatements(
-            f"This owner has signed {count} addresses in a day; {most} are taken, and more with validated work.",
+            f"This owner has signed {count} addresses in a day; at most {most} are accepted, more with validated work.",
             hint=f"Send it again after {again:%Y-%m-%d %H:%M} UTC.",
             retry_after_s=-(-(again_ms - now_ms) // 1_000),
         )
@@ -261,7 +261,7 @@ def _record(
 ) -> None:
     this = (statements.c.owner == owner) & (statements.c.number == said.number)
     if connection.execute(sa.select(statements.c.number).where(this)).first() is not None:
-        raise StatementStale("The owner has said something else under this number.", hint="Sign it again.")
+        raise StatementStale("The owner has signed another statement with this number.", hint="Sign it again.")
     about = None if isinstance(said, PayoutAddress) else NodeId(said.node_id)
     connection.execute(
         sa.insert(statements).values(
@@ -282,7 +282,7 @@ def _record(
 
 
 def _enter(connection: sa.Connection, said: Sequence[Any], now_ms: int) -> None:
-    """Make entries of statements, given as their rows."""
+    """Append statements to the ledger, given as their rows."""
     for row in said:
         act = OwnerAct(
             owner=row.owner,

@@ -1,14 +1,15 @@
-"""Work that is handed on: what a lost node has told of its group, and who goes on from there, as effects.
+"""Partial rollouts: fragments that a lost node left of its group, and their continuation by others, as effects.
 
 - A node's fragments of an open lease are kept as it signed them; nothing is credited for them yet.
 - A lease that expires or is skipped leaves them to its group. The next node that holds the same version, and whose
-  engine can go on, gets a lease of the same seed with what is done as its prefixes. Anybody else starts afresh, and
-  what was told is forgotten; so is what a rejected lease has told, and what comes after `HANDS_MAX` nodes.
+  engine can continue, gets a lease of the same seed with the tokens so far as its prefixes. For any other node the
+  group starts again, and the fragments are deleted. So are those of a rejected lease, and those after `HANDS_MAX`
+  nodes.
 - When the group is whole, each node is credited for its own tokens at its own lease's price: the last one for its
   rollout, each earlier one for its part: the claim that its fragments make, audited and settled as any other.
 - A lease makes one claim at the most: a rollout, or the fragments that it left.
-- How far a lease is told is remembered by its last fragment, which stands for all: what a node tells wrongly, however
-  often, has nothing read again but that one.
+- The state of a lease is cached under its last fragment, which stands for all: a wrong fragment, however often it
+  comes, makes the coordinator read only that last one again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,10 +42,10 @@ _last = Prepared(
 )
 
 REMEMBERED_MAX = 1024
-"""Leases of which it is known how far they are told; of others it is read again."""
+"""Leases whose state is cached; for others the fragments are read again."""
 
 _remembered: dict[str, tuple[Grown, ...]] = {}
-"""By the digest of the last fragment, which by `previous` says it of any store; those of late come last."""
+"""States by the digest of the last fragment, which covers all earlier ones by `previous`; the latest used come last."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class SignedFragment:
 
 @dataclass(frozen=True)
 class Told:
-    """What one node has told of one lease: its claim, if the group is finished by another."""
+    """The fragments of one lease together: its node's claim, if another node finishes the group."""
 
     claim_id: ClaimId
     node_id: NodeId
@@ -67,12 +68,12 @@ class Told:
 
     @property
     def prefixes(self) -> tuple[Prefix, ...]:
-        """Where the next node goes on."""
+        """Return the prefixes from which the next node continues."""
         return joined(self.lease, self.samples)
 
     @property
     def pending(self) -> Pending:
-        """What its tokens are worth at its lease's price."""
+        """Return the pending credit: its tokens at its lease's price."""
         tokens = sum(sample.count for sample in self.samples)
         price = self.lease.price_micros_per_mtok
         return Pending(
@@ -86,7 +87,7 @@ class Told:
 
 
 def read(node: NodeId, envelope: bytes) -> SignedFragment:
-    """What a node says of a lease, if it is this node's word."""
+    """Return a fragment from its envelope, if `node` has signed it."""
     signed = open_envelope("fragment", envelope)
     if signed.signer != node:
         raise LeaseClosed("The fragment is signed by another node than the one that sends it.")
@@ -96,7 +97,7 @@ def read(node: NodeId, envelope: bytes) -> SignedFragment:
 def record_fragment(
     connection: sa.Connection, node: NodeId, word: SignedFragment, *, round_id: str, bounds: PolicyBounds
 ) -> LeaseId:
-    """Keep a fragment of an open lease of this node, once; which lease it is."""
+    """Store a fragment of an open lease of this node, unless it is stored already; return the lease's id."""
     fragment = word.fragment
     mine = (leases.c.lease_id == fragment.lease_id) & (leases.c.node_id == node) & leases.c.state.in_(OPEN)
     offer = connection.execute(sa.select(leases.c.offer).where(mine)).scalar()
@@ -118,16 +119,16 @@ def record_fragment(
 
 
 def _grown_until(connection: sa.Connection, lease: Lease, head: str) -> tuple[Grown, ...]:
-    """How far a lease is told, whose last fragment has this digest."""
-    found = _remembered.pop(head, None)
-    if found is None:
-        found = (Grown(),) * lease.samples
+    """Return the state of a lease whose last fragment has the digest `head`."""
+    state = _remembered.pop(head, None)
+    if state is None:
+        state = (Grown(),) * lease.samples
         if not head:
-            return found
+            return state
         for payload in _payloads(connection, lease.lease_id):
-            found = grown(found, Fragment.from_bytes(payload))
-    _remember(head, found)
-    return found
+            state = grown(state, Fragment.from_bytes(payload))
+    _remember(head, state)
+    return state
 
 
 def _remember(head: str, known: tuple[Grown, ...]) -> None:
@@ -137,32 +138,32 @@ def _remember(head: str, known: tuple[Grown, ...]) -> None:
 
 
 def chain(connection: sa.Connection, lease_id: str | None) -> list[Told]:
-    """What was told of a group up to and with this lease, the first node's first."""
-    found: list[Told] = []
+    """Return the partial rollouts of a group up to and including this lease, the first node's first."""
+    partials: list[Told] = []
     while lease_id is not None:
         row = connection.execute(
             sa.select(leases.c.node_id, leases.c.offer, leases.c.continues).where(leases.c.lease_id == lease_id)
         ).one()
         payloads, lease = _payloads(connection, lease_id), Lease.from_bytes(row.offer)
         samples = combine_fragments(lease, [Fragment.from_bytes(payload) for payload in payloads])
-        found.append(Told(ClaimId(chunks.digest(payloads[-1])), NodeId(row.node_id), lease, samples))
+        partials.append(Told(ClaimId(chunks.digest(payloads[-1])), NodeId(row.node_id), lease, samples))
         lease_id = row.continues
-    return found[::-1]
+    return partials[::-1]
 
 
 def left_by(connection: sa.Connection, lease_id: str, *, sound: bool) -> str | None:
-    """The lease to go on from after this one has ended: itself, the one that it continued, or none."""
-    told = connection.execute(sa.select(fragments.c.number).where(fragments.c.lease_id == lease_id).limit(1)).first()
+    """Return the lease to continue from after this one has ended: itself, the one that it continued, or None."""
+    known = connection.execute(sa.select(fragments.c.number).where(fragments.c.lease_id == lease_id).limit(1)).first()
     before = _before(connection, lease_id)
-    if told and sound and _hands(connection, before) < limits.HANDS_MAX:
+    if known and sound and _hands(connection, before) < limits.HANDS_MAX:
         return lease_id
-    if told:
+    if known:
         forget(connection, [lease_id])
     return before
 
 
 def _hands(connection: sa.Connection, lease_id: str | None) -> int:
-    """How many leases left what is told up to and with this one, as far as it matters."""
+    """Return how many leases left fragments up to and including this one, at most `HANDS_MAX`."""
     count = 0
     while lease_id is not None and count < limits.HANDS_MAX:
         count, lease_id = count + 1, _before(connection, lease_id)
@@ -170,7 +171,7 @@ def _hands(connection: sa.Connection, lease_id: str | None) -> int:
 
 
 def _before(connection: sa.Connection, lease_id: str) -> str | None:
-    """The lease that this one goes on from."""
+    """Return the lease that this one continues."""
     before: str | None = connection.execute(
         sa.select(leases.c.continues).where(leases.c.lease_id == lease_id)
     ).scalar_one()
@@ -178,47 +179,47 @@ def _before(connection: sa.Connection, lease_id: str) -> str | None:
 
 
 def forget(connection: sa.Connection, lease_ids: Iterable[str]) -> None:
-    """Nobody will go on from what was told of these leases."""
+    """Delete the fragments of these leases, so that no node continues from them."""
     _forget(connection, leases=list(lease_ids))
 
 
 def credit(connection: sa.Connection, whole: Pending, told: Sequence[Told], now_ms: int) -> None:
-    """Put what a rollout is worth on its node's pending account, and what earlier nodes did for it on theirs."""
-    outcomes = store.append_all(connection, [whole, *(one.pending for one in told)], now_ms)
+    """Credit a rollout to its node's pending account, and the parts that it continued to those of their nodes."""
+    outcomes = store.append_all(connection, [whole, *(partial.pending for partial in told)], now_ms)
     if set(outcomes) != {EntryOutcome.APPLIED}:
         raise BookBroken(f"The ledger refuses to credit claim {whole.claim_id} and what it goes on from: {outcomes}.")
-    for one in told:
+    for partial in told:
         connection.execute(
             sa.insert(parts).values(
-                claim_id=one.claim_id,
+                claim_id=partial.claim_id,
                 whole=whole.claim_id,
-                lease_id=one.lease.lease_id,
-                node_id=one.node_id,
-                tokens=one.pending.tokens,
-                credit_micros=one.pending.amount_micros,
+                lease_id=partial.lease.lease_id,
+                node_id=partial.node_id,
+                tokens=partial.pending.tokens,
+                credit_micros=partial.pending.amount_micros,
                 credited_ms=now_ms,
             )
         )
 
 
 def parts_of(connection: sa.Connection, wholes: Sequence[str]) -> list[str]:
-    """The claims of those whose work these rollouts finished."""
+    """Return the claims of the parts that these rollouts finished."""
     return list(connection.execute(sa.select(parts.c.claim_id).where(parts.c.whole.in_(wholes))).scalars())
 
 
 def whole_of(connection: sa.Connection, claim_id: str) -> str:
-    """The rollout that a part went into; a rollout is its own."""
+    """Return the rollout that a part went into; for a rollout, itself."""
     return connection.execute(sa.select(parts.c.whole).where(parts.c.claim_id == claim_id)).scalar() or claim_id
 
 
 def signed(connection: sa.Connection, lease_id: str) -> tuple[bytes, tuple[bytes, ...]]:
-    """What its node signed for a lease: the rollout, or the fragments that it left."""
+    """Return the envelopes that a node signed for a lease: the rollout, or the fragments that it left."""
     rollout = connection.execute(sa.select(rollouts.c.envelope).where(rollouts.c.lease_id == lease_id)).scalar()
     return (rollout, ()) if rollout else (b"", tuple(_envelopes(connection, lease_id)))
 
 
 def _payloads(connection: sa.Connection, lease_id: str) -> list[bytes]:
-    """What was signed; the signatures were checked when it was taken."""
+    """Return the signed payloads; the signatures were checked at intake."""
     return [Envelope.from_bytes(envelope).payload for envelope in _envelopes(connection, lease_id)]
 
 

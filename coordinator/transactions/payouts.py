@@ -1,16 +1,16 @@
 """Payout batches: from published balances to payees, and from a rail's reference to the last entry.
 
-1. `create`, one transaction: who is owed enough and has an address that counts gets a place in a batch; their nodes'
-   balances go from payable to paying. Nothing of it can be in another batch from here on.
-2. `export` writes CSV and JSON; any number of times the same bytes.
+1. `create`, one transaction: each owner who is owed enough and has an address that counts gets a place in a batch, and
+   the balances of the owner's nodes go from payable to paying. From then on, no other batch can have them.
+2. `export` writes CSV and JSON, with the same bytes every time.
 3. `prove` shows a payee their own line, with the proof that the log has it.
-4. `settle`: the rail sends (idempotent by the batch's key), its reference is stored, the rail says what became of it,
-   and the balances go from paying to paid, one transaction. Whatever is interrupted is done again.
+4. `settle`: the rail sends (idempotent by the batch's key), its reference is stored, the rail reports the payment's
+   status, and the balances go from paying to paid, one transaction. An interrupted step is done again.
 
-- Only what a signed checkpoint covers is paid out: everybody can check it before the money moves.
-- An owner's nodes are summed before the minimum is asked for: ten small nodes are paid as one large.
+- Only credit that a signed checkpoint covers is paid out: everybody can check it before the money moves.
+- The minimum applies to the sum of an owner's nodes: ten small nodes are paid as one large node.
 - A batch is settled by the rail that it was made for: another one does not know its key.
-- No batch is ever unmade: a payee who cannot be paid is for people to solve.
+- No batch is ever undone: people must solve the case of a payee who cannot be paid.
 """
 
 import csv
@@ -44,10 +44,10 @@ PAGE_ENTRIES = 1_000
 
 
 class BatchState(StrEnum):
-    """What is stored of a batch."""
+    """The stored state of a batch."""
 
     MADE = "made"
-    SENT = "sent"  # the rail has named a reference
+    SENT = "sent"  # the rail has returned a reference
     SETTLED = "settled"
 
 
@@ -63,7 +63,7 @@ class StoredBatch(NamedTuple):
 
 
 class PayoutTerms(NamedTuple):
-    """How batches are made."""
+    """The terms by which batches are made."""
 
     rail: str
     scheme: str
@@ -71,19 +71,21 @@ class PayoutTerms(NamedTuple):
 
 
 def create(connection: sa.Connection, terms: PayoutTerms, *, now_ms: int) -> int:
-    """Make the next batch of all who can be paid; its number."""
+    """Make the next batch, of all owners who can be paid, and return its number."""
     size = connection.execute(sa.select(checkpoint_table.c.size)).scalar()
     if size is None:
         raise PayoutFailed("No checkpoint is signed yet.", hint="Launch the round first.")
-    found, shares = _payable(connection, size, terms, now_ms)
-    if not found:
+    recipients, shares = _payable(connection, size, terms, now_ms)
+    if not recipients:
         raise PayoutFailed(
             f"No owner with an address that counts is owed {terms.minimum_micros:,} micro-units.",
             hint="Owners set one with `swarm-node keys address`; it counts after payouts.address_delay_h.",
         )
     number = 1 + (connection.execute(sa.select(sa.func.max(payout_batches.c.batch))).scalar() or 0)
-    total = sum(payee.amount_micros for payee in found)
-    head = PayoutBatch(batch=number, payees_root=tree_of.root(found).hex(), payees=len(found), amount_micros=total)
+    total = sum(payee.amount_micros for payee in recipients)
+    head = PayoutBatch(
+        batch=number, payees_root=tree_of.root(recipients).hex(), payees=len(recipients), amount_micros=total
+    )
     moves = [Payout(batch=number, node_id=node, amount_micros=micros) for node, micros in shares]
     outcomes = store.append_all(connection, [head, *moves], now_ms)
     if any(outcome is not EntryOutcome.APPLIED for outcome in outcomes):
@@ -93,21 +95,21 @@ def create(connection: sa.Connection, terms: PayoutTerms, *, now_ms: int) -> int
             batch=number, state=BatchState.MADE.value, rail=terms.rail, checkpoint_size=size, made_ms=now_ms
         )
     )
-    rows = [{"batch": number, "place": place, **payee._asdict()} for place, payee in enumerate(found)]
+    rows = [{"batch": number, "place": place, **payee._asdict()} for place, payee in enumerate(recipients)]
     connection.execute(sa.insert(payees), rows)
     return number
 
 
 def listed(connection: sa.Connection) -> list[StoredBatch]:
-    """All batches, the oldest first."""
-    here = payout_batches.c
-    columns = (here.batch, here.state, here.rail, here.reference, here.checkpoint_size, here.made_ms)
-    rows = connection.execute(sa.select(*columns).order_by(here.batch))
+    """Return all batches, the oldest first."""
+    cols = payout_batches.c
+    columns = (cols.batch, cols.state, cols.rail, cols.reference, cols.checkpoint_size, cols.made_ms)
+    rows = connection.execute(sa.select(*columns).order_by(cols.batch))
     return [StoredBatch(number, BatchState(state), *rest) for number, state, *rest in rows]
 
 
 def load(connection: sa.Connection, number: int, round_id: str) -> tuple[StoredBatch, TransferBatch]:
-    """One batch, and who gets what in it."""
+    """Return a batch with its payees and their amounts."""
     row = next((row for row in listed(connection) if row.number == number), None)
     if row is None:
         raise NotFound(f"There is no batch {number}.", hint="See `swarm-coordinator payout list`.")
@@ -115,7 +117,7 @@ def load(connection: sa.Connection, number: int, round_id: str) -> tuple[StoredB
 
 
 def export(batch: TransferBatch, folder: Path) -> tuple[Path, Path]:
-    """Write a batch for people and for programs."""
+    """Write a batch as CSV for people and as JSON for programs; return the two paths."""
     path = folder / f"batch-{batch.number:06}"
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
@@ -127,7 +129,7 @@ def export(batch: TransferBatch, folder: Path) -> tuple[Path, Path]:
 
 
 def as_json(batch: TransferBatch) -> dict[str, object]:
-    """The batch with its root, and for each payee the proof."""
+    """Return the batch with its root, and the proof of each payee."""
     proofs = tree_of.proofs(batch.payees)
     return {
         "round_id": batch.round_id,
@@ -143,7 +145,7 @@ def as_json(batch: TransferBatch) -> dict[str, object]:
 
 
 def prove(connection: sa.Connection, node: NodeId, number: int, roots: tuple[bytes, ...]) -> PayoutReply:
-    """What the owner of a node gets in a batch, by a published entry."""
+    """Return the payout of a node's owner in a batch, with the proof by a published entry."""
     batches = connection.execute(sa.select(sa.func.max(payout_batches.c.batch))).scalar() or 0
     owner = owners.owner_of(connection, node)
     mine = (payees.c.batch == number) & (payees.c.owner == owner)
@@ -168,7 +170,7 @@ def prove(connection: sa.Connection, node: NodeId, number: int, roots: tuple[byt
 
 
 def settle(database: Database, row: StoredBatch, batch: TransferBatch, rail: Rail, *, now_ms: int) -> Status:
-    """Bring a batch as far as its rail has brought it; again, or beside another, is harmless at every point."""
+    """Send a batch, record the status that its rail reports, and return it; safe to repeat and to run concurrently."""
     if row.state is BatchState.SETTLED:
         return Status.DONE
     reference = row.reference or rail.send(batch)
@@ -185,40 +187,42 @@ def settle(database: Database, row: StoredBatch, batch: TransferBatch, rail: Rai
 def _payable(
     connection: sa.Connection, size: int, terms: PayoutTerms, now_ms: int
 ) -> tuple[list[Payee], list[tuple[NodeId, int]]]:
-    """Who gets what, by owner, and out of which nodes' balances."""
+    """Return the payees with their amounts, by owner, and the amounts that come from each node's balance."""
     addresses, owner_of = owners.addresses(connection, now_ms), owners.owners_of(connection)
     shares: dict[str, list[tuple[NodeId, int]]] = defaultdict(list)
     for node, micros in sorted(_published(connection, size).items()):
         shares[owner_of.get(node, node)].append((node, micros))
-    found, moves = [], []
+    recipients, moves = [], []
     for owner, mine in sorted(shares.items()):
         amount, address = sum(micros for _, micros in mine), addresses.get(owner, "")
         if address and address.startswith(terms.scheme) and amount >= terms.minimum_micros:
-            found.append(Payee(owner, address, amount))
+            recipients.append(Payee(owner, address, amount))
             moves += mine
-    return found, moves
+    return recipients, moves
 
 
 def _payees_of(connection: sa.Connection, number: int) -> tuple[Payee, ...]:
-    here = payees.c
-    columns = sa.select(here.owner, here.address, here.amount_micros)
-    rows = connection.execute(columns.where(here.batch == number).order_by(here.place))
+    cols = payees.c
+    columns = sa.select(cols.owner, cols.address, cols.amount_micros)
+    rows = connection.execute(columns.where(cols.batch == number).order_by(cols.place))
     return tuple(Payee(*row) for row in rows)
 
 
 def _share_of(connection: sa.Connection, owner: str, node: NodeId, number: int) -> str | None:
-    """The payout of one of an owner's nodes in a batch; of this node, if it has one."""
+    """Return the payout of one of an owner's nodes in a batch; of `node`, if it has one."""
     of_node = claims_table.c.claim_id == sa.literal(f"{number}:") + nodes.c.node_id
     shares = sa.select(claims_table.c.claim_id).join(nodes, of_node).where(nodes.c.owner == owner)
-    found: str | None = connection.execute(shares.order_by(nodes.c.node_id != node, nodes.c.node_id).limit(1)).scalar()
-    return found
+    claim_id: str | None = connection.execute(
+        shares.order_by(nodes.c.node_id != node, nodes.c.node_id).limit(1)
+    ).scalar()
+    return claim_id
 
 
 def _published(connection: sa.Connection, size: int) -> dict[NodeId, int]:
-    """What each node is owed by the first `size` entries, less what has gone into batches since."""
+    """Return the micro-units owed to each node by the first `size` entries, less those in batches since."""
     prefix = f"{AccountKind.PAYABLE}:"
-    here = balances_table.c
-    rows = connection.execute(sa.select(here.account, here.micros).where(here.account.startswith(prefix)))
+    cols = balances_table.c
+    rows = connection.execute(sa.select(cols.account, cols.micros).where(cols.account.startswith(prefix)))
     owed = {NodeId(account.removeprefix(prefix)): micros for account, micros in rows}
     for claim_id in _credited_since(connection, size):
         claim = connection.execute(sa.select(claims_table).where(claims_table.c.claim_id == claim_id)).one()
@@ -227,34 +231,34 @@ def _published(connection: sa.Connection, size: int) -> dict[NodeId, int]:
 
 
 def _credited_since(connection: sa.Connection, size: int) -> list[str]:
-    """The claims that became payable after the checkpoint."""
-    found: list[str] = []
+    """Return the claims that became payable after the checkpoint."""
+    claims: list[str] = []
     while page := store.entries(connection, size, PAGE_ENTRIES):
-        found += [recorded.entry.claim_id for recorded in page if isinstance(recorded.entry, Post | Reinstate)]
+        claims += [recorded.entry.claim_id for recorded in page if isinstance(recorded.entry, Post | Reinstate)]
         size = page[-1].index + 1
-    return found
+    return claims
 
 
 def _sent(connection: sa.Connection, number: int, reference: str) -> BatchState:
-    """Store the reference before anything follows from it, and say where the batch stands; it has one reference."""
-    here = payout_batches.c
-    free = (here.batch == number) & (here.reference.is_(None) | (here.reference == reference))
+    """Store the only reference of a batch before it has any effect, and return the batch's state."""
+    cols = payout_batches.c
+    free = (cols.batch == number) & (cols.reference.is_(None) | (cols.reference == reference))
     values = {"reference": reference, "state": BatchState.SENT.value}
     try:
         changed = connection.execute(
-            sa.update(payout_batches).where(free, here.state != BatchState.SETTLED.value).values(**values)
+            sa.update(payout_batches).where(free, cols.state != BatchState.SETTLED.value).values(**values)
         ).rowcount
     except sa.exc.IntegrityError:
         raise PayoutFailed(f"Reference {reference} belongs to another batch.", hint="See `payout list`.") from None
     if changed:
         return BatchState.SENT
-    if connection.execute(sa.select(here.batch).where(free)).first() is None:
+    if connection.execute(sa.select(cols.batch).where(free)).first() is None:
         raise PayoutFailed(f"Batch {number} was sent by another reference.", hint="See `payout list`.")
-    return BatchState.SETTLED  # by somebody beside us
+    return BatchState.SETTLED  # by another process
 
 
 def _paid(connection: sa.Connection, number: int, reference: str, now_ms: int) -> None:
-    """Every node's share: paying → paid."""
+    """Move every node's share from paying to paid."""
     if _sent(connection, number, reference) is BatchState.SETTLED:
         return
     prefix = f"{number}:"
@@ -264,12 +268,12 @@ def _paid(connection: sa.Connection, number: int, reference: str, now_ms: int) -
     outcomes = store.append_all(connection, moves, now_ms)
     if any(outcome is not EntryOutcome.APPLIED for outcome in outcomes):
         raise PayoutFailed(f"The ledger refuses to settle batch {number}: {', '.join(sorted(set(outcomes)))}.")
-    here = payout_batches.c.batch == number
-    connection.execute(sa.update(payout_batches).where(here).values(state=BatchState.SETTLED.value))
+    which = payout_batches.c.batch == number
+    connection.execute(sa.update(payout_batches).where(which).values(state=BatchState.SETTLED.value))
 
 
 def _forget(connection: sa.Connection, number: int, reference: str) -> None:
-    """The rail says that this reference will never pay: the batch may be sent again."""
-    here = payout_batches.c
-    under_way = (here.batch == number) & (here.reference == reference) & (here.state == BatchState.SENT.value)
+    """Remove a reference that, as the rail reports, will never pay: the batch may be sent again."""
+    cols = payout_batches.c
+    under_way = (cols.batch == number) & (cols.reference == reference) & (cols.state == BatchState.SENT.value)
     connection.execute(sa.update(payout_batches).where(under_way).values(reference=None, state=BatchState.MADE.value))

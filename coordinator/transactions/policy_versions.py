@@ -1,4 +1,4 @@
-"""Published versions as the store knows them: recorded in order, and the ones whose files are kept."""
+"""Published versions in the store: recorded in order, and the choice of those whose files are kept."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from protocol.policy.manifest import PolicyManifest
 
 
 class Keeping(NamedTuple):
-    """Which versions the operator wants to keep whole, beside those that rollouts may use."""
+    """The versions that the operator wants to keep whole, beside those that rollouts may use."""
 
     newest: int
     age_ms: int
@@ -22,22 +22,22 @@ class Keeping(NamedTuple):
 
     @classmethod
     def by(cls, settings: PublishSection) -> "Keeping":
-        """As the operator set it."""
+        """Return the versions to keep by the operator's settings."""
         return cls(settings.keep, int(3_600_000 * settings.keep_h), settings.keep_every)
 
     def chosen(self, connection: sa.Connection, now_ms: int) -> list[int]:
-        """Their numbers."""
-        here, last = versions.c, newest_version(connection)[0]
-        wanted = here.version > last - self.newest
+        """Return the numbers of these versions."""
+        cols, last = versions.c, newest_version(connection)[0]
+        wanted = cols.version > last - self.newest
         if self.age_ms:
-            wanted |= here.published_ms > now_ms - self.age_ms
+            wanted |= cols.published_ms > now_ms - self.age_ms
         if self.every:
-            wanted |= here.version % self.every == 0
-        return list(connection.execute(sa.select(here.version).where(wanted).order_by(here.version)).scalars())
+            wanted |= cols.version % self.every == 0
+        return list(connection.execute(sa.select(cols.version).where(wanted).order_by(cols.version)).scalars())
 
 
 def record(connection: sa.Connection, manifest: PolicyManifest, digest: str, *, now_ms: int) -> None:
-    """Let dispatch and the ledger know of a published version; the same one again changes nothing."""
+    """Record a published version in the store and in the ledger; the same version again changes nothing."""
     row = connection.execute(
         sa.select(versions.c.manifest_digest).where(versions.c.version == manifest.version)
     ).first()
@@ -64,6 +64,6 @@ _newest = Prepared(sa.select(versions.c.version, versions.c.policy_update).order
 
 
 def newest_version(connection: sa.Connection) -> tuple[int, int]:
-    """The newest version and its update; (0, 0) before the first."""
+    """Return the newest version and its update; (0, 0) before the first."""
     row = _newest(connection).first()
     return (row[0], row[1]) if row else (0, 0)

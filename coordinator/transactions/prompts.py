@@ -1,7 +1,7 @@
-"""Which problem a group is about, as effects.
+"""The problem that a group is about, as effects.
 
 - A group of the learner's is about a problem of the train split; one of an evaluation, of another split.
-- The problem is chosen once, when the group is made, and stored with it: whatever becomes of its leases, it stays.
+- The problem is chosen once, when the group is made, and stored with it: it does not change with the group's leases.
 """
 
 from typing import Literal, NamedTuple
@@ -23,7 +23,7 @@ class PromptRef(NamedTuple):
 
 
 def problem_of(task: Task, source: PromptRef) -> Problem:
-    """What it is."""
+    """Return the problem that `source` names."""
     if source.split == TRAIN:
         return task.problem(source.number)
     return task.problems(source.split)[source.number]
@@ -34,5 +34,5 @@ _source = Prepared(sa.select(groups.c.split, groups.c.prompt).where(groups.c.gro
 
 
 def source_of(connection: sa.Connection, group_no: int) -> PromptRef:
-    """The problem that a group is about."""
+    """Return the reference of the problem that a group is about."""
     return PromptRef(*_source(connection, group=group_no).single_row())

@@ -1,11 +1,12 @@
 """Registration, heartbeats and single-use nonces of nodes, and the addresses at which others can dial them.
 
-- A socket that listens on every address does not know which of them others see; the coordinator has just seen one.
-- A loopback address is of use to nodes on that machine alone: it counts where coordinator and node share one.
+- A node that listens on every address does not know which of them others see; the coordinator sees the caller's.
+- A loopback address is of use to nodes on the same machine only: it counts if coordinator and node share the machine.
 - An address of a private network is of use to nodes in that network: it is left out where its node calls from the
   internet, since no other node dials such an address in a round on the internet.
-- What nobody can dial, such as port 0 or a multicast address, is rejected: only a faulty or hostile node names it.
-- Behind a proxy nobody knows where a node called from, and what it says of itself has to do.
+- An address that nobody can dial, such as one with port 0 or a multicast address, is rejected: only a faulty or hostile
+  node names it.
+- Behind a proxy the caller's address is unknown, and the addresses that a node names are used as they are.
 """
 
 from collections.abc import Sequence, Set
@@ -25,7 +26,7 @@ from protocol.work.messages import Heartbeat, Register, Transfer
 
 
 def dialable(addresses: Sequence[str], caller: str) -> list[str]:
-    """Return those that others may try, as `host:port`; empty `caller`: unknown."""
+    """Return the addresses that others may try, as `host:port`; an empty `caller` is unknown."""
     for address in addresses:
         if why := why_undialable(address):
             raise MalformedMessage(
@@ -33,8 +34,8 @@ def dialable(addresses: Sequence[str], caller: str) -> list[str]:
                 hint="Advertise a host:port that other nodes can reach, or none.",
                 breach=different("addresses", "addresses that can be dialled", address),
             )
-    found = dict.fromkeys(_seen(address, caller) for address in addresses)
-    return [address for address in found if address]
+    dialable_ = dict.fromkeys(_seen(address, caller) for address in addresses)
+    return [address for address in dialable_ if address]
 
 
 def _seen(address: str, caller: str) -> str:
@@ -61,7 +62,7 @@ def _at_caller(seen: IP | None, port: int) -> str:
 
 
 def _ip(host: str) -> IP | None:
-    """Return the IPv4 address, where one was dressed as IPv6; None of a name."""
+    """Return the IP address, with a mapped IPv6 address as IPv4; None for a host name."""
     try:
         return ip_of(host)
     except ValueError:
@@ -69,7 +70,7 @@ def _ip(host: str) -> IP | None:
 
 
 SESSIONS_MAX = 1000
-"""Starts of one agent whose traffic is counted; a node that names ever new ones fills no disk."""
+"""Starts of one agent whose traffic is counted; the limit keeps a node that names new ones from filling the disk."""
 
 
 # Built once: making a statement costs more than running it, and these run for every request.
@@ -79,7 +80,7 @@ _worker = Prepared(
     sa.select(
         *(nodes.c.node_id, nodes.c.owner, nodes.c.price_micros_per_mtok, nodes.c.revoked_ms),
         *(nodes.c.paused_ms, nodes.c.registered_ms, nodes.c.lease_allowance),
-        fleet.c.works.is_not(sa.false()).label("works"),  # before anything was decided, a node may
+        fleet.c.works.is_not(sa.false()).label("works"),  # before the first decision, a node may work
         sa.exists().where(standings.ANSWERS, trust.c.banned_ms.is_not(None)).label("is_banned"),
         standings.VALIDATED.label("validated_groups"),
         standings.HELD_CLAIMS.label("held_claims"),
@@ -104,7 +105,7 @@ _begin = Prepared(sa.insert(transfers))
 
 
 def spend_nonce(connection: sa.Connection, node: NodeId, nonce: bytes, sent_ms: int) -> None:
-    """Use a nonce up."""
+    """Record a nonce as used; refuse one that was used before."""
     try:
         _spend(connection, node_id=node, nonce=nonce, sent_ms=sent_ms)
     except sa.exc.IntegrityError:
@@ -116,7 +117,7 @@ def spend_nonce(connection: sa.Connection, node: NodeId, nonce: bytes, sent_ms: 
 
 
 def forget_nonces(connection: sa.Connection, now_ms: int) -> None:
-    """Those that the clock check alone would refuse."""
+    """Delete nonces that are so old that the clock check refuses them."""
     connection.execute(sa.delete(nonces).where(nonces.c.sent_ms < now_ms - 2_000 * limits.CLOCK_SKEW_MAX_S))
 
 
@@ -130,9 +131,9 @@ def register(
     caller: str = "",
     now_ms: int,
 ) -> None:
-    """Add a node, or take over its new name, price and addresses; open leases keep the price they were given at.
+    """Add a node, or update its name, price and addresses; open leases keep their locked price.
 
-    `caller` is the address that it called from, where that is known.
+    `caller` is the address that it called from, if that is known.
     """
     if invited is not None and node not in invited:
         raise NotInvited("This round samples on its own machine only.", hint="Look for another round to join.")
@@ -161,9 +162,9 @@ def require_node(connection: sa.Connection, node: NodeId) -> None:
 
 
 def require_worker(connection: sa.Connection, node: NodeId) -> Any:
-    """The same of one that asks for work: its owner and price, whether it is wanted, stands by or is paused.
+    """Return the row of a node that asks for work: owner, price, and whether it works, is on standby or is paused.
 
-    Refused as well are the nodes of a banned owner.
+    Refuse a node that has not registered, whose key was revoked, or whose owner is banned.
     """
     row = _worker(connection, node=node).first()
     _require(row, node)
@@ -188,15 +189,15 @@ def _require(row: Any, node: NodeId) -> None:
 
 
 def is_any_revoked(connection: sa.Connection, working: Sequence[NodeId]) -> bool:
-    """Whether the key of any of these nodes was revoked."""
+    """Return True if the key of any of these nodes was revoked."""
     if not working:
         return False
-    here = nodes.c.node_id.in_(working) & nodes.c.revoked_ms.is_not(None)
-    return connection.execute(sa.select(nodes.c.node_id).where(here).limit(1)).first() is not None
+    which = nodes.c.node_id.in_(working) & nodes.c.revoked_ms.is_not(None)
+    return connection.execute(sa.select(nodes.c.node_id).where(which).limit(1)).first() is not None
 
 
 def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
-    """Record what a node holds, how fast it is and what it moved."""
+    """Record a node's version, phase, speed and traffic."""
     seen = {
         "new_last_seen_ms": now_ms,
         "new_version": message.version,
@@ -217,7 +218,7 @@ def _begin_session(connection: sa.Connection, node: NodeId, session: str, moved:
 
 
 def further_addresses(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) -> dict[NodeId, tuple[str, ...]]:
-    """Where else nodes can be dialled, of those that were heard of lately and named more than one address."""
+    """Return all but the first address of the live nodes that named more than one."""
     live = connection.execute(
         sa.select(nodes.c.node_id, nodes.c.addresses).where(nodes.c.last_seen_ms >= now_ms - silent_after_ms)
     )
@@ -225,7 +226,7 @@ def further_addresses(connection: sa.Connection, *, silent_after_ms: int, now_ms
 
 
 def live_nodes(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) -> dict[NodeId, str]:
-    """Where each node that was heard of lately can be dialled; an empty string if nowhere."""
+    """Return the live nodes, each with its first address; empty if it cannot be dialled."""
     live = connection.execute(
         sa.select(nodes.c.node_id, nodes.c.addresses).where(nodes.c.last_seen_ms >= now_ms - silent_after_ms)
     )

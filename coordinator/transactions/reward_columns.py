@@ -1,12 +1,12 @@
-"""What a rollout's rewards are made of, as it is stored beside their scores.
+"""Reward columns: the components and marks of a rollout's rewards, as they are stored beside the scores.
 
     {"invalid": [numbers of the samples that broke the form], "components": {name: [one per sample]}}
-    and, where any sample is learned from otherwise than whole and with weight 1:
+    and, if any sample is not trained on whole and with weight 1:
     {"weights": [one per sample], "skips": [[[start, end] of tokens that are not trained on, …] per sample]}
-    {"verifier_error": why it could not be judged}
+    {"verifier_error": the reason why it could not be judged}
 
 - A component that a sample's reward does not have is null.
-- Scores that are not known, not yet or never, are NaN, which is no reward and no zero.
+- A score that is not known, yet or ever, is NaN; that means no reward, not a reward of 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from coordinator.rules.lifecycle import RolloutState
 from protocol.tasks import Reward, Spans
 
 GIVEN_UP = RolloutState.UNJUDGED.value
-"""The mark that says why a rollout could not be judged."""
+"""The mark with the reason why a rollout could not be judged."""
 
 
 def stored(rewards: Sequence[Reward]) -> dict[str, Any]:
-    """The two columns of a rollout whose samples have these rewards."""
+    """Return the two columns of a rollout whose samples have these rewards."""
     names = sorted({name for reward in rewards for name in reward.components})
     invalid = [number for number, reward in enumerate(rewards) if reward.status == "invalid"]
     components = {name: [reward.components.get(name) for reward in rewards] for name in names}
@@ -35,18 +35,18 @@ def stored(rewards: Sequence[Reward]) -> dict[str, Any]:
 
 
 def scores(row: Mapping[str, Any]) -> list[float]:
-    """What each sample of a stored rollout earned; NaN where that is not known."""
-    found: list[float] = np.frombuffer(row["rewards"], "<f4").tolist()
-    return found
+    """Return the score of each sample of a stored rollout; NaN if it is not known."""
+    known: list[float] = np.frombuffer(row["rewards"], "<f4").tolist()
+    return known
 
 
 def unknown(samples: int) -> dict[str, Any]:
-    """The same of one that is judged later."""
+    """Return the two columns of a rollout that is judged later."""
     return {"rewards": np.full(samples, np.nan, dtype="<f4").tobytes(), "marks": {}}
 
 
 def read(row: Mapping[str, Any]) -> list[Reward]:
-    """The rewards of a stored rollout; none while they are not known."""
+    """Return the rewards of a stored rollout; an empty list while they are not known."""
     marks, scores = row["marks"], np.frombuffer(row["rewards"], "<f4")
     if why := marks.get(GIVEN_UP):
         return [Reward(0.0, "verifier_error", reason=why)] * len(scores)
@@ -67,6 +67,6 @@ def read(row: Mapping[str, Any]) -> list[Reward]:
 
 
 def learned(marks: Mapping[str, Any], samples: int) -> list[tuple[float, Spans]]:
-    """With which weight each sample is trained on, and which of its tokens are not."""
+    """Return each sample's weight in training, and the spans of its tokens that are not trained on."""
     weights, skips = marks.get("weights", [1.0] * samples), marks.get("skips", [()] * samples)
     return [(weight, tuple((start, end) for start, end in skip)) for weight, skip in zip(weights, skips, strict=True)]

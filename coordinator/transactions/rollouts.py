@@ -10,7 +10,7 @@ from coordinator.store.tables import rollouts
 
 
 def move(connection: sa.Connection, which: sa.ColumnElement[bool], to: RolloutState, **values: Any) -> Sequence[Any]:
-    """Move the rollouts that may move, and set other columns with it; return their claim ids and group numbers."""
+    """Move those rollouts of `which` that may move, set other columns, and return their claim ids and group numbers."""
     may = rollouts.c.state.in_(rollouts_before(to))
     moved = sa.update(rollouts).where(which, may).values(state=to.value, **values)
     return connection.execute(moved.returning(rollouts.c.claim_id, rollouts.c.group_no)).all()

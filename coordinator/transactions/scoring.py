@@ -1,11 +1,11 @@
-"""Accepted rollouts that wait for their rewards, and what becomes of them, as effects.
+"""Scoring: accepted rollouts that wait for their rewards, and their later states, as effects.
 
     unscored ──rewards──▶ buffered
             └─ given up ─▶ verifier_error: paid as if used, never trained on, its prompt is not offered again
 
-- What a node is paid for is its tokens, so acceptance and credit wait for no reward. Until it is known, the rollout is
-  in no batch; after any crash it is found here again.
-- Whoever comes second changes nothing: the state is compared and set in one statement.
+- A node is paid for its tokens, so acceptance and credit do not wait for a reward. Until it is known, the rollout is in
+  no batch; after any crash it still waits in the store.
+- A second result changes nothing: the state is compared and set in one statement.
 """
 
 from collections.abc import Set
@@ -29,12 +29,12 @@ from protocol.work.lease import Lease
 from protocol.work.rollout import RolloutClaim, unpack_tokens
 
 FACT = "verifier"
-"""What is remembered of failed verification: how often, the last reason, when, and whether nothing is judged at all."""
+"""The fact of failed verification: how often, the last reason, when, and whether nothing is judged at all."""
 
 
 @dataclass(frozen=True)
 class Unscored:
-    """A group whose completions are to be judged."""
+    """A group whose completions wait to be judged."""
 
     claim_id: str
     group_no: int
@@ -43,8 +43,8 @@ class Unscored:
 
 
 def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset()) -> list[Unscored]:
-    """The oldest of those that wait, but for these claims."""
-    found = connection.execute(
+    """Return the oldest rollouts that wait, without the claims in `but`."""
+    rows = connection.execute(
         sa.select(
             rollouts.c.claim_id,
             rollouts.c.group_no,
@@ -61,14 +61,14 @@ def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset(
     )
     return [
         Unscored(row.claim_id, row.group_no, PromptRef(row.split, row.prompt), completions(row.envelope, row.offer))
-        for row in found.all()
+        for row in rows.all()
     ]
 
 
 def scored(
     connection: sa.Connection, claim_id: str, rewards: list[Reward], *, rules: SelectionRules = OFF, now_ms: int
 ) -> bool:
-    """Its rewards are known: into the buffer, or into what is measured; False if it is not waited for any more."""
+    """Record a rollout's rewards, and move it to the buffer or to its evaluation; return False if it waits no more."""
     if fact := get_fact(connection, FACT):
         set_fact(connection, FACT, fact | {"down": False})
     group_no = _group_of(connection, claim_id)
@@ -85,7 +85,7 @@ def scored(
 
 
 def give_up(connection: sa.Connection, claim_id: str, reason: str, *, audits: AuditTerms, now_ms: int) -> bool:
-    """It cannot be judged, by no fault of its node's."""
+    """Give up a rollout that cannot be judged by no fault of its node's; return False if it waits no more."""
     marks = {reward_columns.GIVEN_UP: reason}
     if not move(connection, rollouts.c.claim_id == claim_id, RolloutState.UNJUDGED, marks=marks):
         return False
@@ -99,14 +99,14 @@ def give_up(connection: sa.Connection, claim_id: str, reason: str, *, audits: Au
 
 
 def stand_still(connection: sa.Connection, reason: str, *, now_ms: int) -> None:
-    """Nothing can be judged at the moment: told to the operator, and tried again."""
+    """Record for the operator that nothing can be judged at the moment; it is tried again."""
     _note(connection, reason, now_ms, groups=0, down=True)
 
 
 def trouble(connection: sa.Connection) -> dict[str, Any]:
-    """Groups that were given up, the last reason, and whether nothing is judged; empty if nothing ever went wrong."""
-    found: dict[str, Any] = get_fact(connection, FACT, {})
-    return found
+    """Return the groups given up, the last reason, and whether nothing is judged; empty without any failure."""
+    fact: dict[str, Any] = get_fact(connection, FACT, {})
+    return fact
 
 
 def _note(connection: sa.Connection, reason: str, now_ms: int, *, groups: int, down: bool) -> None:
@@ -120,7 +120,7 @@ def _group_of(connection: sa.Connection, claim_id: str) -> int:
 
 
 def completions(envelope: bytes, offer: bytes) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each sample of a stored rollout, with what it went on from."""
+    """Return the tokens of each sample of a stored rollout, with the prefix that it continued."""
     claim = RolloutClaim.from_bytes(open_envelope("rollout", envelope).payload)
     begun = [prefix.tokens for prefix in Lease.from_bytes(offer).prefixes] or [b""] * len(claim.samples)
     return tuple(

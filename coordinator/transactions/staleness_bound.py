@@ -1,12 +1,12 @@
-"""The staleness bound in force, where it adapts: S between the operator's least and most, by what the learner measures.
+"""The staleness bound in force, if it adapts: S between the operator's least and most, by the learner's measurements.
 
 - Each reported update gives the share of tokens that the correction dropped, and the effective sample size.
-- S begins at its least and moves by one. It rises once `patience` updates are judged and the last of them were calm on
-  the mean, and falls when the last few drop too much or weigh too little. Between the two it stays.
-- Each fall doubles the patience: a bound that was too large is tried again ever more rarely.
-- After a change nothing is judged until all groups that were leased under the bound before must have been trained on.
-- It decides over new leases alone. Intake and batches go by the operator's maximum: work that was leased under a larger
-  bound counts as it would have then.
+- S begins at its least and moves by one. It rises once `patience` updates are judged and the mean of the last of them
+  is calm, and falls when the last few drop too many tokens or have too small an effective sample size. Else it stays.
+- Each fall doubles the patience: a bound that was too large is tried again more and more rarely.
+- After a change nothing is judged until all groups that were leased under the earlier bound must have been trained on.
+- The bound applies to new leases only. Intake and batches use the operator's maximum: work that was leased under a
+  larger bound counts as it would have then.
 - The state is a fact of the store, written with the report that it follows from; a restart changes nothing.
 
 `after` is pure; the rest are effects.
@@ -26,20 +26,20 @@ BOUND = "staleness_bound"
 """The fact of the state."""
 
 MASKED, EFFECTIVE = "is/masked_frac", "is/ess"
-"""Names of what the learner reports."""
+"""Names of the learner's figures."""
 
 IN_FORCE = "staleness/bound"
-"""Name of the bound among an update's figures."""
+"""The name of the bound among an update's figures."""
 
 MASKED_MAX = 0.05
-"""More of the tokens dropped than this, and S falls."""
+"""The share of dropped tokens above which S falls."""
 MASKED_CALM = 0.02
 EFFECTIVE_MIN = 0.8
-"""Less of the tokens' worth left than this by their unequal weights, and S falls."""
+"""The effective sample size, as a share, below which S falls."""
 EFFECTIVE_CALM = 0.9
 
 LOUD_UPDATES = 4
-"""Updates over whose mean S falls: few, since what is dropped was paid for."""
+"""Updates over whose mean S falls: few, since dropped tokens were paid for."""
 CALM_UPDATES = 8
 PATIENCE_MAX = 64
 
@@ -54,7 +54,7 @@ class StalenessRules:
 
 @dataclass(frozen=True)
 class UpdateFigures:
-    """One update's figures."""
+    """The figures of an update that move the bound."""
 
     masked: float
     effective: float
@@ -62,14 +62,14 @@ class UpdateFigures:
 
 @dataclass(frozen=True)
 class BoundState:
-    """The bound, and what was seen under it."""
+    """The bound, and the figures seen under it."""
 
     bound: int
     judged_from: int = 1
     """The first update that trains on nothing that was leased under the bound before."""
     patience: int = CALM_UPDATES
     seen: tuple[UpdateFigures, ...] = ()
-    """The last updates since then."""
+    """The figures of the last updates since then."""
     calm: int = 0
     """Updates judged since then, or since the bound might have risen."""
 
@@ -102,32 +102,32 @@ def _is_calm(seen: tuple[UpdateFigures, ...]) -> bool:
 
 
 def _mean_masked(seen: tuple[UpdateFigures, ...]) -> float:
-    return sum(one.masked for one in seen) / len(seen)
+    return sum(update.masked for update in seen) / len(seen)
 
 
 def _mean_effective(seen: tuple[UpdateFigures, ...]) -> float:
-    return sum(one.effective for one in seen) / len(seen)
+    return sum(update.effective for update in seen) / len(seen)
 
 
 def rules_of(section: StalenessSection) -> StalenessRules | None:
-    """Return what S may be, or None if it does not adapt."""
+    """Return the limits of S, or None if it does not adapt."""
     return StalenessRules(section.least, section.max_updates) if section.adaptive else None
 
 
 def bound_of(remembered: Mapping[str, Any] | None, rules: StalenessRules) -> int:
-    """Return the bound that such a fact puts in force; the least before there is one."""
+    """Return the bound in force by its stored fact `remembered`; the least before there is one."""
     bound = int(remembered["bound"]) if remembered else rules.least
     return min(max(bound, rules.least), rules.most)
 
 
 def in_force(connection: sa.Connection, section: StalenessSection) -> int:
-    """Return S as leases are offered by it now."""
+    """Return S for new leases now."""
     rules = rules_of(section)
     return section.max_updates if rules is None else bound_of(get_fact(connection, BOUND), rules)
 
 
 def follow(connection: sa.Connection, update: int, metrics: Mapping[str, float], rules: StalenessRules) -> int:
-    """Move the bound by what an update reports; an update without these figures says nothing. Return the bound."""
+    """Move the bound by an update's figures, if it has them, and return the bound."""
     remembered = get_fact(connection, BOUND)
     seen = UpdateFigures(metrics.get(MASKED, math.nan), metrics.get(EFFECTIVE, math.nan))
     if math.isfinite(seen.masked) and math.isfinite(seen.effective):
@@ -139,4 +139,6 @@ def follow(connection: sa.Connection, update: int, metrics: Mapping[str, float],
 def _state(remembered: Mapping[str, Any] | None, rules: StalenessRules) -> BoundState:
     if not remembered:
         return BoundState(rules.least)
-    return BoundState(**(dict(remembered) | {"seen": tuple(UpdateFigures(**one) for one in remembered["seen"])}))
+    return BoundState(
+        **(dict(remembered) | {"seen": tuple(UpdateFigures(**figures) for figures in remembered["seen"])})
+    )

@@ -1,4 +1,4 @@
-"""What is known of each owner, as it is stored: trust, bans, escrow, and what their groups touched."""
+"""Standings: the stored record of each owner: trust, bans, faults, escrow, and the updates of the owner's groups."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -31,7 +31,7 @@ from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
 
 SMALL_ROUND = 2
-"""Twice as many owners as could fill a batch at their largest share: with fewer at work, no share is too large."""
+"""The factor on the owners that could fill a batch at their largest share: with fewer at work, shares do not apply."""
 
 
 # Built once: making a statement costs more than running it, and these run for every lease or rollout.
@@ -58,19 +58,19 @@ _enter = Prepared(
 )
 _begin = Prepared(sa.insert(trust))
 ANSWERS = trust.c.owner.in_([nodes.c.owner, nodes.c.node_id])
-"""Who answers for a node: its owner, and for what it did as its own owner, it itself."""
+"""The owners that answer for a node: its owner, and itself for its work as its own owner."""
 VALIDATED = sa.func.coalesce(sa.select(trust.c.groups).where(trust.c.owner == nodes.c.owner).scalar_subquery(), 0)
-"""How many groups of a node's owner were found right since the last hard fault."""
+"""The number of groups of a node's owner that were found right since the last hard fault."""
 HELD_CLAIMS = sa.select(sa.func.count()).where(audits.c.owner == nodes.c.owner, HELD).scalar_subquery()
 """The number of claims of a node's owner that are held until their class is calibrated."""
 IS_KNOWN = sa.exists().where(trust.c.owner == nodes.c.owner, trust.c.groups > 0)
-"""Whether a group of a node's owner was found right since the last hard fault."""
+"""True if a group of a node's owner was found right since the last hard fault."""
 _barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))
 _banned = Prepared(_barred.where(nodes.c.node_id == sa.bindparam("node")).order_by(trust.c.owner).limit(1))
 _leased = IS_OPEN & (leases.c.group_no >= 0)
 _buffered = rollouts.c.state.in_(WAITING) & (rollouts.c.group_no >= 0)
 _theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == sa.bindparam("of"))
-# A part is in escrow until its group is trained on: so no history is looked through.
+# A part is in escrow until its group is trained on: so the query reads no history.
 _begun = (audits.c.owner == sa.bindparam("of")) & ~audits.c.settled & (audits.c.groups == 0)
 _finished_by_others = (
     sa.select(sa.func.count(rollouts.c.claim_id.distinct()))
@@ -86,7 +86,7 @@ _at_work = Prepared(
     )
 )
 _newest = sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1).scalar_subquery()
-# Who gave a place to others works no less.
+# An owner whose groups were dropped for others is at work, too.
 _in_vain = (
     (rollouts.c.state == RolloutState.SURPLUS.value)
     & (rollouts.c.policy_update >= _newest)
@@ -110,7 +110,7 @@ def owner_of(connection: sa.Connection, node: NodeId) -> str:
 
 
 def find_standing(connection: sa.Connection, owner: str) -> OwnerStanding:
-    """An owner's standing; nobody's before the first claim."""
+    """Return an owner's standing; that of a new owner before the first claim."""
     row = _trust(connection, of=owner).first()
     return _standing(row) if row else OwnerStanding()
 
@@ -120,7 +120,7 @@ def put(connection: sa.Connection, owner: str, standing: OwnerStanding) -> None:
 
 
 def count(connection: sa.Connection, owner: str, groups: int) -> int:
-    """The place of an owner's next claim, which counts for so many groups."""
+    """Count an owner's next claim, for `groups` groups, and return its place."""
     place = _count(connection, of=owner, more=groups).scalar()
     if place is None:
         _begin(connection, owner=owner, accepted=1, **asdict(OwnerStanding(claims=groups)))
@@ -128,7 +128,7 @@ def count(connection: sa.Connection, owner: str, groups: int) -> int:
 
 
 def count_claim(connection: sa.Connection, node: NodeId, groups: int) -> tuple[str, int, OwnerStanding, int]:
-    """Count a node's next claim; return its owner, its place, how they stood before it, and the audits' backlog."""
+    """Count a node's next claim; return its owner, its place, the standing before it, and the audits' backlog."""
     row = _enter(connection, node=node, more=groups).first()
     if row is None:
         owner = owner_of(connection, node)
@@ -154,35 +154,35 @@ def require_allowed(connection: sa.Connection, node: NodeId) -> None:
 
 
 def ban(connection: sa.Connection, owner: str, now_ms: int) -> bool:
-    """Note that an owner is banned from now on; False if they were."""
+    """Record that an owner is banned from now on; return False if the owner was banned before."""
     if not connection.execute(sa.select(trust.c.owner).where(trust.c.owner == owner)).first():
         connection.execute(sa.insert(trust).values(owner=owner, accepted=0, **asdict(OwnerStanding())))
-    here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_(None))
-    return bool(connection.execute(here.values(banned_ms=now_ms)).rowcount)
+    stmt = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_(None))
+    return bool(connection.execute(stmt.values(banned_ms=now_ms)).rowcount)
 
 
 def note_fault(connection: sa.Connection, owner: str, claim_id: str, before: OwnerStanding, now_ms: int) -> None:
-    """Remember what a hard fault takes of its owner's counts."""
+    """Record a hard fault, with the counts that it takes from its owner's standing."""
     taken = {"claims": before.claims, "groups": before.groups}
     row = {"claim_id": claim_id, "owner": owner, "judged_ms": now_ms, "lifted": False, **taken}
     connection.execute(sa.insert(faults).values(**row))
 
 
 def is_again(connection: sa.Connection, owner: str, claim_id: str) -> bool:
-    """Whether another hard fault of this owner stands on the same group, be it on a part of it or on the whole."""
+    """Return True if another hard fault of this owner stands on the same group, on a part of it or on the whole."""
     whole = partial_rollouts.whole_of(connection, claim_id)
     others = {whole, *partial_rollouts.parts_of(connection, [whole])} - {claim_id}
-    here = (faults.c.owner == owner) & faults.c.claim_id.in_(others) & ~faults.c.lifted
-    return connection.execute(sa.select(faults.c.number).where(here).limit(1)).first() is not None
+    which = (faults.c.owner == owner) & faults.c.claim_id.in_(others) & ~faults.c.lifted
+    return connection.execute(sa.select(faults.c.number).where(which).limit(1)).first() is not None
 
 
 def without_fault(connection: sa.Connection, claim_id: str) -> OwnerStanding:
-    """An owner's standing as it is if this hard fault was none."""
+    """Return an owner's standing as it would be without this hard fault."""
     row, later = _fault(connection, claim_id)
-    # The next fault took these counts, too. Faults are forgotten all at once, so those that count are the last ones.
+    # The next fault took these counts, too. Faults expire all at once, so those that count are the last ones.
     before = OwnerStanding() if later else OwnerStanding(claims=row.claims, groups=row.groups)
     standing = find_standing(connection, row.owner)
-    after = {partial_rollouts.whole_of(connection, one.claim_id) for one in later}
+    after = {partial_rollouts.whole_of(connection, fault.claim_id) for fault in later}
     counts = len(after) < standing.hard and not is_again(connection, row.owner, claim_id)
     return rules_of_trust.lifted(standing, before, counts=counts)
 
@@ -199,7 +199,7 @@ def lift_fault(connection: sa.Connection, claim_id: str) -> None:
 
 
 def _fault(connection: sa.Connection, claim_id: str) -> tuple[Any, Sequence[Any]]:
-    """A fault, and its owner's later ones."""
+    """Return a fault, and its owner's later ones."""
     row = connection.execute(sa.select(faults).where(faults.c.claim_id == claim_id)).one()
     after = (faults.c.owner == row.owner) & (faults.c.number > row.number) & ~faults.c.lifted
     columns = (faults.c.number, faults.c.claim_id)
@@ -207,38 +207,38 @@ def _fault(connection: sa.Connection, claim_id: str) -> tuple[Any, Sequence[Any]
 
 
 def banned_ms(connection: sa.Connection, owner: str) -> int | None:
-    """Since when an owner is banned."""
+    """Return since when an owner is banned; None if the owner is not."""
     return connection.execute(sa.select(trust.c.banned_ms).where(trust.c.owner == owner)).scalar()
 
 
 def unban(connection: sa.Connection, owner: str) -> None:
-    """End a ban that should not have been; the owner stands as before it."""
+    """End a ban that was wrong; the owner's standing stays as before it."""
     connection.execute(sa.update(trust).where(trust.c.owner == owner).values(banned_ms=None))
 
 
 def forgive(connection: sa.Connection, owner: str) -> bool:
-    """Lift a ban; the owner begins anew, with one hard fault on them if there were as many or more."""
-    here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_not(None))
+    """Lift a ban; the owner's counts begin at 0, but hard faults stay, at most `FAULTS_TO_BAN - 1`."""
+    stmt = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_not(None))
     most = rules_of_trust.FAULTS_TO_BAN - 1
     hard = sa.case((trust.c.hard > most, most), else_=trust.c.hard)
-    return bool(connection.execute(here.values(banned_ms=None, claims=0, groups=0, hard=hard)).rowcount)
+    return bool(connection.execute(stmt.values(banned_ms=None, claims=0, groups=0, hard=hard)).rowcount)
 
 
 def banned_among(connection: sa.Connection, working: Sequence[NodeId]) -> list[str]:
-    """Whoever is banned of those who answer for these nodes."""
+    """Return the banned owners that answer for these nodes."""
     if not working:
         return []
-    here = _barred.where(nodes.c.node_id.in_(working))
-    return sorted(set(connection.execute(here).scalars()))
+    banned = _barred.where(nodes.c.node_id.in_(working))
+    return sorted(set(connection.execute(banned).scalars()))
 
 
 def backlog(connection: sa.Connection) -> int:
-    """How many claims wait for an auditor: a secret of the operator's until their epochs are revealed."""
+    """Return how many claims wait for an auditor: only the operator may see it until their epochs are revealed."""
     return int(_backlog(connection).scalar_one())
 
 
 def oldest_waiting(connection: sa.Connection) -> int | None:
-    """The oldest version under which a claim waits to be replayed, or is held until it can be judged."""
+    """Return the oldest version under which a claim waits to be replayed, or is held until it can be judged."""
     return connection.execute(sa.select(sa.func.min(audits.c.version)).where(WAITS | HELD)).scalar()
 
 
@@ -249,14 +249,14 @@ def count_held_claims(connection: sa.Connection) -> dict[str, int]:
 
 
 def at_work(connection: sa.Connection, owner: str) -> int:
-    """The owner's groups that are leased, or accepted and not yet trained on, finished by others or not."""
+    """Return how many groups of an owner are leased, or accepted and not yet trained on, finished by others or not."""
     return sum(_at_work(connection, of=owner).single_row())
 
 
 def share_of(connection: sa.Connection, groups: int, share: float, *, proven_only: bool) -> int:
-    """How many of so many groups may be one owner's; all of them in a round of few owners, who would else wait.
+    """Return how many of `groups` groups may be one owner's; all of them in a round of few owners, who would else wait.
 
-    With `proven_only`, owners of whom no group was found right yet are not counted: keys are free.
+    With `proven_only`, owners without a group that was found right are not counted: keys are free.
     """
     if share >= 1:
         return groups
@@ -267,7 +267,7 @@ def share_of(connection: sa.Connection, groups: int, share: float, *, proven_onl
 
 
 def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
-    """The updates that an owner's groups, or parts of groups, went into, and the first version that has them."""
+    """Return the updates that an owner's groups, or parts of groups, went into, and the first version with each."""
     first = sa.select(sa.func.min(versions.c.version)).where(versions.c.policy_update >= rollouts.c.batch)
     query = (
         sa.select(
@@ -285,7 +285,7 @@ def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
 
 
 def list_standings(connection: sa.Connection, rules: TrustRules) -> list[dict[str, Any]]:
-    """One row per owner: level, rate, faults and what is in escrow."""
+    """Return one row per owner: level, rate, faults and escrow."""
     escrow = {
         owner: (int(groups), int(micros))
         for owner, groups, micros in connection.execute(
@@ -299,7 +299,7 @@ def list_standings(connection: sa.Connection, rules: TrustRules) -> list[dict[st
 
 
 def levels(connection: sa.Connection, rules: TrustRules) -> dict[str, Level]:
-    """How far each owner is trusted; who is not in it has brought nothing yet."""
+    """Return the trust level of each owner; owners without any claim are left out."""
     return {row.owner: rules_of_trust.level(_standing(row), rules) for row in _every(connection)}
 
 
@@ -327,13 +327,13 @@ def _standing(row: Any) -> OwnerStanding:
 
 
 def audited(connection: sa.Connection) -> dict[str, Any]:
-    """How audits go, for everybody: the share of claims that was looked at, what was found, and what still waits.
+    """Return the public figures of audits: the share of claims that were audited, the findings, and those that wait.
 
-    Counted as waiting are claims of revealed epochs alone: the count of all would tell a node that reads it after each
-    of its claims which of them were drawn.
+    Only claims of revealed epochs count as waiting: the count of all would show a node that reads it after each of its
+    claims which of them were drawn.
     """
-    here = sa.select(audits.c.finding, sa.func.count()).group_by(audits.c.finding)
-    by_finding = {finding: int(count) for finding, count in connection.execute(here)}
+    findings = sa.select(audits.c.finding, sa.func.count()).group_by(audits.c.finding)
+    by_finding = {finding: int(count) for finding, count in connection.execute(findings)}
     total = sum(by_finding.values())
     by_finding.pop(None, None)
     judged = sum(count for finding, count in by_finding.items() if finding != "pardon")

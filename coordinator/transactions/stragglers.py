@@ -1,10 +1,11 @@
-"""Groups that a batch waits for, given to a second node.
+"""Stragglers: groups that a batch waits for, given to a second node.
 
-- Only when the learner is free and lacks no more than `bound` groups, and never more than these at once.
-- Groups on trial (`coordinator.transactions.newcomers`) are never among them: the learner does not wait for these.
-- A group is late when it has been out for longer than groups lately took; who helps must be no slower than that.
-- The first valid answer counts. Who comes second is not blamed: it is paid if it answers within its lease's time, and
-  told to stop when it next says how far it is.
+- They are given only when the learner is free and lacks at most `bound` groups, and at most `bound` at once.
+- Groups on trial (`coordinator.transactions.newcomers`) are never given: the learner does not wait for these.
+- A group is late when it has been leased for `LATE` times as long as groups lately took; the second node must be no
+  slower than groups lately took.
+- The first valid answer counts. The second node is not blamed: it is paid if it answers within its lease's time, and
+  the lease is cancelled when it next reports its progress.
 """
 
 from collections.abc import Iterable
@@ -19,12 +20,12 @@ from protocol.ids import NodeId
 from protocol.work.lease import LeaseState
 
 LATE = 1.5
-"""Times as long as groups lately took."""
+"""The factor on the time that groups lately took, after which a group is late."""
 
 
 @dataclass(frozen=True)
 class GroupAtWork:
-    """A group that nodes work on: since when, how many of them, and whether the one who asks is among them."""
+    """A group at work: since when, on how many nodes, and whether the node that asks is among them."""
 
     group_no: int
     since_s: float
@@ -35,17 +36,19 @@ class GroupAtWork:
 def choose(
     out: Iterable[GroupAtWork], *, missing: int, bound: int, typical_s: float, helper_s: float, now_s: float
 ) -> list[int]:
-    """The groups that a free node may be given besides, the latest first; it needs `helper_s` for one. Pure."""
+    """Return the late groups that a free node may be given, the latest first; it needs `helper_s` for one. Pure."""
     if not 0 < missing <= bound or helper_s > typical_s:
         return []
     groups = list(out)
-    late = [one for one in groups if one.nodes == 1 and not one.own and now_s - one.since_s > LATE * typical_s]
-    late.sort(key=lambda one: (one.since_s, one.group_no))
-    return [one.group_no for one in late[: max(0, bound - sum(one.nodes > 1 for one in groups))]]
+    late = [
+        group for group in groups if group.nodes == 1 and not group.own and now_s - group.since_s > LATE * typical_s
+    ]
+    late.sort(key=lambda group: (group.since_s, group.group_no))
+    return [group.group_no for group in late[: max(0, bound - sum(group.nodes > 1 for group in groups))]]
 
 
 def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: int, now_ms: int) -> list[int]:
-    """The groups of a batch of this size that the node may be given beside another."""
+    """Return the late groups of a batch of `size` groups that the node may be given beside another."""
     newest = connection.execute(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1)).first()
     buffered = sa.select(sa.func.count()).select_from(rollouts).where(rollouts.c.state.in_(WAITING))
     missing = size - connection.execute(buffered).scalar_one()
@@ -77,10 +80,10 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
 
 
 def _answer_ms(connection: sa.Connection, node: NodeId | None) -> float | None:
-    """How long the last accepted answers took on the mean, of one node or of all."""
-    here = leases.c.ended_ms.is_not(None) & (leases.c.state == LeaseState.ACCEPTED) & (leases.c.group_no >= 0)
+    """Return how long the last accepted answers took on average, of one node or of all."""
+    which = leases.c.ended_ms.is_not(None) & (leases.c.state == LeaseState.ACCEPTED) & (leases.c.group_no >= 0)
     if node is not None:
-        here &= leases.c.node_id == node
-    took = sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms")).where(here)
+        which &= leases.c.node_id == node
+    took = sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms")).where(which)
     lately = took.order_by(leases.c.ended_ms.desc()).limit(MEASURED_MAX).subquery()
     return connection.execute(sa.select(sa.func.avg(lately.c.ms))).scalar()

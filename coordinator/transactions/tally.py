@@ -1,9 +1,10 @@
-"""Counts that decide over every lease, kept in one row: groups under way, and money reserved for open leases.
+"""The tally: counts that every lease depends on, in one row: groups under way, and money reserved for open leases.
 
-- They are part of the effect that changes what they count, so they are undone with it, and the same for every process.
-- Whoever changes a group's state or opens or ends a lease says it here right after: a round's row is made by counting
-  when it is first missed, and that finds the change done.
-- The leader counts anew when it starts: nothing that went wrong outlives a restart.
+- They change in the effect that changes the groups and leases, so they are undone with it, and the same for every
+  process.
+- Code that changes a group's state, or opens or ends a lease, calls `change` right after: if the row is missing, it is
+  made by counting, and that count includes the change.
+- The leader counts again when it starts: no error outlives a restart.
 """
 
 from typing import NamedTuple
@@ -16,12 +17,12 @@ from ledger.prepared import Prepared
 
 
 class Tally(NamedTuple):
-    """What is counted."""
+    """The counts."""
 
     unfinished: int
     """Groups of the learner's that are under way, or accepted and not yet trained on."""
     reserved_micros: int
-    """What the open leases may cost at their dearest."""
+    """The most that the open leases may cost."""
 
 
 # Built once: making a statement costs more than running it, and these run for every lease.
@@ -36,19 +37,19 @@ _begin = Prepared(sa.insert(tally))
 
 
 def read(connection: sa.Connection) -> Tally:
-    """How it stands."""
+    """Return the counts."""
     row = _read(connection).first()
     return Tally(*row) if row else recount(connection)
 
 
 def change(connection: sa.Connection, *, groups: int = 0, micros: int = 0) -> None:
-    """So many groups more, or less, are unfinished now, and so much more is reserved."""
+    """Add `groups` to the unfinished groups and `micros` to the reserved money; both may be negative."""
     if (groups or micros) and not _change(connection, groups=groups, micros=micros).rowcount:
         recount(connection)
 
 
 def counted(connection: sa.Connection) -> Tally:
-    """The same from the groups and leases themselves."""
+    """Return the counts, from the groups and leases themselves."""
     unfinished = groups.c.state.in_(UNFINISHED) & (groups.c.group_no >= 0)
     under_way = sa.select(sa.func.count()).select_from(groups).where(unfinished)
     reserved = sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN)
@@ -56,8 +57,8 @@ def counted(connection: sa.Connection) -> Tally:
 
 
 def recount(connection: sa.Connection) -> Tally:
-    """Count anew, and keep that."""
-    found = counted(connection)
+    """Count again, and store the counts."""
+    counts = counted(connection)
     connection.execute(sa.delete(tally))
-    _begin(connection, id=0, **found._asdict())
-    return found
+    _begin(connection, id=0, **counts._asdict())
+    return counts

@@ -1,9 +1,9 @@
-"""Rails: who moves the money of a payout batch. Two functions are all that one needs.
+"""Rails: the ways to move the money of a payout batch. A rail has two functions.
 
-- `send` pays a batch and says by which reference that can be found. It is called again after every failure and crash,
-  so it must find out whether it has paid this batch before: the batch's `key` is the idempotency key for that.
-- `status` says what became of a reference.
-- A plug-in is named in `payouts.rail` as `module:function`; the function makes the rail of the `payouts` settings.
+- `send` pays a batch and returns the payment's reference. It is called again after every failure and crash, so it must
+  find out whether it has paid this batch before: the batch's `key` is the idempotency key for that.
+- `status` returns the status of a reference.
+- A plug-in is named in `payouts.rail` as `module:function`; the function builds the rail from the `payouts` settings.
 """
 
 import importlib
@@ -16,14 +16,14 @@ from protocol.errors import ConfigInvalid
 
 
 def scheme(settings: PayoutsSection) -> str:
-    """What the addresses that this round pays to begin with; empty where any will do."""
+    """Return the prefix of the addresses that this round pays to; empty if any address is accepted."""
     return "evm:" if settings.rail == "evm" else ""
 
 
 def open_rail(settings: PayoutsSection, folder: Path, reference: str) -> Rail:
-    """The rail that the operator chose; a reference is a person's word, relative files are below the round's folder."""
+    """Return the rail of the settings; a person gives `reference`, relative files are below the round's folder."""
     if reference and settings.rail != "manual":
-        raise ConfigInvalid(f"Rail {settings.rail} knows its references itself.", hint="Leave --reference out.")
+        raise ConfigInvalid(f"Rail {settings.rail} finds its references itself.", hint="Leave --reference out.")
     match settings.rail:
         case "manual":
             from coordinator.transactions.rails.manual import Manual

@@ -1,4 +1,4 @@
-"""Types of a payout rail: a batch of transfers, what became of one, and the two functions that a rail has."""
+"""Types of a payout rail: a batch of transfers, its status, and the two functions that a rail has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from ledger.payees import Payee
 
 
 class Status(StrEnum):
-    """What became of a payment."""
+    """The status of a payment."""
 
     UNDER_WAY = "under_way"
     DONE = "done"
-    FAILED = "failed"  # for certain and for ever: the batch may be sent again
+    FAILED = "failed"  # finally: the batch may be sent again
 
 
 @dataclass(frozen=True)
 class TransferBatch:
-    """Who gets what; the same bytes whenever it is asked for."""
+    """The payees of a batch with their amounts; the same bytes every time."""
 
     round_id: str
     number: int
@@ -39,7 +39,7 @@ class TransferBatch:
 
 
 class Rail(Protocol):
-    """What moves money."""
+    """The interface of a rail, which moves money."""
 
     def send(self, batch: TransferBatch) -> str: ...
 

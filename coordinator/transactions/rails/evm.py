@@ -1,11 +1,12 @@
-"""Payouts on an EVM chain: one transaction opens a batch in the contract `payouts.vy`, payees claim by their proofs.
+"""Payouts on an EVM chain: one transaction opens a batch in the contract `payouts.vy`, payees claim with their proofs.
 
-- The batch's key is its id in the contract, which opens it once. So a transaction may be sent again after anything:
-  at most one of them does something, and `send` finds that one by its event.
-- Done is what lies below so many blocks, and so is failed: reverted there, or its nonce used there by another. One that
-  the chain's node does not know may be in another's pool and come back, so it is under way until then.
+- The batch's key is its id in the contract, which opens it once. So a transaction may be sent again at any time: at
+  most one of them has an effect, and `send` finds that one by its event.
+- A payment is done once `evm_confirmations` blocks lie above it. It has failed once its transaction was reverted at
+  that depth, or another transaction used its nonce there. A transaction that the chain's node does not know may be in
+  another node's pool and come back, so it is under way until then.
 - A reference is the transaction's hash, "/" and its nonce.
-- `payouts.json` is what the compiler named in it made of `payouts.vy`; `docs/payouts.md` says how to make it again.
+- `payouts.json` is the output of the compiler named in it for `payouts.vy`; `docs/payouts.md` says how to build it.
 """
 
 import json
@@ -20,7 +21,7 @@ from coordinator.transactions.rails.base import Status, TransferBatch
 from protocol.errors import ConfigInvalid, PayoutFailed, Unreachable
 
 GAS_PRICE_PERCENT = 125
-"""Of what the chain asks at the moment: it may rise until the transaction's block."""
+"""The highest gas price offered, in percent of the present one: it may rise until the transaction's block."""
 
 CONTRACT: dict[str, Any] = json.loads(resources.files(__package__).joinpath("payouts.json").read_text())
 
@@ -31,7 +32,7 @@ class Sent(NamedTuple):
     name: str
     """Its hash."""
     nonce: int
-    """Of the operator's account: the chain takes one transaction with it."""
+    """The nonce of the operator's account: the chain accepts one transaction with it."""
 
     @property
     def reference(self) -> str:
@@ -50,14 +51,14 @@ class Chain:
         self._client = httpx.Client(base_url=url, timeout=30)
 
     def ask(self, method: str, *params: object) -> Any:
-        """One JSON-RPC call; what the chain refuses is told in its own words."""
+        """Make one JSON-RPC call and return its result; an error has the message of the chain's node."""
         request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         try:
             reply = self._client.post("", json=request).json()
         except (httpx.HTTPError, ValueError) as error:
             raise Unreachable(f"The chain's node does not answer {method} ({error}).", hint="Try again.") from error
         if "result" not in reply:
-            said = reply.get("error", {}).get("message", "nothing")
+            said = reply.get("error", {}).get("message", "no reason given")
             raise PayoutFailed(f"The chain's node refuses {method}: {str(said)[:300]}")
         return reply["result"]
 
@@ -65,7 +66,7 @@ class Chain:
         self._client.close()
 
     def nonces_used(self, block: str) -> int:
-        """How many the operator's account had used with a block, or with what waits for one."""
+        """Return how many nonces the operator's account has used up to a block, or to "pending"."""
         return int(self.ask("eth_getTransactionCount", self._account.address, block), 16)
 
     def transact(self, data: str, to: str | None = None) -> Sent:
@@ -91,7 +92,7 @@ class Chain:
 
 
 class Evm:
-    """The rail."""
+    """The rail that pays by a contract on an EVM chain."""
 
     def __init__(self, chain: Chain, contract: str, confirmations: int) -> None:
         self._chain = chain
@@ -122,19 +123,19 @@ class Evm:
         return Status.DONE if int(receipt["status"], 16) == 1 else Status.FAILED
 
     def _never_comes(self, name: str, nonce: str) -> bool:
-        """Whether a transaction without a receipt will never have one."""
-        if not nonce:  # sent before references had one; should it come back after all, it finds the batch open
+        """Return True if a transaction without a receipt will never have one."""
+        if not nonce:  # sent before references had one; if it comes back after all, the contract has opened the batch
             return not self._chain.ask("eth_getTransactionByHash", name)
         deep = max(0, self._height() - self._confirmations)
         if self._chain.nonces_used(hex(deep)) <= int(nonce):
             return False
-        return self._chain.ask("eth_getTransactionReceipt", name) is None  # nor has it got one since
+        return self._chain.ask("eth_getTransactionReceipt", name) is None  # it has no receipt since then either
 
     def _found(self, name: str) -> Sent:
-        """A transaction in a block."""
+        """Return a transaction that is in a block."""
         known = self._chain.ask("eth_getTransactionByHash", name)
         if known is None:
-            raise Unreachable(f"The chain's node has lost transaction {name} meanwhile.", hint="Try again.")
+            raise Unreachable(f"The chain's node does not know transaction {name} any more.", hint="Try again.")
         return Sent(name, int(known["nonce"], 16))
 
     def _height(self) -> int:
@@ -142,7 +143,7 @@ class Evm:
 
 
 def open_evm(settings: PayoutsSection, folder: Path) -> Evm:
-    """The rail of the settings."""
+    """Return the rail of the settings."""
     if not (settings.evm_rpc and settings.evm_contract):
         raise ConfigInvalid(
             "Rail evm needs payouts.evm_rpc and payouts.evm_contract.", hint="`payout deploy` makes a contract."
@@ -151,7 +152,7 @@ def open_evm(settings: PayoutsSection, folder: Path) -> Evm:
 
 
 def open_chain(settings: PayoutsSection, folder: Path) -> Chain:
-    """The chain of the settings; the key's file is for its owner only."""
+    """Return the chain of the settings; only the owner may read the key's file."""
     path = folder / settings.evm_key
     if not path.exists() or path.stat().st_mode & 0o077:
         raise ConfigInvalid(f"{path} must hold the operator's key and be readable by its owner only (chmod 600).")
@@ -159,10 +160,10 @@ def open_chain(settings: PayoutsSection, folder: Path) -> Chain:
 
 
 def deploy(chain: Chain, token: str, unit: int) -> str:
-    """Put a contract for this token on the chain; the transaction's hash."""
+    """Put a contract for this token on the chain, and return the transaction's hash."""
     return chain.transact(CONTRACT["bytecode"] + _words(bytes.fromhex(token.removeprefix("0x")), unit)).name
 
 
 def _words(*values: bytes | int) -> str:
-    """Values as a contract takes them: words of 32 bytes, numbers and addresses to the right."""
+    """Encode values for a contract: words of 32 bytes, numbers and addresses to the right."""
     return b"".join(value.to_bytes(32) if isinstance(value, int) else value.rjust(32, b"\0") for value in values).hex()

@@ -1,11 +1,11 @@
-"""A person pays by the CSV file, and says by which reference: `payout settle --reference`."""
+"""The manual rail: a person pays the CSV file's amounts, and gives the reference: `payout settle --reference`."""
 
 from coordinator.transactions.rails.base import Status, TransferBatch
 from protocol.errors import PayoutFailed
 
 
 class Manual:
-    """Takes a person's word."""
+    """The rail that trusts the reference that a person gives."""
 
     def __init__(self, reference: str) -> None:
         self._reference = reference

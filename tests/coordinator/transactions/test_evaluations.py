@@ -309,7 +309,7 @@ def test_an_operator_may_ask_for_the_newest_version_only(world: World) -> None:
     world.publish(1, 0)
     assert world.run(evaluations.start_evaluation, 1, "validation", 5, TERMS, now_ms=0) == 1
     world.publish(2, 1)
-    with pytest.raises(OutOfOrder, match="version 1 is out of their hands"):
+    with pytest.raises(OutOfOrder, match="no longer version 1"):
         world.run(evaluations.start_evaluation, 1, "validation", 5, TERMS, now_ms=0)
     with pytest.raises(NotFound):
         world.run(evaluations.start_evaluation, 9, "validation", 5, TERMS, now_ms=0)

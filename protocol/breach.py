@@ -1,23 +1,22 @@
-"""A breach: what an error says beside its words of how a message is not as it must be.
+"""A breach: the field of a message that breaks a rule, with its expected and its observed value.
 
-- Whoever finds the fault fills in what is known there; what is left empty, `protocol.work.evidence` has by the error's
-  code.
-- With a failed request it travels in the error itself, as text; it comes from a stranger, so it is bounded when read.
+- The check that fails fills in what it knows; `protocol.work.evidence` fills the empty fields by the error's code.
+- A failed request carries it in the error itself, as text. An untrusted sender wrote it, so it is cut when it is read.
 """
 
 from typing import Any, NamedTuple
 
 TEXT_MAX = 200
-"""Signs of each text: a person reads it."""
+"""Characters of each text: a person reads it."""
 
 POSITIONS_MAX = 8
-"""Places shown, the first of them."""
+"""Places that are reported: the first ones."""
 
 Places = tuple[tuple[int, int], ...]
 
 
 class Breach(NamedTuple):
-    """Where it is, what should be there, and what is."""
+    """A field that breaks a rule: its name, the expected value and the observed value."""
 
     field: str = ""
     expected: str = ""
@@ -25,7 +24,7 @@ class Breach(NamedTuple):
     positions: Places = ()
     """Sample and token, each counted from 0."""
     tolerance: str = ""
-    """How far off would have passed; empty: nothing else would."""
+    """The largest difference that would have passed; empty if only the expected value would."""
 
     def to_wire(self) -> dict[str, str]:
         texts = {"field": self.field, "expected": self.expected, "observed": self.observed}
@@ -38,7 +37,7 @@ class Breach(NamedTuple):
 
 
 def different(field: str, expected: object, observed: object) -> Breach:
-    """One field that is not what it should be."""
+    """Return the breach of a field whose value differs from the expected one."""
     return Breach(field, str(expected), str(observed))
 
 

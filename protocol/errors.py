@@ -31,7 +31,7 @@ class SwarmError(Exception):
 
     @staticmethod
     def from_wire(value: object) -> "SwarmError":
-        """Rebuild the error a server named; an unknown code stays readable as a plain `SwarmError`."""
+        """Rebuild an error from its wire fields; an unknown code becomes a plain `SwarmError` with its text."""
         fields = value if isinstance(value, dict) else {}
         known = ERRORS.get(str(fields.get("code")), SwarmError)
         message = str(fields.get("message", "The other side reported an error without a message."))

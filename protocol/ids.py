@@ -1,7 +1,7 @@
-"""Typed names for the things the swarm counts, and the one way a node's name follows from its key.
+"""Typed names for the things the swarm counts, and the derivation of a node's id from its key.
 
 - A node id is the libp2p peer id of its Ed25519 key, so the peer on the wire and the account in the ledger are one.
-- The key can be read back from the id: whoever knows an id can check its signatures.
+- The key can be read back from the id, so the id is enough to check its signatures.
 """
 
 from functools import lru_cache

@@ -1,7 +1,7 @@
-"""Addresses of programs, and where a caller comes from.
+"""Network addresses of programs, and the network that a caller comes from.
 
-- An address is `host:port`; whoever takes one apart does it here. An IPv6 host stands in brackets, which it leaves.
-- Shares belong to neighbourhoods, of which a stranger pays for each, not to addresses.
+- An address is `host:port`; only this module splits one. An IPv6 host is written in brackets, which are removed.
+- Limits per caller count neighbourhoods, each of which costs an attacker money, not single addresses.
 """
 
 import ipaddress
@@ -14,7 +14,7 @@ IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 PORT_MAX = 2**16 - 1
 
 HOST_NAME_MAX_CHARS = 253
-"""As DNS has it."""
+"""The limit of DNS."""
 
 _LABEL = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
@@ -24,7 +24,7 @@ THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of `host:port`."""
+    """Split `host:port` into host and port."""
     host, _, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_port = port.isascii() and port.isdigit() and int(port) <= PORT_MAX
@@ -36,14 +36,14 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def ip_of(address: str) -> IP:
-    """An address as a socket tells it, without the zone; the IPv4 one, where one was dressed as IPv6."""
+    """Parse the address that a socket reports, without its zone; an IPv4-mapped IPv6 address becomes IPv4."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return mapped or ip
 
 
 def neighbourhood(address: str) -> str:
-    """What one stranger has for the price of one address: an IPv6 network of 64 bits. What is no address is itself."""
+    """Return the network that costs its user as much as one address: an IPv6 address's /64, else `address` itself."""
     try:
         ip = ip_of(address)
     except ValueError:

@@ -1,12 +1,12 @@
 """Names that nodes give themselves: made readable, and compared by how they look.
 
-- A name is a stranger's text. `plain_name` keeps what shows on one line: no controls, direction marks or characters
-  that show nothing, and no brackets, which are the coordinator's.
+- A name is untrusted text. `plain_name` keeps what is visible on one line: no control characters, direction marks or
+  invisible characters, and no brackets, which only the coordinator adds.
 - Two names look alike if their skeletons are equal: without case, accents, spaces and punctuation, and with letters of
-  other scripts as the Latin ones that they resemble. It is Unicode's technical standard 39 in spirit, and coarser: two
-  names that it wrongly finds alike cost one of them nine characters.
-- A name that others could take for somebody else's is shown with the end of its node's id in brackets: `with_id`.
-- Nothing of a name is a reason to refuse a node: whatever it calls itself, it can join.
+  other scripts replaced by the Latin ones that they resemble. This follows Unicode's technical standard 39, but is
+  coarser: a wrong match costs one of the two names nine characters.
+- A name that could be mistaken for another's is shown with the end of its node's id in brackets: `with_id`.
+- A name is never a reason to reject a node.
 """
 
 import re
@@ -18,24 +18,24 @@ from protocol.people.nicknames import CREATURES, QUALITIES, nickname
 
 MARKS = ("Mn", "Me")
 UNREADABLE = frozenset({"Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-"""Direction marks and the other characters that show nothing or change what stands beside them."""
+"""Direction marks and other characters that are invisible or change the characters beside them."""
 
 BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
-"""Letters, by Unicode's word, that show nothing."""
+"""Characters that Unicode calls letters, but that are invisible."""
 
 SELECTORS = frozenset(map(chr, (0x034F, 0x17B4, 0x17B5, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10))))
 SELECTORS |= frozenset(map(chr, range(0xE0100, 0xE01F0)))
-"""Marks that show nothing: they choose between forms of what stands before them."""
+"""Invisible marks: they select a form of the character before them."""
 
 BRACKETS = ("Ps", "Pe")
 
 ID_CHARS = 8
-"""Of the end of an id: 58⁸ keys would have to be made to find one that ends as another."""
+"""Characters from the end of an id: to find a key with the same end takes about 58⁸ keys."""
 
 OFFICES = (
     "admin", "auditor", "coordinator", "echoswarm", "learner", "moderator", "official", "operator", "seeder", "support",
 )  # fmt: skip
-"""Who speaks for a round: no node does."""
+"""Names of those who speak for a round: no node does."""
 
 EAST_ASIAN = frozenset({"CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "HANGUL", "BOPOMOFO"})
 """Scripts that are written together, and with Latin letters among them."""
@@ -44,7 +44,7 @@ _LATIN = re.compile(
     r"(?:(?:LATIN|NEGATIVE (?:CIRCLED|SQUARED) LATIN) (?:SMALL |CAPITAL |LETTER SMALL CAPITAL )(?:LETTER )?"
     r"|REGIONAL INDICATOR SYMBOL LETTER )([A-Z])(?: WITH .*)?"
 )
-"""The names of letters that are Latin ones with something added."""
+"""Unicode names of letters that are Latin letters with something added."""
 
 _ALIKE = {
     "2": "1a8 1bb 3e9 14bf a645 a6ef a75b",
@@ -119,17 +119,17 @@ _ALIKE = {
     "\u5de5": "30a8",
     "\u3078": "30d8",
 }
-"""What letters that are not Latin, in lower case, look like, by their code points: Unicode's confusables.txt 14 as far
-as it leads to ASCII, with what a capital looks like where the two cases differ; and Katakana that look like others."""
+"""Shape → code points of the lower-case letters that look like it: the part of Unicode's confusables.txt 14 that leads
+to ASCII, with the shape of the capital where the two cases differ; and Katakana that look like other characters."""
 
 _SHAPES = {chr(int(point, 16)): shape for shape, points in _ALIKE.items() for point in points.split()}
 _SHAPES |= {"i": "l", "1": "l", "|": "l", "0": "o"}
 
 
 def visible(text: str, chars_max: int) -> str:
-    """Return a stranger's text on one line that reads from left to right, with what shows nothing left out."""
+    """Return untrusted text as one line that reads from left to right, without invisible characters."""
     kept: list[str] = []
-    marks = NAME_MARKS_MAX  # a mark that follows no letter would stand on what is shown before
+    marks = NAME_MARKS_MAX  # a mark that follows no letter would be drawn over the text before it
     for character in text[: 8 * chars_max]:
         category = unicodedata.category(character)
         if character.isspace() or category == "Cc":
@@ -144,14 +144,14 @@ def visible(text: str, chars_max: int) -> str:
 
 
 def plain_name(text: str) -> str:
-    """Return a name as it may be shown, with one form for each way to write it; empty if nothing of it shows."""
+    """Return a name in its one normalized, visible form; empty if nothing of it is visible."""
     composed = unicodedata.normalize("NFKC", "".join(filter(_shows, text)))
     bare = "".join(" " if unicodedata.category(character) in BRACKETS else character for character in composed)
     return unicodedata.normalize("NFC", visible(bare, NAME_MAX_CHARS))
 
 
 def skeleton(name: str) -> str:
-    """Return how a name looks: equal for two that a reader would take for one another."""
+    """Return a key for the look of a name: equal for two names that a reader would confuse."""
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", name).casefold())
     shapes = "".join(_shape(character) for character in folded)
     joined = shapes.replace("rn", "m").replace("vv", "w")
@@ -159,9 +159,9 @@ def skeleton(name: str) -> str:
 
 
 def is_imitation(name: str, node_id: str) -> bool:
-    """Return True if a name could pass for somebody else's whoever has joined.
+    """Return True if a name imitates another, whichever nodes have joined.
 
-    It mixes scripts within a word, holds an office's name, or is the nickname of another key.
+    It mixes scripts within a word, contains the name of an office, or is the nickname of another key.
     """
     seen = skeleton(name)
     is_nickname = seen[:-3] in _nickname_stems() and seen != skeleton(nickname(node_id))
@@ -169,18 +169,18 @@ def is_imitation(name: str, node_id: str) -> bool:
 
 
 def is_office(name: str) -> bool:
-    """Return True if a name looks like that of somebody who speaks for the round."""
+    """Return True if a name looks like one of `OFFICES`."""
     seen = skeleton(name)
     return any(office in seen for office in _office_skeletons())
 
 
 def with_id(name: str, node_id: str) -> str:
-    """Return a name with the end of its node's id, which nobody else can have."""
+    """Return a name with the end of its node's id in brackets, which no other node can have."""
     return f"{name[: NAME_MAX_CHARS - ID_CHARS - 3].rstrip()} ({node_id[-ID_CHARS:]})"
 
 
 def without_id(name: str) -> str:
-    """Return a name as its node gave it: brackets are never the node's own."""
+    """Return a name as its node gave it: only the coordinator adds brackets."""
     return name.partition(" (")[0]
 
 
@@ -190,8 +190,8 @@ def _shows(character: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _shape(character: str) -> str:
-    """What a character in lower case looks like; nothing if it is a mark that letters have above, below or through."""
-    if unicodedata.combining(character) not in (0, 7, 8, 9):  # what is left are vowels and the like, of Indic scripts
+    """Return the shape of a lower-case character; empty for a combining mark above, below or through a letter."""
+    if unicodedata.combining(character) not in (0, 7, 8, 9):  # these four are vowel signs and the like of Indic scripts
         return ""
     if character in _SHAPES:
         return _SHAPES[character]
@@ -204,7 +204,7 @@ def _shape(character: str) -> str:
 
 
 def _counts(character: str) -> bool:
-    """Return True for letters, digits and pictures; False for spaces, punctuation and what modifies others."""
+    """Return True for letters, digits and symbols; False for spaces, punctuation and modifiers."""
     category = unicodedata.category(character)
     return category[0] in "LNS" and category not in ("Lm", "Sk")
 
@@ -216,12 +216,12 @@ def _office_skeletons() -> tuple[str, ...]:
 
 @cache
 def _nickname_stems() -> frozenset[str]:
-    """How nicknames look without their numbers."""
+    """Return the skeletons of all nicknames without their numbers."""
     return frozenset(skeleton(f"{quality}-{creature}") for quality in QUALITIES for creature in CREATURES)
 
 
 def _is_mixed(name: str) -> bool:
-    """Return True if a word has letters of scripts that are not written together, or the name two sorts of digits."""
+    """Return True if a word mixes scripts that are not written together, or the name mixes two kinds of digits."""
     zeros = {ord(character) - unicodedata.decimal(character) for character in name if character.isdecimal()}
     return len(zeros) > 1 or any(not _are_together(word) for word in re.split(r"[\W_]+", name))
 
@@ -232,5 +232,5 @@ def _are_together(word: str) -> bool:
 
 
 def _script(character: str) -> str:
-    """The first word of a letter's name, which is that of its script."""
+    """Return the first word of a letter's Unicode name, which is the name of its script."""
     return re.split(r"[ -]", unicodedata.name(character, ""), maxsplit=1)[0]

@@ -1,7 +1,7 @@
 """Names that people remember, made from a node's id: `calm-heron-417`.
 
-- Two words and a number follow from the id alone, so a node is called the same everywhere, and chooses nothing.
-- A nickname is for eyes: there are four million of them, so it identifies nobody. The id does.
+- Two words and a number follow from the id alone, so a node has the same nickname everywhere and cannot choose it.
+- A nickname is only for reading: there are four million of them, so it identifies no node. The id does.
 - The words are frozen by golden vectors: another order would rename every node.
 """
 
@@ -25,7 +25,7 @@ CREATURES = tuple(_CREATURES.split())
 
 
 def nickname(node_id: str) -> str:
-    """What a node is called that gave itself no name."""
+    """Return the name of a node that gave itself none."""
     digest = sha256(node_id.encode(errors="surrogatepass")).digest()
     quality, creature = QUALITIES[digest[0] % len(QUALITIES)], CREATURES[digest[1] % len(CREATURES)]
     return f"{quality}-{creature}-{int.from_bytes(digest[2:6]) % 1000:03}"

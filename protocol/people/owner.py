@@ -1,14 +1,14 @@
-"""What an owner says: this node works for me, this node's key is revoked, pay me here.
+"""Statements of an owner: a node works for the owner, a node's key is revoked, or where the owner is paid.
 
-An owner's key is an Ed25519 key that no node holds: a node's key can only work. Whoever steals one earns for the owner.
+An owner's key is an Ed25519 key that no node holds. A node's key can only work: a thief of it earns for the owner.
 
-- A statement is an envelope of the domain `owner`; who signed it is the owner it speaks for.
-- Statements are numbered by the owner, by the milliseconds of their clock: of two about an address, the higher number
-  counts. The number says when it was made, too.
-- A delegation and a revocation hold in every round, and may be delivered by anybody: a node's owner is chosen once, by
-  the node sending a delegation as it registers, and a revoked key never works again. An address is for one round.
+- A statement is an envelope of the domain `owner`; its signer is the owner.
+- The owner numbers statements by the milliseconds of their clock: of two about an address, the higher number counts.
+  The number is also the time at which the statement was made.
+- A delegation and a revocation are valid in every round, and anybody may deliver them. A node's owner is chosen once,
+  when the node sends a delegation with its registration; a revoked key never works again. An address is for one round.
 - An address is `scheme:where`. `evm:` is an account of an EVM chain, whose capitals are its checksum (EIP-55);
-  `text:` is whatever a person who pays by hand understands.
+  `text:` is any text for a person who pays by hand.
 """
 
 import re
@@ -28,11 +28,11 @@ from protocol.work.messages import PeerId
 _ADDRESS = re.compile(r"text:[!-~](?:[ -~]*[!-~])?|evm:0x[0-9a-fA-F]{40}")
 
 AMOUNT_BYTES = 32
-"""Of an amount in a leaf: what an EVM computes with."""
+"""The width of an amount in a leaf: the word size of the EVM."""
 
 
 def checked_address(address: str) -> str:
-    """The address, if somebody could be paid there."""
+    """Return the address if it has a valid form, else raise `ValueError`."""
     if len(address) > limits.ADDRESS_MAX_CHARS or not _ADDRESS.fullmatch(address):
         raise ValueError("an address is evm:0x and 40 hex digits, or text: and printable ASCII")
     if address.startswith("evm:") and address != f"evm:{checksummed(address[4:])}":
@@ -41,7 +41,7 @@ def checked_address(address: str) -> str:
 
 
 def checksummed(account: str) -> str:
-    """An EVM account with the capitals that EIP-55 gives it."""
+    """Return an EVM account with the capitals of its EIP-55 checksum."""
     digits = account.removeprefix("0x").lower()
     digest = keccak.new(digest_bits=256, data=digits.encode()).hexdigest()
     return "0x" + "".join(
@@ -50,7 +50,7 @@ def checksummed(account: str) -> str:
 
 
 def payee_bytes(address: str) -> bytes:
-    """How a leaf of a payout names a payee: an EVM account's 20 bytes, or the text."""
+    """Return the bytes that name a payee in a payout leaf: an EVM account's 20 bytes, or the text."""
     scheme, _, where = address.partition(":")
     return bytes.fromhex(where[2:]) if scheme == "evm" else where.encode()
 
@@ -61,7 +61,7 @@ _Moment = Annotated[int, Field(ge=0, le=limits.MOMENT_MAX_MS)]
 
 
 class Delegation(Message):
-    """This node works for me."""
+    """A statement that the node works for the owner."""
 
     kind: Literal["delegation"] = "delegation"
     node_id: PeerId
@@ -69,7 +69,7 @@ class Delegation(Message):
 
 
 class Revocation(Message):
-    """This node's key shall never work again; what it has earned stays mine."""
+    """A statement that the node's key must never work again; the owner keeps what it has earned."""
 
     kind: Literal["revocation"] = "revocation"
     node_id: PeerId
@@ -77,7 +77,7 @@ class Revocation(Message):
 
 
 class PayoutAddress(Message):
-    """Pay what my nodes earn in this round to this address."""
+    """A statement that the owner's earnings of this round are paid to this address."""
 
     kind: Literal["address"] = "address"
     round_id: Hex64
@@ -95,18 +95,18 @@ _KINDS: dict[str, type[Statement]] = {
 
 
 class StatementReply(Message):
-    """A statement is recorded, and from when it counts; saying it again is harmless."""
+    """The answer to a statement: it is recorded, and when it takes effect; sending it again is harmless."""
 
     outcome: Literal["recorded", "already_recorded"]
     counts_from_ms: _Moment
 
 
 class EarningsRequest(Message):
-    """A node asks what it and its owner's other nodes have earned."""
+    """A node's request for the earnings of itself and of its owner's other nodes."""
 
 
 class NodeEarnings(Message):
-    """What one node has earned, by where it stands."""
+    """The earnings of one node by their state."""
 
     node_id: PeerId
     name: str
@@ -118,18 +118,18 @@ class NodeEarnings(Message):
 
 
 class Earnings(Message):
-    """What all nodes of an owner have earned, and where the owner is paid."""
+    """The earnings of all nodes of an owner, and the owner's payout address."""
 
     owner: PeerId
     nodes: tuple[NodeEarnings, ...] = Field(max_length=limits.EARNINGS_NODES_MAX)
-    """The best earners, where there are more."""
+    """The best earners, if there are more nodes than fit."""
     total: NodeEarnings
-    """Of all of them, under the owner's own id."""
+    """The sum over all nodes, under the owner's own id."""
     address: str
-    """Where the owner is paid now; empty if nowhere yet."""
+    """The address in use now; empty if there is none yet."""
     next_address: str
     next_from_ms: _Moment
-    """What the address will be, and from when; empty and 0 if nothing changes."""
+    """The next address and when it takes effect; empty and 0 if none is planned."""
 
 
 def seal_statement(key: NodeKey, statement: Statement) -> bytes:
@@ -137,7 +137,7 @@ def seal_statement(key: NodeKey, statement: Statement) -> bytes:
 
 
 def open_statement(data: bytes) -> tuple[NodeId, Statement]:
-    """Who says what, after size, form and signature."""
+    """Check the size, form and signature of a statement; return its owner and the statement."""
     signed = open_envelope("owner", data, max_bytes=limits.STATEMENT_MAX_BYTES)
     value = canonical.decode(signed.payload, max_bytes=limits.STATEMENT_MAX_BYTES)
     kind = value.get("kind") if isinstance(value, dict) else None

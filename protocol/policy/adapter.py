@@ -1,14 +1,14 @@
-"""A LoRA adapter beside the weights that it adapts: two files of a policy folder, named and laid out as peft has them.
+"""A LoRA adapter beside the weights that it adapts: two files of a policy folder, in the format of peft.
 
     adapter_model.safetensors   base_model.model.<module>.lora_A.weight [r, in] and …lora_B.weight [out, r]
     adapter_config.json         r, lora_alpha, and which modules are adapted
 
-- The policy is what both make of the base, and nobody computes with anything else:
+- The policy is the base with the adapter merged; nobody computes with anything else:
 
       W' = W + (lora_alpha / r) · B A      products and sums in float32, rounded to the type in which W is stored
 
-- W is always the file's, never what a version before has made of it: nothing is taken back, so nothing drifts.
-- What is not listed here (other scales, biases, ranks by module) would make other weights, and is refused.
+- W is always the file's, never the merged weights of an earlier version: no merge is undone, so no error adds up.
+- Options that are not listed here (other scales, biases, ranks by module) would give other weights, and are rejected.
 """
 
 import json
@@ -35,22 +35,22 @@ _AS_WE_READ_IT: dict[str, tuple[Any, ...]] = {
 
 
 def names(weight: str) -> tuple[str, str]:
-    """What the two matrices of a weight of the policy are called: A, then B."""
+    """Return the names of the two matrices of a policy weight: A, then B."""
     module = _PREFIX + weight.removesuffix(_WEIGHT)
     return module + _DOWN, module + _UP
 
 
 def adapted(tensors: Iterable[str]) -> list[str]:
-    """The weights that an adapter's tensors belong to: each has both of its matrices, and there is nothing else."""
-    found = set(tensors)
-    weights = sorted(name.removeprefix(_PREFIX).removesuffix(_DOWN) + _WEIGHT for name in found if name.endswith(_DOWN))
-    if not weights or found != {name for weight in weights for name in names(weight)}:
+    """Return the weights that an adapter's tensors adapt; each must have both matrices, and there must be no others."""
+    given = set(tensors)
+    weights = sorted(name.removeprefix(_PREFIX).removesuffix(_DOWN) + _WEIGHT for name in given if name.endswith(_DOWN))
+    if not weights or given != {name for weight in weights for name in names(weight)}:
         raise ValueError(f"{WEIGHTS} does not hold two matrices for each module")
     return weights
 
 
 def config(rank: int, alpha: float, modules: Collection[str], base: str) -> bytes:
-    """What peft wants to know, about an adapter of these modules of a base that is called so."""
+    """Return adapter_config.json for an adapter of `modules`; `base` is the name of the base model."""
     described = {name: values[0] for name, values in _AS_WE_READ_IT.items()}
     described |= {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": sorted(modules)}
     described |= {"base_model_name_or_path": base, "task_type": "CAUSAL_LM", "inference_mode": True}
@@ -58,16 +58,16 @@ def config(rank: int, alpha: float, modules: Collection[str], base: str) -> byte
 
 
 def scale(data: bytes) -> float:
-    """What B A is multiplied by, as adapter_config.json says."""
+    """Return the factor of B A that adapter_config.json gives."""
     said = json.loads(data)
     if not isinstance(said, dict):
-        raise ValueError(f"{CONFIG} is no object")
+        raise ValueError(f"{CONFIG} is not a JSON object")
     for name, values in _AS_WE_READ_IT.items():
         if said.get(name, values[0]) not in values:
-            raise ValueError(f"{CONFIG} has {name} = {str(said[name])[:50]}, which nobody here computes")
+            raise ValueError(f"{CONFIG} has {name} = {str(said[name])[:50]}, which is not supported")
     rank, alpha = said.get("r"), said.get("lora_alpha")
     if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= RANK_MAX:
-        raise ValueError(f"{CONFIG} has no rank that can be")
+        raise ValueError(f"{CONFIG} has no valid rank (r)")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < ALPHA_MAX:
-        raise ValueError(f"{CONFIG} has no lora_alpha that can be")
+        raise ValueError(f"{CONFIG} has no valid lora_alpha")
     return float(alpha) / rank

@@ -1,15 +1,15 @@
-"""Architectures that cannot be trained and sampled rightly, by what config.json says of a policy; read without torch.
+"""Architectures that cannot be trained and sampled correctly, recognized by config.json without torch.
 
-- The coordinator asks before a round's keys are made, an engine before it builds a model: both give the same reason.
-- Every other architecture is tried: learner, engine and auditor each compare what they compute with what the model says
-  of one sequence at a time, and refuse what differs. `docs/architectures.md` lists what they found.
+- The coordinator checks before it makes a round's keys, an engine before it builds a model: both give the same reason.
+- Every other architecture is tried: learner, engine and auditor each compare their batched results with those of the
+  model for one sequence at a time, and reject differences. `docs/architectures.md` lists the results.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-NO_CACHE = "transformers keeps no cache of it that rows can be chosen from"
+NO_CACHE = "its transformers cache cannot select rows"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
@@ -17,8 +17,8 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "kimi_linear": NO_CACHE,
         "mamba": NO_CACHE,
         "mamba2": NO_CACHE,
-        "minimax": "what it says of a sequence depends on the padding beside it",
-        "nemotron_h": "transformers computes a token alone otherwise than within a text",
+        "minimax": "its results for a sequence depend on the padding",
+        "nemotron_h": "transformers computes a single token differently from the same token in a text",
         "recurrent_gemma": NO_CACHE,
         "rwkv": NO_CACHE,
         "xlstm": NO_CACHE,
@@ -28,7 +28,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 
 
 def reason_to_refuse(config: Mapping[str, Any]) -> str:
-    """Return why a policy with this config.json cannot be used; nothing if no reason is known."""
+    """Return why a policy with this config.json cannot be used; empty if no reason is known."""
     kind = str(config.get("model_type", ""))
     if kind in REFUSED:
         return f"the architecture {kind} is not supported: {REFUSED[kind]}"

@@ -1,14 +1,14 @@
 """The canary of a policy version: a text, and the log-probability of each of its tokens under the published weights.
 
 - `canary.json` is a file of the policy folder, so the manifest binds it like any other.
-- The learner computes it from the weights as they are published; an engine that loads them must come to the same.
-- The text is ordinary language, which a trained model predicts with little numerical noise. Text that means nothing
-  puts the model where rounding shows most: on SmolLM2-135M, sound bf16 weights are 0.76 nats off there, and 0.025 here.
+- The learner computes it from the published weights; an engine that loads them must get the same values.
+- The text is ordinary language, which a trained model predicts with little numerical noise. On meaningless text
+  rounding errors are largest: on SmolLM2-135M, sound bf16 weights are off by 0.76 nats there, and by 0.025 nats here.
 - The first `FIRST_JUDGED` tokens are not judged: trained models have massive activations at the first positions, and
   bf16 is off by up to 2.4 nats there.
-- Beside the float32 values stand those of the same weights computed in bfloat16 and float16. What an engine of that
-  precision may be off follows from them, for each version: no number measured on another model is used.
-- A canary of an older learner has the float32 values alone; by it only float32 is judged.
+- Beside the float32 values it has those of the same weights computed in bfloat16 and float16. They set the tolerance of
+  an engine with that precision, for each version: no number measured on another model is used.
+- A canary of an older learner has only the float32 values; it judges only float32.
 """
 
 from collections.abc import Sequence
@@ -32,27 +32,28 @@ TEXT = (
 """Plain prose without rare words: 102 tokens for SmolLM2. Any trained model with an English vocabulary predicts it."""
 
 TOKENS = 72
-"""64 are judged: so many make a mean whose chance error is an eighth of one token's."""
+"""64 of them are judged: the standard error of their mean is an eighth of one token's."""
 
 FIRST_JUDGED = 8
-"""Tokens before the first that is judged."""
+"""Tokens before the first judged one."""
 
 AHEAD = 8
 """Tokens that are scored after each prefix, the first by prefill and the others by decoding: 8 rows of 8 tokens cost a
 quarter of what 16 rows of 4 do."""
 
 FLOAT32_NATS = 1e-3
-"""Mean error of sound float32 weights, at most; measured: 2e-6 at worst."""
+"""Highest mean error of sound float32 weights; measured: 2e-6 at worst."""
 
 NOISE_FACTOR = 3.0
-"""Mean error of a lower precision, at most, as a multiple of the learner's own in that precision.
+"""Highest mean error of a lower precision, as a multiple of the learner's own in that precision.
 
-The learner computes under autocast, which keeps sums and norms in float32: SmolLM2 is 0.020 nats off there, 0.025 in
-weights and activations of bf16 alone, and 0.033 in vLLM. A projection scaled by a tenth is 0.096 off at the least."""
+The learner computes under autocast, which keeps sums and norms in float32: SmolLM2 is off by 0.020 nats there, by
+0.025 with weights and activations all in bf16, and by 0.033 in vLLM. A projection scaled by a tenth is off by 0.096
+at least."""
 
 EIGHT_BIT_FACTOR = 4.0
-"""The same for q8_0, as a multiple of the learner's own in bf16: llama.cpp rounds activations to eight bits, too.
-Measured: SmolLM2 is 0.061 nats off, 3.1 times its 0.020."""
+"""The same for q8_0, as a multiple of the learner's own in bf16: llama.cpp also rounds activations to eight bits.
+Measured: SmolLM2 is off by 0.061 nats, 3.1 times its 0.020."""
 
 _STRIDE = 7919
 """A prime: the tokens are all different unless the vocabulary is tiny."""
@@ -79,7 +80,7 @@ class Canary(Message):
 
     @property
     def ahead(self) -> int:
-        """Return how many tokens are scored after each prefix."""
+        """Return the number of tokens that are scored after each prefix."""
         return min(AHEAD, len(self.tokens) - 1)
 
     @property
@@ -102,10 +103,10 @@ class Canary(Message):
 
 
 def spread(vocabulary: int, count: int = TOKENS) -> tuple[int, ...]:
-    """Return tokens that are spread over a vocabulary: for a tokenizer that cannot write the text."""
+    """Return tokens spread over a vocabulary, for a tokenizer that cannot encode the text."""
     return tuple((1 + number * _STRIDE) % vocabulary for number in range(count))
 
 
 def is_written(tokens: Sequence[int], decoded: str) -> bool:
-    """Return True if a tokenizer has written the beginning of the text: enough tokens, and nothing lost."""
+    """Return True if a tokenizer encoded the beginning of the text: enough tokens, and nothing lost."""
     return len(tokens) == TOKENS and bool(decoded.strip()) and TEXT.startswith(decoded.strip())

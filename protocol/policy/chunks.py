@@ -1,7 +1,7 @@
 """Chunks: pieces of files named by the BLAKE3 hash of their bytes.
 
-- A name is checked before the bytes are written, announced or served, by everyone, every time they arrive.
-- The same bytes have the same name in every version, so what did not change is never fetched twice.
+- Every receiver checks the name of arriving bytes before it writes, announces or serves them.
+- The same bytes have the same name in every version, so unchanged chunks are never fetched twice.
 """
 
 import math
@@ -16,29 +16,29 @@ from protocol.errors import ChunkMismatch
 from protocol.ids import ChunkId, Digest
 
 _FITTING_COUNT = 512
-"""More and smaller chunks flow more evenly through a swarm, and cost more processor time."""
+"""More and smaller chunks spread more evenly through a swarm, but cost more CPU time."""
 
 _FITTING_MIN_BYTES, _FITTING_STEP_BYTES = 64 * limits.KIB, 16 * limits.KIB
-"""Below the least, frames and system calls cost more than the bytes."""
+"""In smaller chunks, frames and system calls cost more than the bytes."""
 
 Sliced = TypeVar("Sliced", bytes, memoryview)
 
 
 def digest(data: bytes | memoryview) -> Digest:
-    """The BLAKE3 hash of a whole document or file, as 64 hex digits."""
+    """Return the BLAKE3 hash of a whole document or file, as 64 hex digits."""
     return Digest(blake3(data).hexdigest())
 
 
 def chunk_id(data: bytes | memoryview) -> ChunkId:
-    """The name of a chunk."""
+    """Return the name of a chunk."""
     return ChunkId(blake3(data).hexdigest())
 
 
 def verify(chunk: ChunkId, data: bytes | memoryview) -> None:
-    """Raise `ChunkMismatch` unless the bytes are the ones the name promises."""
+    """Raise `ChunkMismatch` unless the bytes have this name."""
     actual = chunk_id(data)
     if actual != chunk:
-        raise ChunkMismatch(f"Chunk {chunk[:12]}… was promised, bytes of {actual[:12]}… came.")
+        raise ChunkMismatch(f"Chunk {chunk[:12]}… was expected, but chunk {actual[:12]}… arrived.")
 
 
 def split(data: Sliced, chunk_size_bytes: int) -> Iterator[Sliced]:
@@ -48,11 +48,11 @@ def split(data: Sliced, chunk_size_bytes: int) -> Iterator[Sliced]:
 
 
 def fitting_size(total_bytes: int) -> int:
-    """The chunk size for a version of so many bytes: a few hundred chunks, which flow smoothly and cost little each."""
+    """Return the chunk size for a version of `total_bytes`: a few hundred chunks spread evenly and cost little each."""
     steps = math.ceil(total_bytes / _FITTING_COUNT / _FITTING_STEP_BYTES)
     return min(max(steps * _FITTING_STEP_BYTES, _FITTING_MIN_BYTES), limits.CHUNK_MAX_BYTES)
 
 
 def blob_path(chunk: ChunkId) -> PurePosixPath:
-    """Where a chunk lies below a blob folder: two hex digits, then the whole name."""
+    """Return a chunk's path below a blob folder: two hex digits, then the whole name."""
     return PurePosixPath(chunk[:2], chunk)

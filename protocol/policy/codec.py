@@ -1,8 +1,8 @@
-"""A policy's own tokenizer: text and tokens, the same on both sides of the wire.
+"""A policy's own tokenizer: text to tokens and back, the same on both sides of the wire.
 
-- No special token is added to a text; one that the text spells out is one token.
-- Every token stays visible in what is decoded: a special one inside an answer makes it wrong, it does not vanish. Nor
-  does one for which there is no text, as many policies have beyond the last of their tokenizer.
+- No special token is added to a text; a special token written in the text is encoded as that token.
+- Every token stays visible in the decoded text: a special token inside an answer makes it wrong and does not vanish.
+  The same holds for tokens without a text, which many policies have beyond the last token of their tokenizer.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from itertools import groupby
 from tokenizers import Tokenizer
 
 WORDLESS = "\ufffd"
-"""What stands for a token that has no text."""
+"""The replacement for a token that has no text."""
 
 
 class PolicyCodec:
-    """The tokenizer of one policy folder, from what its tokenizer.json says."""
+    """The tokenizer of one policy folder, built from its tokenizer.json."""
 
     def __init__(self, tokenizer_json: str) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer_json)

@@ -1,4 +1,4 @@
-"""Sparse lossless patches: from one version of a safetensors file to the next, bit for bit.
+"""Sparse lossless patches from one version of a safetensors file to the next.
 
 At the learning rates of RL about one weight in a hundred changes its bf16 value from one version to the next, mostly by
 one unit in the last place. A patch says which elements changed, and by how many such units. Numbers are little-endian.
@@ -19,10 +19,10 @@ one unit in the last place. A patch says which elements changed, and by how many
 - Where more than a quarter of a block changed, all of its elements are listed: cheaper to code, and no longer.
 - Equal inputs have equal patches, with one release of zstd.
 
-A reader checks each size before it builds what is sized, and the digest of each tensor when it is complete; whatever is
-wrong is `PatchInvalid`. Bytes handed out before that are not trusted until all are read and the file's digest is right.
-Both directions hold a few blocks at a time; inputs may be memory-mapped files. `each` is `map`, or that of a thread
-pool: numpy, zstd and BLAKE3 work beside each other.
+A reader checks each size before it allocates, and the digest of each tensor when it is complete; every error is
+`PatchInvalid`. Bytes returned before that are not trusted until all are read and the file's digest is right.
+Both directions hold a few blocks at a time; inputs may be memory-mapped files. `each` is `map`, or the `map` of a
+thread pool: numpy, zstd and BLAKE3 run in parallel.
 """
 
 import struct
@@ -48,29 +48,29 @@ _SIZE = struct.Struct("<I")
 _DIGEST_BYTES = 32
 _ZSTD_LEVEL = 1
 _DENSE = 4
-"""Where one element in so many changed, all are listed."""
+"""If more than one element in `_DENSE` changed, all are listed."""
 
 _WINDOW = 4
-"""Blocks that are begun together; two such windows are in memory."""
+"""Blocks that are started together; two such windows are in memory."""
 
 _ZEROS = memoryview(bytes(limits.PATCH_BLOCK_BYTES))
 
 Buffer = bytes | bytearray | memoryview
 Each = Callable[..., Iterator[Any]]
-"""`map`, or something like it that keeps the order."""
+"""`map`, or a function like it that keeps the order."""
 Elements = NDArray[Any]
 """Unsigned integers as wide as the tensor's elements."""
 
 
 def encode(base: Buffer, new: Buffer, *, base_digest: str, each: Each = map) -> Iterator[bytes]:
-    """The pieces of the patch from `base` to `new`; stop taking them when they are no gain."""
+    """Yield the pieces of the patch from `base` to `new`; the caller stops if the patch is no smaller than the file."""
     base, new = memoryview(base), memoryview(new)
     old_header, header = header_of(base), header_of(new)
     packed = b"" if header == old_header else _pack(header)
     yield _HEAD.pack(MAGIC, bytes.fromhex(base_digest), len(base), len(new), len(header), len(packed)) + packed
     tensors = layout(header, len(new))
     bases = _Bases(base, old_header)
-    pairs = ((bases.block(*one), _of(new, *one), one[0].element_bytes) for one in _blocks(tensors))
+    pairs = ((bases.block(*place), _of(new, *place), place[0].element_bytes) for place in _blocks(tensors))
     coded = each(_encode_block, pairs)
     for tensor in tensors:
         hasher = blake3(max_threads=blake3.AUTO)
@@ -81,11 +81,11 @@ def encode(base: Buffer, new: Buffer, *, base_digest: str, each: Each = map) -> 
 
 
 def apply(base: Buffer, patch: Buffer, *, base_digest: str, each: Each = map) -> Iterator[Buffer]:
-    """The new file, block by block; `base_digest` is the digest that the caller found `base` to have."""
+    """Yield the new file, block by block; `base_digest` is the digest of `base`, which the caller computed."""
     base, reader = memoryview(base), _PatchReader(memoryview(patch))
     magic, wanted, base_size, size, header_size, packed_size = _HEAD.unpack(reader.take(_HEAD.size))
     if magic != MAGIC:
-        raise PatchInvalid("These bytes are no patch of a known form.")
+        raise PatchInvalid("These bytes are not a patch of a known format.")
     if wanted.hex() != base_digest or base_size != len(base):
         raise PatchInvalid(f"The patch is made for the base {wanted.hex()[:12]}…, not for {base_digest[:12]}….")
     old_header = header_of(base)
@@ -108,7 +108,7 @@ def apply(base: Buffer, patch: Buffer, *, base_digest: str, each: Each = map) ->
 
 
 def _done(jobs: Iterator["_Job"], each: Each) -> Iterator[tuple["_Job", Buffer]]:
-    """The jobs in order with what came of them; the next ones are begun before the last ones are looked at."""
+    """Yield the jobs in order with their results; each window is started before the results of the last are read."""
     begun: deque[Iterator[tuple[_Job, Buffer]]] = deque()
     while True:
         if window := list(islice(jobs, _WINDOW)):
@@ -121,19 +121,19 @@ def _done(jobs: Iterator["_Job"], each: Each) -> Iterator[tuple["_Job", Buffer]]
 
 @dataclass(frozen=True)
 class _Job:
-    """One block to be patched."""
+    """A block to be patched."""
 
     tensor: Tensor
     old: memoryview
     count: int
     streams: list[memoryview]
-    """Gaps, then the bytes of the changes; none if nothing is listed."""
+    """Gaps, then the bytes of the changes; empty if no element is listed."""
     digest: memoryview | None
-    """Of the whole tensor, with its last block."""
+    """The digest of the whole tensor; only with its last block."""
 
 
 def _jobs(reader: "_PatchReader", bases: "_Bases", tensors: list[Tensor]) -> Iterator[_Job]:
-    """The blocks as the patch lists them, not yet unfolded."""
+    """Yield the blocks as the patch lists them, not yet decompressed."""
     for tensor, block in _blocks(tensors):
         count = reader.size()
         streams = [reader.stream() for _ in range(1 + tensor.element_bytes)] if count else []
@@ -142,14 +142,14 @@ def _jobs(reader: "_PatchReader", bases: "_Bases", tensors: list[Tensor]) -> Ite
 
 
 class _Bases:
-    """What each tensor of the new file is a change from."""
+    """The tensors that the tensors of the new file are changes of."""
 
     def __init__(self, base: memoryview, header: bytes) -> None:
         self._base = base
         self._tensors = {tensor.name: tensor for tensor in layout(header, len(base))}
 
     def block(self, tensor: Tensor, block: slice) -> memoryview:
-        """One block of the tensor's base, or zeros."""
+        """Return a block of the tensor's base, or zeros."""
         old = self._tensors.get(tensor.name)
         if old is None or old.end - old.begin != tensor.end - tensor.begin:
             return _ZEROS[: block.stop - block.start]
@@ -157,7 +157,7 @@ class _Bases:
 
 
 def _blocks(tensors: list[Tensor]) -> Iterator[tuple[Tensor, slice]]:
-    """Every block, by its place in its tensor; an empty tensor has one empty block."""
+    """Yield every block as its tensor and its place in it; an empty tensor has one empty block."""
     for tensor in tensors:
         size = tensor.end - tensor.begin
         for start in range(0, max(size, 1), limits.PATCH_BLOCK_BYTES):
@@ -173,7 +173,7 @@ def _elements(data: Buffer, width: int) -> Elements:
 
 
 def _encode_block(pair: tuple[memoryview, memoryview, int]) -> bytes:
-    """The Block that leads from one memory to the other."""
+    """Return the encoded Block that leads from the first memory to the second; `pair` ends with the element width."""
     old, new = (_elements(data, pair[2]) for data in pair[:2])
     places = np.flatnonzero(old != new)
     if not len(places):
@@ -189,7 +189,7 @@ def _encode_block(pair: tuple[memoryview, memoryview, int]) -> bytes:
 
 
 def _apply_block(job: _Job) -> Buffer:
-    """The block as the patch wants it."""
+    """Return the patched block."""
     if not job.count:
         return job.old
     data = bytearray(job.old)
@@ -206,7 +206,7 @@ def _apply_block(job: _Job) -> Buffer:
 
 
 def _gaps(places: NDArray[np.intp]) -> NDArray[np.uint8]:
-    """How many unlisted elements stand before each place, as the bytes described above."""
+    """Encode the numbers of unlisted elements before each place, as the module's docstring describes."""
     gaps = np.diff(places, prepend=-1) - 1
     wide = np.flatnonzero(gaps >= 255)
     escapes = gaps[wide] // 255
@@ -215,7 +215,7 @@ def _gaps(places: NDArray[np.intp]) -> NDArray[np.uint8]:
 
 
 def _places(coded: bytes, count: int, size: int) -> NDArray[np.intp] | slice:
-    """The places that gaps describe: `count` increasing ones below `size`."""
+    """Decode gaps to `count` increasing places below `size`."""
     gaps = np.frombuffer(coded, np.uint8)
     if count == size and not gaps.any():
         return slice(None)
@@ -225,12 +225,12 @@ def _places(coded: bytes, count: int, size: int) -> NDArray[np.intp] | slice:
     places = np.cumsum(gaps, dtype=np.intp)[ends]
     places += np.arange(count)
     if places[-1] >= size:
-        raise PatchInvalid(f"The place {places[-1]} lies outside its block of {size} elements.")
+        raise PatchInvalid(f"The place {places[-1]} is outside its block of {size} elements.")
     return places
 
 
 def _ordered(floats: Elements) -> Elements:
-    """Integers in the order of the floats that have these bits; a bijection for any bits at all."""
+    """Map the bits of floats to integers of the same order; a bijection for all bits."""
     integers = _signs(floats)
     integers |= _sign_bit(floats)
     integers ^= floats
@@ -245,21 +245,21 @@ def _unordered(integers: Elements) -> Elements:
 
 
 def _zigzag(changes: Elements) -> Elements:
-    """Small for small changes of either sign."""
+    """Encode signed changes so that small ones of either sign become small numbers."""
     coded = _signs(changes)
     coded ^= changes << changes.dtype.type(1)
     return coded
 
 
 def _unzigzag(coded: Elements) -> Elements:
-    one = coded.dtype.type(1)
-    changes: Elements = ~(coded & one) + one
-    changes ^= coded >> one
+    unit = coded.dtype.type(1)
+    changes: Elements = ~(coded & unit) + unit
+    changes ^= coded >> unit
     return changes
 
 
 def _signs(values: Elements) -> Elements:
-    """All bits set where the highest one is, none elsewhere."""
+    """Return all bits set for each value whose highest bit is set, else none."""
     signed = values.view(f"<i{values.itemsize}")
     signs: Elements = (signed >> signed.dtype.type(8 * values.itemsize - 1)).view(values.dtype)
     return signs
@@ -270,23 +270,25 @@ def _sign_bit(values: Elements) -> Any:
 
 
 def _pack(data: bytes | NDArray[np.uint8]) -> bytes:
-    """A zstd frame."""
+    """Return a zstd frame."""
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data if isinstance(data, bytes) else data.tobytes())
 
 
 def _unpack(frame: Buffer, smallest: int, largest: int) -> bytes:
-    """The content of a frame, which must say its size: nothing is unpacked that is larger than it may be."""
+    """Return the content of a frame, which must state a size from `smallest` to `largest` before it is decompressed."""
     try:
         size = zstandard.frame_content_size(frame)
         if not smallest <= size <= largest:
-            raise PatchInvalid(f"A part of the patch unfolds to {size} bytes, not to {smallest} to {largest}.")
+            raise PatchInvalid(
+                f"A part of the patch decompresses to {size} bytes; {smallest} to {largest} are allowed."
+            )
         return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise PatchInvalid(f"A part of the patch cannot be unfolded: {error}.") from error
+        raise PatchInvalid(f"A part of the patch cannot be decompressed: {error}.") from error
 
 
 class _PatchReader:
-    """Takes a patch apart from its front; it never reads beyond its end."""
+    """A reader that splits a patch from its front and never reads beyond its end."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

@@ -1,9 +1,9 @@
-"""Which files a policy version may have, judged from its manifest before one of them is fetched or written.
+"""Rules for the files of a policy version, checked in its manifest before any of them is fetched or written.
 
-- Only files that an engine, a tokenizer or a trainer reads by this name, and each no larger than its use needs.
-- Nothing that unfolds: what is written to a disk is at most a few times what has to be fetched for it. So whoever wants
-  to fill a volunteer's disk has to send the bytes, and the node asks first whether they fit.
-- The publisher judges by the same rules, so that an operator learns it before any node does.
+- Only files that an engine, a tokenizer or a trainer reads by this name are allowed, each no larger than its use needs.
+- The bytes written to a disk are at most a few times the bytes fetched. So an attacker who wants to fill a volunteer's
+  disk has to send the bytes, and the node first checks that they fit.
+- The publisher checks the same rules, so that an operator sees an error before any node does.
 """
 
 import re
@@ -15,11 +15,11 @@ from protocol.policy.manifest import FileEntry, PolicyManifest
 
 
 class FileKind(NamedTuple):
-    """Files of one use."""
+    """A kind of files with the same use."""
 
     names: re.Pattern[str]
     max_bytes: int | None
-    """Of one file; None for weights, which are as large as their chunks."""
+    """The limit for one file; None for weights, which are as large as their chunks."""
 
 
 KINDS = (
@@ -30,16 +30,16 @@ KINDS = (
     FileKind(re.compile(r"(merges|vocab)\.txt|[\w.-]+\.model"), limits.TOKENIZER_MAX_BYTES),
     FileKind(re.compile(r"([\w.-]*config|canary|special_tokens[\w.-]*)\.json"), limits.POLICY_CONFIG_MAX_BYTES),
 )
-"""By the first pattern that is the whole name."""
+"""The first pattern that matches the whole name counts."""
 
 
 def kind_of(name: str) -> FileKind | None:
-    """Return the kind of a file by its name; None if no policy has such a file."""
+    """Return the kind of a file by its name; None if policies have no such file."""
     return next((kind for kind in KINDS if kind.names.fullmatch(name)), None)
 
 
 def require_files(manifest: PolicyManifest) -> None:
-    """Refuse a version with a file of no known use, a file that is too large for its use, or files that unfold."""
+    """Reject a version with a file of unknown use or too large for its use, or files far larger than their chunks."""
     for entry in manifest.files:
         _require_kind(manifest.version, entry)
     written = sum(max(entry.sizes().values()) for entry in manifest.files)
@@ -47,9 +47,9 @@ def require_files(manifest: PolicyManifest) -> None:
     allowed = max(limits.REPEATED_MIN_BYTES, limits.REPEATED_FACTOR_MAX * fetched)
     if written > allowed:
         raise ManifestInvalid(
-            f"Version {manifest.version} makes {written} bytes of files out of {fetched} bytes of distinct chunks; "
-            f"{allowed} are allowed.",
-            hint="Nothing of it is fetched. No weights repeat themselves like that: ask the operator.",
+            f"Version {manifest.version} has {written} bytes of files but only {fetched} bytes of distinct chunks; "
+            f"at most {allowed} bytes of files are allowed.",
+            hint="It is not fetched. Weights never repeat so much: ask the operator.",
         )
 
 
@@ -65,7 +65,7 @@ def _require_kind(version: int, entry: FileEntry) -> None:
     if size_bytes > kind.max_bytes:
         raise ManifestInvalid(
             f"Version {version} has a {entry.path} of {size_bytes} bytes; {kind.max_bytes} are allowed.",
-            hint="Nothing of it is fetched. Ask the operator.",
+            hint="It is not fetched. Ask the operator.",
         )
     if entry.patches:
         raise ManifestInvalid(f"Version {version} patches {entry.path}; only *.safetensors are patched.")

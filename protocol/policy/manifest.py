@@ -1,10 +1,10 @@
-"""The manifest of a policy version: everything a node must know to fetch it, rebuild it and sample with it.
+"""The manifest of a policy version: all that a node needs to fetch it, rebuild it and sample with it.
 
-- It travels as a TUF target: nobody acts on manifest bytes whose hash was not signed.
+- It is a TUF target: nobody uses manifest bytes whose hash was not signed.
 - It binds the round, the version, the parent, each file by digest and each chunk by name, the sampler and the task.
-- It is complete: whoever trusts it can make the version from the files of any earlier one in its chains, or from
+- It is complete: a node that trusts it can build the version from the files of any earlier one in its chains, or from
   nothing, and needs no other manifest. So nobody can mix patches of different versions.
-- File names are bare: no folder, no dot file, no surprise on a foreign file system.
+- File names are bare: no folder and no dot file, so that they are valid on every file system.
 """
 
 from collections.abc import Collection
@@ -21,39 +21,39 @@ from protocol.wire.message import Message
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$")]
 
 POLICY_SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".model", ".txt"})
-"""Of the files of a policy: numbers and text, nothing that a library would run or unpickle."""
+"""Suffixes of a policy's files: numbers and text, nothing that a library would run or unpickle."""
 
 
 class Sampler(Message):
-    """How completions are drawn: temperature only, since truncated sampling would bias the importance ratios."""
+    """The sampling settings: temperature only, since truncated sampling would bias the importance ratios."""
 
     temperature: float = Field(gt=0, le=10)
     max_new_tokens: int = Field(ge=1, le=limits.TOKENS_MAX)
 
 
 class Patch(Message):
-    """How a file comes from an earlier one: `protocol.policy.delta`, applied to the file of this digest."""
+    """A patch that builds a file from an earlier one: `protocol.policy.delta`, applied to the file of `base_digest`."""
 
     base_digest: Hex64
     base_size_bytes: int = Field(ge=0)
     size_bytes: int = Field(ge=1)
-    """Of the patch itself, as its chunks are."""
+    """The size of the patch itself, which is cut into `chunks`."""
     chunks: tuple[Hex64, ...] = Field(max_length=limits.MANIFEST_MAX_CHUNKS)
 
 
 class FileEntry(Message):
-    """One file of the policy folder, and what leads to it.
+    """A file of the policy folder, and the patches that lead to it.
 
-    - The patches are a chain: each makes the base of the next, and the last one makes the file.
-    - One file of the chain, the anchor, can be had in full: the base of the last `patches_after_anchor` patches, or the
-      file itself where that is 0. Patches before the anchor are for those who hold an older file.
+    - The patches are a chain: each builds the base of the next, and the last one builds the file.
+    - One file of the chain, the anchor, is available in full: the base of the last `patches_after_anchor` patches, or
+      the file itself if that is 0. Patches before the anchor are for nodes that hold an older file.
     """
 
     path: FileName
     size_bytes: int = Field(ge=0)
     digest: Hex64
     chunks: tuple[Hex64, ...] = Field(max_length=limits.MANIFEST_MAX_CHUNKS)
-    """Of the anchor."""
+    """The chunks of the anchor."""
     patches: tuple[Patch, ...] = Field(default=(), max_length=limits.PATCHES_MAX)
     patches_after_anchor: int = Field(default=0, ge=0, le=limits.PATCHES_MAX)
 
@@ -79,11 +79,11 @@ class FileEntry(Message):
         return self.after_anchor[0].base_digest if self.after_anchor else self.digest
 
     def sizes(self) -> dict[str, int]:
-        """Every file of the chain by its digest, and its size."""
+        """Return the size of every file of the chain by its digest."""
         return {patch.base_digest: patch.base_size_bytes for patch in self.patches} | {self.digest: self.size_bytes}
 
     def route(self, held: Collection[str]) -> "Route":
-        """The way to the file that fetches the fewest bytes, for one who holds the files of these digests."""
+        """Return the route to the file that fetches the fewest bytes, for a node with the files of digests `held`."""
         routes = [Route(None, self.anchor_size_bytes, self.after_anchor)]
         for number, digest in enumerate(self.sizes()):
             if digest in held:
@@ -93,7 +93,7 @@ class FileEntry(Message):
 
 @dataclass(frozen=True)
 class Route:
-    """One way to a file: what to begin with, and the patches to apply to it in turn."""
+    """A route to a file: the file to begin with, and the patches to apply to it in order."""
 
     held: str | None
     """The digest of the file to begin with, or None for the anchor."""
@@ -106,7 +106,7 @@ class Route:
 
 
 class PolicyManifest(Message):
-    """One published policy version."""
+    """A published policy version."""
 
     round_id: Hex64
     version: int = Field(ge=1, le=limits.VERSION_MAX)
@@ -126,7 +126,7 @@ class PolicyManifest(Message):
             for patch in entry.patches:
                 self._require_chunks(f"a patch of {entry.path}", patch.size_bytes, patch.chunks)
             if max(entry.sizes().values()) > limits.MANIFEST_MAX_CHUNKS * self.chunk_size_bytes:
-                raise ValueError(f"{entry.path} is larger than any file that can be had in full")
+                raise ValueError(f"{entry.path} or a base of it is larger than the chunks of a file can describe")
         return self
 
     def _require_chunks(self, what: str, size_bytes: int, names: tuple[Hex64, ...]) -> None:
@@ -134,7 +134,7 @@ class PolicyManifest(Message):
             raise ValueError(f"{what} has {size_bytes} bytes, but {len(names)} chunks")
 
     def chunk_sizes(self) -> dict[str, int]:
-        """Every distinct chunk that leads to this version from anywhere, and its size in bytes."""
+        """Return the size in bytes of every distinct chunk of this version and of the patches that lead to it."""
         sizes: dict[str, int] = {}
         for entry in self.files:
             sizes |= self._cut(entry.anchor_size_bytes, entry.chunks)
@@ -143,7 +143,7 @@ class PolicyManifest(Message):
         return sizes
 
     def chunk_sizes_for(self, held: Collection[str]) -> dict[str, int]:
-        """What one who holds the files of these digests needs for this version: as few bytes as can be."""
+        """Return the chunks, with their sizes in bytes, that a node with the files `held` must fetch at the least."""
         sizes: dict[str, int] = {}
         for entry in self.files:
             route = entry.route(held)
@@ -159,13 +159,13 @@ class PolicyManifest(Message):
 
 
 def target_path(version: int) -> str:
-    """The TUF target path of a version's manifest; zero-padded so that names sort as numbers do."""
+    """Return the TUF target path of a version's manifest; zero-padded so that names sort as numbers do."""
     return f"policy-{version:012d}.manifest"
 
 
 def version_of(path: str) -> int | None:
-    """The version a target path names, or None for any other target."""
-    # Cut, since int() refuses thousands of digits with an error of its own; the comparison sees the whole path.
+    """Return the version that a target path names, or None for any other target."""
+    # Cut, since int() rejects thousands of digits with its own error; the comparison uses the whole path.
     number = path[:40].removeprefix("policy-").removesuffix(".manifest")
     if number.isascii() and number.isdigit() and target_path(int(number)) == path:
         return int(number)
@@ -173,10 +173,8 @@ def version_of(path: str) -> int | None:
 
 
 def open_manifest(data: bytes, *, round_id: str, version: int) -> PolicyManifest:
-    """Parse a manifest whose bytes are already trusted, and check that it is the one asked for."""
+    """Parse a manifest whose bytes are already trusted, and check that it is the requested one."""
     manifest = PolicyManifest.from_bytes(data, max_bytes=limits.MANIFEST_MAX_BYTES)
     if (manifest.round_id, manifest.version) != (round_id, version):
-        raise ManifestInvalid(
-            f"The manifest on offer is version {manifest.version}, not version {version} of this round."
-        )
+        raise ManifestInvalid(f"The manifest is of version {manifest.version}, not of version {version} of this round.")
     return manifest

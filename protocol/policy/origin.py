@@ -1,11 +1,11 @@
-"""Origins: plain web servers with a round's public files: a static host, a cache, an object store.
+"""Origins: plain web servers with a round's public files (a static host, a cache, an object store).
 
 Layout below a base URL; the coordinator's own base is `<its address>/v1`:
 
     metadata/<document>       trust metadata and manifests; all but `timestamp.json` never change
     chunks/<ab>/<hash>        chunks; they never change
 
-- Which origins there are is a hint: a chunk proves itself by its hash, a document by its signature.
+- The list of origins is a hint: a chunk is checked by its hash, a document by its signature.
 - A base is a bare `http` or `https` URL: no user, no query, no fragment, nothing escaped, no dot segment.
 """
 
@@ -27,21 +27,21 @@ OriginUrl = Annotated[str, StringConstraints(pattern=_URL, max_length=limits.ORI
 
 
 class OriginList(Message):
-    """Where chunks and documents can be had besides the coordinator."""
+    """The servers besides the coordinator that have the round's chunks and documents."""
 
     urls: tuple[OriginUrl, ...] = Field(max_length=limits.ORIGINS_MAX)
 
 
 def document_path(name: str) -> str:
-    """Where a trust document lies below a base."""
+    """Return the path of a trust document below a base."""
     return f"metadata/{name}"
 
 
 def chunk_path(chunk: ChunkId) -> str:
-    """Where a chunk lies below a base."""
+    """Return the path of a chunk below a base."""
     return f"chunks/{blob_path(chunk)}"
 
 
 def may_change(document: str) -> bool:
-    """Whether a document is replaced under its name, so that a cache may hold an old one."""
+    """Return True if a document is replaced under its name, so that a cache may hold an old one."""
     return document == "timestamp.json"

@@ -1,9 +1,9 @@
-"""Where the tensors of a safetensors file lie: its header, read with the suspicion due to a stranger's bytes.
+"""The layout of a safetensors file: its header, read as untrusted bytes.
 
     u64 LE header size · header: JSON of name → {dtype, shape, data_offsets: [begin, end]} · the tensors' bytes
 
-- The tensors tile the data without hole or overlap: every byte of a file belongs to its header or to one tensor.
-- A file that departs from this is refused (`PatchInvalid`): it can be published whole, but not patched.
+- The tensors cover the data without hole or overlap: every byte of a file belongs to its header or to one tensor.
+- Any other file is rejected (`PatchInvalid`): it can be published whole, but not patched.
 """
 
 import json
@@ -18,12 +18,12 @@ PREFIX_BYTES = 8
 ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 4, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
 }  # fmt: skip
-"""Element width by dtype; what is not listed counts in bytes."""
+"""Element width by dtype; other dtypes are handled as bytes."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor's place in its file."""
+    """The place of a tensor in its file."""
 
     name: str
     begin: int
@@ -32,7 +32,7 @@ class Tensor:
 
 
 def header_of(file: memoryview) -> bytes:
-    """Everything before the first tensor, the prefix included."""
+    """Return the bytes before the first tensor, the size prefix included."""
     size = PREFIX_BYTES + int.from_bytes(file[:PREFIX_BYTES], "little")
     if size > min(len(file), limits.TENSORS_HEADER_MAX_BYTES):
         raise PatchInvalid(f"A file of {len(file)} bytes announces a tensor header of {size} bytes.")
@@ -40,7 +40,7 @@ def header_of(file: memoryview) -> bytes:
 
 
 def layout(header: bytes, file_size: int) -> list[Tensor]:
-    """The tensors in the order of their bytes; `header` includes its prefix."""
+    """Return the tensors in the order of their bytes; `header` includes its prefix."""
     tensors = [
         _tensor(name, entry, len(header)) for name, entry in _entries(header[PREFIX_BYTES:]) if name != "__metadata__"
     ]
@@ -56,23 +56,23 @@ def layout(header: bytes, file_size: int) -> list[Tensor]:
 
 
 def _entries(text: bytes) -> list[tuple[str, Any]]:
-    """The members of the header object; a name that stands twice would mean two things."""
+    """Return the members of the header object; a name that occurs twice is rejected as ambiguous."""
     try:
         members = json.loads(text.decode(), object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
         raise PatchInvalid(f"The tensor header is not JSON: {str(error)[:100]}.") from error
     if not isinstance(members, tuple) or len(dict(members)) != len(members):
-        raise PatchInvalid("The tensor header is no object, or names a tensor twice.")
+        raise PatchInvalid("The tensor header is not a JSON object, or names a tensor twice.")
     return list(members)
 
 
 def _tensor(name: str, entry: Any, data_begin: int) -> Tensor:
     fields = dict(entry) if isinstance(entry, tuple) else {}
     dtype, offsets = fields.get("dtype"), fields.get("data_offsets")
-    if not isinstance(dtype, str) or not isinstance(offsets, list) or [type(one) for one in offsets] != [int, int]:
-        raise PatchInvalid(f"Tensor {name[:100]!r} has no dtype, or no two offsets.")
+    if not isinstance(dtype, str) or not isinstance(offsets, list) or [*map(type, offsets)] != [int, int]:
+        raise PatchInvalid(f"Tensor {name[:100]!r} has no dtype, or not two offsets.")
     begin, end = offsets
     width = ELEMENT_BYTES.get(dtype, 1)
     if not 0 <= begin <= end or (end - begin) % width:
-        raise PatchInvalid(f"Tensor {name[:100]!r} has the offsets {begin} and {end}.")
+        raise PatchInvalid(f"Tensor {name[:100]!r} has the invalid offsets {begin} and {end}.")
     return Tensor(name, data_begin + begin, data_begin + end, width)

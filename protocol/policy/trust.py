@@ -1,7 +1,7 @@
-"""From a pinned fingerprint to the newest policy manifest: TUF's client workflow as a pure conversation.
+"""TUF's client workflow, from a pinned fingerprint to the newest policy manifest, as a generator without I/O.
 
-`refresh` is a generator: it yields the document it wants next, is sent the bytes, and returns what can be trusted.
-The caller fetches and persists; every decision is here, in this order:
+`refresh` is a generator: it yields the next document to fetch, is sent the bytes, and returns what can be trusted.
+The caller fetches and persists; every decision is made here, in this order:
 
 1. the root is the pinned one, or was reached from it by signed rotations, one version at a time;
 2. the timestamp is signed, not older than the stored one, and not expired;
@@ -11,10 +11,10 @@ The caller fetches and persists; every decision is here, in this order:
 6. its manifest has the length and hash the targets name, and belongs to this round.
 
 - Persist `Refreshed.documents` only after `refresh` returned; a failed refresh changes nothing.
-- What a root revokes is forgotten: documents that its keys do not vouch for set no floor, so whoever stole a key and
-  signed a version near the end of all numbers has gained nothing once the key is replaced.
-- An expired timestamp is not a nuisance but a finding: somebody may be withholding newer versions. Silence is the same:
-  a proof is good until `Refreshed.proved_until`, whatever the reason that no newer one came.
+- Documents signed by revoked keys are ignored: they set no floor. So an attacker who stole a key and signed a version
+  with a very high number has gained nothing once the key is replaced.
+- An expired timestamp is a security error: somebody may be withholding newer versions. So is a missing answer: a proof
+  is valid until `Refreshed.proved_until`, whatever the reason that no newer one arrived.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class WantedDocument:
-    """A document to fetch; `optional` ones may not exist, and then None is sent back."""
+    """A document to fetch; an `optional` one may not exist: then the caller sends None."""
 
     name: str
     max_bytes: int
@@ -64,59 +64,59 @@ class WantedDocument:
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What a completed refresh proved; no manifest means that nothing was published yet."""
+    """The result of a completed refresh; no manifest means that nothing was published yet."""
 
     documents: Documents
     manifest: PolicyManifest | None
     proved_until: datetime
-    """When the timestamp expires: without a newer one, nothing is proved after it."""
+    """The time when the timestamp expires: without a newer one, nothing is proved after it."""
 
 
 Conversation = Generator[WantedDocument, bytes | None, Refreshed]
 
 
 def fingerprint(root: bytes) -> str:
-    """The SHA-256 of a round's first root document; it names the round, and the join string carries it."""
+    """Return the SHA-256 of a round's first root document; it is the round id and part of the join string."""
     return hashlib.sha256(root).hexdigest()
 
 
 def pin(root: bytes, expected: str) -> Documents:
-    """Step 1 for a newcomer: accept the first root because the join string names it."""
+    """Step 1 for a node that joins: accept the first root because the join string names it."""
     if fingerprint(root) != expected:
         raise UntrustedRoot(
-            f"The coordinator's root has fingerprint {fingerprint(root)[:16]}…, the join string says {expected[:16]}….",
-            hint="Copy the whole join string again; if it is right, somebody answers in the coordinator's place.",
+            f"The coordinator's root has fingerprint {fingerprint(root)[:16]}…, the join string has {expected[:16]}….",
+            hint="Copy the whole join string again. If it is correct, another server answers as the coordinator.",
         )
     return Documents(round_id=expected, root=root)
 
 
 LEDGER_FIELD = "x-echo-swarm-ledger"
-"""Where a root document names the ledger's key, in the form of TUF's own keys."""
+"""The field of a root document with the ledger's key, in the form of TUF's own keys."""
 
 
 def ledger_key(root: bytes) -> bytes:
-    """The public key that a root names for the ledger; the root itself is trusted for other reasons."""
+    """Return the public key that a root names for the ledger; the caller already trusts the root."""
     with _named():
         return _ledger_key(Metadata[Root].from_bytes(root).signed)
 
 
 RESUMED_FIELD = "x-echo-swarm-resumed"
-"""Where a root document says that the log was resumed after a gap; `ledger.gaps` has its meaning."""
+"""The field of a root document that records a gap after which the log was resumed; see `ledger.gaps`."""
 
 
 def ledger_roots(roots: Sequence[bytes], round_id: str) -> list[tuple[bytes, object]]:
-    """What each document of a round's whole chain of roots says of the ledger: its key, and a gap or None."""
+    """Return the ledger's key, and a gap or None, from each document of a round's whole chain of roots."""
     pin(roots[0], round_id)
     with _named():
         trusted = TrustedMetadataSet(roots[0], EnvelopeType.METADATA)
-        found = [_ledger_field(trusted.root)]
+        fields = [_ledger_field(trusted.root)]
         for data in roots[1:]:
-            found.append(_ledger_field(trusted.update_root(data)))
-    return found
+            fields.append(_ledger_field(trusted.update_root(data)))
+    return fields
 
 
 def ledger_keys(roots: Sequence[bytes], round_id: str) -> list[bytes]:
-    """The ledger's keys by a round's whole chain of roots, the oldest first."""
+    """Return the ledger's keys in a round's whole chain of roots, the oldest first."""
     return list(dict.fromkeys(key for key, _ in ledger_roots(roots, round_id)))
 
 
@@ -130,11 +130,11 @@ def _ledger_key(root: Root) -> bytes:
         public = bytes.fromhex(field["keyval"]["public"])
         if field["keytype"] == "ed25519" and len(public) == 32:
             return public
-    raise UntrustedMetadata("The round's root names no key for its ledger.", hint="It is too old: make a new round.")
+    raise UntrustedMetadata("The round's root has no key for its ledger.", hint="It is too old: make a new round.")
 
 
 def refresh(stored: Documents, now: datetime) -> Conversation:
-    """Bring the stored documents up to date; see the module's numbered steps."""
+    """Update the stored documents; see the module's numbered steps."""
     with _named():
         trusted = TrustedMetadataSet(stored.root, EnvelopeType.METADATA)
     trusted.reference_time = now
@@ -153,7 +153,7 @@ def refresh(stored: Documents, now: datetime) -> Conversation:
 
 
 def _follow_roots(trusted: TrustedMetadataSet, root: bytes) -> Generator[WantedDocument, bytes | None, bytes]:
-    """(1) Walk the chain of signed root rotations to its end."""
+    """Step 1: follow the chain of signed root rotations to its end."""
     for _ in range(limits.ROOT_ROTATIONS_MAX):
         name = f"{trusted.root.version + 1}.root.json"
         data = yield WantedDocument(name, limits.METADATA_MAX_BYTES, optional=True)
@@ -168,7 +168,7 @@ def _follow_roots(trusted: TrustedMetadataSet, root: bytes) -> Generator[WantedD
 def _newest_timestamp(
     trusted: TrustedMetadataSet, stored: bytes | None
 ) -> Generator[WantedDocument, bytes | None, bytes]:
-    """(2) The stored timestamp sets the floor, even when it is expired; the fetched one must be sound and fresh."""
+    """Step 2: the stored timestamp sets the floor, even if expired; the fetched one must be valid and not expired."""
     if stored is not None:
         _load_as_floor(trusted.update_timestamp, stored)
     data = yield WantedDocument("timestamp.json", limits.METADATA_MAX_BYTES)
@@ -180,7 +180,7 @@ def _newest_timestamp(
         assert stored is not None
         if trusted.timestamp.is_expired(trusted.reference_time):
             raise MetadataExpired(
-                f"The coordinator's timestamp ran out at {trusted.timestamp.expires:%Y-%m-%d %H:%M:%S} UTC.",
+                f"The coordinator's timestamp expired at {trusted.timestamp.expires:%Y-%m-%d %H:%M:%S} UTC.",
                 hint=FROZEN,
             ) from None
         return stored
@@ -188,7 +188,7 @@ def _newest_timestamp(
 
 
 def _snapshot(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[WantedDocument, bytes | None, bytes]:
-    """(3) Keep the stored snapshot if it is still the named one, else fetch that."""
+    """Step 3: keep the stored snapshot if the timestamp still names it, else fetch the named one."""
     wanted = trusted.timestamp.snapshot_meta.version
     if stored is not None:
         _load_as_floor(lambda data: trusted.update_snapshot(data, trusted=True), stored)
@@ -202,7 +202,7 @@ def _snapshot(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[Wa
 
 
 def _targets(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[WantedDocument, bytes | None, bytes]:
-    """(4) The same for the targets."""
+    """Step 4: the same for the targets."""
     if stored is not None:
         _load_as_floor(trusted.update_targets, stored)
         if "targets" in trusted:
@@ -217,15 +217,15 @@ def _targets(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[Wan
 
 
 def _newest_policy(trusted: TrustedMetadataSet, seen: int) -> int:
-    """(5) The highest policy version among the targets; 0 before the first."""
+    """Step 5: return the highest policy version among the targets; 0 before the first."""
     newest = max((version_of(path) or 0 for path in trusted.targets.targets), default=0)
     if newest < seen:
-        raise RolledBack(f"The newest policy on offer is version {newest}, but version {seen} was already published.")
+        raise RolledBack(f"The newest policy offered is version {newest}, but version {seen} was already published.")
     return newest
 
 
 def _vouched(trusted: TrustedMetadataSet, targets: bytes | None) -> bool:
-    """Whether the keys that named the stored policy still count; what revoked keys named binds nobody."""
+    """Return True if the keys that signed the stored targets are still valid; targets of revoked keys set no floor."""
     with suppress(RepositoryError):
         document = Metadata[Targets].from_bytes(targets or b"")
         trusted.root.verify_delegate("targets", document.signed_bytes, document.signatures)
@@ -236,7 +236,7 @@ def _vouched(trusted: TrustedMetadataSet, targets: bytes | None) -> bool:
 def _manifest_bytes(
     trusted: TrustedMetadataSet, path: str, stored: bytes | None
 ) -> Generator[WantedDocument, bytes | None, bytes]:
-    """(6) The manifest's bytes, from the store if they are the same."""
+    """Step 6: return the manifest's bytes, from the store if they are the same."""
     entry = trusted.targets.targets[path]
     with suppress(LengthOrHashMismatchError):
         entry.verify_length_and_hashes(stored or b"")
@@ -249,21 +249,21 @@ def _manifest_bytes(
 
 
 class _Unchanged(Exception):
-    """The timestamp on offer is the one already stored."""
+    """The fetched timestamp is the one already stored."""
 
 
-FROZEN = "Newer versions may be withheld, or a clock is wrong: compare this machine's clock, then ask the operator."
+FROZEN = "Newer versions may be withheld, or a clock is wrong. Check this machine's clock, then ask the operator."
 
 
 def _load_as_floor(load: Callable[[bytes], object], data: bytes) -> None:
-    """Load a stored document for rollback protection; it may be expired, superseded, or signed by a rotated key."""
+    """Load a stored document for rollback protection; it may be expired, replaced, or signed by a rotated key."""
     with suppress(RepositoryError):
         load(data)
 
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """TUF's errors under this swarm's names."""
+    """Convert TUF's errors to this package's errors."""
     try:
         yield
     except EqualVersionNumberError:
@@ -273,4 +273,4 @@ def _named() -> Iterator[None]:
     except ExpiredMetadataError as error:
         raise MetadataExpired(f"The coordinator's trust metadata is out of date: {error}.", hint=FROZEN) from error
     except RepositoryError as error:
-        raise UntrustedMetadata(f"The coordinator's trust metadata is not sound: {error}.") from error
+        raise UntrustedMetadata(f"The coordinator's trust metadata is not valid: {error}.") from error

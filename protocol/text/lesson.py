@@ -1,6 +1,6 @@
-"""What stands below a command's options: how it is typed, what comes after it, and what its exit codes mean."""
+"""The end of a command's help: an example, the next step, and the meaning of the exit codes."""
 
 
 def lesson(example: str, then: str, codes: str) -> str:
-    """As both programs give it to `--help`, which keeps only empty lines."""
+    """Return the end of a help text; empty lines separate its paragraphs, the only breaks that `--help` keeps."""
     return "\n\n".join((f"Example: {example}", f"Then: {then}", codes))

@@ -1,8 +1,8 @@
-"""How a log record is written, by every program: a line for people, or an object a line for machines.
+"""Log formats of every program: one line of text per record for people, or one JSON object per line for machines.
 
-- A record is one line: no text in it can begin another that looks like ours, or steer a terminal.
+- A record is one line: no text in it can forge another record or control a terminal.
 - An object has `time` (UTC), `level`, `logger` and `message`, and `error` with the traceback where there is one.
-- Nothing is written here, and nothing decided: a program's own room chooses where its log goes.
+- This module only formats: each program decides where its log goes.
 """
 
 import json
@@ -13,14 +13,14 @@ from typing import Any
 from protocol.text.plain import one_line
 
 VARIABLE = "SWARM_LOG"
-"""The environment's word for what a program and its children write: `json` asks for objects."""
+"""The environment variable with the log format of a program and its children: `json` selects objects."""
 
 GUTTER = "    | "
-"""Before each line of a traceback: no error's own text passes for a record."""
+"""The prefix of each line of a traceback, so that an error's text cannot look like a record."""
 
 
 class Lines(logging.Formatter):
-    """A line for a record, whatever strangers and their rewards have put into it; tracebacks below, set off."""
+    """One line per record, whatever untrusted text it contains; a traceback follows, with a prefix on each line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name
         return one_line(super().formatMessage(record))
@@ -33,18 +33,18 @@ class JsonLines(logging.Formatter):
     """One JSON object per record, on one line, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = {
+        fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
-            told["error"] = self.formatException(record.exc_info)
-        return json.dumps(told)
+            fields["error"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
 
 
 def formatter(wanted: str | None) -> logging.Formatter:
-    """What writes records as the environment asks for."""
+    """Return the formatter for a value of `SWARM_LOG`."""
     lines = Lines("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     return JsonLines() if wanted == "json" else lines

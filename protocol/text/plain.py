@@ -1,20 +1,20 @@
-"""Text for people: what strangers may have written made fit for a log or a terminal, and nouns that follow a count."""
+"""Text for people: untrusted text made safe for a log or a terminal, and nouns after a number."""
 
 
 def one_line(text: str) -> str:
-    """The same with what would begin a line or steer a terminal written out, as `\\n` or `\\x1b`."""
+    """Return the text with line breaks and terminal control characters escaped, as `\\n` or `\\x1b`."""
     return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode() for sign in text
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
     )
 
 
 def counted(count: int, noun: str, many: str = "") -> str:
-    """How many of something, in words: `1 node`, `2 nodes`, `1,000 entries`."""
+    """Return `count` with its noun: `1 node`, `2 nodes`, `1,000 entries`."""
     return f"{count:,} {plural(count, noun, many)}"
 
 
 def plural(count: int, noun: str, many: str = "") -> str:
-    """The noun as it stands after such a count."""
+    """Return the noun in the form that follows `count`."""
     return noun if count == 1 else many or f"{noun}s"
 
 

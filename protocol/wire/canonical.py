@@ -5,7 +5,7 @@ Rules:
 - Values are None, bool, 64-bit int, finite float (always 64 bits), str, bytes, list, and dict with str keys.
 - Map keys are sorted by their UTF-8 bytes, every length and number takes its shortest form, nothing follows the value.
 - Decoding walks the headers first and applies size, depth, count and string limits before any object is built;
-  then it encodes the result again and demands the very same bytes.
+  then it encodes the result again and requires identical bytes.
 """
 
 import math
@@ -21,7 +21,7 @@ Value = Any
 """Any value the rules above allow."""
 
 _PLAIN = frozenset({type(None), bool, int, str, bytes})
-"""What stands for itself; whether an integer fits is for the packer to see."""
+"""Types that are encoded as they are; the packer checks whether an integer fits."""
 
 _FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 """Header byte → payload bytes of nil, booleans, float64 and integers."""
@@ -31,11 +31,11 @@ _COUNTED = {
     0xD9: ("str", 1), 0xDA: ("str", 2), 0xDB: ("str", 4),
     0xDC: ("list", 2), 0xDD: ("list", 4), 0xDE: ("map", 2), 0xDF: ("map", 4),
 }  # fmt: skip
-"""Header byte → what it announces, and how many bytes its length takes."""
+"""Header byte → the type it announces, and the bytes of its length field."""
 
 
 def _step(first: int) -> tuple[int, int] | None:
-    """How far a value of this header byte reaches, and how many child values follow; None if more must be read."""
+    """Return the size of a value with this header byte and its number of children; None if more must be read."""
     if first <= 0x7F or first >= 0xE0:
         return 1, 0
     if first <= 0x8F:
@@ -48,11 +48,11 @@ def _step(first: int) -> tuple[int, int] | None:
 
 
 _STEPS = [_step(first) for first in range(256)]
-"""Most headers are one byte, and every message of every node is walked."""
+"""A table, because most headers are one byte and every message of every node is walked."""
 
 
 def encode(value: Value) -> bytes:
-    """The canonical bytes of a value."""
+    """Return the canonical bytes of a value."""
     try:
         packed = msgpack.packb(_ordered(value, 0), use_bin_type=True)
     except UnicodeEncodeError as error:
@@ -66,7 +66,7 @@ def encode(value: Value) -> bytes:
 def decode(
     data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES, max_items: int = limits.MESSAGE_MAX_ITEMS
 ) -> Value:
-    """The value of canonical bytes; anything else is a named error and costs no memory."""
+    """Return the value of canonical bytes; other bytes raise a named error before they use memory."""
     value = read(data, max_bytes=max_bytes, max_items=max_items)
     if encode(value) != data:
         raise NotCanonical("The message is not in its canonical encoding.", hint="Sort map keys, use shortest forms.")
@@ -80,9 +80,9 @@ def read(
     max_items: int = limits.MESSAGE_MAX_ITEMS,
     tuples: bool = False,
 ) -> Value:
-    """The value of bytes within all limits, with tuples in place of lists where they are wanted.
+    """Return the value of bytes that keep all limits, with tuples in place of lists if `tuples` is set.
 
-    That the bytes are the canonical ones is for the caller to demand.
+    The caller checks that the bytes are canonical.
     """
     if len(data) > max_bytes:
         raise MessageTooLarge(
@@ -100,7 +100,7 @@ def read(
 
 
 def _ordered(value: Value, depth: int) -> Value:
-    """The value with sorted maps; refuses what the encoding does not know."""
+    """Return the value with sorted maps; reject types that the encoding does not have."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, float):
@@ -118,13 +118,13 @@ def _ordered(value: Value, depth: int) -> Value:
         if _PLAIN.issuperset(map(type, value.values())):
             return dict(sorted(value.items()))  # no two keys are equal, so no values are compared
         return {key: item if type(item := value[key]) in _PLAIN else _ordered(item, depth + 1) for key in sorted(value)}
-    if isinstance(value, int | str | bytes):  # of a kind of its own, such as the members of an enum
+    if isinstance(value, int | str | bytes):  # a subclass, such as a member of an enum
         return value
     raise MalformedMessage(f"A {type(value).__name__} has no canonical encoding.")
 
 
 def _measure(data: bytes, max_items: int) -> int:
-    """The end of the first value, found by its headers alone, with every limit applied on the way."""
+    """Return the end of the first value by reading headers only, and apply every limit on the way."""
     position, items = 0, 0
     remaining = [1]  # values still to come, per open container
     while remaining:
@@ -150,7 +150,7 @@ def _measure(data: bytes, max_items: int) -> int:
 
 
 def _counted(data: bytes, position: int) -> tuple[int, int]:
-    """Read a header with a length: where its value ends, and how many child values follow."""
+    """Read a header with a length; return the end of its value and its number of children."""
     if position >= len(data):
         raise MalformedMessage("The message ends in the middle of a value.")
     first, position = data[position], position + 1

@@ -1,7 +1,7 @@
-"""The frames of `/echo-swarm/chunks/1`: messages as bytes, and back; what they mean is in `protocol.wire.exchange`.
+"""The frames of `/echo-swarm/chunks/1`: encoding and decoding; `protocol.wire.exchange` has their meaning.
 
 - A frame is a type (u8), the length of the body (u32, big-endian), and the body; names are 32 raw bytes.
-- A length is judged at the header, before a byte of the body is kept.
+- A length is checked at the header, before any byte of the body is kept.
 """
 
 import struct
@@ -18,7 +18,7 @@ _NAME_BYTES = 32
 
 
 class MalformedFrame(PeerFault):
-    """A frame of no known type, or whose body does not fit its type."""
+    """A frame of an unknown type, or a body that does not fit the type."""
 
     code = "malformed_frame"
 
@@ -30,7 +30,7 @@ class FrameTooLarge(PeerFault):
 
 
 class Reason(IntEnum):
-    """Why a WANT gets no chunk."""
+    """Reasons to answer a WANT without a chunk."""
 
     ABSENT = 1
     BUSY = 2
@@ -38,7 +38,7 @@ class Reason(IntEnum):
 
 
 class Farewell(IntEnum):
-    """Why one side ends the stream."""
+    """Reasons to end the stream."""
 
     DONE = 1
     BUSY = 2
@@ -48,7 +48,7 @@ class Farewell(IntEnum):
 
 @dataclass(frozen=True)
 class Have:
-    """Chunks that would be answered at once."""
+    """Chunks that the responder could send at once."""
 
     type: ClassVar[int] = 1
     chunks: tuple[ChunkId, ...]
@@ -56,7 +56,7 @@ class Have:
 
 @dataclass(frozen=True)
 class Want:
-    """Ask for a chunk; who has less of the version than other nodes says so."""
+    """A request for a chunk; `is_behind` means that the requester has less of the version than other nodes."""
 
     type: ClassVar[int] = 2
     chunk: ChunkId
@@ -65,7 +65,7 @@ class Want:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The bytes that were asked for; not yet verified."""
+    """The requested bytes; not yet verified."""
 
     type: ClassVar[int] = 3
     chunk: ChunkId
@@ -74,7 +74,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Reject:
-    """No bytes, and why."""
+    """An answer without bytes, and its reason."""
 
     type: ClassVar[int] = 4
     chunk: ChunkId
@@ -83,7 +83,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Cancel:
-    """The chunk is not needed any more."""
+    """A note that the chunk is not needed any more."""
 
     type: ClassVar[int] = 5
     chunk: ChunkId
@@ -111,7 +111,7 @@ _BODY_BYTES: dict[int, tuple[int, int]] = {
 
 
 def encode(message: Message) -> bytes:
-    """The frame of a message."""
+    """Return the frame of a message."""
     names: tuple[ChunkId, ...] = ()
     rest = b""
     if isinstance(message, Have):
@@ -133,10 +133,10 @@ def encode(message: Message) -> bytes:
 
 
 class FrameReader:
-    """Bytes in, messages out; holds at most one unfinished frame, whose size was checked at its header.
+    """A decoder from bytes to messages; it holds at most one unfinished frame, whose size was checked at its header.
 
-    `chunk_max_bytes` lowers the bound on CHUNK frames to what the caller expects (a manifest's chunk size; 0 for a
-    responder, which expects none).
+    `chunk_max_bytes` lowers the bound on CHUNK frames to the size that the caller expects (a manifest's chunk size; 0
+    for a responder, which expects none).
     """
 
     def __init__(self, chunk_max_bytes: int = limits.CHUNK_MAX_BYTES) -> None:
@@ -145,30 +145,30 @@ class FrameReader:
         self._frame_bytes = _HEADER.size
         self._has_header = False
         self.fault: PeerFault | None = None
-        """What is wrong with the bytes behind the messages that were given last; the next call raises it."""
+        """The fault in the bytes after the messages returned last; the next call raises it."""
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of a frame that has begun and is not complete; 0 at a frame boundary."""
+        """Bytes of an incomplete frame; 0 at a frame boundary."""
         return len(self._buffer)
 
     @property
     def missing_bytes(self) -> int:
-        """Until the next message, of a frame whose length is known; else 1: nobody knows what comes."""
+        """Bytes until the next message, if the length of its frame is known; else 1."""
         return self._frame_bytes - len(self._buffer) if self._has_header else 1
 
     @property
     def arriving(self) -> ChunkId | None:
-        """The chunk whose frame has begun and is not complete."""
+        """The chunk whose frame is incomplete."""
         name_end = _HEADER.size + _NAME_BYTES
         if len(self._buffer) < name_end or self._buffer[0] != Chunk.type:
             return None
         return ChunkId(self._buffer[_HEADER.size : name_end].hex())
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages these bytes complete; after an error the stream is lost and the reader must not be used.
+        """Return the messages that these bytes complete; after an error the reader must not be used any more.
 
-        What comes before a bad frame counts: it is given first, and the error is raised by the next call.
+        Messages before a bad frame count: they are returned first, and the next call raises the error.
         """
         messages: list[Message] = []
         rest = memoryview(data)
@@ -188,7 +188,7 @@ class FrameReader:
         return messages
 
     def _complete(self, messages: list[Message]) -> None:
-        """A header is here, or a whole frame."""
+        """Process a complete header or a complete frame."""
         if not self._has_header:
             self._frame_bytes += self._body_bytes()
             self._has_header = True
@@ -199,7 +199,7 @@ class FrameReader:
             self._has_header = False
 
     def _body_bytes(self) -> int:
-        """The announced body length, refused before a byte of the body is kept."""
+        """Return the announced body length; reject a wrong one before any byte of the body is kept."""
         kind, length = _HEADER.unpack(self._buffer)
         if kind not in _BODY_BYTES:
             raise MalformedFrame(f"Frame type {kind} is not part of the chunk exchange.")
@@ -215,7 +215,7 @@ class FrameReader:
 
 
 def _decode(frame: bytearray) -> Message:
-    """A complete frame whose type and length are already checked."""
+    """Decode a complete frame whose type and length are already checked."""
     kind = frame[0]
     if kind == Bye.type:
         if frame[-1] not in tuple(Farewell):

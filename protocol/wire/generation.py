@@ -1,8 +1,8 @@
-"""Which generation of the protocol a node speaks, and since when the work of older ones does not count.
+"""Generations of the protocol: the current one, and the dates since which the work of older ones does not count.
 
-- The number grows only when a node that does not follow would wasted work, or could not read plans. It is looked at
-  before anything else of a registration, whose other fields may have changed.
-- A node that names none is of generation 0: it was made before they had numbers.
+- The number grows only when an older node would waste work or could not read plans. It is checked before any other
+  field of a registration, because the other fields may have changed.
+- A node that names none is of generation 0, which had no number yet.
 """
 
 from datetime import date
@@ -19,12 +19,12 @@ UPDATE = "run `install.sh` again, or `pip install --upgrade echo-swarm` where it
 
 
 def require_current(value: canonical.Value) -> None:
-    """Refuse a registration of a generation that is retired; the rest of it is not looked at."""
-    said = value.get("generation", 0) if isinstance(value, dict) else CURRENT
-    since = RETIRED.get(said) if isinstance(said, int) else None
+    """Reject a registration of a retired generation; no other field is checked."""
+    claimed = value.get("generation", 0) if isinstance(value, dict) else CURRENT
+    since = RETIRED.get(claimed) if isinstance(claimed, int) else None
     if since is not None:
         raise AgentTooOld(
-            f"This node speaks generation {said} of the protocol; its work does not count since {since}, and "
-            f"generation {CURRENT} is spoken here.",
+            f"This node uses generation {claimed} of the protocol. This coordinator uses generation {CURRENT} and "
+            f"accepts no work of generation {claimed} since {since}.",
             hint=f"Update it: {UPDATE}.",
         )

@@ -1,8 +1,8 @@
 """The base of every typed message: strict, frozen, and with exactly one byte form.
 
-- Unknown fields, missing fields and coerced types are refused: a message means one thing or nothing.
-- `from_bytes` checks size, then whether it can be read, then the schema, then whether the bytes are the message's own.
-- It reads no more values than the fields of the message can hold, and a few: a stranger's bytes cost no more than that.
+- Unknown fields, missing fields and coerced types are rejected: a message has one meaning or none.
+- `from_bytes` checks the size, then decodes, then checks the schema, then that the bytes are the canonical ones.
+- It reads only a few more values than the fields of the message can hold, which bounds the cost of untrusted bytes.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def to_bytes(self) -> bytes:
-        # What `model_dump` calls, without the options that it has for others.
+        # The call inside `model_dump`, without its options.
         return canonical.encode(self.__pydantic_serializer__.to_python(self))
 
     @classmethod
@@ -34,7 +34,7 @@ class Message(BaseModel):
         message = cls._validated(canonical.read(data, max_bytes=max_bytes, max_items=items_max(cls), tuples=True))
         # The schema lets 1 stand for 1.0 and a default for a missing field: other bytes for the same message.
         if message.to_bytes() != data:
-            canonical.decode(data, max_bytes=max_bytes)  # says so if already the encoding is wrong
+            canonical.decode(data, max_bytes=max_bytes)  # raises if the encoding itself is wrong
             raise NotCanonical(f"{cls.__name__}: a field is missing, or is a whole number where a fraction stands.")
         return message
 
@@ -55,7 +55,7 @@ class Message(BaseModel):
 
 @cache
 def items_max(kind: type[Message]) -> int:
-    """Return how many values the bytes of a message may have; some are spare, so that unknown fields are named."""
+    """Return the most values in the bytes of a message; some are spare, so that an error can name an unknown field."""
     return min(_items(kind) + limits.SPARE_ITEMS, limits.MESSAGE_MAX_ITEMS)
 
 
@@ -79,7 +79,7 @@ def _items(annotation: Any, metadata: Iterable[Any] = ()) -> int:
 
 
 def _kind(fault: ErrorDetails) -> str:
-    """What stands there, or that nothing does; of a value that may be large, its kind and length."""
+    """Describe the faulty value, or say that it is missing; of a value that may be large, its type and length."""
     if fault["type"] == "missing":
         return "nothing"
     value = fault["input"]
@@ -89,7 +89,7 @@ def _kind(fault: ErrorDetails) -> str:
 
 
 def _tuples(value: canonical.Value) -> canonical.Value:
-    """Lists as tuples, the form that frozen models hold."""
+    """Convert lists to tuples, the form that frozen models hold."""
     if isinstance(value, list):
         return tuple(_tuples(item) for item in value)
     if isinstance(value, dict):

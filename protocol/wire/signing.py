@@ -1,6 +1,6 @@
-"""Ed25519 signatures over canonical messages, separated by domain so that one can never pass for another.
+"""Ed25519 signatures over canonical messages, separated by domain so that one is never valid as another.
 
-- What is signed: `echo-swarm/1/<domain>` + a zero byte + the payload bytes.
+- The signed bytes: `echo-swarm/1/<domain>` + a zero byte + the payload bytes.
 - The type changes when the check passes: `bytes → Envelope → Signed`; only `check_envelope` makes a `Signed`.
 - A node signs with the key that its node id names; there is no other binding to look up.
 - libsodium checks them: in half of OpenSSL's time, and it refuses keys of small order, under which one signature fits
@@ -25,7 +25,7 @@ Domain = Literal["request", "rollout", "fragment", "receipt", "owner", "appeal"]
 
 
 class Envelope(Message):
-    """A payload, who signs it, and the signature: not yet checked."""
+    """A payload, its signer and the signature: not yet checked."""
 
     signer: str
     payload: bytes
@@ -41,7 +41,7 @@ class Signed:
 
 
 class NodeKey:
-    """The private key of a node or an owner; it signs, and never shows itself in a repr or log."""
+    """The private key of a node or an owner; it signs, and never appears in a repr or log."""
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
@@ -51,7 +51,7 @@ class NodeKey:
         return f"NodeKey({self.node_id})"
 
     def seal(self, domain: Domain, payload: bytes) -> bytes:
-        """The envelope bytes of a payload signed for one purpose."""
+        """Return the envelope bytes of a payload that is signed for one domain."""
         signature = self._key.sign(_to_sign(domain, payload))
         return Envelope(signer=self.node_id, payload=payload, signature=signature).to_bytes()
 
@@ -62,7 +62,7 @@ def open_envelope(domain: Domain, data: bytes, *, max_bytes: int = limits.REQUES
 
 
 def check_envelope(domain: Domain, envelope: Envelope) -> Signed:
-    """Check the signature of an envelope that was read."""
+    """Check the signature of a decoded envelope."""
     signer = NodeId(envelope.signer)
     try:
         VerifyKey(ids.public_key(signer)).verify(_to_sign(domain, envelope.payload), envelope.signature)

@@ -118,7 +118,7 @@ def test_version_signed_by_somebody_else_is_refused(scene: Scene) -> None:
         scene.impostor.metadata = folder
         scene.publish()
 
-    scene.refuses("untrusted_metadata", "not sound", attack)
+    scene.refuses("untrusted_metadata", "not valid", attack)
 
 
 def test_older_set_of_metadata_served_again_is_refused(scene: Scene) -> None:
@@ -169,7 +169,7 @@ def test_one_wrong_digit_in_a_signature_is_refused(scene: Scene) -> None:
         scene.impostor.metadata = damaged
         scene.publish()
 
-    scene.refuses("untrusted_metadata", "not sound", attack)
+    scene.refuses("untrusted_metadata", "not valid", attack)
 
 
 def test_manifest_that_is_not_the_signed_one_is_refused(scene: Scene) -> None:
@@ -183,7 +183,7 @@ def test_manifest_that_is_not_the_signed_one_is_refused(scene: Scene) -> None:
         scene.impostor.metadata = swapped
         scene.publish()
 
-    scene.refuses("untrusted_metadata", "not sound", attack)
+    scene.refuses("untrusted_metadata", "not valid", attack)
 
 
 def test_wrong_fingerprint_in_the_join_string_is_refused(scene: Scene) -> None:

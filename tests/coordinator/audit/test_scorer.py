@@ -136,8 +136,8 @@ def test_a_damaged_policy_is_a_named_error(policy: Path, tmp_path: Path, damage:
     ("changes", "said"),
     [
         ({"attn_implementation": "kernels-community/flash-attn2"}, "names code"),
-        ({"num_hidden_layers": 1000, "layer_types": None}, "promises 1000 layers"),
-        ({"vocab_size": 2**20}, "numbers, and the tensors have"),
+        ({"num_hidden_layers": 1000, "layer_types": None}, "has 1000 layers"),
+        ({"vocab_size": 2**20}, "parameters, but the tensors have"),
     ],
 )
 def test_a_configuration_that_promises_more_than_it_has_is_refused_before_it_costs_memory(

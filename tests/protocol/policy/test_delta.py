@@ -247,7 +247,7 @@ def test_garbage_is_refused_by_name_however_deep_it_is() -> None:
         assert met[word], f"no patch came as far as {word!r}: {met}"
 
 
-WORDS = ("ends too early", "lists", "are listed, and", "lies outside", "does not become")
+WORDS = ("ends too early", "lists", "are listed, and", "is outside", "does not become")
 """One of each refusal's, from the first check to the last."""
 
 
@@ -260,16 +260,16 @@ ONE = stream(b"\2")
     [
         (block(ELEMENTS + 1, ONE, ONE, ONE), "lists 20001 of them"),
         (block(2**32 - 1, ONE, ONE, ONE), "lists 4294967295 of them"),
-        (block(1, stream(bytes(10 * limits.MIB)), ONE, ONE), "unfolds to 10485760 bytes"),
-        (block(1, ONE, stream(bytes(10 * limits.MIB)), ONE), "unfolds to 10485760 bytes"),
-        (block(1, ONE, stream(b"\2", write_content_size=False), ONE), "unfolds to -1 bytes"),
-        (block(1, stream(b""), ONE, ONE), "unfolds to 0 bytes"),
+        (block(1, stream(bytes(10 * limits.MIB)), ONE, ONE), "decompresses to 10485760 bytes"),
+        (block(1, ONE, stream(bytes(10 * limits.MIB)), ONE), "decompresses to 10485760 bytes"),
+        (block(1, ONE, stream(b"\2", write_content_size=False), ONE), "decompresses to -1 bytes"),
+        (block(1, stream(b""), ONE, ONE), "decompresses to 0 bytes"),
         (block(1, stream(b"\xff" * 40 + b"\0"), ONE, ONE), None),
-        (block(1, stream(b"\xff" * 78 + b"\x6e"), ONE, ONE), "place 20000 lies outside"),
+        (block(1, stream(b"\xff" * 78 + b"\x6e"), ONE, ONE), "place 20000 is outside"),
         (block(1, stream(b"\xff"), ONE, ONE), "1 elements are listed, and 0 places"),
         (block(1, stream(b"\0\0"), ONE, ONE), "1 elements are listed, and 2 places"),
         (block(1, stream(b"\0\xff"), ONE, ONE), "1 elements are listed, and 1 places"),
-        (block(1, (4).to_bytes(4, "little") + b"what", ONE, ONE), "cannot be unfolded"),
+        (block(1, (4).to_bytes(4, "little") + b"what", ONE, ONE), "cannot be decompressed"),
         (block(1, (2**31).to_bytes(4, "little"), ONE, ONE), "ends too early"),
         (block(1, stream(b"\2")[:4] + b"\0" * 5 + stream(b"\2")[4:], ONE, ONE), None),
     ],
@@ -281,7 +281,7 @@ def test_a_block_that_contradicts_itself_is_refused_before_it_costs_memory(patch
 
 def test_bytes_after_a_frame_are_refused() -> None:
     frame = zstandard.ZstdCompressor().compress(b"\2") + b"more"
-    with pytest.raises(PatchInvalid, match="cannot be unfolded"):
+    with pytest.raises(PatchInvalid, match="cannot be decompressed"):
         applied(BASE, block(1, len(frame).to_bytes(4, "little") + frame, ONE, ONE))
 
 
@@ -317,7 +317,7 @@ def test_a_header_that_makes_no_sense_is_refused(header: bytes) -> None:
 
 def test_a_header_that_unfolds_beyond_its_limit_is_refused() -> None:
     huge = bytes(limits.TENSORS_HEADER_MAX_BYTES + 1)
-    with pytest.raises(PatchInvalid, match="unfolds to"):
+    with pytest.raises(PatchInvalid, match="decompresses to"):
         applied(BASE, head(BASE, 10**9, huge, zstandard.ZstdCompressor().compress(huge)))
 
 

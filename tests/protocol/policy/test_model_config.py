@@ -48,13 +48,13 @@ def test_more_layers_than_tensors_are_refused_before_they_are_made(name: str, in
     require_layers(config(12), 12)
     require_layers(config(None), 12)
     for layers in (13, 10**8):
-        with pytest.raises(ValueError, match=f"promises {layers} layers, and there are 12 tensors"):
+        with pytest.raises(ValueError, match=f"has {layers} layers, but there are 12 tensors"):
             require_layers(config(layers), 12)
 
 
 def test_more_numbers_than_the_files_can_hold_are_refused() -> None:
     require_borne_out(200, 100)
-    with pytest.raises(ValueError, match="promises 201 numbers, and the tensors have 100 bytes"):
+    with pytest.raises(ValueError, match="has 201 parameters, but the tensors have 100 bytes"):
         require_borne_out(201, 100)
 
 

@@ -132,14 +132,14 @@ def test_layers_that_no_tensors_stand_behind_are_not_made(
     """Made first and compared then, they would fill the memory: a few bytes promise a hundred million."""
     folder = shutil.copytree(request.getfixturevalue(model), tmp_path / "policy")
     promising(folder, num_hidden_layers=1000, layer_types=None)
-    with pytest.raises(EngineFailed, match="promises 1000 layers"):
+    with pytest.raises(EngineFailed, match="has 1000 layers"):
         TorchEngine().load(folder, 1)
 
 
 @pytest.mark.parametrize("name", ["vocab_size", "intermediate_size"])
 def test_sizes_that_no_bytes_stand_behind_are_not_made(foreign: Path, tmp_path: Path, name: str) -> None:
     folder = promising(shutil.copytree(foreign, tmp_path / "policy"), **{name: 2**20})
-    with pytest.raises(EngineFailed, match="numbers, and the tensors have"):
+    with pytest.raises(EngineFailed, match="parameters, but the tensors have"):
         TorchEngine().load(folder, 1)
 
 

@@ -244,5 +244,5 @@ def test_a_damaged_root_is_refused_before_it_is_compared(log: Log, tmp_path: Pat
     rotate(tmp_path, "timestamp")
     log.log_roots()
     log.lies[SECOND] = log.metadata.roots()[1].replace(b'"version":2', b'"version":3')
-    with pytest.raises(UntrustedMetadata, match="not sound"):
+    with pytest.raises(UntrustedMetadata, match="not valid"):
         verified(log)

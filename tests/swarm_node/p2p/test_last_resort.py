@@ -97,7 +97,7 @@ async def test_an_origin_that_lies_is_given_up_with_the_names_of_what_it_sent(tm
     async with node(3) as me:
         with pytest.raises(NoSource) as given_up:
             await fetch(VERSION, plan_of(), me, blobs, origin=origin, rules=HASTY)
-    told = re.findall(r"Chunk (\w+)… was promised, bytes of (\w+)… came", str(given_up.value))
+    told = re.findall(r"Chunk (\w+)… was expected, but chunk (\w+)… arrived", str(given_up.value))
     assert told
     assert set(told) <= {(chunk[:12], chunk_id(data)[:12]) for chunk, data in WRONG.items()}
     assert holds_exactly(blobs, {})

@@ -288,7 +288,7 @@ def hostile(path: str, count: int, *, version: int = 2) -> Version:
         ("filler.bin", 256, "has a file filler.bin, which no engine reads"),
         ("filler.json", 256, "has a file filler.json, which no engine reads"),
         ("tokenizer.json", 256, "has a tokenizer.json of 1073741824 bytes"),
-        ("filler.safetensors", 256, "makes 1073741824 bytes of files out of 4194304 bytes of distinct chunks"),
+        ("filler.safetensors", 256, "has 1073741824 bytes of files but only 4194304 bytes of distinct chunks"),
     ],
 )
 async def test_a_gigabyte_of_one_repeated_chunk_is_refused_by_name_before_a_byte_is_fetched(

@@ -51,6 +51,11 @@ class RolloutState(StrEnum):
     """It could not be judged: paid, and never trained on."""
 
 
+def is_evaluation(group_no: int) -> bool:
+    """Return True if an evaluation made the group; such groups have negative numbers."""
+    return group_no < 0
+
+
 UNFINISHED = (GroupState.LEASED, GroupState.ACCEPTED)
 """Groups that are under way or wait for the learner."""
 

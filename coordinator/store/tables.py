@@ -419,3 +419,8 @@ facts = sa.Table(
     sa.Column("name", sa.String, primary_key=True),
     sa.Column("value", sa.JSON, nullable=False),
 )
+
+
+def is_for_training(group_no: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Return the condition that the learner trains on the group: `coordinator.rules.lifecycle.is_evaluation` in SQL."""
+    return group_no >= 0

@@ -25,7 +25,7 @@ import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState, RolloutState
 from coordinator.store.state import get_fact, set_fact
-from coordinator.store.tables import batches, groups, leases, nodes, parts, rollouts
+from coordinator.store.tables import batches, groups, is_for_training, leases, nodes, parts, rollouts
 from coordinator.transactions import (
     admission,
     escrow,
@@ -162,7 +162,9 @@ def _beginners(connection: sa.Connection) -> dict[str, set[str]]:
 
 def _is_under_way(connection: sa.Connection) -> bool:
     """Return True if a node that is no newcomer works on a group for the learner, or a group waits for its rewards."""
-    leased = sa.select(groups.c.group_no).where(groups.c.state == GroupState.LEASED.value, groups.c.group_no >= 0)
+    leased = sa.select(groups.c.group_no).where(
+        groups.c.state == GroupState.LEASED.value, is_for_training(groups.c.group_no)
+    )
     unscored = sa.select(rollouts.c.claim_id).where(rollouts.c.state == RolloutState.UNSCORED.value)
     return any(connection.execute(query.limit(1)).first() for query in (leased, unscored))
 

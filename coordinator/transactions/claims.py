@@ -30,7 +30,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from coordinator.rules.lease_allowance import is_stale
-from coordinator.rules.lifecycle import GroupState, RolloutState
+from coordinator.rules.lifecycle import GroupState, RolloutState, is_evaluation
 from coordinator.store.tables import (
     IS_OPEN,
     batches,
@@ -202,7 +202,7 @@ def _check(
     lease = Lease.from_bytes(row.offer)
     policy_update, learner_update, free_micros = _stands(connection, version=lease.version).single_row()
     bound = judge.terms.staleness
-    is_extra = row.surplus or row.group_no < 0  # the learner does not wait for it
+    is_extra = row.surplus or is_evaluation(row.group_no)  # the learner does not wait for it
     late = is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update)
     if late and not is_extra:  # (6)
         raise _stale(lease.version, policy_update, learner_update, bound)
@@ -250,7 +250,7 @@ def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Ju
     _enter(connection, sound, judge, now_ms)
     if sound.is_extra:
         escrow.used(connection, [pending.claim_id], terms=judge.audits, now_ms=now_ms)
-    if row.group_no < 0:
+    if is_evaluation(row.group_no):
         evaluations.record_group(connection, row.group_no, now_ms)
     return _verdict("accepted", lease.lease_id, pending.tokens, pending.amount_micros)
 
@@ -305,7 +305,7 @@ def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], j
     lease, surplus = sound.row, sound.is_surplus
     lease_id = lease.lease_id
     place = {"lease_id": lease_id, "group_no": lease.group_no, "node_id": lease.node_id}
-    scored = RolloutState.MEASURED if lease.group_no < 0 else RolloutState.BUFFERED
+    scored = RolloutState.MEASURED if is_evaluation(lease.group_no) else RolloutState.BUFFERED
     state = RolloutState.SURPLUS if surplus else scored if judge.reward else RolloutState.UNSCORED
     _accepted(connection, state=str(state), **place, **accepted)
     lease_table.advance(connection, lease, LeaseEvent.ACCEPT, judge.terms, now_ms)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from coordinator.rules.lifecycle import UNFINISHED, GroupState
 from coordinator.rules.selection import PromptCandidate, PromptOutcome, SelectionRules, choose
 from coordinator.store.state import get_fact, set_fact
-from coordinator.store.tables import groups, outcomes
+from coordinator.store.tables import groups, is_for_training, outcomes
 from coordinator.transactions import tally
 from coordinator.transactions.prompts import TRAIN, PromptRef
 from ledger.prepared import Prepared
@@ -30,7 +30,7 @@ Prompt = Callable[[PromptRef], list[int]]
 """A function that returns the tokens of a problem's prompt."""
 
 # Built once: making a statement costs more than running it, and these run for every lease and every rollout.
-_newest = Prepared(sa.select(sa.func.max(groups.c.group_no)).where(groups.c.group_no >= 0))
+_newest = Prepared(sa.select(sa.func.max(groups.c.group_no)).where(is_for_training(groups.c.group_no)))
 _known = Prepared(sa.select(outcomes).where(outcomes.c.prompt.in_(sa.bindparam("names", expanding=True))))
 _change = Prepared(
     sa.update(outcomes)

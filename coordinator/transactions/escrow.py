@@ -30,7 +30,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules import trust
-from coordinator.rules.lifecycle import RolloutState
+from coordinator.rules.lifecycle import RolloutState, is_evaluation
 from coordinator.rules.trust import Finding
 from coordinator.store.state import get_fact
 from coordinator.store.tables import HELD, LOST, WAITS, audits, leases, nodes, rollouts
@@ -366,7 +366,7 @@ def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> s
     taken = move(connection, rollouts.c.claim_id.in_(wholes), RolloutState.RETRACTED)
     for row in taken:
         lease_table.reopen(connection, row.group_no)
-        if row.group_no < 0:
+        if is_evaluation(row.group_no):
             evaluations.record_group(connection, row.group_no, now_ms)
     return _use(connection, [row.claim_id for row in taken])
 

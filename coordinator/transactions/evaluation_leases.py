@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator.rules.lifecycle import GroupState
+from coordinator.rules.lifecycle import GroupState, is_evaluation
 from coordinator.store.tables import IS_OPEN, evaluations, groups, leases, nodes
 from coordinator.transactions import standings
 from coordinator.transactions.admission import NOT_NEEDED, Admitted
@@ -107,4 +107,4 @@ def _at_work(connection: sa.Connection, *, proven_only: bool) -> tuple[set[str],
     if proven_only:
         held = held.join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(standings.IS_KNOWN)
     lowest = {node: int(group_no) for node, group_no in connection.execute(held)}
-    return set(lowest), {node for node, group_no in lowest.items() if group_no < 0}
+    return set(lowest), {node for node, group_no in lowest.items() if is_evaluation(group_no)}

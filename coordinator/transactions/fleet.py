@@ -33,7 +33,7 @@ from coordinator.rules.fleet_choice import (
     measured_rate,
 )
 from coordinator.store.state import get_fact, set_fact
-from coordinator.store.tables import batches, fleet, leases, nodes, rollouts
+from coordinator.store.tables import batches, fleet, is_for_training, leases, nodes, rollouts
 from coordinator.transactions import broadcasts, registry, staleness_bound
 from coordinator.transactions.leases import AT_WORK
 from protocol.ids import NodeId
@@ -209,7 +209,7 @@ def _groups(connection: sa.Connection) -> Groups | None:
     lately = (
         sa.select(rollouts.c.tokens, leases.c.ended_ms - leases.c.issued_ms)
         .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
-        .where(leases.c.ended_ms.is_not(None), leases.c.group_no >= 0)
+        .where(leases.c.ended_ms.is_not(None), is_for_training(leases.c.group_no))
         .order_by(leases.c.ended_ms.desc())
         .limit(GROUPS_SEEN)
     )

@@ -14,7 +14,7 @@ from coordinator.rules.lease_allowance import MEASURED_MAX
 from coordinator.rules.lengths import OVERTAKEN_MAX, LengthStatistics, WaitingGroup, expected, neighbourhood
 from coordinator.rules.lifecycle import GroupState
 from coordinator.rules.selection import SelectionRules
-from coordinator.store.tables import groups, leases, lengths, rollouts
+from coordinator.store.tables import groups, is_for_training, leases, lengths, rollouts
 from coordinator.transactions import curriculum
 from coordinator.transactions.curriculum import Prompt
 from coordinator.transactions.prompts import TRAIN, PromptRef
@@ -27,12 +27,12 @@ from protocol.work.rollout import pack_tokens
 # Built once: making a statement costs more than running it, and these run for every lease.
 _known = Prepared(sa.select(lengths).where(lengths.c.prompts.in_(sa.bindparam("names", expanding=True))))
 _made = groups.alias("made")
-_newest = sa.select(sa.func.max(_made.c.group_no)).where(_made.c.group_no >= 0).scalar_subquery()
+_newest = sa.select(sa.func.max(_made.c.group_no)).where(is_for_training(_made.c.group_no)).scalar_subquery()
 _unbegun = Prepared(
     sa.select(groups.c.group_no, groups.c.expected, groups.c.begun, groups.c.begun_version)
     .where(
         groups.c.state == GroupState.OPEN.value,
-        groups.c.group_no >= 0,
+        is_for_training(groups.c.group_no),
         groups.c.begun.is_(None) | (groups.c.group_no < _newest - sa.bindparam("newer", type_=sa.Integer)),
     )
     .order_by(groups.c.group_no)
@@ -52,7 +52,12 @@ def _lately(*of: sa.ColumnElement[bool]) -> sa.Subquery:
     last = (
         sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms"), rollouts.c.tokens)
         .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
-        .where(leases.c.ended_ms.is_not(None), leases.c.state == LeaseState.ACCEPTED.value, leases.c.group_no >= 0, *of)
+        .where(
+            leases.c.ended_ms.is_not(None),
+            leases.c.state == LeaseState.ACCEPTED.value,
+            is_for_training(leases.c.group_no),
+            *of,
+        )
         .order_by(leases.c.ended_ms.desc())
         .limit(MEASURED_MAX)
         .subquery()

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.rules import lease_allowance
-from coordinator.rules.lifecycle import UNFINISHED, GroupState, RolloutState, groups_before
+from coordinator.rules.lifecycle import UNFINISHED, GroupState, RolloutState, groups_before, is_evaluation
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store.state import get_fact, set_fact
-from coordinator.store.tables import IS_OPEN, batches, groups, leases, nodes, rollouts, versions
+from coordinator.store.tables import IS_OPEN, batches, groups, is_for_training, leases, nodes, rollouts, versions
 from coordinator.transactions import partial_rollouts, staleness_bound, tally
 from ledger.entry import amount
 from ledger.prepared import Prepared
@@ -78,7 +78,7 @@ _expired = Prepared(
 _latest_batch = Prepared(sa.select(sa.func.max(batches.c.batch)))
 _last_batch = Prepared(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1))
 _published = Prepared(sa.select(versions.c.published_ms).order_by(versions.c.version.desc()).limit(1))
-_for_learner = rollouts.c.group_no >= 0
+_for_learner = is_for_training(rollouts.c.group_no)
 _unscored = Prepared(
     sa.select(rollouts.c.claim_id).where(rollouts.c.state == RolloutState.UNSCORED.value, _for_learner).limit(1)
 )
@@ -247,7 +247,7 @@ def end_unanswered(
     if connection.execute(others).first() is None:
         sound = event is not LeaseEvent.REJECT
         reopen(connection, row.group_no, partial_rollouts.left_by(connection, row.lease_id, sound=sound))
-    elif row.group_no < 0:  # only a newcomer and a second node share a group of an evaluation
+    elif is_evaluation(row.group_no):  # only a newcomer and a second node share a group of an evaluation
         set_group(connection, row.group_no, GroupState.TRIAL)
     return True
 
@@ -281,7 +281,7 @@ def set_group(connection: sa.Connection, group_no: int, state: GroupState) -> bo
         move_group = _moves.get((state, counted))
         if move_group is not None and move_group(connection, group=group_no).rowcount:
             more = (state in UNFINISHED) - counted
-            if more and group_no >= 0:
+            if more and not is_evaluation(group_no):
                 tally.change(connection, groups=more)
             return True
     return False

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from coordinator.rules import lengths
 from coordinator.rules.lifecycle import GroupState
-from coordinator.store.tables import groups, leases
+from coordinator.store.tables import groups, is_for_training, leases
 from coordinator.transactions import (
     admission,
     curriculum,
@@ -58,7 +58,7 @@ RETRY_S: dict[Reason, float] = {
 """The seconds after which a node asks again, by the reason why it got nothing."""
 
 # Built once: making a statement costs more than running it, and these run for every lease.
-_is_trained_on = groups.c.group_no >= 0
+_is_trained_on = is_for_training(groups.c.group_no)
 _fits = sa.case(
     (groups.c.begun_version == sa.bindparam("version", type_=sa.Integer), 0), (groups.c.begun.is_(None), 1), else_=2
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.rules.lifecycle import GroupState, RolloutState
+from coordinator.rules.lifecycle import GroupState, RolloutState, is_evaluation
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import groups, leases, rollouts
@@ -72,10 +72,10 @@ def scored(
     if fact := get_fact(connection, FACT):
         set_fact(connection, FACT, fact | {"down": False})
     group_no = _group_of(connection, claim_id)
-    state = RolloutState.MEASURED if group_no < 0 else RolloutState.BUFFERED
+    state = RolloutState.MEASURED if is_evaluation(group_no) else RolloutState.BUFFERED
     if not move(connection, rollouts.c.claim_id == claim_id, state, **reward_columns.stored(rewards)):
         return False
-    if group_no < 0:
+    if is_evaluation(group_no):
         evaluations.record_group(connection, group_no, now_ms)
     elif rules.chooses:
         offer = sa.select(leases.c.offer).join(rollouts, rollouts.c.lease_id == leases.c.lease_id)
@@ -91,7 +91,7 @@ def give_up(connection: sa.Connection, claim_id: str, reason: str, *, audits: Au
         return False
     group_no = _group_of(connection, claim_id)
     lease_table.set_group(connection, group_no, GroupState.UNJUDGED)
-    if group_no < 0:
+    if is_evaluation(group_no):
         evaluations.record_group(connection, group_no, now_ms)
     escrow.used(connection, [claim_id], terms=audits, now_ms=now_ms)
     _note(connection, reason, now_ms, groups=1, down=False)

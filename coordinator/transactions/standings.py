@@ -17,6 +17,7 @@ from coordinator.store.tables import (
     audits,
     epochs,
     faults,
+    is_for_training,
     leases,
     nodes,
     parts,
@@ -67,8 +68,8 @@ IS_KNOWN = sa.exists().where(trust.c.owner == nodes.c.owner, trust.c.groups > 0)
 """True if a group of a node's owner was found right since the last hard fault."""
 _barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))
 _banned = Prepared(_barred.where(nodes.c.node_id == sa.bindparam("node")).order_by(trust.c.owner).limit(1))
-_leased = IS_OPEN & (leases.c.group_no >= 0)
-_buffered = rollouts.c.state.in_(WAITING) & (rollouts.c.group_no >= 0)
+_leased = IS_OPEN & is_for_training(leases.c.group_no)
+_buffered = rollouts.c.state.in_(WAITING) & is_for_training(rollouts.c.group_no)
 _theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == sa.bindparam("of"))
 # A part is in escrow until its group is trained on: so the query reads no history.
 _begun = (audits.c.owner == sa.bindparam("of")) & ~audits.c.settled & (audits.c.groups == 0)
@@ -90,7 +91,7 @@ _newest = sa.select(versions.c.policy_update).order_by(versions.c.version.desc()
 _in_vain = (
     (rollouts.c.state == RolloutState.SURPLUS.value)
     & (rollouts.c.policy_update >= _newest)
-    & (rollouts.c.group_no >= 0)
+    & is_for_training(rollouts.c.group_no)
 )
 _under_way = sa.union_all(
     sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(_leased),

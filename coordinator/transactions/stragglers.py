@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from coordinator.rules.lease_allowance import MEASURED_MAX
 from coordinator.rules.lifecycle import WAITING, GroupState
-from coordinator.store.tables import IS_OPEN, batches, groups, leases, rollouts
+from coordinator.store.tables import IS_OPEN, batches, groups, is_for_training, leases, rollouts
 from protocol.ids import NodeId
 from protocol.work.lease import LeaseState
 
@@ -63,7 +63,9 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
             sa.func.max(sa.case((leases.c.node_id == node, 1), else_=0)),
         )
         .join(groups, groups.c.group_no == leases.c.group_no)
-        .where(IS_OPEN, ~leases.c.surplus, leases.c.group_no >= 0, groups.c.state == GroupState.LEASED.value)
+        .where(
+            IS_OPEN, ~leases.c.surplus, is_for_training(leases.c.group_no), groups.c.state == GroupState.LEASED.value
+        )
         .group_by(leases.c.group_no)
     )
     return choose(
@@ -81,7 +83,9 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
 
 def _answer_ms(connection: sa.Connection, node: NodeId | None) -> float | None:
     """Return how long the last accepted answers took on average, of one node or of all."""
-    which = leases.c.ended_ms.is_not(None) & (leases.c.state == LeaseState.ACCEPTED) & (leases.c.group_no >= 0)
+    which = (
+        leases.c.ended_ms.is_not(None) & (leases.c.state == LeaseState.ACCEPTED) & is_for_training(leases.c.group_no)
+    )
     if node is not None:
         which &= leases.c.node_id == node
     took = sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms")).where(which)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import UNFINISHED
-from coordinator.store.tables import IS_OPEN, groups, leases, tally
+from coordinator.store.tables import IS_OPEN, groups, is_for_training, leases, tally
 from ledger.prepared import Prepared
 
 
@@ -50,7 +50,7 @@ def change(connection: sa.Connection, *, groups: int = 0, micros: int = 0) -> No
 
 def counted(connection: sa.Connection) -> Tally:
     """Return the counts, from the groups and leases themselves."""
-    unfinished = groups.c.state.in_(UNFINISHED) & (groups.c.group_no >= 0)
+    unfinished = groups.c.state.in_(UNFINISHED) & is_for_training(groups.c.group_no)
     under_way = sa.select(sa.func.count()).select_from(groups).where(unfinished)
     reserved = sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN)
     return Tally(*(int(connection.execute(query).scalar_one()) for query in (under_way, reserved)))

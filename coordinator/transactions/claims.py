@@ -250,8 +250,8 @@ def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Ju
     _enter(connection, sound, judge, now_ms)
     if sound.is_extra:
         escrow.used(connection, [pending.claim_id], terms=judge.audits, now_ms=now_ms)
-    if is_evaluation(row.group_no):
-        evaluations.record_group(connection, row.group_no, now_ms)
+        if is_evaluation(row.group_no):
+            evaluations.record_group(connection, row.group_no, now_ms)
     return _verdict("accepted", lease.lease_id, pending.tokens, pending.amount_micros)
 
 
@@ -305,7 +305,7 @@ def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], j
     lease, surplus = sound.row, sound.is_surplus
     lease_id = lease.lease_id
     place = {"lease_id": lease_id, "group_no": lease.group_no, "node_id": lease.node_id}
-    scored = RolloutState.MEASURED if is_evaluation(lease.group_no) else RolloutState.BUFFERED
+    scored = RolloutState.MEASURED if sound.is_extra and is_evaluation(lease.group_no) else RolloutState.BUFFERED
     state = RolloutState.SURPLUS if surplus else scored if judge.reward else RolloutState.UNSCORED
     _accepted(connection, state=str(state), **place, **accepted)
     lease_table.advance(connection, lease, LeaseEvent.ACCEPT, judge.terms, now_ms)

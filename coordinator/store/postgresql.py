@@ -76,7 +76,7 @@ class _Straight:
         result = pgconn.exec_prepared(made.name, written, made.transformer.formats)  # type: ignore[arg-type]  # a NULL is None
         try:
             _checked(self._connection, result)
-        except InvalidSqlStatementName:  # the server has dropped all prepared statements
+        except InvalidSqlStatementName:  # all prepared statements were dropped
             self._statements.clear()
             raise
         if result.status != ExecStatus.TUPLES_OK:

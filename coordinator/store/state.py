@@ -141,7 +141,7 @@ class Database:
             raise _overloaded()
 
     async def read(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call an effect that changes nothing; it sees the store as it was at its begin, and waits for earlier reads."""
+        """Call an effect that changes nothing; it sees the store as it was at its start and waits for earlier reads."""
         if self._reading >= READS_WAITING_MAX:
             raise _overloaded()
         self._reading += 1

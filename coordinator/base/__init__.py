@@ -1,1 +1,1 @@
-"""What several programs of the coordinator need: durable files, logs, child processes, safe text, TLS."""
+"""Helpers of several coordinator programs: durable files, logs, child processes, safe text, refusals."""

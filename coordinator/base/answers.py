@@ -1,7 +1,7 @@
-"""What the coordinator's own clients, learner and auditor, make of an answer that is none: wait and ask again, or end.
+"""Failed requests of the learner and the auditor to the coordinator: they wait and ask again, or end.
 
-- Away is who does not answer, and who cannot now: HTTP 5xx, from the coordinator or from a proxy before it.
-- A refusal would be the same the next time: it has its own name.
+- The coordinator is away if it does not answer, or cannot now: HTTP 5xx, from it or from a proxy in front of it.
+- A refusal would be the same the next time: it has its own error.
 """
 
 from collections.abc import Iterator
@@ -13,36 +13,36 @@ from protocol.errors import ConfigInvalid, SwarmError, Unreachable
 from protocol.wire import canonical
 
 BUSY = {408, 425, 429}
-"""What some proxies say in place of 5xx."""
+"""Status codes that some proxies send in place of 5xx."""
 
 _PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 def pause_s(failures: int) -> float:
-    """How long to wait while the coordinator is away, after so many attempts before this one."""
+    """Return how long to wait while the coordinator is away, after `failures` failed attempts."""
     return _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
 
 
 @contextmanager
 def named() -> Iterator[None]:
-    """What goes wrong with a request within the block, by its name."""
+    """Raise an error of ours for a request that fails within the block."""
     try:
         yield
     except (httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
         raise ConfigInvalid(
-            "The coordinator cannot be asked like this.",
-            hint="Its address begins with http:// or https://; the operator's token is one line.",
+            "The request to the coordinator is not valid.",
+            hint="The address must begin with http:// or https://, and the operator's token must be one line.",
         ) from error
     except httpx.HTTPError as error:
         raise Unreachable(f"The coordinator does not answer ({str(error) or type(error).__name__}).") from error
 
 
 def refusal(status: int, said: bytes) -> SwarmError:
-    """What was answered in place of what was asked for: by its name, or `Unreachable` if it need not stay so."""
+    """Return the error of an answer: the one that it names, or `Unreachable` if a later request may succeed."""
     try:
         error = SwarmError.from_wire(canonical.decode(said))
-    except SwarmError:  # of a proxy, or of somebody else altogether
-        error = ConfigInvalid(f"The answer is HTTP {status}, in words that are no coordinator's.")
+    except SwarmError:  # from a proxy or another server
+        error = ConfigInvalid(f"The answer is HTTP {status}, and not from a coordinator.")
     if status >= 500 or status in BUSY:
         return Unreachable(f"The coordinator cannot answer now: {error}")
     return error

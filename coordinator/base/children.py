@@ -1,9 +1,9 @@
 """Child processes: started, watched, started again when they crash, and ended with the coordinator.
 
-- Each child's standard input is a pipe that only we hold: however the coordinator ends, `kill -9` included, the pipe
-  closes and the child leaves by itself.
+- Each child's standard input is a pipe that only the coordinator holds: however that ends, `kill -9` included, the pipe
+  closes and the child exits by itself.
 - A child that crashes is started again after a growing pause; the restart is logged with the exit code.
-- Whoever keeps one may hear how it fares.
+- The caller of `keep_running` can follow a child's state.
 """
 
 import asyncio
@@ -23,32 +23,32 @@ PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses before the first, second … restart; the last is repeated."""
 
 WRONG_SETTING = 2
-"""Both programs' exit code for what starting again cannot mend."""
+"""The exit code of both programs for an error that a restart cannot fix."""
 
 NOT_INHERITED = "AWS_"
-"""The object store's credentials are the coordinator's alone."""
+"""The prefix of variables that children do not get: the object store's credentials."""
 
 GRACE_S = 2.0
-"""How long a child may take to leave after its input closed."""
+"""The time that a child may take to exit after its input has closed."""
 
 
 @dataclass(frozen=True)
 class Life:
-    """How a child fares."""
+    """The state of a child."""
 
     state: Literal["runs", "crashed", "ended"]
-    """Crashed: it is started again in a moment."""
+    """A crashed child is started again after a pause."""
     code: int | None
-    """With which it ended last."""
+    """The exit code of its last run."""
     restarts: int
 
 
 async def _nobody_listens(_life: Life) -> None:
-    """It is in the log."""
+    """Ignore the state, which is in the log."""
 
 
 def leave_with_parent() -> None:
-    """The child's side: the coordinator holds our standard input open, and when it ends, nobody wants our work."""
+    """Exit this process, a child, when the coordinator ends, which holds our standard input open."""
     threading.Thread(target=_exit_after_input, daemon=True).start()
 
 
@@ -60,7 +60,7 @@ def _exit_after_input() -> None:
 
 
 def script(name: str) -> str:
-    """A console script beside this interpreter; `python -m` would put the working directory first on the path."""
+    """Return the path of a console script beside this interpreter; `python -m` would search the working directory."""
     return str(Path(sys.executable).with_name(name))
 
 
@@ -73,7 +73,7 @@ async def keep_running(
     may_end: bool = True,
     tell: Callable[[Life], Awaitable[None]] = _nobody_listens,
 ) -> None:
-    """Run a child until this task is cancelled, or until it is done (code 0) or refuses its settings, if it may end."""
+    """Run a child until this task is cancelled; if `may_end`, until it exits with code 0 or refuses its settings."""
     crashes, code = 0, None
     while True:
         await tell(Life("runs", code, crashes))

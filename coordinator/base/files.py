@@ -1,12 +1,12 @@
 """Files that survive a crash: written aside, synced, then renamed, so that a reader sees the old or the new one.
 
-- What is written belongs to its user alone, but for what is public: signed documents and chunks, which a web server of
-  another user may hand out. A folder that is made for a file is as open as the file.
+- Only their user can read files, except public ones: signed documents and chunks, which a web server of another user
+  may serve. A folder that is made for a file is as open as the file.
 - Many files of one step are all written before the first is synced, and all synced before the first gets its name: the
   disk works through them at its own speed.
-- An upload is written as it comes and hashed on the way. It is not synced: whoever uses it checks its digest again.
-- A full disk has a name, and what could not be written whole leaves nothing behind.
-- What a stranger may have made is read with `read_at_most`.
+- An upload is written and hashed as it arrives. It is not synced: its reader checks the digest again.
+- A full disk has its own error, and a file that could not be written completely is removed.
+- Files that others may have made are read with `read_at_most`.
 """
 
 import errno
@@ -29,14 +29,14 @@ from protocol.errors import DiskFull, ManifestInvalid
 log = logging.getLogger(__name__)
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""A full disk, a full quota, and the shell's file size limit: the same to whoever waits for the bytes."""
+"""Error numbers that count as a full disk: disk, quota, and the shell's file size limit."""
 
 
 PUBLIC = ("public", "metadata", "blobs")
-"""What of a round's folder others may read: `public` leads to the other two."""
+"""The parts of a round's folder that others may read: `public` links to the other two."""
 
 _SYNCS_AT_ONCE = 16
-"""A file system writes its journal once for all who wait for it."""
+"""Syncs at a time: a file system writes its journal once for all that wait for it."""
 
 
 @contextmanager
@@ -48,35 +48,35 @@ def full_disk_named(folder: Path) -> Iterator[None]:
         if error.errno not in _NO_ROOM:
             raise
         raise DiskFull(
-            f"The coordinator has no room left below {folder} ({os.strerror(error.errno or 0)}).",
-            hint="Free some space there; what was interrupted can be repeated.",
+            f"The coordinator has no disk space left below {folder} ({os.strerror(error.errno or 0)}).",
+            hint="Free some space there, then repeat the interrupted command.",
         ) from error
 
 
 def private_from_now_on() -> None:
-    """For a process that writes into a round's folder, and its children: libraries ask for no mode when they write."""
+    """Make all later files of this process and its children private: libraries set no mode when they write."""
     os.umask(0o077)
 
 
 def make_folder(path: Path, *, public: bool = False) -> Path:
-    """A folder, with those above it, where there is none."""
+    """Make a folder and those above it, unless it exists, and return its path."""
     if not path.is_dir():
         make_folder(path.parent, public=public)
         path.mkdir(mode=0o700, exist_ok=True)
-        if public:  # whatever the umask
+        if public:  # independent of the umask
             path.chmod(0o755)
     return path
 
 
 def open_private(path: Path) -> IO[str]:
-    """A file to append to, or to lock, that nobody else can lock either."""
+    """Open a file for appending or locking; other users can neither read nor lock it."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a")
 
 
 def close_to_others(folder: Path) -> list[str]:
-    """Take from others what they may do with all but the public part of a round's folder; the names that it was of.
+    """Remove other users' access to all but the public part of a round's folder; return the names that changed.
 
-    What lies in a folder that is closed is out of reach as it is. Links lead to what may be others'.
+    Files in a closed folder are out of reach anyway. Links are skipped: their targets may be others'.
     """
     closed = []
     for path in sorted(folder.iterdir()):
@@ -87,7 +87,7 @@ def close_to_others(folder: Path) -> list[str]:
             if mode & 0o077:
                 path.chmod(mode & 0o700)
                 closed.append(path.name)
-        except FileNotFoundError:  # of a command that has just ended
+        except FileNotFoundError:  # a command that has just ended removed it
             pass
         except PermissionError:
             log.warning("%s is accessible to other users of this machine, and owned by one of them", path)
@@ -114,7 +114,7 @@ def write_durably(path: Path, data: bytes | memoryview, *, public: bool = False)
 
 
 class DurableFiles:
-    """Public files that become durable together; `together` makes one."""
+    """Public files that become durable together; `together` makes such a batch."""
 
     def __init__(self, aside: Path) -> None:
         self._aside = aside
@@ -144,8 +144,8 @@ class DurableFiles:
 
 @contextmanager
 def together(aside: Path) -> Iterator[DurableFiles]:
-    """A batch that is durable, all of it, when the body has ended well; `aside` is for files without a name yet."""
-    shutil.rmtree(aside, ignore_errors=True)  # what a crash left
+    """Yield a batch of files that becomes durable when the body succeeds; `aside` holds files without a name yet."""
+    shutil.rmtree(aside, ignore_errors=True)  # left by a crash
     with full_disk_named(aside.parent):
         make_folder(aside.parent, public=True)
         aside.mkdir()
@@ -158,7 +158,7 @@ def together(aside: Path) -> Iterator[DurableFiles]:
 
 
 class ArrivingFile:
-    """A file that is written piece by piece, and gets its name if it has the digest that was promised."""
+    """A file that is written piece by piece, and gets its name if it has the expected digest."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -176,14 +176,14 @@ class ArrivingFile:
     def finish(self, digest: str) -> None:
         """Give the file its name, or refuse it."""
         if self._hasher.hexdigest() != digest:
-            raise ManifestInvalid(f"{self._path.name} was damaged on its way.", hint="Upload it again.")
+            raise ManifestInvalid(f"{self._path.name} was damaged during the upload.", hint="Upload it again.")
         with full_disk_named(self._path.parent):
             self._file.close()
         self._temporary.replace(self._path)
 
     def discard(self) -> None:
-        """Remove what did not get its name; harmless after that."""
-        with suppress(OSError):  # a last write that finds no room either
+        """Remove the file if it has no name yet; harmless otherwise."""
+        with suppress(OSError):  # the last write may fail, too
             self._file.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -198,17 +198,17 @@ def sync(path: Path) -> None:
 
 
 def mapped(path: Path) -> memoryview:
-    """A file's bytes, read as they are looked at; they stay valid while somebody holds them."""
+    """Return a file's bytes, read from disk on access; they stay valid as long as the view exists."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
-            return memoryview(b"")  # which cannot be mapped
+            return memoryview(b"")  # an empty file cannot be mapped
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def read_at_most(path: Path, max_bytes: int) -> bytes:
-    """A file's bytes, if it is a plain one and no larger than this."""
-    if not path.is_file():  # a pipe would keep us waiting
-        raise ValueError(f"{path} is no file")
+    """Return a file's bytes, if it is a regular file of at most `max_bytes`."""
+    if not path.is_file():  # a pipe would block
+        raise ValueError(f"{path} is not a file")
     with path.open("rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:

@@ -1,6 +1,6 @@
-"""Logs of this program and its children on stderr, written as `protocol.text.log_lines` says.
+"""Logs of this program and its children on stderr, in the format of `protocol.text.log_lines`.
 
-- `--log-json` sets the variable, so that learner and auditor, which inherit it, write objects as well.
+- `--log-json` sets the variable, so that learner and auditor, which inherit it, write JSON objects as well.
 """
 
 import logging
@@ -13,12 +13,12 @@ NOISY = ("httpx", "httpcore", "asyncio", "alembic")
 
 
 def are_objects() -> bool:
-    """Whether machines read them."""
+    """Return True if logs are written as JSON objects."""
     return os.environ.get(VARIABLE) == "json"
 
 
 def to_stderr(quiet: bool) -> None:
-    """What every command does before it works."""
+    """Set up logging for a command; `quiet` shows warnings and errors only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(os.environ.get(VARIABLE)))
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, handlers=[handler])

@@ -1,8 +1,8 @@
-"""Strangers' text on a terminal: what would move the cursor, change colours or reorder a line is written out instead.
+"""Untrusted text on a terminal: characters that move the cursor, change colours or reorder a line are escaped.
 
-- A newline begins a new line, a tab is four blanks. Every other control, direction mark and invisible character shows
-  as its number, `\\x1b` or `\\u202e`: it is seen, and does nothing.
-- Every line begins with a gutter, and is broken before the terminal would do it: no text can pass for a line of ours.
+- A newline begins a new line, a tab is four blanks. Every other control character, direction mark and invisible
+  character is shown as its number, `\\x1b` or `\\u202e`, so it has no effect.
+- Every line begins with a gutter, and is broken before the terminal would break it: no text looks like a line of ours.
 """
 
 import unicodedata
@@ -12,18 +12,18 @@ from protocol.people.names import BLANK, MARKS, UNREADABLE
 
 GUTTER = "  | "
 NARROWEST = 20
-"""Columns that text gets however narrow the terminal is."""
+"""The least columns of text, however narrow the terminal is."""
 
 
 def block(text: str, columns: int = 0) -> str:
-    """A text with its gutter, no line wider than so many columns; 0 breaks none."""
+    """Return a text with its gutter, no line wider than `columns`; 0 breaks none."""
     room = max(NARROWEST, columns - len(GUTTER)) if columns else 0
     lines = [part for line in text.split("\n") for part in _broken(_harmless(line), room)]
     return "\n".join(f"{GUTTER}{line}".rstrip() for line in lines)
 
 
 def _harmless(line: str) -> list[str]:
-    """What is shown for each character."""
+    """Return the text that is shown for each character."""
     shown: list[str] = []
     marks = 0
     for character in line:
@@ -46,7 +46,7 @@ def _number(character: str) -> str:
 
 
 def _broken(shown: list[str], room: int) -> list[str]:
-    """The line in parts that fit."""
+    """Return the line in parts that fit."""
     parts, used = [""], 0
     for piece in shown:
         width = sum(_width(character) for character in piece)
@@ -59,5 +59,5 @@ def _broken(shown: list[str], room: int) -> list[str]:
 
 
 def _width(character: str) -> int:
-    """Columns of a character; a doubtful one counts as wide, and a mark as if it stood alone."""
+    """Return the columns of a character; an ambiguous one counts as wide, and a mark as if it stood alone."""
     return 2 if unicodedata.east_asian_width(character) in "WFA" else 1

@@ -3,7 +3,7 @@
 - Every key has a default that works; units are in the names.
 - `--set section.key=value` changes one key from the command line, with the same checks.
 - One module per group of sections; a new key belongs to its section, and nowhere else but the manual.
-- The resolved configuration is stored with the round, so that a restart runs what was started.
+- The resolved configuration is stored with the round, so that a restart uses the same settings.
 """
 
 from coordinator.config.learner import AlgorithmName, CorrectionSection, ObjectiveSection

@@ -83,7 +83,7 @@ class AuditSection(Section):
         if dtype != "float32":
             raise ValueError(
                 f"{dtype[:32]} is not proven to judge as strictly as float32: the rounding of bfloat16 alone moves "
-                "log-probabilities by 0.03 nats on the mean, more than what betrays some cheats"
+                "log-probabilities by 0.03 nats on the mean, more than the difference that shows some cheats"
             )
         return dtype
 
@@ -109,5 +109,5 @@ class LedgerSection(Section):
 
     @cached_property
     def keys(self) -> tuple[NoteKey, ...]:
-        """The same, read."""
+        """Return the parsed keys."""
         return tuple(dict.fromkeys(map(NoteKey.parse, self.witnesses)))

@@ -1,4 +1,4 @@
-"""The learner: its algorithm, and what differs from it."""
+"""Settings of the learner: its algorithm, and overrides of it."""
 
 from typing import Annotated, Literal
 

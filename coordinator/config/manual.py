@@ -1,7 +1,7 @@
-"""The operator's file explained by its own models: nothing here can differ from what is checked.
+"""The manual of the operator's file, made from its models, so it cannot differ from the checks.
 
 - A key's unit is in its name; its default, bounds and meaning are the field's.
-- `toml` writes a whole file with every key as a comment, but for those that were set: what stands there is what counts.
+- `toml` writes a whole file with every key: those that were set as values, the others as comments.
 """
 
 import json
@@ -30,13 +30,13 @@ UNITS = {
 
 MICROS = 1_000_000
 
-EXAMPLE = "  # an example: it is not set"
-"""After a value that stands for none, which TOML cannot write."""
+EXAMPLE = "  # an example; the key is not set"
+"""The comment after the example value of a key without a value, since TOML cannot write none."""
 
 
 @dataclass(frozen=True)
 class SettingDescription:
-    """One setting as its model describes it."""
+    """The description of a setting, from its model."""
 
     section: str
     name: str
@@ -52,12 +52,12 @@ class SettingDescription:
 
     @property
     def unit(self) -> str:
-        found = [suffix for suffix in UNITS if self.name.endswith(suffix)]
-        return UNITS[max(found, key=len)] if found else ""
+        suffixes = [suffix for suffix in UNITS if self.name.endswith(suffix)]
+        return UNITS[max(suffixes, key=len)] if suffixes else ""
 
     @property
     def bounds(self) -> str:
-        """What the value may be, beside its type."""
+        """Return the bounds of the value."""
         said = []
         for rule in self.field.metadata:
             for sign, kind, name in (
@@ -76,12 +76,12 @@ class SettingDescription:
 
 
 def sections() -> dict[str, type[Section]]:
-    """Every table by its name, in the order of the manual."""
+    """Return every table by its name, in the order of the manual."""
     return {name: type(table.default) for name, table in Config.model_fields.items()}
 
 
 def every(prefix: str = "") -> Iterator[SettingDescription]:
-    """Every setting whose name begins like this."""
+    """Yield the setting `prefix`, or every setting of the section `prefix`; all if it is empty."""
     for section, table in sections().items():
         for name, field in table.model_fields.items():
             key = SettingDescription(section, name, field)
@@ -96,7 +96,7 @@ def table() -> str:
 
 
 def explain(config: Config, prefix: str = "") -> list[str]:
-    """Every key with what it is now, its default, unit, bounds and meaning."""
+    """Return every key with its present value, its default, unit, bounds and meaning."""
     lines = []
     for key in every(prefix):
         now = getattr(getattr(config, key.section), key.name)
@@ -108,7 +108,7 @@ def explain(config: Config, prefix: str = "") -> list[str]:
 
 
 def effects(config: Config) -> list[str]:
-    """What the settings amount to together."""
+    """Return the combined effects of the settings, in sentences."""
     sampling, learner, staleness, market = config.sampling, config.learner, config.staleness, config.market
     samples = learner.groups_per_update * sampling.samples_per_group
     tokens = samples * sampling.max_new_tokens
@@ -128,46 +128,48 @@ def effects(config: Config) -> list[str]:
             else "."
         ),
         f"A version at least every {counted(staleness.kappa, 'update')}"
-        + ("" if staleness.publish_every else ", until what is measured says another number")
+        + ("" if staleness.publish_every else ", until measurements give another number")
         + f"; at most (S + 1) × B = {under_way} groups are under way.",
         f"The last {staleness.max_updates + 2} versions are kept.",
-        f"Of a long-standing owner {floor:.1%} of the claims are audited, and "
+        f"For a trusted owner, at least {floor:.1%} of the claims are audited, and "
         f"{counted(window, 'group')} stay in escrow.",
-        f"A node that was not heard of for {3 * config.leases.heartbeat_s:g} s is not counted on.",
+        f"A node without a heartbeat for {3 * config.leases.heartbeat_s:g} s counts as offline.",
     ]
     return lines
 
 
 def warnings(config: Config) -> list[str]:
-    """What is allowed, and probably not meant."""
-    found = []
+    """Return warnings about settings that are allowed, but probably not intended."""
+    messages = []
     tokens = config.learner.groups_per_update * config.sampling.samples_per_group * config.sampling.max_new_tokens
     dearest_micros = math.ceil(tokens * config.market.max_price_micros_per_mtok / MICROS)
     if dearest_micros * config.round.max_updates > config.market.budget_micros:
-        found.append(
+        messages.append(
             f"market.budget_micros may not cover all {config.round.max_updates:,} updates "
             f"(worst case: {config.market.budget_micros // dearest_micros:,} updates)."
         )
     if config.leases.timeout_s <= config.leases.heartbeat_s:
-        found.append("leases.timeout_s is not longer than leases.heartbeat_s: leases end before nodes are missed.")
+        messages.append(
+            "leases.timeout_s is not longer than leases.heartbeat_s: leases expire before nodes count as offline."
+        )
     if not config.audit.floor and not config.audit.first_groups:
-        found.append("audit.floor and audit.first_groups are 0: nothing is audited, and anybody may invent rollouts.")
-    here = ("127.0.0.1", "localhost", "[::1]")
-    is_public = bool(config.round.public_url) or config.round.listen.rpartition(":")[0] not in here
+        messages.append("audit.floor and audit.first_groups are 0: nothing is audited, so nodes can invent rollouts.")
+    local = ("127.0.0.1", "localhost", "[::1]")
+    is_public = bool(config.round.public_url) or config.round.listen.rpartition(":")[0] not in local
     if is_public and not config.round.public_url:
-        found.append("round.public_url is empty: nodes are told to call the address of round.listen.")
+        messages.append("round.public_url is empty: nodes will call the address of round.listen.")
     seeder = config.round.seeder.rpartition(":")[0]
-    if is_public and not config.round.seeder_public and seeder in (*here, "0.0.0.0", "[::]"):
-        found.append(
-            f"round.seeder_public is empty: nodes are told to dial the seeder at {seeder}, reach nobody there, and "
+    if is_public and not config.round.seeder_public and seeder in (*local, "0.0.0.0", "[::]"):
+        messages.append(
+            f"round.seeder_public is empty: nodes will dial the seeder at {seeder}, cannot reach it there, and "
             "fetch every version over the coordinator's HTTP."
         )
-    return found
+    return messages
 
 
 def toml(chosen: dict[str, dict[str, Any]]) -> str:
-    """A file with every key, its default and its meaning; those that were chosen count, the others are comments."""
-    lines = ["# Settings of a round; `swarm-coordinator config explain FILE` says what they amount to.", ""]
+    """Return a file with every key, its default and its meaning: `chosen` keys as values, the others as comments."""
+    lines = ["# Settings of a round; `swarm-coordinator config explain FILE` shows their effects.", ""]
     for section, model in sections().items():
         lines += [f"# {(model.__doc__ or '').splitlines()[0]}", f"[{section}]"]
         mine = chosen.get(section, {})
@@ -185,7 +187,7 @@ def toml(chosen: dict[str, dict[str, Any]]) -> str:
 
 
 def _example(key: SettingDescription) -> Any:
-    """A value that is allowed, for what is not set."""
+    """Return an allowed value, as the example of a key that is not set."""
     kinds = [kind for kind in get_args(key.field.annotation) if kind is not NoneType]
     if get_origin(kinds[0]) is Literal:
         return get_args(kinds[0])[0]
@@ -196,11 +198,11 @@ def _example(key: SettingDescription) -> Any:
 
 
 def written(value: Any) -> str:
-    """A value as TOML writes it."""
+    """Return a value in TOML."""
     if value is None:
         return "not set"
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(map(written, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(str(name))} = {written(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(str(name))} = {written(item)}" for name, item in value.items()) + "}"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

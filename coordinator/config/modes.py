@@ -1,11 +1,11 @@
-"""Ways to run a round: each is no more than other defaults for a few settings, which the file may still override.
+"""Modes of a round: each changes the defaults of a few settings, which the file may still override.
 
 | mode | what happens |
 |---|---|
-| `echo2` | nodes sample while the learner trains and versions travel, admitted so that nothing grows too old |
-| `push-pull` | Echo's replay buffer: nodes sample without pause, the learner takes what is there, S filters |
-| `sequential` | Echo's pull: everybody has the newest version before anything is sampled; nothing overlaps |
-| `colocated` | central training: a node of our own on the learner's device, in turns with it, and nobody else |
+| `echo2` | nodes sample while the learner trains and versions spread; admission keeps groups from becoming too old |
+| `push-pull` | Echo's replay buffer: nodes sample without pause, the learner trains on what is there, S filters |
+| `sequential` | Echo's pull: all nodes have the newest version before they sample; no steps overlap |
+| `colocated` | central training: one local node on the learner's device, in turns with it, and no other nodes |
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from typing import Any, Literal, cast, get_args
 ModeName = Literal["echo2", "push-pull", "sequential", "colocated"]
 
 IN_TURNS = {"max_updates": 0, "publish_every": 1}
-"""S = 0: a batch is sampled from the newest version, trained on, published, and nothing else happens meanwhile."""
+"""S = 0: a batch is sampled from the newest version, then trained on, then published, one step at a time."""
 
 UNAUDITED = {"first_groups": 0, "floor": 0.0, "trusted_floor": 0.0, "max_owner_share": 1.0}
-"""For a node of our own."""
+"""Settings without audits, for a local node."""
 
 PRESETS: dict[ModeName, dict[str, dict[str, Any]]] = {
     "echo2": {},
@@ -32,7 +32,7 @@ PRESETS: dict[ModeName, dict[str, dict[str, Any]]] = {
 
 
 def with_mode(table: Any) -> Any:
-    """The operator's table on top of its mode's defaults; what is no table is left for the checks to refuse."""
+    """Return the operator's table on top of its mode's defaults; a value that is no table is left to the checks."""
     place = table.get("round", {}) if isinstance(table, Mapping) else None
     mode = place.get("mode") if isinstance(place, Mapping) else None
     if mode not in get_args(ModeName):

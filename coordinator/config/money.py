@@ -1,4 +1,4 @@
-"""Budget, prices and payouts."""
+"""Settings of the budget, prices and payouts."""
 
 from pathlib import Path
 

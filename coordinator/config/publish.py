@@ -1,4 +1,4 @@
-"""Publication of versions: chunks, patches, kept versions and copies."""
+"""Settings of publication: chunks, patches, kept versions and copies."""
 
 from pydantic import Field, field_validator
 
@@ -7,7 +7,7 @@ from protocol import limits
 from protocol.policy.origin import OriginUrl
 
 UPLOAD = r"^$|^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_~][A-Za-z0-9._~-]*)*$"
-"""No character that a signed address would have to escape."""
+"""The form of an upload address, without characters that a signed address would have to escape."""
 
 
 class PublishSection(Section):

@@ -1,4 +1,4 @@
-"""The operator's file as it is read: a mistake is told with its place, an unknown key with the nearest name."""
+"""The reader of the operator's file: errors name the place, and for an unknown key the nearest name."""
 
 import difflib
 import tomllib
@@ -13,11 +13,11 @@ from coordinator.config.whole import Config
 from protocol.errors import ConfigInvalid
 
 PASSES = 3
-"""A mode that is set on top changes the defaults of others, so what results is compared again."""
+"""The most comparisons: a mode that is set on top changes the defaults of others, so the result is compared again."""
 
 
 def load(path: Path | None, settings: list[str]) -> Config:
-    """The configuration of a file (or all defaults) with `section.key=value` settings on top."""
+    """Return the configuration of a file (or all defaults) with `section.key=value` settings on top."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
     except OSError as error:
@@ -28,25 +28,25 @@ def load(path: Path | None, settings: list[str]) -> Config:
 
 
 def with_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
-    """The table with `section.key=value` settings put into it."""
+    """Put `section.key=value` settings into the table, and return it."""
     for setting in settings:
         _apply(table, setting)
     return table
 
 
 def on_top(path: Path, ran: Config) -> list[str]:
-    """The `section.key=value` settings that make of a file what a round ran with."""
+    """Return the `section.key=value` settings that turn a file's configuration into `ran`."""
     settings: dict[str, str] = {}
     for _ in range(PASSES):
         try:
-            here = load(path, [f"{name}={value}" for name, value in settings.items()])
-        except ConfigInvalid:  # it may count only with what stood on top
-            here = Config()
+            config = load(path, [f"{name}={value}" for name, value in settings.items()])
+        except ConfigInvalid:  # the file may be valid only with settings on top
+            config = Config()
         more = {
             f"{section}.{key}": written(value)
             for section in Config.model_fields
             for key, value in getattr(ran, section)
-            if value is not None and value != getattr(getattr(here, section), key)
+            if value is not None and value != getattr(getattr(config, section), key)
         }
         if not more:
             break
@@ -55,7 +55,7 @@ def on_top(path: Path, ran: Config) -> list[str]:
 
 
 def parse(table: dict[str, Any]) -> Config:
-    """Check a table as a whole; the first mistake is told with its place."""
+    """Return the configuration of a table; raise `ConfigInvalid` for the first error, with its place."""
     try:
         return Config.model_validate(table).with_absolute_folder()
     except ValidationError as error:
@@ -79,12 +79,12 @@ def _apply(table: dict[str, Any], setting: str) -> None:
         value = text
     keys = table.setdefault(section, {})
     if not isinstance(keys, dict):
-        raise ConfigInvalid(f"{section} is no section of the file, but a value.", hint=f"Write [{section}] above keys.")
+        raise ConfigInvalid(f"{section} is a value in the file, not a section.", hint=f"Write [{section}] above keys.")
     keys[key] = value
 
 
 def _nearest(keys: list[str]) -> str:
-    """Which existing setting was probably meant."""
+    """Return a hint with the existing setting that was probably meant."""
     if len(keys) == 1:
         close = difflib.get_close_matches(keys[0], Config.model_fields, n=1, cutoff=0.5)
         return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(Config.model_fields)}."

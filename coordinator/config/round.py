@@ -1,4 +1,4 @@
-"""The round: its mode, folder, addresses and length."""
+"""Settings of the round: its mode, folder, addresses and length."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ def _is_address(said: str) -> str:
 
 Address = Annotated[str, AfterValidator(_is_address)]
 AddressOrNone = Annotated[str, AfterValidator(lambda said: said and _is_address(said))]
-"""Empty for none."""
+"""An address, or an empty string for none."""
 
 
 class RoundSection(Section):

@@ -1,4 +1,4 @@
-"""What every table of the operator's file is: strict about names, frozen, and its descriptions are its manual."""
+"""The base class of every table of the operator's file."""
 
 from pydantic import BaseModel, ConfigDict
 

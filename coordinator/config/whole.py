@@ -18,7 +18,7 @@ from protocol.tasks import BUILT_IN
 
 
 class Config(Section):
-    """The whole file."""
+    """The whole configuration file."""
 
     round: RoundSection = RoundSection()
     model: ModelSection = ModelSection()
@@ -71,10 +71,10 @@ class Config(Section):
 
     @property
     def state(self) -> Path | str:
-        """What `coordinator.store.state.Database` opens."""
+        """Return the path or URL that `coordinator.store.state.Database` opens."""
         return self.store.url or self.round.directory / "state.db"
 
     def with_absolute_folder(self) -> "Config":
-        """The same with a folder that child processes find wherever they start."""
+        """Return the same configuration with an absolute folder, so that child processes find it from anywhere."""
         place = self.round.model_copy(update={"directory": self.round.directory.absolute()})
         return self.model_copy(update={"round": place})

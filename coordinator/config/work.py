@@ -1,4 +1,4 @@
-"""Settings of the work: how nodes sample, how stale it may be, how leases end, and which prompts are chosen."""
+"""Settings of the work: fleet, leases, sampling, staleness and the selection of prompts."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from protocol import limits
 
 
 class FleetSection(Section):
-    """The fleet: local nodes, and the nodes that work or stand by."""
+    """The fleet: local nodes, and the nodes at work or on standby."""
 
     local_nodes: int = Field(
         0, ge=0, le=16, description="nodes that `launch` starts on this machine, on the learner's device"
@@ -57,7 +57,7 @@ class LeasesSection(Section):
 
     @property
     def silent_after_ms(self) -> int:
-        """A node that was not heard of for so long is not counted on."""
+        """Return the time without a heartbeat after which a node counts as offline."""
         return int(3000 * self.heartbeat_s)
 
 
@@ -98,17 +98,17 @@ class StalenessSection(Section):
 
     @property
     def buffered_max(self) -> int:
-        """How many updates' worth may wait or be under way, where admission goes by the buffer."""
+        """Return how many groups, in updates, may wait or be under way if admission counts the buffer."""
         return self.buffer_updates or 2 * (self.max_updates + 1)
 
     @property
     def kappa(self) -> int:
-        """As it is set; else, before anything is measured, the paper's S - 1."""
+        """Return the publication interval as set; else, before any measurement, the paper's S - 1."""
         return self.publish_every or max(1, self.least - 1)
 
     @property
     def least(self) -> int:
-        """The least that S may be: versions come often enough for every bound that may be in force."""
+        """Return the least S: versions come often enough for every bound that may be in force."""
         return max(self.min_updates, self.publish_every - 1) if self.adaptive else self.max_updates
 
     @model_validator(mode="after")

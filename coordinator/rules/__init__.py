@@ -1,1 +1,1 @@
-"""Decisions as pure functions: no store, no clock, no chance of their own. The simulator runs the same code."""
+"""Decisions as pure functions, without a store, a clock or random numbers. The simulator runs the same code."""

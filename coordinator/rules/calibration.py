@@ -1,10 +1,10 @@
-"""How far honest work strays from a replay: tolerances by class of node, from probe runs of honest nodes.
+"""Calibration: how far honest work may differ from a replay, by class of node, measured in runs of honest nodes.
 
 - A class is what a node computes with: engine, dtype, device. It has limits for margins and log-probability errors.
 - A limit is `tolerance`, which a share `rate` of honest positions may pass, and `far`, which none may.
-- Tolerances are measured and then widened by the factors below, since the next honest machine is not the probed one.
-- Tolerances belong to a class and a policy: those that were measured on another policy condemn nobody. A claim that
-  fails by them alone is held until its class is calibrated on this one.
+- Tolerances are measured and then widened by the factors below, since other honest machines differ from the probed one.
+- Tolerances belong to a class and a policy: those that were measured on another policy cause no fault. A claim that
+  fails only by them is held until its class is calibrated on this policy.
 - `tolerances.json` beside this module ships with the classes that were probed here. A round may have a file of its own,
   made by `swarm-coordinator calibrate` and signed with the round's targets keys (DSSE, by securesystemslib).
 """
@@ -30,10 +30,10 @@ PAYLOAD_TYPE = "application/vnd.echo-swarm.tolerances+json"
 FILE = "tolerances.json"
 SHIPPED = Path(__file__).with_name(FILE)
 ROLE = "targets"
-"""The keys that vouch for policies vouch for how they are judged."""
+"""The role whose keys sign tolerances: the same keys sign policies."""
 
 FILE_MAX_BYTES = MIB
-"""A class takes half a kilobyte."""
+"""The largest file of tolerances; a class takes half a kilobyte."""
 
 QUANTILE = 0.999
 WIDER = 2.0
@@ -41,7 +41,7 @@ WIDER = 2.0
 RATE_WIDER = 10.0
 """Factor on measured rates: another card of the class may pass a tolerance five times as often as the probed one."""
 FARTHER = 4.0
-"""On the largest value seen among the probes; ten times the tolerance is the least that is called far."""
+"""Factor on the largest value seen among the probes; `far` is at least ten times the tolerance."""
 
 FLOOR_NATS = 1e-3
 """The narrowest tolerance: engines of other makers differ by a thirtieth of this in float32."""
@@ -50,17 +50,17 @@ DICTATED_MIN = 0.5
 """The least share of tokens that are the dictated ones: rounding leaves more, 70 % in bf16 on SmolLM2."""
 
 EXACT = "torch/fp32/cpu"
-"""The class whose tolerances are the floor above, on every policy: on SmolLM2 it strays 2e-6 nats on the mean. Other
-engines were compared in float32 on the shipped numbers' own model only."""
+"""The class whose tolerances are the floor above, on every policy: on SmolLM2 its mean error is 2e-6 nats. Other
+engines were compared in float32 only on the model of the shipped numbers."""
 
 UNNAMED = "unnamed/fp32/unnamed"
-"""The class of a node that does not say what it computes with."""
+"""The class of a node that does not report its class."""
 
 POSITIONS_MIN = 5_000
-"""Five of them are beyond the quantile. Fewer probed positions say nothing of one in a thousand."""
+"""The fewest probed positions: five of them are beyond the quantile. Fewer cannot show one in a thousand."""
 
 GROUP_CONTEXTS_MIN = 64
-"""A mean over fewer is mostly chance."""
+"""The fewest contexts for a mean: over fewer it is mostly chance."""
 
 
 class _Model(BaseModel):
@@ -68,7 +68,7 @@ class _Model(BaseModel):
 
 
 class Limit(_Model):
-    """Of one quantity of a position, in nats."""
+    """The limits of one quantity of a position, in nats."""
 
     tolerance: float = Field(gt=0)
     rate: float = Field(gt=0, lt=1)
@@ -76,24 +76,24 @@ class Limit(_Model):
 
 
 class Tolerance(_Model):
-    """One class of nodes."""
+    """The tolerances of one class of nodes."""
 
     name: str = Field(pattern=r"^[a-z0-9_.-]+/[a-z0-9_.-]+/[a-z0-9_.-]+$")
     """engine/dtype/device."""
     margin: Limit
     error: Limit
     mean_error: float = Field(gt=0)
-    """Of the mean absolute error of one group, each context counted once."""
+    """The limit of the mean absolute error of one group, each context counted once."""
     positions: int
-    """Probed."""
+    """The number of probed positions."""
     round_id: str = Field("", max_length=64)
-    """The round whose policy was probed; empty: these are the numbers of another model."""
+    """The round whose policy was probed; empty: the numbers are of another model."""
     first: tuple[float, ...] | None = Field(None, min_length=7, max_length=7)
-    """The `limits` of the round's first calibration, which bound what renewals make of them; None if made by hand."""
+    """The `limits` of the round's first calibration, which bound those of renewals; None if made by hand."""
 
     @property
     def limits(self) -> tuple[float, ...]:
-        """Every number that a claim is judged by."""
+        """Return every number that a claim is judged by."""
         margin, error = (tuple(limit.model_dump().values()) for limit in (self.margin, self.error))
         return (*margin, *error, self.mean_error)
 
@@ -107,21 +107,21 @@ class Tolerance(_Model):
 
 
 class Calibration(_Model):
-    """A whole file."""
+    """The content of a file of tolerances."""
 
     version: int = Field(ge=1)
     made: date
     model: str
-    """What the probes ran, in words."""
+    """A description of the model that the probes ran."""
     classes: tuple[Tolerance, ...] = Field(min_length=1)
 
     def tolerances_of(self, name: str) -> Tolerance:
         """Return the tolerances of a class that is known."""
-        found = next((entry for entry in self.classes if entry.name == name), None)
-        if found is None:
+        known_class = next((entry for entry in self.classes if entry.name == name), None)
+        if known_class is None:
             known = ", ".join(entry.name for entry in self.classes)
             raise AuditFailed(f"No tolerances are known for {name}.", hint=f"There are: {known}.")
-        return found
+        return known_class
 
     def judging(self, name: str, round_id: str) -> tuple[Tolerance, bool]:
         """Return the tolerances that a class is judged by, and whether they were measured on this round's policy.
@@ -154,7 +154,7 @@ class Calibration(_Model):
         return tuple(entry.name for entry in self.classes if entry.is_measured_on(round_id))
 
     def with_class(self, tolerance: Tolerance, *, made: date, model: str) -> "Calibration":
-        """The next version, with one class added or measured anew."""
+        """Return the next version, with one class added or replaced."""
         others = tuple(entry for entry in self.classes if entry.name != tolerance.name)
         return Calibration(version=self.version + 1, made=made, model=model, classes=(*others, tolerance))
 
@@ -168,8 +168,8 @@ def derive(name: str, groups: Sequence[ReplayMeasurement], round_id: str = "") -
     every = joined(groups)
     if (share := float((every.claimed == every.dictated).mean())) < DICTATED_MIN:
         raise AuditFailed(
-            f"Only {share:.0%} of the tokens are those that version and seed dictate: that is no rounding.",
-            hint="Look whether this node computes with the right weights.",
+            f"Only {share:.0%} of the tokens are those that version and seed dictate: rounding does not explain that.",
+            hint="Check that this node computes with the right weights.",
         )
     errors = np.abs(every.errors)
     by_context = [group.means(np.abs(group.errors)) for group in groups]
@@ -186,13 +186,13 @@ def derive(name: str, groups: Sequence[ReplayMeasurement], round_id: str = "") -
 
 def _limit(values: Floats) -> Limit:
     tolerance = max(FLOOR_NATS, WIDER * float(np.quantile(values, QUANTILE)))
-    # Three in n is the most that may hide behind none in n, at 95 %.
+    # If none of n was seen, the true rate is at most 3 in n, at 95 %.
     rate = max(3 / len(values), RATE_WIDER * float((values > tolerance).mean()))
     return Limit(tolerance=tolerance, rate=rate, far=max(10 * tolerance, FARTHER * float(values.max())))
 
 
 def load(folder: Path, root: Root) -> Calibration:
-    """A round's own tolerances if it has any, signed by enough keys; else those that ship."""
+    """Return a round's own tolerances if it has any, signed by enough keys; else the shipped ones."""
     path = folder / FILE
     if not path.exists():
         return read(SHIPPED)
@@ -202,7 +202,13 @@ def load(folder: Path, root: Root) -> Calibration:
     try:
         envelope = Envelope.from_dict(json.loads(data))
         envelope.verify(list(keys), role.threshold)
-    except (SigningError, ValueError, KeyError, TypeError, AttributeError) as error:  # as JSON of any shape may raise
+    except (
+        SigningError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:  # JSON of any shape may raise these
         raise AuditFailed(
             f"{path} is not signed by the round's {ROLE} keys: {error}", hint="Calibrate again."
         ) from None
@@ -212,12 +218,12 @@ def load(folder: Path, root: Root) -> Calibration:
 
 
 def read(path: Path) -> Calibration:
-    """A file that needs no signature, because it came with the code or was checked before it was copied."""
+    """Read a file that needs no signature: it came with the code, or was checked before it was copied."""
     return _parse(_read(path), path)
 
 
 def sign(calibration: Calibration, signers: Sequence[Signer]) -> bytes:
-    """The file of a round."""
+    """Return the bytes of a round's file of tolerances, signed by `signers`."""
     envelope = Envelope(calibration.model_dump_json().encode(), PAYLOAD_TYPE, {})
     for signer in signers:
         envelope.sign(signer)
@@ -225,7 +231,7 @@ def sign(calibration: Calibration, signers: Sequence[Signer]) -> bytes:
 
 
 def save(folder: Path, made: Calibration, signers: Sequence[Signer]) -> None:
-    """Put tolerances in place of those of a round."""
+    """Replace the tolerances of a round."""
     write_durably(folder / FILE, sign(made, signers))
 
 

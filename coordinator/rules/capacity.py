@@ -1,26 +1,27 @@
-"""How much throughput keeps the learner busy, for a staleness bound S and an interval κ between publications; pure.
+"""Capacity: the throughput that keeps the learner busy, for a staleness bound S and a publication interval κ; pure.
 
 R rollouts make an update, which takes T seconds (`train_s`); a version takes T_b seconds (`broadcast_s`) from
-publication until it is sampled from; one rollout takes ℓ seconds (`rollout_s`); the pool gives μ accepted rollouts a
-second, so x = R/μ seconds for one update's worth. P is the time from one publication to the next, κT at best, and the
-learner's bubble ratio is 1 - κT/P.
+publication until nodes sample from it; one rollout takes ℓ seconds (`rollout_s`); the pool gives μ accepted rollouts
+per second, so the rollouts of one update take x = R/μ seconds. P is the time from one publication to the next, κT at
+best, and the learner's bubble ratio is 1 - κT/P.
 
-- `Overlap` is ECHO-2's own rule. Nodes sample only while no version is under way:
+- `Overlap` is the rule of ECHO-2. Nodes sample only while no broadcast is under way:
 
       P = max(κT, T_b + κx)            μ_min = κR / (κT - T_b), none if κT ≤ T_b
       Δ ≤ κ + ⌈(T_b + x)/T⌉ - 1,       which with the overlap condition is κ + ⌈(1 - 1/κ)·T_b/T⌉
 
-- `Visible` is ours: nodes sample on while a version comes, and admission (`coordinator.rules.lease_allowance`) stops
-  them short of what would be too old. So Δ ≤ S always, and what may cost time is the loop: a version is published,
-  comes to the nodes, the first groups that only it admits are sampled, and the learner goes on from them to a later
-  publication. It has m = S + 1 - κ updates to work on meanwhile, and meets q = ⌊m/κ⌋ + 1 publications. With x' = max(x,
-  ℓ) the longest of four loops decides:
+- `Visible` is our rule: nodes go on sampling while they download a version, and admission
+  (`coordinator.rules.lease_allowance`) stops them before their groups would be too old. So Δ ≤ S always, and only the
+  loop may cost time: a version is published and reaches the nodes, the first groups that only this version admits are
+  sampled, and the learner goes on from them to a later publication. Meanwhile it has m = S + 1 - κ updates to work on,
+  and makes q = ⌊m/κ⌋ + 1 publications. With x' = max(x, ℓ) the longest of four loops decides:
 
       P = max(κT, κx, κT + (T_b + x' - mT)/q, κx + (T_b + x' - x + T - mx)/q)
       μ_min = R / min(T, mT - T_b),    none if mT - T_b < ℓ or is not positive
 
-- S = 0, κ = 1 gives P = T + T_b + x: one after the other, as the synchronous loop.
-- κ is the largest whose promise holds: of `Overlap` that Δ ≤ S; of `Visible` that μ_min is the least there is, R/T.
+- S = 0, κ = 1 gives P = T + T_b + x: one after the other, as in the synchronous loop.
+- κ is the largest interval for which the rule's promise holds: of `Overlap` that Δ ≤ S; of `Visible` that μ_min is the
+  least possible, R/T.
 """
 
 import math
@@ -28,12 +29,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 ROUNDING = 1e-9
-"""Quotients this close to a whole number are meant to be one."""
+"""Quotients this close to a whole number count as that number."""
 
 
 @dataclass(frozen=True)
 class PoolLoad:
-    """What a round asks of its pool."""
+    """The demand of a round on its pool of nodes."""
 
     staleness: int
     rollouts_per_update: float
@@ -48,41 +49,41 @@ class PoolLoad:
 
     @property
     def steps_per_broadcast(self) -> float:
-        """r = T_b/T."""
+        """Return r = T_b/T."""
         return self.broadcast_s / self.train_s
 
     @property
     def steps_per_rollout(self) -> float:
-        """How many updates the learner makes while one rollout is sampled."""
+        """Return how many updates the learner makes while one rollout is sampled."""
         return self.rollout_s / self.train_s
 
 
 class AdmissionRule(ABC):
-    """How sampling is admitted, and what follows from it for a load."""
+    """A rule by which sampling is admitted, and its consequences for a load."""
 
     @abstractmethod
     def period_s(self, load: PoolLoad, kappa: int, rate: float) -> float:
-        """P: seconds from one publication to the next, when the pool gives `rate` rollouts a second."""
+        """Return P: seconds from one publication to the next, when the pool gives `rate` rollouts per second."""
 
     @abstractmethod
     def min_rate(self, load: PoolLoad, kappa: int) -> float:
-        """μ_min: the least throughput at which the learner never waits; infinite if none is enough."""
+        """Return μ_min: the least throughput at which the learner never waits; infinite if none is enough."""
 
     @abstractmethod
     def holds(self, load: PoolLoad, kappa: int) -> bool:
-        """Whether publishing every `kappa` updates keeps the rule's promise."""
+        """Return True if publishing every `kappa` updates keeps the rule's promise."""
 
     def bubble(self, load: PoolLoad, kappa: int, rate: float) -> float:
-        """The share of its time that the learner waits."""
+        """Return the share of its time that the learner waits."""
         return 1.0 - kappa * load.train_s / self.period_s(load, kappa, rate)
 
     def kappa(self, load: PoolLoad) -> int:
-        """The largest interval whose promise holds; 1 if none does, which then costs the least."""
+        """Return the largest interval for which the promise holds; 1 if there is none, as 1 costs the least then."""
         return next((kappa for kappa in range(load.staleness + 1, 1, -1) if self.holds(load, kappa)), 1)
 
 
 class Overlap(AdmissionRule):
-    """ECHO-2's rule: a broadcast and the sampling of κ updates' worth fit into the κ updates before."""
+    """The rule of ECHO-2: a broadcast and the sampling for κ updates fit into the κ updates before."""
 
     def period_s(self, load: PoolLoad, kappa: int, rate: float) -> float:
         return max(kappa * load.train_s, load.broadcast_s + kappa * _worth_s(load, rate))
@@ -125,7 +126,7 @@ class Visible(AdmissionRule):
 
     @staticmethod
     def _spare_s(load: PoolLoad, kappa: int) -> float:
-        """From a version's arrival until the learner needs the first groups that only this version admits."""
+        """Return the seconds from a version's arrival until the learner needs the first groups that only it admits."""
         return (load.staleness + 1 - kappa) * load.train_s - load.broadcast_s
 
 
@@ -133,7 +134,7 @@ OVERLAP, VISIBLE = Overlap(), Visible()
 
 
 def staleness_bound(load: PoolLoad, kappa: int, rate: float | None = None) -> int:
-    """How old what `Overlap` trains on can be: with a pool of that throughput, or with any that meets μ_min."""
+    """Return the staleness bound of `Overlap`, for a pool that gives `rate`, or for any pool that meets μ_min."""
     steps = load.steps_per_broadcast
     if rate is None:
         return kappa + _ceil((1 - 1 / kappa) * steps)
@@ -141,13 +142,13 @@ def staleness_bound(load: PoolLoad, kappa: int, rate: float | None = None) -> in
 
 
 def least_staleness(load: PoolLoad, kappa: int = 1) -> int:
-    """The smallest S at which publishing every `kappa` updates costs the learner nothing, by `Visible`."""
+    """Return the smallest S at which publishing every `kappa` updates costs the learner no time, by `Visible`."""
     steps = load.steps_per_broadcast + max(1.0, load.steps_per_rollout) * (1 - ROUNDING)  # as `Visible.holds` rounds
     return kappa - 1 + math.ceil(steps)
 
 
 def _worth_s(load: PoolLoad, rate: float) -> float:
-    """x: how long the pool takes for one update's rollouts."""
+    """Return x: how long the pool takes for the rollouts of one update."""
     if rate > 0:
         return load.rollouts_per_update / rate
     return math.inf if load.rollouts_per_update else 0.0

@@ -1,16 +1,17 @@
-"""Which nodes work and which stand by: enough throughput for the learner, from those that give it at the least cost.
+"""The choice of the nodes that work and of those on standby: enough throughput for the learner at the least cost.
 
-- A node's rate is what was *accepted* from it over the time it was at work, the newer the weightier; before there is
-  any of that, a part of what it claims. Its cost is what it asks today.
-- The pool shall give `target` groups a second; below `floor` the learner waits. Among nodes, the least cost per group
-  comes first; for the last pick it is the least cost that closes the gap, and whom that makes superfluous stays out.
-- What is missing is added: at once if the learner waits for it, otherwise when it has been missing for `window_s`.
-- What costs too much is mended only when another set has been cheaper by `margin` for `window_s`; then whoever has
-  worked, or has stood by, for less than `dwell_s` stays where it is. So it neither flaps nor starves.
-- A node that falls silent works no more. Spending per second stays under its cap: the cap takes the dearest out, and
-  the round is slower. Whoever is added leaves `margin` of it free, since costs are estimates.
-- Pure: a decision is a new state with the reasons of every change in words. Times are seconds on any one clock; what a
-  clock that was set back would put into the future began now.
+- A node's rate is the number of its *accepted* groups over its time at work, with more weight on newer ones; before it
+  has any, a part of its claimed rate. Its cost comes from its present price.
+- The pool must give `target` groups per second; below `floor` the learner waits. The nodes with the least cost per
+  group are chosen first; the last choice is the cheapest node that closes the gap, and nodes that it makes superfluous
+  are left out.
+- Missing throughput is added: at once if the learner waits for it, otherwise when it has been missing for `window_s`.
+- Nodes that cost too much are replaced only when another set has been cheaper by `margin` for `window_s`. Nodes that
+  have worked, or have been on standby, for less than `dwell_s` do not change. So no node flaps or starves.
+- A node that goes offline stops working. Spending per second stays under its cap: the cap removes the dearest nodes,
+  and the round is slower. Nodes that are added leave `margin` of the cap free, since costs are estimates.
+- Pure: a decision is a new state with the reason of every change in words. Times are seconds on any one clock; if a
+  clock was set back, a time in the future counts as now.
 """
 
 import math
@@ -18,15 +19,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 TRUST = 0.5
-"""Which part of a claimed rate counts, until there is proof."""
+"""The part of a claimed rate that counts until the node has proven its rate."""
 
 PROOF_S = 60.0
-"""A claim weighs as much as so many seconds of proven work."""
+"""The weight of a claimed rate, in seconds of proven work."""
 
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """One group that was given to a node, and whether its answer was accepted."""
+    """A group that was given to a node, and whether its answer was accepted."""
 
     begun_s: float
     ended_s: float
@@ -35,7 +36,7 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class FleetCandidate:
-    """A node that is alive, its rate in groups a second, and its cost a second while it works."""
+    """A live node, its rate in groups per second, and its cost per second while it works."""
 
     name: str
     rate: float
@@ -43,24 +44,24 @@ class FleetCandidate:
 
     @property
     def cost_per_group(self) -> float:
-        """ρ."""
+        """Return ρ, the cost of one group."""
         return self.cost / self.rate if self.rate > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class FleetRules:
-    """How eagerly the fleet is changed."""
+    """The rules that decide how fast the fleet is changed."""
 
     window_s: float = 60.0
     margin: float = 0.1
     dwell_s: float = 300.0
     cost_cap: float = math.inf
-    """Most that all working nodes together may cost a second."""
+    """The most that all working nodes together may cost per second."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Groups a second: below `floor` the learner waits; the fleet is kept at `target`."""
+    """The throughput needed, in groups per second: below `floor` the learner waits; the fleet is kept at `target`."""
 
     floor: float
     target: float
@@ -68,7 +69,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Change:
-    """One node begins or ceases to work, and why."""
+    """A node that begins or stops working, and the reason."""
 
     name: str
     works: bool
@@ -77,7 +78,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Who works, since when everybody is where it is, and since when what has been wrong."""
+    """The nodes at work, since when each node is in its state, and since when the fleet is too small or too dear."""
 
     working: frozenset[str] = frozenset()
     since: Mapping[str, float] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class Fleet:
 
 
 def measured_rate(claimed: float, done: Iterable[GroupRecord], *, now_s: float, half_life_s: float) -> float:
-    """Accepted groups a second of time at work, the newer the weightier, beginning with a part of the claim."""
+    """Return accepted groups per second at work, with more weight on newer ones, from a part of `claimed` on."""
     accepted, busy_s, busy_until = TRUST * claimed * PROOF_S, PROOF_S, -math.inf
     for work in sorted(done, key=lambda work: work.begun_s):
         weight = 0.5 ** (max(0.0, now_s - work.ended_s) / half_life_s)
@@ -97,8 +98,8 @@ def measured_rate(claimed: float, done: Iterable[GroupRecord], *, now_s: float, 
 
 
 def cheapest_cover(candidates: Collection[FleetCandidate], target: float) -> list[FleetCandidate]:
-    """Candidates that give the target at little cost; if all together do not, all that give anything."""
-    order = sorted((one for one in candidates if one.rate > 0), key=_by_price)
+    """Return candidates that give `target` at little cost; if all together do not, all with a rate above 0."""
+    order = sorted((node for node in candidates if node.rate > 0), key=_by_price)
     chosen: list[FleetCandidate] = []
     missing = target
     while order and missing > 0:
@@ -107,7 +108,7 @@ def cheapest_cover(candidates: Collection[FleetCandidate], target: float) -> lis
     if chosen and missing <= 0:
         last = chosen[-1]
         gap = missing + last.rate
-        chosen[-1] = min((one for one in (last, *order) if one.rate >= gap), key=lambda one: (one.cost, one.name))
+        chosen[-1] = min((node for node in (last, *order) if node.rate >= gap), key=lambda node: (node.cost, node.name))
         _drop_superfluous(chosen, target)
     return chosen
 
@@ -115,9 +116,9 @@ def cheapest_cover(candidates: Collection[FleetCandidate], target: float) -> lis
 def decide(
     fleet: Fleet, candidates: Sequence[FleetCandidate], need: Need, rules: FleetRules, *, now_s: float
 ) -> tuple[Fleet, list[Change]]:
-    """The fleet as it shall be from now on, and what that changes."""
-    known = {one.name: one for one in candidates}
-    changes = [Change(name, False, "it fell silent") for name in sorted(fleet.working - set(known))]
+    """Return the fleet from now on, and the changes."""
+    known = {node.name: node for node in candidates}
+    changes = [Change(name, False, "it went offline") for name in sorted(fleet.working - set(known))]
     since = {name: min(now_s, fleet.since.get(name, -math.inf)) for name in known}
     fleet = replace(fleet, working=fleet.working & set(known), since=since)
     fleet, capped = _within_cap(fleet, known, rules, now_s)
@@ -129,19 +130,19 @@ def decide(
 def _within_cap(
     fleet: Fleet, known: Mapping[str, FleetCandidate], rules: FleetRules, now_s: float
 ) -> tuple[Fleet, list[Change]]:
-    """Take the dearest out while all together cost more than may be spent."""
+    """Remove the dearest nodes while all together cost more than the cap."""
     changes = []
     working = sorted((known[name] for name in fleet.working), key=_by_price)
-    while working and sum(one.cost for one in working) > rules.cost_cap:
+    while working and sum(node.cost for node in working) > rules.cost_cap:
         dearest = working.pop()
-        changes.append(Change(dearest.name, False, "the budget per hour is reached, and it is the dearest"))
+        changes.append(Change(dearest.name, False, "the hourly budget is reached, and it is the dearest node"))
     return _changed(fleet, changes, now_s), changes
 
 
 def _fill(
     fleet: Fleet, known: Mapping[str, FleetCandidate], need: Need, rules: FleetRules, now_s: float, *, lost: bool
 ) -> tuple[Fleet, list[Change]]:
-    """Add what is missing, if it is missing long enough or the learner waits for it."""
+    """Add nodes if throughput has been missing for long enough, or if the learner waits for it."""
     rate = sum(known[name].rate for name in fleet.working)
     if rate >= need.target:
         return replace(fleet, short_since=None), []
@@ -150,26 +151,26 @@ def _fill(
     if rate >= need.floor and not lost and now_s - begun_s < rules.window_s:
         return fleet, []
     spare = rules.cost_cap / (1 + rules.margin) - sum(known[name].cost for name in fleet.working)
-    affordable = [one for one in known.values() if one.name not in fleet.working and one.cost <= spare]
-    gap = f"{rate:.3g} of {need.target:.3g} groups/s were there"
-    everybody = "everybody is wanted" + (" whom the budget per hour allows" if rules.cost_cap < math.inf else "")
-    why = f"{gap}, and it costs the least" if need.target < math.inf else everybody
+    affordable = [node for node in known.values() if node.name not in fleet.working and node.cost <= spare]
+    gap = f"the fleet gave {rate:.3g} of {need.target:.3g} groups/s"
+    everybody = "all nodes are wanted" + (" that the hourly budget allows" if rules.cost_cap < math.inf else "")
+    why = f"{gap}, and this node costs the least" if need.target < math.inf else everybody
     changes = []
-    for one in sorted(cheapest_cover(affordable, need.target - rate), key=_by_price):
-        if one.cost <= spare:
-            spare -= one.cost
-            changes.append(Change(one.name, True, why))
+    for node in sorted(cheapest_cover(affordable, need.target - rate), key=_by_price):
+        if node.cost <= spare:
+            spare -= node.cost
+            changes.append(Change(node.name, True, why))
     return _changed(replace(fleet, short_since=None) if changes else fleet, changes, now_s), changes
 
 
 def _save(
     fleet: Fleet, known: Mapping[str, FleetCandidate], need: Need, rules: FleetRules, now_s: float
 ) -> tuple[Fleet, list[Change]]:
-    """Go over to a cheaper set, if there has been one by more than the margin for long enough."""
+    """Change to a cheaper set, if there has been one, cheaper by more than the margin, for long enough."""
     working = [known[name] for name in fleet.working]
     ideal = cheapest_cover(known.values(), need.target)
-    cost, least = sum(one.cost for one in working), sum(one.cost for one in ideal)
-    enough = min(sum(one.rate for one in working), sum(one.rate for one in ideal)) >= need.target
+    cost, least = sum(node.cost for node in working), sum(node.cost for node in ideal)
+    enough = min(sum(node.rate for node in working), sum(node.rate for node in ideal)) >= need.target
     if not enough or cost <= least * (1 + rules.margin):
         return replace(fleet, dear_since=None), []
     begun_s = now_s if fleet.dear_since is None else min(now_s, fleet.dear_since)
@@ -177,18 +178,22 @@ def _save(
     if now_s - begun_s < rules.window_s:
         return fleet, []
     movable = {name for name, moved_s in fleet.since.items() if now_s - moved_s >= rules.dwell_s}
-    entering = [one for one in ideal if one.name not in fleet.working and one.name in movable]
-    leaving = [one for one in working if one not in ideal and one.name in movable]
-    rate = sum(one.rate for one in (*working, *entering))
+    entering = [node for node in ideal if node.name not in fleet.working and node.name in movable]
+    leaving = [node for node in working if node not in ideal and node.name in movable]
+    rate = sum(node.rate for node in (*working, *entering))
     released = []
-    for one in sorted(leaving, key=_by_price, reverse=True):
-        if rate - one.rate >= need.target:
-            rate -= one.rate
-            released.append(one)
-    if not released or sum(one.cost for one in entering) >= sum(one.cost for one in released):
+    for node in sorted(leaving, key=_by_price, reverse=True):
+        if rate - node.rate >= need.target:
+            rate -= node.rate
+            released.append(node)
+    if not released or sum(node.cost for node in entering) >= sum(node.cost for node in released):
         return fleet, []
-    changes = [Change(one.name, True, "it is cheaper than who worked") for one in sorted(entering, key=_by_price)]
-    changes += [Change(one.name, False, f"{rate:.3g} groups/s are enough, and it is the dearest") for one in released]
+    changes = [
+        Change(node.name, True, "it is cheaper than the nodes at work") for node in sorted(entering, key=_by_price)
+    ]
+    changes += [
+        Change(node.name, False, f"{rate:.3g} groups/s are enough, and it is the dearest node") for node in released
+    ]
     return _changed(replace(fleet, dear_since=None), changes, now_s), changes
 
 
@@ -200,13 +205,13 @@ def _changed(fleet: Fleet, changes: Sequence[Change], now_s: float) -> Fleet:
 
 
 def _drop_superfluous(chosen: list[FleetCandidate], target: float) -> None:
-    """Leave out, the dearest first, whom the last pick made unnecessary."""
-    rate = sum(one.rate for one in chosen)
-    for one in sorted(chosen, key=lambda one: (-one.cost, one.name)):
-        if rate - one.rate >= target:
-            rate -= one.rate
-            chosen.remove(one)
+    """Remove the nodes that the last choice made unnecessary, the dearest first."""
+    rate = sum(node.rate for node in chosen)
+    for node in sorted(chosen, key=lambda node: (-node.cost, node.name)):
+        if rate - node.rate >= target:
+            rate -= node.rate
+            chosen.remove(node)
 
 
-def _by_price(one: FleetCandidate) -> tuple[float, str]:
-    return one.cost_per_group, one.name
+def _by_price(node: FleetCandidate) -> tuple[float, str]:
+    return node.cost_per_group, node.name

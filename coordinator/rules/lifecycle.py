@@ -1,4 +1,4 @@
-"""The lives of groups and rollouts: their states, and the moves between them. Pure.
+"""The lifecycle of groups and rollouts: their states, and the moves between them. Pure.
 
 - A group is a prompt that is worked on until the learner has a rollout of it, or an evaluation has.
 - A rollout is a claim that was accepted; the rollout that answers a group first is used, others are only paid.
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class GroupState(StrEnum):
-    """Where a group stands."""
+    """The state of a group."""
 
     OPEN = "open"
     """Nobody works on it."""
@@ -28,7 +28,7 @@ class GroupState(StrEnum):
 
 
 class RolloutState(StrEnum):
-    """Where an accepted rollout stands."""
+    """The state of an accepted rollout."""
 
     UNSCORED = "unscored"
     """Its rewards are not known yet."""

@@ -1,14 +1,15 @@
-"""What a replay measures: how far claimed tokens and log-probabilities lie from what policy and seed dictate.
+"""Replay measurements: how far claimed tokens and log-probabilities are from those that policy and seed dictate.
 
-- A *scored* sample is what one prefill says about it: for each position the log-probability of the claimed token, the
-  mass of all tokens before it in token-id order and with it, and the token that the lease's uniform picks.
-- The *margin* of a position is 0 if the claimed token is the one dictated. Else it is how many nats all logits on one
-  side of the claimed token's edge must rise against those on the other until the uniform meets the claimed token.
-  So the noise of other arithmetic has one size wherever in the distribution it strikes, sure tokens included.
+- A *scored* sample is the result of one prefill: for each position the log-probability of the claimed token, the
+  probability of all tokens before it in token-id order, the same with it, and the token that the lease's uniform picks.
+- The *margin* of a position is 0 if the claimed token is the one dictated. Else it is the number of nats that all
+  logits on one side of the claimed token's edge must rise against those on the other until the uniform picks the
+  claimed token. So the noise of other arithmetic has the same size everywhere in the distribution, also at tokens with
+  high probability.
 - The *error* of a position is the claimed log-probability less the replayed one.
-- The *context* of a position is all that stands before it. Samples that begin with the same tokens share contexts
-  there, and with them whatever rounding does: such positions say one thing together, however many they are.
-- What an environment said in an episode is fed to the model and not measured: nobody drew it.
+- The *context* of a position is all tokens before it. Samples that begin with the same tokens share contexts there, and
+  with them the effects of rounding: such positions count as one observation, however many they are.
+- An environment's observations in an episode are fed to the model and not measured: nobody drew them.
 - Pure: numpy in, numpy out. `score` is the definition for one sample; `coordinator.audit.scorer` does it on torch.
 """
 
@@ -26,12 +27,12 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MARGIN_MAX = 100.0
-"""Nats; stands for a token that no noise could have picked, and keeps evidence finite."""
+"""The margin, in nats, of a token that no noise could have picked; it keeps evidence finite."""
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """One claim to score: its prompt, its completions, empty ones among them, and how its lease has them drawn."""
+    """A claim to score: its prompt, its completions (some may be empty), and the seed and temperature of its lease."""
 
     prompt: Tokens
     completions: Sequence[Tokens]
@@ -41,29 +42,29 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Scored:
-    """One sample under one version, position by position."""
+    """The scores of one sample under one version, position by position."""
 
     logprobs: Floats
-    """Of the claimed tokens."""
+    """Log-probabilities of the claimed tokens."""
     below: Floats
-    """Probability of all tokens with smaller ids."""
+    """Probabilities of all tokens with smaller ids."""
     upto: Floats
-    """The same with the claimed token."""
+    """The same probabilities with the claimed token."""
     dictated: Integers
 
     def since(self, start: int) -> "Scored":
-        """The positions from this one on."""
+        """Return the positions from `start` on."""
         return Scored(self.logprobs[start:], self.below[start:], self.upto[start:], self.dictated[start:])
 
 
 @dataclass(frozen=True)
 class ReplayMeasurement:
-    """All positions of some samples of one claim, one after the other."""
+    """The measurements of all positions of some samples of one claim, one after the other."""
 
     sample: Integers
     position: Integers
     context: Integers
-    """Alike where all that stands before is the same."""
+    """Numbers of contexts, equal for positions with the same tokens before them."""
     claimed: Integers
     dictated: Integers
     margins: Floats
@@ -78,17 +79,17 @@ class ReplayMeasurement:
         return self.claimed_logprobs - self.logprobs
 
     def sums(self, values: Floats) -> Floats:
-        """Of what each position has, for each context."""
+        """Return the sum of the positions' values for each context."""
         _, place = np.unique(self.context, return_inverse=True)
         return np.bincount(place, weights=values).astype(np.float64)
 
     def means(self, values: Floats) -> Floats:
-        """The same, shared by the positions of the context."""
+        """Return the mean of the positions' values for each context."""
         return self.sums(values) / self.sums(np.ones_like(values))
 
 
 def score(logits: NDArray[np.floating], chances: Floats, tokens: Sequence[int], temperature: float = 1.0) -> Scored:
-    """What a policy's logits [T, V] say about T tokens."""
+    """Score T tokens by a policy's logits [T, V]."""
     scaled = logits.astype(np.float64) / temperature
     odds = np.exp(scaled - scaled.max(-1, keepdims=True))  # [T, V]
     cumulative = odds.cumsum(-1)
@@ -106,7 +107,7 @@ def score(logits: NDArray[np.floating], chances: Floats, tokens: Sequence[int], 
 
 
 def margins(scored: Scored, claimed: Integers, chances: Floats) -> Floats:
-    """Nats by which each claimed token misses its uniform."""
+    """Return the margin of each claimed token, in nats."""
     target = _log_odds(chances)
     short = _log_odds(scored.below) - target  # > 0: the uniform lies before the claimed token
     beyond = target - _log_odds(scored.upto)  # ≥ 0: it lies behind
@@ -124,8 +125,8 @@ def measure(
 ) -> ReplayMeasurement:
     """Compare samples of one claim with their replay.
 
-    `numbers` are the samples' within the lease, by default 0, 1, 2 …; `whole` their tokens from the first one on, where
-    some begin after a prefix that others sampled.
+    `numbers` are the samples' numbers within the lease, by default 0, 1, 2 …; `whole` has their tokens from the first
+    one on, if some begin after a prefix that others sampled.
     """
     numbers = range(len(completions)) if numbers is None else numbers
     rows = contexts([said.tokens for said in completions] if whole is None else whole)
@@ -138,20 +139,20 @@ def measure(
 
 
 def contexts(rows: Sequence[Tokens]) -> list[Integers]:
-    """For each position of each row a number, the same one where the rows are alike up to there."""
+    """Return a number for each position of each row, the same one if the rows are equal up to there."""
     known: dict[tuple[int, int], int] = {}  # (context, token) → the context after it
-    found = []
+    numbers = []
     for row in rows:
-        context, here = 0, []
+        context, row_numbers = 0, []
         for token in row.tolist():
-            here.append(context)
+            row_numbers.append(context)
             context = known.setdefault((context, token), len(known) + 1)
-        found.append(np.array(here, np.int64))
-    return found
+        numbers.append(np.array(row_numbers, np.int64))
+    return numbers
 
 
 def joined(parts: Sequence[ReplayMeasurement]) -> ReplayMeasurement:
-    """The positions of several claims, together; none of them share a context."""
+    """Join the positions of several claims; no two claims share a context."""
     ends = np.cumsum([0, *(int(part.context.max(initial=-1)) + 1 for part in parts)])
     return _together([replace(part, context=part.context + end) for part, end in zip(parts, ends, strict=False)])
 
@@ -178,6 +179,6 @@ def _measure(
 
 
 def _log_odds(chances: Floats) -> Floats:
-    """log(x / (1 − x)), finite at both ends: the smallest uniform but zero is 2^-53."""
+    """Return log(x / (1 − x)), finite at both ends: the smallest uniform above zero is 2^-53."""
     inner = np.clip(chances, 2.0**-54, 1 - 2.0**-53)
     return np.log(inner) - np.log1p(-inner)

@@ -1,10 +1,11 @@
-"""Which prompts are worth a group: difficulty filters, and a choice by what was measured. Pure.
+"""The selection of prompts: difficulty filters, and a choice by measured rewards. Pure.
 
-- A prompt whose groups came out all alike, so many times in a row, teaches nothing at the moment: it is left out.
-- Of a window of prompts the best share is taken: those whose rewards vary, and those that were seldom seen.
-- Nothing is left out for ever: of so many times that a prompt comes up in a row, one at least it is taken, before all
-  others. A policy that learns or forgets makes a prompt worth something again.
-- A window always gives something: of nothing but left-out prompts, the one that was left out most often.
+- A prompt is left out if the samples of each of its last `filter_after` groups all earned the same: the policy cannot
+  learn from it at the moment.
+- The best share of a window of prompts is taken: those whose rewards vary, and those that were seldom seen.
+- No prompt is left out for ever: at least every `probe_every` times that it comes up, it is taken, before all others. A
+  prompt may become useful again as the policy learns or forgets.
+- A window always gives a prompt: if all are left out, the one that was left out most often.
 """
 
 from collections.abc import Sequence
@@ -13,33 +14,33 @@ from math import ceil, isfinite, log, sqrt
 from typing import Literal, NamedTuple
 
 REMEMBERED = 16
-"""Groups by which the variance follows a prompt: the policy that they were sampled from moves."""
+"""The number of groups over which a prompt's variance is taken: the policy that they were sampled from changes."""
 
 Reason = Literal["always_right", "always_wrong", "passed_over"]
 
 
 @dataclass(frozen=True)
 class SelectionRules:
-    """How prompts are chosen; these leave none out."""
+    """The rules by which prompts are chosen; the defaults leave none out."""
 
     filter_after: int = 0
     """Groups in a row whose samples all earned the same, after which a prompt is left out; 0: never."""
     probe_every: int = 4
-    """Of so many times that a prompt comes up, it is taken once at least."""
+    """A prompt is taken at least once in this many times that it comes up."""
     window: int = 64
-    """Prompts that are looked at together."""
+    """Prompts that are compared together."""
     share: float = 1.0
-    """Of a window that is taken."""
+    """The share of a window that is taken."""
     exploration: float = 0.5
-    """What it is worth, in units of reward, that a prompt was seldom seen."""
+    """The weight, in units of reward, of a prompt that was seldom seen."""
     refill: float = 0.0
-    """Groups whose samples all earned the same that others replace, for each batch, in parts of its size."""
+    """The most groups with equal rewards that others replace, per batch, as a share of its size."""
     solved: float = 1.0
-    """The score from which a sample is right: tells the two ends of difficulty apart, and decides nothing."""
+    """The score from which a sample is right: it names the reason why a prompt is left out, and decides nothing."""
 
     @property
     def chooses(self) -> bool:
-        """Whether there is anything to choose by."""
+        """Return True if these rules can leave prompts out."""
         return bool(self.filter_after) or self.share < 1
 
 
@@ -48,20 +49,20 @@ OFF = SelectionRules()
 
 @dataclass(frozen=True)
 class PromptOutcome:
-    """What the groups of a prompt came to."""
+    """The results of a prompt's groups."""
 
     groups: int = 0
     mean: float = 0.0
-    """Of the last one."""
+    """The mean reward of the last group."""
     variance: float = 0.0
-    """Within its groups."""
+    """The variance of rewards within its groups."""
     alike: int = 0
-    """The last so many had samples that all earned the same."""
+    """The number of last groups whose samples all earned the same."""
     left_out: int = 0
-    """It came up so many times since it was taken last."""
+    """The number of times that it came up since it was taken last."""
 
     def after(self, rewards: Sequence[float]) -> "PromptOutcome":
-        """With one group more."""
+        """Return the outcome with one more group, which earned `rewards`."""
         if not rewards or not all(map(isfinite, rewards)):
             return self
         same = min(rewards) == max(rewards)
@@ -84,7 +85,7 @@ class PromptOutcome:
 
 
 class PromptCandidate(NamedTuple):
-    """A prompt that has come up: its place in the train split, its name, and what is known of it."""
+    """A prompt that has come up: its place in the train split, its name, and its outcome so far."""
 
     place: int
     prompt: str
@@ -92,26 +93,30 @@ class PromptCandidate(NamedTuple):
 
 
 def worth(outcome: PromptOutcome, total: int, rules: SelectionRules) -> float:
-    """What a group of this prompt promises, beside so many groups of all prompts."""
+    """Return the expected value of a group of this prompt, after `total` groups of all prompts."""
     return sqrt(outcome.variance) + rules.exploration * sqrt(log(1 + total) / (1 + outcome.groups))
 
 
 def choose(window: Sequence[PromptCandidate], total: int, rules: SelectionRules) -> tuple[list[int], dict[int, Reason]]:
-    """The places to take, in this order, and why the others are left out."""
+    """Return the places to take, in this order, and why the others are left out."""
     if not rules.chooses:
-        return [one.place for one in window], {}
-    due = [one for one in window if one.outcome.left_out >= rules.probe_every - 1]
-    left = {one.place: why for one in window if one not in due and (why := _filtered(one.outcome, rules))}
-    rest = [one for one in window if one not in due and one.place not in left]
+        return [candidate.place for candidate in window], {}
+    due = [candidate for candidate in window if candidate.outcome.left_out >= rules.probe_every - 1]
+    left = {
+        candidate.place: why
+        for candidate in window
+        if candidate not in due and (why := _filtered(candidate.outcome, rules))
+    }
+    rest = [candidate for candidate in window if candidate not in due and candidate.place not in left]
     if rules.share < 1:
-        rest.sort(key=lambda one: (-worth(one.outcome, total, rules), one.place))
+        rest.sort(key=lambda candidate: (-worth(candidate.outcome, total, rules), candidate.place))
         most = max(0, ceil(rules.share * (len(due) + len(rest))) - len(due))
-        left |= dict.fromkeys((one.place for one in rest[most:]), "passed_over")
-        taken = [one.place for one in (*due, *rest[:most])]
+        left |= dict.fromkeys((candidate.place for candidate in rest[most:]), "passed_over")
+        taken = [candidate.place for candidate in (*due, *rest[:most])]
     else:
-        taken = [one.place for one in window if one.place not in left]
+        taken = [candidate.place for candidate in window if candidate.place not in left]
     if not taken and window:
-        taken = [max(window, key=lambda one: (one.outcome.left_out, -one.place)).place]
+        taken = [max(window, key=lambda candidate: (candidate.outcome.left_out, -candidate.place)).place]
         del left[taken[0]]
     return taken, left
 

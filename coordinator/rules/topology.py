@@ -1,24 +1,25 @@
-"""Who feeds whom while a version spreads: a pure plan from measured links to one tree per stripe.
+"""The topology of a broadcast: a pure plan from measured links to one tree per stripe.
 
-- A version's chunks are dealt to K stripes. Each stripe flows down a tree of its own, from the source (the
+- A version's chunks are dealt to K stripes. Each stripe goes down a tree of its own, from the source (the
   coordinator's seeder) to every node; a node that has many children in one stripe is a leaf in most others, so every
-  uplink works.
+  uplink is used.
 - The common rate R is the largest that the links allow: `R ≤ u_source` and `R ≤ (u_source + Σ u_i) / N`, counting the
-  uplinks of those nodes that themselves receive at R. One stripe is R/K wide, and a link of u bytes/s has ⌊K·u/R⌋
+  uplinks of the nodes that themselves receive at R. One stripe is R/K wide, and a link of u bytes/s has ⌊K·u/R⌋
   *slots*: children it can feed.
 - All slots of all nodes together are at least N·K, one for each node and stripe; so the trees fit, and the last byte
   arrives at G/R plus the time that one chunk needs to pass down the deepest tree.
-- Good uploaders sit high: within a tree, wide nodes come before narrow ones, which makes it as flat as it can be.
-- What one node gives is spread evenly over all others, and less of the source's goes to those who pass on much.
-- A node that cannot be dialled (a *shy* one) feeds only nodes that can: it calls them, and they ask over the connection
-  that it opened. So the source and the dialable nodes alone feed the shy: with S of them `R ≤ (u_source + Σ u_dialable)
-  / S`.
-- Two shy nodes that can dial each other at once (*punchable* ones) feed each other, too. If all shy nodes can,
-  everybody feeds everybody; else the other shy ones are fed by the source and the dialable nodes.
-- Nobody has more than `FAN_OUT_MAX` children in one stripe, nor more slots than that in a swarm that is larger.
-- `join` gives newcomers their parents without moving anybody, and without a slot of anybody: a newcomer is a *leaf*
-  that feeds nobody, and thousands of them take nothing from the others until they really fetch. Who leaves takes only
-  its edges along. Neither looks at others' edges.
+- Within a tree, nodes with many children (*wide* ones) are nearer to the source than those with few (*narrow* ones),
+  which makes it as flat as possible.
+- A node's uplink is spread evenly over all others; of the source's uplink, nodes that pass on much get less.
+- A node that cannot be dialled (a *shy* one) feeds only nodes that can: it dials them, and they ask over the connection
+  that it opened. So only the source and the dialable nodes feed shy nodes: with S of them `R ≤ (u_source + Σ
+  u_dialable) / S`.
+- Two shy nodes that can dial each other at once (*punchable* ones) feed each other, too. If all shy nodes are
+  punchable, any node may feed any other; else the source and the dialable nodes feed the other shy ones.
+- No node has more than `FAN_OUT_MAX` children in one stripe, nor more slots than that in a larger swarm.
+- `join` gives new nodes their parents without changing other nodes' parents or slots: a new node is a *leaf* that feeds
+  nobody, and thousands of them cost the others nothing until they really fetch. A node that leaves takes only its own
+  edges out of the plan. Neither step reads the edges of others.
 
 The proof sketch is in docs/broadcast.md; how far real runs are from the bound, in docs/performance.md.
 """
@@ -38,42 +39,42 @@ FAN_OUT_MAX = 128
 """Children of one node: each costs a connection."""
 
 SOURCE_FAN_OUT_MAX = 256
-"""Children of the source, which has nothing else to do."""
+"""Children of the source, which has no other work."""
 
 SPARES = 4
-"""Upstreams beside the parents, at the least: who to turn to when a parent fails."""
+"""Upstreams beside the parents, at least, for the case that a parent fails."""
 
 HELP_SHARE = 0.1
-"""Of the source's uplink, for requests beyond the plan: those of many nodes together must not starve its own trees."""
+"""The share of the source's uplink for requests beyond the plan: many of these must not starve its own trees."""
 
 HELP_FREELY_MAX = 16
-"""In a swarm of so many, the source helps whoever asks: its children are nearly all there are."""
+"""The largest swarm in which the source helps any node without a limit: nearly all nodes are its children."""
 
 COMPARED = 16
-"""In a swarm of so many all are compared before one is given a slot; in a larger one, hardly two ever meet twice."""
+"""The largest swarm in which all nodes are compared for each slot; in a larger one, two nodes rarely meet twice."""
 
 NARROW = 4
-"""A node that feeds so many times fewer in a tree than the widest need not sit high in that of a small swarm."""
+"""A node that feeds this many times fewer nodes than the widest may be far from the source in a small swarm."""
 
 _RATE_STEPS = 50
-"""Halvings in the search for R: more than a float has bits that matter here."""
+"""Halvings in the search for R: more than a float has relevant bits."""
 
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """One node as the planner sees it; rates are bytes per second, measured."""
+    """The links of a node; rates are measured, in bytes per second."""
 
     name: str
     up: float
     down: float
     dialable: bool = True
     punchable: bool = False
-    """It cannot be dialled, but it and another such node can connect."""
+    """True if it cannot be dialled, but it and another such node can connect."""
 
 
 @dataclass
 class Topology:
-    """One version's trees: for each node its parent in every stripe, and the upstreams it may also turn to."""
+    """The trees of one version: for each node its parent in every stripe, and spare upstreams."""
 
     stripes: int
     rate: float
@@ -83,31 +84,31 @@ class Topology:
     planned: tuple[str, ...] = ()
     """The nodes of the plan; the others have joined it as leaves."""
     turns: deque[str] = field(default_factory=deque)
-    """Who feeds the next leaf, in turn: the source and feeding nodes, the more often the more they have to spare."""
+    """The nodes that feed the next leaves, in turn: the source and feeding nodes, more often with more spare slots."""
     feeding: set[str] = field(default_factory=set)
-    """Nodes of the plan that anybody can dial: only these are spares of others, or feed leaves."""
+    """Nodes of the plan that can be dialled: only these are spares of others, or feed leaves."""
     dialable: set[str] = field(default_factory=set)
     punchable: set[str] = field(default_factory=set)
     fed: dict[str, dict[str, None]] = field(default_factory=dict)
-    """Whom each node feeds, in any stripe: `parents`, seen from above."""
+    """The children of each node, in any stripe: the reverse of `parents`."""
 
     def upstreams(self, name: str) -> dict[str, list[int]]:
-        """Every upstream of a node, with the stripes that it is asked for first."""
-        found: dict[str, list[int]] = {}
+        """Return every upstream of a node, with the stripes that it is asked for first."""
+        sources: dict[str, list[int]] = {}
         for stripe, parent in enumerate(self.parents[name]):
-            found.setdefault(parent, []).append(stripe)
+            sources.setdefault(parent, []).append(stripe)
         for spare in self.spares[name]:
             if spare in self.feeding:  # it may have left
-                found.setdefault(spare, [])
-        found.setdefault(SOURCE, [])
-        return found
+                sources.setdefault(spare, [])
+        sources.setdefault(SOURCE, [])
+        return sources
 
     def children(self, name: str) -> list[str]:
-        """Whom a node feeds, in any stripe."""
+        """Return the nodes that a node feeds, in any stripe."""
         return list(self.fed.get(name, ()))
 
     def hops(self, name: str) -> int:
-        """From the source to a node, in the stripe in which it is farthest away."""
+        """Return the hops from the source to a node, in the stripe in which it is farthest away."""
         farthest = 0
         for stripe in range(self.stripes):
             passed, hops = name, 0
@@ -118,20 +119,20 @@ class Topology:
 
     @property
     def help_rate(self) -> float:
-        """Bytes per second that each node may ask of the source beyond its part; 0: as it likes.
+        """Return the bytes per second that each node may request from the source beyond its part; 0: no limit.
 
-        Leaves do not count: free keys would make that a trickle for everybody.
+        Leaves do not count: keys are free, and many of them would make the rate too small for all.
         """
         count = len(self.planned)
         return 0.0 if count <= HELP_FREELY_MAX else HELP_SHARE * self.source_up / count
 
 
 def fluid_bound_s(size_bytes: float, source_up: float, nodes: Sequence[NodeLinks]) -> float:
-    """Seconds that no scheme can beat: the source's uplink, the slowest downlink, all uplinks together, or those that
-    shy nodes can be fed by."""
+    """Return the seconds that every plan needs: for the source's uplink, the slowest downlink, all uplinks together, or
+    the uplinks that can feed shy nodes."""
     together = source_up + sum(node.up for node in nodes)
     for_shy = source_up + sum(node.up for node in nodes if node.dialable)
-    # Every byte reaches the punchable nodes at least once from somebody who is open.
+    # Every byte reaches the punchable nodes at least once from the source or an open node.
     hidden = sum(_is_hidden(node) for node in nodes) + any(node.punchable for node in nodes)
     shy = sum(not node.dialable for node in nodes)
     for_punchable = for_shy + sum(node.up for node in nodes if node.punchable)
@@ -171,7 +172,7 @@ def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES
 
 
 def _turns(to_spare: Mapping[str, int], stripes: int) -> deque[str]:
-    """Give each name a turn, and one more for each slot to spare, up to one for each stripe; mixed evenly."""
+    """Return turns for each name: one, and one more for each spare slot, up to one for each stripe; mixed evenly."""
     weights = {name: 1 + min(max(0, slots), stripes) for name, slots in to_spare.items()}
     turns = (((at + 0.5) / weight, name) for name, weight in weights.items() for at in range(weight))
     return deque(name for _, name in sorted(turns))
@@ -180,7 +181,7 @@ def _turns(to_spare: Mapping[str, int], stripes: int) -> deque[str]:
 def join(
     topology: Topology, nodes: Sequence[NodeLinks], *, is_proven: Callable[[str], bool] = lambda _name: False
 ) -> None:
-    """Give newcomers their parents, in turn; who is not proven has the source as one, which sees it fetch."""
+    """Give new nodes their parents, in turn; a node that is not proven has the source as one, which sees it fetch."""
     for node in nodes:
         position = len(topology.parents)
         parents = [_next_turn(topology) for _ in range(topology.stripes)]
@@ -194,7 +195,7 @@ def join(
 
 
 def _next_turn(topology: Topology) -> str:
-    """Return whose turn it is to feed a leaf, and drop those who have left."""
+    """Return the next node that feeds a leaf, and drop nodes that have left."""
     turns = topology.turns
     while (name := turns[0]) != SOURCE and name not in topology.feeding:
         turns.popleft()
@@ -203,7 +204,7 @@ def _next_turn(topology: Topology) -> str:
 
 
 def leave(topology: Topology, names: Iterable[str]) -> None:
-    """Forget nodes: their children ask their other upstreams until the next version's plan."""
+    """Remove nodes from the plan: their children ask their other upstreams until the next version's plan."""
     for name in names:
         for parent in topology.parents.pop(name):
             topology.fed.get(parent, {}).pop(name, None)
@@ -217,7 +218,7 @@ def leave(topology: Topology, names: Iterable[str]) -> None:
 
 
 def renew_spares(topology: Topology, name: str) -> None:
-    """Others to turn to, in the place of those who have left."""
+    """Replace the spares of a node if any of them has left."""
     if not topology.feeding.issuperset(topology.spares[name]):
         topology.planned = tuple(other for other in topology.planned if other in topology.parents)
         position = topology.planned.index(name) if name in topology.planned else len(topology.spares)
@@ -232,7 +233,7 @@ def _note_edges(topology: Topology, name: str) -> None:
 
 @dataclass(frozen=True)
 class _Reach:
-    """Who feeds whom: an open node everybody, a punchable one these two kinds, and the others only open ones."""
+    """The nodes by whom they can feed: open nodes feed all, punchable ones feed both kinds, others only open ones."""
 
     open: Set[str]
     punchable: Set[str]
@@ -243,7 +244,7 @@ def _is_hidden(node: NodeLinks) -> bool:
 
 
 def _reach(nodes: Sequence[NodeLinks]) -> _Reach:
-    """While nobody is hidden, punchable nodes are as open as any: nobody needs a slot that they cannot give."""
+    """Return the reach of the nodes; if none is hidden, punchable nodes count as open, as they can feed all."""
     if not any(map(_is_hidden, nodes)):
         return _Reach({node.name for node in nodes}, frozenset())
     return _Reach(
@@ -253,7 +254,7 @@ def _reach(nodes: Sequence[NodeLinks]) -> _Reach:
 
 
 def _common_rate(source_up: float, nodes: Sequence[NodeLinks]) -> tuple[float, list[NodeLinks]]:
-    """R, and the nodes that receive fast enough to pass on what they receive."""
+    """Return R, and the nodes that receive fast enough to pass on the chunks that they receive."""
     best, relays = min([source_up / max(1, len(nodes)), *(node.down for node in nodes)]), 0
     together = for_shy = for_punchable = source_up
     hidden = sum(map(_is_hidden, nodes)) + any(node.punchable for node in nodes)
@@ -271,7 +272,7 @@ def _common_rate(source_up: float, nodes: Sequence[NodeLinks]) -> tuple[float, l
 
 
 def _slots(source_up: float, relays: Sequence[NodeLinks], count: int, reach: _Reach, stripes: int) -> dict[str, int]:
-    """As few slots as suffice for everybody, in proportion to the uplinks: so all links are used alike."""
+    """Return the fewest slots that suffice for all nodes, in proportion to the uplinks: so all links are used alike."""
     cap = stripes * (count - 1) if count - 1 <= FAN_OUT_MAX else FAN_OUT_MAX
     source_cap = stripes * count if count <= SOURCE_FAN_OUT_MAX else max(stripes, SOURCE_FAN_OUT_MAX)
     for_open = stripes * len(reach.open)
@@ -302,20 +303,20 @@ def _slots(source_up: float, relays: Sequence[NodeLinks], count: int, reach: _Re
 def _share_out(
     slots: Mapping[str, int], source_slots: int, count: int, reach: _Reach, stripes: int
 ) -> list[dict[str, int]]:
-    """For each stripe, the nodes that pass it on and to how many: as few stripes per node as possible."""
-    # The source feeds as many in each tree; but where a node can feed all others alone, one in that node's trees, and
-    # more in the others: else it would feed most of them beside the widest node, whose uplink has nothing to do then.
+    """Return, for each stripe, the nodes that pass it on and to how many: as few stripes per node as possible."""
+    # The source feeds equally many in each tree; but if a node can feed all others alone, the source feeds one in that
+    # node's trees, and more in the others: else the source would feed most of them, and the node's uplink would idle.
     room = [count - source_slots // stripes - (stripe < source_slots % stripes) for stripe in range(stripes)]
     if max(slots.values(), default=0) >= count - 1:
         room = [count - 1] * stripes
     shares: list[dict[str, int]] = [{} for _ in range(stripes)]
     wide_first = sorted(slots, key=lambda name: -slots[name])
-    # In a small swarm a narrow node feeds one other in each of its trees, so that it can be the widest every time: what
-    # that one gets from others, it need not ask the source for.
+    # In a small swarm a narrow node feeds one other in each of its trees, so that this can always be the widest one:
+    # the widest node then need not ask the source for these stripes.
     narrow = max(slots.values(), default=0) / NARROW if count <= COMPARED and len(reach.open) == count else -1
     fan_out_max = {name: 1 if slots[name] <= narrow else min(max(1, count - 1), FAN_OUT_MAX) for name in slots}
     left = count * stripes - source_slots
-    # Shy nodes have the least choice: in every tree they feed no more than there are nodes that they can reach.
+    # Shy nodes have the least choice: in every tree they feed at most as many nodes as they can reach.
     hidden, near = slots.keys() - reach.open - reach.punchable, len(reach.open)
     for kind, reached in ((hidden, near), (reach.punchable, near + len(reach.punchable) - 1), (reach.open, count)):
         given = [sum(share.values()) for share in shares]
@@ -327,7 +328,7 @@ def _share_out(
 def _deal(
     left: dict[str, int], room: list[int], shares: list[dict[str, int]], fan_out_max: Mapping[str, int], needed: int
 ) -> int:
-    """Deal these slots to the stripes that have room for them; how many more are needed then."""
+    """Deal these slots to the stripes that have room for them, and return how many more are needed then."""
     while needed > 0 and any(free > 0 for free in room) and any(left.values()):
         for name, slots in left.items():
             stripe = max(range(len(room)), key=lambda s: (name not in shares[s], room[s]))
@@ -343,10 +344,10 @@ def _deal(
 
 
 class _Given:
-    """How many stripes each node gives to each other.
+    """The number of stripes that each node gives to each other.
 
-    An uplink is shared equally by all that it feeds, so all of them should want as much of it; and less whoever has
-    much to pass on: what reaches it late reaches many late.
+    An uplink is shared equally by all its children, so each of them should need the same part of it. A child that
+    passes on much should need less: chunks that reach it late reach many nodes late.
     """
 
     def __init__(self, slots: Mapping[str, int]) -> None:
@@ -368,18 +369,18 @@ def _tree(
     reach: _Reach,
     given: _Given,
 ) -> Iterable[tuple[str, str]]:
-    """The edges (child, parent) of one stripe, the flattest first; `turn` says with whom among equals to begin."""
+    """Yield the edges (child, parent) of one stripe from the top down; `turn` (0 to 1) is where equal nodes begin."""
     start = int(turn * len(nodes))
     widest = max(fan_outs.values(), default=0)
-    # In a small swarm a hop more costs little; but where some are shy, their leaves need every slot to be open before.
+    # In a small swarm one more hop costs little; but if some nodes are shy, their leaves need every open slot first.
     may_wait = len(nodes) <= COMPARED and len(reach.open) == len(nodes)
     narrow = [name for name in fan_outs if may_wait and NARROW * fan_outs[name] <= widest]
     leaves = [node.name for node in (*nodes[start:], *nodes[:start]) if node.name not in fan_outs]
     inner = sorted(fan_outs.keys() - narrow, key=lambda name: (-fan_outs[name], name))
     callers = deque(name for name in inner if name not in reach.open and name not in reach.punchable)
-    # Punchable ones come first: the open nodes that hang below them leave open slots to those who need them.
+    # Punchable nodes come first: open nodes below them leave open slots to the nodes that need these.
     others = deque(name for kind in (reach.punchable, reach.open) for name in inner if name in kind)
-    # Shy slots are for open children: if there are more than open leaves, other open nodes must hang there, too.
+    # Shy slots are for open children: if there are more of them than open leaves, inner open nodes must use them, too.
     crowded = sum(fan_outs[name] for name in callers) - sum(name in reach.open for name in leaves)
     open_slots, punch_slots, shy_slots = deque([SOURCE] * wide), deque[str](), deque[str]()
 
@@ -403,7 +404,7 @@ def _tree(
         yield child, slots.popleft() if slots else SOURCE
         own.extend([child] * fan_outs[child])
     hidden = [name for name in leaves if name not in reach.open and name not in reach.punchable]
-    yield from _hang(hidden, fan_outs, [open_slots], given)  # these have the least choice, and choose first
+    yield from _hang(hidden, fan_outs, [open_slots], given)  # these have the least choice, so they come first
     yield from _hang([name for name in leaves if name in reach.punchable], fan_outs, [punch_slots, open_slots], given)
     rest = [*narrow, *(name for name in leaves if name in reach.open)]
     yield from _hang(rest, fan_outs, [shy_slots, punch_slots, open_slots], given)
@@ -412,12 +413,12 @@ def _tree(
 def _hang(
     names: Sequence[str], fan_outs: Mapping[str, int], queues: Sequence[deque[str]], given: _Given
 ) -> Iterable[tuple[str, str]]:
-    """A slot for each node: of a few nodes the one that the slot's owner has given the least so far."""
+    """Yield a slot for each node: of a few nodes, the one that the slot's owner has given the fewest stripes so far."""
     later = iter(names)
     few = list(islice(later, COMPARED if len(names) <= COMPARED else 1))
     while few:
         parent = next((queue.popleft() for queue in queues if queue), SOURCE)
-        closes = not any(queues)  # nobody is left but those who bring slots along
+        closes = not any(queues)  # only nodes that bring slots of their own are left
         child = min(few, key=lambda name: (closes and name not in fan_outs, given.weight(parent, name)))
         few.remove(child)
         few.extend(islice(later, 1))
@@ -426,7 +427,7 @@ def _hang(
 
 
 def _spares(topology: Topology, name: str, position: int) -> list[str]:
-    """Other nodes to turn to, so that everybody has some upstreams beside the source, spread evenly over the swarm."""
+    """Return spare upstreams of a node, so that it has some beside the source, spread evenly over the swarm."""
     names = topology.planned
     parents = set(topology.parents[name])
     step = max(1, len(names) // (SPARES + 1))

@@ -1,29 +1,30 @@
-"""How closely an owner is looked at, by what audits found: rates, windows, faults and sanctions.
+"""Trust: how closely an owner is audited, by the findings of earlier audits: rates, windows, faults and sanctions.
 
 | level | when | rate | escrow |
 |---|---|---|---|
 | `new` | fewer than `first_groups` validated | everything | posted as audited |
-| `known` | then | `first_groups` / n, at least `floor`, and what the escrow covers | the window |
-| `trusted` | from `trusted_groups` on | `trusted_floor`, and what the escrow covers | the window |
+| `known` | then | `first_groups` / n, at least `floor` and the rate that the escrow requires | the window |
+| `trusted` | from `trusted_groups` on | `trusted_floor`, at least the rate that the escrow requires | the window |
 | `held` | after one hard fault, until `first_groups` more are validated | everything | nothing is posted unaudited |
 | `banned` | after a second one, on another group | no more leases | void |
 
-- Trust belongs to the owner, under whom many nodes may work. It is earned by whole groups: a part of one, that another
-  finished, is audited at the owner's rate and may be a fault, but counts for nothing else, since it may be one token.
-- n counts accepted groups, but at most `LEAD` times the
-  validated ones: a flood of forgeries cannot talk its rate down, and a slow auditor makes nobody a newcomer.
-- A hard fault sets all counts to 0. `trusted_groups` validated groups later it is forgotten: an honest node that chance
-  accuses once in ten thousand audits is not to be banned in the end.
+- Trust belongs to the owner, for whom many nodes may work. It is earned by whole groups: a part of a group that another
+  node finished is audited at the owner's rate and may be a fault, but counts for nothing else, since it may be one
+  token.
+- n counts accepted groups, but at most `LEAD` times the validated ones: many forgeries cannot lower their own rate, and
+  a slow auditor makes no owner a newcomer.
+- A hard fault sets all counts to 0. It expires after `trusted_groups` validated groups: an honest node with one chance
+  fault in ten thousand audits must not be banned in the end.
 - A soft fault sets n back to where one group in `LEAD` is audited; it takes no money.
-- The window is what makes cheating worthless: whoever cheats once gains one payment with chance 1 − q and loses
-  the window with chance q, so (1 − q) / q payments are held back, times `escrow_factor`.
-- The rate covers what the escrow does not: a claim worth a, with V in window and pledge, is drawn with a chance of at
-  least a / (a + V), whatever was earned before. So neither a long claim, nor a raised price, nor a rate that has just
-  fallen is worth faking. Who has nothing to lose is audited whole; the pledge, a group that was found right and is not
-  paid yet, is why that ends (`coordinator.transactions.escrow`).
-- While auditors are behind, rates of owners who are known fall by `ease`, down to `trusted_floor` and to what the
-  escrow covers. Their window grows by as much: it is that of the lowest rate at which anything unpaid was drawn, also
-  after the rates have risen again. Who is new or held is audited whole, whatever waits.
+- The window makes cheating worthless: an owner that cheats once gains one payment with chance 1 − q and loses the
+  window with chance q, so (1 − q) / q payments are held back, times `escrow_factor`.
+- The rate covers the rest: a claim worth a, with V in window and pledge, is drawn with a chance of at least a / (a +
+  V), whatever was earned before. So a long claim, a raised price, or a rate that has just fallen makes no forgery worth
+  while. An owner with nothing to lose is audited on all claims; that ends with the pledge, a group that was found right
+  and is not paid yet (`coordinator.transactions.escrow`).
+- While auditors are behind, rates of known owners fall by `ease`, down to `trusted_floor` and to the rate that the
+  escrow requires. Their window grows accordingly: it is that of the lowest rate at which any unpaid claim was drawn,
+  also after the rates have risen again. Owners that are new or held are audited on all claims, whatever the backlog.
 - Pure: standings in, standings out.
 """
 
@@ -35,18 +36,18 @@ from ledger.drawing import ALL_PPM
 
 Level = Literal["new", "known", "trusted", "held", "banned"]
 Finding = Literal["pass", "soft", "hard", "pardon"]
-"""What an audit of one claim found; pardon: nothing, by no fault of the node's."""
+"""The finding of an audit of one claim; pardon: the audit was not possible, by no fault of the node's."""
 
 FAULTS_TO_BAN = 2
-"""Independent: on claims to two groups, whose seeds have nothing in common; a part and its whole have one."""
+"""Independent faults that lead to a ban: on groups with unrelated seeds; a part and its whole share a seed."""
 
 LEAD = 4
-"""How far accepted groups may run ahead of validated ones."""
+"""The most accepted groups that count, per validated group."""
 
 
 @dataclass(frozen=True)
 class TrustRules:
-    """What the operator set."""
+    """The operator's settings of trust."""
 
     first_groups: int = 10
     floor: float = 0.05
@@ -57,15 +58,15 @@ class TrustRules:
 
 @dataclass(frozen=True)
 class OwnerStanding:
-    """What is known of one owner."""
+    """The record of one owner."""
 
     claims: int = 0
-    """Accepted since the last hard fault."""
+    """Groups accepted since the last hard fault."""
     groups: int = 0
-    """Validated since then."""
+    """Groups validated since then."""
     soft: int = 0
     hard: int = 0
-    """Not forgotten yet."""
+    """Hard faults that have not expired."""
 
 
 def level(standing: OwnerStanding, rules: TrustRules) -> Level:
@@ -79,7 +80,7 @@ def level(standing: OwnerStanding, rules: TrustRules) -> Level:
 def rate_ppm(
     standing: OwnerStanding, rules: TrustRules, *, worth_micros: int = 0, held_micros: int = 0, ease: float = 0.0
 ) -> int:
-    """How many of a million claims of this owner are audited that are worth so much while the escrow holds so much."""
+    """Return the audit rate, per million, of a claim worth `worth_micros` while the escrow holds `held_micros`."""
     rate = _rate(standing, rules)
     if 0 < rate < 1 and ease and rules.trusted_floor:
         rate -= ease * max(0.0, rate - rules.trusted_floor)
@@ -90,7 +91,7 @@ def rate_ppm(
 
 
 def _rate(standing: OwnerStanding, rules: TrustRules) -> float:
-    """The share that is audited whatever the escrow holds."""
+    """Return the share that is audited whatever the escrow holds."""
     if level(standing, rules) in ("new", "held", "banned"):
         return 1.0
     floor = rules.trusted_floor if standing.groups >= rules.trusted_groups else rules.floor
@@ -99,22 +100,22 @@ def _rate(standing: OwnerStanding, rules: TrustRules) -> float:
 
 
 def window(standing: OwnerStanding, rules: TrustRules, *, drawn_ppm: int = ALL_PPM) -> int:
-    """How many unaudited groups stay unpaid, where some of them were drawn at this rate, which may be lower than usual.
+    """Return how many unaudited groups stay unpaid, if some were drawn at `drawn_ppm`, which may be lower than usual.
 
-    None do where nothing is ever audited, since nothing could be found.
+    It is 0 where nothing is ever audited, since no fault could be found.
     """
     rate = min(rate_ppm(standing, rules), drawn_ppm)
     return math.ceil(rules.escrow_factor * (ALL_PPM - rate) / rate) if rate else 0
 
 
 def validated(standing: OwnerStanding, rules: TrustRules, groups: int = 1) -> OwnerStanding:
-    """After so many more groups were found to be right, or their window was."""
+    """Return the standing after `groups` more groups were found right, or their window was."""
     count = standing.groups + groups
     return replace(standing, groups=count, hard=0 if count >= rules.trusted_groups else standing.hard)
 
 
 def lifted(standing: OwnerStanding, before: OwnerStanding, *, counts: bool) -> OwnerStanding:
-    """After a hard fault, that was the last and still counts or not, turned out to be none: what it took comes back."""
+    """Return the standing after the last hard fault was overturned; `counts` is False if it counts no more."""
     hard = standing.hard - 1 if counts else standing.hard
     return replace(standing, claims=standing.claims + before.claims, groups=standing.groups + before.groups, hard=hard)
 
@@ -122,7 +123,7 @@ def lifted(standing: OwnerStanding, before: OwnerStanding, *, counts: bool) -> O
 def after_verdict(
     standing: OwnerStanding, finding: Finding, rules: TrustRules, groups: int = 1, *, again: bool = False
 ) -> OwnerStanding:
-    """After a verdict on a claim that counts for so many groups; `again`, if a fault on the same group stands."""
+    """Return the standing after a verdict on a claim for `groups` groups; `again` if the same group has a fault."""
     match finding:
         case "pass":
             return validated(standing, rules, groups)

@@ -1,4 +1,4 @@
-"""From measured positions to a verdict with evidence: *pass*, *soft fail*, *hard fail*, or *held*: none yet.
+"""Verdicts: from measured positions to *pass*, *soft fail* or *hard fail* with evidence, or *held*: no verdict yet.
 
 | rule | soft fail | hard fail |
 |---|---|---|
@@ -11,27 +11,27 @@
 | `version` | 64 or more positions lean to another version by 5 standard errors | by 10 |
 | | or lie nearer to it than chance gives in 10³ groups | in 10⁶ groups |
 
-- A report is *provisional* where the tolerances were measured on another policy. What fails then, but for `form`, is
-  held: it is judged once its class is calibrated on this policy.
-- A soft fail is a reason to look closer, not to punish; a hard fail is what honest work of the class never was.
-- What is counted or averaged is counted once for each context: what samples of a group repeat, they repeat with its
-  rounding, so a trained policy's hundred positions may be eight observations.
-- The end of a sample needs no rule of its own: an end token that was not due, or one that was due and left out, is a
-  margin like any other. That nothing follows an end is `form`.
+- A report is *provisional* if the tolerances were measured on another policy. A claim that fails then, except by
+  `form`, is held: it is judged once its class is calibrated on this policy.
+- A soft fail is a reason to audit more, not to punish; a hard fail is a result that honest work of the class never had.
+- Counts and means use each context once: samples of a group that repeat tokens repeat their rounding, too, so a trained
+  policy's hundred positions may be eight observations.
+- The end of a sample needs no rule of its own: an end token that was not due, or one that was due and left out, has a
+  margin like any other token. A token after an end breaks `form`.
 - A neighbour must have been scored by the same arithmetic as the claimed version, or the claim leans to the arithmetic;
-  and in float32, whose roundings do not coincide by chance as bf16's few do.
-- Where two versions differ by less than the rounding of a replay, honest claims lean half-way: the rounding of the
-  claimed one's is in every error and in every distance. So a lean from there to 1 counts from 0 standard errors to all.
-- A lean finds a step in noise that is larger, over many contexts. Where a claim *is* another version's, but for
-  rounding, few will do. However large honest errors are: if they are as likely up as down, and the less likely the
-  farther off, one comes within a part ρ of the distance to that version in at most ρ / (1 − ρ) of contexts, since the
+  and in float32, whose roundings do not coincide by chance as the few of bf16 do.
+- If two versions differ by less than the rounding of a replay, honest claims lean half-way: the rounding of the claimed
+  version is in every error and in every distance. So a lean from half-way to 1 counts from 0 to all standard errors.
+- A lean finds a step in larger noise, over many contexts. If a claim *is* another version's, except for rounding, a few
+  contexts are enough. However large honest errors are: if they are symmetric, and less likely the larger they are, an
+  honest claim comes within a part ρ of the distance to that version in at most ρ / (1 − ρ) of contexts, since the
   density at x is at most 1 / 2x. Fisher's test joins the contexts.
-- The same inputs give the same report, anywhere: `VALIDATOR` changes whenever a rule does.
+- The same inputs give the same report on every machine: `VALIDATOR` changes whenever a rule does.
 
-The chances, if the claim is honest, of what an audit found:
+Three functions compute how likely an audit's observations are if the claim is honest:
 
-- `tail` of a count, `fisher` of independent chances together, `normal_of_t` of standard errors that few gave.
-- Written out here: a library of statistics would be larger than the auditor.
+- `tail` for a count, `fisher` for independent chances together, `normal_of_t` for standard errors from few contexts.
+- They are written out, since a library of statistics would be larger than the auditor.
 """
 
 import math
@@ -49,7 +49,7 @@ from protocol.errors import SwarmError
 
 
 def tail(count: int, of: int, rate: float) -> float:
-    """The chance of `count` or more successes among so many, at this rate each."""
+    """Return the chance of `count` or more successes among `of` tries, each at `rate`."""
     if count <= of * rate:
         return 1.0
     total = 0.0
@@ -63,7 +63,7 @@ def tail(count: int, of: int, rate: float) -> float:
 
 
 def fisher(chances: Floats) -> float:
-    """How rarely independent chances are as small together (Fisher 1932): the tail of χ² with two degrees each."""
+    """Return the chance that independent chances are as small together (Fisher 1932): tail of χ², 2 degrees each."""
     half = float(-np.log(chances).sum())
     if half <= 0:
         return 1.0
@@ -72,7 +72,7 @@ def fisher(chances: Floats) -> float:
 
 
 def normal_of_t(t: float, freedom: float) -> float:
-    """As many standard errors of a normal distribution as are as rare as these of Student's t (Wallace 1959)."""
+    """Return the standard errors of a normal distribution that are as rare as `t` of Student's t (Wallace 1959)."""
     if freedom <= 0:
         return 0.0
     size = (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t * t / freedom))
@@ -84,37 +84,37 @@ VALIDATOR = "replay/4"
 SOFT_CHANCE, HARD_CHANCE = 1e-3, 1e-6
 MEAN_HARD = 2.0
 HALF_WAY = 0.5
-"""Beyond it a lean is nearer to the other version than to the claimed one."""
+"""The lean above which a claim is nearer to the other version than to the claimed one."""
 LEAN_SOFT, LEAN_HARD = 5.0, 10.0
-"""Standard errors, of many contexts or as rare with few: see `WIDE`."""
+"""Standard errors, over many contexts or as rare with few: see `WIDE`."""
 WIDE = 2.0
-"""Standard errors are taken to be so many times too small: errors of different contexts share causes, too."""
+"""The factor on standard errors, which are too small: errors of different contexts share causes, too."""
 
 RESOLUTION_NATS = 2.0**-24
-"""Of claims, which are float32: what is repeated to the last bit is no surer than that."""
+"""The resolution of claims, which are float32: values that repeat to the last bit are no more exact than that."""
 
 GROUP_POSITIONS_MIN = 64
-"""Fewer say too little of a version, however many contexts they have."""
+"""The fewest positions that show a version, however many contexts they have."""
 
 REPLAY_NATS = 3e-5
-"""As far as engines differ in float32 (`calibration.FLOOR_NATS`): no claim is nearer to a version than that."""
+"""The difference of engines in float32 (`calibration.FLOOR_NATS`): no claim is nearer to a version than that."""
 DISTANT = 10.0
-"""A context says how near a claim is if versions differ there by so many times as much."""
+"""A context counts if versions differ in it by this multiple of `REPLAY_NATS`."""
 CONTEXT_CHANCE = 1e-3
-"""The least that one context counts for: one is no finding, two fail softly, and it takes three to fail hard."""
+"""The smallest chance of one context: one is no finding, two are a soft fail, three are a hard fail."""
 
 EVIDENCE_MAX = 8
 """Positions shown for one finding, the worst first."""
 
 
 class AuditOutcome(IntEnum):
-    """How bad it is."""
+    """The outcome of an audit or of one finding, from best to worst."""
 
     PASS = 0
     SOFT = 1
     HARD = 2
     HELD = 3
-    """No verdict yet, of a whole report alone."""
+    """No verdict yet; only a whole report has this outcome."""
 
     @property
     def words(self) -> str:
@@ -123,7 +123,7 @@ class AuditOutcome(IntEnum):
 
 @dataclass(frozen=True)
 class PositionEvidence:
-    """One position as evidence."""
+    """A position that is shown as evidence."""
 
     sample: int
     position: int
@@ -147,15 +147,15 @@ class AuditFinding:
 
 @dataclass(frozen=True)
 class VersionFit:
-    """How the claim fits one neighbouring version, beside the claimed one."""
+    """The fit of the claim to a neighbouring version, compared with the claimed one."""
 
     version: int
     lean: float
     """0: the claimed log-probabilities are those of the claimed version; 1: those of this one."""
     standard_errors: float
-    """Of the lean, from 0."""
+    """The lean's distance from 0, in standard errors."""
     chance: float
-    """Of an honest claim to lie as near to this version in as many contexts."""
+    """The chance that an honest claim is as near to this version in as many contexts."""
     by_tokens: float
     """Standard errors by which contexts have more tokens of this version than of the claimed one."""
     only_here: int
@@ -177,7 +177,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit of one claim found."""
+    """The report of an audit of one claim."""
 
     tolerance: str
     calibration: int
@@ -186,7 +186,7 @@ class AuditReport:
     fits: tuple[VersionFit, ...] = ()
     validator: str = VALIDATOR
     provisional: bool = False
-    """The tolerances were measured on another policy: by them alone nobody is blamed."""
+    """True if the tolerances were measured on another policy: a claim that fails only by them is no fault."""
 
     @property
     def outcome(self) -> AuditOutcome:
@@ -194,15 +194,15 @@ class AuditReport:
         return AuditOutcome.HELD if self.provisional and worst is not AuditOutcome.PASS else worst
 
     def to_json(self) -> dict[str, Any]:
-        """For `json.dumps`; every number in it is finite."""
-        found = asdict(self)
-        for finding in found["findings"]:
+        """Return the report for `json.dumps`; every number in it is finite."""
+        report = asdict(self)
+        for finding in report["findings"]:
             finding["outcome"] = AuditOutcome(finding["outcome"]).words
-        return {"outcome": self.outcome.words, **found}
+        return {"outcome": self.outcome.words, **report}
 
 
 def malformed(error: SwarmError, tolerance: Tolerance, calibration: int) -> AuditReport:
-    """The report on a claim that needs no model to be refused."""
+    """Return the report on a claim that is refused without a model."""
     finding = AuditFinding(
         "form", AuditOutcome.HARD, "a claim that its lease allows", f"{error.message} [{error.code}]"
     )
@@ -215,7 +215,7 @@ def judge(
     calibration: int,
     neighbours: Mapping[int, ReplayMeasurement] | None = None,
 ) -> AuditReport:
-    """The report on some positions of a claim, which neighbouring versions may have scored, too."""
+    """Return the report on some positions of a claim; `neighbours` are replays under neighbouring versions."""
     fits = tuple(_fit(version, measured, other) for version, other in (neighbours or {}).items())
     errors = np.abs(measured.errors)
     findings = [
@@ -256,9 +256,10 @@ def _far(rule: str, measured: ReplayMeasurement, values: Floats, limit: Limit) -
 
 
 def _many(rule: str, measured: ReplayMeasurement, values: Floats, limit: Limit) -> AuditFinding | None:
-    """A context is out with any of its positions, so with as many times the chance; with n of them, an n-th of that.
+    """Return a finding if too many contexts have positions out of tolerance.
 
-    Whatever they share, they have no more out on the average than one by one (Markov's inequality). Each n is a look.
+    A context is out if any of its positions is, so its chance is the sum of theirs; for n positions, an n-th of that:
+    correlated or not, their mean number out is the same (Markov's inequality). Each n is one test.
     """
     outside = measured.sums((values > limit.tolerance).astype(float))
     of, most = len(outside), int(measured.sums(np.ones_like(values)).max())
@@ -305,7 +306,7 @@ def _other_version(fit: VersionFit) -> AuditFinding | None:
 
 
 def _fit(version: int, measured: ReplayMeasurement, other: ReplayMeasurement) -> VersionFit:
-    """Regress the errors on what the other version would have said, with standard errors that trust no variance."""
+    """Regress the errors on the differences to the other version, with standard errors robust to unequal variances."""
     distance = other.logprobs - measured.logprobs
     powers = measured.sums(distance**2)
     power = float(powers.sum())
@@ -314,27 +315,27 @@ def _fit(version: int, measured: ReplayMeasurement, other: ReplayMeasurement) ->
         lean = float((measured.errors * distance).sum()) / power
         pulls = measured.sums((measured.errors - lean * distance) * distance)
         unsure = RESOLUTION_NATS * measured.sums(np.abs(distance))
-        # How far each context moves the lean, as if it had had no say in it (CR3, a jackknife): else one that
-        # outweighs the others explains itself, and the lean seems certain.
+        # How far each context moves a lean computed without it (CR3, a jackknife): else a context that outweighs
+        # the others explains itself, and the lean seems certain.
         moves = np.hypot(pulls, unsure) / np.maximum(power - powers, 1e-9 * power)
         freedom = power**2 / float((powers**2).sum()) - 1  # contexts that weigh as much as these, less the lean itself
         t = lean / math.sqrt(float((moves**2).sum()))
         standard_errors = WIDE * normal_of_t(t / WIDE, freedom)
-    here, there = (scored.claimed == scored.dictated for scored in (other, measured))
-    net = measured.sums(here.astype(float) - there)
+    by_other, by_claimed = (scored.claimed == scored.dictated for scored in (other, measured))
+    net = measured.sums(by_other.astype(float) - by_claimed)
     return VersionFit(
         version=version,
         lean=lean,
         standard_errors=standard_errors,
         chance=_chance_to_be_near(measured, distance),
         by_tokens=float(net.sum() / max(1.0, math.sqrt(float((net**2).sum())))),
-        only_here=int((here & ~there).sum()),
-        only_there=int((there & ~here).sum()),
+        only_here=int((by_other & ~by_claimed).sum()),
+        only_there=int((by_claimed & ~by_other).sum()),
     )
 
 
 def _chance_to_be_near(measured: ReplayMeasurement, distance: Floats) -> float:
-    """Of an honest claim to come as near to a version at this distance, by all contexts where it is far enough."""
+    """Return the chance that an honest claim is as near to the other version, over contexts where versions differ."""
     far = measured.means(np.abs(distance))
     near = np.maximum(measured.means(np.abs(measured.errors - distance)), REPLAY_NATS)
     tells = far > DISTANT * REPLAY_NATS

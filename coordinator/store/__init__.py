@@ -1,1 +1,1 @@
-"""What the coordinator remembers: tables, their schema and its upgrades, one writer over SQLite or PostgreSQL."""
+"""The coordinator's store: tables, their schema and its upgrades, one writer over SQLite or PostgreSQL."""

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 
 metadata = sa.MetaData()
 
-# Batches of payouts, who gets what in them, and what became of them.
+# Payout batches, their states, and their payees with amounts.
 payout_batches = sa.Table(
     "payout_batches",
     metadata,

@@ -1,9 +1,9 @@
-"""PostgreSQL as a round's store: connections that behave as SQLite's do. Its driver is an extra, so import this late.
+"""PostgreSQL as a round's store: connections that behave as those of SQLite. Import this late: its driver is an extra.
 
 - A commit waits for the disk, whatever the server or the role is set to.
-- Sums of 64-bit integers, which PostgreSQL hands out as decimals, are numbers as JSON and arithmetic know them.
+- Sums of 64-bit integers, which PostgreSQL returns as decimals, become integers or floats.
 - A process that stops in the middle of a transaction loses it after a minute, and with it the writers' lock.
-- What runs all the time (`ledger.prepared`) goes past the driver's cursors, which take several times as long.
+- Frequent statements (`ledger.prepared`) bypass the driver's cursors, which take several times as long.
 """
 
 import re
@@ -26,7 +26,7 @@ _PLACE = re.compile(r"%\((\w+)\)s|%s|%%")
 
 
 class _Number(Loader):
-    """A decimal as an int, or as a float where it has a fraction."""
+    """A loader of decimals: as an int, or as a float if there is a fraction."""
 
     def load(self, data: Buffer) -> int | float:
         text = bytes(data)
@@ -34,20 +34,20 @@ class _Number(Loader):
 
 
 class _Statement:
-    """A statement that one connection has prepared, and how its values are written and its rows read."""
+    """A statement that one connection has prepared, with the formats of its values and rows."""
 
     def __init__(self, connection: Connection[Any], name: bytes, text: str, values: Any) -> None:
         self.name = name
         places: dict[Any, int] = {}
 
-        def numbered(found: re.Match[str]) -> str:
-            if found[0] == "%%":
+        def numbered(match: re.Match[str]) -> str:
+            if match[0] == "%%":
                 return "%"
-            return f"${places.setdefault(found[1] or len(places), len(places) + 1)}"
+            return f"${places.setdefault(match[1] or len(places), len(places) + 1)}"
 
         written = _PLACE.sub(numbered, text)
         self.places = list(places)
-        # Whole numbers in binary have the size of the value; that of the column is what would be asked for.
+        # Integers in binary would have the size of the value, but the server expects the size of the column.
         self.formats = [PyFormat.BINARY if isinstance(values[place], bytes) else PyFormat.TEXT for place in places]
         self.types: Sequence[int] = ()
         self.transformer = Transformer(connection)
@@ -55,9 +55,9 @@ class _Statement:
 
 
 class _Straight:
-    """Statements of one connection, each prepared when it first runs and then handed to libpq as it is.
+    """Statements of one connection, each prepared when it first runs and then passed to libpq as it is.
 
-    Only for what waits for nobody but the server itself: nothing is heard meanwhile, not even Ctrl-C.
+    Use it only for statements that wait for nothing but the server: the process reacts to nothing else, even Ctrl-C.
     """
 
     def __init__(self, connection: Connection[Any]) -> None:
@@ -76,7 +76,7 @@ class _Straight:
         result = pgconn.exec_prepared(made.name, written, made.transformer.formats)  # type: ignore[arg-type]  # a NULL is None
         try:
             _checked(self._connection, result)
-        except InvalidSqlStatementName:  # something else has thrown them all away
+        except InvalidSqlStatementName:  # all prepared statements were dropped
             self._statements.clear()
             raise
         if result.status != ExecStatus.TUPLES_OK:
@@ -98,10 +98,10 @@ def _checked(connection: Connection[Any], result: Any) -> None:
 
 
 def engine(url: str) -> sa.Engine:
-    """Connections to a database that answers now."""
+    """Return an engine for a database, after one test connection."""
     try:
         driver = sa.make_url(url).set(drivername="postgresql+psycopg")
-        # The connection that was used last has what it prepared.
+        # The connection that was used last has its statements prepared.
         made = sa.create_engine(driver, isolation_level="AUTOCOMMIT", pool_pre_ping=True, pool_use_lifo=True)
         sa.event.listen(made, "connect", _tune)
         made.connect().close()

@@ -1,10 +1,10 @@
-"""Which schema a store has, and which one this software speaks: a number in the store, looked at whenever it is opened.
+"""The schema of a store and that of this software: a number in the store, checked whenever it is opened.
 
-- An empty store gets the tables of today (`tables` and `payout_tables` beside this, `ledger.tables`) and the
-  number `SCHEMA`.
-- An older store is refused with the command that upgrades it, a newer one plainly: nobody writes what others would
-  misread. Nothing is ever changed by opening.
-- The number stands where Alembic keeps it. How a store gets from one number to the next is in `migrations`.
+- An empty store gets the present tables (`tables` and `payout_tables` beside this, `ledger.tables`) and the number
+  `SCHEMA`.
+- An older store is refused with the command that upgrades it. A newer one is refused, too, since its data could be
+  misread. Opening a store never changes an existing one.
+- The number is stored where Alembic keeps it. The steps from one number to the next are in `migrations`.
 """
 
 import sqlalchemy as sa
@@ -20,27 +20,27 @@ stamp = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.S
 
 
 def numbered(schema: int) -> str:
-    """A schema's number as Alembic writes it."""
+    """Return a schema's number as Alembic writes it."""
     return f"{schema:04}"
 
 
 def stored_number(connection: sa.Connection) -> int | None:
-    """The number of a store's schema; None if there are no tables."""
-    here = sa.inspect(connection)
-    if here.has_table(stamp.name):
+    """Return the number of a store's schema; None if there are no tables."""
+    inspector = sa.inspect(connection)
+    if inspector.has_table(stamp.name):
         number = connection.execute(sa.select(stamp.c.version_num)).scalar()
         if number is not None and str(number).isdigit():
             return int(number)
-    if here.has_table(tables.facts.name):
+    if inspector.has_table(tables.facts.name):
         raise ConfigInvalid(
-            "The store has tables, but does not say of which schema.",
-            hint="It is damaged, or older than all that can be upgraded: begin a new round.",
+            "The store has tables, but no schema number.",
+            hint="It is damaged, or too old to upgrade: begin a new round.",
         )
     return None
 
 
 def open_store(connection: sa.Connection) -> None:
-    """Make the tables of a new store, or find that those of an old one are as they have to be."""
+    """Make the tables of a new store, or check the schema of an existing one."""
     there = stored_number(connection)
     if there is None:
         tables.metadata.create_all(connection)
@@ -58,7 +58,7 @@ def open_store(connection: sa.Connection) -> None:
 
 
 def require_known(there: int) -> None:
-    """Refuse a store that a newer software has changed."""
+    """Refuse a store with a newer schema than this software's."""
     if there > SCHEMA:
         raise ConfigInvalid(
             f"The database has schema {there}, which is newer than this software ({SCHEMA}).",

@@ -1,19 +1,19 @@
-"""The coordinator's store: one database, one writer at a time, and every change as one effect.
+"""The coordinator's database: one writer at a time, and every change as one effect.
 
-- An *effect* is a plain function `(connection, …) → outcome`. It happens wholly, and is durable when `Database.run`
-  returns, or not at all.
+- An *effect* is a plain function `(connection, …) → outcome`. It is applied completely, and is durable when
+  `Database.run` returns, or not at all.
 - Effects that wait together are committed together: each in a savepoint of its own, so that one that fails leaves the
   others as they are, and all of them share one transaction and one sync of the disk. Each is answered after the commit.
   One that is alone needs no savepoint.
-- Writers follow each other, on SQLite as on PostgreSQL, where they may be several processes (decision 2): an effect
-  never sees another half done, and what it has counted stays counted.
-- Whoever pays is `alone` over many effects, since rails are asked between them.
-- The operator's effects and the timers' go first, and are never refused. A node's are refused as `Overloaded` once
-  `WAITING_MAX` of them wait: the line stays short, and those in it are answered in time.
-- What only reads, and takes long, is for `Database.read`: on a thread of its own, beside the writer, which goes on.
-- SQLite in WAL mode with synchronous=FULL: what was acknowledged survives `kill -9` and a power cut.
+- Writers run one after the other, on SQLite as on PostgreSQL, where they may be several processes (ADR 0028): an effect
+  never sees another half done, and its counts stay valid until it ends.
+- A payout command is `alone` over many effects, since it calls the rail between them.
+- The effects of the operator and of timers go first, and are never refused. Those of nodes are refused as `Overloaded`
+  once `WAITING_MAX` of them wait: so the queue stays short, and those in it are answered in time.
+- `Database.read` is for effects that only read, and take long: it has a thread of its own, and the writer goes on.
+- SQLite runs in WAL mode with synchronous=FULL: acknowledged effects survive `kill -9` and a power cut.
 - A store of another schema than this software's is refused (`coordinator.store.schema`).
-- Effects take `now_ms` and random values as arguments; none of them looks at a clock.
+- Effects take `now_ms` and random values as arguments; none of them reads a clock.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 GROUP_MAX = 64
-"""Effects in one transaction: enough that a sync of the disk is shared by many, and few enough to wait for."""
+"""Effects in one transaction: enough that many share a sync of the disk, and few enough for a short wait."""
 
 WAITING_MAX = 256
-"""Effects of nodes that wait: a fraction of a second's work, and so what the learner's next request waits at most."""
+"""Effects of nodes that wait: a fraction of a second's work, which is the longest wait of the learner's requests."""
 
 READS_WAITING_MAX = 256
-"""Reads that wait for each other."""
+"""Reads that wait, each for the ones before it."""
 
 
 DURABLE = ("journal_mode=WAL", "synchronous=FULL")
@@ -53,38 +53,38 @@ DURABLE = ("journal_mode=WAL", "synchronous=FULL")
 ROOMY = ("cache_size=-16384", "wal_autocheckpoint=4000", "temp_store=MEMORY")
 """Pages in memory (KiB) and in the log (of 4 KiB): names are hashes, so each batch of entries touches pages all over an
 index. With SQLite's own 2 MiB and 1,000 pages, they leave the cache before the commit, and each commit copies its whole
-log into the file. What a savepoint would bring back stays in memory, too: an effect changes more pages than fit into
-64 KiB, and what is beyond would go to a temporary file. None of these takes part in what survives a power cut."""
+log into the file. The pages that a savepoint would restore stay in memory, too: an effect changes more pages than fit
+into 64 KiB, and the rest would go to a temporary file. None of these settings affects durability."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """What is said differently to the two databases; everything else is the same SQL."""
+    """The statements that differ between the two databases; all others are the same SQL."""
 
     begin: tuple[str, ...]
-    """Begins a transaction that is the only one to write."""
+    """Statements that begin the only transaction that may write."""
     begin_reading: tuple[str, ...]
     end_reading: tuple[str, ...]
 
 
 SQLITE = Dialect(
     ("BEGIN IMMEDIATE",),
-    ("PRAGMA temp_store=DEFAULT", "PRAGMA query_only=ON", "BEGIN"),  # what takes long may have much to sort
+    ("PRAGMA temp_store=DEFAULT", "PRAGMA query_only=ON", "BEGIN"),  # a long read may have much to sort
     ("ROLLBACK", "PRAGMA query_only=OFF", "PRAGMA temp_store=MEMORY"),
 )
 POSTGRESQL = Dialect(
-    # A stricter level, which the server may be set to, would show the store as it was before the lock was granted.
+    # A stricter level, if it is the server's default, would show the store as it was before the lock was granted.
     ("BEGIN ISOLATION LEVEL READ COMMITTED", "SELECT pg_advisory_xact_lock(1)"),
     ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",),
     ("ROLLBACK",),
 )
 
 PAYING = 2
-"""The advisory lock of whoever pays; the writer's is 1."""
+"""The advisory lock of the payout command; the writer's is 1."""
 
 
 class PayoutBusy(PayoutFailed):
-    """Another command pays out of this store; two could call a rail in the same moment."""
+    """Another payout command uses this store; two could call a rail at the same moment."""
 
     code = "payout_busy"
 
@@ -100,34 +100,34 @@ class _Call:
 
 
 class Database:
-    """The store of one round: a file of SQLite, or a PostgreSQL by its URL."""
+    """The store of one round: an SQLite file, or a PostgreSQL database by its URL."""
 
     def __init__(self, where: Path | str, *, any_schema: bool = False) -> None:
-        """`any_schema` is for those who copy a store or bring it to another schema."""
+        """Open a store; `any_schema` is for code that copies or upgrades one."""
         self._where = where
         self._dialect = SQLITE if isinstance(where, Path) else POSTGRESQL
         self._engine = engine(where)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
         self._lock = threading.Lock()
-        """Guards the two lines and whether the writer is at work on them."""
+        """The lock of the two queues and of `_is_writing`."""
         self._first: deque[_Call] = deque()
         self._line: deque[_Call] = deque()
         self._is_writing = False
         self.waiting = 0
-        """Effects of nodes that are not answered yet."""
+        """The number of nodes' effects that are not answered yet."""
         self._reading = 0
         if not any_schema:
             self._refuse_other_schemas()
 
     async def run(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call an effect of the operator or of ourselves, before those of the nodes."""
+        """Call an effect of the operator or of the coordinator itself, before those of the nodes."""
         return await self._queue(self._first, lambda connection: effect(connection, *args, **kwargs))
 
     async def run_for_node(
         self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call an effect that a stranger asks for, if not too many wait already."""
+        """Call an effect for a node's request, unless too many wait already."""
         self.require_room()
         self.waiting += 1
         try:
@@ -136,12 +136,12 @@ class Database:
             self.waiting -= 1
 
     def require_room(self) -> None:
-        """Refuse what would have to wait for long; asked before anything is spent on a request."""
+        """Refuse a request that would have to wait for long; call it before any work for the request."""
         if self.waiting >= WAITING_MAX:
             raise _overloaded()
 
     async def read(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call an effect that changes nothing; it sees the store as it was when it began, and waits for other reads."""
+        """Call an effect that changes nothing; it sees the store as it was at its start and waits for earlier reads."""
         if self._reading >= READS_WAITING_MAX:
             raise _overloaded()
         self._reading += 1
@@ -152,15 +152,15 @@ class Database:
             self._reading -= 1
 
     def run_now(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same without a loop, for start-up and commands."""
+        """Call an effect without an event loop, for start-up and commands."""
         with self._transaction() as connection:
             return effect(connection, *args, **kwargs)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Be the only one who pays out of this store, on whichever machine; others are refused, and go on writing.
+        """Hold the only right to pay out of this store, on any machine; other payout commands are refused.
 
-        The hand of a process that died is free again: the file's, or that of its connection.
+        Writers go on. If the process dies, its lock is free again: that of the file, or that of its connection.
         """
         with self._hand() as is_ours:
             if not is_ours:
@@ -185,7 +185,7 @@ class Database:
                 connection.invalidate()  # the lock ends with its connection, whatever happened meanwhile
 
     def close(self) -> None:
-        """End after everything that waits was done."""
+        """Close the store after all waiting effects are done."""
         self._writer.shutdown(wait=True)
         self._reader.shutdown(wait=True)
         self._engine.dispose()
@@ -208,10 +208,10 @@ class Database:
         return await answer
 
     def _work_off(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On the writer's thread: group after group, until nothing waits."""
+        """Commit group after group on the writer's thread, until no effect waits."""
         while group := self._next_group():
             self._commit(group)
-            with suppress(RuntimeError):  # the loop has ended, and with it everybody who waited
+            with suppress(RuntimeError):  # the loop has ended, and with it all who waited
                 loop.call_soon_threadsafe(_settle, group)
 
     def _next_group(self) -> list[_Call]:
@@ -224,12 +224,12 @@ class Database:
             return group
 
     def _commit(self, group: list[_Call]) -> None:
-        """Do what the calls ask for in one transaction; where that fails as a whole, nothing of it happened."""
+        """Run the calls in one transaction; if that fails as a whole, none of them has an effect."""
         try:
             with self._transaction() as connection:
                 for call in group:
                     _do(connection, call, alone=len(group) == 1)
-        except BaseException as failure:  # the thread goes on; each caller is told
+        except BaseException as failure:  # the thread goes on; each caller gets the failure
             for call in group:
                 call.failure = failure
 
@@ -241,7 +241,7 @@ class Database:
                 yield connection
                 say(connection, "COMMIT")
             except BaseException:  # raised again
-                with suppress(sa.exc.DBAPIError):  # SQLite has rolled back by itself where the disk was full
+                with suppress(sa.exc.DBAPIError):  # SQLite has rolled back by itself if the disk was full
                     say(connection, "ROLLBACK")
                 raise
 
@@ -254,36 +254,36 @@ class Database:
                 self._end_reading(connection)
 
     def _end_reading(self, connection: sa.Connection) -> None:
-        """Leave a connection that may write again; one that cannot be brought there is never drawn from the pool again.
+        """Let a connection write again, or remove it from the pool if that fails.
 
-        SQLite has rolled back by itself where the disk failed the read, and refuses to do so again.
+        SQLite has rolled back by itself if the disk failed during the read, and refuses to do so again.
         """
         try:
             say(connection, *self._dialect.end_reading)
-        except BaseException as error:  # whatever it is, the next to draw this connection might be the writer
+        except BaseException as error:  # whatever it is, the writer might use this connection next
             connection.invalidate()
             if not isinstance(error, sa.exc.DBAPIError):
                 raise
 
 
 def _do(connection: sa.Connection, call: _Call, *, alone: bool) -> None:
-    """One effect of a group; if it fails, it has not happened, and the others go on."""
+    """Run one effect of a group; if it fails, it is undone, and the others go on."""
     if call.answer.done():
-        return  # whoever asked has gone
+        return  # the caller has gone
     if alone:
-        call.outcome = call.effect(connection)  # what fails takes the transaction with it
+        call.outcome = call.effect(connection)  # a failure ends the transaction
         return
     say(connection, "SAVEPOINT effect")
     try:
         call.outcome = call.effect(connection)
-    except Exception as failure:  # told to whoever asked
+    except Exception as failure:  # the caller gets it
         call.failure = failure
         say(connection, "ROLLBACK TO SAVEPOINT effect")
     say(connection, "RELEASE SAVEPOINT effect")
 
 
 def _settle(group: list[_Call]) -> None:
-    """On the loop: tell everybody who still waits."""
+    """Set the outcome of each call that still waits, on the event loop."""
     for call in group:
         if call.answer.done():
             continue
@@ -294,11 +294,11 @@ def _settle(group: list[_Call]) -> None:
 
 
 def _overloaded() -> Overloaded:
-    return Overloaded("The coordinator has more to do than it can.", hint="Come again when its Retry-After is over.")
+    return Overloaded("The coordinator is overloaded.", hint="Try again after the time in Retry-After.")
 
 
 def engine(where: Path | str) -> sa.Engine:
-    """Connections to a store; they begin no transaction by themselves, since `Database` begins and ends each one."""
+    """Return an engine for a store; it begins no transaction, since `Database` begins and ends each one."""
     if isinstance(where, str):
         try:
             from coordinator.store import postgresql
@@ -306,7 +306,7 @@ def engine(where: Path | str) -> sa.Engine:
             raise ConfigInvalid("PostgreSQL needs its driver.", hint="pip install 'echo-swarm[postgres]'") from None
         return postgresql.engine(where)
     if not where.exists():
-        open_private(where).close()  # SQLite makes its other files as open as this one
+        open_private(where).close()  # SQLite gives its other files the same mode
     made = sa.create_engine(f"sqlite:///{where}", isolation_level="AUTOCOMMIT")
     sa.event.listen(made, "connect", _tune_sqlite)
     return made
@@ -325,7 +325,7 @@ _begin_fact = Prepared(sa.insert(facts))
 
 
 def get_fact(connection: sa.Connection, name: str, default: Any = None) -> Any:
-    """A single remembered value."""
+    """Return the value of a fact, or `default` if it is not set."""
     row = _fact(connection, wanted=name).first()
     return row[0] if row else default
 

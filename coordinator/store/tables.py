@@ -1,8 +1,8 @@
 """The tables of a round's store, beside the ledger's own.
 
 - States are the values of the enums that name them; money is integer micro-units; times are milliseconds.
-- Whoever changes a table adds a step to `coordinator/store/migrations/versions`; stores out there have the old one.
-- What must be unique is a constraint here, not a check elsewhere: nonces, one rollout per lease, one entry per claim.
+- Every change of a table needs a step in `coordinator/store/migrations/versions`: existing stores have the old table.
+- Uniqueness is a constraint of the table, not a check elsewhere: nonces, one rollout per lease, one entry per claim.
 """
 
 import sqlalchemy as sa
@@ -13,9 +13,9 @@ nodes = sa.Table(
     "nodes",
     metadata,
     sa.Column("node_id", sa.String, primary_key=True),
-    sa.Column("owner", sa.String, nullable=False),  # whose node it is; the node's own id if nobody else's
-    sa.Column("revoked_ms", sa.BigInteger, nullable=True),  # when its owner took its key out of service
-    sa.Column("paused_ms", sa.BigInteger, nullable=True),  # since when the operator gives it no work
+    sa.Column("owner", sa.String, nullable=False),  # the node's own id if it has no other owner
+    sa.Column("revoked_ms", sa.BigInteger, nullable=True),  # when its owner revoked its key
+    sa.Column("paused_ms", sa.BigInteger, nullable=True),  # since when the operator has paused it
     sa.Column("name", sa.String, nullable=False),  # as it is shown
     sa.Column("skeleton", sa.String, nullable=True, index=True),  # of a name that is shown without the node's id
     sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
@@ -26,13 +26,13 @@ nodes = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False, default=0),
     sa.Column("phase", sa.String, nullable=False, default="offline"),
     sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
-    sa.Column("lease_allowance", sa.Integer, nullable=True),  # of leases; none has ended yet if NULL
-    sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
+    sa.Column("lease_allowance", sa.Integer, nullable=True),  # leases it may hold; NULL if none has ended yet
+    sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # by the receipts of receivers
     sa.Column("earned", sa.Boolean, nullable=False, default=False),  # a claim of its own was posted
 )
 sa.Index("nodes_by_owner", nodes.c.owner, nodes.c.earned)
 
-# What the operator ordered, each with its reason; nothing is ever changed or deleted here.
+# The operator's orders, each with its reason; no row is ever changed or deleted.
 orders = sa.Table(
     "orders",
     metadata,
@@ -44,7 +44,7 @@ orders = sa.Table(
     sa.Column("given_by", sa.String, nullable=False),
 )
 
-# What owners signed, as it was signed; an address counts from a time on, or never where a newer one came before that.
+# Owners' statements as signed; an address counts from a time on, or never if a newer one came before that.
 statements = sa.Table(
     "statements",
     metadata,
@@ -59,7 +59,7 @@ statements = sa.Table(
     sa.Column("sequenced", sa.Boolean, nullable=False),  # it is an entry of the ledger
 )
 
-# Who works and who stands by, since when and why; who is not in it may work.
+# The nodes at work and on standby, since when and why; a node without a row may work.
 fleet = sa.Table(
     "fleet",
     metadata,
@@ -71,7 +71,7 @@ fleet = sa.Table(
     sa.Column("cost_micros_per_s", sa.Float, nullable=False),
 )
 
-# What nodes say of themselves that they moved.
+# The nodes' own reports of the bytes that they transferred.
 transfers = sa.Table(
     "transfers",
     metadata,
@@ -83,7 +83,7 @@ transfers = sa.Table(
     sa.Column("to_peers", sa.BigInteger, nullable=False),
 )
 
-# Who sent how much of a version to whom, by the receiver's signed word; the signed bytes are kept as evidence.
+# Transfer receipts of versions, signed by the receiver; the signed bytes are kept as evidence.
 receipts = sa.Table(
     "receipts",
     metadata,
@@ -106,7 +106,7 @@ uploads = sa.Table(
     sa.Column("hindered", sa.Boolean, nullable=False),  # the receiver could not dial the sender, as it should
 )
 
-# Whether a node could be dialled, by the last signed word of each that tried.
+# Results of dialling a node, by the last signed report of each node that tried.
 dials = sa.Table(
     "dials",
     metadata,
@@ -116,7 +116,7 @@ dials = sa.Table(
     sa.Column("answered", sa.Boolean, nullable=False),
 )
 
-# The nodes that were alive when a version was published, and when it had come how far on each.
+# The nodes that were alive when a version was published, and when each reached the stages.
 broadcasts = sa.Table(
     "broadcasts",
     metadata,
@@ -148,30 +148,30 @@ nonces = sa.Table(
     sa.Column("sent_ms", sa.BigInteger, nullable=False, index=True),
 )
 
-# What is worked on: for the learner from 0 up, for evaluations below 0.
+# Groups: those for the learner are numbered from 0 up, those of evaluations below 0.
 groups = sa.Table(
     "groups",
     metadata,
     sa.Column("group_no", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("split", sa.String, nullable=False),  # of the task, and which problem of it
+    sa.Column("split", sa.String, nullable=False),  # split of the task, and the problem's number in it
     sa.Column("prompt", sa.Integer, nullable=False),
     sa.Column("evaluation", sa.Integer, nullable=True, index=True),
     sa.Column("state", sa.String, nullable=False, index=True),  # open, leased, accepted, trained
-    sa.Column("begun", sa.String, nullable=True),  # the ended lease from which the next may go on, while it is open
+    sa.Column("begun", sa.String, nullable=True),  # the ended lease that the next may continue, while it is open
     sa.Column("begun_version", sa.BigInteger, nullable=True),
-    sa.Column("expected", sa.Float, nullable=True),  # tokens of its longest sample, where something is known of it
+    sa.Column("expected", sa.Float, nullable=True),  # tokens of its longest sample, if known
 )
 
-# How long the groups of a prompt were, and of prompts like it.
+# Mean lengths of a prompt's groups, and of similar prompts' groups.
 lengths = sa.Table(
     "lengths",
     metadata,
-    sa.Column("prompts", sa.String, primary_key=True),  # the hash of one, or a name that neighbours share
+    sa.Column("prompts", sa.String, primary_key=True),  # the hash of one, or the name of similar ones
     sa.Column("mean", sa.Float, nullable=False),
     sa.Column("groups", sa.Integer, nullable=False),
 )
 
-# How the groups of a prompt came out, where prompts are chosen by that; as in `coordinator.rules.selection`.
+# Results of a prompt's groups, if prompts are chosen by them; as in `coordinator.rules.selection`.
 outcomes = sa.Table(
     "outcomes",
     metadata,
@@ -189,11 +189,11 @@ leases = sa.Table(
     sa.Column("lease_id", sa.String, primary_key=True),
     sa.Column("group_no", sa.Integer, nullable=False),
     sa.Column("node_id", sa.String, nullable=False),
-    sa.Column("continues", sa.String, nullable=True),  # the lease from which it goes on
+    sa.Column("continues", sa.String, nullable=True),  # the lease that it continues
     sa.Column("state", sa.String, nullable=False),
     sa.Column("code", sa.String, nullable=False, default=""),  # why it was rejected
     sa.Column("surplus", sa.Boolean, nullable=False, default=False),  # its group was answered by another first
-    sa.Column("said", sa.String, nullable=False, default=""),  # the same in words, as the node was told
+    sa.Column("said", sa.String, nullable=False, default=""),  # the message that the node got
     sa.Column("max_cost_micros", sa.BigInteger, nullable=False),
     sa.Column("offer", sa.LargeBinary, nullable=False),  # the Lease as it was sent
     sa.Column("issued_ms", sa.BigInteger, nullable=False),
@@ -201,15 +201,15 @@ leases = sa.Table(
     sa.Column("ended_ms", sa.BigInteger, nullable=True),  # null while its state is one of the open ones
 )
 IS_OPEN = leases.c.ended_ms.is_(None)
-# Almost every lease is over: what is looked up all the time is the few that are open. An index of all leases by their
-# end would be in the way: SQLite goes by "it has none", and looks through all that are open.
+# Almost every lease is over, and most queries need the few that are open. An index of all leases by their end would be
+# harmful: SQLite would use it for "ended_ms is null", and read all open leases.
 _over = leases.c.ended_ms.is_not(None)
 sa.Index("leases_open", leases.c.expires_ms, sqlite_where=IS_OPEN, postgresql_where=IS_OPEN)
 sa.Index("leases_over", leases.c.ended_ms, sqlite_where=_over, postgresql_where=_over)
 sa.Index("leases_of_group", leases.c.group_no, sqlite_where=IS_OPEN, postgresql_where=IS_OPEN)
 sa.Index("leases_by_node", leases.c.node_id, leases.c.ended_ms)
 
-# What every lease would else count, as in `coordinator.transactions.tally`; one row.
+# The counts of `coordinator.transactions.tally`; one row.
 tally = sa.Table(
     "tally",
     metadata,
@@ -218,7 +218,7 @@ tally = sa.Table(
     sa.Column("reserved_micros", sa.BigInteger, nullable=False),  # what the open leases may cost at their dearest
 )
 
-# What nodes have told of open leases, as they signed it; of ended ones, what was or may be handed on.
+# Signed fragments of open leases, and of ended leases that were or may be continued.
 fragments = sa.Table(
     "fragments",
     metadata,
@@ -227,7 +227,7 @@ fragments = sa.Table(
     sa.Column("envelope", sa.LargeBinary, nullable=False),
 )
 
-# Claims of nodes whose work another finished, beside the rollout that it became.
+# Claims of nodes whose groups another node finished, with the rollout that each is a part of.
 parts = sa.Table(
     "parts",
     metadata,
@@ -255,7 +255,7 @@ rollouts = sa.Table(
     sa.Column("sampled", sa.LargeBinary, nullable=True),  # of an episode: per token 1 if drawn, 0 if its environment's
     sa.Column(
         "marks", sa.JSON, nullable=False
-    ),  # what they are made of, as in `coordinator.transactions.reward_columns`
+    ),  # components of the rewards, as in `coordinator.transactions.reward_columns`
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
     # unscored, buffered, batched, stale, unused, surplus, alike, retracted, verifier_error, measured
@@ -266,7 +266,7 @@ sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)
 sa.Index("rollouts_by_batch", rollouts.c.batch)
 sa.Index("rollouts_by_node", rollouts.c.node_id, rollouts.c.state)
 
-# One row per node and code, however often it happens: a stranger cannot fill the disk with refusals.
+# One row per node and code, however often it happens: a node cannot fill the disk with rejections.
 rejections = sa.Table(
     "rejections",
     metadata,
@@ -278,7 +278,7 @@ rejections = sa.Table(
     sa.Column("last_ms", sa.BigInteger, nullable=False),
 )
 
-# What becomes of an accepted claim between its acceptance and its settlement.
+# Accepted claims between acceptance and settlement.
 audits = sa.Table(
     "audits",
     metadata,
@@ -286,26 +286,26 @@ audits = sa.Table(
     sa.Column("lease_id", sa.String, nullable=False, unique=True),
     sa.Column("node_id", sa.String, nullable=False),
     sa.Column("owner", sa.String, nullable=False),
-    sa.Column("groups", sa.Integer, nullable=False),  # for how many it counts: 1, or 0 for a part of one
+    sa.Column("groups", sa.Integer, nullable=False),  # 1, or 0 for a part of a group
     sa.Column("place", sa.BigInteger, nullable=False),  # among all claims of the owner
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("epoch", sa.BigInteger, nullable=False, index=True),
     sa.Column("rate_ppm", sa.Integer, nullable=False),
-    sa.Column("why", sa.String, nullable=False, default=""),  # it is audited: drawn, learner, fault, held
+    sa.Column("why", sa.String, nullable=False, default=""),  # the reason of its audit: drawn, learner, fault, held
     sa.Column("finding", sa.String, nullable=True),  # pass, soft, hard, pardon; null while there is none
     sa.Column("held_as", sa.String, nullable=False, default=""),  # the class that is calibrated first; `LOST`; or empty
     sa.Column("used", sa.Boolean, nullable=False, default=False),  # trained on, or not needed any more
     sa.Column("settled", sa.Boolean, nullable=False, default=False),
     sa.Column("taken_by", sa.String, nullable=False, default=""),  # the auditor that has it
     sa.Column("taken_until_ms", sa.BigInteger, nullable=False, default=0),
-    sa.Column("tries", sa.Integer, nullable=False, default=0),  # auditors that were lost with it
+    sa.Column("tries", sa.Integer, nullable=False, default=0),  # auditors that lost it
     sa.Column("judged_ms", sa.BigInteger, nullable=True),
     sa.Column("report", sa.LargeBinary, nullable=True),  # the evidence, as JSON
     sa.Column("fault", sa.String, nullable=True),  # the claim whose hard fault took it out of escrow
     sa.Column("ban_ms", sa.BigInteger, nullable=True),  # the ban that took it, by its time
 )
 LOST = "lost"
-"""In place of a class, of a held claim that nobody can judge any more: it is neither paid nor blamed on anybody."""
+"""The value of `held_as` for a held claim that cannot be judged any more: it is not paid, and no fault."""
 
 _held = (audits.c.held_as != sa.text("''")) & ~audits.c.settled
 HELD = _held & (audits.c.held_as != LOST)
@@ -316,13 +316,13 @@ WAITS = (
     & ~audits.c.settled
     & (audits.c.held_as == sa.text("''"))
 )
-"""The claims that auditors have to look at. Written out: SQLite would look at a value anew to find the index by it."""
+"""The claims that wait for an auditor. The values are literal text, so that SQLite can use the index."""
 # Almost every claim is settled, and almost none waits for an auditor.
 sa.Index("audits_open", audits.c.owner, audits.c.place, sqlite_where=~audits.c.settled)
 sa.Index("audits_waiting", audits.c.version, sqlite_where=WAITS)
 sa.Index("audits_held", audits.c.owner, sqlite_where=_held, postgresql_where=_held)
 
-# How much each owner is trusted.
+# Trust of each owner.
 trust = sa.Table(
     "trust",
     metadata,
@@ -335,7 +335,7 @@ trust = sa.Table(
     sa.Column("banned_ms", sa.BigInteger, nullable=True),
 )
 
-# Every hard fault, in their order, and what its owner's counts were before; lifted: an appeal against it was granted.
+# Hard faults in order, with the owner's counts before each; lifted: an appeal against it was granted.
 faults = sa.Table(
     "faults",
     metadata,
@@ -348,7 +348,7 @@ faults = sa.Table(
     sa.Column("lifted", sa.Boolean, nullable=False),
 )
 
-# What nodes and owners say against faults and bans, as they signed it, and how the operator ruled.
+# Signed appeals of nodes and owners against faults and bans, and the operator's rulings.
 appeals = sa.Table(
     "appeals",
     metadata,
@@ -363,7 +363,7 @@ appeals = sa.Table(
     sa.Column("sequenced", sa.Boolean, nullable=False),  # it is an entry of the ledger
 )
 
-# The secrets that draw audits; what they are follows from the master key.
+# The epochs of the audit lottery; their secrets are derived from the master key.
 epochs = sa.Table(
     "epochs",
     metadata,
@@ -399,7 +399,7 @@ evaluations = sa.Table(
     sa.Column("state", sa.String, nullable=False, index=True),  # running, done, partial, void
     sa.Column("begun_ms", sa.BigInteger, nullable=False),
     sa.Column("ended_ms", sa.BigInteger, nullable=True),
-    sa.Column("axes", sa.JSON, nullable=False),  # what had been trained on and spent until then
+    sa.Column("axes", sa.JSON, nullable=False),  # samples, tokens, seconds and cost until then
     sa.Column("result", sa.JSON, nullable=True),  # as in `coordinator.rules.scores`
 )
 

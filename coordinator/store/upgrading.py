@@ -1,8 +1,8 @@
-"""A store brought to the schema of this software, step by step; run by `swarm-coordinator upgrade`.
+"""The upgrade of a store to the schema of this software, step by step; run by `swarm-coordinator upgrade`.
 
-- Each step is one transaction with the number it leads to. Killed at any moment, it goes on at the next start.
-- A step is taken from the number that it starts from by compare-and-set: two who upgrade at once take each step once.
-- A dry run does every step for real, in one transaction that is rolled back.
+- Each step is one transaction with the number it leads to. An upgrade that is killed goes on at the next start.
+- Each step compares and sets the number that it starts from: two upgrades at once run each step once.
+- A dry run runs all steps in one transaction, which is rolled back.
 """
 
 from collections.abc import Callable
@@ -25,17 +25,17 @@ Tell = Callable[[str], None]
 
 
 class _DryRun(Exception):
-    """Rolls everything back."""
+    """The end of a dry run, which rolls everything back."""
 
 
 def steps() -> list[Script]:
-    """All steps, the first one first."""
-    found = ScriptDirectory(str(STEPS)).walk_revisions()
-    return sorted(found, key=lambda step: step.revision)
+    """Return all steps, in order."""
+    scripts = ScriptDirectory(str(STEPS)).walk_revisions()
+    return sorted(scripts, key=lambda step: step.revision)
 
 
 def require_store(connection: sa.Connection) -> int:
-    """The schema of a store that has one."""
+    """Return the schema number of a store; refuse an empty store."""
     there = schema.stored_number(connection)
     if there is None:
         raise ConfigInvalid("The store is empty: there is nothing to upgrade.", hint="`launch` makes its tables.")
@@ -43,14 +43,14 @@ def require_store(connection: sa.Connection) -> int:
 
 
 def pending(connection: sa.Connection) -> list[Script]:
-    """The steps that a store still has to take."""
+    """Return the steps that a store still needs."""
     there = require_store(connection)
     schema.require_known(there)
     return [step for step in steps() if there < int(step.revision) <= schema.SCHEMA]
 
 
 def upgrade(database: Database, tell: Tell) -> int:
-    """Take every pending step; how many these were."""
+    """Run every pending step, and return how many these were."""
     waiting = database.run_now(pending)
     for place, step in enumerate(waiting, 1):
         tell(f"step {place} of {len(waiting)}: schema {int(step.revision)}: {what(step)}")
@@ -59,7 +59,7 @@ def upgrade(database: Database, tell: Tell) -> int:
 
 
 def dry_run(database: Database, tell: Tell) -> int:
-    """The same, and then undone."""
+    """Run every pending step, undo them all, and return how many these were."""
     waiting = database.run_now(pending)
 
     def try_all(connection: sa.Connection) -> None:
@@ -74,14 +74,14 @@ def dry_run(database: Database, tell: Tell) -> int:
 
 
 def apply_step(connection: sa.Connection, step: Script) -> None:
-    """One step, in the caller's transaction."""
+    """Run one step in the caller's transaction."""
     before = sa.update(stamp).where(stamp.c.version_num == str(step.down_revision))
     if connection.execute(before.values(version_num=step.revision)).rowcount != 1:
-        raise ConfigInvalid("The store's schema changed under this upgrade.", hint="Is another one running?")
+        raise ConfigInvalid("The store's schema changed during this upgrade.", hint="Is another upgrade running?")
     with Operations.context(MigrationContext.configure(connection)):
         step.module.upgrade()
 
 
 def what(step: Script) -> str:
-    """A step in words, for the operator."""
+    """Return the description of a step, for the operator."""
     return step.doc.strip().partition("\n")[0].rstrip(".")

@@ -180,7 +180,7 @@ def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: LeaseTerms)
 
 
 def room(connection: sa.Connection, terms: LeaseTerms) -> int:
-    """How many more groups may start for whoever holds the newest version."""
+    """Return how many more groups may start for a node that holds the newest version."""
     newest = _newest_update(connection).scalar()
     if newest is None:
         return 0

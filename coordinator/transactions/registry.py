@@ -34,8 +34,8 @@ def dialable(addresses: Sequence[str], caller: str) -> list[str]:
                 hint="Advertise a host:port that other nodes can reach, or none.",
                 breach=different("addresses", "addresses that can be dialled", address),
             )
-    dialable_ = dict.fromkeys(_seen(address, caller) for address in addresses)
-    return [address for address in dialable_ if address]
+    reachable = dict.fromkeys(_seen(address, caller) for address in addresses)
+    return [address for address in reachable if address]
 
 
 def _seen(address: str, caller: str) -> str:

@@ -168,7 +168,7 @@ def a_folder(path: Path) -> None:
         (shorter, "bytes of"),
         (longer, "larger than"),
         (flipped, "holds the bytes of"),
-        (a_folder, "is no file"),
+        (a_folder, "is not a file"),
         (Path.unlink, "is missing"),
     ],
 )

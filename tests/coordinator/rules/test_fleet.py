@@ -66,7 +66,7 @@ def test_a_node_that_dies_is_replaced_at_once_and_the_reasons_say_so() -> None:
     clock.pass_(100, POOL)
     assert clock.pass_(10, [one for one in POOL if one.name != "b"]) == {"a", "c", "d"}
     lost, came = clock.changes[-2:]
-    assert (lost.name, lost.works, lost.reason) == ("b", False, "it fell silent")
+    assert (lost.name, lost.works, lost.reason) == ("b", False, "it went offline")
     assert (came.name, came.works) == ("d", True)
     assert "2 of 2.2 groups/s" in came.reason
 
@@ -124,7 +124,7 @@ def test_at_the_cap_the_round_is_slower_and_not_dearer() -> None:
     assert clock.pass_(400, POOL) == {"a", "b"}
     dearer = [replace(one, cost=one.cost + 1) for one in POOL]
     assert clock.pass_(10, dearer) == {"a"}
-    assert "budget per hour" in clock.changes[-1].reason
+    assert "hourly budget" in clock.changes[-1].reason
 
 
 def test_estimates_that_tremble_at_the_cap_move_nobody_in_and_out() -> None:

@@ -166,7 +166,7 @@ async def test_full_target_is_reported_and_stops_nothing_and_goes_on_when_there_
             following.failed(full.value)
             known = standby.read(served.round.folder)
             assert known is not None
-            assert "no room left" in known.problem
+            assert "no disk space left" in known.problem
             await work(served, 2)
             ballast.unlink()
             await asyncio.to_thread(following.step)

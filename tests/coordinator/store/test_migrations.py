@@ -231,7 +231,7 @@ def test_tables_without_a_number_are_no_store_to_write_to(tmp_path: Path) -> Non
     database = Database(path)
     database.run_now(lambda connection: stamp.drop(connection))
     database.close()
-    with pytest.raises(ConfigInvalid, match="does not say of which schema"):
+    with pytest.raises(ConfigInvalid, match="no schema number"):
         Database(path)
 
 

@@ -1,1 +1,1 @@
-"""The steps, in the order of their numbers."""
+"""The steps of the store's schema, in the order of their numbers."""

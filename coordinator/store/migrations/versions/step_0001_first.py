@@ -1,7 +1,7 @@
 """The first schema: every store has at least this one.
 
-Nothing leads here: tables are made by `coordinator.store.schema`. What the first ones were is kept, with the rows of
-a round, in `tests/coordinator/stores/`.
+No step leads to it: `coordinator.store.schema` makes the tables. `tests/coordinator/stores/` has the first ones, with
+the rows of a round.
 """
 
 revision = "0001"
@@ -9,4 +9,4 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """There is nothing before it."""
+    """Change nothing: this is the first schema."""

@@ -1,4 +1,4 @@
-"""What the operator orders: nodes are paused, and every order is kept with its reason."""
+"""Orders of the operator: nodes can be paused, and every order is kept with its reason."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """A column and a table."""
+    """Add a column and a table."""
     op.add_column("nodes", sa.Column("paused_ms", sa.BigInteger(), nullable=True))
     op.create_table(
         "orders",

@@ -1,4 +1,4 @@
-"""What a rollout's rewards are made of: rollouts from before say nothing of it."""
+"""Components of a rollout's rewards: earlier rollouts have none."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ rollouts = sa.table("rollouts", sa.column("marks", sa.JSON()))
 
 
 def upgrade() -> None:
-    """A column that no row may lack."""
+    """Add a column that is not null."""
     op.add_column("rollouts", sa.Column("marks", sa.JSON(), nullable=True))
     op.execute(sa.update(rollouts).values(marks={}))
     with op.batch_alter_table("rollouts") as table:

@@ -1,4 +1,4 @@
-"""Whose fault took a claim out of escrow: claims from before were taken by none."""
+"""The fault that took a claim out of escrow: earlier claims have none."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,5 +8,5 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """A column."""
+    """Add a column."""
     op.add_column("audits", sa.Column("fault", sa.String(), nullable=True))

@@ -1,4 +1,4 @@
-"""Episodes: which tokens of a rollout were drawn; of rollouts from before, all were."""
+"""Episodes: the tokens of a rollout that were drawn; of earlier rollouts, all were."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,5 +8,5 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """A column."""
+    """Add a column."""
     op.add_column("rollouts", sa.Column("sampled", sa.LargeBinary(), nullable=True))

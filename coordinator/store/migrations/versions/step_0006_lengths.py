@@ -1,4 +1,4 @@
-"""How long groups are expected to be: nothing is known of those from before."""
+"""Expected lengths of groups: those of earlier groups are unknown."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """A column and a table."""
+    """Add a column and a table."""
     op.add_column("groups", sa.Column("expected", sa.Float(), nullable=True))
     op.create_table(
         "lengths",

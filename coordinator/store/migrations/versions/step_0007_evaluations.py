@@ -1,4 +1,4 @@
-"""Evaluations, and which problem a group is about: until now, group n was about problem n of the train split."""
+"""Evaluations, and the problem that a group is about: until now, group n was about problem n of the train split."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ groups = sa.table("groups", sa.column("group_no", sa.Integer()), sa.column("spli
 
 
 def upgrade() -> None:
-    """A table, two columns that no group may lack, and one that most do."""
+    """Add a table, two columns that are not null, and one that may be null."""
     for column in (
         sa.Column("split", sa.String(), nullable=True),
         sa.Column("prompt", sa.Integer(), nullable=True),

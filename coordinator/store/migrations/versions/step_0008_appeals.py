@@ -1,6 +1,6 @@
-"""Appeals, what faults took of their owners' trust, and which ban took a claim: of claims from before, the last one.
+"""Appeals, the counts that faults took from owners, and the ban that took a claim: for earlier claims, the last one.
 
-What an owner's counts were before an old fault is not known: an appeal that is granted gives back money and freedom.
+An owner's counts before an old fault are not known: a granted appeal pays the claims and ends the ban.
 """
 
 import sqlalchemy as sa
@@ -18,7 +18,7 @@ faults = sa.table("faults", *map(sa.column, ("claim_id", "owner", "claims", "gro
 
 
 def upgrade() -> None:
-    """A column and two tables."""
+    """Add a column and two tables."""
     op.add_column("audits", sa.Column("ban_ms", sa.BigInteger(), nullable=True))
     void = sa.select(claims.c.claim_id).where(claims.c.state == "voided")
     by_ban = audits.c.fault.is_(None) & (audits.c.finding.is_(None) | (audits.c.finding != "hard"))

@@ -1,4 +1,4 @@
-"""How the groups of each prompt came out, to choose prompts by."""
+"""Outcomes: the results of each prompt's groups, by which prompts are chosen."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0008"
 
 
 def upgrade() -> None:
-    """A table."""
+    """Add a table."""
     op.create_table(
         "outcomes",
         sa.Column("prompt", sa.String(), primary_key=True),

@@ -1,4 +1,4 @@
-"""What witnesses have signed of the ledger: nothing was collected before."""
+"""Cosignatures of the ledger by witnesses: none were collected before."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0009"
 
 
 def upgrade() -> None:
-    """A table."""
+    """Add a table."""
     op.create_table(
         "ledger_cosignatures",
         sa.Column("witness", sa.String(300), nullable=False),

@@ -1,4 +1,4 @@
-"""What every lease counted is kept in a row, and the indexes of leases tell open ones from ended ones."""
+"""Tally: counts for leases are kept in one row, and indexes of leases separate open ones from ended ones."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0010"
 
 
 def upgrade() -> None:
-    """A table, whose row is counted at the first start, and other indexes."""
+    """Add a table, whose row is counted at the first start, and change indexes."""
     op.create_table(
         "tally",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),

@@ -1,4 +1,4 @@
-"""An entry of the ledger is looked up by its effect alone: the index of content hashes, which nobody read, is gone."""
+"""Ledger entries are looked up only by their effect: the unused index of content hashes is removed."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ COLUMNS = '"index", content_hash, effect, kind, body, recorded_ms'
 
 
 def upgrade() -> None:
-    """PostgreSQL drops the constraint; SQLite has to copy the table without it."""
+    """Drop the constraint on PostgreSQL; copy the table without it on SQLite."""
     if op.get_bind().dialect.name == "postgresql":
         op.drop_constraint("ledger_entries_content_hash_key", "ledger_entries")
         return

@@ -1,4 +1,4 @@
-"""What owners signed becomes an entry with the first payment that it is about: all that was signed before is one."""
+"""Statements and appeals become entries with the first payment that they concern: all earlier ones are entries."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ signed = [sa.table(name, sa.column("sequenced", sa.Boolean())) for name in ("sta
 
 
 def upgrade() -> None:
-    """Columns that no row may lack, and one that only what is no entry yet needs."""
+    """Add columns that are not null, and one that only statements without an entry need."""
     op.add_column("nodes", sa.Column("earned", sa.Boolean(), nullable=True))
     op.add_column("statements", sa.Column("node_id", sa.String(), nullable=True))
     for table in signed:

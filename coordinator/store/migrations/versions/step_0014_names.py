@@ -1,4 +1,4 @@
-"""Names that look like another owner's get the end of their node's id; the first that earned or came keeps its own."""
+"""Names that look like another owner's get the end of the node's id; the first owner to earn, or to join, keeps it."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -18,7 +18,7 @@ nodes = sa.table(
 
 
 def upgrade() -> None:
-    """The column stays empty for whoever is shown with its id."""
+    """Add a column, which stays empty for nodes that are shown with their id."""
     op.add_column("nodes", sa.Column("skeleton", sa.String(), nullable=True))
     op.create_index("ix_nodes_skeleton", "nodes", ["skeleton"])
     op.drop_index("ix_nodes_owner", "nodes")

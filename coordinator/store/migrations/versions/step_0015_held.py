@@ -1,4 +1,4 @@
-"""Claims are held until their class is calibrated on the round's policy: they wait for no auditor."""
+"""Held claims: they wait until their class is calibrated on the round's policy, and for no auditor."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -18,7 +18,7 @@ WAITS = (
 
 
 def upgrade() -> None:
-    """No claim of an older store is held."""
+    """Add a column; no claim of an older store is held."""
     op.add_column("audits", sa.Column("held_as", sa.String(), nullable=True))
     op.execute(sa.update(audits).values(held_as=""))
     op.drop_index("audits_waiting", "audits")

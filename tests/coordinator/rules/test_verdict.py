@@ -106,7 +106,7 @@ def test_every_report_is_json_with_finite_numbers_and_bounded_evidence(measured:
 
 
 def test_a_claim_that_its_lease_does_not_allow_fails_hard_without_a_model() -> None:
-    report: AuditReport = malformed(TokensInvalid("Sample 3 goes on after its end token."), EXACT, 1)
+    report: AuditReport = malformed(TokensInvalid("Sample 3 continues after its end token."), EXACT, 1)
     assert report.outcome is AuditOutcome.HARD
     assert "tokens_invalid" in report.findings[0].observed
 

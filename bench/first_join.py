@@ -1,4 +1,4 @@
-"""From nothing to the first credit: how long a volunteer waits, by stage, beside a round that is already running.
+"""Time from nothing to the first credit: a volunteer's wait, by stage, for a round that is already running.
 
 - A real coordinator with its learner runs the demo's round; each lap is a node with a new home, by the shipped command.
 - Stages are what the public leaderboard says of the node, looked at twenty times a second; it is half a second old.

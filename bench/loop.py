@@ -66,7 +66,7 @@ def rate(ended: Sequence[float]) -> float:
 
 
 def train_with_trl(folder: Path, updates: int) -> list[float]:
-    """When each update of TRL's ended."""
+    """Train with TRL; return the times at which its updates ended."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -111,7 +111,7 @@ def train_with_trl(folder: Path, updates: int) -> list[float]:
 
 
 def main() -> int:
-    """Both sides in turns."""
+    """Run both sides in turns."""
     quick = quick_from_environment()
     parser = argparse.ArgumentParser(
         prog="bench loop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,4 +1,4 @@
-"""One update by one process, and by two ranks: what sharing the weights out costs, and what the second core gains.
+"""An update by one process, and by two ranks: the cost of sharding the weights, and the gain of the second core.
 
 - Both are `TrainedPolicy.train_step` on the same batches, one thread each; the ranks are started as a round starts them
   (`learner.processes = 2`), talk over gloo on this machine, and hold half of all weights each (FSDP2).
@@ -42,7 +42,7 @@ def turn(case: Case, folder: Path, size: int, steps: int) -> tuple[float, float]
 
 
 def work(case: Case, folder: Path, steps: int, told: Path) -> None:
-    """What each rank does."""
+    """Run the steps of one rank."""
     import torch
 
     torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def work(case: Case, folder: Path, steps: int, told: Path) -> None:
 
 
 def measure(bench: Bench, case: Case, folder: Path, *, rounds: int, steps: int) -> None:
-    """One case, turn by turn."""
+    """Measure a case, turn by turn."""
     make_model(case, folder)
     for number in range(rounds):
         norms = []

@@ -1,4 +1,4 @@
-"""How fast a swarm is simulated: a thousand nodes over two hundred updates, and ten thousand nodes.
+"""Speed of the simulator: a thousand nodes over two hundred updates, and ten thousand nodes.
 
 - Everything that the simulator knows is on: unequal nodes, links and lengths, churn, preemption, forgers and their
   audits, the fleet, late groups given twice, lost ones gone on with, trees planned anew for every version.

@@ -58,7 +58,7 @@ Footprint = dict[str, float]
 
 
 def chunks_of(version: int) -> dict[ChunkId, bytes]:
-    """What is in a version: the same in both processes."""
+    """Return the chunks of a version, which are the same in both processes."""
     rng = Random(version)
     pieces = (rng.randbytes(CHUNK_BYTES) for _ in range(CHUNKS_PER_VERSION))
     return {chunk_id(piece): piece for piece in pieces}
@@ -86,7 +86,7 @@ async def be_the_node(folder: Path) -> None:
 
 
 def footprint(host: Host) -> Footprint:
-    """What must not grow."""
+    """Return the figures that must not grow."""
     gc.collect()
     me = psutil.Process()
     return {

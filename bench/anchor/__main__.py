@@ -77,7 +77,7 @@ def rounds(admissions: list[str], wanted: int, updates: int, record: Path) -> It
 
 
 def compare(bench: Bench, case: Case, found: Measured) -> None:
-    """One round beside what was foretold."""
+    """Compare a measured round with its prediction."""
     told = foretold(case, found)
     for name in ("train_s", "size_mb", "answer_s", "hear_s", "load_s"):
         bench.measure(f"{case.admission}: given, {name}", getattr(found, name))

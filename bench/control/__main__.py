@@ -103,7 +103,7 @@ def measure_requests(bench: Bench, here: Round, rivals: Server, rounds: int) -> 
 
 
 async def flood(here: Round, prepared: Prepared, batches: int) -> tuple[list[Reply], list[float], float]:
-    """Everything at once, and the learner beside it: replies, seconds for each batch, and seconds for all."""
+    """Send all requests at once while the learner trains; return replies, seconds per batch, and seconds for all."""
     learner_s: list[float] = []
 
     def train() -> None:

@@ -1,4 +1,4 @@
-"""What must be true of a round's store after any load, by whichever processes it came: one check for each promise.
+"""Invariants of a round's store after any load from any number of processes: one check for each promise.
 
 - What nodes and the learner heard is compared with the rows, and these with each other and with the ledger's entries.
 - A lease may be there that nobody heard of, since its answer was lost; nothing may be heard of that is not there.

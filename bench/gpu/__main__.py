@@ -32,7 +32,7 @@ VARIABLE = "SWARM_VLLM_PYTHON"
 
 
 def tokens_of(engine: TorchEngine) -> list[list[int]]:
-    """What the requests of the bench draw, in their order."""
+    """Return the tokens that the requests of the bench draw, in their order."""
     groups: list[GroupDone] = []
     engine.generate(one_of_each(1), groups.append)
     groups.sort(key=lambda group: int(group.request_id))

@@ -1,4 +1,4 @@
-"""What the trainings come to: a table, goals, and two plots for each task.
+"""Reports of the trainings: a table, goals, and two plots for each task.
 
 - A task *keeps* of its gain at S = 0 what its gain at another S is of that, by means over the seeds that both have.
 """
@@ -26,7 +26,7 @@ class Found:
         self._cells = sorted(cells, key=lambda cell: (cell.staleness, cell.seed))
 
     def of(self, task: str, objective: str, staleness: int) -> list[Cell]:
-        """One for each seed; without correction fresh groups are the same as with it, and are trained once."""
+        """Return the cell of each seed; without staleness the objectives are equal, and only one is trained."""
         said = "corrected" if staleness == 0 else objective
         return [cell for cell in self._cells if (cell.task, cell.objective, cell.staleness) == (task, said, staleness)]
 

@@ -90,7 +90,7 @@ class Trial:
         return groups
 
     def train(self, groups: Sequence[TrainingGroup]) -> UpdateResult:
-        """One update."""
+        """Train one update."""
         step = self.crew.train(tuple(groups))
         self.max_distance = max(self.max_distance, *step.distances.values())
         if self.update % self._config.staleness.kappa == 0:

@@ -54,7 +54,7 @@ def judge_table2(bench: Bench) -> None:
 
 
 def judge_knee(bench: Bench, stalenesses: tuple[int, ...]) -> None:
-    """Where the simulated learner ceases to wait, beside the formula; and what larger pools sample in vain."""
+    """Compare the least pool without a waiting learner with the formula; measure the waste of larger pools."""
     for staleness in stalenesses:
         for admission, name in RULES.items():
             told, found = knee.foretold(staleness, admission), knee.knee(staleness, admission)
@@ -69,7 +69,7 @@ def judge_knee(bench: Bench, stalenesses: tuple[int, ...]) -> None:
 
 
 def show_spread(bench: Bench) -> None:
-    """What Figure 4 plots, for the paper's nine workers and for sixty-four."""
+    """Show the curves of Figure 4, for the paper's nine workers and for sixty-four."""
     for workers in (9, 64):
         for source in spread.SOURCES_MBIT:
             star, trees = spread.star_limited(workers, source), spread.pipelined(workers, source)
@@ -78,7 +78,7 @@ def show_spread(bench: Bench) -> None:
 
 
 def judge_headline(bench: Bench) -> None:
-    """What is saved against central training."""
+    """Check the saving against central training."""
     lines = {line.way: line for line in headline.lines()}
     for line in lines.values():
         bench.measure(f"headline, {line.way}: $/step, {line.workers} workers", line.cost, unit="$")

@@ -39,7 +39,7 @@ PATIENCE = 4
 
 @dataclass(frozen=True)
 class Line:
-    """One way to train: workers beside the learner, how long it waits, and dollars per step."""
+    """A way to train: workers beside the learner, the learner's waiting time, and dollars per step."""
 
     way: str
     workers: int

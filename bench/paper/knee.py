@@ -47,7 +47,7 @@ def scenario(
 
 @cache
 def simulated(staleness: int, admission: Admission, workers: int) -> dict[str, Any]:
-    """What is reported of one run."""
+    """Return the figures of a simulated run."""
     chosen = scenario(staleness, admission, workers=workers)
     return figures(chosen, Simulation(chosen).run())
 

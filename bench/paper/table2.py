@@ -14,7 +14,7 @@ DRAWS = 2000
 
 @dataclass(frozen=True)
 class Row:
-    """One run: machines, dollars per step, seconds of broadcast and of waiting in a period of κ steps."""
+    """A run: machines, dollars per step, seconds of broadcast and of waiting in a period of κ steps."""
 
     run: str
     machines: int

@@ -50,7 +50,7 @@ def endless(source: Path, folder: Path) -> Path:
 
 
 def with_engine(engine: Engine, folder: Path) -> Sampler:
-    """One of ours."""
+    """Return a sampler with one of our engines."""
     engine.load(folder, 1)
 
     def sample(work: Sequence[Asked]) -> int:

@@ -84,7 +84,7 @@ class Trial:
         path.write_text(made.model_dump_json(indent=2) + "\n")
 
     def honest(self, name: str, groups: Sequence[Group]) -> Said:
-        """What an honest node of this class answers under the newest version."""
+        """Return the completions of an honest node of this class under the newest version."""
         if name in self.vllm:
             return by_child(self.vllm[name], self.chain[-1], groups, self.text)
         if name in LLAMA:
@@ -173,7 +173,7 @@ def asked(groups: Sequence[Group], text: Text) -> list[SampleRequest]:
 
 
 def said_by(done: list[GroupDone]) -> Said:
-    """What an engine answered, in the order of the groups."""
+    """Return the completions of an engine, in the order of the groups."""
     return [
         tuple(
             Completion(unpack_tokens(row.tokens), np.frombuffer(row.logprobs, "<f4"), row.finish)

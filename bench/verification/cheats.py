@@ -25,7 +25,7 @@ ELSEWHERE = 2**32
 
 @dataclass(frozen=True)
 class Cheater:
-    """One who has the claimed policy, a cheaper one, and leases to answer."""
+    """A node that cheats: it has the claimed policy, a cheaper one, and leases to answer."""
 
     claimed: Path
     small: Path

@@ -46,7 +46,7 @@ class Text:
         return self.encode(TASK.problem(number).prompt)
 
     def reward(self, number: int, completion: Completion) -> float:
-        """Whether the first answer of a sheet is right."""
+        """Return 1 if the first answer of a sheet is right, else 0."""
         right = self.encode(TASK.problem(number).answer + "\n")
         return float(completion.tokens[: len(right)].tolist() == right)
 

@@ -94,7 +94,7 @@ class Ours(Side):
         assert isinstance(self._answer(), Ready)
 
     def load(self, folder: Path, version: int) -> bool:
-        """Whether vLLM was built anew."""
+        """Load a version; return True if vLLM was rebuilt."""
         loaded = self._tell(LoadVersion(folder=str(folder), version=version))
         assert isinstance(loaded, Loaded), loaded
         return loaded.rebuilt
@@ -121,7 +121,7 @@ class Rival(Side):
         super().__init__([python, "-P", str(RIVAL), str(folder)], device)
 
     def wait(self) -> None:
-        """Until it has started, which takes as long as a cold load of ours."""
+        """Wait until it has started, which takes as long as our cold load."""
         assert json.loads(self.stdout.readline()) == "ready"
 
     def sample(self, requests: list[SampleRequest]) -> None:
@@ -132,7 +132,7 @@ class Rival(Side):
 
 
 def measure(bench: Bench, name: str, python: str, device: str, folders: list[Path], rounds: int) -> None:
-    """In each round a new child: its cold load, sampling in turns with the rival, a swap."""
+    """Measure, with a new child in each round, its cold load, sampling in turns with the rival, and a swap."""
     work = one_of_each(1)
     tokens = sum(request.max_new_tokens for request in work)
     unit = "tokens per CPU s" if device == "cpu" else "tokens per s"

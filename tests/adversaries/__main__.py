@@ -170,7 +170,7 @@ def row(attack: str, tolerance: str, results: list[Result]) -> bool:
 
 
 def show_patience() -> bool:
-    """What patience earns by the rules alone, with so many owners that chance is small."""
+    """Show the gain from patience by the rules alone, with enough owners that chance is small."""
     sound = True
     for name, plan in patience.PLANS.items():
         found = patience.gain(plan, owners=PATIENT_OWNERS, groups=PATIENT_GROUPS, rules=TrustRules())

@@ -1,4 +1,4 @@
-"""One attack, played to its end beside honest nodes, and what came of it."""
+"""A campaign: an attack, played to its end beside honest nodes, and its result."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ TURNS_PER_GROUP = 2
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one attack."""
+    """The result of an attack."""
 
     attack: str
     cheats: int
@@ -57,7 +57,7 @@ def fight(attack: type[A], stage: Stage, groups: int, *, secret: int = 0) -> tup
 
 
 def told(arena: Arena, attacker: Adversary, honest: list[Node]) -> Result:
-    """What the store and the book say at the end."""
+    """Return the result that the store and the book show at the end."""
     own = money(arena, attacker)
     posted, voided = ClaimState.POSTED.value, ClaimState.VOIDED.value
     paid = sum(micros for lease, (state, micros) in own.items() if state == posted and lease in attacker.cheated)

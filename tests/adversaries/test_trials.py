@@ -1,4 +1,4 @@
-"""What `make adversaries` says of the attacks that tests play: only what ran and passed was withstood."""
+"""Tests of the report of `make adversaries` on attacks that tests play: only those that passed were withstood."""
 
 import json
 from pathlib import Path

@@ -24,7 +24,7 @@ STRICT = "torch/fp32/cpu"
 
 @dataclass(frozen=True)
 class Campaign:
-    """One attack in a round of one class, with one secret of the lottery."""
+    """An attack in a round of one class, with one secret of the lottery."""
 
     attack: type[Adversary]
     tolerance: str
@@ -60,7 +60,7 @@ def play(folder: Path, stage: Stage, waiting: Sequence[Campaign]) -> None:
 
 
 def played(folder: Path, wanted: Sequence[Campaign]) -> Iterator[tuple[Campaign, Result]]:
-    """Those that are done."""
+    """Return the results of the campaigns that are done."""
     for campaign in wanted:
         place = folder / f"{campaign.name}.json"
         if place.exists():
@@ -69,7 +69,7 @@ def played(folder: Path, wanted: Sequence[Campaign]) -> Iterator[tuple[Campaign,
 
 @contextmanager
 def alone(lock: Path) -> Iterator[bool]:
-    """Whether nobody else holds this lock, and so we do."""
+    """Return True if no other process holds this lock, so that this one does."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         try:

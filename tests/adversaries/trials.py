@@ -42,7 +42,7 @@ def play(folder: Path, waiting: Sequence[Outsider]) -> None:
 
 
 def played(folder: Path, wanted: Sequence[Outsider]) -> Iterator[tuple[Outsider, Ends]]:
-    """Those that are done."""
+    """Return the results of the trials that are done."""
     for outsider in wanted:
         kept = place(folder, outsider)
         if kept.exists():

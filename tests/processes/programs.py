@@ -35,7 +35,7 @@ _POLL = threading.Event()
 
 
 def words_of(process: psutil.Process) -> list[str]:
-    """Its command line; nothing of one that has ended since it was listed."""
+    """Return a process's command line; empty if it has ended since it was listed."""
     try:
         words: list[str] = process.cmdline()
     except psutil.NoSuchProcess:  # a zombie counts as one
@@ -72,7 +72,7 @@ def free_address(host: str = "127.0.0.1") -> str:
 
 
 class Program:
-    """One running program: its process, what it printed, and how it ended."""
+    """A running program: its process, its output, and how it ended."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, mark: str) -> None:
         self.name = name
@@ -126,12 +126,12 @@ class Program:
         return below
 
     def kill(self) -> None:
-        """As `kill -9` does: no warning, and only this process."""
+        """Kill only this process, without warning, as `kill -9` does."""
         self.process.kill()
         self.process.wait(timeout=PATIENCE_S)
 
     def interrupt(self) -> float:
-        """As Ctrl-C does; the seconds until this process and all below it were gone."""
+        """Interrupt as Ctrl-C does; return the seconds until this process and all its children ended."""
         family = [psutil.Process(self.process.pid), *self.descendants()]
         started = time.monotonic()
         self.process.send_signal(signal.SIGINT)
@@ -208,7 +208,7 @@ class Swarm:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether a process runs; one that only waits to be buried does not."""
+    """Return True if a process runs; a zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -220,7 +220,7 @@ def _size(path: Path) -> int:
 
 
 def said(swarm: Swarm, program: str, *words: str, code: int = 0) -> str:
-    """What a command says on both streams."""
+    """Run a command; return its output on both streams."""
     ran = swarm.start(words[0], script(program), *words)
     assert ran.process.wait(timeout=PATIENCE_S) == code, ran.log
     return ran.output + ran.log

@@ -42,7 +42,7 @@ NO_AUDITS = {"first_groups": 0, "floor": 0.0, "trusted_floor": 0.0}
 
 
 class Coordinator:
-    """One round's coordinator and what it left on the disk."""
+    """A round's coordinator and its files on the disk."""
 
     def __init__(self, swarm: Swarm, settings: Settings, *, host: str = "127.0.0.1") -> None:
         self._swarm = swarm
@@ -83,7 +83,7 @@ class Coordinator:
         return self.fresh("/v1/status")
 
     def fresh(self, path: str) -> dict[str, Any]:
-        """What the coordinator says now, and not what it computed for whoever asked a moment before."""
+        """Return the coordinator's current answer, not one that it computed for an earlier request."""
         asked_ms = time.time_ns() // 1_000_000
 
         def look() -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Coordinator:
         return int(self.status()["rollouts"]["groups"])
 
     def leases(self) -> dict[str, int]:
-        """How many leases are in each state."""
+        """Return the number of leases in each state."""
         found: dict[str, int] = self.status()["leases"]
         return found
 
@@ -188,7 +188,7 @@ def mirror(swarm: Swarm, name: str, join_string: str, *options: str) -> Program:
 
 
 def held(program: Program, version: int) -> dict[str, int | float | str]:
-    """What a mirror says of a version, once it holds it."""
+    """Return a mirror's report that it holds a version."""
 
     def look() -> dict[str, int | float | str] | None:
         said = [json.loads(line) for line in program.output.splitlines()]
@@ -200,7 +200,7 @@ def held(program: Program, version: int) -> dict[str, int | float | str]:
 
 
 def node_id_of(node: Program) -> str:
-    """Who a real node is, from its first log line."""
+    """Return the id of a real node, from its first log line."""
     return node.said(r"node started id=(\S+)")[1]
 
 

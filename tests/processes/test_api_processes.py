@@ -72,7 +72,7 @@ class Doors:
         return self.second
 
     def second_leaves(self) -> None:
-        """It ends with an error that says why, so that its supervisor starts it again."""
+        """Make a process end with an error that says why, so that its supervisor starts it again."""
         assert self.second.process.wait(timeout=PATIENCE_S) == 2, self.second.log
         assert "other settings or keys" in self.second.log
 
@@ -160,7 +160,7 @@ def submit(side: LightNode, rollout: bytes) -> Verdict:
 
 
 def at_once(send: Callable[[LightNode, bytes], T], sides: list[LightNode], said: list[bytes]) -> list[T]:
-    """What comes of what is sent by both doors in the same moment."""
+    """Send through both processes at the same moment; return the answers."""
     start = Barrier(len(sides))
 
     def call(side: LightNode, data: bytes) -> T:

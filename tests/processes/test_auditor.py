@@ -26,7 +26,7 @@ SETTINGS: Settings = {
 
 
 def auditor(swarm: Swarm, coordinator: Coordinator, name: str, *options: str) -> Program:
-    """One that is started by hand."""
+    """Start an auditor by hand."""
     return swarm.start(name, script("swarm-coordinator"), "auditor", str(coordinator.config_file), *options)
 
 
@@ -36,7 +36,7 @@ def taken(coordinator: Coordinator) -> int:
 
 
 def findings(coordinator: Coordinator, node_id: str) -> list[str | None]:
-    """What audits found of a node's claims, in their order."""
+    """Return the findings about a node's claims, in order."""
     with coordinator.copy_of_store() as connection:
         query = sa.text("SELECT finding FROM audits WHERE node_id = :node ORDER BY place")
         return list(connection.execute(query, {"node": node_id}).scalars())

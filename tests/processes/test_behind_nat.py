@@ -51,7 +51,7 @@ class Lab:
             return connection.execute(query, values).fetchall()
 
     def fed(self) -> set[tuple[str, str]]:
-        """Who has sent a part of any of the last versions to whom, by the receipts: pairs of sender and receiver."""
+        """Return pairs of sender and receiver that the receipts of the last versions name."""
         query = """
             SELECT DISTINCT sent.name, got.name FROM uploads
             JOIN nodes AS sent ON sent.node_id = sender JOIN nodes AS got ON got.node_id = receiver
@@ -59,7 +59,7 @@ class Lab:
         return {(str(sender), str(receiver)) for sender, receiver in self.asked(query)}
 
     def receipts(self) -> int:
-        """How many mirrors have said where the newest version came from."""
+        """Return the number of mirrors that sent a receipt for the newest version."""
         return int(str(self.asked("SELECT COUNT(*) FROM receipts WHERE version = ?", self.ours.newest)[0][0]))
 
     def publish_until_fed(self, pairs: set[tuple[str, str]]) -> None:
@@ -92,7 +92,7 @@ def lab(folder: Path, *kinds: Nat, dialable: int = 0) -> Iterator[Lab]:
 
 
 def pairs_of(first: Collection[str], second: Collection[str]) -> set[tuple[str, str]]:
-    """Everybody of the first with everybody of the second, in both directions."""
+    """Return all pairs of a node of each set, in both directions."""
     both = {(one, other) for one in first for other in second if one != other}
     return both | {(other, one) for one, other in both}
 

@@ -31,7 +31,7 @@ def ends(program: Program) -> int:
 
 
 def sees_the_log(join_string: str, home: Path) -> int:
-    """What a node does while it runs: look once, and remember; how many entries there were."""
+    """Check the log as a running node does, and store the result; return the number of entries."""
     place = parse(join_string)
 
     async def look() -> int:

@@ -46,7 +46,7 @@ def words_on(coordinator: Coordinator, node: str) -> set[bool]:
 
 
 def round_outside(network: HomeNetwork, swarm: Swarm, policy: Path) -> None:
-    """Everything, seen from the internet, where the coordinator and another mirror are."""
+    """Start a round outside the home network, on the internet: the coordinator and another mirror."""
     coordinator = Coordinator(swarm, WHOLE_VERSIONS, host=home.OUTSIDE).start()
     operator = operator_of(swarm, coordinator, policy)
     at_home = mirror(network, swarm, "home", coordinator.join_string)

@@ -45,7 +45,7 @@ class Liar:
         self.node.register((self._address,))
 
     def plan(self) -> set[str]:
-        """What kinds of sources the coordinator names."""
+        """Return the kinds of sources that the coordinator's plan names."""
         plan = self.node.call("/v1/plan", PlanRequest(version=1), FetchPlan)
         return {peer.kind for peer in plan.peers}
 

@@ -38,7 +38,7 @@ def receipts_of_all(coordinator: Coordinator, version: int) -> bool:
 
 
 def words_on(coordinator: Coordinator, node: str) -> list[bool]:
-    """What those who tried to dial a node say about it."""
+    """Return the reports of the nodes that tried to dial a node."""
     with coordinator.copy_of_store() as connection:
         asked = sa.text("SELECT answered FROM dials WHERE node = :node")
         return list(map(bool, connection.execute(asked, {"node": node}).scalars()))

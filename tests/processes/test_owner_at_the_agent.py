@@ -37,7 +37,7 @@ def coordinator(swarm: Swarm, policy: Path) -> Coordinator:
 
 
 def command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """What an owner types in another terminal."""
+    """Run a command as an owner types it in another terminal."""
     full = [script("swarm-node"), *words, "--home", str(home)]
     return subprocess.run(full, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 

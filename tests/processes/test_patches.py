@@ -40,7 +40,7 @@ class Scene:
         return self.operator.publish(version - 1)
 
     def folder(self, name: str, version: int) -> Path:
-        """Where a node keeps a version, once it has it."""
+        """Return the folder of a version at a node, once the node has it."""
         pattern = f"rounds/*/policies/{version:012d}-*"
         found = until(f"{name} to hold version {version}", lambda: list((self.swarm.folder / name).glob(pattern)))
         return found[0]

@@ -45,7 +45,7 @@ class Machines:
         return self._swarm.start(party, *self._net.command(party, words))
 
     def said(self, party: str, *words: str) -> str:
-        """What a command says that is run on a node's machine."""
+        """Run a command on a node's machine; return its output."""
         program = self._swarm.start(f"{party}-{words[0]}", *self._net.command(party, [script("swarm-node"), *words]))
         program.process.wait(timeout=90)
         return program.output
@@ -66,14 +66,14 @@ def asked(coordinator: Coordinator, question: str, **values: str) -> Sequence[sa
 
 
 def addresses(coordinator: Coordinator, node: str) -> list[str]:
-    """Where others are told to dial a node."""
+    """Return the addresses at which others are asked to dial a node."""
     rows = asked(coordinator, "SELECT addresses FROM nodes WHERE node_id = :node", node=node)
     found: list[str] = json.loads(str(rows[0][0])) if rows else []
     return found
 
 
 def words_on(coordinator: Coordinator, node: str) -> set[bool]:
-    """What those say who tried to dial a node."""
+    """Return the reports of the nodes that tried to dial a node."""
     return {bool(row[0]) for row in asked(coordinator, "SELECT answered FROM dials WHERE node = :node", node=node)}
 
 
@@ -100,7 +100,7 @@ def changed(policy: Path, target: Path, number: int) -> Path:
 
 
 def run(network: Net, swarm: Swarm, policy: Path) -> None:
-    """Everything, seen from the coordinator's network."""
+    """Start a round in the coordinator's network."""
     machines = Machines(network, swarm)
     coordinator = Coordinator(swarm, SETTINGS, host=network.address("coordinator")).start()
     operator = operator_of(swarm, coordinator, policy)

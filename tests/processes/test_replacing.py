@@ -32,7 +32,7 @@ def coordinator(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
 
 
 def say(coordinator: Coordinator, command: str, *words: str) -> str:
-    """What the command prints; it must succeed."""
+    """Run a command that must succeed; return its output."""
     line = [script("swarm-coordinator"), "policy", command, str(coordinator.config_file), *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

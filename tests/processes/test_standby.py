@@ -79,7 +79,7 @@ class Trainer(threading.Thread):
 
 
 class Strangers(threading.Thread):
-    """Everybody who sees a checkpoint keeps it."""
+    """A group of witnesses that keep every checkpoint that they see."""
 
     def __init__(self, url: str) -> None:
         super().__init__(name="strangers", daemon=True)
@@ -248,7 +248,7 @@ def verdicts(crowd: list[Labourer]) -> int:
 def test_copy_that_lacks_published_entries_goes_on_only_after_a_gap_that_root_keys_sign(
     fresh: Swarm, policy: Path
 ) -> None:
-    """What is missing is listed; nodes, witnesses and `verify` accept the shorter log by the root's word alone."""
+    """The missing entries are listed; nodes, witnesses and `verify` accept the shorter log by the root keys alone."""
     swarm = fresh
     coordinator = Coordinator(swarm, {**SETTINGS, **NOBODY_LEARNS}).start()
     operator = operator_of(swarm, coordinator, policy)

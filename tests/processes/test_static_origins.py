@@ -91,7 +91,7 @@ class Scene:
         self._operator.publish(1)
 
     def end(self, node: Program) -> None:
-        """Both end in time."""
+        """End both programs in time."""
         node.interrupt()
         self.coordinator.program.interrupt()
 

@@ -167,7 +167,7 @@ def test_a_coordinator_that_tells_of_another_lease_than_it_gave_is_named(
 
 
 def test_an_appeal_and_its_ruling_are_entries_that_everybody_can_prove(swarm: Swarm, caught: Caught) -> None:
-    """Nothing was ever paid to this owner: the appeal is an entry with its ruling."""
+    """The owner was never paid anything: the appeal is an entry with its ruling."""
     recorded = said(swarm, "swarm-node", *caught.words("appeal"), "--reason", "Look again.")
     assert f"recorded: appeal 1 about claim {caught.told.claim_id}" in recorded
 
@@ -184,7 +184,7 @@ def test_an_appeal_and_its_ruling_are_entries_that_everybody_can_prove(swarm: Sw
 
 
 def verdict_in(entries: list[Entry], explanation: Explanation) -> int | None:
-    """Where the log has the verdict on a claim."""
+    """Return the index of the verdict on a claim in the log."""
     for index, entry in enumerate(entries):
         if isinstance(entry, VerdictEntry) and entry.claim_id == explanation.claim_id:
             assert (entry.outcome, entry.evidence_digest) == ("hard", digest(explanation.report))

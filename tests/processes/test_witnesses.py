@@ -45,7 +45,7 @@ def test_two_witnesses_vouch_for_a_running_log_and_a_third_is_missed(swarm: Swar
 
 
 def size_of(coordinator: Coordinator) -> int:
-    """How many entries are published."""
+    """Return the number of published entries."""
     return int(coordinator.http.get("/v1/ledger/checkpoint").text.splitlines()[1])
 
 

@@ -47,7 +47,7 @@ def resumed_at(coordinator: Coordinator, log_before: str) -> int:
 
 
 def last_checkpoints(coordinator: Coordinator) -> set[int]:
-    """Where the newest checkpoint may stand: at the last multiple of kappa, or one before while that is being saved."""
+    """Return the possible last checkpoints: the last multiple of kappa, or the one before while that is being saved."""
     with coordinator.copy_of_store() as connection:
         reported = connection.execute(sa.text("SELECT MAX(batch) FROM batches WHERE reported_ms IS NOT NULL")).scalar()
     assert reported

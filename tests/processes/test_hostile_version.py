@@ -47,7 +47,7 @@ def most_memory(program: Program) -> int:
 
 
 def test_a_hostile_tokenizer_costs_its_version_and_the_node_goes_on_with_the_next(swarm: Swarm, policy: Path) -> None:
-    """Before the fix the tokenizer took 3 GB of the agent in 20 s, heartbeats stopped, and Ctrl-C was ignored."""
+    """The earlier bug: the tokenizer took 3 GB of the agent in 20 s, heartbeats stopped, and Ctrl-C was ignored."""
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator = operator_of(swarm, coordinator, policy)
     node = join(swarm, "node", coordinator.join_string, "--engine", "llama")

@@ -154,7 +154,7 @@ class Run:
         first = self.policy.update * GROUPS
         requests = {str(number): self._request(number) for number in range(first, first + GROUPS)}
         self._engine.generate(list(requests.values()), groups.append)
-        return self.policy.train_step([self._reward(one, requests[one.request_id]) for one in groups]).metrics[
+        return self.policy.train_step([self._reward(group, requests[group.request_id]) for group in groups]).metrics[
             "reward/mean"
         ]
 

@@ -87,7 +87,7 @@ def ours(engine: TorchEngine) -> float:
     started = time.process_time()
     engine.generate(requests(1), groups.append)
     seconds = time.process_time() - started
-    return sum(len(one.tokens) // 4 for group in groups for one in group.samples) / seconds
+    return sum(len(sample.tokens) // 4 for group in groups for sample in group.samples) / seconds
 
 
 def hugging_face(model: Any) -> float:
@@ -146,7 +146,7 @@ def measure_threads(bench: Bench, name: str, folder: Path, rounds: int) -> float
     """The same batch by one thread and by two; what of the time the second leaves."""
     engine = TorchEngine()
     engine.load(folder, 1)
-    batch = [one.model_copy(update={"samples": 16, "max_new_tokens": 8}) for one in requests(1)[:8]]
+    batch = [request.model_copy(update={"samples": 16, "max_new_tokens": 8}) for request in requests(1)[:8]]
     for number in range(rounds + 1):
         for count in (1, 2):
             torch.set_num_threads(count)

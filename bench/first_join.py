@@ -59,7 +59,7 @@ def round_at_work(folder: Path) -> Iterator[tuple[str, str]]:
     """The demo's round with a version out: its URL and join string."""
     listen = address()
     settings = [f"round.directory={folder / 'round'}", f"round.listen={listen}", f"round.seeder={address()}"]
-    chosen = [part for one in settings for part in ("--set", one)]
+    chosen = [part for setting in settings for part in ("--set", setting)]
     demo = str(ROOT / "examples" / "demo.toml")
     with running(script("swarm-coordinator"), "launch", demo, *chosen, log=folder / "coordinator.log") as process:
         assert process.stdout is not None
@@ -102,8 +102,8 @@ def install(folder: Path, wheels: Path) -> float:
     began = time.monotonic()
     place = ["--prefix", str(folder / "prefix"), "--bin", str(folder / "bin"), "--find-links", str(wheels)]
     command = ["sh", str(ROOT / "installers" / "install.sh"), *place, "--engine", "none"]
-    here = {"HOME": str(folder), "PIP_CACHE_DIR": str(wheels.with_name("cache"))}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | here)
+    variables = {"HOME": str(folder), "PIP_CACHE_DIR": str(wheels.with_name("cache"))}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | variables)
     return time.monotonic() - began
 
 

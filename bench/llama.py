@@ -56,7 +56,7 @@ def ours(engine: Engine, count: int) -> float:
     started = time.process_time()
     engine.generate(requests(1)[:count], groups.append)
     seconds = time.process_time() - started
-    return sum(len(one.tokens) // 4 for group in groups for one in group.samples) / seconds
+    return sum(len(sample.tokens) // 4 for group in groups for sample in group.samples) / seconds
 
 
 def theirs(model: llama_cpp.Llama, count: int) -> float:

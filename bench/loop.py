@@ -43,7 +43,7 @@ def ours(start: Path, updates: int) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         settings = [f"model.path={start}", f"round.max_updates={updates}"]
         command = [Path(sys.executable).with_name("swarm-coordinator"), "demo", DEMO, "--nodes", str(NODES)]
-        command += ["--directory", scratch, *(word for one in settings for word in ("--set", one))]
+        command += ["--directory", scratch, *(word for setting in settings for word in ("--set", setting))]
         subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
         lines = (Path(scratch) / "round" / "learner" / "metrics.jsonl").read_text().splitlines()
     return rate([json.loads(line)["seconds"] for line in lines])
@@ -131,9 +131,9 @@ def main() -> int:
     bench = Bench("loop", inputs={"rounds": options.rounds, "updates": options.updates, "nodes": NODES}, quick=quick)
     for number in range(options.rounds):
         for case, side in (("the whole loop, 3 nodes", ours), ("TRL alone", theirs)):
-            found = side(start, options.updates)
-            bench.measure(case, found, unit="updates/s")
-            print(f"{number + 1} of {options.rounds}: {case}, {found:.4g} updates/s", flush=True)
+            rate = side(start, options.updates)
+            bench.measure(case, rate, unit="updates/s")
+            print(f"{number + 1} of {options.rounds}: {case}, {rate:.4g} updates/s", flush=True)
     times = bench.ratio("the whole loop ÷ TRL", "the whole loop, 3 nodes", "TRL alone")
     bench.goal("at least as many updates as TRL alone", times, at_least=1.0)
     return bench.finish()

@@ -59,7 +59,7 @@ def skewed(seed: int) -> list[Problem]:
     out_of_reach = [
         Problem(f"{4 * place + 5000}+{3 * place + 1000}=", str(7 * place + 6000)) for place in range(SKEWED // 2)
     ]
-    return random.Random(seed).sample(found := [*carries, *known, *out_of_reach], len(found))
+    return random.Random(seed).sample(chosen := [*carries, *known, *out_of_reach], len(chosen))
 
 
 DATA: dict[str, Callable[[int], list[Problem]]] = {"even": even, "skewed": skewed}

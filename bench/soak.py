@@ -93,7 +93,7 @@ def footprint(host: Host) -> Footprint:
         "memory": me.memory_info().rss / MIB,
         "descriptors": me.num_fds(),
         "tasks": trio.lowlevel.current_statistics().tasks_living,
-        "objects": sum(str(type(found).__module__).startswith(OBJECTS_OF) for found in gc.get_objects()),
+        "objects": sum(str(type(thing).__module__).startswith(OBJECTS_OF) for thing in gc.get_objects()),
         "connected": len(host.connected()),
         "window bytes": HOST_RECEIVE_MAX_BYTES - host.budget.left,
     }
@@ -186,7 +186,7 @@ class Node:
 
 async def soak(node: Node, hours: int, folder: Path) -> tuple[list[Footprint], Neighbours]:
     """The footprints after each version."""
-    blobs, found = BlobStore(folder), []
+    blobs, answers = BlobStore(folder), []
     blobs.clean()
     async with AsyncExitStack() as stack:
         keys = [(number + 1).to_bytes(32) for number in range(NEIGHBOURS)]
@@ -202,15 +202,15 @@ async def soak(node: Node, hours: int, folder: Path) -> tuple[list[Footprint], N
                 await node.answer()
             await neighbours.leave()
             node.tell("")
-            found.append(await node.answer())
+            answers.append(await node.answer())
             blobs.prune(())
             if version % VERSIONS_PER_HOUR == 0:
-                figures = ", ".join(f"{value:,.0f} {what}" for what, value in found[-1].items())
+                figures = ", ".join(f"{value:,.0f} {what}" for what, value in answers[-1].items())
                 print(
                     f"hour {version // VERSIONS_PER_HOUR:2}: {neighbours.connections} connections; {figures}",
                     flush=True,
                 )
-    return found, neighbours
+    return answers, neighbours
 
 
 def judge(bench: Bench, footprints: list[Footprint]) -> None:

@@ -97,8 +97,8 @@ def _wait_for_nodes(store: Path, count: int, coordinator: Program) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
-            (here,), *_ = connection.execute("SELECT count(*) FROM nodes")
-        if here == count:
+            (registered,), *_ = connection.execute("SELECT count(*) FROM nodes")
+        if registered == count:
             return
         time.sleep(LOOK_S)  # the store tells nobody of what changes
     raise TimeoutError(f"{count} nodes did not join\n{coordinator.last_words()}")

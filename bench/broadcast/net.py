@@ -200,8 +200,8 @@ def _cap(namespace: str, device: str, bit_s: float) -> None:
 
 def left_behind(folder: Path) -> list[Path]:
     """Return the files that killed runs left in a folder, found by the process ids in their names."""
-    found = [(path, re.match(rf"{PREFIX}-(\d+)-", path.name)) for path in folder.glob(f"{PREFIX}-*")]
-    return [path for path, match in found if match and not Path(f"/proc/{match[1]}").exists()]
+    matches = [(path, re.match(rf"{PREFIX}-(\d+)-", path.name)) for path in folder.glob(f"{PREFIX}-*")]
+    return [path for path, match in matches if match and not Path(f"/proc/{match[1]}").exists()]
 
 
 def _remove(namespace: str) -> None:

@@ -74,7 +74,7 @@ def shares(
 ) -> list[tuple[float, float, float, float]]:
     """Return, between each two samples, the seconds since the beginning, and the used shares of the source's uplink, of
     the workers' uplinks and of their downlinks."""
-    found = []
+    rows = []
     for before, after in pairwise(samples):
         seconds = after.at_s - before.at_s
         rates = {
@@ -84,8 +84,8 @@ def shares(
         workers = [party for party in links if party != source]
         up = fmean(rates[party][0] / links[party].up_bit_s for party in workers)
         down = fmean(rates[party][1] / links[party].down_bit_s for party in workers)
-        found.append((after.at_s - began_at_s, rates[source][0] / links[source].up_bit_s, up, down))
-    return found
+        rows.append((after.at_s - began_at_s, rates[source][0] / links[source].up_bit_s, up, down))
+    return rows
 
 
 def _cores() -> tuple[float, float]:

@@ -131,7 +131,7 @@ class Round:
 
     def judged(self, replies: Sequence[Reply]) -> list[Verdict]:
         """Return the verdicts on the submissions."""
-        verdicts = [one for reply in replies for one in SubmissionReply.from_bytes(reply.body).verdicts]
+        verdicts = [verdict for reply in replies for verdict in SubmissionReply.from_bytes(reply.body).verdicts]
         self._heard.verdicts += verdicts
         return verdicts
 
@@ -147,10 +147,10 @@ class Round:
 def _launched(folder: Path, place: Path, store_url: str) -> Server:
     """The process that leads."""
     address = free_address()
-    here = {"round.directory": place, "round.listen": address, "round.seeder": free_address(), "store.url": store_url}
+    places = {"round.directory": place, "round.listen": address, "round.seeder": free_address(), "store.url": store_url}
     config = folder / "round.toml"
     config.write_text("")
-    chosen = [part for name, value in (SETTINGS | here).items() for part in ("--set", f"{name}={value}")]
+    chosen = [part for name, value in (SETTINGS | places).items() for part in ("--set", f"{name}={value}")]
     alone = ("--no-learner", "--no-auditor", "--quiet")
     command = [script("swarm-coordinator"), "launch", str(config), *alone, *chosen]
     return Server(command, address, folder / "coordinator.log")

@@ -75,7 +75,7 @@ def ordered(updates: Mapping[str, int], seeds: Sequence[int], ages: Sequence[int
 
 def recorded(path: Path) -> dict[Name, Cell]:
     """Return the results of earlier runs, without an incomplete line of a killed run."""
-    found = {}
+    results = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             said = json.loads(line)
@@ -83,8 +83,8 @@ def recorded(path: Path) -> dict[Name, Cell]:
             cell = Cell(**said | {"curve": curve, "rewards": tuple(said["rewards"])})
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-        found[cell.name] = cell
-    return found
+        results[cell.name] = cell
+    return results
 
 
 def append(path: Path, cell: Cell) -> None:

@@ -54,8 +54,8 @@ def simulated(staleness: int, admission: Admission, workers: int) -> dict[str, A
 
 def foretold(staleness: int, admission: Admission, broadcast_s: float = BROADCAST_S) -> float:
     """μ_min, in workers."""
-    here = scenario(staleness, admission, workers=1, broadcast_s=broadcast_s)
-    return GROUP * here.rule.min_rate(replace(here.load, rollout_s=0.0), here.interval) / WORKER_RATE
+    alone = scenario(staleness, admission, workers=1, broadcast_s=broadcast_s)
+    return GROUP * alone.rule.min_rate(replace(alone.load, rollout_s=0.0), alone.interval) / WORKER_RATE
 
 
 def knee(staleness: int, admission: Admission) -> float:

@@ -30,7 +30,7 @@ def make_batches(folder: Path, *, groups: int, tokens: int, count: int) -> list[
         done, _ = sample(engine, asked)
         batches.append(
             {
-                "prompts": [unpack_tokens(one.prompt).tolist() for one in asked],
+                "prompts": [unpack_tokens(request.prompt).tolist() for request in asked],
                 "completions": [[unpack_tokens(row.tokens).tolist() for row in group.samples] for group in done],
                 "rewards": [[float(place % 2) for place in range(SAMPLES)] for _ in asked],
             }

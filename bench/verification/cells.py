@@ -68,7 +68,7 @@ def replayed(scorer: VersionScorer, groups: Sequence[Group], said: Said) -> list
     """Replay completions under a version."""
     scored = scorer.score([prefill(group, completions) for group, completions in zip(groups, said, strict=True)])
     return [
-        measure(completions, found, group.seed) for group, completions, found in zip(groups, said, scored, strict=True)
+        measure(completions, score, group.seed) for group, completions, score in zip(groups, said, scored, strict=True)
     ]
 
 
@@ -92,10 +92,10 @@ def judged(
     for place, group in enumerate(measured):
         for number in np.unique(group.sample):
             if cheats is None or cheats[place][int(number)]:
-                here = {version: only(found[place], int(number)) for version, found in others.items()}
-                alone.append(verdict(only(group, int(number)), tolerance, here).outcome)
+                replays_of_sample = {version: only(replays[place], int(number)) for version, replays in others.items()}
+                alone.append(verdict(only(group, int(number)), tolerance, replays_of_sample).outcome)
     reports = [
-        verdict(group, tolerance, {version: found[place] for version, found in others.items()})
+        verdict(group, tolerance, {version: replays[place] for version, replays in others.items()})
         for place, group in enumerate(measured)
         if cheats is None or any(cheats[place])
     ]
@@ -105,7 +105,7 @@ def judged(
         verdict(
             joined([measured[place] for place in pool]),
             tolerance,
-            {version: joined([found[place] for place in pool]) for version, found in others.items()},
+            {version: joined([replays[place] for place in pool]) for version, replays in others.items()},
         ).outcome
         for pool in pools
     ]
@@ -129,8 +129,8 @@ def prefilled(measured: ReplayMeasurement) -> ReplayMeasurement:
 
 def only(measured: ReplayMeasurement, number: int) -> ReplayMeasurement:
     """Return the measurement of one sample of a group."""
-    here = measured.sample == number
-    return ReplayMeasurement(**{name: getattr(measured, name)[here] for name in ReplayMeasurement.__dataclass_fields__})
+    mask = measured.sample == number
+    return ReplayMeasurement(**{name: getattr(measured, name)[mask] for name in ReplayMeasurement.__dataclass_fields__})
 
 
 def _count(values: Sequence[Any]) -> dict[Any, int]:

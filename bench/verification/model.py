@@ -54,7 +54,9 @@ class Text:
 def sheet(number: int) -> Problem:
     """A prompt, and three to five sums and answers that the teacher writes down to it."""
     sums = [TASK.demonstration(6 * number + place) for place in range(3 + number % 3)]
-    return Problem(sums[0].prompt, "\n".join([sums[0].answer, *(f"{one.prompt}{one.answer}" for one in sums[1:])]))
+    return Problem(
+        sums[0].prompt, "\n".join([sums[0].answer, *(f"{problem.prompt}{problem.answer}" for problem in sums[1:])])
+    )
 
 
 def train(folder: Path, *, seed: int, steps: int, shape: EmbeddedShape) -> Path:

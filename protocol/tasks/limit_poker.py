@@ -66,7 +66,7 @@ class LimitPoker:
         return LimitHand(self, seed)
 
     def demonstration(self, seed: int) -> tuple[str, ...]:
-        """The turns of one who does anything that is allowed."""
+        """Return the turns of a player that chooses any allowed action."""
         hand, turns = self.reset(seed), list[str]()
         while not hand.table.over:
             legal = hand.table.legal

@@ -165,12 +165,16 @@ class Arena:
         cases = [
             opened(
                 CaseFile(
-                    round_id=ROUND, lease=one.lease, rollout=one.rollout, fragments=one.fragments, sampler=sampler
+                    round_id=ROUND,
+                    lease=audited.lease,
+                    rollout=audited.rollout,
+                    fragments=audited.fragments,
+                    sampler=sampler,
                 ),
                 self.policy(version),
                 before,
             )
-            for one in taken
+            for audited in taken
         ]
         reports = audit(cases, self._score, self._tolerances, self.stage.tolerance)
         judged = tuple(
@@ -252,7 +256,7 @@ def _scorer(folder: Path) -> VersionScorer:
 
 def money(arena: Arena, node: Node) -> dict[str, tuple[str, int]]:
     """Return the outcome of each of a node's claims by lease: its state in the book, and its amount."""
-    claims, found = claims_table, dict[str, tuple[str, int]]()
+    claims, outcomes = claims_table, dict[str, tuple[str, int]]()
     for table in (tables.rollouts, tables.parts):
         query = (
             sa.select(table.c.lease_id, claims.c.state, table.c.credit_micros)
@@ -260,8 +264,8 @@ def money(arena: Arena, node: Node) -> dict[str, tuple[str, int]]:
             .where(table.c.node_id.in_([key.node_id for key in node.keys]))
         )
         rows = arena.world.run(lambda conn, query=query: conn.execute(query).all())
-        found.update({lease_id: (state, int(micros)) for lease_id, state, micros in rows})
-    return found
+        outcomes.update({lease_id: (state, int(micros)) for lease_id, state, micros in rows})
+    return outcomes
 
 
 def _world(folder: Path, stage: Stage, secret: int) -> World:

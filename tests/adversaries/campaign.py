@@ -62,7 +62,7 @@ def told(arena: Arena, attacker: Adversary, honest: list[Node]) -> Result:
     posted, voided = ClaimState.POSTED.value, ClaimState.VOIDED.value
     paid = sum(micros for lease, (state, micros) in own.items() if state == posted and lease in attacker.cheated)
     lost = sum(micros for lease, (state, micros) in own.items() if state == voided and lease not in attacker.cheated)
-    theirs = [one for node in honest for one in money(arena, node).values()]
+    theirs = [outcome for node in honest for outcome in money(arena, node).values()]
     earned = [micros for state, micros in theirs if state == posted]
     return Result(
         attack=attacker.attack,

@@ -22,11 +22,11 @@ TOKEN = 4
 
 def told(lease: Lease, said: Samples, at: int, previous: str = "") -> Fragment:
     """Return a fragment with the next token of every incomplete sample."""
-    here = slice(TOKEN * at, TOKEN * (at + 1))
+    span = slice(TOKEN * at, TOKEN * (at + 1))
     parts = tuple(
-        FragmentPart(sample=number, start=at, tokens=sample.tokens[here], logprobs=sample.logprobs[here], finish="")
+        FragmentPart(sample=number, start=at, tokens=sample.tokens[span], logprobs=sample.logprobs[span], finish="")
         for number, sample in enumerate(said)
-        if len(sample.tokens) > here.stop
+        if len(sample.tokens) > span.stop
     )
     return Fragment(round_id=ROUND, lease_id=lease.lease_id, lease_digest=lease.digest, previous=previous, parts=parts)
 

@@ -376,4 +376,4 @@ OUTSIDERS = (
 
 def chosen(only: Sequence[str]) -> list[Outsider]:
     """Return the attacks with these names; all if none is given."""
-    return [one for one in OUTSIDERS if not only or one.name in only]
+    return [outsider for outsider in OUTSIDERS if not only or outsider.name in only]

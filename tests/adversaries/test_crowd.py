@@ -110,10 +110,10 @@ class Crowd(World):
         query = sa.select(*columns, claims_table.c.amount_micros, claims_table.c.state).join_from(
             audits, claims_table, claims_table.c.claim_id == audits.c.claim_id
         )
-        found = self.database.run_now(lambda connection: connection.execute(query).all())
-        forged = [row for row in found if row.claim_id in self._forged]
+        rows = self.database.run_now(lambda connection: connection.execute(query).all())
+        forged = [row for row in rows if row.claim_id in self._forged]
         assert all((row.state == "posted") == (row.finding is None) for row in forged), "paid unless it was drawn"
-        honest = [row for row in found if row.claim_id not in self._forged]
+        honest = [row for row in rows if row.claim_id not in self._forged]
         assert {row.state for row in honest} <= {"posted", "voided"}
         hard = sum(row.finding == "hard" for row in forged)
         assert hard, "nothing was forged and found"
@@ -124,7 +124,7 @@ class Crowd(World):
         luck = sum(row.amount_micros for row in forged if row.state == "posted") - lost
         gained = float(paid - cost) / HONEST_TOKENS
         print(
-            f"seed {SEED}: {len(found)} groups, {len(forged)} forged: gain {gained:+.2f}, "
+            f"seed {SEED}: {len(rows)} groups, {len(forged)} forged: gain {gained:+.2f}, "
             f"by this secret's draws {luck / HONEST_TOKENS:+.2f}"
         )
         return gained
@@ -187,12 +187,12 @@ def test_forgeries_from_the_first_group_pay_nothing_by_however_many_identities(t
 
 @pytest.mark.parametrize("times", [1, 4, LONGEST])
 def test_many_identities_that_forge_gain_no_more_than_one(tmp_path: Path, times: int) -> None:
-    one = gain(tmp_path, 1, times=times)
+    single = gain(tmp_path, 1, times=times)
     many = gain(tmp_path, MANY, times=times)
-    assert many < one < 0
+    assert many < single < 0
 
 
 def test_many_identities_would_gain_if_a_fault_took_no_pledge(tmp_path: Path) -> None:
-    one = gain(tmp_path, 1, times=4, pledged=False)
+    single = gain(tmp_path, 1, times=4, pledged=False)
     many = gain(tmp_path, MANY, times=4, pledged=False)
-    assert many > one > 0
+    assert many > single > 0

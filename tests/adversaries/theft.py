@@ -75,8 +75,8 @@ class KeyThief(Sleeper):
             return
         self.cheated.add(kept.lease_id)
         forged = self.forge(kept, ())
-        told = {number: unpack_tokens(sample.tokens).tolist()[:1] for number, sample in enumerate(forged)}
-        assert not world.tell(self.stolen, fragment(self.stolen, kept, told)).taken
+        fragments = {number: unpack_tokens(sample.tokens).tolist()[:1] for number, sample in enumerate(forged)}
+        assert not world.tell(self.stolen, fragment(self.stolen, kept, fragments)).taken
         verdict = world.submit(self.stolen, self.stolen.seal("rollout", self.claim(kept, forged)))
         assert verdict.outcome == "rejected"
         self.codes.append(verdict.code)

@@ -39,10 +39,10 @@ class Campaign:
 def campaigns(stage: Stage, groups: int, secrets: int, only: Sequence[str]) -> list[Campaign]:
     """Each attack in a round of the shipped class, and those with other weights in a strict one, too."""
     made = []
-    for attack in (one for one in AT_ONCE if not only or one.__name__ in only):
+    for attack in (kind for kind in AT_ONCE if not only or kind.__name__ in only):
         classes = [stage.tolerance, STRICT] if attack.__module__.endswith(".weights") else [stage.tolerance]
         made += [Campaign(attack, tolerance, groups) for tolerance in classes]
-    for patient in (one for one in PATIENT if not only or one.__name__ in only):
+    for patient in (kind for kind in PATIENT if not only or kind.__name__ in only):
         # One that waits is given as many groups again as it waits for.
         made += [Campaign(patient, stage.tolerance, groups + patient.sleeps, number) for number in range(secrets)]
     return made

@@ -84,8 +84,8 @@ def _stood(kept: Path) -> bool:
 
 
 def _end(case: ElementTree.Element) -> str:
-    told = {child.tag for child in case}
-    return "failed" if told & {"failure", "error"} else "skipped" if "skipped" in told else "passed"
+    tags = {child.tag for child in case}
+    return "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
 
 
 def place(folder: Path, outsider: Outsider) -> Path:

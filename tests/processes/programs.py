@@ -46,11 +46,11 @@ def words_of(process: psutil.Process) -> list[str]:
 def until(what: str, look: Callable[[], T], *, within_s: float = PATIENCE_S) -> T:
     """The first truthy thing that `look` finds."""
     deadline = time.monotonic() + within_s
-    while not (found := look()):
+    while not (result := look()):
         if time.monotonic() > deadline:
-            pytest.fail(f"Waited {within_s:g} s for {what}; last seen: {found!r}")
+            pytest.fail(f"Waited {within_s:g} s for {what}; last seen: {result!r}")
         _POLL.wait(0.05)
-    return found
+    return result
 
 
 def script(name: str) -> str:
@@ -108,14 +108,14 @@ class Program:
 
         def look() -> re.Match[str] | None:
             ended = not self.running
-            found = sought.search(self.log, after) or sought.search(self.output)
-            if not found and ended:
+            match = sought.search(self.log, after) or sought.search(self.output)
+            if not match and ended:
                 pytest.fail(f"{self.name} ended with {self.process.returncode} and never said {pattern!r}")
-            return found
+            return match
 
-        found = until(f"{self.name} to say {pattern!r}", look, within_s=within_s)
-        assert found
-        return found
+        match = until(f"{self.name} to say {pattern!r}", look, within_s=within_s)
+        assert match
+        return match
 
     def descendants(self) -> list[psutil.Process]:
         """Every process below this one."""

@@ -87,8 +87,8 @@ class Coordinator:
         asked_ms = time.time_ns() // 1_000_000
 
         def look() -> dict[str, Any]:
-            found: dict[str, Any] = self.http.get(path).raise_for_status().json()
-            return found if found["as_of_ms"] >= asked_ms else {}
+            answer: dict[str, Any] = self.http.get(path).raise_for_status().json()
+            return answer if answer["as_of_ms"] >= asked_ms else {}
 
         return until(f"{path} anew", look)
 
@@ -108,8 +108,8 @@ class Coordinator:
 
     def leases(self) -> dict[str, int]:
         """Return the number of leases in each state."""
-        found: dict[str, int] = self.status()["leases"]
-        return found
+        counts: dict[str, int] = self.status()["leases"]
+        return counts
 
     def open_leases(self) -> int:
         leases = self.leases()
@@ -194,9 +194,9 @@ def held(program: Program, version: int) -> dict[str, int | float | str]:
         said = [json.loads(line) for line in program.output.splitlines()]
         return next((line for line in said if line["version"] == version), None)
 
-    found = until(f"{program.name} to hold version {version}", look)
-    assert found
-    return found
+    report = until(f"{program.name} to hold version {version}", look)
+    assert report
+    return report
 
 
 def node_id_of(node: Program) -> str:
@@ -225,11 +225,11 @@ def random_weights(folder: Path, *, seed: int, size_bytes: int) -> Path:
 
 def blobs_of(swarm: Swarm, program: Program) -> dict[str, int]:
     """The chunks that a mirror has stored, and their sizes."""
-    found = {}
+    blobs = {}
     for path in (swarm.folder / program.name).glob("**/blobs/??/*"):
         with suppress(FileNotFoundError):  # pruned since the folder was listed
-            found[path.name] = path.stat().st_size
-    return found
+            blobs[path.name] = path.stat().st_size
+    return blobs
 
 
 def assert_ledger_is_sound(coordinator: Coordinator) -> None:

@@ -48,7 +48,7 @@ def work(coordinator: Coordinator, crowd: list[Labourer], more: int) -> None:
     """Work until `more` further verdicts arrived, and the last of them is published."""
 
     def heard() -> int:
-        return sum(len(one.acknowledged) for one in crowd)
+        return sum(len(labourer.acknowledged) for labourer in crowd)
 
     wanted = heard() + more
     until(f"{wanted} verdicts", lambda: heard() >= wanted)

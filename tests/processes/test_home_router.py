@@ -35,8 +35,8 @@ def mirror(network: HomeNetwork, swarm: Swarm, party: str, join_string: str, *mo
 def registered(coordinator: Coordinator, node: str) -> list[str]:
     with coordinator.copy_of_store() as connection:
         asked = sa.text("SELECT addresses FROM nodes WHERE node_id = :node")
-        found: list[str] = json.loads(connection.execute(asked, {"node": node}).scalar_one())
-        return found
+        addresses: list[str] = json.loads(connection.execute(asked, {"node": node}).scalar_one())
+        return addresses
 
 
 def words_on(coordinator: Coordinator, node: str) -> set[bool]:

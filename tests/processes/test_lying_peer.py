@@ -114,4 +114,4 @@ def chunks_in(folder: Path) -> list[Path]:
 
 def unproven_blames(coordinator: Coordinator) -> int:
     """Return how many blames of nodes without validated work the incident list sums up."""
-    return sum(one["count"] for one in coordinator.status()["incidents"] if not one["node_id"])
+    return sum(incident["count"] for incident in coordinator.status()["incidents"] if not incident["node_id"])

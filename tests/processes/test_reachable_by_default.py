@@ -68,8 +68,8 @@ def asked(coordinator: Coordinator, question: str, **values: str) -> Sequence[sa
 def addresses(coordinator: Coordinator, node: str) -> list[str]:
     """Return the addresses at which others are asked to dial a node."""
     rows = asked(coordinator, "SELECT addresses FROM nodes WHERE node_id = :node", node=node)
-    found: list[str] = json.loads(str(rows[0][0])) if rows else []
-    return found
+    registered: list[str] = json.loads(str(rows[0][0])) if rows else []
+    return registered
 
 
 def words_on(coordinator: Coordinator, node: str) -> set[bool]:
@@ -108,10 +108,10 @@ def run(network: Net, swarm: Swarm, policy: Path) -> None:
     first = machines.node("first", "join", coordinator.join_string, "--threads", "1")
     second = machines.node("second", "mirror", coordinator.join_string)
     silent = machines.node("silent", "mirror", coordinator.join_string, "--no-share")
-    one, other, third = map(node_id_of, (first, second, silent))
+    first_id, other, third = map(node_id_of, (first, second, silent))
     coordinator.reaches("nodes", 3)
 
-    assert addresses(coordinator, one) == [f"{network.address('first')}:8703"]
+    assert addresses(coordinator, first_id) == [f"{network.address('first')}:8703"]
     assert addresses(coordinator, other) == [f"{network.address('second')}:8703"]
     assert addresses(coordinator, third) == []
     assert [machines.listening_ports(party) for party in PARTIES[1:]] == [{8703}, {8703}, set()]
@@ -125,8 +125,8 @@ def run(network: Net, swarm: Swarm, policy: Path) -> None:
         operator.policy = changed(policy, swarm.folder / f"weights-{number}", number)
         version = str(operator.publish())
         until("all three to say who sent them the version", partial(has_receipts, coordinator, version, 3))
-        sent = uploaded(coordinator, one, other), uploaded(coordinator, other, one)
-        if all(sent) and words_on(coordinator, one) == words_on(coordinator, other) == {True}:
+        sent = uploaded(coordinator, first_id, other), uploaded(coordinator, other, first_id)
+        if all(sent) and words_on(coordinator, first_id) == words_on(coordinator, other) == {True}:
             fed = True
             break
     assert fed, "both were to be dialled and to feed each other"
@@ -145,7 +145,7 @@ def run(network: Net, swarm: Swarm, policy: Path) -> None:
     assert "The coordinator can connect to this machine." in machines.said("silent", *alone), (
         "no agent runs in this home"
     )
-    assert uploaded(coordinator, third, one) == uploaded(coordinator, third, other) == 0
+    assert uploaded(coordinator, third, first_id) == uploaded(coordinator, third, other) == 0
     for node in (first, second, silent):
         assert "Traceback" not in node.log
 

@@ -94,8 +94,8 @@ def caught(swarm: Swarm, policy: Path) -> Caught:
         agent.interrupt()
 
         def passed() -> str:
-            told = node.call("/v1/verdicts", Why(), Explanations).explanations
-            return next((one.lease_id for one in told if one.finding == "pass"), "")
+            explanations = node.call("/v1/verdicts", Why(), Explanations).explanations
+            return next((explanation.lease_id for explanation in explanations if explanation.finding == "pass"), "")
 
         honest = until("one of the last groups to be found right", passed)
 
@@ -108,18 +108,18 @@ def caught(swarm: Swarm, policy: Path) -> Caught:
 
 
 def test_the_lease_that_the_agent_noted_is_the_one_that_the_coordinator_tells_of(swarm: Swarm, caught: Caught) -> None:
-    told = said(swarm, "swarm-node", *caught.words("why", caught.honest), "--replay")
-    assert "pass: claim" in told
-    assert "no note" not in told
+    output = said(swarm, "swarm-node", *caught.words("why", caught.honest), "--replay")
+    assert "pass: claim" in output
+    assert "no note" not in output
 
 
 def test_a_hard_finding_is_told_proved_and_repeated(swarm: Swarm, caught: Caught) -> None:
-    told = said(swarm, "swarm-node", *caught.words("why"))
-    assert f"lease {caught.lease.lease_id}: voided [replay_mismatch], audit: hard" in told
-    assert re.search(r"sample \d, position \d: token \d+ claimed with", told)
-    assert f"Verified: ledger entry {caught.entry} matches" in told
-    found = json.loads(said(swarm, "swarm-node", *caught.words("why"), "--json").splitlines()[0])
-    assert (found["logged"]["entry"], found["report"]["outcome"]) == (caught.entry, "hard fail")
+    output = said(swarm, "swarm-node", *caught.words("why"))
+    assert f"lease {caught.lease.lease_id}: voided [replay_mismatch], audit: hard" in output
+    assert re.search(r"sample \d, position \d: token \d+ claimed with", output)
+    assert f"Verified: ledger entry {caught.entry} matches" in output
+    explanation = json.loads(said(swarm, "swarm-node", *caught.words("why"), "--json").splitlines()[0])
+    assert (explanation["logged"]["entry"], explanation["report"]["outcome"]) == (caught.entry, "hard fail")
     again = said(swarm, "swarm-node", *caught.words("why"), "--replay", code=4)
     assert "hard fail: claim" in again
     assert "no note" not in again
@@ -145,9 +145,9 @@ def test_what_cannot_be_compared_hinders_no_replay(swarm: Swarm, caught: Caught)
     swarm.at_end(impostor.close)
     join_string = caught.coordinator.join_string.replace(caught.coordinator.url, impostor.url)
     impostor.lies = {f"/v1/receipts/{caught.told.claim_id}": b"no receipt"}
-    told = said(swarm, "swarm-node", *caught.words("why", of=join_string), "--replay", code=4)
-    assert "not compared: " in told
-    assert "hard fail: claim" in told
+    output = said(swarm, "swarm-node", *caught.words("why", of=join_string), "--replay", code=4)
+    assert "not compared: " in output
+    assert "hard fail: claim" in output
 
 
 @pytest.mark.parametrize("field", ["prompt", "seed", "version"])
@@ -192,7 +192,7 @@ def verdict_in(entries: list[Entry], explanation: Explanation) -> int | None:
     return None
 
 
-def changed(told: Explanations, **change: object) -> bytes:
+def changed(reply: Explanations, **change: object) -> bytes:
     """The answer with a lie in it."""
-    (one,) = told.explanations
-    return told.model_copy(update={"explanations": (one.model_copy(update=change),)}).to_bytes()
+    (explanation,) = reply.explanations
+    return reply.model_copy(update={"explanations": (explanation.model_copy(update=change),)}).to_bytes()

@@ -21,7 +21,7 @@ def documented() -> dict[str, stages.Row]:
     """The rows of the table as it stands."""
     table = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0].strip().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
-    return {name: stages.Row(*found) for name, _, *found in cells}
+    return {name: stages.Row(*columns) for name, _, *columns in cells}
 
 
 def main() -> int:
@@ -29,8 +29,8 @@ def main() -> int:
     lines = ["| " + " | ".join(("Architecture", "`model_type`", *HEADINGS)) + " |", "|---" * (2 + len(HEADINGS)) + "|"]
     for name, (kind, _) in zoo.ARCHITECTURES.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = stages.row(name, Path(folder))
-        lines.append(f"| {name} | `{kind}` | " + " | ".join(found) + " |")
+            row = stages.row(name, Path(folder))
+        lines.append(f"| {name} | `{kind}` | " + " | ".join(row) + " |")
         print(lines[-1], flush=True)
     before, _, rest = DOCUMENT.read_text().partition(BEGIN)
     DOCUMENT.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2])

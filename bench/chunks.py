@@ -1,4 +1,4 @@
-"""How fast a node can check a chunk: the BLAKE3 check of `protocol.policy.chunks` against SHA-256 of the same bytes.
+"""Speed of the check of a chunk: the BLAKE3 check of `protocol.policy.chunks` against SHA-256 of the same bytes.
 
 - Every chunk is checked at every arrival, on one thread, beside generation; so the check must cost little.
 - The two take turns in one process, over more bytes than the processor caches.

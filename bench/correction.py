@@ -73,7 +73,7 @@ def settings(folder: Path, staleness: int, updates: int) -> Config:
 
 
 def measure(bench: Bench, staleness: int, updates: int) -> None:
-    """One training."""
+    """Measure one training."""
     with tempfile.TemporaryDirectory() as scratch:
         trial = Trial(settings(Path(scratch), staleness, updates), delay=staleness)
         trial.publish()

@@ -1,4 +1,4 @@
-"""How small and how fast are patches? The codec by itself, and the versions of a real RL run as nodes get them.
+"""Size and speed of patches: the codec alone, and the versions of a real RL run as nodes get them.
 
 - Speeds are of the clock, and per second of one core's work: the second says what other work on the cores took away.
 - Codec: bf16 weights of ordinary size, one in a hundred moved by one unit; encoded and applied on all cores, beside
@@ -149,12 +149,12 @@ class Run:
         self.version = 0
 
     def train(self) -> float:
-        """One update on fresh rollouts of the newest version; the mean reward."""
+        """Train one update on fresh rollouts of the newest version; return the mean reward."""
         groups: list[GroupDone] = []
         first = self.policy.update * GROUPS
         requests = {str(number): self._request(number) for number in range(first, first + GROUPS)}
         self._engine.generate(list(requests.values()), groups.append)
-        return self.policy.train_step([self._reward(one, requests[one.request_id]) for one in groups]).metrics[
+        return self.policy.train_step([self._reward(group, requests[group.request_id]) for group in groups]).metrics[
             "reward/mean"
         ]
 
@@ -178,7 +178,7 @@ class Run:
         return manifest, seconds
 
     def follow(self, manifest: PolicyManifest) -> tuple[int, float, bool]:
-        """What a node with the version before fetches, how long it rebuilds, and whether the bytes are the same."""
+        """Update a node with the previous version; return bytes fetched, seconds to rebuild, and whether they match."""
         started = time.perf_counter()
         bases = assemble.held_files(self._policies, manifest)
         folder = assemble.assemble(self._policies, manifest, self._blobs, bases)

@@ -1,4 +1,4 @@
-"""How fast does our engine sample, swap weights and draw tokens?
+"""Speed of our engine: sampling, swapping weights and drawing tokens.
 
 - Sampling: 64 prompts, completions of 16 to 128 tokens, none of which an end token cuts short: by our engine, and by
   the `generate` of transformers in one batch, which ends with its longest row. Only tokens that were asked for count.
@@ -47,7 +47,7 @@ LARGE_VOCABULARY = 151_936
 
 
 def requests(version: int) -> list[SampleRequest]:
-    """One sample for each prompt, lengths mixed."""
+    """Return a request of one sample for each prompt, with mixed lengths."""
     return [
         SampleRequest(
             request_id=str(number),
@@ -87,7 +87,7 @@ def ours(engine: TorchEngine) -> float:
     started = time.process_time()
     engine.generate(requests(1), groups.append)
     seconds = time.process_time() - started
-    return sum(len(one.tokens) // 4 for group in groups for one in group.samples) / seconds
+    return sum(len(sample.tokens) // 4 for group in groups for sample in group.samples) / seconds
 
 
 def hugging_face(model: Any) -> float:
@@ -112,7 +112,7 @@ def hugging_face(model: Any) -> float:
 
 
 def measure_sampling(bench: Bench, name: str, folder: Path, rounds: int) -> None:
-    """Ours and `generate` in turns."""
+    """Measure our engine and `generate` in turns."""
     engine = TorchEngine()
     engine.load(folder, 1)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -125,7 +125,7 @@ def measure_sampling(bench: Bench, name: str, folder: Path, rounds: int) -> None
 
 
 def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> None:
-    """In place, built anew in the same process, and in a new child."""
+    """Measure swaps in place, rebuilt in the same process, and in a new child."""
     engine = TorchEngine()
     engine.load(folders[0], 0)
     for number in range(rounds):
@@ -146,7 +146,7 @@ def measure_threads(bench: Bench, name: str, folder: Path, rounds: int) -> float
     """The same batch by one thread and by two; what of the time the second leaves."""
     engine = TorchEngine()
     engine.load(folder, 1)
-    batch = [one.model_copy(update={"samples": 16, "max_new_tokens": 8}) for one in requests(1)[:8]]
+    batch = [request.model_copy(update={"samples": 16, "max_new_tokens": 8}) for request in requests(1)[:8]]
     for number in range(rounds + 1):
         for count in (1, 2):
             torch.set_num_threads(count)
@@ -196,7 +196,7 @@ def _decode(decoder: Qwen3, draw: Draw, steps: int) -> float:
 def multinomial(
     logits: torch.Tensor, temperatures: torch.Tensor, _uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an engine without bound seeds would do."""
+    """Draw tokens without bound seeds, as other engines do."""
     scores = torch.log_softmax(logits / temperatures[:, None], dim=-1)
     tokens = torch.multinomial(scores.exp(), 1)
     return tokens[:, 0], scores.gather(1, tokens)[:, 0]

@@ -1,4 +1,4 @@
-"""From nothing to the first credit: how long a volunteer waits, by stage, beside a round that is already running.
+"""Time from nothing to the first credit: a volunteer's wait, by stage, for a round that is already running.
 
 - A real coordinator with its learner runs the demo's round; each lap is a node with a new home, by the shipped command.
 - Stages are what the public leaderboard says of the node, looked at twenty times a second; it is half a second old.
@@ -59,7 +59,7 @@ def round_at_work(folder: Path) -> Iterator[tuple[str, str]]:
     """The demo's round with a version out: its URL and join string."""
     listen = address()
     settings = [f"round.directory={folder / 'round'}", f"round.listen={listen}", f"round.seeder={address()}"]
-    chosen = [part for one in settings for part in ("--set", one)]
+    chosen = [part for setting in settings for part in ("--set", setting)]
     demo = str(ROOT / "examples" / "demo.toml")
     with running(script("swarm-coordinator"), "launch", demo, *chosen, log=folder / "coordinator.log") as process:
         assert process.stdout is not None
@@ -102,8 +102,8 @@ def install(folder: Path, wheels: Path) -> float:
     began = time.monotonic()
     place = ["--prefix", str(folder / "prefix"), "--bin", str(folder / "bin"), "--find-links", str(wheels)]
     command = ["sh", str(ROOT / "installers" / "install.sh"), *place, "--engine", "none"]
-    here = {"HOME": str(folder), "PIP_CACHE_DIR": str(wheels.with_name("cache"))}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | here)
+    variables = {"HOME": str(folder), "PIP_CACHE_DIR": str(wheels.with_name("cache"))}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | variables)
     return time.monotonic() - began
 
 

@@ -79,7 +79,7 @@ class Goal:
 
 
 def quick_from_environment() -> bool:
-    """Whether `QUICK=1` asks for a smaller run."""
+    """Return True if `QUICK=1` asks for a smaller run."""
     return os.environ.get("QUICK", "") not in ("", "0")
 
 
@@ -89,7 +89,7 @@ def no_options(explained: str | None) -> None:
 
 
 def machine() -> dict[str, str | int]:
-    """What a reader needs to know of the machine to judge the figures."""
+    """Return the facts about the machine that a reader needs to judge the figures."""
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -158,7 +158,7 @@ def peak_mib() -> float:
 
 
 class Bench:
-    """One run of one bench."""
+    """A run of a bench."""
 
     def __init__(
         self, name: str, *, inputs: Mapping[str, Input], results: Path = RESULTS, quick: bool | None = None

@@ -1,4 +1,4 @@
-"""One update of the learner against TRL's GRPOTrainer: same model, same token ids, same advantages, same loss.
+"""An update of the learner against TRL's GRPOTrainer: same model, same token ids, same advantages, same loss.
 
 - TRL's step is its own `compute_loss` on a batch of token ids, with its defaults and DAPO's token mean, `backward`, the
   clipping of the gradient and AdamW: what `trainer.train` does when the rollouts are there already. Ours is
@@ -134,7 +134,7 @@ class Ours:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that tells: of several ranks, one does."""
+        """Return True if this process reports: of several ranks, only the first does."""
         return self._ranks.first
 
     def step(self, batch: dict[str, Any]) -> tuple[float, float]:
@@ -272,7 +272,7 @@ def open_side(side: str, folder: Path, way: Way) -> Child:
 
 
 def measure(bench: Bench, case: Case, folder: Path, rounds: int) -> None:
-    """One case, the sides taking turns."""
+    """Measure a case, the sides taking turns."""
     make_model(case, folder)
     way = Way(longest=case.completion_tokens[1])
     with ExitStack() as stack:

@@ -190,8 +190,8 @@ def measure_verification(bench: Bench, folder: Path, size: int, rounds: int) -> 
     files = Memory(folder, size)
     for _ in range(rounds):
         started, cpu = time.perf_counter(), time.process_time()
-        found = trio.run(log_verify.verify, LogReader(files), files.round_id, Witnesses(), lambda _done, _all: None)
-        assert found.entries == size
+        verified = trio.run(log_verify.verify, LogReader(files), files.round_id, Witnesses(), lambda _done, _all: None)
+        assert verified.entries == size
         bench.measure("the whole log", time.perf_counter() - started, unit="s")
         bench.measure("the whole log, processor time", time.process_time() - cpu, unit="s")
     cpu_s = bench.median("the whole log, processor time")

@@ -1,4 +1,4 @@
-"""How fast is the llama engine: against llama-cpp-python's own loop, against torch, and for a swap?
+"""Speed of the llama engine: against llama-cpp-python's own loop, against torch, and for a swap.
 
 - Sampling: the 64 prompts of bench-engines, completions of 16 to 128 tokens, with the log-probability of each token. By
   our engine in float16 and float32, by our torch engine, and by `Llama.generate`, which does one after the other; its
@@ -55,7 +55,7 @@ def ours(engine: Engine, count: int) -> float:
     started = time.process_time()
     engine.generate(requests(1)[:count], groups.append)
     seconds = time.process_time() - started
-    return sum(len(one.tokens) // 4 for group in groups for one in group.samples) / seconds
+    return sum(len(sample.tokens) // 4 for group in groups for sample in group.samples) / seconds
 
 
 def theirs(model: llama_cpp.Llama, count: int) -> float:
@@ -109,7 +109,7 @@ def measure_sampling(bench: Bench, name: str, folder: Path, scratch: Path, round
 
 
 def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> None:
-    """In place, and in a new child."""
+    """Measure swaps in place, and in a new child."""
     engine = LlamaEngine(dtype="float16")
     engine.load(folders[0], 0)
     for number in range(rounds):

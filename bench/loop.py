@@ -43,7 +43,7 @@ def ours(start: Path, updates: int) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         settings = [f"model.path={start}", f"round.max_updates={updates}"]
         command = [Path(sys.executable).with_name("swarm-coordinator"), "demo", DEMO, "--nodes", str(NODES)]
-        command += ["--directory", scratch, *(word for one in settings for word in ("--set", one))]
+        command += ["--directory", scratch, *(word for setting in settings for word in ("--set", setting))]
         subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
         lines = (Path(scratch) / "round" / "learner" / "metrics.jsonl").read_text().splitlines()
     return rate([json.loads(line)["seconds"] for line in lines])
@@ -66,7 +66,7 @@ def rate(ended: Sequence[float]) -> float:
 
 
 def train_with_trl(folder: Path, updates: int) -> list[float]:
-    """When each update of TRL's ended."""
+    """Train with TRL; return the times at which its updates ended."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -111,7 +111,7 @@ def train_with_trl(folder: Path, updates: int) -> list[float]:
 
 
 def main() -> int:
-    """Both sides in turns."""
+    """Run both sides in turns."""
     quick = quick_from_environment()
     parser = argparse.ArgumentParser(
         prog="bench loop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -131,9 +131,9 @@ def main() -> int:
     bench = Bench("loop", inputs={"rounds": options.rounds, "updates": options.updates, "nodes": NODES}, quick=quick)
     for number in range(options.rounds):
         for case, side in (("the whole loop, 3 nodes", ours), ("TRL alone", theirs)):
-            found = side(start, options.updates)
-            bench.measure(case, found, unit="updates/s")
-            print(f"{number + 1} of {options.rounds}: {case}, {found:.4g} updates/s", flush=True)
+            rate = side(start, options.updates)
+            bench.measure(case, rate, unit="updates/s")
+            print(f"{number + 1} of {options.rounds}: {case}, {rate:.4g} updates/s", flush=True)
     times = bench.ratio("the whole loop ÷ TRL", "the whole loop, 3 nodes", "TRL alone")
     bench.goal("at least as many updates as TRL alone", times, at_least=1.0)
     return bench.finish()

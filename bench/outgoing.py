@@ -109,7 +109,7 @@ def train(place: Path, updates: int) -> tuple[list[dict[str, float]], str]:
 
 
 def main() -> int:
-    """One round."""
+    """Run one round."""
     quick = quick_from_environment()
     parser = argparse.ArgumentParser(
         prog="bench outgoing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,4 +1,4 @@
-"""One update by one process, and by two ranks: what sharing the weights out costs, and what the second core gains.
+"""An update by one process, and by two ranks: the cost of sharding the weights, and the gain of the second core.
 
 - Both are `TrainedPolicy.train_step` on the same batches, one thread each; the ranks are started as a round starts them
   (`learner.processes = 2`), talk over gloo on this machine, and hold half of all weights each (FSDP2).
@@ -29,20 +29,20 @@ UNCOUNTED = 1
 
 def turn(case: Case, folder: Path, size: int, steps: int) -> tuple[float, float]:
     """Seconds of an update by so many ranks, and the length of the last gradient."""
-    place, told = str(CASES.index(case)), folder / f"told-{size}.json"
-    command = [sys.executable, "-P", "-m", "bench.ranks", "--rank", place, str(folder), str(steps), str(told)]
+    place, report = str(CASES.index(case)), folder / f"told-{size}.json"
+    command = [sys.executable, "-P", "-m", "bench.ranks", "--rank", place, str(folder), str(steps), str(report)]
     if size == 1:
         subprocess.run(command, check=True)
     else:
         config = load(EXAMPLE, [f"learner.processes={size}", f"round.directory={folder / 'round'}"])
         if code := launch(command, config):
             raise RuntimeError(f"The ranks ended with {code}.")
-    said = json.loads(told.read_text())
+    said = json.loads(report.read_text())
     return median(said["seconds"][UNCOUNTED:]), said["norm"]
 
 
-def work(case: Case, folder: Path, steps: int, told: Path) -> None:
-    """What each rank does."""
+def work(case: Case, folder: Path, steps: int, report: Path) -> None:
+    """Run the steps of one rank."""
     import torch
 
     torch.set_num_threads(1)
@@ -53,11 +53,11 @@ def work(case: Case, folder: Path, steps: int, told: Path) -> None:
         _, norm = side.step(batch)
         seconds.append(time.monotonic() - began)
     if side.first:
-        told.write_text(json.dumps({"seconds": seconds, "norm": norm}))
+        report.write_text(json.dumps({"seconds": seconds, "norm": norm}))
 
 
 def measure(bench: Bench, case: Case, folder: Path, *, rounds: int, steps: int) -> None:
-    """One case, turn by turn."""
+    """Measure a case, turn by turn."""
     make_model(case, folder)
     for number in range(rounds):
         norms = []
@@ -78,8 +78,8 @@ def main() -> int:
     parser.add_argument("--rank", nargs=4, metavar=("CASE", "FOLDER", "STEPS", "TOLD"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        case, folder, steps, told = options.rank
-        work(CASES[int(case)], Path(folder), int(steps), Path(told))
+        case, folder, steps, report = options.rank
+        work(CASES[int(case)], Path(folder), int(steps), Path(report))
         return 0
     quick = quick_from_environment()
     rounds, steps = (1, 3) if quick else (3, 6)

@@ -71,17 +71,20 @@ def replay(scorer: VersionScorer, asked: Sequence[SampleRequest], done: Sequence
     """Replay the groups; return the seconds, and the largest error of a log-probability."""
     claims = [
         Prefill(
-            unpack_tokens(one.prompt), [unpack_tokens(row.tokens) for row in group.samples], one.seed, one.temperature
+            unpack_tokens(request.prompt),
+            [unpack_tokens(row.tokens) for row in group.samples],
+            request.seed,
+            request.temperature,
         )
-        for one, group in zip(asked, done, strict=True)
+        for request, group in zip(asked, done, strict=True)
     ]
     began = time.perf_counter()
     scored = scorer.score(claims)
     seconds = time.perf_counter() - began
     errors = [
-        np.abs(found.logprobs - np.array(unpack_logprobs(row.logprobs))).max()
+        np.abs(scores.logprobs - np.array(unpack_logprobs(row.logprobs))).max()
         for group, rows in zip(done, scored, strict=True)
-        for row, found in zip(group.samples, rows, strict=True)
+        for row, scores in zip(group.samples, rows, strict=True)
     ]
     return seconds, float(max(errors))
 

@@ -46,8 +46,8 @@ def gumbel_max(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def numpy_inverse_cdf(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     odds = np.exp(logits - logits.max(-1, keepdims=True))
     cumulative = odds.cumsum(-1, dtype=np.float64)
-    found: np.ndarray = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(-1)
-    return found
+    tokens: np.ndarray = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(-1)
+    return tokens
 
 
 def numpy_gumbel_max(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -58,8 +58,8 @@ def numpy_gumbel_max(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         words = (words ^ words >> np.uint64(shift)) * np.uint64(factor % 2**64)
     chances = ((words ^ words >> np.uint64(31)) >> np.uint64(11)).astype(np.float64)
     noise = -np.log(-np.log((chances + 0.5) * 2.0**-53))
-    found: np.ndarray = (logits + noise).argmax(-1)
-    return found
+    tokens: np.ndarray = (logits + noise).argmax(-1)
+    return tokens
 
 
 class Head:

@@ -1,4 +1,4 @@
-"""What choosing prompts gains: the same problems again and again, with `[selection]` and without.
+"""Gain from choosing prompts: the same problems again and again, with `[selection]` and without.
 
 - The demo's sums, from a file: the same ones come up again and again, as those of any data set do. A group of a problem
   that is always right, or always wrong, is paid for nothing.
@@ -59,7 +59,7 @@ def skewed(seed: int) -> list[Problem]:
     out_of_reach = [
         Problem(f"{4 * place + 5000}+{3 * place + 1000}=", str(7 * place + 6000)) for place in range(SKEWED // 2)
     ]
-    return random.Random(seed).sample(found := [*carries, *known, *out_of_reach], len(found))
+    return random.Random(seed).sample(chosen := [*carries, *known, *out_of_reach], len(chosen))
 
 
 DATA: dict[str, Callable[[int], list[Problem]]] = {"even": even, "skewed": skewed}
@@ -140,7 +140,7 @@ def main() -> int:
 
 
 def judge(bench: Bench, data: str) -> None:
-    """What each way to choose is worth beside none."""
+    """Compare each way to choose with choosing none."""
     plain, *others = (f"{data}, {rules}" for rules in RULES)
     for name in others:
         case = "groups that teach, of all"

@@ -1,4 +1,4 @@
-"""How fast a swarm is simulated: a thousand nodes over two hundred updates, and ten thousand nodes.
+"""Speed of the simulator: a thousand nodes over two hundred updates, and ten thousand nodes.
 
 - Everything that the simulator knows is on: unequal nodes, links and lengths, churn, preemption, forgers and their
   audits, the fleet, late groups given twice, lost ones gone on with, trees planned anew for every version.
@@ -57,12 +57,12 @@ def timed(bench: Bench, scenario: Scenario) -> SimulationOutcome:
     outcome = Simulation(scenario).run()
     took_s = time.process_time() - began_s
     name = f"{scenario.pool.nodes:,} nodes, {scenario.updates} updates"
-    found = figures(scenario, outcome)
+    result = figures(scenario, outcome)
     bench.measure(name, took_s, unit="CPU s")
     bench.measure(f"{name}: events", outcome.events)
-    bench.measure(f"{name}: learner idle", 100 * found["bubble"], unit="%")
-    bench.measure(f"{name}: in vain", 100 * found["discarded_share"], unit="%")
-    bench.check(f"{name}: it comes to its end", found["finished"])
+    bench.measure(f"{name}: learner idle", 100 * result["bubble"], unit="%")
+    bench.measure(f"{name}: in vain", 100 * result["discarded_share"], unit="%")
+    bench.check(f"{name}: it comes to its end", result["finished"])
     return outcome
 
 

@@ -58,7 +58,7 @@ Footprint = dict[str, float]
 
 
 def chunks_of(version: int) -> dict[ChunkId, bytes]:
-    """What is in a version: the same in both processes."""
+    """Return the chunks of a version, which are the same in both processes."""
     rng = Random(version)
     pieces = (rng.randbytes(CHUNK_BYTES) for _ in range(CHUNKS_PER_VERSION))
     return {chunk_id(piece): piece for piece in pieces}
@@ -86,14 +86,14 @@ async def be_the_node(folder: Path) -> None:
 
 
 def footprint(host: Host) -> Footprint:
-    """What must not grow."""
+    """Return the figures that must not grow."""
     gc.collect()
     me = psutil.Process()
     return {
         "memory": me.memory_info().rss / MIB,
         "descriptors": me.num_fds(),
         "tasks": trio.lowlevel.current_statistics().tasks_living,
-        "objects": sum(str(type(found).__module__).startswith(OBJECTS_OF) for found in gc.get_objects()),
+        "objects": sum(str(type(thing).__module__).startswith(OBJECTS_OF) for thing in gc.get_objects()),
         "connected": len(host.connected()),
         "window bytes": HOST_RECEIVE_MAX_BYTES - host.budget.left,
     }
@@ -186,7 +186,7 @@ class Node:
 
 async def soak(node: Node, hours: int, folder: Path) -> tuple[list[Footprint], Neighbours]:
     """The footprints after each version."""
-    blobs, found = BlobStore(folder), []
+    blobs, answers = BlobStore(folder), []
     blobs.clean()
     async with AsyncExitStack() as stack:
         keys = [(number + 1).to_bytes(32) for number in range(NEIGHBOURS)]
@@ -202,15 +202,15 @@ async def soak(node: Node, hours: int, folder: Path) -> tuple[list[Footprint], N
                 await node.answer()
             await neighbours.leave()
             node.tell("")
-            found.append(await node.answer())
+            answers.append(await node.answer())
             blobs.prune(())
             if version % VERSIONS_PER_HOUR == 0:
-                figures = ", ".join(f"{value:,.0f} {what}" for what, value in found[-1].items())
+                figures = ", ".join(f"{value:,.0f} {what}" for what, value in answers[-1].items())
                 print(
                     f"hour {version // VERSIONS_PER_HOUR:2}: {neighbours.connections} connections; {figures}",
                     flush=True,
                 )
-    return found, neighbours
+    return answers, neighbours
 
 
 def judge(bench: Bench, footprints: list[Footprint]) -> None:

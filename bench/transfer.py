@@ -1,4 +1,4 @@
-"""How fast chunks travel from node to node over libp2p with Noise, and what that costs in CPU on either side.
+"""Speed of chunks from node to node over libp2p with Noise, and its CPU cost on either side.
 
 - Sender and receiver are two processes on loopback; one chunk is sent again and again from memory, several WANTs are
   open, each is verified on arrival. So it is a node's host, muxer and frames that are measured, and neither its chunk
@@ -177,7 +177,7 @@ async def tcp(role: str, chunks: int, address: str) -> None:
 
 
 def play(case: str, role: str, chunks: int, address: str) -> None:
-    """One side of one case, in this process."""
+    """Run one side of a case in this process."""
     if case == "tcp":
         asyncio.run(tcp(role, chunks, address))
     else:
@@ -198,7 +198,7 @@ def line(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 def measure(bench: Bench, case: str, chunks: int) -> None:
-    """One transfer, its speed and its cost."""
+    """Measure a transfer: its speed and its cost."""
     gigabytes = chunks * CHUNK_BYTES / 1e9
     with start(case, "send", chunks) as sender:
         with start(case, "receive", chunks, line(sender)["address"]) as receiver:

@@ -97,7 +97,7 @@ async def running(*command: str, ready: str) -> AsyncIterator[Process]:
 
 
 async def by_the_clock(rate: float, seconds: float, ask: Callable[[], Awaitable[float]]) -> list[float]:
-    """What each of so many asked a second took, in milliseconds from when it was due."""
+    """Call `ask` at a fixed rate per second; return each duration in milliseconds from its scheduled time."""
     loop = asyncio.get_running_loop()
     began = loop.time()
 
@@ -125,7 +125,7 @@ def cpu_s(process: Process) -> float:
 
 
 class Load:
-    """What visitors and nodes ask."""
+    """The requests of visitors and nodes."""
 
     def __init__(self, client: aiohttp.ClientSession, round_id: str, keys: list[NodeKey]) -> None:
         self._client = client

@@ -14,11 +14,11 @@ from protocol.errors import MalformedMessage
 from protocol.ids import NodeId
 
 NAMED_MAX = 16_384
-"""Accounts of a kind that are kept made: making one costs more than all that a batch does with it."""
+"""Cached accounts of each kind: building one costs more than all that a batch does with it."""
 
 
 class AccountKind(StrEnum):
-    """What an account's balance means."""
+    """Kinds of accounts; the kind defines the meaning of a balance."""
 
     OUTSIDE = "outside"
     BUDGET = "budget"
@@ -27,7 +27,7 @@ class AccountKind(StrEnum):
     PAYING = "paying"
     PAID = "paid"
 
-    __hash__ = str.__hash__  # an enum's own costs more than what a batch does with it
+    __hash__ = str.__hash__  # an enum's own hash costs more than all that a batch does with it
 
 
 OF_A_NODE = frozenset({AccountKind.PENDING, AccountKind.PAYABLE, AccountKind.PAYING, AccountKind.PAID})
@@ -35,14 +35,14 @@ OF_A_NODE = frozenset({AccountKind.PENDING, AccountKind.PAYABLE, AccountKind.PAY
 
 
 class _Parts(NamedTuple):
-    """What an account consists of; a tuple, so that looking one up runs no code of ours."""
+    """The parts of an account; a tuple, so that a lookup runs no Python code of ours."""
 
     kind: AccountKind
     node_id: NodeId | None
 
 
 class Account(_Parts):
-    """One account of the book."""
+    """An account of the book."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ class Account(_Parts):
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """The account of a written name."""
+        """Return the account of a written name."""
         kind, colon, node = name.partition(":")
         if kind not in set(AccountKind):
             raise MalformedMessage(
@@ -78,23 +78,23 @@ BUDGET = Account(AccountKind.BUDGET)
 
 @lru_cache(maxsize=NAMED_MAX)
 def pending(node: NodeId) -> Account:
-    """What a node was credited and what is not settled yet."""
+    """Return the account of a node's credit that is not settled yet."""
     return Account(AccountKind.PENDING, node)
 
 
 @lru_cache(maxsize=NAMED_MAX)
 def payable(node: NodeId) -> Account:
-    """What a node is owed for good."""
+    """Return the account of a node's final credit that is not in a payout batch yet."""
     return Account(AccountKind.PAYABLE, node)
 
 
 @lru_cache(maxsize=NAMED_MAX)
 def paying(node: NodeId) -> Account:
-    """What is in payout batches that are under way."""
+    """Return the account of a node's credit in payout batches that are not settled yet."""
     return Account(AccountKind.PAYING, node)
 
 
 @lru_cache(maxsize=NAMED_MAX)
 def paid(node: NodeId) -> Account:
-    """What has left the round: the money is elsewhere, its sum is remembered here."""
+    """Return the account of a node's credit that was paid out; the money itself has left the round."""
     return Account(AccountKind.PAID, node)

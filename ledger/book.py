@@ -1,14 +1,15 @@
-"""The book: what an entry does to the accounts and to its claim, or why it does nothing.
+"""The book: the effect of an entry on the accounts and on its claim, or the reason why it has none.
 
-- Everything here is pure: a state and an entry in, the changed values and a named outcome out.
-- Only `APPLIED` changes anything; a refused entry leaves every account and claim as it was.
+- All functions are pure: a state and an entry in, the changed values and a named outcome out.
+- Only `APPLIED` changes anything; a refused entry changes no account and no claim.
 - The life of a claim, and of a payout, is the table `TRANSITIONS`; a test walks all of it.
-- A payout is kept as claims are, under a name that no claim can have: a node, an amount, and where it stands.
-- A payout needs its batch in the book before it. All payouts of a batch come to what it says, and leave each of its
-  payees a micro-unit at least; none is paid before they come to all of it.
+- A payout is stored like a claim, under a name that no claim can have: a node, an amount, and a state.
+- A payout needs its batch in the book first. The payouts of a batch sum to its amount, and leave each of its payees at
+  least a micro-unit; none is paid before they sum to the whole amount.
 - Conservation is asserted twice: `step` on the accounts it moves, which keeps it for the whole book by induction;
   `check` over a whole book, with every account of a node against its claims. `apply` does both.
-- A broken invariant is our bug or a damaged store, never anybody's claim: it raises `BookBroken` and stops the program.
+- A broken invariant is our bug or a damaged store, never the fault of a claim: it raises `BookBroken` and stops the
+  program.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -37,30 +38,30 @@ from protocol.ids import Digest, NodeId
 
 
 class EntryOutcome(StrEnum):
-    """What became of an entry."""
+    """The result of applying an entry."""
 
     APPLIED = "applied"
-    ALREADY_APPLIED = "already_applied"  # the very same entry is in the book
-    ALREADY_POSTED = "already_posted"  # the claim was posted before: a void now comes too late
-    ALREADY_VOIDED = "already_voided"  # the claim was voided before: a post now comes too late
-    ALREADY_PAID = "already_paid"  # the payout was paid before, perhaps by another reference
-    UNKNOWN_CLAIM = "unknown_claim"  # nothing pending to settle
-    UNKNOWN_PAYOUT = "unknown_payout"  # nothing under way that could be paid
+    ALREADY_APPLIED = "already_applied"  # the same entry is in the book
+    ALREADY_POSTED = "already_posted"  # the claim was posted before: a void is too late
+    ALREADY_VOIDED = "already_voided"  # the claim was voided before: a post is too late
+    ALREADY_PAID = "already_paid"  # the payout was paid before, perhaps with another reference
+    UNKNOWN_CLAIM = "unknown_claim"  # there is no pending claim to settle
+    UNKNOWN_PAYOUT = "unknown_payout"  # there is no payout in progress
     UNKNOWN_BATCH = "unknown_batch"  # no batch of this number was published
-    BEYOND_BATCH = "beyond_batch"  # the payouts would come to more than their batch says, or leave a payee none
-    BATCH_INCOMPLETE = "batch_incomplete"  # not all of what the batch says is under way yet
+    BEYOND_BATCH = "beyond_batch"  # the payouts would exceed their batch, or leave a payee nothing
+    BATCH_INCOMPLETE = "batch_incomplete"  # the payouts do not sum to the batch's amount yet
     BUDGET_EXHAUSTED = "budget_exhausted"  # the free budget does not cover the credit
-    NOT_PAYABLE = "not_payable"  # the node is not owed so much
-    DEPOSIT_LIMIT = "deposit_limit"  # all deposits together would pass `DEPOSITS_MAX_MICROS`
-    NOT_VOID = "not_void"  # the claim was not refused, so there is nothing to reinstate
-    NOT_APPEALED = "not_appealed"  # a ruling that nobody has asked for
-    NOT_GRANTED = "not_granted"  # no ruling grants this
-    NOT_COMMITTED = "not_committed"  # a secret that is not the one that was committed to
+    NOT_PAYABLE = "not_payable"  # the node's payable credit is less
+    DEPOSIT_LIMIT = "deposit_limit"  # all deposits together would exceed `DEPOSITS_MAX_MICROS`
+    NOT_VOID = "not_void"  # the claim was not voided, so there is nothing to reinstate
+    NOT_APPEALED = "not_appealed"  # a ruling without an appeal
+    NOT_GRANTED = "not_granted"  # no ruling grants the appeal
+    NOT_COMMITTED = "not_committed"  # the secret does not match its commitment
     CONFLICT = "conflict"  # the same effect is in the book with other content
 
 
 class ClaimState(StrEnum):
-    """Where a claim or a payout stands; `ABSENT` is never stored."""
+    """States of a claim or a payout; `ABSENT` is never stored."""
 
     ABSENT = "absent"
     PENDING = "pending"
@@ -69,7 +70,7 @@ class ClaimState(StrEnum):
     PAYING = "paying"
     PAID = "paid"
 
-    __hash__ = str.__hash__  # an enum's own costs more than a step through the table
+    __hash__ = str.__hash__  # an enum's own hash costs more than a step through the table
 
 
 TRANSITIONS: dict[tuple[ClaimState, str], ClaimState | EntryOutcome] = {
@@ -96,7 +97,7 @@ TRANSITIONS: dict[tuple[ClaimState, str], ClaimState | EntryOutcome] = {
     (ClaimState.PAID, "payout"): EntryOutcome.ALREADY_APPLIED,
     (ClaimState.PAID, "paid"): EntryOutcome.ALREADY_PAID,
 }
-"""State × kind of entry → the next state, or why there is none; a claim and a payout never share a name."""
+"""State × kind of entry → the next state, or the outcome without one; a claim and a payout never share a name."""
 
 
 class BookBroken(RuntimeError):
@@ -104,7 +105,7 @@ class BookBroken(RuntimeError):
 
 
 class Claim(NamedTuple):
-    """A claim or a payout and where it stands; `entry_hash` names the Pending or Payout entry that began it."""
+    """A claim or a payout with its state; `entry_hash` names the Pending or Payout entry that created it."""
 
     node_id: NodeId
     state: ClaimState
@@ -114,7 +115,7 @@ class Claim(NamedTuple):
 
 
 class BookedBatch(NamedTuple):
-    """What a published batch says, and what of it the book has moved."""
+    """A published batch, and the part of it that the book has moved."""
 
     payees: int
     amount_micros: int
@@ -130,7 +131,7 @@ class BookedBatch(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether something is left for every payee who can have had nothing yet; one payout serves one at most."""
+        """Return True if enough is left for every payee without a payout; a payout serves at most one payee."""
         return self.amount_micros - self.moved_micros >= max(0, self.payees - self.payouts)
 
 
@@ -138,12 +139,12 @@ _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 class BookState(NamedTuple):
-    """The book, or the part of it that one entry reads or changes."""
+    """The book, or the part of it that an entry reads or changes."""
 
     balances: Mapping[Account, int] = _NOTHING
     claims: Mapping[str, Claim] = _NOTHING
     once: Mapping[str, Digest] = _NOTHING
-    """Effects of entries that belong to no claim, and the content hashes of these entries."""
+    """Effects of entries without a claim, and the content hashes of these entries."""
     batches: Mapping[int, BookedBatch] = _NOTHING
 
     def balance(self, account: Account) -> int:
@@ -154,7 +155,7 @@ _EMPTY = BookState()
 
 
 def apply(state: BookState, entry: Entry) -> tuple[BookState, EntryOutcome]:
-    """The whole book after an entry, checked."""
+    """Return the whole book after an entry, checked, and the outcome."""
     changed, outcome = step(state, entry)
     after = BookState(
         {**state.balances, **changed.balances},
@@ -167,7 +168,7 @@ def apply(state: BookState, entry: Entry) -> tuple[BookState, EntryOutcome]:
 
 
 class Folding:
-    """A book that entries go into one after the other, each at the cost of what it changes."""
+    """A mutable book to which entries are added in order; each costs only as much as it changes."""
 
     def __init__(self, before: BookState = _EMPTY) -> None:
         self._balances, self._claims = dict(before.balances), dict(before.claims)
@@ -188,7 +189,7 @@ class Folding:
 
 
 def fold(entries: Iterable[tuple[int, Entry]], before: BookState = _EMPTY) -> tuple[BookState, dict[int, EntryOutcome]]:
-    """The book after many numbered entries, and the numbers that were not applied."""
+    """Return the book after many numbered entries, and the outcomes of the entries that were not applied."""
     folding = Folding(before)
     refused: dict[int, EntryOutcome] = {}
     for number, entry in entries:
@@ -199,12 +200,12 @@ def fold(entries: Iterable[tuple[int, Entry]], before: BookState = _EMPTY) -> tu
 
 
 def step(state: BookState, entry: Entry) -> tuple[BookState, EntryOutcome]:
-    """The new values of only what an entry changes; reads only its claim, effect, batch and accounts of its `route`."""
+    """Return the values that an entry changes; read only its claim, effect, batch and the accounts of its `route`."""
     return _STEPS.get(entry.kind, _once)(state, entry)
 
 
 def _begun(state: BookState, entry: Pending | Payout) -> tuple[BookState, EntryOutcome]:
-    """A claim or a payout comes into the book."""
+    """Add a claim or a payout to the book."""
     known = state.claims.get(entry.claim_id)
     if known is not None and known.entry_hash != entry.content_hash:
         return _EMPTY, EntryOutcome.CONFLICT
@@ -220,7 +221,7 @@ def _begun(state: BookState, entry: Pending | Payout) -> tuple[BookState, EntryO
 
 
 def _settled(state: BookState, entry: Post | Void | Reinstate | Paid) -> tuple[BookState, EntryOutcome]:
-    """A claim or a payout that is in the book goes on to its next state."""
+    """Move a claim or a payout in the book to its next state."""
     known = state.claims.get(entry.claim_id)
     target = TRANSITIONS[known.state if known is not None else ClaimState.ABSENT, entry.kind]
     if isinstance(target, EntryOutcome):
@@ -235,7 +236,7 @@ def _settled(state: BookState, entry: Post | Void | Reinstate | Paid) -> tuple[B
 
 
 def _shared(state: BookState, entry: Payout) -> tuple[BookState, EntryOutcome]:
-    """A node's share goes into a batch that is published, as far as that goes."""
+    """Add a node's share to a published batch, unless it exceeds the batch."""
     changed, outcome = _begun(state, entry)
     if outcome is not EntryOutcome.APPLIED:
         return _EMPTY, outcome
@@ -247,7 +248,7 @@ def _shared(state: BookState, entry: Payout) -> tuple[BookState, EntryOutcome]:
 
 
 def _paid_out(state: BookState, entry: Paid) -> tuple[BookState, EntryOutcome]:
-    """A node's share is paid, once the payouts are those that were published."""
+    """Mark a node's share as paid, once the payouts sum to the published batch."""
     changed, outcome = _settled(state, entry)
     if outcome is not EntryOutcome.APPLIED:
         return _EMPTY, outcome
@@ -257,7 +258,7 @@ def _paid_out(state: BookState, entry: Paid) -> tuple[BookState, EntryOutcome]:
 
 
 def _unfounded(state: BookState, entry: Reinstate, claim: Claim) -> EntryOutcome | None:
-    """Why a void claim is not credited after all; None if it is, with what it was worth and no more."""
+    """Return why a voided claim cannot be reinstated; None if it can, with its original amount."""
     if state.once.get(entry.ruling.effect) != entry.ruling.content_hash:
         return EntryOutcome.NOT_GRANTED
     return EntryOutcome.BUDGET_EXHAUSTED if state.balance(BUDGET) < claim.amount_micros else None
@@ -271,11 +272,11 @@ _ROUTES: dict[str, tuple[Callable[[NodeId], Account], Callable[[NodeId], Account
     "payout": (payable, paying),
     "paid": (paying, paid),
 }
-"""Kind of entry → from which account of its claim's node to which one its amount moves."""
+"""Kind of entry → source and destination of its amount, for its claim's node."""
 
 
 def route(entry: Deposit | ClaimEntry, node: NodeId | None) -> tuple[Account, Account]:
-    """From which account to which an entry moves its amount; `node` is the claim's."""
+    """Return the source and the destination account of an entry's amount; `node` is the claim's."""
     if entry.kind == "deposit":
         return OUTSIDE, BUDGET
     if node is None:
@@ -291,13 +292,13 @@ _STANDS_IN: dict[ClaimState, tuple[tuple[Callable[[NodeId], Account], int], ...]
     ClaimState.PAYING: ((payable, -1), (paying, 1)),
     ClaimState.PAID: ((payable, -1), (paid, 1)),
 }
-"""What a claim or a payout in each state adds to which accounts of its node."""
+"""State → the accounts of its node that a claim or a payout adds to, with the sign."""
 
 _OF_A_PAYOUT = frozenset({ClaimState.PAYING, ClaimState.PAID})
 
 
 def check(state: BookState) -> None:
-    """Assert conservation over a whole book: nothing was made, nothing was lost."""
+    """Assert conservation over a whole book: no amount was created or lost."""
     owed: dict[Account, int] = {}
     for claim in state.claims.values():
         for account_of, sign in _STANDS_IN[claim.state]:
@@ -306,16 +307,16 @@ def check(state: BookState) -> None:
     for account in owed.keys() | state.balances.keys():
         balance = state.balance(account)
         if balance < 0 and not account.may_be_negative:
-            raise BookBroken(f"Account {account} is at {balance} micros, below zero.")
+            raise BookBroken(f"Account {account} has {balance} micros, below zero.")
         if account.kind in OF_A_NODE and balance != owed.get(account, 0):
-            raise BookBroken(f"Account {account} is at {balance} micros, its claims sum to {owed.get(account, 0)}.")
+            raise BookBroken(f"Account {account} has {balance} micros, but its claims sum to {owed.get(account, 0)}.")
     if total := sum(state.balances.values()):
-        raise BookBroken(f"All accounts together are at {total} micros instead of 0.")
+        raise BookBroken(f"All accounts sum to {total} micros instead of 0.")
     _check_batches(state)
 
 
 def _check_batches(state: BookState) -> None:
-    """Assert that every payout stands in a batch, and that each batch knows how much that is."""
+    """Assert that every payout has a batch, and that each batch has the sum of its payouts."""
     moved = dict.fromkeys(state.batches, 0)
     for claim_id, claim in state.claims.items():
         if claim.state in _OF_A_PAYOUT:
@@ -324,11 +325,11 @@ def _check_batches(state: BookState) -> None:
     for number, micros in moved.items():
         batch = state.batches.get(number)
         if batch is None or batch.moved_micros != micros:
-            raise BookBroken(f"The payouts of batch {number} sum to {micros} micros, and the book has {batch}.")
+            raise BookBroken(f"The payouts of batch {number} sum to {micros} micros, but the book has {batch}.")
 
 
 def _once(state: BookState, entry: OnceEntry) -> tuple[BookState, EntryOutcome]:
-    """Entries that settle no claim: a deposit moves money, the others none."""
+    """Apply an entry without a claim: a deposit moves money, the others move none."""
     known = state.once.get(entry.effect)
     if known is not None:
         return _EMPTY, EntryOutcome.ALREADY_APPLIED if known == entry.content_hash else EntryOutcome.CONFLICT
@@ -355,11 +356,11 @@ _STEPS: dict[str, Callable[[BookState, Any], tuple[BookState, EntryOutcome]]] = 
     "reinstate": _settled,
     "paid": _paid_out,
 }
-"""Kind of entry → who decides on it; for all others `_once`."""
+"""Kind of entry → the function that applies it; for all others `_once`."""
 
 
 def _moved(state: BookState, source: Account, sink: Account, amount_micros: int) -> dict[Account, int]:
-    """The two balances after a movement; asserts that it conserves and leaves no debt inside."""
+    """Return the two balances after a movement; assert that it conserves the sum and leaves no debt inside."""
     had, held = state.balances.get(source, 0), state.balances.get(sink, 0)
     left, holds = had - amount_micros, held + amount_micros
     if left + holds != had + held:

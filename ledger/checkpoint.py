@@ -1,4 +1,4 @@
-"""Checkpoints: how many entries the log has and what their root is, signed by the ledger's key (C2SP tlog-checkpoint).
+"""Checkpoints: the size and the root of the log, signed by the ledger's key (C2SP tlog-checkpoint).
 
     echo-swarm/<round id>
     20852163
@@ -6,9 +6,9 @@
 
     — echo-swarm/<round id> <base64>
 
-- The origin, which is the key's name too, carries the round: no round's checkpoint passes for another's.
-- `bytes → Checkpoint` is `open_checkpoint` alone: a `Checkpoint` that came over a wire is a signed one.
-- No extension lines, and a size without leading zeros: there is one text for one state of the log.
+- The origin, which is also the key's name, contains the round id: a checkpoint is not valid in another round.
+- Only `open_checkpoint` turns bytes into a `Checkpoint`: one that came over a wire is a signed one.
+- There are no extension lines, and no leading zeros in the size: a state of the log has exactly one text.
 """
 
 import base64
@@ -24,7 +24,7 @@ from protocol.errors import CheckpointInvalid
 _TEXT = re.compile(r"(\S+)\n(0|[1-9][0-9]{0,18})\n([A-Za-z0-9+/=]{44})\n")
 
 Sign = Callable[[bytes], bytes]
-"""From a text to its Ed25519 signature; whoever holds the key passes it."""
+"""A function from a text to its Ed25519 signature; the holder of the key passes it."""
 
 
 @dataclass(frozen=True)
@@ -41,35 +41,35 @@ class Checkpoint:
 
 
 def ledger_key(round_id: str, public: bytes) -> NoteKey:
-    """The key of a round's ledger, under the name that its notes are signed with."""
+    """Return the key of a round's ledger, with the name that its notes are signed with."""
     return NoteKey(f"echo-swarm/{round_id}", public)
 
 
 def sign(checkpoint: Checkpoint, key: NoteKey, signature_of: Sign) -> bytes:
-    """The note that says so."""
+    """Return the signed note of a checkpoint."""
     text = checkpoint.text
     return Note(text, ()).signed_by(key, signature_of(text.encode())).to_bytes()
 
 
 def open_checkpoint(data: bytes, keys: Iterable[NoteKey]) -> Checkpoint:
-    """What a note says, if one of the ledger's keys has signed it: the present one, for old notes a former one, too."""
-    found = note.parse(data)
+    """Return a note's checkpoint if one of the ledger's keys has signed it: the current one, or a former one."""
+    signed_note = note.parse(data)
     for key in keys:
-        if signature := found.signature_by(key):
-            key.verify(signature.value, found.text.encode())
-            return _read(found.text, key.name)
+        if signature := signed_note.signature_by(key):
+            key.verify(signature.value, signed_note.text.encode())
+            return _read(signed_note.text, key.name)
     raise CheckpointInvalid("The ledger's key has not signed this checkpoint.")
 
 
 def _read(text: str, origin: str) -> Checkpoint:
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise CheckpointInvalid("The note is signed, but is no checkpoint.")
+        raise CheckpointInvalid("The note is signed, but it is not a checkpoint.")
     checkpoint = Checkpoint(match[1], int(match[2]), note.decode(match[3]))
     if checkpoint.origin != origin:
-        raise CheckpointInvalid(f"The checkpoint is one of {checkpoint.origin[:80]}, not of {origin[:80]}.")
+        raise CheckpointInvalid(f"The checkpoint is of {checkpoint.origin[:80]}, not of {origin[:80]}.")
     if len(checkpoint.root) != HASH_BYTES or checkpoint.size > TREE_SIZE_MAX:
-        raise CheckpointInvalid("The checkpoint's root or size cannot be that of a log.")
+        raise CheckpointInvalid("The checkpoint's root or size is not valid for a log.")
     if checkpoint.size == 0 and checkpoint.root != EMPTY_ROOT:
-        raise CheckpointInvalid("An empty log has one root, and this is another.")
+        raise CheckpointInvalid("The checkpoint's root is not that of an empty log.")
     return checkpoint

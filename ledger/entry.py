@@ -1,11 +1,11 @@
-"""The kinds of entry, their one byte form, and the amount that a claim is worth.
+"""The kinds of entries, their canonical bytes, and the amount of a claim.
 
 - An entry's bytes are canonical MessagePack with its `kind` inside; its content hash is their BLAKE3 hash.
-- `effect` names what may happen only once. Post and Void of a claim share one: a claim is settled once.
-- A Pending carries tokens, price *and* amount, and is refused where they disagree: anyone can redo the sum.
-- An entry holds no time and no chance, so a retry makes the same bytes. A secret is chance that came before its entry.
-- What an owner or a node says in signed words is kept by its digest: whoever holds the signed bytes can show that they
-  are in the log, and neither an address nor a person's words can be guessed out of it.
+- `effect` names the part that may happen only once. Post and Void of a claim share one: a claim is settled once.
+- A Pending has tokens, price *and* amount, and is rejected if they do not match: anybody can check the amount.
+- An entry has no time and no randomness, so a retry makes the same bytes. A secret is drawn before its entry is made.
+- A signed statement of an owner or a node is stored as its digest: the holder of the signed bytes can prove that they
+  are in the log, and neither an address nor a person's text can be guessed from it.
 """
 
 from functools import cached_property
@@ -21,26 +21,26 @@ from protocol.wire import canonical
 from protocol.wire.message import Message
 
 ENTRY_MAX_BYTES = 65_535
-"""One entry: the most that a static log tile can hold (two length bytes)."""
+"""The size of an entry: the most that a static log tile can hold (two length bytes)."""
 
 CLAIM_MAX_TOKENS = limits.SAMPLES_MAX * limits.TOKENS_MAX
-"""Tokens of one claim: a whole group of the longest samples; times the highest price it stays below 2^63."""
+"""Tokens of one claim: a whole group of the longest samples; multiplied by the highest price it stays below 2^63."""
 
 BATCH_MAX = 10**9
-"""Payout batches of a round: one a second for thirty years."""
+"""Payout batches of a round: one per second for thirty years."""
 
 DEPOSITS_MAX_MICROS = 2**62
-"""Everything ever deposited: no other balance can exceed it, and it fits into 63 bits."""
+"""The sum of all deposits: no other balance can exceed it, and it fits into 63 bits."""
 
 EPOCH_MAX = 2**40
-"""Epochs of audits; as with versions, nobody comes near."""
+"""Epochs of audits; no round comes near this number."""
 
 MTOK = 1_000_000
 """Prices are per million tokens."""
 
 
 def amount(tokens: int, price_micros_per_mtok: int) -> int:
-    """Micro-units for so many tokens at a price, rounded down."""
+    """Return the micro-units for `tokens` at a price, rounded down."""
     if not 0 <= tokens <= CLAIM_MAX_TOKENS:
         raise ValueError(f"A claim has 0 to {CLAIM_MAX_TOKENS} tokens, not {tokens}")
     if not 0 <= price_micros_per_mtok <= limits.PRICE_MAX_MICROS_PER_MTOK:
@@ -62,11 +62,11 @@ ReasonCode = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")
 
 
 class _Hashed(Message):
-    """What has a content hash."""
+    """A message with a content hash."""
 
     @cached_property
     def body(self) -> bytes:
-        """The bytes that are logged."""
+        """The logged bytes."""
         return self.to_bytes()
 
     @cached_property
@@ -75,7 +75,7 @@ class _Hashed(Message):
 
 
 class Deposit(_Hashed):
-    """The operator's money comes in: outside → budget."""
+    """A deposit of the operator: outside → budget."""
 
     kind: Literal["deposit"] = "deposit"
     reference: Reference
@@ -87,7 +87,7 @@ class Deposit(_Hashed):
 
 
 class Pending(_Hashed):
-    """A node is credited for an accepted rollout, until it is settled: budget → pending."""
+    """The credit for an accepted rollout, until it is settled: budget → pending."""
 
     kind: Literal["pending"] = "pending"
     claim_id: Hex64
@@ -109,7 +109,7 @@ class Pending(_Hashed):
 
 
 class _Settlement(_Hashed):
-    """The end of a pending claim, of which there is one."""
+    """The only settlement of a pending claim."""
 
     claim_id: Hex64
 
@@ -119,20 +119,20 @@ class _Settlement(_Hashed):
 
 
 class Post(_Settlement):
-    """A pending claim is validated: pending → payable."""
+    """The posting of a validated claim: pending → payable."""
 
     kind: Literal["post"] = "post"
 
 
 class Void(_Settlement):
-    """A pending claim is refused after all, for a reason: pending → budget."""
+    """The voiding of a pending claim, with a reason: pending → budget."""
 
     kind: Literal["void"] = "void"
     reason_code: ReasonCode
 
 
 class Version(_Hashed):
-    """A policy version is published: says for ever which one, and moves nothing."""
+    """The publication of a policy version, with its manifest's digest; moves nothing."""
 
     kind: Literal["version"] = "version"
     version: int = Field(gt=0, le=limits.VERSION_MAX)
@@ -144,7 +144,7 @@ class Version(_Hashed):
 
 
 class Root(_Hashed):
-    """A document that names the round's keys, the ledger's among them: says for ever which one, and moves nothing."""
+    """A root document with the round's keys, the ledger's among them, by its digest; moves nothing."""
 
     kind: Literal["root"] = "root"
     version: int = Field(gt=0, le=limits.VERSION_MAX)
@@ -156,12 +156,12 @@ class Root(_Hashed):
 
     @classmethod
     def from_document(cls, version: int, document: bytes) -> Self:
-        """The entry of a root document, by its bytes as they are served."""
+        """Return the entry of a root document from its served bytes."""
         return cls(version=version, root_digest=chunks.digest(document))
 
 
 class Commitment(_Hashed):
-    """The coordinator binds itself to the secret that will draw an epoch's audits, before any of its claims is here."""
+    """The coordinator's commitment to the secret of an epoch's audits, made before the epoch's first claim."""
 
     kind: Literal["commitment"] = "commitment"
     epoch: int = Field(ge=1, le=EPOCH_MAX)
@@ -173,7 +173,7 @@ class Commitment(_Hashed):
 
 
 class Reveal(_Hashed):
-    """The secret of an epoch that is over, and what was drawn with it: anybody can draw again."""
+    """The secret of an ended epoch, and the digest of its draws: anybody can repeat the draw."""
 
     kind: Literal["reveal"] = "reveal"
     epoch: int = Field(ge=1, le=EPOCH_MAX)
@@ -186,12 +186,12 @@ class Reveal(_Hashed):
 
     @property
     def commitment(self) -> Commitment:
-        """What must have been said before."""
+        """The commitment that must be in the log before."""
         return Commitment(epoch=self.epoch, secret_digest=chunks.digest(self.secret))
 
 
 class VerdictEntry(_Hashed):
-    """What an audit of a claim found, and the digest of the evidence that was kept; moves nothing."""
+    """The finding of an audit of a claim, and the digest of the stored evidence; moves nothing."""
 
     kind: Literal["verdict"] = "verdict"
     claim_id: Hex64
@@ -205,7 +205,7 @@ class VerdictEntry(_Hashed):
 
 
 class AppealEntry(_Hashed):
-    """A node or its owner contests what a fault or a ban took: signed words, kept by their digest; moves nothing."""
+    """An appeal of a node or its owner against a fault or a ban, stored by its digest; moves nothing."""
 
     kind: Literal["appeal"] = "appeal"
     claim_id: Hex64
@@ -217,7 +217,7 @@ class AppealEntry(_Hashed):
 
 
 class RulingEntry(_Hashed):
-    """The operator's word on an appeal, and why; moves nothing by itself."""
+    """The operator's ruling on an appeal, with its reason; moves nothing by itself."""
 
     kind: Literal["ruling"] = "ruling"
     claim_id: Hex64
@@ -235,7 +235,7 @@ class RulingEntry(_Hashed):
 
 
 class Reinstate(_Hashed):
-    """A void claim is credited after all, by a ruling that granted an appeal: budget → payable."""
+    """The credit of a voided claim after a ruling that granted an appeal: budget → payable."""
 
     kind: Literal["reinstate"] = "reinstate"
     claim_id: Hex64
@@ -248,12 +248,12 @@ class Reinstate(_Hashed):
 
     @property
     def ruling(self) -> RulingEntry:
-        """What must have been said before."""
+        """The ruling that must be in the log before."""
         return RulingEntry(claim_id=self.appealed_claim_id, outcome="granted", reason_code=self.reason_code)
 
 
 class OwnerAct(_Hashed):
-    """An owner's signed statement counts from here on: kept by its digest, and moves nothing."""
+    """An owner's signed statement, valid from this entry on, stored as its digest; moves nothing."""
 
     kind: Literal["owner"] = "owner"
     owner: NamedNode
@@ -268,7 +268,7 @@ class OwnerAct(_Hashed):
 
 
 class PayoutBatch(_Hashed):
-    """A batch of payouts is made: says for ever who gets what, as the root of the payees' tree, and moves nothing."""
+    """A batch of payouts, with the root of the tree of its payees; moves nothing."""
 
     kind: Literal["payout_batch"] = "payout_batch"
     batch: int = Field(gt=0, le=BATCH_MAX)
@@ -282,7 +282,7 @@ class PayoutBatch(_Hashed):
 
 
 class _OfPayout(_Hashed):
-    """What happens to one node's share of a batch; the book keeps it among the claims."""
+    """An entry about a node's share of a batch; the book stores it among the claims."""
 
     batch: int = Field(gt=0, le=BATCH_MAX)
     node_id: NamedNode
@@ -298,7 +298,7 @@ class _OfPayout(_Hashed):
 
 
 class Payout(_OfPayout):
-    """A node's share goes into a batch: payable → paying."""
+    """A node's share of a batch: payable → paying."""
 
     kind: Literal["payout"] = "payout"
     amount_micros: int = Field(gt=0, le=DEPOSITS_MAX_MICROS)
@@ -309,7 +309,7 @@ class Payout(_OfPayout):
 
 
 class Paid(_OfPayout):
-    """The batch was paid, by the reference of whoever paid it: paying → paid."""
+    """The payment of a node's share, with the payer's reference: paying → paid."""
 
     kind: Literal["paid"] = "paid"
     reference: Reference
@@ -322,14 +322,14 @@ class Paid(_OfPayout):
 OnceEntry = (
     Deposit | Version | Root | Commitment | Reveal | VerdictEntry | AppealEntry | RulingEntry | OwnerAct | PayoutBatch
 )
-"""What belongs to no claim."""
+"""Entries without a claim."""
 
 PayoutEntry = Payout | Paid
 ClaimEntry = Pending | Post | Void | Reinstate | PayoutEntry
 Entry = OnceEntry | ClaimEntry
 
 CLAIM_KINDS = frozenset({"pending", "post", "void", "reinstate", "payout", "paid"})
-"""The kinds of `ClaimEntry`; in a batch, a kind is told faster than a class."""
+"""The kinds of `ClaimEntry`; in a batch, comparing kinds is faster than comparing classes."""
 
 PAYOUT_KINDS = frozenset({"payout", "paid"})
 
@@ -355,7 +355,7 @@ KINDS: dict[str, type[Entry]] = {
 
 
 def parse(data: bytes) -> Entry:
-    """The entry of canonical bytes."""
+    """Return the entry of canonical bytes."""
     value = canonical.decode(data, max_bytes=ENTRY_MAX_BYTES)
     kind = value.get("kind") if isinstance(value, dict) else None
     model = KINDS.get(kind) if isinstance(kind, str) else None

@@ -1,8 +1,8 @@
-"""The proof that a store's tables say what its entries say: fold everything again, grow the tree again, and compare.
+"""The check of a store's tables against its entries: fold all entries again, grow the tree again, and compare.
 
-- Pure: `store.rebuild` brings the rows.
-- Every difference is reported, none is repaired: which side is right is for a person to decide.
-- Entries are read one at a time; only the folded book and the tree's hashes are held.
+- The module is pure: `store.rebuild` passes the rows.
+- Every difference is reported, none is repaired: a person decides which side is right.
+- Entries are read one at a time; only the folded book and the tree's hashes are in memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ from protocol.policy import chunks
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a table does not say what the entries, or an entry's own bytes, say it should."""
+    """A difference between a table and the values that follow from the entries, or from an entry's own bytes."""
 
     where: str
     expected: str
@@ -29,7 +29,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """A row of the log, not yet believed."""
+    """A row of the log, not yet verified."""
 
     index: int
     content_hash: str
@@ -41,7 +41,7 @@ class StoredEntry:
 
 @dataclass(frozen=True)
 class KeptTables:
-    """What a store keeps beside its log."""
+    """The tables that a store keeps beside its log."""
 
     balances: Mapping[str, int]
     claims: Mapping[str, tuple[object, ...]]
@@ -51,37 +51,37 @@ class KeptTables:
 
 
 def differences(size: int, stored: Iterable[StoredEntry], kept: KeptTables) -> list[Difference]:
-    """Everything wrong with a store: its log of so many entries, and what is kept beside it."""
-    found: list[Difference] = []
+    """Return all differences in a store: in its log of `size` entries, and in the tables beside it."""
+    result: list[Difference] = []
     leaves: list[Hash] = []
     try:
-        state, refused = book.fold(_readable(size, stored, leaves, found))
+        state, refused = book.fold(_readable(size, stored, leaves, result))
         book.check(state)
     except BookBroken as error:
-        return [*found, Difference("fold of the entries", "conservation", str(error))]
-    found += [
+        return [*result, Difference("fold of the entries", "conservation", str(error))]
+    result += [
         Difference(f"entry {index}", EntryOutcome.APPLIED.value, outcome.value) for index, outcome in refused.items()
     ]
-    found += _compare("account", {str(account): micros for account, micros in state.balances.items()}, kept.balances)
-    found += _compare("claim", {claim_id: tuple(claim) for claim_id, claim in state.claims.items()}, kept.claims)
-    return found + _tree_differences(leaves, kept)
+    result += _compare("account", {str(account): micros for account, micros in state.balances.items()}, kept.balances)
+    result += _compare("claim", {claim_id: tuple(claim) for claim_id, claim in state.claims.items()}, kept.claims)
+    return result + _tree_differences(leaves, kept)
 
 
 def _tree_differences(leaves: list[Hash], kept: KeptTables) -> list[Difference]:
-    """Where the tiles or the signed checkpoint are not those of a tree over these leaves."""
+    """Return the differences of the tiles and the signed checkpoint from a tree over these leaves."""
     expected = dict(grown(0, leaves, lambda tile: b""))
-    found = list(_compare("tile", _digests(expected), _digests(kept.tiles)))
+    result = list(_compare("tile", _digests(expected), _digests(kept.tiles)))
     if kept.signed:
         size, signed, data = kept.signed
         root = tree.root(size, hashes_in(len(leaves), expected.__getitem__)) if size <= len(leaves) else b""
         if root != signed:
-            found.append(Difference(f"checkpoint of {size} entries", root.hex(), signed.hex()))
-        found += _note_differences(size, signed, data)
-    return found
+            result.append(Difference(f"checkpoint of {size} entries", root.hex(), signed.hex()))
+        result += _note_differences(size, signed, data)
+    return result
 
 
 def _note_differences(size: int, root: bytes, data: bytes) -> Iterator[Difference]:
-    """Whether the note that is served says what was signed; by whose key is for those to check who know it."""
+    """Yield a difference if the served note is not of the signed checkpoint; its signature is checked elsewhere."""
     try:
         said = note.parse(data).text
     except SwarmError as error:
@@ -96,29 +96,29 @@ def _digests(kept: Mapping[Tile, bytes]) -> dict[str, str]:
 
 
 def _readable(
-    size: int, stored: Iterable[StoredEntry], leaves: list[Hash], found: list[Difference]
+    size: int, stored: Iterable[StoredEntry], leaves: list[Hash], result: list[Difference]
 ) -> Iterator[tuple[int, Entry]]:
-    """Every entry that can be read; notes the ones that are missing, unreadable, or not what their row says."""
+    """Yield every readable entry; record those that are missing, unreadable, or different from their row."""
     expected = 0
     for row in stored:
         if row.index != expected:
-            found.append(Difference("index", str(expected), str(row.index)))
+            result.append(Difference("index", str(expected), str(row.index)))
         expected = row.index + 1
         leaves.append(leaf_hash(row.body))
         try:
             entry = parse(row.body)
         except SwarmError as error:
-            found.append(Difference(f"entry {row.index}", "the bytes of a ledger entry", str(error)))
+            result.append(Difference(f"entry {row.index}", "the bytes of a ledger entry", str(error)))
             continue
         follows = (chunks.digest(row.body), entry.effect, entry.kind)
         if follows != (row.content_hash, row.effect, row.kind):
-            found.append(Difference(f"entry {row.index}", str(follows), str((row.content_hash, row.effect, row.kind))))
+            result.append(Difference(f"entry {row.index}", str(follows), str((row.content_hash, row.effect, row.kind))))
         yield row.index, entry
     if expected != size:
-        found.append(Difference("head", str(expected), str(size)))
+        result.append(Difference("head", str(expected), str(size)))
 
 
-def _compare(what: str, expected: Mapping[str, object], found: Mapping[str, object]) -> Iterator[Difference]:
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            yield Difference(f"{what} {name}", str(expected.get(name)), str(found.get(name)))
+def _compare(what: str, expected: Mapping[str, object], kept: Mapping[str, object]) -> Iterator[Difference]:
+    for name in sorted(expected.keys() | kept.keys()):
+        if expected.get(name) != kept.get(name):
+            yield Difference(f"{what} {name}", str(expected.get(name)), str(kept.get(name)))

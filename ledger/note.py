@@ -1,14 +1,15 @@
-"""Signed notes, as C2SP signed-note has them: a text that people can read, and below it signatures by named keys.
+"""Signed notes in the format of C2SP signed-note: a readable text, followed by signatures of named keys.
 
     <text, whose last line ends in a newline>
     <empty line>
     — <key name> <base64 of key id and signature>
 
-- A key has a name and a kind: `LOG` signs the text itself, `WITNESS` what cosignature/v1 says. Its id is the first four
-  bytes of SHA-256 over name, newline, kind and public key; the written form is `<name>+<id>+<base64 of kind and key>`.
-- Parsing is strict: what is no note in its one byte form is refused. Signatures of keys that nobody asked about are
-  passed over, as the standard demands; of a key that counts there is at most one.
-- What makes a key count is the caller's affair.
+- A key has a name and a kind: `LOG` signs the text itself, `WITNESS` the text of cosignature/v1. Its id is the first
+  four bytes of SHA-256 over name, newline, kind and public key; the written form is
+  `<name>+<id>+<base64 of kind and key>`.
+- Parsing is strict: a note must have its canonical bytes. Signatures of unknown keys are ignored, as the standard
+  requires; of a known key there is at most one.
+- The caller decides which keys count.
 """
 
 import base64
@@ -27,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from protocol.errors import CheckpointInvalid
 
 NOTE_MAX_BYTES = 16_384
-"""A checkpoint is three short lines; this leaves room for the signatures of a hundred witnesses."""
+"""The size of a note: a checkpoint is three short lines, and the signatures of a hundred witnesses must fit."""
 
 SIGNATURES_MAX = 100
 
@@ -36,7 +37,7 @@ _SIGNATURE_LINE = re.compile(rf"— ({_NAME}) ([A-Za-z0-9+/=]+)\n")
 
 
 class KeyKind(IntEnum):
-    """What a key's signatures say; the byte that the standards give it."""
+    """The kinds of keys, by the bytes that the standards define."""
 
     LOG = 1
     WITNESS = 4
@@ -44,7 +45,7 @@ class KeyKind(IntEnum):
 
 @dataclass(frozen=True)
 class NoteKey:
-    """A public key with the name that it signs notes under."""
+    """A public key with the name with which it signs notes."""
 
     name: str
     public: bytes
@@ -65,25 +66,27 @@ class NoteKey:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The key of its written form."""
+        """Return the key of a written form."""
         name, _, rest = text.partition("+")
         raw = decode(rest.partition("+")[2])
         if len(raw) == 33 and raw[0] in list(KeyKind):
             key = cls(name, raw[1:], KeyKind(raw[0]))
             if str(key) == text:
                 return key
-        raise CheckpointInvalid(f"{text[:100]!r} is not a key for notes.", hint="It looks like name+0a1b2c3d+Base64=.")
+        raise CheckpointInvalid(
+            f"{text[:100]!r} is not a note key.", hint="A note key looks like name+0a1b2c3d+Base64=."
+        )
 
     def verify(self, signature: bytes, signed: bytes) -> None:
         try:
             Ed25519PublicKey.from_public_bytes(self.public).verify(signature, signed)
         except InvalidSignature:
-            raise CheckpointInvalid(f"A signature in the name of {self.name[:80]} is not that key's.") from None
+            raise CheckpointInvalid(f"A signature of {self.name[:80]} does not match its key.") from None
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A line below a note, not yet checked; `value` is what follows the key's id."""
+    """A signature line of a note, not yet checked; `value` is the part after the key's id."""
 
     name: str
     key_id: bytes
@@ -95,7 +98,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Note:
-    """A text and what stands below it; nothing of it is checked yet."""
+    """A text and its signature lines, not yet checked."""
 
     text: str
     signatures: tuple[Signature, ...]
@@ -104,19 +107,19 @@ class Note:
         return f"{self.text}\n{''.join(map(str, self.signatures))}".encode()
 
     def signature_by(self, key: NoteKey) -> Signature | None:
-        """The signature line of a key, if there is one."""
-        found = [line for line in self.signatures if (line.name, line.key_id) == (key.name, key.id)]
-        if len(found) > 1:
-            raise CheckpointInvalid(f"{key.name[:80]} has signed the same note twice.")
-        return found[0] if found else None
+        """Return the signature line of a key, or None."""
+        lines = [line for line in self.signatures if (line.name, line.key_id) == (key.name, key.id)]
+        if len(lines) > 1:
+            raise CheckpointInvalid(f"The note has two signatures of {key.name[:80]}.")
+        return lines[0] if lines else None
 
     def signed_by(self, key: NoteKey, value: bytes) -> "Note":
-        """The note with one signature more."""
+        """Return the note with one more signature."""
         return Note(self.text, (*self.signatures, Signature(key.name, key.id, value)))
 
 
 def parse(data: bytes) -> Note:
-    """The note of its bytes."""
+    """Parse the bytes of a note."""
     if len(data) > NOTE_MAX_BYTES:
         raise CheckpointInvalid(f"The note has {len(data)} bytes; at most {NOTE_MAX_BYTES} are read.")
     try:
@@ -129,19 +132,19 @@ def parse(data: bytes) -> Note:
         raise CheckpointInvalid(f"A note is a text, an empty line, and 1 to {SIGNATURES_MAX} signatures.")
     note = Note(text + "\n", _signatures(lines))
     if note.to_bytes() != data or any(ord(character) < 32 and character != "\n" for character in written):
-        raise CheckpointInvalid("The note is not in its one byte form.")
+        raise CheckpointInvalid("The note is not in its canonical form.")
     return note
 
 
 def _signatures(lines: Sequence[str]) -> tuple[Signature, ...]:
-    found = []
+    signatures = []
     for line in lines:
         match = _SIGNATURE_LINE.fullmatch(line)
         raw = decode(match[2]) if match else b""
         if not match or len(raw) < 5:
             raise CheckpointInvalid(f"{line[:60]!r} is not a signature line.")
-        found.append(Signature(match[1], raw[:4], raw[4:]))
-    return tuple(found)
+        signatures.append(Signature(match[1], raw[:4], raw[4:]))
+    return tuple(signatures)
 
 
 def _encode(data: bytes) -> str:
@@ -149,7 +152,7 @@ def _encode(data: bytes) -> str:
 
 
 def decode(text: str) -> bytes:
-    """The bytes of base64 in its one form; nothing for anything else."""
+    """Return the bytes of canonical base64; empty for any other text."""
     try:
         data = base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):

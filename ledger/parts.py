@@ -1,10 +1,10 @@
-"""The part of the book that some entries read and change: read before `book` decides on them, written after.
+"""The part of the book that some entries read and change: read before `book` applies them, written after.
 
-- Only what an entry touches is read: its claim or effect, the accounts of that claim's node, and of a payout its batch.
-- What a batch of payouts says stands in its entry, and what has gone into it is the sum of its claims: so there is no
-  row of its own that could say something else.
+- Only the rows of an entry are read: its claim or effect, the accounts of that claim's node, and a payout's batch.
+- A batch of payouts has no row of its own, which could differ: its terms are in its entry, and its moved amount is the
+  sum of its claims.
 - Every write names the value that it replaces, and counts its rows.
-- Works inside the caller's transaction, under the append lock of `ledger.store`.
+- All functions work inside the caller's transaction, under the append lock of `ledger.store`.
 """
 
 from collections import defaultdict
@@ -22,11 +22,11 @@ from ledger.tables import balances_table, claims_table, entries_table
 from protocol.ids import Digest, NodeId
 
 NAMES_AT_ONCE = 500
-"""Names in one question: every database takes so many parameters."""
+"""Names in one query: every database accepts this many parameters."""
 
 _STATES = {state.value: state for state in ClaimState}
 
-# Built once: making a statement costs more than running it.
+# Built once: building a statement costs more than running it.
 _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 _effects = Prepared(
     sa.select(entries_table.c.effect, entries_table.c.content_hash).where(entries_table.c.effect.in_(_names))
@@ -50,7 +50,7 @@ _set_state = Prepared(
 
 
 def read_for(conn: sa.Connection, entries: Sequence[Entry]) -> BookState:
-    """The part of the book that `book.step` reads for these entries."""
+    """Return the part of the book that `book.step` reads for these entries."""
     of: defaultdict[str, list[Any]] = defaultdict(list)
     for entry in entries:
         of[entry.kind].append(entry)
@@ -76,13 +76,13 @@ def read_for(conn: sa.Connection, entries: Sequence[Entry]) -> BookState:
 
 
 def balances_of(conn: sa.Connection, accounts: Iterable[Account]) -> Iterator[tuple[Account, int]]:
-    """What these accounts hold, as far as they ever moved."""
+    """Return the balances of those of the accounts that have a row."""
     by_name = {str(account): account for account in accounts}
     return ((by_name[name], micros) for name, micros in _rows(conn, _accounts, by_name))
 
 
 def write(conn: sa.Connection, before: BookState, after: BookState) -> None:
-    """What has changed of the balances and claims that were read."""
+    """Write the balances and claims that have changed since they were read."""
     made: list[tuple[Any, ...]] = []
     moved = []
     for account, micros in after.balances.items():
@@ -107,31 +107,31 @@ def write(conn: sa.Connection, before: BookState, after: BookState) -> None:
 
 
 def insert(conn: sa.Connection, table: sa.Table, rows: Sequence[tuple[Any, ...]]) -> None:
-    """New rows, as tuples in the order of the table's columns.
+    """Insert rows, given as tuples in the order of the table's columns.
 
-    They go past SQLAlchemy's handling of parameters, which takes longer than SQLite does. So a column must be of a type
-    that the driver takes as it is: all of the ledger's are.
+    They bypass SQLAlchemy's handling of parameters, which takes longer than SQLite itself. So a column must have a type
+    that the driver accepts without conversion: all of the ledger's do.
     """
     if rows:
         say_each(conn, _insertion(table, conn.dialect), rows)
 
 
 def replace(conn: sa.Connection, statement: Prepared, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Compare and set: each row must still be the one that the decision was made on."""
+    """Compare and set: each row must still have the value that was read."""
     if statement.each(conn, rows) != len(rows):
         raise BookBroken("A ledger row changed under the append lock: something else writes to the ledger's tables.")
 
 
 @cache
 def _insertion(table: sa.Table, dialect: sa.Dialect) -> str:
-    """The driver's own text for a new row of a table."""
+    """Return the driver's own text to insert a row into a table."""
     names = ", ".join(dialect.identifier_preparer.quote(column.name) for column in table.columns)
     mark = "?" if dialect.paramstyle == "qmark" else "%s"
     return f"INSERT INTO {table.name} ({names}) VALUES ({', '.join(mark for _ in table.columns)})"
 
 
 def _read_batches(conn: sa.Connection, effects: Collection[str]) -> Iterator[tuple[int, BookedBatch]]:
-    """What these batches say and hold; one that no entry has published holds nothing."""
+    """Yield the published batches of these effects, with the sums of their payouts."""
     for (body,) in _rows(conn, _bodies, effects):
         head = PayoutBatch.from_bytes(bytes(body))
         moved = _payouts(conn, names_like=f"{head.batch}:%").scalars()
@@ -139,7 +139,7 @@ def _read_batches(conn: sa.Connection, effects: Collection[str]) -> Iterator[tup
 
 
 def _rows(conn: sa.Connection, statement: Prepared, names: Collection[str]) -> Iterator[Any]:
-    """The rows of many names, some names at a time."""
+    """Yield the rows of many names, `NAMES_AT_ONCE` names per query."""
     waiting = list(names)
     for start in range(0, len(waiting), NAMES_AT_ONCE):
         yield from statement(conn, names=waiting[start : start + NAMES_AT_ONCE])

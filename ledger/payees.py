@@ -1,7 +1,7 @@
-"""The payees of a batch as a Merkle tree: its root is in the ledger, each payee proves their share with a few hashes.
+"""The payees of a batch as a Merkle tree: its root is in the ledger; a few hashes prove the share of each payee.
 
 - A leaf is the payee (`protocol.people.owner.payee_bytes`) and the amount in micro-units, 32 bytes, big-endian: a
-  contract can put that together itself. The tree is the log's, RFC 6962.
+  contract can build that itself. The tree is like the log's, RFC 6962.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from protocol.people.owner import AMOUNT_BYTES, payee_bytes
 
 
 class Payee(NamedTuple):
-    """An owner's address, and what all nodes of this owner get."""
+    """An owner's address, and the amount for all nodes of this owner."""
 
     owner: str
     address: str
@@ -30,7 +30,7 @@ def leaf(address: str, amount_micros: int) -> bytes:
 
 
 def key(round_id: str, batch: int) -> bytes:
-    """32 bytes that no other batch of any round has: rails know it by them, and a contract's payees."""
+    """Return 32 bytes that identify a batch among all rounds, for rails and for a contract's payees."""
     return sha256(f"echo-swarm/payout/{round_id}/{batch}".encode()).digest()
 
 
@@ -39,12 +39,12 @@ def root(payees: Sequence[Payee]) -> Hash:
 
 
 def proof(payees: Sequence[Payee], place: int) -> list[Hash]:
-    """The hashes that lead from one payee's leaf to the root."""
+    """Return the hashes that lead from the leaf of the payee at `place` to the root."""
     return tree.prove(tree.inclusion_ranges(place, len(payees)), _hash_of(payees))
 
 
 def proofs(payees: Sequence[Payee]) -> list[list[Hash]]:
-    """For each payee the hashes that lead from the leaf to the root."""
+    """Return, for each payee, the hashes that lead from the leaf to the root."""
     hash_of = _hash_of(payees)
     return [tree.prove(tree.inclusion_ranges(place, len(payees)), hash_of) for place in range(len(payees))]
 

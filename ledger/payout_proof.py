@@ -1,12 +1,12 @@
-"""A payee's line of a payout batch as a file that proves it for ever, to anybody who knows the round's id.
+"""Payout proofs: files that prove a payee's share of a batch, for ever, to anybody who knows the round's id.
 
 1. The checkpoint is signed by a ledger key of the round's chain of root documents.
-2. The entries stand in the log of that checkpoint: the batch, and then, as far as there are such, the payout of one
-   of the owner's nodes, and that it was paid.
-3. The address and the amount are a leaf of the tree whose root the batch's entry names, at this place of so many.
+2. The entries are in the log of that checkpoint: the batch, and then, if they exist, the payout of one of the owner's
+   nodes, and its payment.
+3. The address and the amount are a leaf, at this place, of the tree whose root the batch's entry names.
 
-- Only the owner's own nodes are told: an address is nobody else's affair. Whom the file is shown to is the owner's.
-- Which nodes are an owner's is not in it: the log names nodes, the batch addresses.
+- Only the owner's own nodes get the file, because an address is private. The owner decides who sees it.
+- The file does not show which nodes belong to the owner: the log names nodes, the batch names addresses.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ Number = Annotated[int, Field(ge=1, le=BATCH_MAX)]
 
 
 class PayoutProof(Message):
-    """What an owner gets in a batch."""
+    """The proof of an owner's share of a batch."""
 
     kind: Literal["echo-swarm/payout"] = KIND
     roots: Roots
@@ -43,13 +43,13 @@ class PayoutProof(Message):
 
 
 class PayoutRequest(Message):
-    """A node asks what its owner gets in a batch."""
+    """A node's request for the proof of its owner's share of a batch."""
 
     batch: Number
 
 
 class PayoutReply(Message):
-    """The proof, if the batch pays the owner, and how many batches there are by now."""
+    """The proof, if the batch pays the owner, and the current number of batches."""
 
     batches: int = Field(ge=0, le=BATCH_MAX)
     payout: PayoutProof | None
@@ -57,12 +57,12 @@ class PayoutReply(Message):
 
 @dataclass(frozen=True)
 class PayoutLine:
-    """What such a file proves."""
+    """The share that a checked file proves."""
 
     checkpoint: Checkpoint
     batch: PayoutBatch
     share: Payout | None
-    """Of one of the owner's nodes."""
+    """The payout of one of the owner's nodes."""
     paid: Paid | None
     place: int
     address: str
@@ -71,12 +71,12 @@ class PayoutLine:
 
     @property
     def state(self) -> str:
-        """How far it is: in the books of the round, on the way by its rail, or paid."""
+        """Return the state of the payout: `published`, `paying` or `paid`."""
         return "paid" if self.paid else "paying" if self.share else "published"
 
 
 def check(data: bytes, round_id: str) -> PayoutLine:
-    """The line that a file proves."""
+    """Check a payout proof; return the share that it proves."""
     shown = PayoutProof.from_bytes(data)
     checkpoint = open_checkpoint(shown.checkpoint, proof.ledger_keys(shown.roots, round_id))  # (1)
     for item in shown.entries:  # (2)
@@ -89,7 +89,7 @@ def check(data: bytes, round_id: str) -> PayoutLine:
 
 
 def _of_one_payout(entries: Sequence[Entry]) -> tuple[PayoutBatch, Payout | None, Paid | None]:
-    """(2) What a batch says, and what happened to one node's share of it."""
+    """Step 2: return the batch, and the payout and the payment of a node's share if the entries have them."""
     match entries:
         case [PayoutBatch() as batch]:
             return batch, None, None
@@ -99,4 +99,4 @@ def _of_one_payout(entries: Sequence[Entry]) -> tuple[PayoutBatch, Payout | None
             share.batch == batch.batch and paid.claim_id == share.claim_id
         ):
             return batch, share, paid
-    raise ProofInvalid("The entries are not those of one batch and of one payout of it.")
+    raise ProofInvalid("The entries are not a batch with one payout of this batch.")

@@ -1,10 +1,10 @@
-"""Statements that run all the time: compiled once, then handed to the driver as they are.
+"""Frequent statements: compiled once, then passed to the driver directly.
 
-- SQLAlchemy takes several times as long as SQLite for a statement that was built before: it looks its text up, copies
-  its parameters and wraps its rows. Here its compiler is asked once for each form of a statement on each database.
-- Values and columns are converted by their types, as SQLAlchemy does it; rows are named tuples, and all are there.
-- What the driver refuses is raised as SQLAlchemy's error, and who listens to SQLAlchemy's statements hears of these.
-- A connection may know a shorter way than its driver's cursors (`STRAIGHT`).
+- SQLAlchemy takes several times as long as SQLite for a statement that was built before: it looks up its text, copies
+  its parameters and wraps its rows. Here its compiler runs once for each form of a statement on each database.
+- Values and columns are converted by their types, as in SQLAlchemy; rows are named tuples, and all are fetched.
+- Errors of the driver are raised as SQLAlchemy's errors, and listeners for SQLAlchemy's statements get these, too.
+- A connection may have a faster way than its driver's cursors (`STRAIGHT`).
 - The transaction is the caller's.
 
 >>> _price = Prepared(sa.select(nodes.c.price).where(nodes.c.node_id == sa.bindparam("node")))
@@ -20,77 +20,77 @@ from typing import Any
 import sqlalchemy as sa
 
 STRAIGHT = "straight"
-"""In the `info` of a connection: its `Straight`, where statements need not go through a cursor."""
+"""The key in the `info` of a connection with its `Straight`, if statements need not use a cursor."""
 
 FEW = 4
-"""Rows that are written one by one there; more are handed to the driver's cursor together."""
+"""Rows that `Straight` writes one by one; more rows go to the driver's cursor together."""
 
 
 Answer = tuple[Sequence[Any], int, Sequence[Any]]
-"""Rows as the driver reads them, how many were found or changed, and the driver's word of what each column is."""
+"""The driver's rows, the number of rows read or changed, and the driver's type code of each column."""
 
 Straight = Callable[[str, Any], Answer]
-"""Runs the driver's own text with values by their names or in their order, or with none."""
+"""A function that runs the driver's own text with values by name or in order, or without values."""
 
 
 class QueryResult(list[Any]):
-    """The rows of one statement, and how many it has changed."""
+    """The rows of a statement, and the number of rows that it changed."""
 
     rowcount = 0
 
     def first(self) -> Any:
-        """The first row; None if there is none."""
+        """Return the first row; None if there is none."""
         return self[0] if self else None
 
     def single_row(self) -> Any:
-        """The only row."""
+        """Return the only row."""
         (row,) = self
         return row
 
     def scalar(self) -> Any:
-        """The first column of the first row; None if there is no row."""
+        """Return the first column of the first row; None if there is no row."""
         return self[0][0] if self else None
 
     def scalar_one(self) -> Any:
-        """The first column of the only row."""
+        """Return the first column of the only row."""
         return self.single_row()[0]
 
     def scalars(self) -> list[Any]:
-        """The first column."""
+        """Return the first column of all rows."""
         return [row[0] for row in self]
 
 
 @dataclass(slots=True)
 class _Form:
-    """A statement as one driver takes it."""
+    """A statement in the form that a driver accepts."""
 
     text: str
     places: Sequence[str] | None
-    """The names in their order; None where the driver goes by names."""
+    """The names in order; None if the driver uses names."""
     constants: Mapping[str, Any]
     lists: Mapping[str, Sequence[str]]
     """The names of the members of each list."""
     converted: Mapping[str, Callable[[Any], Any]]
     columns: Sequence[sa.ColumnElement[Any]]
     row: Callable[[Any], Any] | None = None
-    """Known when the driver has first answered."""
+    """Set after the driver's first answer."""
 
     def values(self, given: Mapping[str, Any]) -> Any:
-        found: Mapping[str, Any] = given
+        converted: Mapping[str, Any] = given
         if self.constants or self.lists or self.converted:
-            found = self._with_ours(given)
-        return found if self.places is None else [found[name] for name in self.places]
+            converted = self._with_ours(given)
+        return converted if self.places is None else [converted[name] for name in self.places]
 
     def _with_ours(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same with the statement's own values, and all in the driver's form."""
-        found = {**self.constants, **given}
+        """Return the values with the statement's constants added, all in the driver's form."""
+        values = {**self.constants, **given}
         if self.lists:
             for name, members in self.lists.items():
-                found.update(zip(members, found.pop(name), strict=True))
+                values.update(zip(members, values.pop(name), strict=True))
         if self.converted:
             for name, convert in self.converted.items():
-                found[name] = convert(found[name])
-        return found
+                values[name] = convert(values[name])
+        return values
 
 
 class Prepared:
@@ -101,22 +101,22 @@ class Prepared:
         self._lists = _lists(statement)
         self._adds = isinstance(statement, sa.Insert)
         self._forms: dict[Any, _Form] = {}
-        """By the kind of database, for which it is always the same."""
+        """Forms by the kind of database."""
 
     def __call__(self, connection: sa.Connection, /, **values: Any) -> QueryResult:
-        """Run it once."""
+        """Run the statement once."""
         form = self._form(connection.dialect, values)
         return _run(connection, form.text, form.values(values), form)
 
     def each(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> int:
-        """Run it for each of these, which have the same names; how many rows it has changed."""
+        """Run the statement for each of `rows`, which have the same names; return the number of rows changed."""
         if not rows:
             return 0
         form = self._form(connection.dialect, rows[0])
         return _run(connection, form.text, [form.values(row) for row in rows], form, many=True).rowcount
 
     def _form(self, dialect: sa.Dialect, values: Mapping[str, Any]) -> _Form:
-        # The text depends on which columns a new row has, and on how many values stand in a list.
+        # The text depends on the columns of a new row, and on the number of values in a list.
         key: Any = type(dialect)
         if self._adds:
             key = (key, *values)
@@ -134,15 +134,15 @@ def _lists(statement: sa.ClauseElement) -> list[str]:
 
 
 def say(connection: sa.Connection, *texts: str, waits: bool = False) -> None:
-    """Statements of the database's own, which have neither parameters nor rows that matter; one `waits` for others."""
+    """Run texts of the database's own without parameters or rows; with `waits` they may wait for other transactions."""
     for text in texts:
         _run(connection, text, None, waits=waits)
 
 
 def say_each(connection: sa.Connection, text: str, rows: Sequence[Sequence[Any]]) -> None:
-    """The same with values in the driver's own form, for each of these rows."""
+    """Run a text for each of `rows`, whose values are in the driver's own form."""
     if not connection.in_transaction():
-        connection.begin()  # as SQLAlchemy does by itself: whoever commits through it means this, too
+        connection.begin()  # as SQLAlchemy does itself, so that a commit through it includes this statement
     _run(connection, text, rows, many=True)
 
 
@@ -155,7 +155,7 @@ def _run(
     many: bool = False,
     waits: bool = False,
 ) -> QueryResult:
-    if connection._has_events or connection.engine._has_events:  # as SQLAlchemy asks: a walk takes ten times as long
+    if connection._has_events or connection.engine._has_events:  # SQLAlchemy's own test: a walk takes ten times as long
         for listener in connection.dispatch.before_cursor_execute:
             listener(connection, None, text, values, None, many)
     lent = connection.connection
@@ -171,11 +171,11 @@ def _run(
         raise sa.exc.DBAPIError.instance(text, values, error, connection.dialect.loaded_dbapi.Error) from error
     if rows and form is not None:
         form.row = form.row or _row(form.columns, connection.dialect, types)
-        found = QueryResult(map(form.row, rows))
+        result = QueryResult(map(form.row, rows))
     else:
-        found = QueryResult()
-    found.rowcount = changed
-    return found
+        result = QueryResult()
+    result.rowcount = changed
+    return result
 
 
 def _by_cursor(cursor: Any, text: str, values: Any, form: _Form | None, *, many: bool) -> Answer:
@@ -188,7 +188,7 @@ def _by_cursor(cursor: Any, text: str, values: Any, form: _Form | None, *, many:
             cursor.execute(text, values)
         if form is None or not form.columns:
             return [], cursor.rowcount, ()
-        # What its driver makes of its columns is asked once.
+        # The driver's column types are read once.
         types = () if form.row else [type_code for _, type_code, *_rest in cursor.description]
         return cursor.fetchall(), cursor.rowcount, types
     finally:
@@ -216,7 +216,7 @@ def _compiled(statement: Any, dialect: sa.Dialect, values: Mapping[str, Any]) ->
 
 
 def _converters(made: Any, state: Any, dialect: sa.Dialect) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """How the values of some types are handed over."""
+    """Yield the converters of parameters whose types need one."""
     for name, bind in made.binds.items():
         if convert := bind.type.dialect_impl(dialect).bind_processor(dialect):
             members = state.parameter_expansion.get(name, [name])
@@ -224,7 +224,7 @@ def _converters(made: Any, state: Any, dialect: sa.Dialect) -> Iterator[tuple[st
 
 
 def _row(columns: Sequence[sa.ColumnElement[Any]], dialect: sa.Dialect, types: Sequence[Any]) -> Callable[[Any], Any]:
-    """Makes a named tuple of what the driver gives, by its word of what that is."""
+    """Return a function that converts a driver's row to a named tuple, by the driver's type codes."""
     named = namedtuple("Row", [column.key or "" for column in columns], rename=True)  # type: ignore[misc]  # no literal
     converters = [
         column.type.dialect_impl(dialect).result_processor(dialect, type_code)

@@ -1,11 +1,11 @@
-"""Files that prove something about the log for ever, to anybody who knows the round's id, without asking anybody.
+"""Files that prove facts about the log, for ever and offline, to anybody who knows the round's id.
 
-- A `LedgerReceipt`: these entries stand in the log, at these places, under this signed checkpoint.
-- A `Fork`: two signed checkpoints that cannot both be true. The proof makes the later one's root, and with it another
-  root for the earlier one's size than the earlier one says; for equal sizes the two roots are proof enough.
-- Each carries the round's chain of root documents: the id in the join string names the first, each signs the next, and
-  they name the ledger's keys (`protocol.policy.trust`). So a file outlives the coordinator and its keys.
-- Any ledger key of the chain counts. Whoever stole one can make files that hold where its replacement is not known yet;
+- A `LedgerReceipt` proves that entries are in the log, at these places, under this signed checkpoint.
+- A `Fork` has two signed checkpoints that contradict each other. Its proof gives the later one's root, and another root
+  at the earlier one's size than the earlier one has; for equal sizes two different roots are enough.
+- Each has the round's chain of root documents: the id in the join string names the first, each signs the next, and they
+  name the ledger's keys (`protocol.policy.trust`). So a file stays valid without the coordinator and its keys.
+- Any ledger key of the chain counts. A thief of a key can make files that are valid until its replacement is known;
   compare with the newest root where that matters.
 """
 
@@ -29,13 +29,13 @@ RECEIPT: Final = "echo-swarm/receipt"
 FORK: Final = "echo-swarm/fork"
 
 PROOF_MAX_HASHES = 64
-"""One for each level of the largest tree, and the seed."""
+"""Hashes of a proof: one for each level of the largest tree, and the seed."""
 
 RECEIPT_MAX_ENTRIES = 16
-"""A claim has three at most."""
+"""Entries of a receipt; a claim has three at most."""
 
 Settlement = Post | Void | Reinstate
-"""What became of a claim; the last word of several."""
+"""The settlement of a claim; the last one if there are several."""
 
 Hashes = Annotated[
     tuple[Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)], ...],
@@ -46,7 +46,7 @@ Roots = Annotated[tuple[bytes, ...], Field(min_length=1, max_length=limits.ROOT_
 
 
 class Proven(Message):
-    """An entry and its place."""
+    """An entry with its place in the log and the proof."""
 
     index: int = Field(ge=0, lt=TREE_SIZE_MAX)
     entry: Annotated[bytes, Field(max_length=ENTRY_MAX_BYTES)]
@@ -54,7 +54,7 @@ class Proven(Message):
 
 
 class LedgerReceipt(Message):
-    """Entries that are in the log."""
+    """A proof that entries are in the log."""
 
     kind: Literal["echo-swarm/receipt"] = RECEIPT
     roots: Roots
@@ -63,7 +63,7 @@ class LedgerReceipt(Message):
 
 
 class Fork(Message):
-    """Two checkpoints that contradict each other."""
+    """A proof that two checkpoints contradict each other."""
 
     kind: Literal["echo-swarm/fork"] = FORK
     roots: Roots
@@ -73,12 +73,12 @@ class Fork(Message):
 
 
 def ledger_keys(roots: tuple[bytes, ...], round_id: str) -> list[NoteKey]:
-    """Every key that a round's chain of roots names for its ledger, the newest first."""
+    """Return every key that a round's chain of roots names for its ledger, the newest first."""
     return [ledger_key(round_id, public) for public in reversed(trust.ledger_keys(roots, round_id))]
 
 
 def check_receipt(data: bytes, round_id: str) -> tuple[Checkpoint, list[Entry]]:
-    """The entries that a receipt proves, and the checkpoint that they stand under."""
+    """Check a receipt; return its checkpoint and the entries that it proves."""
     receipt = LedgerReceipt.from_bytes(data)
     checkpoint = open_checkpoint(receipt.checkpoint, ledger_keys(receipt.roots, round_id))
     for item in receipt.entries:
@@ -87,7 +87,7 @@ def check_receipt(data: bytes, round_id: str) -> tuple[Checkpoint, list[Entry]]:
 
 
 def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Settlement | None]:
-    """What a receipt proves of one claim: its credit, and how it was settled, if it was by then."""
+    """Check a receipt of a claim; return its credit, and its settlement if it was settled by then."""
     _, entries = check_receipt(data, round_id)
     match entries:
         case [Pending() as pending] if pending.claim_id == claim_id:
@@ -100,11 +100,11 @@ def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Set
             pending.claim_id == void.claim_id == reinstated.claim_id == claim_id
         ):
             return pending, reinstated
-    raise ProofInvalid(f"The receipt is not one of claim {claim_id[:16]}….")
+    raise ProofInvalid(f"The receipt is not about claim {claim_id[:16]}….")
 
 
 def kind_of(data: bytes) -> str:
-    """What a file says of itself that it proves; empty if nothing."""
+    """Return the kind that a file names; empty if it names none."""
     try:
         value = canonical.decode(data, max_bytes=limits.MESSAGE_MAX_BYTES)
     except SwarmError:
@@ -114,17 +114,17 @@ def kind_of(data: bytes) -> str:
 
 
 def check_fork(data: bytes, round_id: str) -> tuple[Checkpoint, Checkpoint]:
-    """The two checkpoints, if the file shows that they contradict each other, and no gap lies between them."""
+    """Check that two checkpoints of a file contradict each other and no gap lies between them; return both."""
     claimed = Fork.from_bytes(data)
     keys = Keys(claimed.roots, round_id)
     (earlier, signer), (later, other) = keys.signed(claimed.earlier), keys.signed(claimed.later)
     if (gap := keys.between(signer, other)) and min(earlier.size, later.size) > gap.size:
-        raise ProofInvalid(f"These two checkpoints lie on two sides of a gap: {gap}.")
+        raise ProofInvalid(f"These two checkpoints are on different sides of a gap: {gap}.")
     if earlier.size == later.size:
         proved = earlier.root != later.root and not claimed.proof
     else:
         old_root, new_root = tree.roots_by_consistency(earlier.size, later.size, claimed.proof)
         proved = new_root == later.root and old_root != earlier.root
     if not proved:
-        raise ProofInvalid("These two checkpoints do not contradict each other, as far as this file shows.")
+        raise ProofInvalid("This file does not prove that the two checkpoints contradict each other.")
     return earlier, later

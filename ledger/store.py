@@ -1,16 +1,16 @@
-"""The ledger's tables: entries are the truth; balances, claims and the tree's tiles are their running fold.
+"""The ledger's tables: the entries, and the balances, claims and tiles that are computed from them.
 
-- Works on a connection the caller gives, inside the caller's transaction: nothing here begins or commits, so
-  "rollout accepted" and "credit pending" can be one effect. An entry counts when that transaction has committed.
-- `append` takes the head row first. It is the lock: appends of all processes follow each other, indexes have no
-  gaps, and on SQLite the transaction is a writer before it reads. Keep such transactions short.
-- `book.step` decides on the few rows that `ledger.parts` reads for it and then writes.
-- Many entries in one call are one pass over the tables: what a batch shares is read and written once.
-- A checkpoint is stored by the transaction that signed it, after it was compared with the one before: the tree that it
-  speaks of still begins with all that was ever signed, or nothing is signed. Serve it when that has committed.
-- Constraints stand behind the code: one row per effect, which follows from an entry's content; no account but `outside`
-  below zero.
-- Only portable SQL: SQLite (WAL and synchronous=FULL are the caller's to set), PostgreSQL (read committed or stricter).
+- All functions use the caller's connection, inside the caller's transaction: none begins or commits one, so "rollout
+  accepted" and "credit pending" can be one effect. An entry counts when that transaction has committed.
+- `append` locks the head row first: appends of all processes follow each other, indexes have no gaps, and on SQLite the
+  transaction is a writer before it reads. Keep such transactions short.
+- `book.step` works on the few rows that `ledger.parts` reads for it and then writes.
+- Many entries in one call are one pass over the tables: rows that a batch shares are read and written once.
+- A checkpoint is stored by the transaction that signed it, after a comparison with the previous one: its tree must
+  begin with all that was ever signed, else nothing is signed. Serve it when the transaction has committed.
+- Constraints back up the code: one row per effect, which follows from an entry's content; only `outside` may be below
+  zero.
+- The SQL is portable: SQLite (the caller sets WAL and synchronous=FULL), PostgreSQL (read committed or stricter).
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,9 +43,9 @@ from protocol.errors import NotFound
 from protocol.ids import Digest, NodeId
 
 PAGE_ENTRIES = 1_000
-"""Entries that `rebuild` holds at a time."""
+"""Entries that `rebuild` holds in memory at a time."""
 
-# Built once: making a statement costs more than running it.
+# Built once: building a statement costs more than running it.
 _move_head = Prepared(
     sa.update(head_table).values(size=head_table.c.size + sa.bindparam("by")).returning(head_table.c.size)
 )
@@ -60,7 +60,7 @@ _widen_tile = Prepared(
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An entry as it stands in the log."""
+    """An entry of the log."""
 
     index: int
     entry: Entry
@@ -70,7 +70,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class NodeTotals:
-    """What one node earned, by the state of its claims; the tokens are those of posted claims."""
+    """The earnings of a node by the state of its claims; the tokens are those of posted claims."""
 
     node_id: NodeId
     pending_micros: int
@@ -80,19 +80,19 @@ class NodeTotals:
 
 
 def create(conn: sa.Connection) -> None:
-    """Make the tables and the empty log where they are missing."""
+    """Create the tables and the empty log if they are missing."""
     metadata.create_all(conn)
     if conn.execute(sa.select(head_table.c.size)).first() is None:
         conn.execute(sa.insert(head_table).values(id=0, size=0))
 
 
 def append(conn: sa.Connection, entry: Entry, now_ms: int) -> EntryOutcome:
-    """Apply an entry and record it, or say why it changes nothing."""
+    """Apply and record an entry; return the outcome, which says why if it changes nothing."""
     return append_all(conn, [entry], now_ms)[0]
 
 
 def append_all(conn: sa.Connection, entries: Sequence[Entry], now_ms: int) -> list[EntryOutcome]:
-    """The same for many, one after the other; what is refused leaves the others as they are."""
+    """Apply and record entries in order; a refused one does not affect the others."""
     size = _head(conn, len(entries)) - len(entries)
     before = parts.read_for(conn, entries)
     after, refused = book.fold(enumerate(entries), before)
@@ -107,9 +107,9 @@ def append_all(conn: sa.Connection, entries: Sequence[Entry], now_ms: int) -> li
 
 
 def publish(conn: sa.Connection, key: NoteKey, signature_of: Sign, limit: int | None = None) -> bytes:
-    """The signed checkpoint of the log as it is now, after the last one was found to be true of it.
+    """Sign and return a checkpoint of the current log, after the check that it continues the last one.
 
-    With a `limit`, entries beyond so many are left for later: a standby copy does not have them yet.
+    Entries beyond `limit` are not signed yet: a standby copy does not have them.
     """
     size = _head(conn, 0)
     last = conn.execute(sa.select(checkpoint_table)).one_or_none()
@@ -119,7 +119,7 @@ def publish(conn: sa.Connection, key: NoteKey, signature_of: Sign, limit: int | 
     if last is not None:
         if last.size > size or tree.root(last.size, hash_of) != last.root:
             raise BookBroken(
-                f"The log does not begin with the {last.size} entries that were signed: nothing is signed."
+                f"The log does not begin with the {last.size} entries that were signed. No checkpoint was signed."
             )
         if last.size == size and note.parse(last.note).signature_by(key):
             return bytes(last.note)
@@ -131,36 +131,36 @@ def publish(conn: sa.Connection, key: NoteKey, signature_of: Sign, limit: int | 
 
 
 def checkpoint(conn: sa.Connection) -> bytes | None:
-    """The last signed checkpoint; None before the first."""
+    """Return the last signed checkpoint; None before the first."""
     return conn.execute(sa.select(checkpoint_table.c.note)).scalar()
 
 
 def root_at(conn: sa.Connection, size: int) -> Hash:
-    """The root of the log's first so many entries."""
+    """Return the root of the log's first `size` entries."""
     return tree.root(size, tiles.hashes_in(size, lambda tile: _read_tile(conn, tile)))
 
 
 def read_file(conn: sa.Connection, tile: Tile) -> bytes:
-    """A tile or a bundle of the log, as wide as it is asked for."""
+    """Return a tile or a bundle of the log, with the width of `tile`."""
     if tile.level != Tile.BUNDLE:
         return _read_tile(conn, tile)
     bodies = [row.body for row in _page(conn, tile.first, tile.width)]
     if len(bodies) != tile.width:
-        raise NotFound(f"The log does not reach to the end of bundle {tile.name}.")
+        raise NotFound(f"The log ends before the end of bundle {tile.name}.")
     return tiles.bundle(bodies)
 
 
 def prove_claim(conn: sa.Connection, claim_id: str) -> tuple[bytes, list[Proven]]:
-    """The last checkpoint, and a claim's entries with the proofs that they stand under it."""
+    """Return the last checkpoint, and a claim's entries with the proofs that it covers them."""
     names = [f"{kind}:{claim_id}" for kind in ("pending", "settle", "reinstate")]
     return prove(conn, names, about=f"claim {claim_id[:16]}…")
 
 
 def prove(conn: sa.Connection, effects: Sequence[str], *, about: str) -> tuple[bytes, list[Proven]]:
-    """The same of the entries of these effects, as far as they are published; of the first one at least."""
+    """Return the last checkpoint, and the published entries of `effects` with proofs; the first must be published."""
     last = conn.execute(sa.select(checkpoint_table)).one_or_none()
-    here = entries_table.c
-    rows = conn.execute(sa.select(here.index, here.body).where(here.effect.in_(effects)).order_by(here.index)).all()
+    cols = entries_table.c
+    rows = conn.execute(sa.select(cols.index, cols.body).where(cols.effect.in_(effects)).order_by(cols.index)).all()
     if last is None or not rows or rows[0].index >= last.size:
         raise NotFound(f"No published entry is about {about}.", hint="Wait for the next checkpoint.")
     hash_of = tiles.hashes_in(last.size, lambda tile: _read_tile(conn, tile))
@@ -172,23 +172,23 @@ def prove(conn: sa.Connection, effects: Sequence[str], *, about: str) -> tuple[b
 
 
 def size(conn: sa.Connection) -> int:
-    """How many entries there are."""
+    """Return the number of entries."""
     return int(conn.execute(sa.select(head_table.c.size)).scalar_one())
 
 
 def balance(conn: sa.Connection, account: Account) -> int:
-    """What one account holds; nothing before it ever moved."""
+    """Return the balance of an account; 0 if it never moved."""
     return sum(micros for _, micros in parts.balances_of(conn, [account]))
 
 
 def balances(conn: sa.Connection) -> dict[Account, int]:
-    """Every account that ever moved."""
+    """Return the balance of every account that ever moved."""
     rows = conn.execute(sa.select(balances_table.c.account, balances_table.c.micros))
     return {Account.parse(account): micros for account, micros in rows}
 
 
 def node_totals(conn: sa.Connection) -> list[NodeTotals]:
-    """One row per node that ever had a claim, the best earner first."""
+    """Return the totals of every node that ever had a claim, the best earner first."""
     columns = claims_table.c
 
     def total(column: sa.ColumnElement[int], state: ClaimState) -> sa.ColumnElement[int]:
@@ -211,7 +211,7 @@ def node_totals(conn: sa.Connection) -> list[NodeTotals]:
 
 
 def entries(conn: sa.Connection, start: int, limit: int) -> list[Recorded]:
-    """Up to `limit` entries from index `start` on."""
+    """Return up to `limit` entries from index `start` on."""
     return [
         Recorded(row.index, parse(row.body), Digest(row.content_hash), row.recorded_ms)
         for row in _page(conn, start, limit)
@@ -219,23 +219,23 @@ def entries(conn: sa.Connection, start: int, limit: int) -> list[Recorded]:
 
 
 def rebuild(conn: sa.Connection, *, locked: bool = True) -> list[Difference]:
-    """Fold all entries through the book and compare with the tables; holds the append lock until the caller's end.
+    """Fold all entries and compare the result with the tables; hold the append lock until the transaction ends.
 
-    Not `locked`: for a snapshot that nobody else writes to.
+    Without `locked` it takes no lock: for a snapshot that nobody else writes to.
     """
     size_now = _head(conn, 0) if locked else size(conn)
     accounts = {row.account: row.micros for row in conn.execute(sa.select(balances_table))}
     claims = {claim_id: tuple(rest) for claim_id, *rest in conn.execute(sa.select(claims_table))}
     kept = {Tile(*place): bytes(hashes) for *place, hashes in conn.execute(sa.select(tiles_table))}
-    here = checkpoint_table.c
-    signed = conn.execute(sa.select(here.size, here.root, here.note)).one_or_none()
+    cols = checkpoint_table.c
+    signed = conn.execute(sa.select(cols.size, cols.root, cols.note)).one_or_none()
     return fsck.differences(
         size_now, _log(conn), fsck.KeptTables(accounts, claims, kept, tuple(signed) if signed else None)
     )
 
 
 def _head(conn: sa.Connection, by: int) -> int:
-    """Lock the log until the caller's transaction ends; its size after the move."""
+    """Lock the log until the caller's transaction ends, and add `by` to its size; return the new size."""
     size: int | None = _move_head(conn, by=by).scalar()
     if size is None:
         raise BookBroken("The ledger has no head row: `store.create` has not run, or the store is damaged.")
@@ -273,7 +273,7 @@ def _write_tiles(conn: sa.Connection, size: int, leaves: list[Hash]) -> None:
 
 
 def _own_tile(conn: sa.Connection, tile: Tile) -> bytes:
-    """A tile that the log must have, since it is as long as that."""
+    """Return a tile that the log must have, because of its size."""
     try:
         return _read_tile(conn, tile)
     except NotFound:
@@ -281,7 +281,7 @@ def _own_tile(conn: sa.Connection, tile: Tile) -> bytes:
 
 
 def _read_tile(conn: sa.Connection, tile: Tile) -> bytes:
-    """So many hashes of a tile; it may have grown since."""
+    """Return the first `tile.width` hashes of a tile, which may have grown since."""
     data = _tile(conn, at_level=tile.level, at=tile.number).scalar()
     wanted = tile.width * HASH_BYTES
     if data is None or len(data) < wanted:

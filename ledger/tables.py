@@ -1,9 +1,9 @@
-"""The tables of the ledger's store: what is kept, and what the database itself refuses.
+"""The tables of the ledger's store, with the constraints that the database enforces.
 
-- Constraints stand behind the code: one row per effect, no account but `outside` below zero.
-- What has the same content has the same effect, so that is the one name by which entries are found: each further index
-  of hashes costs a page of its own for every entry, which is what limits how fast a large ledger grows.
-- Names are as long as the longest that `ledger.entry` makes.
+- Constraints back up the code: one row per effect, and only `outside` may be below zero.
+- Entries are looked up by their effect only. Equal content has an equal effect, and each further index of hashes costs
+  a page of its own for every entry, which limits the growth rate of a large ledger.
+- Columns are as wide as the longest names that `ledger.entry` makes.
 """
 
 import sqlalchemy as sa

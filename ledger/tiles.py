@@ -1,11 +1,11 @@
-"""The log as static files, as C2SP tlog-tiles has them: hash tiles, entry bundles, their names, and nodes out of them.
+"""The log as static files in the format of C2SP tlog-tiles: hash tiles, entry bundles, their names and tree nodes.
 
-- A hash tile of level L holds up to 256 hashes of nodes of level 8·L, a bundle the entries below a tile of level 0.
-  Each hash takes 32 bytes; before each entry stands its length in two, high byte first.
-- A full file never changes. The last one of a level is partial: a prefix of what it will be, its width in its name.
+- A hash tile of level L has up to 256 hashes of nodes of level 8·L, a bundle the entries below a tile of level 0.
+  Each hash takes 32 bytes; each entry is preceded by its length in two bytes, high byte first.
+- A full file never changes. The last one of a level is partial: a prefix of the full file, with its width in its name.
 - A name is `<level>/<number>[.p/<width>]`, for bundles `entries/<number>[.p/<width>]`; the number is written in groups
   of three digits, all but the last with an `x`: 1234067 is `x001/x234/067`.
-- `grown` alone makes tiles: given the leaves to add, it says which tiles have new content.
+- Only `grown` builds tiles: from the leaves to add it computes the tiles with new content.
 """
 
 import re
@@ -27,7 +27,7 @@ _NAME = re.compile(r"(entries|0|[1-9]\d?)/((?:x\d{3}/){0,6}\d{3})(?:\.p/([1-9]\d
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One file of the log; a bundle is the tile of level -1."""
+    """A file of the log; a bundle is the tile of level -1."""
 
     level: int
     number: int
@@ -37,7 +37,7 @@ class Tile:
 
     @property
     def name(self) -> str:
-        """Its path below the tiles' address."""
+        """The path of the tile below the tiles' address."""
         groups = [f"{self.number % 1000:03}"]
         rest = self.number // 1000
         while rest:
@@ -54,7 +54,7 @@ class Tile:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """The tile of a name; there is one name for each, and none beyond the largest tree."""
+        """Return the tile of a name; each tile has one name, and tiles beyond the largest tree have none."""
         match = _NAME.fullmatch(name)
         if match:
             level = Tile.BUNDLE if match[1] == "entries" else int(match[1])
@@ -65,19 +65,19 @@ class Tile:
 
 
 def tile_of(level: int, number: int, size: int) -> Tile:
-    """A tile as wide as it is in a tree of so many leaves."""
+    """Return a tile with its width in a tree of `size` leaves."""
     hashes = size >> (LEVELS_PER_TILE * max(level, 0))
     return Tile(level, number, min(TILE_HASHES, hashes - number * TILE_HASHES))
 
 
 def tile_with(node: Subtree, size: int) -> Tile:
-    """The tile of a tree's that a node is computed from."""
+    """Return the tile from which a node of a tree of `size` leaves is computed."""
     level, height = divmod(node.level, LEVELS_PER_TILE)
     return tile_of(level, node.index >> (LEVELS_PER_TILE - height), size)
 
 
 def node_in(tile: bytes, node: Subtree) -> Hash:
-    """A node's hash, from the hashes of its tile."""
+    """Return a node's hash, from the hashes of its tile."""
     height = node.level % LEVELS_PER_TILE
     first = (node.index << height) % TILE_HASHES
     hashes = _hashes(tile[first * HASH_BYTES : (first + (1 << height)) * HASH_BYTES])
@@ -87,7 +87,7 @@ def node_in(tile: bytes, node: Subtree) -> Hash:
 
 
 def hashes_in(size: int, read: Callable[[Tile], bytes]) -> Callable[[Subtree], Hash]:
-    """Where `ledger.tree` finds the nodes of a tree whose tiles can be read; each tile is read once."""
+    """Return a function that computes node hashes for `ledger.tree` from tiles; each tile is read once."""
     seen: dict[Tile, bytes] = {}
 
     def hash_of(node: Subtree) -> Hash:
@@ -100,9 +100,9 @@ def hashes_in(size: int, read: Callable[[Tile], bytes]) -> Callable[[Subtree], H
 
 
 def grown(size: int, leaves: Sequence[Hash], read: Callable[[Tile], bytes]) -> Iterator[tuple[Tile, bytes]]:
-    """Every tile that changes when leaves are added to a tree of this size, with its new content; lower levels first.
+    """Yield every tile that changes when leaves are added to a tree of `size`, with its content; lower levels first.
 
-    The last tile of a level is read if it is partial; a full one's root goes into the level above.
+    The last tile of a level is read if it is partial; the root of a full tile is added to the level above.
     """
     level, hashes = 0, leaves
     while hashes:
@@ -120,12 +120,12 @@ def grown(size: int, leaves: Sequence[Hash], read: Callable[[Tile], bytes]) -> I
 
 
 def bundle(entries: Iterable[bytes]) -> bytes:
-    """The file of some entries."""
+    """Return the bundle file of some entries."""
     return b"".join(len(entry).to_bytes(2) + entry for entry in entries)
 
 
 def unbundle(data: bytes, width: int) -> list[bytes]:
-    """The entries of a file, exactly so many."""
+    """Return the entries of a bundle file, which must have exactly `width`."""
     entries: list[bytes] = []
     position = 0
     while position < len(data) and len(entries) < width:
@@ -133,7 +133,7 @@ def unbundle(data: bytes, width: int) -> list[bytes]:
         entries.append(data[position + 2 : end])
         position = end
     if len(entries) != width or position != len(data):
-        raise ProofInvalid(f"The bundle does not hold exactly {width} entries.")
+        raise ProofInvalid(f"The bundle does not have exactly {width} entries.")
     return entries
 
 
@@ -142,7 +142,7 @@ def _hashes(data: bytes) -> list[Hash]:
 
 
 def _root(hashes: list[Hash]) -> Hash:
-    """The root of a perfect subtree with these leaves."""
+    """Return the root of a perfect subtree with these leaves."""
     while len(hashes) > 1:
         hashes = [inner_hash(left, right) for left, right in zip(hashes[::2], hashes[1::2], strict=True)]
     return hashes[0]

@@ -1,13 +1,12 @@
-"""The Merkle tree of RFC 6962 over the log: its roots, what proves an entry or a later tree, and the checks of both.
+"""The Merkle tree of RFC 6962 over the log: roots, inclusion and consistency proofs, and their checks.
 
 - A leaf's hash is SHA-256 of a zero byte and the entry; an inner one's is SHA-256 of a one byte and both children; the
   empty tree's is SHA-256 of nothing.
 - A `Subtree` is a perfect subtree: the leaves from `index << level` on, `1 << level` of them. Once full, it never
   changes.
-- Every root and every proof is put together from nodes. Who makes one passes `hash_of`, which knows where these are
-  kept: in a store's tiles, in tiles that somebody served, in a list. Which nodes it takes follows from the sizes alone.
-- A check computes what the proof would mean and compares; a proof of another length than the sizes ask for is refused
-  before anything is hashed.
+- Every root and every proof is built from nodes. The caller passes `hash_of`, which reads them: from a store's tiles,
+  from served tiles, or from a list. The sizes alone determine the nodes.
+- A check computes the root from the proof and compares; a proof of a wrong length is rejected before any hashing.
 
 The ranges of a proof for leaf 2 of 7, from the leaf up, and of the proof that a tree of 3 grew into one of 7:
 
@@ -27,17 +26,17 @@ Hash = NewType("Hash", bytes)
 HASH_BYTES = 32
 
 TREE_SIZE_MAX = 2**62
-"""Leaves of a tree: SQL's integers hold it, and a proof has at most 62 hashes."""
+"""Leaves of a tree: it fits into an SQL integer, and a proof has at most 62 hashes."""
 
 EMPTY_ROOT = Hash(sha256().digest())
 
 Range = tuple[int, int]
-"""Leaves from the first number up to, but not including, the second."""
+"""Leaves from the first number (inclusive) to the second (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subtree:
-    """A perfect subtree."""
+    """A perfect subtree: the leaves from `index << level` on, `1 << level` of them."""
 
     level: int
     index: int
@@ -55,7 +54,7 @@ def inner_hash(left: bytes, right: bytes) -> Hash:
 
 
 def nodes_of(leaves: Range) -> list[Subtree]:
-    """The fewest perfect subtrees that make up a range, from left to right."""
+    """Return the fewest perfect subtrees that make up a range, from left to right."""
     start, end = leaves
     nodes = []
     while start < end:
@@ -68,21 +67,21 @@ def nodes_of(leaves: Range) -> list[Subtree]:
 
 
 def root(size: int, hash_of: HashOf) -> Hash:
-    """The root of the first `size` leaves."""
+    """Return the root of the first `size` leaves."""
     return range_root((0, size), hash_of) if size else EMPTY_ROOT
 
 
 def range_root(leaves: Range, hash_of: HashOf) -> Hash:
-    """The root of a range that a split of the tree makes."""
+    """Return the root of a range that is a node of the tree."""
     hashes = [hash_of(node) for node in nodes_of(leaves)]
-    found = hashes.pop()
+    joined = hashes.pop()
     while hashes:
-        found = inner_hash(hashes.pop(), found)
-    return found
+        joined = inner_hash(hashes.pop(), joined)
+    return joined
 
 
 def inclusion_ranges(index: int, size: int) -> list[Range]:
-    """The siblings on the way from a leaf up to the root."""
+    """Return the siblings on the way from a leaf up to the root."""
     if not 0 <= index < size <= TREE_SIZE_MAX:
         raise ProofInvalid(f"A tree of {size} leaves has no leaf {index}.")
     ranges, (start, end) = [], (0, size)
@@ -98,7 +97,7 @@ def inclusion_ranges(index: int, size: int) -> list[Range]:
 
 
 def consistency_ranges(old: int, new: int) -> list[Range]:
-    """What makes up the old root and the new one: the seed, then its siblings on the way up."""
+    """Return the ranges that make up the old and the new root: the seed, then its siblings on the way up."""
     if not 0 < old <= new <= TREE_SIZE_MAX:
         raise ProofInvalid(f"A tree of {old} leaves has not grown into one of {new}.")
     ranges, (start, end) = [], (0, new)
@@ -114,22 +113,22 @@ def consistency_ranges(old: int, new: int) -> list[Range]:
 
 
 def prove(ranges: Iterable[Range], hash_of: HashOf) -> list[Hash]:
-    """The proof that consists of these ranges."""
+    """Return the proof that consists of these ranges."""
     return [range_root(leaves, hash_of) for leaves in ranges]
 
 
 def root_by_inclusion(leaf: Hash, index: int, size: int, proof: Sequence[bytes]) -> Hash:
-    """The root of a tree that has this leaf there, if the proof is right."""
-    found = leaf
+    """Return the root of a tree with this leaf at `index`, by the proof."""
+    joined = leaf
     for (start, _), sibling in _paired(inclusion_ranges(index, size), proof):
-        found = inner_hash(found, sibling) if start > index else inner_hash(sibling, found)
-    return found
+        joined = inner_hash(joined, sibling) if start > index else inner_hash(sibling, joined)
+    return joined
 
 
 def roots_by_consistency(old: int, new: int, seeded: Sequence[bytes]) -> tuple[Hash, Hash]:
-    """The roots of the old and the new tree that a proof, with its seed, is made of.
+    """Return the roots of the old and the new tree that follow from a proof with its seed.
 
-    Whoever finds the right new root has the right old one, too: that of the new tree's first `old` leaves.
+    If the new root is right, so is the old one: it is the root of the new tree's first `old` leaves.
     """
     (_, seed), *pairs = _paired(consistency_ranges(old, new), seeded)
     old_root = new_root = Hash(seed)
@@ -142,18 +141,18 @@ def roots_by_consistency(old: int, new: int, seeded: Sequence[bytes]) -> tuple[H
 
 
 def without_seed(old: int, new: int, seeded: Sequence[Hash]) -> list[Hash]:
-    """The proof as RFC 6962 writes it: where the seed is the old root itself, it is known and left out."""
+    """Return the proof in the form of RFC 6962, which omits the seed if it is the old root itself."""
     return list(seeded[1:] if _seed_is_old_root(old, new) else seeded)
 
 
 def check_inclusion(entry: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]) -> None:
-    """Refuse a proof that this entry stands there in the tree of this root."""
+    """Raise `ProofInvalid` unless the proof shows that the entry is at `index` in the tree of this root."""
     if root_by_inclusion(leaf_hash(entry), index, size, proof) != root:
-        raise ProofInvalid(f"Entry {index} is not in the tree of {size} entries, or it is another one there.")
+        raise ProofInvalid(f"The entry is not at index {index} in the tree of {size} entries.")
 
 
 def check_consistency(old: int, old_root: bytes, new: int, new_root: bytes, proof: Sequence[bytes]) -> None:
-    """Refuse a proof, as RFC 6962 writes it, that the new tree begins with all leaves of the old one."""
+    """Raise `ProofInvalid` unless a proof in the form of RFC 6962 shows that the new tree begins with the old one."""
     seeded = [old_root, *proof] if _seed_is_old_root(old, new) else proof
     if roots_by_consistency(old, new, seeded) != (old_root, new_root):
         raise ProofInvalid(f"The tree of {new} entries does not begin with the tree of {old}.")
@@ -164,11 +163,11 @@ def _seed_is_old_root(old: int, new: int) -> bool:
 
 
 def _split(count: int) -> int:
-    """How many of so many leaves the left child has: the largest power of two that is less."""
+    """Return the number of leaves in the left child of a tree of `count`: the largest smaller power of two."""
     return 1 << ((count - 1).bit_length() - 1)
 
 
 def _paired(ranges: list[Range], proof: Sequence[bytes]) -> list[tuple[Range, bytes]]:
     if len(proof) != len(ranges) or any(len(item) != HASH_BYTES for item in proof):
-        raise ProofInvalid(f"The proof should be {len(ranges)} hashes of {HASH_BYTES} bytes, and is not.")
+        raise ProofInvalid(f"The proof is not {len(ranges)} hashes of {HASH_BYTES} bytes.")
     return list(zip(ranges, proof, strict=True))

@@ -129,7 +129,7 @@ class KeyRevoked(SwarmError):
 
 
 class UnknownOwner(SwarmError):
-    """No node in this round works for this owner."""
+    """The owner has no node in this round."""
 
     code, http_status, fault = "unknown_owner", 403, "node"
 
@@ -163,7 +163,7 @@ class PriceTooHigh(SwarmError):
 
 
 class NotInvited(SwarmError):
-    """This round accepts invited nodes only."""
+    """The round accepts invited nodes only."""
 
     code, http_status, fault = "not_invited", 403, "operator"
 
@@ -229,13 +229,13 @@ class BudgetExhausted(SwarmError):
 
 
 class UnknownTask(SwarmError):
-    """No built-in task has this name."""
+    """The task's name or a parameter of it is unknown."""
 
     code, http_status, fault = "unknown_task", 422, "operator"
 
 
 class UnknownEnvironment(SwarmError):
-    """No built-in environment has this name, or it does not accept these parameters."""
+    """The environment is not a built-in one, or it does not accept these parameters."""
 
     code, http_status, fault = "unknown_environment", 422, "operator"
 
@@ -271,7 +271,7 @@ class UnknownChunk(SwarmError):
 
 
 class NotFound(SwarmError):
-    """No resource exists at this address."""
+    """The resource at this address does not exist."""
 
     code, http_status, fault = "not_found", 404, "node"
 
@@ -355,7 +355,7 @@ class NotWitnessed(SwarmError):
 
 
 class DiskFull(SwarmError):
-    """There is not enough disk space."""
+    """The disk does not have enough free space."""
 
     code, http_status, fault = "disk_full", 507, "node"
 

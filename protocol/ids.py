@@ -26,7 +26,7 @@ _IDENTITY_MULTIHASH_OF_ED25519 = bytes.fromhex("0024" + "08011220")
 
 
 def node_id(public_key: bytes) -> NodeId:
-    """The peer id of a raw 32-byte Ed25519 public key."""
+    """Return the peer id of a raw 32-byte Ed25519 public key."""
     if len(public_key) != 32:
         raise MalformedMessage(f"An Ed25519 public key has 32 bytes, not {len(public_key)}.")
     return NodeId(base58.b58encode(_IDENTITY_MULTIHASH_OF_ED25519 + public_key).decode())
@@ -34,7 +34,7 @@ def node_id(public_key: bytes) -> NodeId:
 
 @lru_cache(maxsize=4096)
 def public_key(node: NodeId) -> bytes:
-    """The raw Ed25519 public key that a node id was made from."""
+    """Return the raw Ed25519 public key from which a node id was made."""
     try:
         raw = base58.b58decode(node) if len(node) == 52 else b""
     except ValueError:

@@ -1,1 +1,1 @@
-"""One swarm of real programs, played through by the simulator as well: what was measured beside what was foretold."""
+"""A comparison of one swarm of real programs with its simulation: measured beside predicted values."""

@@ -44,15 +44,15 @@ COMPARED = {
 """What is held against what, by the names of `Measured`."""
 
 
-def foretold(case: Case, found: Measured) -> Measured:
+def foretold(case: Case, measured: Measured) -> Measured:
     """The same round under the virtual clock."""
     given = case.scenario()
-    links = replace(given.links, size_mb=found.size_mb, hear_s=found.hear_s, load_s=found.load_s)
-    seeded = [replace(given, train_s=found.train_s, links=links, seed=seed) for seed in range(SEEDS)]
-    told = [figures(one, Simulation(one, machines(found.answer_s)).run()) for one in seeded]
+    links = replace(given.links, size_mb=measured.size_mb, hear_s=measured.hear_s, load_s=measured.load_s)
+    seeded = [replace(given, train_s=measured.train_s, links=links, seed=seed) for seed in range(SEEDS)]
+    predicted = [figures(scenario, Simulation(scenario, machines(measured.answer_s)).run()) for scenario in seeded]
     names = {"broadcast_s": "broadcast_median_s"}
-    means = {name: fmean(one[names.get(name, name)] for one in told) for name in (*COMPARED.values(), "step_s")}
-    return replace(found, **means)
+    means = {name: fmean(line[names.get(name, name)] for line in predicted) for name in (*COMPARED.values(), "step_s")}
+    return replace(measured, **means)
 
 
 def rounds(admissions: list[str], wanted: int, updates: int, record: Path) -> Iterator[tuple[Case, Measured]]:
@@ -69,34 +69,34 @@ def rounds(admissions: list[str], wanted: int, updates: int, record: Path) -> It
                     yield case, Measured(**done[number])
                     continue
                 policy = make_policy(record.with_name("anchor-policy"))
-                found = play(case, policy, Path(scratch) / f"{admission}-{number}")
+                measured = play(case, policy, Path(scratch) / f"{admission}-{number}")
                 record.parent.mkdir(parents=True, exist_ok=True)
                 with record.open("a") as file:
-                    file.write(json.dumps({"case": asdict(case), "found": asdict(found)}) + "\n")
-                yield case, found
+                    file.write(json.dumps({"case": asdict(case), "found": asdict(measured)}) + "\n")
+                yield case, measured
 
 
-def compare(bench: Bench, case: Case, found: Measured) -> None:
-    """One round beside what was foretold."""
-    told = foretold(case, found)
+def compare(bench: Bench, case: Case, result: Measured) -> None:
+    """Compare a measured round with its prediction."""
+    predicted = foretold(case, result)
     for name in ("train_s", "size_mb", "answer_s", "hear_s", "load_s"):
-        bench.measure(f"{case.admission}: given, {name}", getattr(found, name))
+        bench.measure(f"{case.admission}: given, {name}", getattr(result, name))
     for name, field in COMPARED.items():
-        measured, said = getattr(found, field), getattr(told, field)
+        measured, said = getattr(result, field), getattr(predicted, field)
         bench.measure(f"{case.admission}, {name}: measured", measured)
         bench.measure(f"{case.admission}, {name}: foretold", said)
         if said:
             bench.measure(f"{case.admission}, {name}: measured / foretold", measured / said, unit="×")
-    print(f"{case.admission}: measured {found}\n{case.admission}: foretold {told}", flush=True)
+    print(f"{case.admission}: measured {result}\n{case.admission}: foretold {predicted}", flush=True)
 
 
 def judge(bench: Bench, admission: str) -> None:
     """Within ten per cent, each round of what was foretold from its own inputs; near nothing, near each other."""
     for name in COMPARED:
-        measured, told = (bench.median(f"{admission}, {name}: {which}") for which in ("measured", "foretold"))
+        measured, predicted = (bench.median(f"{admission}, {name}: {which}") for which in ("measured", "foretold"))
         goal = f"{admission}, {name}: measured against foretold"
-        if name in SHARES and max(measured, told) < 5 * SHARE_NEAR:
-            bench.goal(goal, measured - told, at_least=-SHARE_NEAR, at_most=SHARE_NEAR)
+        if name in SHARES and max(measured, predicted) < 5 * SHARE_NEAR:
+            bench.goal(goal, measured - predicted, at_least=-SHARE_NEAR, at_most=SHARE_NEAR)
         else:
             ratio = bench.median(f"{admission}, {name}: measured / foretold")
             bench.goal(goal, ratio, at_least=1 - NEAR, at_most=1 + NEAR)
@@ -118,8 +118,8 @@ def main() -> int:
         signal.signal(number, signal.default_int_handler)
     inputs = {name: value for name, value in vars(options).items() if name != "record"}
     bench = Bench("anchor", inputs=inputs, quick=quick)
-    for case, found in rounds(options.admissions, options.rounds, options.updates, options.record):
-        compare(bench, case, found)
+    for case, measured in rounds(options.admissions, options.rounds, options.updates, options.record):
+        compare(bench, case, measured)
     for admission in options.admissions:
         judge(bench, admission)
     return bench.finish()

@@ -1,4 +1,4 @@
-"""What a real round came to, as its store tells it when it is over.
+"""Results of a real round, read from its store when it is over.
 
 - The learner's waits and work, the ages of groups, what was in vain, and when each version was in each engine.
 - And what the simulator is given besides the setting: how long an update, an answer's way, hearing of a version and
@@ -37,7 +37,7 @@ AGE = "SELECT avg(batch - 1 - policy_update) FROM rollouts WHERE batch > ?"
 
 @dataclass(frozen=True)
 class Measured:
-    """One round, once its pipeline was full."""
+    """The figures of a round, once its pipeline was full."""
 
     train_s: float
     """From a batch until the next one is asked for, saving and publishing included."""
@@ -57,7 +57,7 @@ class Measured:
 
 
 def measured(store: Path, size_bytes: int, logs: Sequence[Path]) -> Measured:
-    """What a finished round's store says."""
+    """Return the figures in a finished round's store."""
     with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
         batches = connection.execute("SELECT formed_ms, idle_s, busy_s FROM batches ORDER BY batch").fetchall()
         ((trained, in_vain),) = connection.execute(ENDS)
@@ -87,7 +87,7 @@ def measured(store: Path, size_bytes: int, logs: Sequence[Path]) -> Measured:
 
 
 def _halves(loaded: Sequence[tuple[int, float]]) -> list[float]:
-    """Of each version, when half of the nodes had it."""
+    """Return, for each version, the time at which half of the nodes had loaded it."""
     moments: dict[int, list[float]] = {}
     for version, seconds in sorted(loaded):
         moments.setdefault(version, []).append(seconds)

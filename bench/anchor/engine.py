@@ -67,7 +67,7 @@ class PacedEngine(TorchEngine):
         return gone
 
     def measured(self) -> SamplingStats:
-        """At the speed that is played, which is what the node tells."""
+        """Return the paced speed, which the node reports."""
         paced_s, self._paced_s = self._paced_s, 0.0
         return super().measured().model_copy(update={"prefill_s": 0.0, "decode_s": paced_s})
 

@@ -1,4 +1,4 @@
-"""What is measured and foretold: six unequal machines behind slow links, a learner that waits for them, two admissions.
+"""The measured and simulated setting: six unequal machines behind slow links, a waiting learner, two admissions.
 
 - The machines are those that the simulator itself would draw; the real nodes then take their speeds, links and prices.
 - Times are long against what two busy cores add: seconds of sleep, not of computing.
@@ -41,7 +41,7 @@ LINKS = Links(size_mb=4.4, source_mbit=6.0, node_mbit=6.0, node_up_mbit=3.0, spr
 
 @dataclass(frozen=True)
 class Case:
-    """One round: how groups are admitted, and how many updates there are."""
+    """A round: the admission of groups, and the number of updates."""
 
     admission: Admission
     updates: int
@@ -68,12 +68,12 @@ class Case:
         return parse(self.settings(Path("round"), Path("policy"), "127.0.0.1"))
 
     def scenario(self) -> Scenario:
-        """What the simulator is told, before anything was measured."""
+        """Return the simulator's scenario, fixed before any measurement."""
         return scenario_of(self.config(), POOL, updates=self.updates, train_s=TRAIN_S, links=payload(LINKS))
 
 
 def payload(links: Links) -> Links:
-    """What the caps leave for bytes of a version."""
+    """Return the share of the capped links that carries bytes of a version."""
     shares = {name: PAYLOAD_SHARE * getattr(links, name) for name in ("source_mbit", "node_mbit", "node_up_mbit")}
     return replace(links, **shares)
 
@@ -89,12 +89,12 @@ def machines(answer_s: float = 0.0) -> list[SimulatedNode]:
 
 
 def group_s(node: SimulatedNode) -> float:
-    """How long a machine samples a group of mean length."""
+    """Return the seconds that a machine needs for a group of mean length."""
     return node.hands / node.rate
 
 
 def paced_s(seed: int, mean_s: float) -> float:
-    """How long the paced engine takes for the group of a lease with this seed."""
+    """Return the seconds of the paced engine for the group of a lease with this seed."""
     return around(Random(seed), mean_s, POOL.length_spread)
 
 

@@ -88,17 +88,17 @@ def _started(running: ExitStack, net: Net, party: str, command: list[str], folde
 
 
 def _joins(line: Line) -> bool:
-    """Whether it is the one with the join string."""
+    """Return True for the line with the join string."""
     return "swarm-node join" in line.get("text", "")
 
 
 def _wait_for_nodes(store: Path, count: int, coordinator: Program) -> None:
-    """Until all have registered."""
+    """Wait until all nodes have registered."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
-            (here,), *_ = connection.execute("SELECT count(*) FROM nodes")
-        if here == count:
+            (registered,), *_ = connection.execute("SELECT count(*) FROM nodes")
+        if registered == count:
             return
         time.sleep(LOOK_S)  # the store tells nobody of what changes
     raise TimeoutError(f"{count} nodes did not join\n{coordinator.last_words()}")

@@ -111,7 +111,7 @@ def measure_cell(bench: Bench, book: Laps, cell: Cell, contenders: Sequence[str]
 
 
 def judge_cell(bench: Bench, cell: Cell, contenders: Sequence[str]) -> None:
-    """Ours against its goals."""
+    """Check our results in a cell against our goals."""
     if "ours" in contenders:
         ratio = bench.median(f"{case(cell, 'ours')} / bound")
         bench.goal(f"{cell.name}: at most {BOUND_MAX} × the bound", ratio, at_most=BOUND_MAX)

@@ -1,4 +1,4 @@
-"""One cell of the bench: how many workers, how strong a source, which links, how much to send; and its lower bound.
+"""Cells of the bench: number of workers, source, links, payload size; and the lower bound of each.
 
 - Rates are those of the links, headers included: TCP over Ethernet leaves 95.6 % of them for the payload, and that
   share is not taken off the bound.
@@ -27,7 +27,7 @@ MIXED_UPLINKS = (0.5, 1.0, 2.0)
 
 @dataclass(frozen=True)
 class Link:
-    """What one party can send and receive, in bits per second."""
+    """The upload and download rates of a party, in bits per second."""
 
     up_bit_s: float
     down_bit_s: float
@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def together_mbit_s(self) -> float:
-        """What all workers receive at the bound."""
+        """Return the rate at which all workers together receive at the bound, in Mbit/s."""
         return self.workers * 8 * self.size_bytes / self.bound_s / MBIT
 
     def within(self, together_mbit_s: float) -> Self:
@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def bound_s(self) -> float:
-        """No scheme brings the payload to all workers sooner."""
+        """Return the seconds in which the best scheme brings the payload to all workers."""
         return fluid_bound_s(8 * self.size_bytes, self.source_link, self.worker_links)
 
 

@@ -1,4 +1,4 @@
-"""What every contender offers: it is started once in a cell, broadcasts payload after payload, and is ended.
+"""The interface of contenders: one is started once in a cell, broadcasts payload after payload, and is stopped.
 
 - A broadcast is timed from the moment at which the new version is announced, to the moment at which each worker has
   the whole of it on its disk and has checked every byte; the slowest worker counts.
@@ -41,7 +41,7 @@ class Outcome:
 
 
 class Contender(Protocol):
-    """One way to bring a file to all workers."""
+    """A program that brings a file to all workers."""
 
     name: str
 
@@ -77,7 +77,7 @@ def make_payload(folder: Path, size_bytes: int) -> Path:
 
 
 def bad_bytes(copy: Path, payload: Path) -> int:
-    """How many bytes of a copy are not the payload's."""
+    """Return the number of bytes of a copy that differ from the payload."""
     if not copy.is_file():
         return payload.stat().st_size
     mine, right = (np.fromfile(path, dtype=np.uint8) for path in (copy, payload))

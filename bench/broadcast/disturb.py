@@ -1,4 +1,4 @@
-"""One of N workers is killed, stalled, or corrupting, each in the middle of a broadcast: what it costs the others.
+"""The cost to other workers when one of N is killed, stalled or corrupting in the middle of a broadcast.
 
 - The victim is the same worker in every round, and the undisturbed time is that of the same others.
 - A killed worker and a corrupting one come back with new homes, so that no round knows of the one before.
@@ -27,7 +27,7 @@ MIDWAY = 0.4
 
 @dataclass(frozen=True)
 class Disturbed:
-    """One broadcast and what was done to it."""
+    """A broadcast with its disturbance."""
 
     case: str
     outcome: Outcome

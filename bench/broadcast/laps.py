@@ -17,7 +17,7 @@ from bench.broadcast.timeline import Sample, Use
 
 
 class Laps:
-    """What was run; without a path only for as long as the run takes."""
+    """The laps of a run; without a path they are kept only in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path

@@ -43,7 +43,7 @@ _NEW_NETWORK = 0x40000000
 
 
 def obstacle(*, nat: bool = False) -> str:
-    """Why namespaces cannot be made here, with `nat` those behind routers; empty if they can."""
+    """Return why namespaces cannot be made on this machine (with `nat`, those behind routers); empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     packages = {"ip": "iproute2", "tc": "iproute2"} | ({"nft": "nftables"} if nat else {})
@@ -53,7 +53,7 @@ def obstacle(*, nat: bool = False) -> str:
 
 
 def congestion_control() -> str:
-    """How TCP shares links, which makes a twentieth of a broadcast: Linux's default, if a namespace may have it."""
+    """Return the congestion control, which changes a broadcast by 5 %: Linux's default, if namespaces may use it."""
     return "cubic" if "cubic" in ALLOWED.read_text().split() else "reno"
 
 
@@ -87,7 +87,7 @@ class Net:
         self.close()
 
     def address(self, party: str) -> str:
-        """Where others see a party: its own address, or its router's."""
+        """Return the address at which others see a party: its own, or its router's."""
         return f"{SUBNET}.{1 + self.parties.index(party)}"
 
     def is_dialable(self, party: str) -> bool:
@@ -199,9 +199,9 @@ def _cap(namespace: str, device: str, bit_s: float) -> None:
 
 
 def left_behind(folder: Path) -> list[Path]:
-    """What runs that were killed could not remove from a folder, known by the process ids in the names."""
-    found = [(path, re.match(rf"{PREFIX}-(\d+)-", path.name)) for path in folder.glob(f"{PREFIX}-*")]
-    return [path for path, match in found if match and not Path(f"/proc/{match[1]}").exists()]
+    """Return the files that killed runs left in a folder, found by the process ids in their names."""
+    matches = [(path, re.match(rf"{PREFIX}-(\d+)-", path.name)) for path in folder.glob(f"{PREFIX}-*")]
+    return [path for path, match in matches if match and not Path(f"/proc/{match[1]}").exists()]
 
 
 def _remove(namespace: str) -> None:

@@ -1,4 +1,4 @@
-"""Ours: a launched coordinator with its seeder at the source, and a mirror at every worker.
+"""Our contender: a launched coordinator with its seeder at the source, and a mirror at every worker.
 
 - The bench plays the learner over its HTTP API, from the source's own place: uploads do not cross a capped link.
 - The round is warm, as a round is after its first minutes: a version of 16 MiB goes before those that are timed.
@@ -76,7 +76,7 @@ class Ours:
                 self.broadcast(settling, within_s=START_S)
 
     def _wait_for_all(self) -> None:
-        """Only who is alive when a version comes out has a part in its plan, and is measured by it."""
+        """Wait until all nodes are alive: only these have a part in the plan of a version and are measured."""
         deadline = time.monotonic() + START_S
         url = f"http://{self._net.address(SOURCE)}:{self._api_port}/v1/status"
         while self._net.call(SOURCE, lambda: httpx.get(url).json()["nodes_alive"]) < len(self._workers):
@@ -113,7 +113,7 @@ class Ours:
         return float(published_ms) / 1000
 
     def outcome(self, payload: Path, began_at_s: float, among: list[str], *, within_s: float) -> Outcome:
-        """What the mirrors say of the newest version, and what its files say."""
+        """Return the times that the mirrors report for the newest version, after a check of its files."""
         lines = {worker: self.held(worker, within_s=within_s) for worker in among}
         moved: Counter[str] = Counter()
         for line in lines.values():
@@ -126,7 +126,7 @@ class Ours:
         )
 
     def held(self, worker: str, *, within_s: float = START_S) -> Line:
-        """What a mirror says when it holds the newest version."""
+        """Return a mirror's report that it holds the newest version."""
         newest = self.newest
         return self._mirrors[worker].heard(
             f"version {newest}", lambda line: line.get("version") == newest, within_s=within_s

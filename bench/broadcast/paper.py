@@ -14,7 +14,7 @@ AGREES_WITHIN = 0.15
 
 
 def completion_s(cell: Cell, seed: int = 0) -> float:
-    """When the last worker would have everything, had the planner known the links, and cost processors nothing."""
+    """Return the time at which the last worker has everything, with links known to the planner and free processors."""
     return world(cell, seed=seed).run().completion_s
 
 

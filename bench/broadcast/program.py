@@ -32,7 +32,7 @@ def module(name: str) -> list[str]:
 
 
 class Program:
-    """One running program."""
+    """A running program."""
 
     def __init__(self, net: Net, party: str, command: Sequence[str], log: Path) -> None:
         self.party = party
@@ -76,11 +76,11 @@ class Program:
             raise RuntimeError(f"{self.party}: ended with {code}\n{self.last_words()}")
 
     def failed(self) -> bool:
-        """Whether it has ended as it should not."""
+        """Return True if the program ended with an error."""
         return bool(self._process.poll())
 
     def said(self, wanted: Callable[[Line], bool]) -> int:
-        """How many lines so far are wanted."""
+        """Return the number of lines so far for which `wanted` is true."""
         with self._news:
             return sum(map(wanted, self._said))
 
@@ -90,7 +90,7 @@ class Program:
             os.kill(self._process.pid, number)
 
     def end(self) -> None:
-        """As Ctrl-C does; by force if that does not help."""
+        """End the program as Ctrl-C does; by force if that does not help."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self.signal(signal.SIGCONT)
@@ -102,7 +102,7 @@ class Program:
         self._reader.join()
 
     def kill(self) -> None:
-        """As `kill -9` does."""
+        """Kill the program as `kill -9` does."""
         self._process.kill()
         self._process.wait()
         self._reader.join()

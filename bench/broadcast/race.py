@@ -1,4 +1,4 @@
-"""One cell: every contender brings the same payloads to the same hosts over the same links, round by round."""
+"""A race in one cell: every contender brings the same payloads to the same hosts over the same links, in turns."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Lap:
-    """One broadcast of one contender."""
+    """A broadcast of a contender."""
 
     contender: str
     outcome: Outcome
@@ -61,7 +61,7 @@ def race(cell: Cell, names: Sequence[str], rounds: int, done: Mapping[str, int] 
 
 
 def lap(net: Net, cell: Cell, contender: Contender, payload: Path) -> Lap:
-    """One broadcast, watched."""
+    """Run and measure a broadcast."""
     with Timeline(net) as timeline:
         outcome = contender.broadcast(payload, within_s=patience_s(cell))
     use = timeline.use(outcome.began_at_s, outcome.began_at_s + outcome.completion_s, links_of(cell))

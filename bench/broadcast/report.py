@@ -1,4 +1,4 @@
-"""What a run leaves for its reader: a line per lap, the samples of every lap, and plots."""
+"""Reports of a run: a line per lap, the samples of every lap, and plots."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ Laps = Mapping[Cell, Sequence[Lap]]
 
 
 def case(cell: Cell, name: str) -> str:
-    """How the record calls a measurement in a cell."""
+    """Return the name of a measurement in a cell, as in the record."""
     return f"{cell.name} {name}"
 
 
 def summary(cell: Cell, lap: Lap) -> str:
-    """One lap in one line: how long, how much of the links, and how busy the cores were."""
+    """Return a lap as one line: its duration, the use of the links, and the load of the cores."""
     links = lap.use.links
     up, down = (fmean(links[party][side] for party in links if party != SOURCE) for side in (0, 1))
     seconds = lap.outcome.completion_s
@@ -32,7 +32,7 @@ def summary(cell: Cell, lap: Lap) -> str:
 
 
 def received(cell: Cell, lap: Lap) -> float:
-    """What a worker received on its link, in payloads: 1.05 are headers, what is above came twice."""
+    """Return the bytes that a worker received on its link, in payloads: up to 1.05 is overhead, more came twice."""
     links = links_of(cell)
     rates = (lap.use.links[party][1] * link.down_bit_s for party, link in links.items() if party != SOURCE)
     return fmean(rates) * lap.outcome.completion_s / (8 * cell.size_bytes)

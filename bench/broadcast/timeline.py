@@ -1,4 +1,4 @@
-"""How busy the links and the cores were during a broadcast, sampled from the counters of the bridge's ports."""
+"""Use of the links and the cores during a broadcast, sampled from the counters of the bridge's ports."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ PERIOD_S = 0.25
 
 @dataclass(frozen=True)
 class Sample:
-    """What had been moved at one moment, and how much of the cores' time had passed idle."""
+    """The bytes moved up to a moment, and the idle time of the cores."""
 
     at_s: float
     moved: dict[str, tuple[int, int]]
@@ -44,7 +44,7 @@ class Timeline:
         self._thread.join()
 
     def use(self, began_at_s: float, ended_at_s: float, links: dict[str, Link]) -> "Use":
-        """How much of every link was used between two moments."""
+        """Return the used share of every link between two moments."""
         during = [sample for sample in self.samples if began_at_s - PERIOD_S <= sample.at_s <= ended_at_s + PERIOD_S]
         first, last = during[0], during[-1]
         seconds = ended_at_s - began_at_s
@@ -72,9 +72,9 @@ class Use:
 def shares(
     samples: Sequence[Sample], began_at_s: float, links: Mapping[str, Link], source: str
 ) -> list[tuple[float, float, float, float]]:
-    """Between each two samples: seconds since the beginning, and the used shares of the source's uplink, of the
-    workers' uplinks and of their downlinks."""
-    found = []
+    """Return, between each two samples, the seconds since the beginning, and the used shares of the source's uplink, of
+    the workers' uplinks and of their downlinks."""
+    rows = []
     for before, after in pairwise(samples):
         seconds = after.at_s - before.at_s
         rates = {
@@ -84,8 +84,8 @@ def shares(
         workers = [party for party in links if party != source]
         up = fmean(rates[party][0] / links[party].up_bit_s for party in workers)
         down = fmean(rates[party][1] / links[party].down_bit_s for party in workers)
-        found.append((after.at_s - began_at_s, rates[source][0] / links[source].up_bit_s, up, down))
-    return found
+        rows.append((after.at_s - began_at_s, rates[source][0] / links[source].up_bit_s, up, down))
+    return rows
 
 
 def _cores() -> tuple[float, float]:

@@ -100,7 +100,7 @@ def describe(payload: Path) -> bytes:
 
 
 class Peer:
-    """One libtorrent session under orders from standard input."""
+    """A libtorrent session with commands from standard input."""
 
     def __init__(self, address: str) -> None:
         import libtorrent as lt

@@ -1,1 +1,1 @@
-"""What a signed request costs the coordinator, and what it does when there are more of them than it can take."""
+"""Cost of a signed request for the coordinator, and its behaviour under more requests than it can process."""

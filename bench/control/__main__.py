@@ -47,23 +47,23 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1, help="that serve nodes; more than one needs PostgreSQL")
     parser.add_argument("--store", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--nodes", type=int, default=500 if quick_from_environment() else 10_000)
-    found = parser.parse_args(words)
-    if found.processes > 1 and found.store != "postgresql":
+    options = parser.parse_args(words)
+    if options.processes > 1 and options.store != "postgresql":
         parser.error("a round on SQLite is served by one process; add --store postgresql")
-    if found.store == "postgresql" and (reason := postgres.missing()):
+    if options.store == "postgresql" and (reason := postgres.missing()):
         parser.error(reason)
-    return found
+    return options
 
 
-def compare(bench: Bench, kind: str, here: Round, rivals: Server, say: Callable[[Fleet], Prepared]) -> list[Reply]:
+def compare(bench: Bench, kind: str, round_: Round, rivals: Server, say: Callable[[Fleet], Prepared]) -> list[Reply]:
     """The same bodies of all nodes to the coordinator and to both rivals, in turn."""
     replies, ours, took_s = list[Reply](), list[float](), 0.0
     theirs: dict[str, list[float]] = {rival: [] for rival in RIVALS}
-    for part in here.fleet.parts(SIGNED_AT_ONCE):
+    for part in round_.fleet.parts(SIGNED_AT_ONCE):
         prepared = say(part)
         started = time.perf_counter()
-        with counted(here.cpu_s, ours):
-            heard = asyncio.run(drive(here.addresses, prepared, connections=CONNECTIONS))
+        with counted(round_.cpu_s, ours):
+            heard = asyncio.run(drive(round_.addresses, prepared, connections=CONNECTIONS))
         took_s += time.perf_counter() - started
         wrong = [reply for reply in heard if reply.status != 200]
         assert not wrong, (kind, len(wrong), wrong[0])
@@ -82,17 +82,17 @@ def compare(bench: Bench, kind: str, here: Round, rivals: Server, say: Callable[
     return replies
 
 
-def measure_requests(bench: Bench, here: Round, rivals: Server, rounds: int) -> None:
+def measure_requests(bench: Bench, round_: Round, rivals: Server, rounds: int) -> None:
     resident = list[float]()
     for _ in range(rounds):
         if resident:  # else ever more groups would wait, which no round lets happen
-            for _ in range(len(here.fleet.keys) // BATCH):
-                here.train()
-        compare(bench, "heartbeat", here, rivals, Fleet.heartbeats)
-        leases = here.leased(compare(bench, "lease", here, rivals, Fleet.lease_requests))
-        judged = here.judged(compare(bench, "submission", here, rivals, partial(Fleet.submissions, leases=leases)))
+            for _ in range(len(round_.fleet.keys) // BATCH):
+                round_.train()
+        compare(bench, "heartbeat", round_, rivals, Fleet.heartbeats)
+        leases = round_.leased(compare(bench, "lease", round_, rivals, Fleet.lease_requests))
+        judged = round_.judged(compare(bench, "submission", round_, rivals, partial(Fleet.submissions, leases=leases)))
         assert {verdict.outcome for verdict in judged} == {"accepted"}
-        resident.append(here.resident_mib())
+        resident.append(round_.resident_mib())
         bench.measure("resident memory", resident[-1], unit="MiB")
     for kind in ("heartbeat", "lease", "submission"):
         bench.ratio(f"{kind} / the floor", kind, f"{kind}, checked")
@@ -102,32 +102,32 @@ def measure_requests(bench: Bench, here: Round, rivals: Server, rounds: int) -> 
     bench.goal("memory is flat: the last round's / the second's", resident[-1] / resident[1], at_most=1.1)
 
 
-async def flood(here: Round, prepared: Prepared, batches: int) -> tuple[list[Reply], list[float], float]:
-    """Everything at once, and the learner beside it: replies, seconds for each batch, and seconds for all."""
+async def flood(round_: Round, prepared: Prepared, batches: int) -> tuple[list[Reply], list[float], float]:
+    """Send all requests at once while the learner trains; return replies, seconds per batch, and seconds for all."""
     learner_s: list[float] = []
 
     def train() -> None:
         for _ in range(batches):
             started = time.perf_counter()
-            assert here.train() == BATCH
+            assert round_.train() == BATCH
             learner_s.append(time.perf_counter() - started)
 
     started = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         learning = group.create_task(asyncio.to_thread(train))
-        replies = await drive(here.addresses, prepared, connections=FLOOD_CONNECTIONS * len(here.servers))
+        replies = await drive(round_.addresses, prepared, connections=FLOOD_CONNECTIONS * len(round_.servers))
         took_s = time.perf_counter() - started
         await learning
     return replies, learner_s, took_s
 
 
-def measure_saturation(bench: Bench, here: Round, batches: int) -> None:
-    few = next(here.fleet.parts(FLOODING))
+def measure_saturation(bench: Bench, round_: Round, batches: int) -> None:
+    few = next(round_.fleet.parts(FLOODING))
     calm = few.heartbeats()
     started = time.perf_counter()
-    asyncio.run(drive(here.addresses, calm, connections=CONNECTIONS))
+    asyncio.run(drive(round_.addresses, calm, connections=CONNECTIONS))
     calm_rate = len(calm) / (time.perf_counter() - started)
-    replies, learner_s, took_s = asyncio.run(flood(here, few.heartbeats() + few.heartbeats(), batches))
+    replies, learner_s, took_s = asyncio.run(flood(round_, few.heartbeats() + few.heartbeats(), batches))
     served = [reply for reply in replies if reply.status == 200]
     refused = [reply for reply in replies if reply.status != 200]
     bench.measure("heartbeats answered, calm", calm_rate, unit="/s")
@@ -138,33 +138,35 @@ def measure_saturation(bench: Bench, here: Round, batches: int) -> None:
     for seconds in learner_s:
         bench.measure("batch and report of the learner, flooded", seconds, unit="s")
     bench.check("some are refused", bool(refused))
-    bench.check("all of them with 503 and Retry-After", all(one.status == 503 and one.retry_after for one in refused))
+    bench.check(
+        "all of them with 503 and Retry-After", all(each.status == 503 and each.retry_after for each in refused)
+    )
     bench.check("the learner got every batch", len(learner_s) == batches)
     waits = bench.median("batch and report of the learner, flooded") / bench.median("answer, flooded")
     bench.goal("two requests of the learner, by one answer to a node", waits, at_most=2.0)
 
 
-def answer_twice(bench: Bench, here: Round) -> None:
+def answer_twice(bench: Bench, round_: Round) -> None:
     """Each rollout in two requests at once: one is accepted, the other told that it was."""
     leases, heard = list[Reply](), list[Reply]()
-    for part in here.fleet.parts(SIGNED_AT_ONCE):
-        leases += asyncio.run(drive(here.addresses, part.lease_requests(), connections=CONNECTIONS))
-    given = here.leased(leases)
-    for part in here.fleet.parts(SIGNED_AT_ONCE):
+    for part in round_.fleet.parts(SIGNED_AT_ONCE):
+        leases += asyncio.run(drive(round_.addresses, part.lease_requests(), connections=CONNECTIONS))
+    given = round_.leased(leases)
+    for part in round_.fleet.parts(SIGNED_AT_ONCE):
         both = zip(part.submissions(given), part.submissions(given), strict=True)
         side_by_side = [request for pair in both for request in pair]
-        heard += asyncio.run(drive(here.addresses, side_by_side, connections=CONNECTIONS))
-    outcomes = Counter(verdict.outcome for verdict in here.judged(heard))
-    size = len(here.fleet.keys)
+        heard += asyncio.run(drive(round_.addresses, side_by_side, connections=CONNECTIONS))
+    outcomes = Counter(verdict.outcome for verdict in round_.judged(heard))
+    size = len(round_.fleet.keys)
     bench.check("of two answers to one lease one is accepted", outcomes == {"accepted": size, "already_accepted": size})
 
 
-def examine(bench: Bench, here: Round) -> None:
+def examine(bench: Bench, round_: Round) -> None:
     """Compare the store with what everybody was told."""
-    here.train_all()
-    for name, wrong in here.examine().items():
-        for one in wrong[:10]:
-            print(f"wrong: {one}", file=sys.stderr)
+    round_.train_all()
+    for name, wrong in round_.examine().items():
+        for line in wrong[:10]:
+            print(f"wrong: {line}", file=sys.stderr)
         bench.check(name, not wrong)
 
 
@@ -177,15 +179,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder, address = Path(name), free_address()
         url = stack.enter_context(postgres.cluster(durable=True)) if chosen.store == "postgresql" else ""
-        here = Round(folder, stack, size=chosen.nodes, processes=chosen.processes, store_url=url)
-        command = [sys.executable, "-P", "-m", "bench.control.bare", address.rpartition(":")[2], here.round_id]
+        round_ = Round(folder, stack, size=chosen.nodes, processes=chosen.processes, store_url=url)
+        command = [sys.executable, "-P", "-m", "bench.control.bare", address.rpartition(":")[2], round_.round_id]
         rivals = Server(command, address, folder / "rivals.log")
         stack.callback(rivals.end)
-        compare(bench, "registration", here, rivals, Fleet.registrations)
-        measure_requests(bench, here, rivals, rounds)
-        measure_saturation(bench, here, batches)
-        answer_twice(bench, here)
-        examine(bench, here)
+        compare(bench, "registration", round_, rivals, Fleet.registrations)
+        measure_requests(bench, round_, rivals, rounds)
+        measure_saturation(bench, round_, batches)
+        answer_twice(bench, round_)
+        examine(bench, round_)
     return bench.finish()
 
 

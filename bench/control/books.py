@@ -1,4 +1,4 @@
-"""What must be true of a round's store after any load, by whichever processes it came: one check for each promise.
+"""Invariants of a round's store after any load from any number of processes: one check for each promise.
 
 - What nodes and the learner heard is compared with the rows, and these with each other and with the ledger's entries.
 - A lease may be there that nobody heard of, since its answer was lost; nothing may be heard of that is not there.
@@ -46,8 +46,10 @@ def _leases_of_one(connection: sa.Connection, heard: Heard) -> Iterator[str]:
 def _credited_once(connection: sa.Connection, heard: Heard) -> Iterator[str]:
     bodies = connection.execute(sa.select(entries_table.c.body).where(entries_table.c.kind == "pending")).scalars()
     entries = [entry for entry in map(parse, bodies) if isinstance(entry, Pending)]
-    credited = Counter((one.claim_id, one.lease_id, one.node_id, one.tokens, one.amount_micros) for one in entries)
-    yield from (f"lease {lease} was credited {n} times" for lease, n in _repeated(one.lease_id for one in entries))
+    credited = Counter(
+        (item.claim_id, item.lease_id, item.node_id, item.tokens, item.amount_micros) for item in entries
+    )
+    yield from (f"lease {lease} was credited {n} times" for lease, n in _repeated(item.lease_id for item in entries))
     columns = ("claim_id", "lease_id", "node_id", "tokens", "credit_micros")
     rows = [tuple(row) for row in connection.execute(sa.select(*(rollouts.c[name] for name in columns)))]
     accepted = Counter(rows)
@@ -56,9 +58,9 @@ def _credited_once(connection: sa.Connection, heard: Heard) -> Iterator[str]:
     escrow = set(connection.execute(sa.select(audits.c.claim_id)).scalars())
     yield from (f"claim {claim} was accepted or is in escrow, not both" for claim in escrow ^ {row[0] for row in rows})
     worth = {row[1]: row[4] for row in rows}
-    said = [one for one in heard.verdicts if one.outcome != "rejected"]
-    yield from (f"{one} was not booked so" for one in said if worth.get(one.lease_id) != one.credit_micros)
-    first = (one.lease_id for one in said if one.outcome == "accepted")
+    said = [item for item in heard.verdicts if item.outcome != "rejected"]
+    yield from (f"{item} was not booked so" for item in said if worth.get(item.lease_id) != item.credit_micros)
+    first = (item.lease_id for item in said if item.outcome == "accepted")
     yield from (f"lease {lease} was accepted {count} times" for lease, count in _repeated(first))
 
 
@@ -76,8 +78,8 @@ def _one_state(connection: sa.Connection, heard: Heard) -> Iterator[str]:
 
 def _kept_counts(connection: sa.Connection, heard: Heard) -> Iterator[str]:
     kept = list(map(tuple, connection.execute(sa.select(tally.c.unfinished, tally.c.reserved_micros))))
-    if kept != [(found := counted(connection))]:
-        yield f"kept are {kept}, counted {found}"
+    if kept != [(actual := counted(connection))]:
+        yield f"kept are {kept}, counted {actual}"
 
 
 def _conserved(connection: sa.Connection, heard: Heard) -> Iterator[str]:

@@ -20,7 +20,7 @@ usual budget lasts for the whole load."""
 
 
 class Fleet:
-    """So many nodes of one round."""
+    """A number of nodes in a round."""
 
     def __init__(self, round_id: str, keys: Sequence[NodeKey], first: int = 0) -> None:
         self._round_id = round_id
@@ -33,7 +33,7 @@ class Fleet:
         return cls(round_id, [NodeKey(number.to_bytes(32)) for number in range(1, size + 1)])
 
     def parts(self, size: int) -> Iterator["Fleet"]:
-        """Its nodes, so many at a time."""
+        """Yield its nodes, `size` at a time."""
         for first in range(0, len(self.keys), size):
             yield Fleet(self._round_id, self.keys[first : first + size], first)
 

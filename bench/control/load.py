@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for one request, and how long it took."""
+    """The reply to a request, and its duration."""
 
     status: int
     retry_after: bool

@@ -101,14 +101,14 @@ class Round:
         return [server.address for server in self.servers]
 
     def cpu_s(self) -> float:
-        """Of all processes together; PostgreSQL's own are not among them."""
+        """Return the CPU seconds of all processes together, without PostgreSQL's own."""
         return sum(server.cpu_s() for server in self.servers)
 
     def resident_mib(self) -> float:
         return sum(server.resident_mib() for server in self.servers)
 
     def train(self) -> int:
-        """One update of the learner; how many groups it got."""
+        """Make one update of the learner; return its number of groups."""
         self._updates += 1
         batch = self._learner.batch(self._updates)
         self._heard.trained += [group.claim_id for group in batch.groups]
@@ -122,7 +122,7 @@ class Round:
             self.train()
 
     def leased(self, replies: Sequence[Reply]) -> list[Lease]:
-        """One lease for each node."""
+        """Return a lease for each node."""
         leases = [lease for reply in replies for lease in LeaseReply.from_bytes(reply.body).leases]
         assert len(leases) == len(self.fleet.keys), "not every node got a lease"
         names = [lease.lease_id for lease in leases]
@@ -130,13 +130,13 @@ class Round:
         return leases
 
     def judged(self, replies: Sequence[Reply]) -> list[Verdict]:
-        """What became of the submissions."""
-        verdicts = [one for reply in replies for one in SubmissionReply.from_bytes(reply.body).verdicts]
+        """Return the verdicts on the submissions."""
+        verdicts = [verdict for reply in replies for verdict in SubmissionReply.from_bytes(reply.body).verdicts]
         self._heard.verdicts += verdicts
         return verdicts
 
     def examine(self) -> dict[str, list[str]]:
-        """What is wrong with the store, by what should be so; while nobody asks for anything."""
+        """Return violated invariants of the store by their names; no request may be in progress."""
         database = Database(self._store)
         try:
             return database.run_now(examine, self._heard)
@@ -147,10 +147,10 @@ class Round:
 def _launched(folder: Path, place: Path, store_url: str) -> Server:
     """The process that leads."""
     address = free_address()
-    here = {"round.directory": place, "round.listen": address, "round.seeder": free_address(), "store.url": store_url}
+    places = {"round.directory": place, "round.listen": address, "round.seeder": free_address(), "store.url": store_url}
     config = folder / "round.toml"
     config.write_text("")
-    chosen = [part for name, value in (SETTINGS | here).items() for part in ("--set", f"{name}={value}")]
+    chosen = [part for name, value in (SETTINGS | places).items() for part in ("--set", f"{name}={value}")]
     alone = ("--no-learner", "--no-auditor", "--quiet")
     command = [script("swarm-coordinator"), "launch", str(config), *alone, *chosen]
     return Server(command, address, folder / "coordinator.log")

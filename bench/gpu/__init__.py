@@ -1,1 +1,1 @@
-"""What can only be said on a GPU."""
+"""Measurements that need a GPU."""

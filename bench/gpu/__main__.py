@@ -32,7 +32,7 @@ VARIABLE = "SWARM_VLLM_PYTHON"
 
 
 def tokens_of(engine: TorchEngine) -> list[list[int]]:
-    """What the requests of the bench draw, in their order."""
+    """Return the tokens that the requests of the bench draw, in their order."""
     groups: list[GroupDone] = []
     engine.generate(one_of_each(1), groups.append)
     groups.sort(key=lambda group: int(group.request_id))
@@ -53,19 +53,19 @@ def measure_torch(bench: Bench, name: str, folder: Path, rounds: int) -> None:
             seconds = time.monotonic() - started
             bench.measure(f"{name}: torch, {device}", sum(map(len, drawn[device])) / seconds, unit="tokens per s")
     bench.ratio(f"{name}: cuda / cpu", f"{name}: torch, cuda", f"{name}: torch, cpu")
-    same = sum(one == other for one, other in zip(drawn["cuda"], drawn["cpu"], strict=True)) / len(drawn["cpu"])
+    same = sum(first == other for first, other in zip(drawn["cuda"], drawn["cpu"], strict=True)) / len(drawn["cpu"])
     bench.goal(f"{name}: share of completions that both draw alike in float32", same, at_least=0.9)
 
 
 def run_vllm(bench: Bench) -> None:
     """vLLM's contract tests and its bench, as programs of their own."""
     try:
-        found = command.probe(os.environ.get(VARIABLE, ""))
+        probed = command.probe(os.environ.get(VARIABLE, ""))
     except ConfigInvalid as error:
         print(f"vLLM skipped: {error}")
         return
-    if found.device != "cuda":
-        print(f"vLLM skipped: that of {VARIABLE} runs on {found.device}")
+    if probed.device != "cuda":
+        print(f"vLLM skipped: that of {VARIABLE} runs on {probed.device}")
         return
     for name, words in {"tests": ["pytest", "-q", "tests/vllm"], "bench": ["bench.vllm"]}.items():
         bench.check(f"vLLM's {name}", subprocess.run([sys.executable, "-P", "-m", *words], check=False).returncode == 0)

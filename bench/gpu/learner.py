@@ -49,7 +49,7 @@ EXTENT = 8192
 
 @dataclass(frozen=True)
 class Load:
-    """What a step is made of."""
+    """The size of a training step."""
 
     groups: int = 8
     samples: int = 8
@@ -88,12 +88,12 @@ SMALL = Load(groups=2, samples=4, prompt=16, completion=(4, 12), micro_batch_tok
 
 
 def peak_tflops(device: str) -> float | None:
-    """What the data sheet of a device of that name promises."""
+    """Return the peak in TFLOPS from the data sheet of a device, or None if it is unknown."""
     return next((float(peak) for name, peak in PEAK_TFLOPS.items() if name in device), None)
 
 
 def fits(shape: LearnerShape, device: str) -> bool:
-    """Whether the state of training does; on a CPU nobody asks."""
+    """Return True if the training state fits into the device's memory; always True on a CPU."""
     if device == "cpu":
         return True
     _, total = torch.cuda.mem_get_info()
@@ -133,7 +133,7 @@ def measure(
 
 
 def product_flops(device: str) -> float:
-    """What a large product of two bf16 matrices reaches."""
+    """Return the FLOPS of a large product of two bf16 matrices."""
     extent = EXTENT if device == "cuda" else EXTENT // 16
     left, right = (torch.randn(extent, extent, device=device, dtype=torch.bfloat16) for _ in range(2))
     left @ right

@@ -31,7 +31,7 @@ class LearnerShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of the matrices of one layer: queries and output, keys and values, and the three of the gated unit."""
+        """Return the parameters of one layer: queries and output, keys and values, and the three of the gated unit."""
         attention = 2 * self.hidden * self.head * (self.heads + self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 
@@ -40,7 +40,7 @@ class LearnerShape:
         return self.layers * self.layer_parameters + self.vocabulary * self.hidden
 
     def step_flops(self, prompt_tokens: int, completions: Sequence[int]) -> int:
-        """Of a training step on one group: a prompt and its samples."""
+        """Return the FLOPs of a training step on one group: a prompt and its samples."""
         forward = 2 * (prompt_tokens + sum(completions)) * self.layers * self.layer_parameters
         forward += 2 * sum(completions) * self.vocabulary * self.hidden
         # Scores and sums over values: each token with those before it.

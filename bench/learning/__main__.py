@@ -65,15 +65,15 @@ def main() -> int:
     if not options.report:
         run(wanted, options.record, options.record.parent / "starts")
     done = recorded(options.record)
-    found = Found(done[cell.name] for cell in wanted if cell.name in done)
+    results = Found(done[cell.name] for cell in wanted if cell.name in done)
     bench = Bench(
         "learning",
         inputs={"tasks": options.tasks, "seeds": options.seeds, "S": options.staleness, "updates": [*updates.values()]},
         quick=quick,
     )
-    judge(found, bench)
+    judge(results, bench)
     if options.svg:
-        draw(found, options.svg)
+        draw(results, options.svg)
     return bench.finish()
 
 

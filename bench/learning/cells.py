@@ -1,4 +1,4 @@
-"""One training of the bench: what it was, what came of it, and where that is kept.
+"""Trainings of the bench: their settings, their results, and the file with the results.
 
 - Cells are appended to a file as they are done: a run goes on where the last one stopped, and several may share it.
 """
@@ -27,7 +27,7 @@ Name = tuple[str, int, str, int, int]
 
 @dataclass(frozen=True)
 class Cell:
-    """How old its groups were, by which objective it learned, and what came of it."""
+    """A training: the staleness of its groups, its objective, and its result."""
 
     task: str
     staleness: int
@@ -59,9 +59,9 @@ class Cell:
 
 
 def ordered(updates: Mapping[str, int], seeds: Sequence[int], ages: Sequence[int]) -> Iterator[Cell]:
-    """What says most comes first: does each task learn, and at S = 3; then what greater age costs, corrected or not.
+    """Yield cells, the most informative first: small staleness, then the cost of greater, corrected or not.
 
-    Of fresh groups nothing has to be corrected: S = 0 is trained once, for both objectives.
+    Fresh groups need no correction: S = 0 is trained once, for both objectives.
     """
     near, far = [age for age in ages if age <= NEAR], [age for age in ages if age > NEAR]
     wanted = [("corrected", age) for age in near]
@@ -74,8 +74,8 @@ def ordered(updates: Mapping[str, int], seeds: Sequence[int], ages: Sequence[int
 
 
 def recorded(path: Path) -> dict[Name, Cell]:
-    """What earlier runs have done; half a line of one that was killed is nothing."""
-    found = {}
+    """Return the results of earlier runs, without an incomplete line of a killed run."""
+    results = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             said = json.loads(line)
@@ -83,8 +83,8 @@ def recorded(path: Path) -> dict[Name, Cell]:
             cell = Cell(**said | {"curve": curve, "rewards": tuple(said["rewards"])})
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-        found[cell.name] = cell
-    return found
+        results[cell.name] = cell
+    return results
 
 
 def append(path: Path, cell: Cell) -> None:

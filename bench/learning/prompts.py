@@ -1,4 +1,4 @@
-"""Which problems come next: the round's own selection, on a store in memory."""
+"""Choice of the next problems: the round's own selection, on a store in memory."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ class Prompts:
         tables.metadata.create_all(self._store)
 
     def next(self, count: int) -> list[PromptRef]:
-        """What so many groups more are about."""
+        """Return the problems of the next `count` groups."""
         with self._store.begin() as connection:
             made = curriculum.make(connection, count, self._rules, self._prompt, GroupState.LEASED)
             return [source_of(connection, number) for number in made]

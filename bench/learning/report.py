@@ -1,4 +1,4 @@
-"""What the trainings come to: a table, goals, and two plots for each task.
+"""Reports of the trainings: a table, goals, and two plots for each task.
 
 - A task *keeps* of its gain at S = 0 what its gain at another S is of that, by means over the seeds that both have.
 """
@@ -26,7 +26,7 @@ class Found:
         self._cells = sorted(cells, key=lambda cell: (cell.staleness, cell.seed))
 
     def of(self, task: str, objective: str, staleness: int) -> list[Cell]:
-        """One for each seed; without correction fresh groups are the same as with it, and are trained once."""
+        """Return the cell of each seed; without staleness the objectives are equal, and only one is trained."""
         said = "corrected" if staleness == 0 else objective
         return [cell for cell in self._cells if (cell.task, cell.objective, cell.staleness) == (task, said, staleness)]
 
@@ -35,25 +35,25 @@ class Found:
         return sorted({cell.staleness for cell in self._cells})
 
 
-def judge(found: Found, bench: Bench) -> None:
+def judge(results: Found, bench: Bench) -> None:
     """The table, and what is asked of it."""
     for subject in SUBJECTS:
         for objective in OBJECTIVES:
-            for age in found.ages:
-                for cell in found.of(subject.name, objective, age):
+            for age in results.ages:
+                for cell in results.of(subject.name, objective, age):
                     name = f"{subject.name}, {objective}, S = {age}"
                     bench.measure(f"{name}: before", cell.before, unit=subject.unit)
                     bench.measure(f"{name}: after", cell.after, unit=subject.unit)
-        _judge_one(subject, found, bench)
+        _judge_one(subject, results, bench)
 
 
-def _judge_one(subject: Subject, found: Found, bench: Bench) -> None:
-    fresh = _gains(subject, found.of(subject.name, "corrected", 0))
+def _judge_one(subject: Subject, results: Found, bench: Bench) -> None:
+    fresh = _gains(subject, results.of(subject.name, "corrected", 0))
     if not fresh:
         return
     bench.goal(f"{subject.name}: gain of the worst seed at S = 0", min(fresh.values()), at_least=subject.gain_wanted)
     for age in NEAR:
-        aged = _gains(subject, found.of(subject.name, "corrected", age))
+        aged = _gains(subject, results.of(subject.name, "corrected", age))
         if seeds := fresh.keys() & aged.keys():
             kept = sum(aged[seed] for seed in seeds) / sum(fresh[seed] for seed in seeds)
             bench.goal(f"{subject.name}: share of the gain kept at S = {age}", kept, at_least=KEPT)
@@ -64,13 +64,13 @@ def _gains(subject: Subject, cells: Sequence[Cell]) -> dict[int, float]:
     return {cell.seed: subject.gain(cell.before, cell.after) for cell in cells}
 
 
-def draw(found: Found, folder: Path) -> None:
+def draw(results: Found, folder: Path) -> None:
     """A plot of each task's figure while it learns, and one of where it ends, against the age of its groups."""
     for subject in SUBJECTS:
         curves = {}
         for objective in OBJECTIVES:
-            for age in found.ages:
-                cells = found.of(subject.name, objective, age)
+            for age in results.ages:
+                cells = results.of(subject.name, objective, age)
                 if cells and (age > 0 or objective == "corrected"):
                     curves[f"{objective}, S = {age}"] = _mean_curve(cells)
         if curves:

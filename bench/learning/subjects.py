@@ -1,4 +1,4 @@
-"""What is learned, where each policy begins, and by which figure it is judged.
+"""Tasks to learn: where each policy begins, and the figure that judges it.
 
 - Settings are those of the examples, but smaller: a training takes a minute or two of one processor, and goes on after
   that in none of them.
@@ -35,7 +35,7 @@ ROOMS = 200
 
 @dataclass(frozen=True)
 class Subject:
-    """One task to learn."""
+    """A task to learn."""
 
     name: str
     example: str
@@ -59,7 +59,7 @@ class Subject:
     begin: Callable[[Trial], object] = Trial.warm_start
 
     def gain(self, before: float, after: float) -> float:
-        """How much better it became."""
+        """Return the improvement."""
         return after - before if self.rises else before - after
 
 

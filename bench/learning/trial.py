@@ -90,7 +90,7 @@ class Trial:
         return groups
 
     def train(self, groups: Sequence[TrainingGroup]) -> UpdateResult:
-        """One update."""
+        """Train one update."""
         step = self.crew.train(tuple(groups))
         self.max_distance = max(self.max_distance, *step.distances.values())
         if self.update % self._config.staleness.kappa == 0:
@@ -121,8 +121,8 @@ class Trial:
         count = min(most, len(self.task.problems("held_out")))
         sources = [PromptRef("held_out", number) for number in range(count)]
         self._load(folder, self.update)
-        found = self._sampled(sources, samples)
-        judged = [self._judged(source, done) for source, done in zip(sources, found, strict=True)]
+        drawn = self._sampled(sources, samples)
+        judged = [self._judged(source, done) for source, done in zip(sources, drawn, strict=True)]
         return [reward for group in judged for reward, _ in group]
 
     def _sampled(self, sources: Sequence[PromptRef], samples: int) -> list[GroupDone]:

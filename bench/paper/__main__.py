@@ -54,22 +54,22 @@ def judge_table2(bench: Bench) -> None:
 
 
 def judge_knee(bench: Bench, stalenesses: tuple[int, ...]) -> None:
-    """Where the simulated learner ceases to wait, beside the formula; and what larger pools sample in vain."""
+    """Compare the least pool without a waiting learner with the formula; measure the waste of larger pools."""
     for staleness in stalenesses:
         for admission, name in RULES.items():
-            told, found = knee.foretold(staleness, admission), knee.knee(staleness, admission)
-            bench.measure(f"Figure 3c, S = {staleness}, {name}: foretold knee", told, unit="workers")
-            bench.measure(f"Figure 3c, S = {staleness}, {name}: simulated knee", found, unit="workers")
+            predicted, simulated = knee.foretold(staleness, admission), knee.knee(staleness, admission)
+            bench.measure(f"Figure 3c, S = {staleness}, {name}: foretold knee", predicted, unit="workers")
+            bench.measure(f"Figure 3c, S = {staleness}, {name}: simulated knee", simulated, unit="workers")
             for workers in (8, 16):
                 in_vain = knee.simulated(staleness, admission, workers)["discarded_share"]
                 label = f"Figure 3c, S = {staleness}, {name}: in vain, {workers} workers"
                 bench.measure(label, 100 * in_vain, unit="%")
             goal = f"Figure 3c, S = {staleness}, {name}: simulated ÷ foretold knee"
-            bench.goal(goal, found / told, **_about(1.0, KNEE_NEAR))
+            bench.goal(goal, simulated / predicted, **_about(1.0, KNEE_NEAR))
 
 
 def show_spread(bench: Bench) -> None:
-    """What Figure 4 plots, for the paper's nine workers and for sixty-four."""
+    """Show the curves of Figure 4, for the paper's nine workers and for sixty-four."""
     for workers in (9, 64):
         for source in spread.SOURCES_MBIT:
             star, trees = spread.star_limited(workers, source), spread.pipelined(workers, source)
@@ -78,7 +78,7 @@ def show_spread(bench: Bench) -> None:
 
 
 def judge_headline(bench: Bench) -> None:
-    """What is saved against central training."""
+    """Check the saving against central training."""
     lines = {line.way: line for line in headline.lines()}
     for line in lines.values():
         bench.measure(f"headline, {line.way}: $/step, {line.workers} workers", line.cost, unit="$")
@@ -90,8 +90,8 @@ def judge_headline(bench: Bench) -> None:
         bench.measure(f"volunteers, {line.way}: in vain", 100 * line.in_vain, unit="%")
     published = lines["ECHO-2's rule, S = 3"]
     for central, saved in SAVED_PUBLISHED.items():
-        found = 1 - published.cost / lines[f"central, {central}"].cost
-        bench.goal(f"headline: saved against {central}, as published", found, **_about(saved, SAVED_NEAR))
+        saving = 1 - published.cost / lines[f"central, {central}"].cost
+        bench.goal(f"headline: saved against {central}, as published", saving, **_about(saved, SAVED_NEAR))
     best = max(line.saved for line in lines.values() if line.workers)
     bench.goal("headline: saved against sync by visible versions and patches", best, at_least=SAVED_WANTED)
 

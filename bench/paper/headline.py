@@ -39,7 +39,7 @@ PATIENCE = 4
 
 @dataclass(frozen=True)
 class Line:
-    """One way to train: workers beside the learner, how long it waits, and dollars per step."""
+    """A way to train: workers beside the learner, the learner's waiting time, and dollars per step."""
 
     way: str
     workers: int
@@ -111,13 +111,13 @@ def _cheapest(way: str, chosen: Scenario, seeds: int) -> Line:
     best: Line | None = None
     for workers in POOLS:
         pools = [replace(chosen, pool=replace(chosen.pool, nodes=workers), seed=seed) for seed in range(seeds)]
-        found = [figures(one, Simulation(one).run()) for one in pools]
+        results = [figures(scenario, Simulation(scenario).run()) for scenario in pools]
         line = Line(
             way,
             workers,
-            fmean(one["bubble"] for one in found),
-            fmean(one["cost_per_update"] for one in found),
-            fmean(one["discarded_share"] for one in found),
+            fmean(result["bubble"] for result in results),
+            fmean(result["cost_per_update"] for result in results),
+            fmean(result["discarded_share"] for result in results),
         )
         if best is None or line.cost < best.cost:
             best = line
@@ -130,5 +130,5 @@ def _cheapest(way: str, chosen: Scenario, seeds: int) -> Line:
 def _swarm(way: str, staleness: int, admission: Admission, broadcast_s: float = BROADCAST_S) -> Line:
     workers = math.ceil(foretold(staleness, admission, broadcast_s))
     chosen = scenario(staleness, admission, workers=workers, broadcast_s=broadcast_s)
-    found = figures(chosen, Simulation(chosen).run())
-    return Line(way, workers, found["bubble"], found["cost_per_update"])
+    result = figures(chosen, Simulation(chosen).run())
+    return Line(way, workers, result["bubble"], result["cost_per_update"])

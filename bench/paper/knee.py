@@ -47,15 +47,15 @@ def scenario(
 
 @cache
 def simulated(staleness: int, admission: Admission, workers: int) -> dict[str, Any]:
-    """What is reported of one run."""
+    """Return the figures of a simulated run."""
     chosen = scenario(staleness, admission, workers=workers)
     return figures(chosen, Simulation(chosen).run())
 
 
 def foretold(staleness: int, admission: Admission, broadcast_s: float = BROADCAST_S) -> float:
     """μ_min, in workers."""
-    here = scenario(staleness, admission, workers=1, broadcast_s=broadcast_s)
-    return GROUP * here.rule.min_rate(replace(here.load, rollout_s=0.0), here.interval) / WORKER_RATE
+    alone = scenario(staleness, admission, workers=1, broadcast_s=broadcast_s)
+    return GROUP * alone.rule.min_rate(replace(alone.load, rollout_s=0.0), alone.interval) / WORKER_RATE
 
 
 def knee(staleness: int, admission: Admission) -> float:

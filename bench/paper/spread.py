@@ -23,7 +23,7 @@ def star_limited(workers: int, source_mbit: float, size_mb: float = MODEL_MB) ->
 
 
 def pipelined(workers: int, source_mbit: float, size_mb: float = MODEL_MB) -> float:
-    """At the rate of our planner's trees, and never under the bound of any scheme."""
+    """Return the seconds of a broadcast at the rate of our planner's trees, never below the bound of any scheme."""
     nodes = [NodeLinks(f"n{number}", WORKER_MBIT * MBIT, WORKER_MBIT * MBIT) for number in range(workers)]
     rate = plan(source_mbit * MBIT, nodes).rate
     return max(1e6 * size_mb / rate, fluid_bound_s(1e6 * size_mb, source_mbit * MBIT, nodes)) + LOAD_S

@@ -14,7 +14,7 @@ DRAWS = 2000
 
 @dataclass(frozen=True)
 class Row:
-    """One run: machines, dollars per step, seconds of broadcast and of waiting in a period of κ steps."""
+    """A run: machines, dollars per step, seconds of broadcast and of waiting in a period of κ steps."""
 
     run: str
     machines: int
@@ -50,9 +50,9 @@ def reproduced(seed: int = 0) -> list[Row]:
 
 
 def _row(like: Row, machines: Sequence[FleetCandidate]) -> Row:
-    here = load(like.broadcast_s)
+    demand = load(like.broadcast_s)
     kappa = OVERLAP.kappa(load())
-    period_s = OVERLAP.period_s(here, kappa, sum(machine.rate for machine in machines))
+    period_s = OVERLAP.period_s(demand, kappa, sum(machine.rate for machine in machines))
     hourly = LEARNER_PER_HOUR + HOUR_S * sum(machine.cost for machine in machines)
     cost = hourly * period_s / kappa / HOUR_S
-    return Row(like.run, len(machines), cost, like.broadcast_s, period_s - kappa * here.train_s)
+    return Row(like.run, len(machines), cost, like.broadcast_s, period_s - kappa * demand.train_s)

@@ -89,7 +89,7 @@ def _arms(staleness: Sequence[int]) -> list[str]:
 
 
 def _train_ours(bench: Bench, config: Config, name: str, staleness: int) -> list[str]:
-    """One arm of ours; the answers of its problems in their order."""
+    """Train an arm of ours; return the answers of its problems in order."""
     trial, answers = Trial(config, delay=staleness), list[str]()
     trial.publish()
     bench.measure(f"{name}: before", _held_out(trial), unit="reward")

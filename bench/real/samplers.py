@@ -50,7 +50,7 @@ def endless(source: Path, folder: Path) -> Path:
 
 
 def with_engine(engine: Engine, folder: Path) -> Sampler:
-    """One of ours."""
+    """Return a sampler with one of our engines."""
     engine.load(folder, 1)
 
     def sample(work: Sequence[Asked]) -> int:
@@ -68,7 +68,7 @@ def with_engine(engine: Engine, folder: Path) -> Sampler:
         ]
         done: list[GroupDone] = []
         engine.generate(requests, done.append)
-        return sum(len(one.tokens) // 4 for group in done for one in group.samples)
+        return sum(len(drawn.tokens) // 4 for group in done for drawn in group.samples)
 
     return sample
 
@@ -233,7 +233,7 @@ def main(kind: str, dtype: str, folder: str, threads: str) -> None:
 
     def work(asked: list[list[Any]]) -> dict[str, float]:
         began = time.perf_counter()
-        tokens = sampler([Asked(*one) for one in asked])
+        tokens = sampler([Asked(*request) for request in asked])
         return {"seconds": time.perf_counter() - began, "tokens": tokens}
 
     serve(work)

@@ -58,10 +58,10 @@ def count(work: list[Asked]) -> int:
 
 
 def make_work(folder: Path, samples: int, longest: int) -> list[Asked]:
-    """One group for each question, of an eighth of the longest length, of two eighths, and so on."""
+    """Return a group for each question, of an eighth of the longest length, of two eighths, and so on."""
     return [
-        Asked(unpack_tokens(one.prompt).tolist(), samples, max(1, number * longest // GROUPS))
-        for number, one in enumerate(requests(folder, GROUPS, longest), 1)
+        Asked(unpack_tokens(request.prompt).tolist(), samples, max(1, number * longest // GROUPS))
+        for number, request in enumerate(requests(folder, GROUPS, longest), 1)
     ]
 
 

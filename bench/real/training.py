@@ -1,4 +1,4 @@
-"""One update of the learner against TRL's, on completions that the real model has sampled."""
+"""An update of the learner against TRL's, on completions that the real model has sampled."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -30,7 +30,7 @@ def make_batches(folder: Path, *, groups: int, tokens: int, count: int) -> list[
         done, _ = sample(engine, asked)
         batches.append(
             {
-                "prompts": [unpack_tokens(one.prompt).tolist() for one in asked],
+                "prompts": [unpack_tokens(request.prompt).tolist() for request in asked],
                 "completions": [[unpack_tokens(row.tokens).tolist() for row in group.samples] for group in done],
                 "rewards": [[float(place % 2) for place in range(SAMPLES)] for _ in asked],
             }
@@ -39,7 +39,7 @@ def make_batches(folder: Path, *, groups: int, tokens: int, count: int) -> list[
 
 
 def measure(bench: Bench, folder: Path, batches: list[dict[str, Any]], *, threads: int, tokens: int) -> None:
-    """Both cases: the whole batch at once, and in pieces."""
+    """Measure both cases: the whole batch at once, and in pieces."""
     longest = max(len(prompt) for batch in batches for prompt in batch["prompts"])
     for at_once, name in ((0, "all at once"), (MICRO_BATCH, f"{MICRO_BATCH} samples at once")):
         way = Way(longest=tokens, prompt=longest, threads=threads, recompute=True, at_once=at_once)

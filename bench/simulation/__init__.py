@@ -1,4 +1,4 @@
-"""How a version spreads on paper: the real planner and picker over a network of fluid links, under a virtual clock.
+"""Simulated broadcasts: the real planner and picker over a network of fluid links, under a virtual clock.
 
 - Time goes in ticks, a fraction of a chunk's time on a link. In a tick bytes flow, then frames arrive, then each node
   that has news decides once: what a node costs does not grow with the swarm.

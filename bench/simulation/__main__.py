@@ -29,7 +29,7 @@ LIMIT = 10
 
 @dataclass(frozen=True)
 class Cell:
-    """One swarm, and how its trees are planned."""
+    """A swarm with the way in which its trees are planned."""
 
     nodes: int
     links: str
@@ -96,7 +96,7 @@ def rules(words: Sequence[str]) -> PickerRules:
 
 
 def run(bench: Bench, cell: Cell, seed: int, options: argparse.Namespace) -> float:
-    """One broadcast: completion as a multiple of the bound."""
+    """Run a broadcast; return its duration as a multiple of the bound."""
     nodes = swarm(cell.nodes, cell.links)
     source_up, chunk_bytes = options.source * LINK_BYTES_PER_S, options.chunk_kib * KIB
     bound_s = topology.fluid_bound_s(options.chunks * chunk_bytes, source_up, nodes)

@@ -43,7 +43,7 @@ class Links:
         return list(zip(active[done].tolist(), (-left[done]).tolist(), strict=True))
 
     def _rates(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """What is left of both ends is shared out equally, several times."""
+        """Return rates: the remaining capacity of both ends is divided equally, several times."""
         up, down = self._up.copy(), self._down.copy()
         rates = np.zeros(len(source))
         growing = np.arange(len(source))

@@ -19,7 +19,7 @@ BELIEFS: dict[str, Callable[[NodeLinks, Random], float]] = {
 
 
 def swarm(count: int, mix: str) -> list[NodeLinks]:
-    """So many nodes with links of one kind."""
+    """Return `count` nodes with links of one kind."""
     ups, down = MIXES[mix]
     return [
         NodeLinks(f"{number:05d}", ups[number % len(ups)] * LINK_BYTES_PER_S, down * LINK_BYTES_PER_S)

@@ -1,4 +1,4 @@
-"""One version on its way to every node: who holds, asks, waits, sends and tells what.
+"""Simulation of the broadcast of a version: the state of every node, and the messages between them.
 
 - A responder sends one chunk at a time on each stream, in the order of the WANTs that it can answer; a WANT for a chunk
   that is still to come waits there. It tells its news to all at once, at most every `TELL_S`.
@@ -34,7 +34,7 @@ TICK = 1 / 8
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """What one responder still has to send to one requester."""
+    """The chunks that a responder still has to send to a requester."""
 
     number: int
     source: "_Node"
@@ -50,7 +50,7 @@ class _Stream:
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """One node: its picker, what it holds, and who listens to it."""
+    """A node: its picker, its chunks, and its requesters."""
 
     name: str
     holds: set[ChunkId] = field(default_factory=set)
@@ -78,7 +78,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class Outcome:
-    """When each node had everything, and what it cost."""
+    """The time when each node had everything, and the cost."""
 
     done_s: dict[str, float]
     source_bytes: float
@@ -95,7 +95,7 @@ class Outcome:
 
 
 class Simulation:
-    """One version on its way to every node."""
+    """The broadcast of a version to all nodes."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Simulation:
             stream.target.has_heard = True
 
     def freeze(self, name: str) -> None:
-        """Nothing comes from a node any more, and nobody is told."""
+        """Freeze a node: it sends nothing any more, and no other node learns that."""
         dead = self._nodes[name]
         dead.dead = True
         for stream in (*dead.downstreams, *dead.upstreams.values()):
@@ -281,7 +281,7 @@ class Simulation:
             self._begin_next(stream.source)
 
     def _begin_next(self, source: _Node, already_bytes: float = 0.0) -> None:
-        """Those whose turn has come begin; the first of them with what a link could have sent since the last tick."""
+        """Start the next streams; the first begins with the bytes that a link could have sent since the last tick."""
         if self._tick < source.halted_until:
             return
         for stream in source.turns.admit(self._now_s):

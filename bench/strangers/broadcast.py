@@ -121,7 +121,7 @@ def rows(options: argparse.Namespace, *, quick: bool) -> Iterator[Row]:
 
 
 def play(kind: str, honest: int) -> Times:
-    """One round: versions without keys, then with them."""
+    """Play a round: versions without attackers' keys, then with them."""
     modes, count = KINDS[kind]
     times = Times()
     with _swarm() as swarm:

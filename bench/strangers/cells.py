@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One cell: the figure without attackers, with them, and the bound of their ratio."""
+    """A cell: the figure without attackers, with them, and the bound of their ratio."""
 
     case: str
     undisturbed: float

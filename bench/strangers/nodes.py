@@ -34,7 +34,7 @@ TRIES = 3
 
 
 class Node:
-    """One identity, and the version that it last heard of."""
+    """An identity, and the newest version that it knows."""
 
     def __init__(self, server: str, round_id: str, local: str = "") -> None:
         host, _, port = server.rpartition(":")
@@ -71,7 +71,7 @@ class Node:
 
 
 class Line:
-    """One connection, with one request at a time."""
+    """A connection, with one request at a time."""
 
     def __init__(self, node: Node, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._node, self._reader, self._writer = node, reader, writer
@@ -89,7 +89,7 @@ class Line:
         await self.call("/v1/nodes", message, HeartbeatReply)
 
     async def lease(self) -> tuple[Lease | None, float]:
-        """One lease, or none and when to ask again."""
+        """Request a lease; return it or None, and the seconds to wait."""
         reply = await self.call("/v1/leases", LeaseRequest(version=self._node.version, groups=1), LeaseReply)
         if reply is None:
             return None, PAUSE_S

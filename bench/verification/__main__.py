@@ -84,7 +84,7 @@ class Trial:
         path.write_text(made.model_dump_json(indent=2) + "\n")
 
     def honest(self, name: str, groups: Sequence[Group]) -> Said:
-        """What an honest node of this class answers under the newest version."""
+        """Return the completions of an honest node of this class under the newest version."""
         if name in self.vllm:
             return by_child(self.vllm[name], self.chain[-1], groups, self.text)
         if name in LLAMA:
@@ -173,7 +173,7 @@ def asked(groups: Sequence[Group], text: Text) -> list[SampleRequest]:
 
 
 def said_by(done: list[GroupDone]) -> Said:
-    """What an engine answered, in the order of the groups."""
+    """Return the completions of an engine, in the order of the groups."""
     return [
         tuple(
             Completion(unpack_tokens(row.tokens), np.frombuffer(row.logprobs, "<f4"), row.finish)
@@ -186,21 +186,21 @@ def said_by(done: list[GroupDone]) -> Said:
 def cheating_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
     """Every cheat, undisguised where it has log-probabilities of its own, and disguised."""
     claimed = trial.chain[-1]
-    plain, cheater, found = scores(claimed), Cheater(claimed, trial.small, groups, trial.text), []
+    plain, cheater, cells = scores(claimed), Cheater(claimed, trial.small, groups, trial.text), []
     honest = generate(load(claimed), groups, trial.text)
     for name, said, _ in cheater.others():
         measured = replayed(plain, groups, said)
-        found += both(trial, name, measured) + both(trial, f"{name}, prefilled", [*map(prefilled, measured)])
+        cells += both(trial, name, measured) + both(trial, f"{name}, prefilled", [*map(prefilled, measured)])
     for made in (cheater.choosers(honest), cheater.editors(honest)):
         for name, said, touched in made:
             measured = [prefilled(group) for group in replayed(plain, groups, said)]
-            found += both(trial, f"{name}, prefilled", measured, cheats=touched)
-    return found
+            cells += both(trial, f"{name}, prefilled", measured, cheats=touched)
+    return cells
 
 
 def stale_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
     """Older versions, compared as auditors do."""
-    found = []
+    cells = []
     for rate, chain, steps in (("1e-5", trial.chain, (1, 2, 5)), ("1e-6", trial.slow, (1, 5))):
         plain, before = scores(chain[-1]), {back: scores(chain[-1 - back]) for back in BACK}
         for step, (dtype, by) in product(steps, ((torch.float32, ""), (torch.bfloat16, ", by a bf16 node"))):
@@ -208,9 +208,9 @@ def stale_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
             measured = replayed(plain, groups, said)
             other = {-back: replayed(scorer, groups, said) for back, scorer in before.items()}
             name = f"version v−{step} at {rate}{by}"
-            found += both(trial, name, measured, neighbours=other)
-            found += both(trial, f"{name}, prefilled", [*map(prefilled, measured)], neighbours=other)
-    return found
+            cells += both(trial, name, measured, neighbours=other)
+            cells += both(trial, f"{name}, prefilled", [*map(prefilled, measured)], neighbours=other)
+    return cells
 
 
 def both(trial: Trial, name: str, measured: list[ReplayMeasurement], **more: Any) -> list[tuple[str, Cell]]:

@@ -1,4 +1,4 @@
-"""One cell: rollouts of one kind, replayed and judged alone, as groups, and ten groups together."""
+"""Cells of the bench: rollouts of one kind, replayed and judged alone, as groups, and in tens of groups."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ Mask = list[list[bool]]
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of one kind of rollouts."""
+    """The results of one kind of rollouts."""
 
     name: str
     rollouts: int
@@ -65,10 +65,10 @@ def generate(model: Any, groups: Sequence[Group], text: Text, **how: float) -> S
 
 
 def replayed(scorer: VersionScorer, groups: Sequence[Group], said: Said) -> list[ReplayMeasurement]:
-    """What a version makes of completions."""
+    """Replay completions under a version."""
     scored = scorer.score([prefill(group, completions) for group, completions in zip(groups, said, strict=True)])
     return [
-        measure(completions, found, group.seed) for group, completions, found in zip(groups, said, scored, strict=True)
+        measure(completions, score, group.seed) for group, completions, score in zip(groups, said, scored, strict=True)
     ]
 
 
@@ -92,10 +92,10 @@ def judged(
     for place, group in enumerate(measured):
         for number in np.unique(group.sample):
             if cheats is None or cheats[place][int(number)]:
-                here = {version: only(found[place], int(number)) for version, found in others.items()}
-                alone.append(verdict(only(group, int(number)), tolerance, here).outcome)
+                replays_of_sample = {version: only(replays[place], int(number)) for version, replays in others.items()}
+                alone.append(verdict(only(group, int(number)), tolerance, replays_of_sample).outcome)
     reports = [
-        verdict(group, tolerance, {version: found[place] for version, found in others.items()})
+        verdict(group, tolerance, {version: replays[place] for version, replays in others.items()})
         for place, group in enumerate(measured)
         if cheats is None or any(cheats[place])
     ]
@@ -105,7 +105,7 @@ def judged(
         verdict(
             joined([measured[place] for place in pool]),
             tolerance,
-            {version: joined([found[place] for place in pool]) for version, found in others.items()},
+            {version: joined([replays[place] for place in pool]) for version, replays in others.items()},
         ).outcome
         for pool in pools
     ]
@@ -114,7 +114,7 @@ def judged(
 
 
 def verdict(measured: ReplayMeasurement, tolerance: Tolerance, others: Mapping[int, ReplayMeasurement]) -> AuditReport:
-    """As an auditor comes to it."""
+    """Return the verdict in the way of an auditor."""
 
     def compare(_: Sequence[int], versions: Sequence[int]) -> list[AuditReport]:
         return [judge(measured, tolerance, 1, {version: others[version] for version in versions})]
@@ -128,9 +128,9 @@ def prefilled(measured: ReplayMeasurement) -> ReplayMeasurement:
 
 
 def only(measured: ReplayMeasurement, number: int) -> ReplayMeasurement:
-    """One sample of a group."""
-    here = measured.sample == number
-    return ReplayMeasurement(**{name: getattr(measured, name)[here] for name in ReplayMeasurement.__dataclass_fields__})
+    """Return the measurement of one sample of a group."""
+    mask = measured.sample == number
+    return ReplayMeasurement(**{name: getattr(measured, name)[mask] for name in ReplayMeasurement.__dataclass_fields__})
 
 
 def _count(values: Sequence[Any]) -> dict[Any, int]:

@@ -25,7 +25,7 @@ ELSEWHERE = 2**32
 
 @dataclass(frozen=True)
 class Cheater:
-    """One who has the claimed policy, a cheaper one, and leases to answer."""
+    """A node that cheats: it has the claimed policy, a cheaper one, and leases to answer."""
 
     claimed: Path
     small: Path
@@ -61,12 +61,12 @@ class Cheater:
                 tuple(change(*pair) for pair in zip(mine, theirs, strict=True))
                 for mine, theirs in zip(honest, other, strict=True)
             ]
-            one = [(first, *said[1:]) for (first, *_), said in zip(changed, honest, strict=True)]
+            edited = [(first, *said[1:]) for (first, *_), said in zip(changed, honest, strict=True)]
             touched = [
                 [new.tokens.tobytes() != old.tokens.tobytes() for new, old in zip(said, before, strict=True)]
-                for said, before in zip(one, honest, strict=True)
+                for said, before in zip(edited, honest, strict=True)
             ]
-            yield f"{name}, 1 rollout in 16", one, touched
+            yield f"{name}, 1 rollout in 16", edited, touched
 
     def _from(self, model: Any, **how: float) -> Said:
         return generate(model, self.groups, self.text, **how)

@@ -45,7 +45,7 @@ class Text:
         return self.encode(TASK.problem(number).prompt)
 
     def reward(self, number: int, completion: Completion) -> float:
-        """Whether the first answer of a sheet is right."""
+        """Return 1 if the first answer of a sheet is right, else 0."""
         right = self.encode(TASK.problem(number).answer + "\n")
         return float(completion.tokens[: len(right)].tolist() == right)
 
@@ -53,7 +53,9 @@ class Text:
 def sheet(number: int) -> Problem:
     """A prompt, and three to five sums and answers that the teacher writes down to it."""
     sums = [TASK.demonstration(6 * number + place) for place in range(3 + number % 3)]
-    return Problem(sums[0].prompt, "\n".join([sums[0].answer, *(f"{one.prompt}{one.answer}" for one in sums[1:])]))
+    return Problem(
+        sums[0].prompt, "\n".join([sums[0].answer, *(f"{problem.prompt}{problem.answer}" for problem in sums[1:])])
+    )
 
 
 def train(folder: Path, *, seed: int, steps: int, shape: EmbeddedShape) -> Path:

@@ -17,7 +17,7 @@ from protocol.work.sampling import uniform_table
 
 @dataclass(frozen=True)
 class Group:
-    """What a lease asks for."""
+    """The request of a lease."""
 
     number: int
     prompt: list[int]

@@ -69,7 +69,7 @@ class Side:
             return time.monotonic()
         root = psutil.Process(self.process.pid)
         times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
-        return float(sum(one.user + one.system for one in times))
+        return float(sum(spent.user + spent.system for spent in times))
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -94,7 +94,7 @@ class Ours(Side):
         assert isinstance(self._answer(), Ready)
 
     def load(self, folder: Path, version: int) -> bool:
-        """Whether vLLM was built anew."""
+        """Load a version; return True if vLLM was rebuilt."""
         loaded = self._tell(LoadVersion(folder=str(folder), version=version))
         assert isinstance(loaded, Loaded), loaded
         return loaded.rebuilt
@@ -121,18 +121,18 @@ class Rival(Side):
         super().__init__([python, "-P", str(RIVAL), str(folder)], device)
 
     def wait(self) -> None:
-        """Until it has started, which takes as long as a cold load of ours."""
+        """Wait until it has started, which takes as long as our cold load."""
         assert json.loads(self.stdout.readline()) == "ready"
 
     def sample(self, requests: list[SampleRequest]) -> None:
-        work = [[unpack_tokens(one.prompt).tolist(), one.max_new_tokens] for one in requests]
+        work = [[unpack_tokens(request.prompt).tolist(), request.max_new_tokens] for request in requests]
         self.stdin.write(json.dumps(work).encode() + b"\n")
         self.stdin.flush()
-        assert json.loads(self.stdout.readline()) == sum(one.max_new_tokens for one in requests)
+        assert json.loads(self.stdout.readline()) == sum(request.max_new_tokens for request in requests)
 
 
 def measure(bench: Bench, name: str, python: str, device: str, folders: list[Path], rounds: int) -> None:
-    """In each round a new child: its cold load, sampling in turns with the rival, a swap."""
+    """Measure, with a new child in each round, its cold load, sampling in turns with the rival, and a swap."""
     work = one_of_each(1)
     tokens = sum(request.max_new_tokens for request in work)
     unit = "tokens per CPU s" if device == "cpu" else "tokens per s"
@@ -164,16 +164,16 @@ def main() -> int:
     if not (python := os.environ.get(VARIABLE)):
         print(f"skipped: {VARIABLE} names no interpreter of an environment with vLLM")
         return 0
-    quick, found = quick_from_environment(), vllm_command.probe(python)
+    quick, probed = quick_from_environment(), vllm_command.probe(python)
     rounds = 1 if quick else 3
     inputs: dict[str, Input] = {
-        "vllm": found.version, "device": found.device, "prompts": PROMPTS, "lengths": LENGTHS, "rounds": rounds,
+        "vllm": probed.version, "device": probed.device, "prompts": PROMPTS, "lengths": LENGTHS, "rounds": rounds,
     }  # fmt: skip  # one line
     bench = Bench("vllm", inputs=inputs, quick=quick)
     with tempfile.TemporaryDirectory() as scratch:
         for name, shape in list(SHAPES.items())[: 1 if quick else None]:
             folders = [make_version(Path(scratch) / f"{shape.hidden}-{seed}", seed, shape) for seed in (1, 2)]
-            measure(bench, name, python, found.device, folders, rounds)
+            measure(bench, name, python, probed.device, folders, rounds)
     return bench.finish()
 
 

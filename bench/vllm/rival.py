@@ -27,7 +27,7 @@ def main(folder: str) -> None:
         ]
         prompts = [{"prompt_token_ids": prompt} for prompt, _ in work]
         outputs = model.generate(prompts, parameters, use_tqdm=False)
-        print(json.dumps(sum(len(one.outputs[0].token_ids) for one in outputs)), file=out, flush=True)
+        print(json.dumps(sum(len(output.outputs[0].token_ids) for output in outputs)), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Tasks: problems, and what their answers earn, the same in every process.
+"""Tasks: problems and the rewards of their answers, the same in every process.
 
 - A task is a pure function of its name, its parameters and its seed: item i is the same in every process, for ever.
 - Problems of the train split, the validation split and the held-out set never meet.
-- A reward is computed from text alone. Breaking the format is `invalid`, which is not the same as wrong.
-- What is built in is pure code of ours that cannot hang, so it may judge where it is called. All other tasks are the
-  operator's: `coordinator.data` reads their problems, and `coordinator.rewards` judges in processes that can be killed.
+- A reward is computed from text alone. A broken format is `invalid`, which is not the same as wrong.
+- Built-in tasks are pure code of ours that cannot hang, so they compute rewards in the calling process. All other tasks
+  are the operator's: `coordinator.data` reads their problems, and `coordinator.rewards` judges in processes that can
+  be killed.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,18 +54,18 @@ Parameter = str | int | float | bool
 
 
 class BuiltIn(Task, Judging, Protocol):
-    """A task that needs no files and judges by itself."""
+    """A task that needs no files and computes its own rewards."""
 
 
 BUILT_IN: Mapping[str, Callable[..., BuiltIn]] = {
     Arithmetic.name: Arithmetic,
     **{name: partial(episodes, name) for name in environments.names()},
 }
-"""What makes each of them: called with the seed, and with the parameters by their names."""
+"""Name → constructor, called with the seed, and with the parameters by their names."""
 
 
 def task(name: str, *, seed: int = 0, parameters: Mapping[str, Parameter] | None = None) -> BuiltIn:
-    """The built-in task of that name; the seed orders its train split."""
+    """Return the built-in task `name`; `seed` orders its train split."""
     if name not in BUILT_IN:
         raise UnknownTask(f"There is no task {name!r}.", hint=f"Built in: {', '.join(sorted(BUILT_IN))}.")
     try:
@@ -77,7 +78,7 @@ def task(name: str, *, seed: int = 0, parameters: Mapping[str, Parameter] | None
 
 
 def stand_in(name: str, number: int) -> str:
-    """A text to measure a machine with, whatever a round's task is: its own prompt, where that is built in and text."""
+    """Return a text to measure a machine with: the task's own prompt `number` if it is built in, else a sum."""
     known = name if name in BUILT_IN else Arithmetic.name
     prompt = task(known).problem(number).prompt
     return prompt if isinstance(prompt, str) else "\n".join(message.content for message in prompt)

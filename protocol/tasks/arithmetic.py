@@ -1,11 +1,11 @@
 """Sums of two two-digit numbers, checked exactly: small enough that a CPU learns them within minutes.
 
-- A prompt reads `47+38=` and its only right answer is `85`. Two thirds of the problems need a carry, which is the hard
-  part: operands that end in 0 or 1, and hardly ever carry, are left out.
+- A prompt is `47+38=` and its only right answer is `85`. Two thirds of the problems need a carry, which is the hard
+  part: operands that end in 0 or 1, which hardly ever carry, are left out.
 - The *unordered* pair decides the split, by its hash: `38+47=` is held out exactly when `47+38=` is.
-- Nothing but the plain decimal form is accepted: ASCII digits, no sign, no leading zero, no white space.
-- The corpus to imitate is that of a sloppy teacher, who mostly forgets the carry: a policy that imitates it has the
-  teacher's habits, and can lose the bad one only by what it is rewarded for.
+- Only the plain decimal form is accepted: ASCII digits, no sign, no leading zero, no white space.
+- The corpus to imitate comes from a teacher who mostly forgets the carry. A policy that imitates it makes the same
+  mistake and can unlearn it only by its rewards.
 """
 
 import re
@@ -18,13 +18,13 @@ from protocol.errors import MalformedMessage
 from protocol.tasks.interface import Problem, Prompt, Reward, Split
 
 OPERANDS = tuple(number for number in range(10, 100) if number % 10 >= 2)
-"""Two digits each, so that every prompt has one length and a digit's place tells its worth."""
+"""Two digits each, so that all prompts have the same length and the place of a digit determines its value."""
 
 FORGETTING = 0.8
-"""Share of the sums with a carry in which the teacher forgets it: the habit that greedy decoding shows."""
+"""Share of the sums with a carry in which the teacher forgets it, so that greedy decoding forgets it, too."""
 
 COMPLETION_MAX_CHARS = 16
-"""Longer completions are refused before they are looked at; the longest answer has three characters."""
+"""Longer completions are rejected before they are parsed; the longest answer has three characters."""
 
 _SPLITS: dict[int, Split] = {0: "held_out", 1: "validation"}
 _SPLIT_BUCKETS = 10
@@ -71,14 +71,14 @@ class Arithmetic:
 
 
 def split_of(first: int, second: int) -> Split:
-    """The one split that a pair may appear in, whichever way round."""
+    """Return the only split in which a pair may occur, in either order."""
     low, high = sorted((first, second))
     digest = blake2b(f"arithmetic/{low}/{high}".encode(), digest_size=8).digest()
     return _SPLITS.get(int.from_bytes(digest) % _SPLIT_BUCKETS, "train")
 
 
 def answer_to(prompt: Prompt) -> str:
-    """The one right completion."""
+    """Return the only right completion."""
     return str(sum(_operands(prompt)))
 
 
@@ -87,21 +87,21 @@ def _problem(first: int, second: int) -> Problem:
 
 
 def _operands(prompt: Prompt) -> tuple[int, int]:
-    found = _PROMPT.fullmatch(prompt) if isinstance(prompt, str) else None
-    if not found:
+    match = _PROMPT.fullmatch(prompt) if isinstance(prompt, str) else None
+    if not match:
         raise MalformedMessage(f"{prompt[:40]!r} is not a prompt of this task.", hint="Prompts look like `47+38=`.")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _without_carry(prompt: Prompt) -> str:
-    """The sum of who forgets what the ones digits carry: the answer itself where they carry nothing."""
+    """Return the sum without the carry of the ones digits; it is the right answer if they carry nothing."""
     first, second = _operands(prompt)
     carry = (first % 10 + second % 10) // 10
     return str(first + second - 10 * carry)
 
 
 def _words(name: str) -> tuple[int, int]:
-    """Two numbers below 2^64 that a name stands for."""
+    """Return two numbers below 2^64 that follow from a name."""
     digest = blake2b(name.encode(), digest_size=16).digest()
     return int.from_bytes(digest[:8]), int.from_bytes(digest[8:])
 

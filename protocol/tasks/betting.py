@@ -1,10 +1,10 @@
-"""The rules of two-player limit poker in its smallest forms, Kuhn's and Leduc's: who may do what, and who wins.
+"""Rules of the smallest two-player limit poker games, Kuhn and Leduc: the legal actions and the winner.
 
-- A deck has one or two suits of a few ranks. Each player puts in one chip and holds one card; in Leduc one more card is
-  laid open between its two rounds of betting.
-- The actions are letters: `f` folds, which only makes sense where there is something to call, `c` calls or checks, `r`
-  raises by the round's fixed size. A history is the actions in their order, with `/` between rounds.
-- What everybody sees is a `BettingTable`; it is a pure function of the history. Player 0 begins each round.
+- A deck has one or two suits of a few ranks. Each player puts in one chip and holds one card; in Leduc an open card is
+  dealt between the two rounds of betting.
+- The actions are letters: `f` folds, which is legal only if there is something to call, `c` calls or checks, `r` raises
+  by the round's fixed size. A history is the actions in their order, with `/` between rounds.
+- A `BettingTable` is what all players see; it is a pure function of the history. Player 0 begins each round.
 """
 
 from dataclasses import dataclass, replace
@@ -13,16 +13,16 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class BettingRules:
-    """One game."""
+    """The parameters of a game."""
 
     name: str
     ranks: str
-    """The low one first."""
+    """The lowest rank first."""
     suits: int
     raises: tuple[int, ...]
-    """Chips by which one raises, round by round."""
+    """The size of a raise in chips, for each round."""
     raises_max: int
-    """In one round, both players together."""
+    """Raises in one round, by both players together."""
 
     @property
     def deck(self) -> str:
@@ -36,7 +36,7 @@ LEDUC: Final = BettingRules("leduc", ranks="JQK", suits=2, raises=(2, 4), raises
 
 @dataclass(frozen=True, slots=True)
 class BettingTable:
-    """What everybody sees of a hand, but for the open card."""
+    """The public state of a hand, except for the open card."""
 
     rules: BettingRules
     history: str = ""
@@ -45,18 +45,18 @@ class BettingTable:
     round: int = 0
     raises: int = 0
     checked: bool = False
-    """Whether the other player has spoken in this round."""
+    """True if the other player has acted in this round."""
     folded: int | None = None
     over: bool = False
 
     @property
     def legal(self) -> str:
-        """What the actor may do."""
+        """Return the actor's legal actions."""
         facing = self.stakes[self.actor] < self.stakes[1 - self.actor]
         return "f" * facing + "c" + "r" * (self.raises < self.rules.raises_max)
 
     def after(self, action: str) -> "BettingTable":
-        """The table once the actor has done this, which must be legal."""
+        """Return the table after a legal action of the actor."""
         history = self.history + action
         other = 1 - self.actor
         if action == "f":
@@ -73,7 +73,7 @@ class BettingTable:
         return replace(called, history=history + "/", actor=0, round=self.round + 1, raises=0, checked=False)
 
     def won(self, player: int, strengths: tuple[int, int]) -> int:
-        """What a player has won at the end, in chips; negative if lost."""
+        """Return the chips that a player has won at the end; negative if lost."""
         if self.folded is not None:
             return self.stakes[self.folded] * (-1 if self.folded == player else 1)
         mine, others = strengths[player], strengths[1 - player]
@@ -81,7 +81,7 @@ class BettingTable:
 
 
 def strength(rules: BettingRules, card: str, board: str) -> int:
-    """How good a card is at the end: a pair with the open card beats everything."""
+    """Return the strength of a card at the end: a pair with the open card beats everything."""
     return len(rules.ranks) if card == board else rules.ranks.index(card)
 
 

@@ -1,14 +1,14 @@
 """Environments: games of several turns, as deterministic state machines of text.
 
     play = environment("leduc", {"opponent": "rule"}).reset(seed)
-    play.opening                      what the policy reads first
-    play.step("raise")                what it reads next, or None at the end
-    play.reward()                     of the episode as it stands
+    play.opening                      the text before the policy's first turn
+    play.step("raise")                the text before its next turn, or None at the end
+    play.reward()                     the reward of the episode so far
 
-- All chance is a function of the seed and of what was said: whoever replays the same actions gets the same episode, on
-  any machine. So no global randomness, no clock, and no float that decides anything.
-- An action is whatever text the policy said. One that means nothing has a defined effect: nothing a policy says raises.
-- What an environment says is never made of what the policy said, so nobody can put a special token into it.
+- All chance is a function of the seed and of the actions: a replay of the same actions gives the same episode on any
+  machine. So there is no global randomness, no clock, and no decision by a float.
+- An action is any text of the policy. A meaningless one has a defined effect; no text raises an exception.
+- The texts of an environment never contain text of the policy, so nobody can put a special token into them.
 - An episode has a bounded number of turns. One that was cut off is judged as if its player had given up.
 """
 
@@ -21,17 +21,17 @@ Parameters = Mapping[str, int | str]
 
 
 class Play(Protocol):
-    """One episode on its way."""
+    """An episode in progress."""
 
     @property
     def opening(self) -> str:
-        """What the policy reads before its first turn."""
+        """Return the text that the policy reads before its first turn."""
 
     def step(self, action: str) -> str | None:
-        """Take a turn; what the policy reads before its next one, or None if that was the last."""
+        """Take a turn; return the text before the next turn, or None if this turn was the last."""
 
     def reward(self) -> Reward:
-        """What the whole episode earns, with its named components."""
+        """Return the reward of the whole episode, with its named components."""
 
 
 class Environment(Protocol):
@@ -39,14 +39,14 @@ class Environment(Protocol):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Pieces of its text that a small tokenizer should know whole."""
+        """Return pieces of its text that a small tokenizer should have as single tokens."""
 
     @property
     def distinct(self) -> bool:
-        """Whether an opening stands for its problem, so that train and held-out openings must not meet."""
+        """Return True if an opening identifies its problem, so that train and held-out openings must differ."""
 
     def reset(self, seed: int) -> Play:
-        """The episode of a seed, which is any integer of 63 bits."""
+        """Return the episode of a seed, which is any integer of 63 bits."""
 
     def demonstration(self, seed: int) -> tuple[str, ...]:
-        """The turns of somebody who knows how one speaks here, and plays badly."""
+        """Return the turns of a player that uses the right format, and plays badly."""

@@ -1,6 +1,6 @@
-"""The environments that are built in, by name; nodes play no others.
+"""The built-in environments by name; nodes play no others.
 
-- What a name with its parameters means never changes: a change gets a new name.
+- The meaning of a name with its parameters never changes: a changed environment gets a new name.
 - An unknown name or parameter is `unknown_environment`: the node is older than its round, or the operator mistyped.
 """
 
@@ -17,30 +17,30 @@ ENVIRONMENTS: dict[str, type[Any]] = {"holdem": Holdem, "kuhn": Kuhn, "leduc": L
 
 
 def environment(name: str, parameters: Parameters) -> Environment:
-    """The built-in environment of that name, or `unknown_environment`."""
+    """Return the built-in environment `name`, or raise `UnknownEnvironment`."""
     if name not in ENVIRONMENTS:
         raise UnknownEnvironment(
-            f"This version knows no environment {name[:40]!r}.",
-            hint=f"Built in: {', '.join(sorted(ENVIRONMENTS))}. Is this version older than the round's?",
+            f"This version has no environment {name[:40]!r}.",
+            hint=f"Built in: {', '.join(sorted(ENVIRONMENTS))}. If the round's version is newer, update this one.",
         )
     kind = ENVIRONMENTS[name]
     expected: dict[str, Any] = {field.name: field.default for field in fields(kind)}
     for key, value in parameters.items():
         if key not in expected or type(value) is not type(expected[key]):
-            said = ", ".join(f"{other} = {default!r}" for other, default in expected.items()) or "none"
+            defaults = ", ".join(f"{other} = {default!r}" for other, default in expected.items()) or "none"
             raise UnknownEnvironment(
-                f"{name} takes no parameter {key[:40]} = {str(value)[:40]!r}.",
-                hint=f"Parameters, as by default: {said}.",
+                f"{name} does not accept the parameter {key[:40]} = {str(value)[:40]!r}.",
+                hint=f"Parameters with their defaults: {defaults}.",
             )
     try:
-        found: Environment = kind(**dict(parameters))
+        built: Environment = kind(**dict(parameters))
     except ValueError as error:
         raise UnknownEnvironment(f"{name}: {error}.", hint="docs/environments.md has the bounds.") from None
-    return found
+    return built
 
 
 def described(name: str) -> str:
-    """What a built-in environment is, and its parameters as by default."""
+    """Return the description of a built-in environment, with the defaults of its parameters."""
     kind = ENVIRONMENTS[name]
     about = (kind.__doc__ or "").strip().partition("\n")[0].rstrip(".")
     taken = ", ".join(f"{field.name} = {field.default!r}" for field in fields(kind))
@@ -48,5 +48,5 @@ def described(name: str) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """All built-in environments."""
+    """Return the names of all built-in environments."""
     return tuple(sorted(ENVIRONMENTS))

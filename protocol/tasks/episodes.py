@@ -1,8 +1,8 @@
-"""Playing a built-in environment as a task: which games are trained on, and which are kept apart.
+"""Built-in environments as tasks: the games of the train, validation and held-out splits.
 
-- Game i of a split is the environment's with a seed that a hash makes of split and i. Where an opening tells a game
-  from others, its hash decides the split besides, so that two seeds of one game cannot bring it into both.
-- Parameters are the environment's, and three more: `turn_tokens_max`, `chat` and `held_out`.
+- Game i of a split has a seed that is a hash of the split and i. If the opening identifies a game, its hash must also
+  give this split, so that two seeds of one game cannot be in two splits.
+- The parameters are the environment's, and three more: `turn_tokens_max`, `chat` and `held_out`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from protocol.tasks.environments import environment
 from protocol.tasks.interface import ChatMessage, Problem, Prompt, Reward, Split
 
 SPLIT_PARTS = 10
-"""One game in ten is held out, one is for validation."""
+"""A tenth of the games is held out, another tenth is for validation."""
 
 HELD_OUT = 200
 TURN_TOKENS_MAX = 64
@@ -30,7 +30,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class _Made(Sequence[Item], Generic[Item]):
-    """Items that are made when asked for: to find one room of a split, about ten are built."""
+    """Items that are built on access: to find one room of a split, about ten are built."""
 
     length: int
     make: Callable[[int], Item]
@@ -50,7 +50,7 @@ class _Made(Sequence[Item], Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """One game, before it has the policy's frame."""
+    """A game without the framing of the policy's chat template."""
 
     environment: str
     parameters: Mapping[str, int | str]
@@ -60,7 +60,7 @@ class Game:
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """One environment; the seed orders the games to train on."""
+    """The task of an environment; the seed orders its train split."""
 
     seed: int
     name: str
@@ -68,16 +68,16 @@ class Episodes:
     environment: Environment
     turn_tokens_max: int
     chat: bool
-    """Whether the policy is spoken to by its chat template."""
+    """True if prompts use the policy's chat template."""
     held_out: int
     """Games in each of the other splits."""
 
     def game(self, index: int) -> Game:
-        """What the samples of problem `index` play."""
+        """Return the game of problem `index`."""
         return self._game("train", index)
 
     def games(self, split: Literal["validation", "held_out"]) -> Sequence[Game]:
-        """Those of a split that is not trained on."""
+        """Return the games of a split that is not trained on."""
         return _Made(self.held_out, partial(self._game, split))
 
     def problem(self, index: int) -> Problem:
@@ -88,7 +88,7 @@ class Episodes:
         return _Made(len(games), lambda index: self._problem(games[index]))
 
     def reward(self, problem: Problem, completion: str) -> Reward:
-        """What the game comes to whose first turn this is, and whose player then gives up."""
+        """Return the reward of a game in which `completion` is the first turn and the player then gives up."""
         play = self.environment.reset(int(problem.columns["seed"]))
         play.step(completion)
         return play.reward()
@@ -120,7 +120,7 @@ def episodes(
     held_out: int = HELD_OUT,
     **parameters: Any,
 ) -> Episodes:
-    """The task of playing the environment of that name."""
+    """Return the task of playing the environment `name`."""
     if turn_tokens_max < 1 or held_out < 1:
-        raise UnknownTask(f"{name}: turn_tokens_max and held_out are at least 1.")
+        raise UnknownTask(f"{name}: turn_tokens_max and held_out must be at least 1.")
     return Episodes(seed, name, parameters, environment(name, parameters), turn_tokens_max, chat, held_out)

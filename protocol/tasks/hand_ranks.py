@@ -1,7 +1,7 @@
-"""How good a poker hand is: the best five of up to seven cards, as something that compares.
+"""Ranks of poker hands: the best five of up to seven cards, as a value that can be compared.
 
 - A card is a rank and a suit, such as `As` or `Td`. Suits are equal.
-- Greater is better, equal is a tie. The first number is the category, the others break ties in their order.
+- A greater rank is better, equal ranks tie. The first number is the category, the others break ties in their order.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ _WHEEL = {12, 0, 1, 2, 3}
 
 
 def rank(cards: Sequence[str]) -> Rank:
-    """What the best five of these cards are worth; fewer than five make no straight and no flush."""
+    """Return the rank of the best five of these cards; fewer than five cards have no straight and no flush."""
     ranks = sorted((RANKS.index(card[0]) for card in cards), reverse=True)
     suit, suited = Counter(card[1] for card in cards).most_common(1)[0]
     flush = ranks_of(cards, suit) if suited >= 5 else []
@@ -49,12 +49,12 @@ def rank(cards: Sequence[str]) -> Rank:
 
 
 def ranks_of(cards: Sequence[str], suit: str) -> list[int]:
-    """The ranks of one suit, the highest first."""
+    """Return the ranks of the cards of a suit, the highest first."""
     return sorted((RANKS.index(card[0]) for card in cards if card[1] == suit), reverse=True)
 
 
 def _straight(ranks: Collection[int]) -> int | None:
-    """The highest card of the best straight; a wheel's is its five."""
+    """Return the highest card of the best straight, or None; the highest of a wheel is its five."""
     held = set(ranks)
     for high in range(12, 3, -1):
         if held >= set(range(high - 4, high + 1)):

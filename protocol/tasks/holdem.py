@@ -1,27 +1,27 @@
-"""No-limit hold'em as an environment: one hand against seeded opponents, judged by the big blinds won.
+"""Texas hold'em without a limit, as an environment: one hand against seeded opponents, judged by the big blinds won.
 
-    hold As Kd, seat 2 of 2       what the policy holds; the last seat is the button
-    they raise 6                  what an opponent does; `p3 raise 6` where there are several
+    hold As Kd, seat 2 of 2       the policy's cards; the last seat is the button
+    they raise 6                  an opponent's action; `p3 raise 6` if there are several
     flop 7h 8h 2c                 then `turn` and `river`
     pot 8 call 4 have 198         chips in the middle, to call, and left; blinds are 1 and 2
     >                             the policy's turn
 
-- A turn is `fold`, `call` (or `check`), `all in`, or a raise: `raise 12` makes it 12 in this round, `raise half`,
-  `raise pot`, `raise 2/3` and `raise 75%` are by a share of the pot after a call, `raise` and `raise min` by the least
-  that is allowed. Shares are brought into what is allowed, numbers must be allowed. `bet` is a raise.
-- What means no action, or one that is not allowed, ends the hand as a fold and costs one big blind more: so it is
-  never the best thing to do.
+- A turn is `fold`, `call` (or `check`), `all in`, or a raise: `raise 12` raises to 12 in this round, `raise half`,
+  `raise pot`, `raise 2/3` and `raise 75%` raise by a share of the pot after a call, `raise` and `raise min` by the
+  least that is allowed. Shares are clamped to the allowed range, numbers must be in it. `bet` is a raise.
+- A text without an action, or with one that is not allowed, ends the hand as a fold and costs one more big blind: so it
+  is never the best choice.
 - The seed deals the cards, chooses the seat and the opponents, and draws for them. So all samples of a group hold the
-  same hand, in the same seat, and would see the same board.
-- There is always a first turn: an opponent who would leave the policy alone before it calls instead.
+  same cards, in the same seat, and would see the same board.
+- There is always a first turn: an opponent whose fold would end the hand before it calls instead.
 - Opponents do not look at the policy's cards.
 
 Opponents are bots, which play by their own cards and a draw of the seed's:
 
 - `random` does anything that is allowed; `caller` never folds and never raises; `rule` plays good hands for value,
   folds bad ones to a bet and now and then bluffs; `aggressive` raises with whatever it holds.
-- Nobody raises in a round that saw three raises. So a policy, too, has at most four turns in a round.
-- A bot's sizes are shares of the pot, in integers. It never looks at anybody else's cards.
+- No bot raises in a round after three raises. So a policy has at most four turns in a round.
+- A bot's raises are shares of the pot, in integers. It never sees another player's cards.
 """
 
 import re
@@ -35,17 +35,17 @@ from protocol.tasks.interface import Reward
 from protocol.tasks.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, NoLimitTable, dealt
 
 RAISES_MAX = 3
-"""In a round, before the bots only call or fold."""
+"""Raises in a round, after which the bots only call or fold."""
 
 GOOD_START, FAIR_START = 27, 19
-"""Points of two cards: AK and pairs from sevens up are good, KJ and small pairs are fair."""
+"""Least points of two good or fair cards: AK and pairs from sevens up are good, KJ and small pairs are fair."""
 
 Bot = Callable[[NoLimitTable, Sequence[str], Sequence[str], tuple[object, ...]], Move]
-"""Table, own cards, open cards, and the name of its draws."""
+"""A function of the table, its own cards, the open cards, and the name of its draws."""
 
 
 def raised(table: NoLimitTable, above: int, below: int) -> Move | None:
-    """A raise by that share of the pot as it is after a call, brought into what is allowed."""
+    """Return a raise by `above` / `below` of the pot after a call, clamped to what is allowed; None if no raise is."""
     if table.raise_bounds is None:
         return None
     lowest, highest = table.raise_bounds
@@ -54,7 +54,7 @@ def raised(table: NoLimitTable, above: int, below: int) -> Move | None:
 
 
 def points(cards: Sequence[str]) -> int:
-    """How good two cards are before the flop."""
+    """Return the points of two cards before the flop."""
     high, low = sorted((RANKS.index(card[0]) + 2 for card in cards), reverse=True)
     if high == low:
         return high + low + 14
@@ -62,7 +62,7 @@ def points(cards: Sequence[str]) -> int:
 
 
 def strength(cards: Sequence[str], board: Sequence[str]) -> int:
-    """2 good, 1 fair, 0 bad: what one's own cards add to the open ones."""
+    """Rate what a player's own cards add to the open ones: 2 good, 1 fair, 0 bad."""
     if not board:
         worth = points(cards)
         return (worth >= GOOD_START) + (worth >= FAIR_START)
@@ -104,10 +104,10 @@ OPPONENTS: Final = (*BOTS, "mixed")
 STREETS: Final = ("flop", "turn", "river")
 
 ACTION_MAX_CHARS = 20
-"""Longer turns mean nothing, and are not looked at."""
+"""Longer turns are invalid and are not parsed."""
 
 ILLEGAL_COSTS = 1.0
-"""Big blinds."""
+"""The cost of an illegal turn, in big blinds."""
 
 DEMONSTRATED: Final = ("call", "call", "call", "fold", "raise half", "raise pot", "all in")
 
@@ -129,7 +129,7 @@ _EXPLAINED = (
 
 @dataclass(frozen=True, slots=True)
 class Holdem:
-    """No-limit hold'em, at a table of so many players, with stacks of so many big blinds."""
+    """Texas hold'em without a limit, at a table of `players`, with stacks of `stack` big blinds."""
 
     opponent: str = "mixed"
     """random, caller, rule, aggressive, or mixed: the seed chooses one of these for each seat."""
@@ -154,7 +154,7 @@ class Holdem:
         return Hand(self, seed)
 
     def demonstration(self, seed: int) -> tuple[str, ...]:
-        """The turns of one who does anything that is allowed."""
+        """Return the turns of a player that chooses any allowed action."""
         hand, turns = self.reset(seed), list[str]()
         while not hand.table.over:
             allowed = [text for text in DEMONSTRATED if hand.meant(text)]
@@ -170,7 +170,7 @@ class Holdem:
 
 
 class Hand:
-    """One hand."""
+    """A hand in progress."""
 
     def __init__(self, game: Holdem, seed: int) -> None:
         self._seed, seats = seed, range(game.players)
@@ -195,7 +195,7 @@ class Hand:
         return self._opening
 
     def meant(self, action: str) -> Move | None:
-        """What a turn's text means, if it means something that is allowed."""
+        """Return the move that a turn's text means, or None if it means none that is allowed."""
         text = action.strip().lower() if len(action) <= ACTION_MAX_CHARS else ""
         move = _PLAIN[text] if text in _PLAIN else self._raise(text)
         return move if move is not None and self.table.allows(move) else None
@@ -241,7 +241,7 @@ class Hand:
         return raised(self.table, int(said["percent"] or 0), 100)
 
     def _wait(self) -> str:
-        """Let opponents act until it is the policy's turn, or the hand is over; what is to be read of it."""
+        """Let opponents act until it is the policy's turn or the hand is over; return the text about it."""
         said = ""
         while not self.table.over and self.table.actor != self._seat:
             seat = self.table.actor
@@ -249,19 +249,19 @@ class Hand:
             move = self._bots[seat](self.table, self._cards[seat], self._open(self.table.round), name)
             if self.table.after(move).over and not self._spoken:
                 move = Move("call")
-            said += self._told(seat, move) + self._act(move)
+            said += self._line_about(seat, move) + self._act(move)
         if self.table.over:
             return said
         return f"{said}pot {self.table.pot} call {self.table.to_call} have {self.table.stacks[self._seat]}\n>"
 
-    def _told(self, seat: int, move: Move) -> str:
+    def _line_about(self, seat: int, move: Move) -> str:
         who = "they" if len(self._cards) == 2 else f"p{seat + 1}"
         if move.kind == "raise":
             return f"{who} raise {move.to}\n"
         return f"{who} {move.kind if move.kind == 'fold' or self.table.to_call else 'check'}\n"
 
     def _act(self, move: Move) -> str:
-        """Do it; the cards that are laid open if that ended a round."""
+        """Apply a move; return the text with the new open cards if it ended a round."""
         before, self.table = self.table.round, self.table.after(move)
         if self.table.over or self.table.round == before:
             return ""

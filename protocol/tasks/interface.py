@@ -1,9 +1,9 @@
-"""What every task offers, and what a problem and a reward look like.
+"""Interfaces of tasks, and the types of problems and rewards.
 
-- A problem is a prompt, as text or as chat messages, with whatever its reward needs beside it.
-- `ok` means that a completion could be judged, whether right or wrong; `invalid`, that it broke the form that was
-  asked for. `verifier_error` says nothing of the completion: whoever should have judged it failed, and its score means
-  nothing. It is never a reward of 0.
+- A problem is a prompt, as text or as chat messages, with the data that its reward needs.
+- `ok` means that a completion could be judged, whether right or wrong; `invalid`, that it broke the required format.
+  `verifier_error` means that the reward process failed: it says nothing about the completion, and its score has no
+  meaning. It is never a reward of 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,68 +11,68 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 Split = Literal["train", "validation", "held_out"]
-"""Problems to learn from, to steer training by, and to report on; no problem is in two of them."""
+"""Problems for training, for decisions during training, and for reports; no problem is in two of them."""
 
 Status = Literal["ok", "invalid", "verifier_error"]
 
 
 class ChatMessage(NamedTuple):
-    """One message of a conversation."""
+    """A message of a conversation."""
 
     role: str
     content: str
 
 
 Prompt = str | tuple[ChatMessage, ...]
-"""Text as it is, or messages, to which the policy's own chat template gives their form."""
+"""Plain text, or messages, which the policy's own chat template formats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something to be answered."""
+    """A prompt with the data that its reward needs."""
 
     prompt: Prompt
     answer: str = ""
-    """What earns the reward, if that is known."""
+    """The answer that earns the reward, if it is known."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else the reward is told."""
+    """Further data for the reward."""
 
 
 Spans = tuple[tuple[int, int], ...]
-"""From which place up to before which other."""
+"""Half-open ranges: start, and end (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What a completion earns, of which parts that is the sum, and how it is to be learned from."""
+    """The reward of a completion: its score, the components of the score, and its weight in training."""
 
     score: float
     status: Status
     components: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
-    """Why there is none: of a `verifier_error`."""
+    """The reason of a `verifier_error`."""
     weight: float = 1.0
-    """What the sample's advantage is multiplied by; with 0 it only counts in the group's mean."""
+    """The factor of the sample's advantage; with 0 it only counts in the group's mean."""
     skip: Spans = ()
-    """What of it is not trained on: characters of the completion; tokens, where it is stored."""
+    """Spans that are not trained on: characters of the completion, or tokens once it is stored."""
 
 
 class Task(Protocol):
-    """What the coordinator needs of any task. Nodes need none: they get prompts with their leases."""
+    """The interface of every task, for the coordinator. Nodes need no task: they get prompts with their leases."""
 
     @property
     def name(self) -> str: ...
 
     def problem(self, index: int) -> Problem:
-        """Problem `index` of the endless train split; one that ends begins again, in another order."""
+        """Return problem `index` of the endless train split; a finite split begins again, in another order."""
 
     def problems(self, split: Literal["validation", "held_out"]) -> Sequence[Problem]:
-        """All problems of a split that is not trained on."""
+        """Return all problems of a split that is not trained on."""
 
 
 @runtime_checkable
 class Judging(Protocol):
-    """A task whose reward is pure, quick, and cannot hang: only code of this package may say so of itself."""
+    """A task whose reward is pure, fast, and cannot hang: only code of this package may implement it."""
 
     def reward(self, problem: Problem, completion: str) -> Reward:
         """Judge a completion, given without its end token."""
@@ -80,7 +80,7 @@ class Judging(Protocol):
 
 @runtime_checkable
 class Exact(Task, Protocol):
-    """A task whose answers are the one right completion each, word for word."""
+    """A task in which each problem has exactly one right completion."""
 
     @property
     def exact(self) -> Literal[True]: ...
@@ -88,10 +88,10 @@ class Exact(Task, Protocol):
 
 @runtime_checkable
 class Teaching(Task, Protocol):
-    """A task with a teacher to imitate, who makes mistakes: what a policy without any skill can be warmed up with."""
+    """A task with an imperfect teacher, whose answers can warm up a policy without any skill."""
 
     def demonstration(self, index: int) -> Problem:
-        """A train problem with what the teacher says to it as its answer: item `index` of an endless corpus."""
+        """Return item `index` of an endless corpus: a train problem with the teacher's answer."""
 
     def demonstrated(self, problem: Problem) -> frozenset[str]:
-        """All that the teacher may say to a problem."""
+        """Return all answers that the teacher may give to a problem."""

@@ -1,16 +1,16 @@
 """Kuhn and Leduc poker as environments: one hand against a seeded opponent, judged by the chips won.
 
-    hold K            what the policy holds; read once
-    they raise        what the opponent does
+    hold K            the policy's card; read once
+    they raise        the opponent's action
     board Q           the open card
     >                 the policy's turn: fold, call, check or raise
 
 - The seed deals the cards, chooses who begins, and draws for the opponent. So all samples of a group hold the same
-  hand.
-- An opponent draws by the policy's own past, but never looks at its card.
-- `check` is a call with nothing to call. What means no action, or one that is not allowed, ends the hand as a fold, and
-  costs one chip more: so it is never the best thing to do.
-- The parameter `rules = 1` explains the game before the first line, for a policy that has not met it.
+  card.
+- An opponent's draws depend on the policy's earlier actions, but never on its card.
+- `check` is a call with nothing to call. A text without an action, or with one that is not allowed, ends the hand as a
+  fold and costs one more chip: so it is never the best choice.
+- The parameter `rules = 1` explains the game before the first line, for a policy that does not know it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ from protocol.tasks.interface import Reward
 
 ACTIONS: Mapping[str, str] = {"fold": "f", "call": "c", "check": "c", "raise": "r", "bet": "r"}
 SPOKEN: Mapping[str, str] = {"f": "fold", "c": "call", "r": "raise"}
-"""How an action is told, and what a strategy is asked for."""
+"""Action → the word for it in the text."""
 
 OPPONENTS = ("random", "rule", "cfr", "mixed")
 
 ACTION_MAX_CHARS = 16
-"""Longer turns mean nothing, and are not looked at."""
+"""Longer turns are invalid and are not parsed."""
 
 ILLEGAL_COSTS = 1
 
@@ -42,7 +42,7 @@ _EXPLAINED = (
 
 @dataclass(frozen=True, slots=True)
 class LimitPoker:
-    """One of the two games; subclasses name it."""
+    """The environment of a limit poker game; subclasses choose the game."""
 
     opponent: str = "mixed"
     """random, rule, cfr (near the equilibrium), or mixed: the seed chooses one of these."""
@@ -64,7 +64,7 @@ class LimitPoker:
         return LimitHand(self, seed)
 
     def demonstration(self, seed: int) -> tuple[str, ...]:
-        """The turns of one who does anything that is allowed."""
+        """Return the turns of a player that chooses any allowed action."""
         hand, turns = self.reset(seed), list[str]()
         while not hand.table.over:
             legal = hand.table.legal
@@ -103,7 +103,7 @@ class Leduc(LimitPoker):
 
 
 class LimitHand:
-    """One hand."""
+    """A hand in progress."""
 
     def __init__(self, environment: LimitPoker, seed: int) -> None:
         self._game, self._seed = environment.game, seed
@@ -141,7 +141,7 @@ class LimitHand:
         )
 
     def _wait(self) -> str:
-        """Let the opponent act until it is the policy's turn, or the hand is over; what is to be read of it."""
+        """Let the opponent act until it is the policy's turn or the hand is over; return the text about it."""
         said = ""
         while not self.table.over and self.table.actor != self._seat:
             action = self._drawn()
@@ -149,7 +149,7 @@ class LimitHand:
         return said
 
     def _act(self, action: str) -> str:
-        """Do it; the open card, if that brought it."""
+        """Apply an action; return the text with the open card if it ended the first round."""
         before = self.table.round
         self.table = self.table.after(action)
         return f"board {self._open}\n" if self.table.round > before else ""
@@ -168,7 +168,7 @@ class LimitHand:
 
 
 def weights_of(opponent: str, game: BettingRules, card: str, board: str, table: BettingTable) -> Sequence[int]:
-    """How often an opponent does what, in the order of `BettingTable.legal`."""
+    """Return the weights of an opponent's actions, in the order of `BettingTable.legal`."""
     if opponent == "cfr":
         from protocol.tasks.poker_solver import situation  # numpy, which no command needs that only reads settings
         from protocol.tasks.poker_tables import near_equilibrium
@@ -185,7 +185,7 @@ def weights_of(opponent: str, game: BettingRules, card: str, board: str, table: 
 def transcript(
     card: str, board: str, history: str, player: int, game: BettingRules
 ) -> tuple[str, list[tuple[str, str]]]:
-    """What a player has read and said on the way to a situation: the opening, and (turn, what was read then) pairs."""
+    """Return the texts on the way to a situation: the opening, and pairs of a turn and the text after it."""
     table, read = BettingTable(game), f"hold {card}\n"
     opening, turns = "", list[tuple[str, str]]()
     for action in history.replace("/", ""):

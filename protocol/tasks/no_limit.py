@@ -1,12 +1,12 @@
-"""The rules of no-limit betting in hold'em, for two to six players: who may do what, and who wins how many chips.
+"""Rules of no-limit betting in hold'em, for two to six players: the allowed moves, and the chips won.
 
 - Seats are numbered in the order in which they act after the flop. So seat 0 is the small blind and the last seat the
   button; of two players, seat 0 is the big blind, and the button posts the small one.
-- A raise is told by what it makes the highest bet of its round. It is by at least as much as the last full raise, or
-  all that one has. An all-in for less does not let one raise again who has acted, until such add up to a full raise.
-- The first bet of a round is at least a big blind, or all that one has; then it, too, counts as full.
-- What everybody sees is a `NoLimitTable`; it is a pure function of the moves. Stacks are at least two big blinds.
-- Chips are integers. Each pot is split by itself; its odd chips go to the first of its winners, one each.
+- A raise states the new highest bet of its round. It adds at least as much as the last full raise, or is all-in. An
+  all-in for less does not let a player who has acted raise again, until such all-ins add up to a full raise.
+- The first bet of a round is at least a big blind, or all-in; an all-in then also counts as full.
+- A `NoLimitTable` is what all players see; it is a pure function of the moves. Stacks are at least two big blinds.
+- Chips are integers. Each pot is split separately; its odd chips go to the first of its winners, one each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,35 +22,35 @@ BOARD_CARDS: Final = (0, 3, 4, 5)
 
 
 class Move(NamedTuple):
-    """What a player does; a call of nothing is a check."""
+    """A player's move; a call of nothing is a check."""
 
     kind: Literal["fold", "call", "raise"]
     to: int = 0
-    """Of a raise: the bet that all others must match."""
+    """The bet of a raise, which all others must match."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoLimitTable:
-    """What everybody sees of a hand, but for the board."""
+    """The public state of a hand, except for the board."""
 
     stacks: tuple[int, ...]
     """Chips that are not in the pot."""
     paid: tuple[int, ...]
-    """Chips that each seat has put in."""
+    """Chips that each seat has put into the pot."""
     bets: tuple[int, ...]
-    """Those of this round."""
+    """Chips that each seat has bet in this round."""
     queue: tuple[int, ...]
-    """Who is still to act in this round, the next one first; empty once the hand is over."""
+    """The seats that have still to act in this round, the next one first; empty once the hand is over."""
     faced: tuple[int, ...]
     """The highest bet when a seat last acted in this round, or -1."""
     folded: frozenset[int] = frozenset()
     round: int = 0
     full_raise: int = 0
-    """The most that a bet or raise of this round has added: the least that the next one adds, if above a big blind."""
+    """The most that a bet or raise of this round has added: the least that the next adds, if above a big blind."""
     raises: int = 0
-    """In this round."""
+    """Raises in this round."""
     history: str = ""
-    """All moves, in few letters: the name of this table among all that one deal can lead to."""
+    """All moves in short form; it identifies this table among all that one deal can lead to."""
 
     @property
     def over(self) -> bool:
@@ -58,7 +58,7 @@ class NoLimitTable:
 
     @property
     def actor(self) -> int:
-        """Whose turn it is."""
+        """Return the seat whose turn it is."""
         return self.queue[0]
 
     @property
@@ -67,7 +67,7 @@ class NoLimitTable:
 
     @property
     def to_call(self) -> int:
-        """What the actor must add to stay in; all it has, if that is less."""
+        """Return the chips that the actor must add to stay in; its whole stack if that is less."""
         return min(self.stacks[self.actor], max(self.bets) - self.bets[self.actor])
 
     @property
@@ -76,7 +76,7 @@ class NoLimitTable:
 
     @property
     def raise_bounds(self) -> tuple[int, int] | None:
-        """The lowest and the highest bet that the actor may raise to, or None if it may not."""
+        """Return the lowest and the highest bet that the actor may raise to, or None if it may not raise."""
         seat, highest = self.actor, max(self.bets)
         all_in = self.bets[seat] + self.stacks[seat]
         answerable = any(self.bets[other] + self.stacks[other] > highest for other in self.live if other != seat)
@@ -87,18 +87,18 @@ class NoLimitTable:
 
     @property
     def live(self) -> tuple[int, ...]:
-        """Who has not folded."""
+        """Return the seats that have not folded."""
         return tuple(seat for seat in range(len(self.stacks)) if seat not in self.folded)
 
     def allows(self, move: Move) -> bool:
-        """Whether the actor may do this."""
+        """Return True if the actor may make this move."""
         if move.kind == "raise":
             bounds = self.raise_bounds
             return bounds is not None and bounds[0] <= move.to <= bounds[1]
         return move.kind == "call" or self.may_fold
 
     def after(self, move: Move) -> "NoLimitTable":
-        """The table once the actor has done this, which must be allowed."""
+        """Return the table after an allowed move of the actor."""
         seat = self.actor
         history = f"{self.history}{move.kind[0]}{move.to or ''}"
         if move.kind == "fold":
@@ -127,7 +127,7 @@ class NoLimitTable:
         return acted._settled()
 
     def won(self, ranks: Mapping[int, Rank]) -> tuple[int, ...]:
-        """What each seat has won at the end, in chips, negative if lost; ranks are of those who did not fold."""
+        """Return the chips that each seat has won, negative if lost; `ranks` are of the seats that did not fold."""
         chips = [-paid for paid in self.paid]
         for amount, seats in self.pots():
             best = max(ranks[seat] for seat in seats) if len(seats) > 1 else None
@@ -138,7 +138,7 @@ class NoLimitTable:
         return tuple(chips)
 
     def pots(self) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """Chips and who can win them; what nobody matched is a pot of its own."""
+        """Return pots as chips and the seats that can win them; an unmatched bet is a pot of its own."""
         pots = list[tuple[int, tuple[int, ...]]]()
         below = 0
         for level in sorted(set(self.paid)):
@@ -151,7 +151,7 @@ class NoLimitTable:
         return pots
 
     def _settled(self) -> "NoLimitTable":
-        """This table, or, if its round is over, the next one's."""
+        """Return this table, or, if its round is over, the table of the next round."""
         if len(self.live) == 1:
             return replace(self, queue=())
         if self.queue:
@@ -173,7 +173,7 @@ class NoLimitTable:
 
 
 def dealt(stacks: Sequence[int]) -> NoLimitTable:
-    """A table where the blinds are posted."""
+    """Return a table with the blinds posted."""
     seats = len(stacks)
     big = 0 if seats == 2 else 1
     blinds = tuple(BIG_BLIND if seat == big else SMALL_BLIND if seat == 1 - big else 0 for seat in range(seats))

@@ -1,9 +1,9 @@
-"""Exact answers about Kuhn and Leduc poker: what a strategy can lose to the best opponent, and one that loses little.
+"""Exact values of Kuhn and Leduc poker: the exploitability of a strategy, and strategies near the equilibrium.
 
-- A strategy gives weights to the legal actions in each situation: what one holds, the open card, the history.
-- Hands are handled all at once: a value is a vector over the cards of the deck, and what both players hold is kept
-  apart only by that no card is dealt twice. So Leduc's 288 situations are walked in a few hundred steps.
-- *Exploitability* is the mean of what the best responses to each seat win, in chips per hand: 0 for an equilibrium. The
+- A strategy gives weights to the legal actions in each situation: the own card, the open card, the history.
+- All hands are computed at once: a value is a vector over the cards of the deck, and the only link between the players'
+  cards is that no card is dealt twice. So Leduc's 288 situations take a few hundred steps.
+- *Exploitability* is the mean win of the best responses to each seat, in chips per hand: 0 for an equilibrium. The
   uniformly random strategy has 0.458 in Kuhn and 2.374 in Leduc.
 """
 
@@ -19,16 +19,16 @@ Strategy = Callable[[str], Sequence[float] | NDArray[np.float64]]
 
 Vector = NDArray[np.float64]
 Values = tuple[Vector, Vector]
-"""For each player and each card they may hold, what it is worth, weighed by how the opponent came here."""
+"""For each player and each card, its value, weighted by the opponent's probability of reaching this table."""
 
 
 def situation(card: str, board: str, history: str) -> str:
-    """The name of what a player knows: `K:cr`, or `KQ:crc/r` once a card lies open."""
+    """Return the name of a player's knowledge: `K:cr`, or `KQ:crc/r` once a card is open."""
     return f"{card}{board}:{history}"
 
 
 def situations(rules: BettingRules) -> Iterator[tuple[str, BettingTable]]:
-    """Every situation in which somebody has to act, with the table there."""
+    """Yield every situation in which a player has to act, with its table."""
 
     def below(table: BettingTable, board: str) -> Iterator[tuple[str, BettingTable]]:
         if table.over:
@@ -46,17 +46,17 @@ def situations(rules: BettingRules) -> Iterator[tuple[str, BettingTable]]:
 
 
 def exploitability(rules: BettingRules, strategy: Strategy) -> float:
-    """What the best opponent wins of this strategy, on the mean over both seats, in chips per hand."""
+    """Return the mean win of the best opponent against this strategy over both seats, in chips per hand."""
     return sum(_Walk(rules, strategy, best=seat).value(seat) for seat in (0, 1)) / 2
 
 
 def game_value(rules: BettingRules, strategy: Strategy) -> float:
-    """What player 0 wins on the mean where both play this strategy."""
+    """Return the mean win of player 0 if both play this strategy, in chips per hand."""
     return _Walk(rules, strategy).value(0)
 
 
 def solve(rules: BettingRules, iterations: int) -> dict[str, list[float]]:
-    """A strategy near the equilibrium, by counterfactual regret minimisation (CFR+ with linear averaging)."""
+    """Compute a strategy near the equilibrium by counterfactual regret minimisation (CFR+ with linear averaging)."""
     regrets: dict[str, Vector] = {}
     totals: dict[str, Vector] = {}
     places = {name: len(table.legal) for name, table in situations(rules)}
@@ -77,25 +77,25 @@ def solve(rules: BettingRules, iterations: int) -> dict[str, list[float]]:
 
 
 class _Walk:
-    """One pass over the tree of a game, all hands at once."""
+    """A pass over the tree of a game, for all hands at once."""
 
     def __init__(
         self, rules: BettingRules, strategy: Strategy, *, best: int | None = None, learner: int | None = None
     ) -> None:
         self._rules, self._strategy, self._best, self._learner = rules, strategy, best, learner
         self.seen: dict[str, tuple[Vector, float]] = {}
-        """Of the learner's situations: what each action would have gained, and how likely the learner comes there."""
+        """The learner's situations: the gain of each action, and the learner's probability of reaching it."""
         deck = rules.deck
         self._apart = 1.0 - np.eye(len(deck))
-        """[card, card] 1 where two players can hold them."""
+        """Matrix [card, card]: 1 if two players can hold these cards."""
         self._ranks = [[place for place, rank in enumerate(deck) if rank == kind] for kind in rules.ranks]
 
     def value(self, player: int) -> float:
-        """What this player wins on the mean."""
+        """Return the mean win of this player."""
         cards = len(self._rules.deck)
         ones = np.ones(cards)
-        found = self._below(BettingTable(self._rules), None, (ones, ones))
-        return float(found[player].sum()) / (cards * (cards - 1))
+        values = self._below(BettingTable(self._rules), None, (ones, ones))
+        return float(values[player].sum()) / (cards * (cards - 1))
 
     def _below(self, table: BettingTable, board: int | None, reach: Values) -> Values:
         if table.over:
@@ -116,7 +116,7 @@ class _Walk:
         return (mixed, others) if actor == 0 else (others, mixed)
 
     def _deal(self, table: BettingTable, reach: Values) -> Values:
-        """Lay a card open: each that nobody holds is as likely as the others."""
+        """Deal the open card: every card that no player holds is equally likely."""
         cards = len(self._rules.deck)
         total = [np.zeros(cards), np.zeros(cards)]
         for board in range(cards):
@@ -130,7 +130,7 @@ class _Walk:
         rules, deck = self._rules, self._rules.deck
         shown = "" if board is None else deck[board]
         strengths = [strength(rules, card, shown) for card in deck]
-        gains = np.array([[table.won(0, (one, other)) for other in strengths] for one in strengths], float)
+        gains = np.array([[table.won(0, (own, other)) for other in strengths] for own in strengths], float)
         gains *= self._apart
         return gains @ reach[1], -(gains.T @ reach[0])
 
@@ -144,11 +144,11 @@ class _Walk:
         return rows
 
     def _best_of(self, own: Vector) -> Vector:
-        """The best action's value for each card; cards of one rank look the same, so they choose together."""
-        found = np.zeros(own.shape[1])
+        """Return the best action's value for each card; cards of the same rank share one action."""
+        best = np.zeros(own.shape[1])
         for places in self._ranks:
-            found[places] = own[int(own[:, places].sum(1).argmax())][places]
-        return found
+            best[places] = own[int(own[:, places].sum(1).argmax())][places]
+        return best
 
     def _note(self, table: BettingTable, board: int | None, own: Vector, mixed: Vector, reach: Vector) -> None:
         shown = "" if board is None else self._rules.deck[board]

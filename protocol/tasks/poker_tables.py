@@ -1,7 +1,7 @@
 """Strategies for Kuhn and Leduc poker near the equilibrium, frozen: `poker_solver.solve`, rounded to 255ths.
 
-- Computed once and written down, since floats that are summed elsewhere may round otherwise, and what an opponent does
-  must be the same everywhere. A test solves the games again and compares.
+- They are computed once and stored, since sums of floats may round differently on another machine, and an opponent
+  must act the same everywhere. A test solves the games again and compares.
 - Two hexadecimal digits for each legal action, situations in the order of their names. Exploitability: 0.0003 chips per
   hand in Kuhn, 0.004 in Leduc.
 """
@@ -34,11 +34,11 @@ _TABLES = {
 
 @cache
 def near_equilibrium(rules: BettingRules) -> Mapping[str, Sequence[int]]:
-    """Situation → how often to do what is legal there, in 255ths."""
-    digits, found = bytes.fromhex(_TABLES[rules.name]), dict[str, Sequence[int]]()
+    """Return the weights of the legal actions in each situation, in 255ths."""
+    digits, weights = bytes.fromhex(_TABLES[rules.name]), dict[str, Sequence[int]]()
     places = {name: len(table.legal) for name, table in situations(rules)}
     start = 0
     for name in sorted(places):
-        found[name] = list(digits[start : start + places[name]])
+        weights[name] = list(digits[start : start + places[name]])
         start += places[name]
-    return found
+    return weights

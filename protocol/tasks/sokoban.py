@@ -1,4 +1,4 @@
-"""Sokoban: push every box onto a target, in a walled room of which every one can be solved.
+"""Sokoban: push every box onto a target in a walled room; every room can be solved.
 
     ######
     #.   #        # wall   . target   $ box   * box on its target
@@ -8,10 +8,10 @@
     ######
     >             the policy's turn: some of u, d, l, r, such as `uur`
 
-- A room is made backwards: the boxes stand on their targets, and the player walks about and pulls. So pushing leads
-  back, and how far the boxes were pulled says how hard a room is at most.
-- A turn holds up to `moves` letters, a game up to `turns` turns. What is no such text moves nothing and uses a turn up.
-- A game that is solved earns 1 less a little for each step; any other earns a part for boxes on targets.
+- A room is built backwards: the boxes start on their targets, and the player walks and pulls. So pushing solves it, and
+  the number of pulls bounds the difficulty of a room.
+- A turn has up to `moves` letters, a game up to `turns` turns. Any other text moves nothing and uses a turn.
+- A solved game earns 1 minus a little for each step; any other earns a part for boxes on targets.
 """
 
 import re
@@ -27,10 +27,10 @@ Place = tuple[int, int]
 SIDE = 6
 MOVES = {"u": (-1, 0), "d": (1, 0), "l": (0, -1), "r": (0, 1)}
 SLOW_COSTS = 0.3
-"""Of a solved room that took every step there was."""
+"""The reduction for a solved room that took all allowed steps."""
 
 PLACED_EARNS = 0.25
-"""All boxes but one on their targets are worth less than a solved room."""
+"""The most that an unsolved room earns: less than any solved room."""
 
 ROOMS_TRIED_MAX = 64
 _BACK = {"u": "d", "d": "u", "l": "r", "r": "l"}
@@ -43,10 +43,10 @@ class Sokoban:
 
     boxes: int = 1
     pulls: int = 8
-    """Steps that the player makes backwards."""
+    """Steps of the player while the room is built."""
     turns: int = 8
     moves: int = 4
-    """In one turn, at the most."""
+    """Letters in one turn, at the most."""
     distinct: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Sokoban:
         return self._made(seed)[0]
 
     def demonstration(self, seed: int) -> tuple[str, ...]:
-        """Three times in five the way back of who made the room, else a walk about it."""
+        """Return the solution from building the room in three cases of five, else a random walk."""
         room, way = self._made(seed)
         if chance.below(5, "sokoban", seed, "careless") < 2:
             way = "".join("udlr"[chance.below(4, "sokoban", seed, "walk", step)] for step in range(len(way)))
@@ -75,7 +75,7 @@ class Sokoban:
         return tuple(turns)
 
     def _made(self, seed: int) -> "tuple[SokobanGame, str]":
-        """The first of the seed's rooms that is not solved as it stands, and a way to solve it."""
+        """Return the first of the seed's rooms that is not already solved, and a way to solve it."""
         for attempt in range(ROOMS_TRIED_MAX):
             room, way = _pulled(self, seed, attempt)
             if not room.solved:
@@ -84,7 +84,7 @@ class Sokoban:
 
 
 class SokobanGame:
-    """A game on its way."""
+    """A game in progress."""
 
     def __init__(self, game: Sokoban, player: Place, boxes: frozenset[Place], targets: frozenset[Place]) -> None:
         self._game, self._player, self._boxes, self._targets = game, player, boxes, targets
@@ -109,7 +109,7 @@ class SokobanGame:
         return None if self.solved or self._turns == self._game.turns else f"\n{self.opening}"
 
     def walk(self, moves: str) -> None:
-        """Make moves one by one, until the room is solved; one that a wall or a second box stops is a step, too."""
+        """Make moves one by one until the room is solved; a move blocked by a wall or a second box is also a step."""
         for move in moves:
             if self.solved:
                 return
@@ -140,7 +140,7 @@ class SokobanGame:
 
 
 def _pulled(game: Sokoban, seed: int, attempt: int) -> tuple[SokobanGame, str]:
-    """A solved room, disturbed backwards; and the way forward again."""
+    """Build a room backwards from its solved state; return it and the way to solve it."""
     places = chance.shuffled(_INSIDE, "sokoban", seed, attempt)
     targets, player = frozenset(places[: game.boxes]), places[game.boxes]
     boxes, way = set(targets), list[str]()
@@ -158,7 +158,7 @@ def _pulled(game: Sokoban, seed: int, attempt: int) -> tuple[SokobanGame, str]:
 
 
 def _pushed_once(game: Sokoban, seed: int) -> tuple[SokobanGame, str]:
-    """A room that one push solves, for a seed whose pulls all came to nothing."""
+    """Return a room that one push solves, for a seed whose pulls never moved a box."""
     places = chance.shuffled([place for place in _INSIDE if place[0] < SIDE - 3], "sokoban", seed, "once")
     target = places[0]
     box, player = _beside(target, "d"), _beside(target, "d", 2)

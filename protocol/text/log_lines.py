@@ -20,7 +20,7 @@ GUTTER = "    | "
 
 
 class Lines(logging.Formatter):
-    """One line per record, whatever untrusted text it contains; a traceback follows, with a prefix on each line."""
+    """Records as one line each, whatever untrusted text they contain; traceback lines follow, each with a prefix."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name
         return one_line(super().formatMessage(record))
@@ -30,7 +30,7 @@ class Lines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per record, on one line, in ASCII."""
+    """Records as JSON objects, each on one line, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {

@@ -1,9 +1,9 @@
-"""Appeals: what a node, or its owner, says against a fault or a ban, and what it is told of it.
+"""Appeals: a node's or its owner's objection to a fault or a ban, and the answer to it.
 
-- An appeal is an envelope of the domain `appeal`, delivered as it is by anybody: a banned node's word counts, too.
-- It names a lease or a claim from which something was taken. The coordinator looks up what took it: one appeal stands
-  for all that this fault or ban took, whoever of the owner's nodes speaks.
-- The words are kept beside the log, which holds their digest alone.
+- An appeal is an envelope of the domain `appeal`. Anybody may deliver it, so a banned node can appeal, too.
+- It names a lease or a claim whose credit was voided. The coordinator finds the fault or ban that voided it: one appeal
+  is about all that this fault or ban voided, whichever of the owner's nodes appeals.
+- The text is kept beside the log, which holds only its digest.
 """
 
 from typing import Annotated, Literal
@@ -17,11 +17,11 @@ from protocol.wire.message import Message
 from protocol.wire.signing import NodeKey, open_envelope
 
 Standing = Literal["", "possible", "open", "granted", "denied"]
-"""Of an appeal against what took a claim: nothing was taken, it may be made, it waits, or how it was ruled."""
+"""The state of an appeal about a claim: nothing was voided, it is possible, it waits for a ruling, or the ruling."""
 
 
 class Appeal(Message):
-    """This was honest work: look at it again."""
+    """An objection to a fault or a ban: the work was honest and should be checked again."""
 
     kind: Literal["appeal"] = "appeal"
     round_id: Hex64
@@ -31,15 +31,15 @@ class Appeal(Message):
 
 
 class AppealReply(Message):
-    """The appeal is in the log, or was before; saying it again is harmless."""
+    """The answer to an appeal, which is in the log now; sending it again is harmless."""
 
     outcome: Literal["recorded", "already_recorded"]
     number: int = Field(ge=1)
     claim_id: Hex64
-    """The claim that it is about: the one at fault."""
+    """The claim at fault, which the appeal is about."""
     standing: Standing
     ruling: str
-    """The reason code of the ruling and the operator's words; empty before."""
+    """The reason code of the ruling and the operator's text; empty before the ruling."""
 
 
 def seal_appeal(key: NodeKey, appeal: Appeal) -> bytes:
@@ -47,7 +47,7 @@ def seal_appeal(key: NodeKey, appeal: Appeal) -> bytes:
 
 
 def open_appeal(data: bytes, round_id: str) -> tuple[NodeId, Appeal]:
-    """Who appeals, and against what, after size, form, signature and round."""
+    """Check the size, form, signature and round of an appeal; return its signer and the appeal."""
     signed = open_envelope("appeal", data, max_bytes=limits.APPEAL_MAX_BYTES)
     appeal = Appeal.from_bytes(signed.payload)
     if appeal.round_id != round_id:

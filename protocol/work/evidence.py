@@ -1,10 +1,10 @@
-"""Evidence of intake: why a rollout was rejected, in one form for every code.
+"""Evidence of intake: the reason why a rollout was rejected, in the same form for every code.
 
-- Step, field and rule of a code stand in `RULES`, once; what the check itself has seen (`Breach`) goes before them.
-- Every field is filled, whatever was wrong. The claim is named by its signed payload, as everywhere; bytes that hold no
-  payload are named by themselves.
-- The command repeats the check: `--replay` on the node's own machine, where bytes decide; else it asks what the lease
-  has come to, which only the coordinator knows.
+- `RULES` has the step, field and rule of each code; the values that the check observed (`Breach`) override them.
+- Every field is filled, whatever was wrong. The claim id is the hash of its signed payload, as everywhere; for bytes
+  without a payload it is the hash of these bytes.
+- The command repeats the check: with `--replay` on the node's own machine if the bytes alone decide; else it asks the
+  coordinator for the outcome of the lease.
 """
 
 from typing import Annotated, NamedTuple
@@ -20,7 +20,7 @@ from protocol.wire.message import Message
 from protocol.wire.signing import Envelope
 
 VALIDATOR = "intake/1"
-"""Changes whenever a rule does."""
+"""The version of the rules; it changes whenever a rule does."""
 
 EXACT = "exact"
 
@@ -28,39 +28,39 @@ Text = Annotated[str, Field(min_length=1, max_length=TEXT_MAX)]
 
 
 class TokenPlace(Message):
-    """A token of a claim, both counted from 0."""
+    """The place of a token in a claim; sample and position are counted from 0."""
 
     sample: int = Field(ge=0)
     position: int = Field(ge=0)
 
 
 class RejectionEvidence(Message):
-    """One rejection."""
+    """The evidence of a rejection."""
 
     code: Text
     step: Text
-    """Of intake: size, schema, signature, nonce, lease, duplicate, version, tokens, reward or budget."""
+    """The step of intake: size, schema, signature, nonce, lease, duplicate, version, tokens, reward or budget."""
     claim_id: Hex64
     field: Text
-    """Of the message that is not as it must be."""
+    """The field that breaks the rule."""
     expected: Text
     observed: Text
     tolerance: Text
-    """How far off would have passed."""
+    """The largest difference that would have passed."""
     positions: tuple[TokenPlace, ...] = Field((), max_length=POSITIONS_MAX)
-    """Where, if single tokens are wrong."""
+    """The places, if single tokens are wrong."""
     validator: Text
     command: Text
 
 
 class CodeRule(NamedTuple):
-    """What holds for a code wherever it is raised."""
+    """The step, field and expected value of a code, wherever it is raised."""
 
     step: str
     field: str
     expected: str
     replays: bool = False
-    """Whether the bytes alone decide, so that anybody can repeat it."""
+    """True if the bytes alone decide, so that anybody can repeat the check."""
 
 
 RULES: dict[str, CodeRule] = {
@@ -78,30 +78,30 @@ RULES: dict[str, CodeRule] = {
     errors.UnknownLease.code: CodeRule("lease", "lease_id", "a lease that was given out in this round"),
     errors.LeaseOfAnother.code: CodeRule("lease", "signer", "the node that the lease was given to"),
     errors.LeaseClosed.code: CodeRule("lease", "lease_id", "a lease that is open and in time"),
-    errors.LeaseMismatch.code: CodeRule("lease", "claim", "what the lease says, repeated", True),
+    errors.LeaseMismatch.code: CodeRule("lease", "claim", "the same values as in the lease", True),
     errors.LeaseConflict.code: CodeRule("duplicate", "claim", "the answer that was accepted first"),
     errors.StaleVersion.code: CodeRule("version", "version", "a version within the bound of staleness"),
     errors.TokensInvalid.code: CodeRule("tokens", "samples", "tokens that the policy could have drawn", True),
     errors.LogprobsInvalid.code: CodeRule(
         "tokens", "samples", "a log-probability for every token, at most 0 and not absurdly low", True
     ),
-    errors.ObservationForged.code: CodeRule("tokens", "samples", "what the environment answers there", True),
+    errors.ObservationForged.code: CodeRule("tokens", "samples", "the environment's own observation", True),
     errors.EpisodeOverrun.code: CodeRule("tokens", "samples", "nothing after the end of the episode", True),
     errors.EpisodeCutShort.code: CodeRule("tokens", "samples", "an episode up to its end", True),
     errors.UnknownEnvironment.code: CodeRule("reward", "episode", "an environment that this coordinator knows"),
     errors.EnvironmentFailed.code: CodeRule("reward", "episode", "an environment that keeps its own rules"),
     errors.BudgetExhausted.code: CodeRule("budget", "credit", "a deposit that covers the rollout"),
 }
-"""Every code that a rollout may be rejected with, alone or with the request that brings it."""
+"""Every code with which a rollout may be rejected, alone or with its whole request."""
 
-_OTHER = CodeRule("intake", "message", "a rollout that can be taken")
-"""For a code that no table has: intake answers whatever happens, and a test finds the gap."""
+_OTHER = CodeRule("intake", "message", "a rollout that can be accepted")
+"""The rule of codes that are missing in `RULES`: intake must always answer, and a test finds the gap."""
 
 
 def build_evidence(error: SwarmError, *, envelope: bytes, lease_id: str, claim_id: str = "") -> RejectionEvidence:
-    """The evidence for the rejection of these bytes; of a lease that could not be read, the command names none.
+    """Return the evidence for the rejection of an envelope; without a readable lease id the command has a placeholder.
 
-    Whoever has read the envelope before names its claim.
+    A caller that has already decoded the envelope passes `claim_id`.
     """
     rule, seen = RULES.get(error.code, _OTHER), error.breach
     return RejectionEvidence(
@@ -121,7 +121,7 @@ def build_evidence(error: SwarmError, *, envelope: bytes, lease_id: str, claim_i
 
 
 def command(code: str, lease_id: str) -> str:
-    """What repeats the check behind a code; whoever shows it makes it anew, since evidence is another's word."""
+    """Return the command that repeats the check of a code; viewers rebuild it, because evidence is untrusted."""
     replay = " --replay" if RULES.get(code, _OTHER).replays else ""
     return f"swarm-node why JOIN_STRING {lease_id[:32] or 'LEASE'}{replay}"
 

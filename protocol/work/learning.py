@@ -1,7 +1,7 @@
-"""What the learner and the coordinator say to each other: a batch in, a report and a new version out.
+"""Messages between the learner and the coordinator: a batch in, a report and a new version out.
 
 - The learner is a client like any other, with the operator's credential instead of a node key.
-- Batch n leads from update n - 1 to update n; asking twice gives the same batch.
+- Batch n leads from update n - 1 to update n; a repeated request gets the same batch.
 """
 
 from pydantic import Field
@@ -13,36 +13,36 @@ from protocol.wire.message import Message
 
 
 class TrainingSample(Message):
-    """One completion with the coordinator's reward."""
+    """A completion with the coordinator's reward."""
 
     tokens: bytes
     logprobs: bytes
     reward: float
     sampled: bytes = b""
-    """Of an episode: for each token 1 if the policy drew it, 0 if the environment said it. Empty: all were drawn."""
+    """In an episode, for each token 1 if the policy drew it, 0 if the environment did. Empty: all were drawn."""
     weight: float = Field(1.0, ge=0, le=limits.WEIGHT_MAX)
-    """What its advantage is multiplied by."""
+    """The factor of its advantage."""
     skip: tuple[tuple[int, int], ...] = Field((), max_length=limits.SKIPPED_SPANS_MAX)
     """Tokens that are not trained on."""
 
 
 class Earlier(Message):
-    """A claim of which only the beginnings of samples were used."""
+    """An earlier claim, of which only the beginnings of samples were used."""
 
     claim_id: Hex64
     ends: tuple[int, ...]
-    """Up to which token each sample is this claim's, or an earlier one's."""
+    """For each sample, the end (exclusive) of the tokens of this claim and earlier ones."""
 
 
 class TrainingGroup(Message):
-    """One prompt and its samples, as one node drew them from one version, or several in turn."""
+    """A prompt and its samples, drawn from one version by a node, or by several in turn."""
 
     claim_id: Hex64
     prompt: bytes
     policy_update: int
     samples: tuple[TrainingSample, ...]
     earlier: tuple[Earlier, ...] = ()
-    """Whose work `claim_id` finished, in the order in which they worked."""
+    """The claims that `claim_id` continued, in the order of the work."""
 
 
 class TrainingBatch(Message):
@@ -51,24 +51,24 @@ class TrainingBatch(Message):
     number: int = Field(ge=1)
     groups: tuple[TrainingGroup, ...]
     credit_micros: int = Field(0, ge=0)
-    """What all who worked on these groups were credited with."""
+    """The credit of all nodes that worked on these groups."""
 
 
 class UpdateReport(Message):
-    """What the learner did with a batch."""
+    """The learner's report about a batch."""
 
     number: int = Field(ge=1)
     mismatched: tuple[Hex64, ...]
-    """Claims whose log-probabilities are far from what the policy gives the same tokens."""
+    """Claims whose log-probabilities differ much from the policy's own for the same tokens."""
     metrics: dict[str, float]
     idle_s: float = Field(ge=0)
     """Seconds the learner waited for this batch."""
     busy_s: float = Field(ge=0)
-    """Seconds from the batch before to asking for this one: the last update and what followed, publishing included."""
+    """Seconds from the previous batch to the request for this one: the last update, publishing included."""
 
 
 class LearnerProgress(Message):
-    """What the learner is doing, for whoever watches."""
+    """The learner's current activity, for display."""
 
     phase: str = Field(max_length=40)
     fraction: float = Field(ge=0, le=1)
@@ -85,13 +85,13 @@ class UploadedFile(Message):
 
 
 class KnownUploads(Message):
-    """Files that the coordinator has from the version before: if they are the same, they need not be sent again."""
+    """Files of the previous version that the coordinator has: equal files need not be sent again."""
 
     files: tuple[UploadedFile, ...] = Field(max_length=limits.MANIFEST_MAX_FILES)
 
 
 class Publication(Message):
-    """A version whose files were uploaded: publish it."""
+    """A request to publish a version whose files were uploaded."""
 
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     update: int = Field(ge=0, le=limits.VERSION_MAX)
@@ -99,29 +99,29 @@ class Publication(Message):
 
 
 class Evaluated(Message):
-    """What an evaluation came to."""
+    """The result of an evaluation."""
 
     number: int = Field(ge=1)
     update: int = Field(ge=0)
-    """That of the version which was measured."""
+    """The update of the measured version."""
     figures: dict[str, float]
 
 
 class LearnerState(Message):
-    """Where the round stands, for a learner that starts or comes back."""
+    """The state of the round, for a learner that starts or reconnects."""
 
     round_id: Hex64
     newest_version: int
     newest_update: int
     publish_every: int
-    """Updates from one version to the next, by what is measured or as the operator set it."""
+    """Updates between two versions: measured, or set by the operator."""
     ledger_size: int = Field(ge=0)
     ledger_head: bytes = Field(max_length=16 * limits.KIB)
-    """The last signed checkpoint of the ledger; nothing before the first."""
+    """The last signed checkpoint of the ledger; empty before the first."""
     finished: bool
     evaluating: bool = False
-    """The nodes still measure the last version."""
+    """True while the nodes still measure the last version."""
     evaluated: tuple[Evaluated, ...] = Field((), max_length=limits.EVALUATIONS_TOLD_MAX)
     """The last evaluations that ended, the oldest first."""
     replacement: int = Field(0, ge=0)
-    """The last version that the operator put in the place of the learner's, which goes on from it; 0: none."""
+    """The last version with which the operator replaced the learner's; training continues from it. 0: none."""

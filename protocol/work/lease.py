@@ -1,14 +1,13 @@
-"""A lease: one group offered to one node, and the states it can be in.
+"""Leases: a group offered to a node, and the states of this offer.
 
-- It is `offered`, `held` once its node has said that it has it, and `generating` once its first token was drawn. A node
-  may skip either word: what it says is shown, and nothing depends on it.
-- It ends in exactly one of `accepted` or `rejected` (it was submitted, and is judged when it arrives), `expired` (no
-  answer in time), `skipped` (its node will not answer it) or `cancelled` (the coordinator needs it no more, and nobody
-  is blamed).
-- Only an open lease can be answered. The group of one that ended without an answer is offered again.
-- The price is locked when the lease is given out. Whoever answers signs the digest of all that the lease says.
-- A lease may go on where another ended: its `prefixes` are what was sampled before, with the same seed and version. Its
-  answer has only the tokens that come after them. A lease of an episode has none.
+- It is `offered`, `held` once its node has confirmed it, and `generating` once its first token was drawn. A node may
+  skip either report: the state is only displayed.
+- It ends in exactly one of `accepted` or `rejected` (it was submitted, and is judged on arrival), `expired` (no answer
+  in time), `skipped` (its node will not answer it) or `cancelled` (the coordinator no longer needs it; no fault).
+- Only an open lease can be answered. The group of a lease that ended without an answer is offered again.
+- The price is locked when the lease is issued. The answer signs the digest of the whole lease.
+- A lease may continue another: its `prefixes` are the tokens sampled before, with the same seed and version. Its answer
+  has only the tokens after them. A lease of an episode has none.
 """
 
 from enum import StrEnum
@@ -23,11 +22,11 @@ from protocol.wire.message import Message
 from protocol.work.episode import Episode
 
 Numerics = Annotated[str, StringConstraints(pattern=r"^([a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20})?$")]
-"""What a node computes with, as engine/dtype/device; empty if it does not say."""
+"""The class of a node, as engine/dtype/device; empty if it reports none."""
 
 
 class Prefix(Message):
-    """What one sample of a group has already; with a `finish` it is complete."""
+    """The tokens that a sample of a group already has; with a `finish` it is complete."""
 
     tokens: bytes = Field(max_length=4 * limits.TOKENS_MAX)
     """Token ids, 32-bit little-endian."""
@@ -35,7 +34,7 @@ class Prefix(Message):
 
 
 class Lease(Message):
-    """What a node is asked to do, and what it will be paid for it."""
+    """A group to sample, and the price that is paid for it."""
 
     lease_id: Hex32
     version: int = Field(ge=1, le=limits.VERSION_MAX)
@@ -46,27 +45,27 @@ class Lease(Message):
     price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
     expires_ms: int
     judged_as: Numerics = ""
-    """The class whose tolerances its answer is judged by; empty: by those of the round."""
+    """The class whose tolerances its answer is judged by; empty: the round's class."""
     prefixes: tuple[Prefix, ...] = Field((), max_length=limits.SAMPLES_MAX)
-    """One for each sample, or none at all."""
+    """One prefix for each sample, or none at all."""
     episode: Episode | None = None
-    """The game that the samples play, of several turns; nothing where a sample is one completion."""
+    """The game of several turns that the samples play; None if a sample is one completion."""
 
     @property
     def digest(self) -> Digest:
-        """What stands for every word of it."""
+        """Return the hash of all its fields."""
         return chunks.digest(self.to_bytes())
 
 
 def answer_max_bytes(samples: int, max_new_tokens: int) -> int:
-    """Return the size of the largest envelope that can answer a lease, or tell a part of it."""
+    """Return the size in bytes of the largest envelope with a claim or a fragment for a lease."""
     return limits.ANSWER_HEAD_BYTES + samples * (limits.ANSWER_SAMPLE_BYTES + 8 * max_new_tokens)
 
 
 def named_lease(payload: bytes) -> str:
-    """Return the id of the lease that a claim or a fragment names, without decoding it; empty if it names none there.
+    """Return the lease id in a claim or a fragment without decoding it; empty if there is none at its place.
 
-    The keys are sorted, so that both begin with a map's header, `lease_digest` and `lease_id`, each of fixed length.
+    The keys are sorted, so both begin with a map's header, `lease_digest` and `lease_id`, each of fixed length.
     """
     digest, lease_id = payload[1:16], payload[80:91]
     if (digest, lease_id) != (b"\xaclease_digest\xd9\x40", b"\xa8lease_id\xd9\x20"):
@@ -75,7 +74,7 @@ def named_lease(payload: bytes) -> str:
 
 
 class LeaseState(StrEnum):
-    """Where a lease stands."""
+    """States of a lease."""
 
     OFFERED = "offered"
     HELD = "held"
@@ -88,7 +87,7 @@ class LeaseState(StrEnum):
 
 
 class LeaseEvent(StrEnum):
-    """What can happen to a lease."""
+    """Events in the life of a lease."""
 
     HOLD = "hold"
     BEGIN = "begin"
@@ -100,7 +99,7 @@ class LeaseEvent(StrEnum):
 
 
 OPEN = (LeaseState.OFFERED, LeaseState.HELD, LeaseState.GENERATING)
-"""What can still be answered."""
+"""States in which a lease can be answered."""
 
 _ENDS = {
     LeaseEvent.ACCEPT: LeaseState.ACCEPTED,
@@ -115,4 +114,4 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (LeaseState.OFFERED, LeaseEvent.BEGIN): LeaseState.GENERATING,
     (LeaseState.HELD, LeaseEvent.BEGIN): LeaseState.GENERATING,
 } | {(state, event): end for state in OPEN for event, end in _ENDS.items()}
-"""A pair that is not listed cannot happen; the five ends have no way out."""
+"""All possible transitions; the five end states have none."""

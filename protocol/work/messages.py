@@ -1,7 +1,7 @@
-"""What nodes and the coordinator say to each other over HTTP, beside leases and rollouts.
+"""Messages between nodes and the coordinator over HTTP, beside leases and rollouts.
 
 - Every request of a node is one signed envelope around a `Request`; replies are plain canonical messages.
-- A request names its audience (round and path), carries a nonce that works once, and the sender's clock.
+- A request has its audience (round and path), a nonce that is accepted once, and the sender's clock.
 """
 
 from typing import Annotated, Literal, Self
@@ -35,29 +35,29 @@ class Request(Message):
 
 
 class Register(Message):
-    """A node introduces itself, or changes its price or addresses."""
+    """A node's registration, or a change of its price or addresses."""
 
     name: str = Field(min_length=1, max_length=limits.NAME_MAX_CHARS, pattern=r"^[^\x00]+$")
-    """Of any characters but NUL, which not every database can keep."""
+    """Any characters except NUL, which not every database can store."""
     price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
     addresses: tuple[HostPort, ...] = Field(max_length=limits.ADDRESSES_MAX)
     shares: bool = True
-    """Whether it passes chunks on; one without an address does so over connections that it opens."""
+    """True if it uploads chunks; a node without an address does so over connections that it opens."""
     agent: str = Field(max_length=100)
     generation: int = Field(generation.CURRENT, ge=0, le=2**16)
-    """Which generation of the protocol it speaks."""
+    """The generation of the protocol that it uses."""
     delegation: bytes | None = Field(None, max_length=limits.STATEMENT_MAX_BYTES)
-    """Its owner's word that it works for them; without one, and before the first, it is its own."""
+    """Its owner's signed statement that it works for the owner; without a first one it is its own owner."""
 
     @classmethod
     def from_bytes(cls, data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Self:
-        """As any message; but one of a retired generation is told so, whatever else it looks like."""
+        """Decode like any message, but check the generation first, so that a retired one gets its own error."""
         generation.require_current(canonical.read(data, max_bytes=max_bytes, max_items=limits.REGISTER_MAX_ITEMS))
         return super().from_bytes(data, max_bytes=max_bytes)
 
 
 class Transfer(Message):
-    """Bytes of verified chunks a node has fetched since it started, by where they came from."""
+    """Bytes of verified chunks that a node has moved since it started, by source or destination."""
 
     from_peers: MovedBytes
     from_seeder: MovedBytes
@@ -66,7 +66,7 @@ class Transfer(Message):
 
 
 class Blame(Message):
-    """A node saw a peer send bytes that are not what their name promises."""
+    """A node's report that a peer sent bytes that do not match the chunk's name."""
 
     peer_id: PeerId
     chunk: Hex64
@@ -74,11 +74,11 @@ class Blame(Message):
 
 
 Stage = Literal["heard", "fetched", "loaded", "first_token"]
-"""How far a version is on a node: trust metadata names it; its files are whole; it is in the engine; it is sampled."""
+"""Stages of a version on a node: metadata names it; its files are complete; the engine has it; it is sampled."""
 
 
 class Reached(Message):
-    """How long ago a version came how far on a node, by the node's stopwatch: its clock need not be right."""
+    """A stage that a version has reached on a node; its age is a duration, so the node's clock need not be right."""
 
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     stage: Stage
@@ -86,14 +86,14 @@ class Reached(Message):
 
 
 class Heartbeat(Message):
-    """A node is alive: what it holds, does and moved, how fast it samples, and how far new versions have come."""
+    """A node's regular report: its version, phase, transfers and sampling rate, and the stages of new versions."""
 
     session: str = Field(pattern=r"^[0-9a-f]{16}$")
-    """Random per start of the agent, so that counters that begin again at zero are told apart."""
+    """Random for each start of the agent, so that counters that restart at zero can be recognized."""
     version: int = Field(ge=0, le=limits.VERSION_MAX)
     phase: Literal["offline", "idle", "leased", "generating", "mirroring", "resting"]
-    """Who mirrors never samples: for it a version has arrived when it is fetched. Who rests takes no work
-    for now, because its owner says so."""
+    """A mirroring node never samples: a version has arrived once it is fetched. A resting node requests no work for
+    now, because its owner paused it."""
     tokens_per_s: float = Field(ge=0, le=limits.TOKENS_PER_S_MAX)
     transfer: Transfer
     blames: tuple[Blame, ...] = Field(max_length=16)
@@ -101,58 +101,58 @@ class Heartbeat(Message):
 
 
 class HeartbeatReply(Message):
-    """The newest version's number: a hint to refresh, never a reason to trust."""
+    """The answer to a heartbeat, with the newest version's number: a hint to refresh, never a reason to trust."""
 
     newest_version: int = Field(ge=0, le=limits.VERSION_MAX)
     heartbeat_s: float
     finished: bool
-    """The round has ended; there is no more work."""
+    """True if the round has ended; there is no more work."""
 
 
 class VersionRequest(Message):
-    """A node asks to be told when there is a newer version than the one it has heard of."""
+    """A node's request that waits until there is a version newer than `newer_than`."""
 
     newer_than: int = Field(ge=0, le=limits.VERSION_MAX)
 
 
 class LeaseRequest(Message):
-    """A node asks for work for the version it has loaded."""
+    """A node's request for work with the version that it has loaded."""
 
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     groups: int = Field(ge=1, le=limits.LEASES_PER_REQUEST_MAX)
     continues: bool = False
-    """Whether its engine can go on where another stopped."""
+    """True if its engine can continue the samples of another node."""
     numerics: Numerics = ""
-    """What it computes with, and is judged by."""
+    """Its class, by whose tolerances it is judged."""
     environments: tuple[Name, ...] = Field((), max_length=limits.ENVIRONMENTS_MAX)
-    """Those that its engine can play; without the round's it gets `unknown_environment` and no work."""
+    """Environments that its engine can play; without the round's it gets `unknown_environment` and no work."""
 
 
 Reason = Literal["", "ahead", "busy", "old_version", "numerics", "paused", "standby", "budget", "audits", "finished"]
-"""Why there is no work: enough is under way for the newest version; this node holds as many leases as it may; this
-version gives no more; what the node computes with is not admitted; the operator has paused it; others do it for less;
-no money; too much waits for an audit; the end."""
+"""Reasons for no work, in this order: enough is leased for the newest version; this node holds its maximum of leases;
+this version gets no more work; the node's class is not admitted; the operator has paused the node; other nodes are
+cheaper; no budget; too many claims wait for an audit; the round has ended."""
 
 
 class LeaseReply(Message):
-    """Work, or why there is none and when to ask again; with the same hint as a heartbeat's reply."""
+    """Work, or the reason for none and when to ask again; with the same hint as a heartbeat's reply."""
 
     leases: tuple[Lease, ...] = Field(max_length=limits.LEASES_PER_REQUEST_MAX)
     newest_version: int = Field(ge=0, le=limits.VERSION_MAX)
     reason: Reason
     retry_s: float
     stays: bool = False
-    """There is more to measure of this version: ask again before loading a newer one."""
+    """True if there is more to measure of this version: ask again before loading a newer one."""
 
 
 class ReturnLeases(Message):
-    """A node gives leases back that it will not answer."""
+    """A node's report of leases that it will not answer."""
 
     lease_ids: tuple[Hex32, ...] = Field(max_length=limits.LEASES_PER_REQUEST_MAX)
 
 
 class LeaseProgress(Message):
-    """A node tells of leases that take it long: those that it has, and what it has sampled since it last told."""
+    """A node's report on leases that take long: those that it holds, and fragments with the tokens since the last."""
 
     held: tuple[Hex32, ...] = Field(max_length=2 * limits.LEASES_PER_REQUEST_MAX)
     fragments: tuple[bytes, ...] = Field(max_length=limits.LEASES_PER_REQUEST_MAX)
@@ -160,22 +160,22 @@ class LeaseProgress(Message):
 
 
 class LeaseProgressReply(Message):
-    """What a node need not go on with, and what was kept."""
+    """The leases that have ended, and those whose fragments were stored."""
 
     gone: tuple[Hex32, ...]
-    """Of the leases held, those that have ended: what is sampled for them is in vain."""
+    """The held leases that have ended: more samples for them would be wasted."""
     taken: tuple[Hex32, ...]
-    """Leases whose fragment was kept. Of others the node need tell no more: their next fragments would not fit."""
+    """Leases whose fragment was stored. For others the node need send no more: their next fragments would not fit."""
 
 
 class Submission(Message):
-    """Signed rollouts, each an envelope of the domain `rollout`."""
+    """A request with signed rollouts, each an envelope of the domain `rollout`."""
 
     rollouts: tuple[bytes, ...] = Field(min_length=1, max_length=limits.LEASES_PER_REQUEST_MAX)
 
 
 class Verdict(Message):
-    """What became of one submitted rollout."""
+    """The outcome of a submitted rollout."""
 
     lease_id: str
     outcome: Literal["accepted", "already_accepted", "rejected"]
@@ -184,39 +184,39 @@ class Verdict(Message):
     tokens: int = 0
     credit_micros: int = 0
     evidence: RejectionEvidence | None = None
-    """Of a rejection."""
+    """The evidence of a rejection."""
 
 
 class SubmissionReply(Message):
-    """One verdict per rollout, in the order they were sent."""
+    """The verdicts on the submitted rollouts, in the order of the request."""
 
     verdicts: tuple[Verdict, ...]
 
 
 class PlanRequest(Message):
-    """A node asks from whom it may fetch a version, and reports what it knows of its place in the network."""
+    """A node's request for a fetch plan, with its knowledge about its own place in the network."""
 
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     observed: tuple[HostPort, ...] = Field((), max_length=limits.OBSERVERS_MAX)
-    """Addresses from which a connection out of its listening port came, one for each of the plan's observers that
-    answered: equal ones say that everybody sees the port at this address."""
+    """The addresses at which observers saw a connection from its listening port, one for each observer of the plan that
+    answered: equal ones mean that everybody sees the port at this address."""
     punched: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
-    """Of the plan's `punches` those that succeeded, unless the last report about that node said so, too."""
+    """The plan's `punches` that succeeded, except nodes whose last report already said so."""
     unpunched: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
-    """Those that failed, likewise."""
+    """The plan's `punches` that failed, with the same exception."""
 
 
 class Peer(Message):
-    """Where chunks of the newest version can be had."""
+    """A source of chunks of the newest version."""
 
     peer_id: PeerId
     address: HostPort | Literal[""]
-    """Where to dial it; empty if it cannot be dialled, and opens the connection itself."""
+    """The address to dial; empty if it cannot be dialled and opens the connection itself."""
     also: tuple[HostPort, ...] = Field((), max_length=limits.ADDRESSES_MAX)
-    """Where else it may be dialled: all are tried, a moment apart, and whichever answers first is taken."""
+    """Further addresses: all are dialled, a moment apart, and the first that answers is used."""
     kind: Literal["peer", "seeder"]
     stripes: tuple[int, ...] = Field((), max_length=limits.STRIPES_MAX)
-    """The stripes to ask of it first; of the others it is asked when they are late."""
+    """The stripes to request from it first; others are requested from it only if they are late."""
 
     @property
     def calls(self) -> bool:
@@ -224,7 +224,7 @@ class Peer(Message):
 
 
 class FetchPlan(Message):
-    """From whom to fetch; every entry is a hint, since chunks prove themselves.
+    """The sources to fetch a version from; every entry is a hint, since each chunk is checked by its hash.
 
     The n-th chunk of a version's manifest, counted from 0, belongs to stripe n modulo `stripes`.
     """
@@ -232,34 +232,34 @@ class FetchPlan(Message):
     stripes: int = Field(ge=1, le=limits.STRIPES_MAX)
     peers: tuple[Peer, ...] = Field(max_length=limits.PEERS_MAX)
     calls: tuple[Peer, ...] = Field((), max_length=limits.CALLS_MAX)
-    """Nodes to open a connection to and keep it: they are to ask this one, and cannot dial it."""
+    """Nodes to which this one opens and keeps a connection: they fetch from it, and cannot dial it."""
     rate: float = Field(ge=0)
-    """Bytes per second at which the plan would have everybody receive."""
+    """Bytes per second at which each node receives by the plan."""
     hops: int = Field(ge=1, le=limits.HOPS_MAX)
-    """How many uplinks the plan has a chunk pass on its way to this node, at the most."""
+    """The most uplinks on a chunk's way to this node by the plan."""
     help_rate: float = Field(ge=0)
-    """Bytes per second that this node may ask of the seeder beyond its stripes; 0: as much as it likes."""
+    """Bytes per second that this node may request from the seeder beyond its stripes; 0: no limit."""
     probe: Peer | None = None
-    """A node to dial once: nobody could lately, and the receipt is to say whether that is still so."""
+    """A node to dial once, because nobody could lately; the receipt reports whether it is still so."""
     dialled: bool | None = None
-    """Whether most of those who tried to dial the node that asks could; None if nobody has said so."""
+    """True if most nodes that dialled the requesting node reached it; None if there is no report."""
     punches: tuple[Peer, ...] = Field((), max_length=limits.PUNCHES_MAX)
-    """Nodes to dial from the listening port, as they do at the same time: neither can be dialled otherwise."""
+    """Nodes to dial from the listening port while they dial this one: neither can be dialled otherwise."""
     observers: tuple[Peer, ...] = Field((), max_length=limits.OBSERVERS_MAX)
-    """Nodes to dial from the listening port, and to ask for the address that the connection came from."""
+    """Nodes to dial from the listening port, and to ask for the source address of the connection."""
 
 
 class PeerUpload(Message):
-    """What one node sent us of a version."""
+    """The bytes of a version that a peer sent to the node."""
 
     peer_id: PeerId
     size_bytes: int = Field(ge=1, le=limits.TRANSFER_MAX_BYTES)
     busy_s: float = Field(ge=0, le=limits.FETCH_MAX_S)
-    """How long it was sending: while it owed us chunks that it held."""
+    """Seconds in which it was sending: while it owed us chunks that it held."""
 
 
 class TransferReceipt(Message):
-    """A node's signed word on who sent it a version, how long that took, and whom it could dial.
+    """A node's signed report of the peers that sent it a version, the duration, and the nodes that it could dial.
 
     It is sealed in an envelope of the domain `receipt`.
     """
@@ -269,29 +269,29 @@ class TransferReceipt(Message):
     seconds: float = Field(ge=limits.FETCH_MIN_S, le=limits.FETCH_MAX_S)
     uploads: tuple[PeerUpload, ...] = Field(max_length=limits.PEERS_MAX)
     from_origins: MovedBytes = 0
-    """What came over HTTP, from servers that have no peer id."""
+    """Bytes received over HTTP, from servers that have no peer id."""
     answered: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
-    """Who answered a dial of the receiver's."""
+    """Nodes that answered a dial of the receiver."""
     unanswered: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
-    """Of those whom the plan names to ask or to call, who was dialled in vain."""
+    """Nodes in the plan's `peers` or `calls` that the receiver could not dial."""
     missed_probe: PeerId | None = None
-    """The plan's probe, if it was dialled in vain."""
+    """The plan's probe, if the receiver could not dial it."""
 
 
 class Fetched(Message):
-    """A version is complete on a node's disk: the sealed receipt for it."""
+    """The sealed receipt of a version that is complete on a node's disk."""
 
     receipt: bytes = Field(max_length=limits.SMALL_REQUEST_MAX_BYTES)
 
 
 def seal_request(key: NodeKey, *, round_id: str, path: str, nonce: bytes, now_ms: int, body: Message) -> bytes:
-    """The bytes of one signed request."""
+    """Return the bytes of a signed request."""
     request = Request(round_id=round_id, path=path, nonce=nonce, sent_ms=now_ms, body=body.to_bytes())
     return key.seal("request", request.to_bytes())
 
 
 def open_request(data: bytes, *, round_id: str, path: str, now_ms: int) -> tuple[Signed, Request]:
-    """Check a request's form, signature, audience and age; whether its nonce is new is for the caller to know."""
+    """Check a request's form, signature, audience and age; the caller checks that its nonce is new."""
     signed = open_envelope("request", data)
     request = Request.from_value(
         canonical.decode(signed.payload, max_bytes=limits.REQUEST_MAX_BYTES, max_items=items_max(Request))
@@ -306,7 +306,7 @@ def open_request(data: bytes, *, round_id: str, path: str, now_ms: int) -> tuple
         )
     if abs(now_ms - request.sent_ms) > limits.CLOCK_SKEW_MAX_S * 1000:
         raise RequestExpired(
-            f"The request was sent {(now_ms - request.sent_ms) / 1000:+.0f} s from the coordinator's clock.",
+            f"The request's time differs from the coordinator's clock by {(now_ms - request.sent_ms) / 1000:+.0f} s.",
             hint="Set this machine's clock (NTP) and try again.",
             breach=Breach("sent_ms", f"{now_ms}", f"{request.sent_ms}", tolerance=f"{limits.CLOCK_SKEW_MAX_S} s"),
         )

@@ -1,8 +1,8 @@
-"""What a machine asks of a coordinator to know its own line, before it takes part.
+"""Messages with which a machine measures its own network connection before it joins a round.
 
-- `/v1/probe/upload` takes bytes, throws them away and says how many: the line up is measured by the sender.
-- `/v1/probe/dial` has the coordinator dial the address that the request came from, and no other, at a port; whoever
-  listens there must say the word of the request. So it proves a listener to its owner, and scans for nobody.
+- `/v1/probe/upload` receives bytes, discards them and returns their number: the sender measures its uplink.
+- `/v1/probe/dial` makes the coordinator dial the address that the request came from, and no other, at a port; the
+  listener must send the `word` of the request. So a machine can test only its own listener, and cannot scan others.
 """
 
 from pydantic import Field
@@ -12,25 +12,25 @@ from protocol.ids import Hex32
 from protocol.wire.message import Message
 
 DIAL_S = 3.0
-"""As long as a dial takes where nobody answers; a refusal is told no sooner, and tells nothing by its speed."""
+"""Seconds that a dial without an answer takes; a refused dial is reported no sooner, so its speed reveals nothing."""
 
 
 class Uploaded(Message):
-    """What arrived."""
+    """The number of bytes that arrived."""
 
     size_bytes: int = Field(ge=0, le=limits.PROBE_MAX_BYTES)
 
 
 class Dial(Message):
-    """Dial me at this port."""
+    """A request to dial the sender at a port."""
 
     port: int = Field(ge=1, le=65535)
     word: Hex32
 
 
 class Dialled(Message):
-    """What came of it."""
+    """The result of a dial."""
 
     reached: bool
     proxied: bool
-    """The request came through a proxy: there was nobody to dial."""
+    """True if the request came through a proxy, so that there was no address to dial."""

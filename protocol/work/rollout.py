@@ -1,9 +1,9 @@
-"""A rollout claim: what a node says it sampled for a lease, and the checks that need nothing else.
+"""Rollout claims: a node's signed samples for a lease, and the checks that need nothing else.
 
-- Tokens and log-probabilities travel as packed little-endian arrays: small, and checked in one stroke.
-- A claim has the digest of its lease, so the node's signature binds the answer to every word of what it was asked.
-- An episode is played again over its tokens: what its environment said, and where it ended, is never believed.
-- Counted is what is checked: tokens are decoded once, here, and everybody uses that array.
+- Tokens and log-probabilities are packed little-endian arrays: small, and checked in one operation.
+- A claim has the digest of its lease, so the node's signature binds the answer to the whole lease.
+- An episode is played again over its tokens: the claimed observations and its claimed end are never trusted.
+- The counted tokens are the checked tokens: they are decoded once, here, and all code uses that array.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,14 +28,14 @@ Tokens = npt.NDArray[np.uint32]
 Logprobs = npt.NDArray[np.float32]
 
 REPEATED = ("round_id", "lease_id", "lease_digest", "samples")
-"""What a claim repeats of its lease; of the samples, how many there are."""
+"""The fields of its lease that a claim repeats; of the samples, their number."""
 
 
 class Sample(Message):
-    """One completion: its tokens up to and with the end token, and how likely each was when it was drawn.
+    """A completion: its tokens up to and with the end token, and the log-probability of each when it was drawn.
 
-    Of a lease with prefixes it has what comes after the prefix: nothing, if that was complete. Of an episode it has all
-    turns and observations; the log-probability of an inserted token is 0.
+    For a lease with prefixes it has the tokens after the prefix: none if the prefix was complete. For an episode it has
+    all turns and observations; the log-probability of an inserted token is 0.
     """
 
     tokens: bytes = Field(max_length=4 * limits.TOKENS_MAX)
@@ -44,35 +44,35 @@ class Sample(Message):
 
 
 class RolloutClaim(Message):
-    """A node's answer to one lease."""
+    """A node's answer to a lease."""
 
     round_id: Hex64
     lease_id: Hex32
     lease_digest: Hex64
-    """Of the lease as it reached the node: who was asked something else on the way is not to blame for the answer."""
+    """The digest of the lease as the node received it: a node is not blamed if the lease was altered on the way."""
     samples: tuple[Sample, ...] = Field(min_length=1, max_length=limits.SAMPLES_MAX)
 
 
 def end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:
-    """The tokens that end a completion: those of generation_config.json if it names any, else those of config.json."""
+    """Return the tokens that end a completion: those of generation_config.json if it has any, else of config.json."""
     named = generation.get("eos_token_id")
     if named is None:
         named = config.get("eos_token_id")
     tokens = named if isinstance(named, list) else [named]
     if not tokens or not all(type(token) is int and token >= 0 for token in tokens):
-        raise TokensInvalid(f"The policy's files name no end token, but {str(named)[:60]}.")
+        raise TokensInvalid(f"The policy's files name no valid end token, but {str(named)[:60]}.")
     return frozenset(tokens)
 
 
 @dataclass(frozen=True)
 class PolicyBounds:
-    """What the policy's own files say about the tokens it can produce."""
+    """The limits of a policy's tokens, from its own files."""
 
     vocab_size: int
     end_tokens: frozenset[int]
     max_new_tokens: int
     codec: Codec | None = None
-    """Its tokenizer; without one no episode can be checked."""
+    """The policy's tokenizer; without it no episode can be checked."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ class Completion:
     tokens: Tokens
     logprobs: Logprobs
     finish: Literal["", "stop", "length"]
-    """Empty if another went on with it."""
+    """Empty if another node continued it."""
     start: int = 0
-    """The position of its first token: how long the prefix is."""
+    """The position of its first token: the length of the prefix."""
     transcript: Transcript | None = None
-    """Of an episode."""
+    """The transcript of an episode."""
 
     @cached_property
     def sampled(self) -> Sampled:
-        """Which of its tokens the policy drew: all, but for what an environment said."""
+        """Return a mask of the tokens that the policy drew: all except an environment's observations."""
         return self.transcript.sampled if self.transcript else np.ones(len(self.tokens), bool)
 
     @property
@@ -109,7 +109,7 @@ def pack_logprobs(logprobs: list[float] | Logprobs) -> bytes:
 def unpack_tokens(data: bytes) -> Tokens:
     if len(data) % 4:
         seen = different("samples.tokens", "a multiple of 4 bytes", f"{len(data)} bytes")
-        raise TokensInvalid(f"{len(data)} bytes are no array of 32-bit tokens.", breach=seen)
+        raise TokensInvalid(f"{len(data)} bytes are not an array of 32-bit tokens.", breach=seen)
     return np.frombuffer(data, dtype="<u4")
 
 
@@ -118,13 +118,13 @@ def unpack_logprobs(data: bytes) -> Logprobs:
 
 
 def check_claim(claim: RolloutClaim, lease: Lease, round_id: str, bounds: PolicyBounds) -> tuple[Completion, ...]:
-    """The claim's completions, if it answers this lease with tokens the policy could have produced."""
+    """Check that a claim answers this lease with tokens that the policy could have produced; return its completions."""
     leased = (round_id, lease.lease_id, lease.digest, lease.samples)
     claimed = (claim.round_id, claim.lease_id, claim.lease_digest, len(claim.samples))
     for name, wanted, said in zip(REPEATED, leased, claimed, strict=True):
         if said != wanted:
             raise LeaseMismatch(
-                "The claim does not answer its lease as it was given out: round, words or number of samples differ.",
+                "The claim does not match its lease: the round id, the lease digest or the number of samples differs.",
                 breach=different(name, wanted, said),
             )
     if lease.episode is not None:
@@ -144,9 +144,9 @@ def check_claim(claim: RolloutClaim, lease: Lease, round_id: str, bounds: Policy
 
 
 def _are_sound(samples: Sequence[Sample], bounds: PolicyBounds) -> bool:
-    """Whether all samples pass `_check_sample`, in one stroke, as most do; what is wrong with another is for it to say.
+    """Return True if all samples pass `_check_sample`, in one operation; else `_check_sample` finds the error.
 
-    Arrays of a few tokens cost as much as those of thousands.
+    Operations on arrays of a few tokens cost as much as on thousands.
     """
     position, last = 0, []
     for sample in samples:
@@ -174,7 +174,7 @@ def _check_sample(number: int, sample: Sample, prefix: Prefix | None, bounds: Po
     if prefix is not None and prefix.finish:
         if (sample.tokens, sample.logprobs, sample.finish) != (b"", b"", prefix.finish):
             seen = different(f"samples.{number}", "nothing more", f"{len(sample.tokens) // 4} tokens, {sample.finish}")
-            raise TokensInvalid(f"Sample {number} goes on though its prefix is complete.", breach=seen)
+            raise TokensInvalid(f"Sample {number} continues although its prefix is complete.", breach=seen)
         return Completion(unpack_tokens(b""), np.zeros(0, "<f4"), sample.finish, len(prefix.tokens) // 4)
     start = len(prefix.tokens) // 4 if prefix is not None else 0
     tokens = check_tokens(number, sample.tokens, sample.finish, bounds, start=start)
@@ -182,7 +182,7 @@ def _check_sample(number: int, sample: Sample, prefix: Prefix | None, bounds: Po
 
 
 def _check_episode(number: int, sample: Sample, episode: Episode, bounds: PolicyBounds) -> Completion:
-    """A sample whose observations and end are those of its episode, played again."""
+    """Play a sample's episode again; check its observations and its end."""
     assert bounds.codec is not None
     tokens = unpack_tokens(sample.tokens)
     _check_count(number, tokens, 0, bounds)
@@ -191,19 +191,19 @@ def _check_episode(number: int, sample: Sample, episode: Episode, bounds: Policy
     transcript = replay(player, tokens.tolist(), number=number)
     if transcript.finish != sample.finish:
         raise TokensInvalid(
-            f"Sample {number} says it finished by {sample.finish}, its episode by {transcript.finish}.",
+            f"Sample {number} reports the finish {sample.finish}, but its episode ends by {transcript.finish}.",
             breach=different(f"samples.{number}.finish", transcript.finish, sample.finish),
         )
     odd = (logprobs != 0) & ~transcript.sampled
     if odd.any():
         seen = _places(number, "logprobs", "0 where nothing was drawn", logprobs, odd)
-        said = f"Sample {number} has log-probabilities other than 0 where nothing was drawn."
-        raise LogprobsInvalid(said, breach=seen)
+        message = f"Sample {number} has log-probabilities other than 0 for tokens that were not drawn."
+        raise LogprobsInvalid(message, breach=seen)
     return Completion(tokens, logprobs, sample.finish, transcript=transcript)
 
 
 def whole_tokens(lease: Lease, completions: Sequence[Completion]) -> list[Tokens]:
-    """The tokens of each sample, with its prefix."""
+    """Return the tokens of each sample, with its prefix."""
     if not lease.prefixes:
         return [completion.tokens for completion in completions]
     return [
@@ -213,7 +213,7 @@ def whole_tokens(lease: Lease, completions: Sequence[Completion]) -> list[Tokens
 
 
 def check_tokens(number: int, data: bytes, finish: str, bounds: PolicyBounds, *, start: int = 0) -> Tokens:
-    """A sample's tokens from position `start` on, if they could be; one without a `finish` must have more to come."""
+    """Check and return a sample's tokens from position `start` on; a sample without a `finish` must be incomplete."""
     tokens = unpack_tokens(data)
     end, limit = start + len(tokens), bounds.max_new_tokens
     _check_count(number, tokens, start, bounds)
@@ -221,17 +221,17 @@ def check_tokens(number: int, data: bytes, finish: str, bounds: PolicyBounds, *,
     last, said = len(tokens) - 1, finish or "nothing"
     if ends[:-1].any():
         seen = _places(number, "tokens", "an end token at the end only", tokens[:-1], ends[:-1])
-        raise TokensInvalid(f"Sample {number} goes on after its end token.", breach=seen)
+        raise TokensInvalid(f"Sample {number} continues after its end token.", breach=seen)
     if ends[-1] != (finish == "stop"):
         fits, observed = "stop" if ends[-1] else "no stop", f"{said} after token {int(tokens[-1])}"
         raise TokensInvalid(
-            f"Sample {number} says it finished by {finish}, its last token says otherwise.",
+            f"Sample {number} reports the finish {said}, but its last token does not fit that.",
             breach=Breach(f"samples.{number}.finish", fits, observed, ((number, last),)),
         )
     if (finish == "length") != (end == limit and finish != "stop"):
         fits, observed = f"length at {limit} tokens, and only there", f"{said} at {end} tokens"
         raise TokensInvalid(
-            f"Sample {number} stands at {end} tokens: neither ended nor full.",
+            f"Sample {number} has {end} tokens and the finish {said}, which do not fit the limit of {limit} tokens.",
             breach=Breach(f"samples.{number}.finish", fits, observed, ((number, last),)),
         )
     return tokens
@@ -242,12 +242,12 @@ def _check_count(number: int, tokens: Tokens, start: int, bounds: PolicyBounds) 
     if len(tokens) < 1 or end > limit:
         said = f"{end} tokens, {len(tokens)} new"
         raise TokensInvalid(
-            f"Sample {number} has {said}; 1 to {limit} are possible.",
+            f"Sample {number} has {said}; 1 to {limit} are allowed.",
             breach=different(f"samples.{number}.tokens", f"1 to {limit} tokens", said),
         )
     if int(tokens.max()) >= bounds.vocab_size:
         raise TokensInvalid(
-            f"Sample {number} has token {int(tokens.max())}; the vocabulary has {bounds.vocab_size}.",
+            f"Sample {number} has token {int(tokens.max())}; the vocabulary has {bounds.vocab_size} tokens.",
             breach=_places(number, "tokens", f"below {bounds.vocab_size}", tokens, tokens >= bounds.vocab_size),
         )
 
@@ -276,7 +276,7 @@ def check_logprobs(number: int, data: bytes, count: int) -> Logprobs:
 
 
 def _places(number: int, name: str, expected: str, values: Tokens | Logprobs, wrong: npt.NDArray[np.bool_]) -> Breach:
-    """The first values of a sample that are wrong, and where in the claim they stand."""
+    """Return a breach with the first wrong values of a sample and their places in the claim."""
     at = np.flatnonzero(wrong)[:POSITIONS_MAX].tolist()
     observed = ", ".join(f"{value:.6g}" for value in values[at].tolist())
     return Breach(f"samples.{number}.{name}", expected, observed, tuple((number, place) for place in at))

@@ -1,4 +1,4 @@
-"""Seed-bound sampling: which token a lease's seed makes every engine pick, given the same probabilities.
+"""Seed-bound sampling: a lease's seed determines the token that every engine picks, given the same probabilities.
 
 - The randomness of a token is a pure function of (seed, sample, position): no engine keeps a generator, a lease
   split over batches or retried elsewhere draws the same numbers, and an auditor can draw them again.
@@ -6,7 +6,7 @@
   also the p-th raw word of `numpy.random.Philox(key=[seed, sample])`. Its upper 53 bits are the uniform in [0, 1).
 - The token is the first, in token-id order, whose cumulative probability (summed in float64) exceeds the uniform times
   the total. A token of probability zero is never picked.
-- Changing a bit of this changes what every lease means: golden vectors in the tests freeze it.
+- Any change changes the meaning of every lease: golden vectors in the tests freeze the algorithm.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ Words = NDArray[np.uint64]
 
 
 def uniforms(seed: int, sample: int, count: int) -> NDArray[np.float64]:
-    """The uniforms of positions 0 … count-1 of one sample."""
+    """Return the uniforms of positions 0 … count-1 of one sample."""
     row: NDArray[np.float64] = uniform_table([seed], [sample], count)[0]
     return row
 
 
 def uniform_table(seeds: Sequence[int], samples: Sequence[int], count: int) -> NDArray[np.float64]:
-    """Row r holds the uniforms of (seeds[r], samples[r]), for positions 0 … count-1: shape [rows, count]."""
+    """Return the uniforms of (seeds[r], samples[r]) in row r, for positions 0 … count-1: shape [rows, count]."""
     rows, blocks = len(seeds), -(-count // 4)
     counter = np.arange(1, blocks + 1, dtype=np.uint64)
     words = [np.tile(counter, (rows, 1)), *(np.zeros((rows, blocks), np.uint64) for _ in range(3))]
@@ -45,7 +45,7 @@ def uniform_table(seeds: Sequence[int], samples: Sequence[int], count: int) -> N
 
 
 def pick(probabilities: NDArray[np.floating], uniform: float) -> int:
-    """The token that a uniform selects from one row of probabilities, which need not sum to exactly one."""
+    """Return the token that a uniform selects from a row of probabilities, which need not sum to exactly one."""
     cumulative = np.cumsum(probabilities, dtype=np.float64)
     total = cumulative[-1]
     if not (np.isfinite(total) and total > 0):
@@ -56,7 +56,7 @@ def pick(probabilities: NDArray[np.floating], uniform: float) -> int:
 
 
 def _philox(words: list[Words], keys: list[Words]) -> list[Words]:
-    """Philox4x64 with ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3")."""
+    """Compute Philox4x64 with ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3")."""
     for turn in range(_ROUNDS):
         if turn:
             keys = [key + step for key, step in zip(keys, _KEY_STEPS, strict=True)]
@@ -67,7 +67,7 @@ def _philox(words: list[Words], keys: list[Words]) -> list[Words]:
 
 
 def _multiply(left: Words, right: np.uint64) -> tuple[Words, Words]:
-    """The high and the low 64 bits of a 128-bit product, from 32-bit halves: numpy has no wider integer."""
+    """Return the high and the low 64 bits of a 128-bit product, from 32-bit halves: numpy has no wider integer."""
     left_high, left_low = left >> _HALF_BITS, left & _LOW_HALF
     right_high, right_low = right >> _HALF_BITS, right & _LOW_HALF
     cross = left_high * right_low

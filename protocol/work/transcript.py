@@ -1,13 +1,13 @@
-"""A transcript: the tokens of one episode, turns that were sampled and observations that were inserted.
+"""Transcripts: the tokens of an episode, turns that were sampled and observations that were inserted.
 
     turn · observation · turn · observation · … · turn
 
-- A turn ends with an end token, or when it is as long as a turn may be. Its text is what the environment is told.
-- The environment's answer, encoded by the policy's own tokenizer, is inserted behind it. The next turn begins there.
+- A turn ends with an end token, or at the longest turn. Its text is the action for the environment.
+- The environment's answer, encoded by the policy's own tokenizer, is inserted after it. The next turn follows.
 - The episode stops when the environment has ended (`stop`); or at the longest completion, or where the next observation
   would leave no room for a turn (`length`). So a transcript always ends with a sampled token.
-- Which positions were sampled follows from playing the episode again over the tokens alone. The node that samples and
-  whoever checks it drive the same `Player`: tokens in, what is to be inserted out.
+- The sampled positions follow from playing the episode again over the tokens alone. The sampling node and every checker
+  use the same `Player`: it receives tokens and returns the tokens to insert.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,37 +31,37 @@ class Codec(Protocol):
     """The policy's own tokenizer."""
 
     def encode(self, text: str) -> list[int]:
-        """Without any special token that the text does not name."""
+        """Return the tokens of a text, without special tokens that the text does not contain."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """With every special token visible."""
+        """Return the text of tokens, with every special token visible."""
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """What playing an episode again over its tokens has shown."""
+    """The result of playing an episode again over its tokens."""
 
     sampled: Sampled
-    """True where the policy spoke, False where the environment did."""
+    """True for tokens of the policy, False for tokens of the environment."""
     finish: Literal["stop", "length"]
     reward: Reward
 
 
 class Player:
-    """One episode as it is played."""
+    """An episode in progress."""
 
     def __init__(self, episode: Episode, codec: Codec, *, end_tokens: frozenset[int], tokens_max: int) -> None:
         self._episode, self._codec = episode, codec
         self._end_tokens, self._tokens_max = end_tokens, tokens_max
-        found = environment(episode.environment, episode.parameters)
+        game = environment(episode.environment, episode.parameters)
         with _our_fault():
-            self._play = found.reset(episode.seed)
+            self._play = game.reset(episode.seed)
         self._turn: list[int] = []
         self._count = 0
         self.finish: Literal["", "stop", "length"] = ""
 
     def append(self, token: int) -> list[int]:
-        """The next sampled token; what is inserted behind it."""
+        """Append a sampled token; return the tokens to insert after it."""
         assert not self.finish, "the episode is over"
         self._count += 1
         ended = token in self._end_tokens
@@ -74,7 +74,7 @@ class Player:
         return []
 
     def reward(self) -> Reward:
-        """What the episode earns as it stands."""
+        """Return the reward of the episode so far."""
         with _our_fault():
             return self._play.reward()
 
@@ -94,19 +94,19 @@ class Player:
 
 
 def prompt(episode: Episode, codec: Codec) -> list[int]:
-    """The tokens before the first turn."""
+    """Return the tokens before the first turn."""
     with _our_fault():
         opening = environment(episode.environment, episode.parameters).reset(episode.seed).opening
     return codec.encode(episode.opening(opening))
 
 
 def replay(player: Player, tokens: Sequence[int], *, number: int = 0) -> Transcript:
-    """What the tokens of sample `number` show, if they are a whole episode of this player's."""
+    """Play the tokens of sample `number` as one whole episode; return the transcript or raise the error."""
     sampled, place = np.zeros(len(tokens), bool), 0
     while place < len(tokens):
         if player.finish:
             raise EpisodeOverrun(
-                f"Sample {number} goes on after token {place}, with which its episode ended.",
+                f"Sample {number} continues after token {place}, the end of its episode.",
                 breach=Breach(_tokens(number), f"{place} tokens", f"{len(tokens)} tokens", ((number, place),)),
             )
         inserted = player.append(int(tokens[place]))
@@ -116,7 +116,7 @@ def replay(player: Player, tokens: Sequence[int], *, number: int = 0) -> Transcr
         if claimed != inserted[: len(claimed)]:
             wrong = next(at for at, pair in enumerate(zip(claimed, inserted, strict=False)) if pair[0] != pair[1])
             raise ObservationForged(
-                f"Sample {number} has other tokens at {place} than the environment's answer there.",
+                f"Sample {number} does not have the environment's answer at token {place}.",
                 breach=Breach(
                     _tokens(number), f"token {inserted[wrong]}", f"token {claimed[wrong]}", ((number, place + wrong),)
                 ),
@@ -125,7 +125,7 @@ def replay(player: Player, tokens: Sequence[int], *, number: int = 0) -> Transcr
     if not player.finish or place > len(tokens):
         last = ((number, len(tokens) - 1),)
         raise EpisodeCutShort(
-            f"Sample {number} stops at {len(tokens)} tokens, before its episode does.",
+            f"Sample {number} stops at {len(tokens)} tokens, before the end of its episode.",
             breach=Breach(_tokens(number), "more tokens, up to the end of the episode", f"{len(tokens)} tokens", last),
         )
     return Transcript(sampled, player.finish, player.reward())
@@ -137,10 +137,10 @@ def _tokens(number: int) -> str:
 
 @contextmanager
 def _our_fault() -> Iterator[None]:
-    """Whatever an environment raises is our fault, not that of who plays."""
+    """Convert any exception of an environment to an error of ours, not of the node."""
     try:
         yield
     except SwarmError:
         raise
-    except Exception as error:  # what a mistake in an environment raises cannot be listed
+    except Exception as error:  # a defect in an environment can raise any exception
         raise EnvironmentFailed(f"An environment failed: {error!r}"[:500]) from error

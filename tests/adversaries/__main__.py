@@ -68,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--skip-training", action="store_true")
     options = parser.parse_args(arguments)
-    known = sorted([attack.__name__ for attack in (*AT_ONCE, *PATIENT)] + [one.name for one in outsiders.OUTSIDERS])
+    known = sorted(
+        [attack.__name__ for attack in (*AT_ONCE, *PATIENT)] + [outsider.name for outsider in outsiders.OUTSIDERS]
+    )
     if unknown := sorted(set(options.only).difference(known)):
         parser.error(f"no attack is called {', '.join(unknown)}; there are {', '.join(known)}")
     logging.disable(logging.WARNING)  # every ban and fault is in the table
@@ -170,12 +172,12 @@ def row(attack: str, tolerance: str, results: list[Result]) -> bool:
 
 
 def show_patience() -> bool:
-    """What patience earns by the rules alone, with so many owners that chance is small."""
+    """Show the gain from patience by the rules alone, with enough owners that chance is small."""
     sound = True
     for name, plan in patience.PLANS.items():
-        found = patience.gain(plan, owners=PATIENT_OWNERS, groups=PATIENT_GROUPS, rules=TrustRules())
-        print(f"by the rules alone: {name}: {found.mean:+.1f} ± {found.standard_error:.1f} payments", flush=True)
-        sound &= found.mean <= 2 * found.standard_error
+        gain = patience.gain(plan, owners=PATIENT_OWNERS, groups=PATIENT_GROUPS, rules=TrustRules())
+        print(f"by the rules alone: {name}: {gain.mean:+.1f} ± {gain.standard_error:.1f} payments", flush=True)
+        sound &= gain.mean <= 2 * gain.standard_error
     return sound
 
 

@@ -54,7 +54,7 @@ UPDATES_PER_VERSION = SHIPPED_SETTINGS.staleness.kappa
 
 @dataclass(frozen=True)
 class Stage:
-    """What a round is played with; all else is as shipped."""
+    """The settings of a round; all others are the defaults."""
 
     policies: tuple[Path, ...]
     other: Path
@@ -71,7 +71,7 @@ Train = Callable[[TrainingBatch], Path]
 
 
 class Arena:
-    """One round and who plays in it."""
+    """A round with its players."""
 
     def __init__(self, folder: Path, stage: Stage, *, secret: int = 0, train: Train | None = None) -> None:
         self.stage = stage
@@ -123,7 +123,7 @@ class Arena:
         return self.policies[(version - 1) % len(self.policies)]
 
     def sample(self, folder: Path, lease: Lease, seed: int | None = None) -> tuple[Sample, ...]:
-        """What some weights make of a lease, or of its prompt by another seed."""
+        """Sample a lease with a node's weights, or its prompt with another seed."""
         return self._generate(folder, [lease if seed is None else lease.model_copy(update={"seed": seed})])[0]
 
     def prefilled(self, lease: Lease, completions: Sequence[Sequence[int]]) -> tuple[Sample, ...]:
@@ -165,12 +165,16 @@ class Arena:
         cases = [
             opened(
                 CaseFile(
-                    round_id=ROUND, lease=one.lease, rollout=one.rollout, fragments=one.fragments, sampler=sampler
+                    round_id=ROUND,
+                    lease=audited.lease,
+                    rollout=audited.rollout,
+                    fragments=audited.fragments,
+                    sampler=sampler,
                 ),
                 self.policy(version),
                 before,
             )
-            for one in taken
+            for audited in taken
         ]
         reports = audit(cases, self._score, self._tolerances, self.stage.tolerance)
         judged = tuple(
@@ -198,7 +202,7 @@ class Arena:
                 self.world.publish(self.version, self.update)
 
     def _sampled(self, work: Sequence[tuple[Node, Lease]]) -> dict[str, tuple[Sample, ...]]:
-        """What each lease's node has its weights make of it; leases that share weights go through them together."""
+        """Sample each lease with the weights of its node; leases with the same weights are one batch."""
         by_weights = defaultdict[Path, list[Lease]](list)
         for node, lease in work:
             if (folder := node.weights(lease)) is not None:
@@ -251,8 +255,8 @@ def _scorer(folder: Path) -> VersionScorer:
 
 
 def money(arena: Arena, node: Node) -> dict[str, tuple[str, int]]:
-    """What became of each of a node's claims, by lease: its state in the book, and its amount."""
-    claims, found = claims_table, dict[str, tuple[str, int]]()
+    """Return the outcome of each of a node's claims by lease: its state in the book, and its amount."""
+    claims, outcomes = claims_table, dict[str, tuple[str, int]]()
     for table in (tables.rollouts, tables.parts):
         query = (
             sa.select(table.c.lease_id, claims.c.state, table.c.credit_micros)
@@ -260,8 +264,8 @@ def money(arena: Arena, node: Node) -> dict[str, tuple[str, int]]:
             .where(table.c.node_id.in_([key.node_id for key in node.keys]))
         )
         rows = arena.world.run(lambda conn, query=query: conn.execute(query).all())
-        found.update({lease_id: (state, int(micros)) for lease_id, state, micros in rows})
-    return found
+        outcomes.update({lease_id: (state, int(micros)) for lease_id, state, micros in rows})
+    return outcomes
 
 
 def _world(folder: Path, stage: Stage, secret: int) -> World:

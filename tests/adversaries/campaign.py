@@ -1,4 +1,4 @@
-"""One attack, played to its end beside honest nodes, and what came of it."""
+"""A campaign: an attack, played to its end beside honest nodes, and its result."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ TURNS_PER_GROUP = 2
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one attack."""
+    """The result of an attack."""
 
     attack: str
     cheats: int
@@ -57,12 +57,12 @@ def fight(attack: type[A], stage: Stage, groups: int, *, secret: int = 0) -> tup
 
 
 def told(arena: Arena, attacker: Adversary, honest: list[Node]) -> Result:
-    """What the store and the book say at the end."""
+    """Return the result that the store and the book show at the end."""
     own = money(arena, attacker)
     posted, voided = ClaimState.POSTED.value, ClaimState.VOIDED.value
     paid = sum(micros for lease, (state, micros) in own.items() if state == posted and lease in attacker.cheated)
     lost = sum(micros for lease, (state, micros) in own.items() if state == voided and lease not in attacker.cheated)
-    theirs = [one for node in honest for one in money(arena, node).values()]
+    theirs = [outcome for node in honest for outcome in money(arena, node).values()]
     earned = [micros for state, micros in theirs if state == posted]
     return Result(
         attack=attacker.attack,

@@ -21,12 +21,12 @@ TOKEN = 4
 
 
 def told(lease: Lease, said: Samples, at: int, previous: str = "") -> Fragment:
-    """One token of every sample that goes on after it."""
-    here = slice(TOKEN * at, TOKEN * (at + 1))
+    """Return a fragment with the next token of every incomplete sample."""
+    span = slice(TOKEN * at, TOKEN * (at + 1))
     parts = tuple(
-        FragmentPart(sample=number, start=at, tokens=sample.tokens[here], logprobs=sample.logprobs[here], finish="")
+        FragmentPart(sample=number, start=at, tokens=sample.tokens[span], logprobs=sample.logprobs[span], finish="")
         for number, sample in enumerate(said)
-        if len(sample.tokens) > here.stop
+        if len(sample.tokens) > span.stop
     )
     return Fragment(round_id=ROUND, lease_id=lease.lease_id, lease_digest=lease.digest, previous=previous, parts=parts)
 
@@ -54,7 +54,7 @@ class ToldTwice(Adversary):
             self.submit(again, self.repeated(again, said))
 
     def repeated(self, lease: Lease, said: Samples) -> Samples:
-        """Everything, behind the prefixes that have the beginning of it."""
+        """Return all samples, without the beginnings that the prefixes already have."""
         tokens = [unpack_tokens(sample.tokens).tolist() for sample in said]
         before = [unpack_tokens(prefix.tokens).tolist() for prefix in lease.prefixes] or [[] for _ in tokens]
         most = self.arena.stage.max_new_tokens
@@ -121,7 +121,7 @@ class Disagreeing(Adversary):
             self.cheated.add(lease.lease_id)
 
     def in_parts(self, lease: Lease, said: Samples, spoil: Callable[[Fragment], Fragment]) -> bool:
-        """Whether a fragment is refused that does not go with the one before it."""
+        """Return True if a fragment that does not fit its predecessor is rejected."""
         if longest(said) < 3:
             return True  # the policy has said too little to tell of it twice
         world, sound = self.arena.world, told(lease, said, 0)
@@ -134,5 +134,5 @@ class Disagreeing(Adversary):
         return True
 
     def in_bytes(self, lease: Lease, said: Samples, spoil: Callable[[bytes], bytes]) -> bool:
-        """Whether a claim in another form is refused."""
+        """Return True if a claim in another encoding is rejected."""
         return self.send(self.key.seal("rollout", spoil(self.claim(lease, said)))).outcome == "rejected"

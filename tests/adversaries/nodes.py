@@ -1,4 +1,4 @@
-"""Who works in the arena: an honest node, and one that cheats whenever its plan says so."""
+"""Nodes of the arena: an honest one, and one that cheats whenever its plan says so."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -81,7 +81,7 @@ class Node:
         return verdict
 
     def hear(self, finding: Found) -> None:
-        """What an audit found of one of its claims."""
+        """Record the finding of an audit of one of its claims."""
         if finding == "hard":
             self.hard_faults += 1
             self._was_noticed()
@@ -98,11 +98,11 @@ class Adversary(Node):
     """What it is called in the table."""
 
     def cheats(self, lease: Lease) -> bool:
-        """Whether to cheat with this lease."""
+        """Return True if it cheats with this lease."""
         return True
 
     def forge(self, lease: Lease, said: Samples) -> Samples:
-        """What to send for a lease."""
+        """Return the forged samples for a lease."""
         raise NotImplementedError  # who cheats by `work` itself, with leases and not with answers, forges nothing
 
     def work(self, lease: Lease, said: Samples) -> None:

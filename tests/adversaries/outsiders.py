@@ -13,24 +13,24 @@ from typing import NamedTuple
 
 
 class Outsider(NamedTuple):
-    """One attack, and the tests that play it, by the files that they stand in."""
+    """An attack, with the tests that play it by their files."""
 
     attack: str
     tests: Mapping[str, Sequence[str]]
 
     @property
     def name(self) -> str:
-        """What `--only` calls it: `ChunkPoisoning`."""
+        """Return the name for `--only`, such as `ChunkPoisoning`."""
         return "".join(re.findall(r"\w+", self.attack.replace("'", "").title()))
 
     @property
     def ids(self) -> list[str]:
-        """Its tests as pytest names them."""
+        """Return the ids of its tests for pytest."""
         return [f"{path}::{test}" for path, tests in self.tests.items() for test in tests]
 
     @property
     def played_by(self) -> str:
-        """Its tests for a table, without the classes that they stand in."""
+        """Return its tests for a table, without their classes."""
         named = {path: ", ".join(f"`{test.split('::')[-1]}`" for test in tests) for path, tests in self.tests.items()}
         return "; ".join(f"`{path}`: {names}" for path, names in named.items())
 
@@ -375,5 +375,5 @@ OUTSIDERS = (
 
 
 def chosen(only: Sequence[str]) -> list[Outsider]:
-    """Those that are called so; all, if nobody is named."""
-    return [one for one in OUTSIDERS if not only or one.name in only]
+    """Return the attacks with these names; all if none is given."""
+    return [outsider for outsider in OUTSIDERS if not only or outsider.name in only]

@@ -1,4 +1,4 @@
-"""What patience earns by the rules of trust alone: many owners, no model, no store.
+"""Gain from patience by the rules of trust alone: many owners, no model, no store.
 
 - An owner works until its plan says forge. Forgeries that are drawn are found; the others are paid when their window
   has closed, or at the end.
@@ -28,7 +28,7 @@ Plan = Callable[[int, OwnerStanding, int], int]
 
 @dataclass(frozen=True)
 class Gain:
-    """Of many owners, in payments for one honest group."""
+    """The gain of many owners, in payments for one honest group."""
 
     mean: float
     standard_error: float
@@ -83,14 +83,14 @@ def gain(
     forfeits: bool = True,
     load: Load = lambda _done: 0.0,
 ) -> Gain:
-    """What so many owners gain who go by a plan; without `forfeits`, a fault takes neither window nor pledge."""
+    """Return the gain of `owners` that follow a plan; without `forfeits`, a fault takes neither window nor pledge."""
     chance = random.Random(seed)
     gains = [_play(plan, groups, rules, chance, forfeits, load) / HONEST_MICROS for _ in range(owners)]
     return Gain(mean(gains), stdev(gains) / owners**0.5)
 
 
 def _play(plan: Plan, groups: int, rules: TrustRules, chance: random.Random, forfeits: bool, load: Load) -> int:
-    """One owner's gain; forgeries stand in the escrow as they are, honest groups below zero."""
+    """Return one owner's gain; forgeries have positive numbers in the escrow, honest groups negative ones."""
     standing, escrow, gained, pledge = OwnerStanding(), deque[int](), 0, 0
     rates = deque[int]()  # at which each of the escrow was drawn
     for done in range(groups):

@@ -24,6 +24,6 @@ class Teller(Adversary):
         arena = self.arena
         filler = arena.text.encode("7")
         made = arena.prefilled(lease, [filler * (arena.stage.max_new_tokens - 1)] * lease.samples)
-        told = {number: unpack_tokens(sample.tokens).tolist() for number, sample in enumerate(made)}
-        arena.world.tell(self.key, fragment(self.key, lease, told), held=[lease])
+        fragments = {number: unpack_tokens(sample.tokens).tolist() for number, sample in enumerate(made)}
+        arena.world.tell(self.key, fragment(self.key, lease, fragments), held=[lease])
         arena.world.give_back(self.key, lease)

@@ -53,7 +53,7 @@ class Crowd(World):
     """A round, and identities that come to it one after the other."""
 
     def __init__(self, folder: Path, *, pledged: bool = True) -> None:
-        """Without `pledged`, what an audit found right is no pledge any more when a fault comes."""
+        """Make a crowd; without `pledged`, an audited group is no pledge any more when a fault comes."""
         self._connection: sa.Connection | None = None
         super().__init__(folder, staleness=10_000, rules=TrustRules(), master=SEED.to_bytes(32), budget_micros=10**9)
         self._pledged = pledged
@@ -105,15 +105,15 @@ class Crowd(World):
             self.find(claim_id, "hard" if claim_id in self._forged else "pass")
 
     def gain(self) -> float:
-        """What the identities gained together, in payments for one honest group."""
+        """Return the gain of all identities, in payments for one honest group."""
         columns = (audits.c.claim_id, audits.c.rate_ppm, audits.c.finding)
         query = sa.select(*columns, claims_table.c.amount_micros, claims_table.c.state).join_from(
             audits, claims_table, claims_table.c.claim_id == audits.c.claim_id
         )
-        found = self.database.run_now(lambda connection: connection.execute(query).all())
-        forged = [row for row in found if row.claim_id in self._forged]
+        rows = self.database.run_now(lambda connection: connection.execute(query).all())
+        forged = [row for row in rows if row.claim_id in self._forged]
         assert all((row.state == "posted") == (row.finding is None) for row in forged), "paid unless it was drawn"
-        honest = [row for row in found if row.claim_id not in self._forged]
+        honest = [row for row in rows if row.claim_id not in self._forged]
         assert {row.state for row in honest} <= {"posted", "voided"}
         hard = sum(row.finding == "hard" for row in forged)
         assert hard, "nothing was forged and found"
@@ -124,14 +124,14 @@ class Crowd(World):
         luck = sum(row.amount_micros for row in forged if row.state == "posted") - lost
         gained = float(paid - cost) / HONEST_TOKENS
         print(
-            f"seed {SEED}: {len(found)} groups, {len(forged)} forged: gain {gained:+.2f}, "
+            f"seed {SEED}: {len(rows)} groups, {len(forged)} forged: gain {gained:+.2f}, "
             f"by this secret's draws {luck / HONEST_TOKENS:+.2f}"
         )
         return gained
 
 
 def forgery(times: int) -> Sample:
-    """So many times as long as honest work."""
+    """Return forged work, `times` as long as honest work."""
     length = times * HONEST_TOKENS // SAMPLES
     return Sample(tokens=pack_tokens([9] * (length - 1) + [END]), logprobs=pack_logprobs([0.0] * length), finish="stop")
 
@@ -150,7 +150,7 @@ def at_once(_crowd: Crowd, _key: NodeKey) -> bool:
 
 
 def with_no_window_to_lose(crowd: Crowd, key: NodeKey) -> bool:
-    """While not everything is audited."""
+    """Return True while not everything is audited."""
     unseen = sa.select(audits.c.claim_id).where((audits.c.owner == key.node_id) & escrow.UNSEEN)
     held = crowd.run(lambda connection: connection.execute(unseen).first())
     standing = crowd.run(standings.find_standing, key.node_id)
@@ -158,7 +158,7 @@ def with_no_window_to_lose(crowd: Crowd, key: NodeKey) -> bool:
 
 
 def gain(folder: Path, identities: int, *, times: int, pledged: bool = True) -> float:
-    """What so many identities gain who share the work of many."""
+    """Return the gain of `identities` that share the work of many."""
     crowd = Crowd(folder, pledged=pledged)
     crowd.play(identities, MANY * EACH, with_no_window_to_lose, times)
     gained = crowd.gain()
@@ -167,7 +167,7 @@ def gain(folder: Path, identities: int, *, times: int, pledged: bool = True) -> 
 
 
 def owed(folder: Path, identities: int, plan: Plan) -> int:
-    """What so many identities are owed in the end who share less work, all by one plan."""
+    """Return the credit of `identities` that share less work, all by one plan."""
     crowd = Crowd(folder)
     crowd.play(identities, WORK, plan, 1)
     total = sum(crowd.owed(NodeKey((number + 1).to_bytes(32)).node_id)[1] for number in range(identities))
@@ -187,12 +187,12 @@ def test_forgeries_from_the_first_group_pay_nothing_by_however_many_identities(t
 
 @pytest.mark.parametrize("times", [1, 4, LONGEST])
 def test_many_identities_that_forge_gain_no_more_than_one(tmp_path: Path, times: int) -> None:
-    one = gain(tmp_path, 1, times=times)
+    single = gain(tmp_path, 1, times=times)
     many = gain(tmp_path, MANY, times=times)
-    assert many < one < 0
+    assert many < single < 0
 
 
 def test_many_identities_would_gain_if_a_fault_took_no_pledge(tmp_path: Path) -> None:
-    one = gain(tmp_path, 1, times=4, pledged=False)
+    single = gain(tmp_path, 1, times=4, pledged=False)
     many = gain(tmp_path, MANY, times=4, pledged=False)
-    assert many > one > 0
+    assert many > single > 0

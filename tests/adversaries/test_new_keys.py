@@ -62,7 +62,7 @@ def test_lease_hoarding_with_free_keys_leaves_the_learner_nine_tenths_of_its_upd
 
 
 def test_a_round_that_ever_new_keys_entered_first_begins_all_the_same(tmp_path: Path) -> None:
-    """Nobody is proven, and all the room is held before the first honest node comes."""
+    """All nodes are unproven, and all the room is held before the first honest node comes."""
     world = Round(tmp_path, turn_ms=TURN_MS, timeout_ms=TIMEOUT_MS)
 
     def plays() -> None:

@@ -16,14 +16,14 @@ def played(name: str, *, forfeits: bool) -> Gain:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_who_waits_and_then_forges_gains_nothing(name: str) -> None:
-    found = played(name, forfeits=True)
-    assert found.mean < 3 * found.standard_error
+    result = played(name, forfeits=True)
+    assert result.mean < 3 * result.standard_error
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_it_would_pay_if_a_fault_took_neither_window_nor_pledge(name: str) -> None:
-    found = played(name, forfeits=False)
-    assert found.mean > 3 * found.standard_error
+    result = played(name, forfeits=False)
+    assert result.mean > 3 * result.standard_error
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -35,5 +35,5 @@ def test_auditors_that_are_behind_make_no_plan_pay(name: str, stays: int) -> Non
     def load(done: int) -> float:
         return float(done // stays % 2)
 
-    found = gain(PLANS[name], owners=owners, groups=1_300, rules=TrustRules(), load=load)
-    assert found.mean < 3 * found.standard_error
+    result = gain(PLANS[name], owners=owners, groups=1_300, rules=TrustRules(), load=load)
+    assert result.mean < 3 * result.standard_error

@@ -1,4 +1,4 @@
-"""What `make adversaries` says of itself: nothing played is nothing proved."""
+"""Tests of the report of `make adversaries`: an attack that was not played proves nothing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What `make adversaries` says of the attacks that tests play: only what ran and passed was withstood."""
+"""Tests of the report of `make adversaries` on attacks that tests play: only those that passed were withstood."""
 
 import json
 from pathlib import Path
@@ -65,16 +65,16 @@ def test_a_test_that_is_not_there_ends_nothing_well(tmp_path: Path) -> None:
 
 
 def test_what_was_played_is_shown_and_not_played_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = OUTSIDERS[0]
-    assert one.name == "ChunkPoisoning"
-    assert chosen([one.name]) == [one]
+    outsider = OUTSIDERS[0]
+    assert outsider.name == "ChunkPoisoning"
+    assert chosen([outsider.name]) == [outsider]
     assert chosen([]) == list(OUTSIDERS)
-    assert not play_outsiders(tmp_path, [one.name], only_show=True)
+    assert not play_outsiders(tmp_path, [outsider.name], only_show=True)
     assert "played: 0 of 1" in capsys.readouterr().out
-    trials.place(tmp_path, one).write_text(
-        json.dumps({test: "passed" for tests in one.tests.values() for test in tests})
+    trials.place(tmp_path, outsider).write_text(
+        json.dumps({test: "passed" for tests in outsider.tests.values() for test in tests})
     )
-    assert play_outsiders(tmp_path, [one.name], only_show=False)
-    assert capsys.readouterr().out.endswith(f"| {one.attack} | {one.played_by} | yes |\n")
+    assert play_outsiders(tmp_path, [outsider.name], only_show=False)
+    assert capsys.readouterr().out.endswith(f"| {outsider.attack} | {outsider.played_by} | yes |\n")
     assert play_outsiders(tmp_path, ["Canned"], only_show=False)
     assert capsys.readouterr().out == "", "nothing of this table was asked for"

@@ -50,7 +50,7 @@ class KeyThief(Sleeper):
         return super().ask()
 
     def grab(self) -> None:
-        """What a node's key cannot do."""
+        """Try the actions that a node's key does not allow."""
         world = self.arena.world
         self.is_refused("owner", lambda: delegate(world, self.stolen, THIEF, number=3))
         self.is_refused("address", lambda: say(world, address(4, "text:thief"), self.stolen))
@@ -60,14 +60,14 @@ class KeyThief(Sleeper):
         )
 
     def revoke(self) -> None:
-        """What the owner does, who has read why the node lost its pay."""
+        """Revoke the key, as the owner does after reading why the node lost its pay."""
         world = self.arena.world
         say(world, Revocation(node_id=self.stolen.node_id, number=6))
         self.keys.append(world.join(1_000 * self.number, PRICE))
         delegate(world, self.key, number=7)
 
     def come_back(self) -> None:
-        """What a revoked key cannot do: ask, tell, answer, or be somebody else's."""
+        """Try to ask, report and answer with a revoked key, and to move it to another owner."""
         world, kept = self.arena.world, self.kept
         self.is_refused("lease", lambda: world.offer(self.stolen, version=self.arena.version))
         self.is_refused("delegation", lambda: delegate(world, self.stolen, THIEF, number=8))
@@ -75,8 +75,8 @@ class KeyThief(Sleeper):
             return
         self.cheated.add(kept.lease_id)
         forged = self.forge(kept, ())
-        told = {number: unpack_tokens(sample.tokens).tolist()[:1] for number, sample in enumerate(forged)}
-        assert not world.tell(self.stolen, fragment(self.stolen, kept, told)).taken
+        fragments = {number: unpack_tokens(sample.tokens).tolist()[:1] for number, sample in enumerate(forged)}
+        assert not world.tell(self.stolen, fragment(self.stolen, kept, fragments)).taken
         verdict = world.submit(self.stolen, self.stolen.seal("rollout", self.claim(kept, forged)))
         assert verdict.outcome == "rejected"
         self.codes.append(verdict.code)

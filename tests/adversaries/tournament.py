@@ -24,7 +24,7 @@ STRICT = "torch/fp32/cpu"
 
 @dataclass(frozen=True)
 class Campaign:
-    """One attack in a round of one class, with one secret of the lottery."""
+    """An attack in a round of one class, with one secret of the lottery."""
 
     attack: type[Adversary]
     tolerance: str
@@ -39,10 +39,10 @@ class Campaign:
 def campaigns(stage: Stage, groups: int, secrets: int, only: Sequence[str]) -> list[Campaign]:
     """Each attack in a round of the shipped class, and those with other weights in a strict one, too."""
     made = []
-    for attack in (one for one in AT_ONCE if not only or one.__name__ in only):
+    for attack in (kind for kind in AT_ONCE if not only or kind.__name__ in only):
         classes = [stage.tolerance, STRICT] if attack.__module__.endswith(".weights") else [stage.tolerance]
         made += [Campaign(attack, tolerance, groups) for tolerance in classes]
-    for patient in (one for one in PATIENT if not only or one.__name__ in only):
+    for patient in (kind for kind in PATIENT if not only or kind.__name__ in only):
         # One that waits is given as many groups again as it waits for.
         made += [Campaign(patient, stage.tolerance, groups + patient.sleeps, number) for number in range(secrets)]
     return made
@@ -60,7 +60,7 @@ def play(folder: Path, stage: Stage, waiting: Sequence[Campaign]) -> None:
 
 
 def played(folder: Path, wanted: Sequence[Campaign]) -> Iterator[tuple[Campaign, Result]]:
-    """Those that are done."""
+    """Return the results of the campaigns that are done."""
     for campaign in wanted:
         place = folder / f"{campaign.name}.json"
         if place.exists():
@@ -69,7 +69,7 @@ def played(folder: Path, wanted: Sequence[Campaign]) -> Iterator[tuple[Campaign,
 
 @contextmanager
 def alone(lock: Path) -> Iterator[bool]:
-    """Whether nobody else holds this lock, and so we do."""
+    """Return True if no other process holds this lock, so that this one does."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         try:

@@ -26,7 +26,7 @@ HONEST, HOSTILE = 7, 3
 
 
 class Learned(NamedTuple):
-    """What came of one training."""
+    """The result of a training."""
 
     before: float
     after: float

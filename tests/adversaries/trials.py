@@ -42,7 +42,7 @@ def play(folder: Path, waiting: Sequence[Outsider]) -> None:
 
 
 def played(folder: Path, wanted: Sequence[Outsider]) -> Iterator[tuple[Outsider, Ends]]:
-    """Those that are done."""
+    """Return the results of the trials that are done."""
     for outsider in wanted:
         kept = place(folder, outsider)
         if kept.exists():
@@ -84,8 +84,8 @@ def _stood(kept: Path) -> bool:
 
 
 def _end(case: ElementTree.Element) -> str:
-    told = {child.tag for child in case}
-    return "failed" if told & {"failure", "error"} else "skipped" if "skipped" in told else "passed"
+    tags = {child.tag for child in case}
+    return "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
 
 
 def place(folder: Path, outsider: Outsider) -> Path:

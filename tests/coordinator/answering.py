@@ -1,4 +1,4 @@
-"""Somebody in the coordinator's place, over real sockets, who gives the answers that a test has thought of."""
+"""A fake coordinator over real sockets that gives the answers of a test."""
 
 import threading
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from protocol.wire import canonical
 
 
 class Answer(NamedTuple):
-    """What comes back of a request. At 0 the line is cut after so many bytes of its body were taken."""
+    """An answer to a request. At 0 the connection is cut after this many bytes of the body."""
 
     status: int
     body: bytes = b""

@@ -58,7 +58,7 @@ class Reverted(Exception):
 
 
 class LocalChain:
-    """One chain."""
+    """A local test chain."""
 
     def __init__(self) -> None:
         self.evm = EthereumTester(PyEVMBackend())
@@ -71,7 +71,7 @@ class LocalChain:
         return str(self.evm.send_transaction(sent))
 
     def transact(self, data: str, to: str | None = None) -> dict[str, Any]:
-        """One that must do something; its receipt."""
+        """Send a transaction that must succeed; return its receipt."""
         receipt = dict(self.evm.get_transaction_receipt(self.send(data, to)))
         if not receipt["status"]:
             raise Reverted
@@ -85,7 +85,7 @@ class LocalChain:
         return int(self.evm.call(call), 16)
 
     def answer(self, method: str, params: list[Any]) -> Any:
-        """One JSON-RPC call."""
+        """Make a JSON-RPC call."""
         return METHODS[method](self.evm, *params)
 
 

@@ -22,7 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def store_url(request: pytest.FixtureRequest) -> str:
-    """Of the database that a round's store is; empty for a file in the test's folder."""
+    """Return the URL of the database for a round's store; empty for a file in the test's folder."""
     return str(request.getfixturevalue("postgres_url")) if getattr(request, "param", "") == "postgresql" else ""
 
 

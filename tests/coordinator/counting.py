@@ -22,7 +22,7 @@ _STATEMENTS = {DefaultDialect.do_execute.__code__, DefaultDialect.do_executemany
 
 
 class Work:
-    """What all threads have done since the counting began; `writer` counts the writer's part of it."""
+    """The work of all threads since the counting began; `writer` counts the writer's part of it."""
 
     def __init__(self) -> None:
         self.all, self.writer = Counter[str](), Counter[str]()

@@ -45,14 +45,14 @@ class Store:
         }
 
     def objects(self) -> dict[str, bytes]:
-        """What is in the bucket, by the word of somebody else's client."""
+        """Return the objects in the bucket, as listed by another client."""
         client = _client("s3", self.endpoint, self.key_id, self.secret)
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
         names = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
         return {name: client.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in names}
 
     def open_to_readers(self) -> None:
-        """What an operator does once: let everybody read the bucket."""
+        """Make the bucket readable by everybody, as an operator does once."""
         client = _client("s3", self.endpoint, self.key_id, self.secret)
         client.put_bucket_policy(Bucket=BUCKET, Policy=READERS)
 

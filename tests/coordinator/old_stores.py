@@ -76,7 +76,7 @@ def wipe(url: str) -> None:
 
 
 def schema_of(connection: sa.Connection) -> dict[str, Any]:
-    """What a database says of its tables, in an order that says nothing."""
+    """Return the schema of a database, in a fixed order."""
     here = sa.inspect(connection)
     return {name: _table(here, name) for name in sorted(here.get_table_names())}
 

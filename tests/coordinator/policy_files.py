@@ -11,7 +11,7 @@ END_TOKEN = VOCABULARY[END]
 
 
 def tokenizer() -> Tokenizer:
-    """One token per character."""
+    """Return a tokenizer with one token per character."""
     made = Tokenizer(models.WordLevel(VOCABULARY, unk_token=PAD))
     made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     made.decoder = decoders.Fuse()

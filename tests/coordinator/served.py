@@ -120,7 +120,7 @@ class Served:
         return key.seal("rollout", claim.to_bytes())
 
     async def publish(self, version: int = 1, weights: bytes = b"weights") -> None:
-        """What the learner does."""
+        """Publish a version as the learner does."""
         files = policy_files(weights)
         for name, data in files.items():
             path = f"/v1/learner/uploads/{version}/{name}?digest={chunks.digest(data)}"

@@ -116,7 +116,7 @@ def clear(postgres_url: str) -> None:
 
 
 class World:
-    """One round; `staleness` is S, `size` is B."""
+    """A round; `staleness` is S, `size` is B."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class World:
         return self.database.run_now(effect, *arguments, **named)
 
     def reopen(self) -> None:
-        """What a restart of the coordinator does: nothing but the file is left."""
+        """Restart the coordinator: only the file is left."""
         self.database.close()
         self.database = Database(self.where)
 
@@ -221,7 +221,7 @@ class World:
         self.run(standings.put, owner.node_id, OwnerStanding(claims=groups, groups=groups))
 
     def lease(self, key: NodeKey, *, version: int = 1) -> Lease:
-        """One lease, which must be to be had."""
+        """Request a lease, which must be available."""
         (lease,) = self.offer(key, version=version).leases
         return lease
 
@@ -291,7 +291,7 @@ class World:
         return [case.claim_id for case in taken.cases]
 
     def find(self, claim_id: str, finding: Finding = "pass") -> bool:
-        """What an auditor says of a claim; False if it was not waited for."""
+        """Record an auditor's finding about a claim; return False if it was not expected."""
         verdict = Judged(claim_id=claim_id, finding=finding, validator="replay/1", report=b"{}")
         counted: int = self.run(audits.record_verdicts, (verdict,), terms=self.audits, now_ms=self.now_ms)
         return bool(counted)
@@ -306,7 +306,7 @@ class World:
         return after
 
     def tighten(self, staleness: int) -> None:
-        """What an operator does who restarts the round with a smaller S."""
+        """Restart the round with a smaller S, as an operator does."""
         self.terms = replace(self.terms, staleness=staleness)
         self.judge = replace(self.judge, terms=self.terms)
 
@@ -328,7 +328,7 @@ class World:
         return {row["lease_id"]: row["state"] for row in self.rows(tables.leases)}
 
     def rejected(self) -> dict[str, int]:
-        """How often each code was given, to whomever."""
+        """Return the number of rejections by code."""
         codes = [row["code"] for row in self.rows(tables.rejections)]
         return {
             code: sum(row["count"] for row in self.rows(tables.rejections) if row["code"] == code) for code in codes

@@ -34,7 +34,7 @@ def tiny_policy(folder: Path) -> Path:
 
 
 def _made(folder: Path, *, hidden: int, layers: int, heads: int, intermediate: int) -> Path:
-    """In a process of its own, which keeps torch out of this one."""
+    """Make a policy in a process of its own, so that this one does not import torch."""
     shape = [str(number) for number in (hidden, layers, heads, intermediate)]
     subprocess.run([sys.executable, "-P", "-c", MAKE_POLICY, str(folder), *shape], check=True, capture_output=True)
     return folder

@@ -55,7 +55,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Key:
-    """One free key of a crowd."""
+    """A free key of a crowd."""
 
     def __init__(self, crowd: "FreeKeys", mode: Mode) -> None:
         self.crowd, self.mode = crowd, mode
@@ -105,7 +105,7 @@ class Key:
         )
 
     async def answer(self, link: Link) -> None:
-        """What it does with a stream."""
+        """Handle a stream."""
         self.crowd.streams += 1
         with suppress(PeerFault):
             if self.mode != "callers" and (held := self.crowd.held()):

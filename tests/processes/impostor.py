@@ -1,4 +1,4 @@
-"""Somebody in the coordinator's place: passes every request on, but may answer for any file himself.
+"""An impostor of the coordinator: it passes every request on, but may answer for any file itself.
 
 - What he serves is a folder, byte for byte: an older copy, a frozen one, or one that others have signed.
 - He counts what was asked of him, so that "no work was done" is a number.
@@ -64,7 +64,7 @@ class Impostor:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """He keeps no log."""
+                """Write no log."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -73,7 +73,7 @@ class Impostor:
         self._thread.start()
 
     def _own(self, path: str) -> tuple[int, bytes] | None:
-        """What he answers himself."""
+        """Return its own answer for a path."""
         if self.blocked and path.startswith(self.blocked):
             return 502, b""
         if path in self.lies:

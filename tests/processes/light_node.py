@@ -45,7 +45,7 @@ PRICE = 1_000_000
 
 
 class LightNode:
-    """One identity and its HTTP client; where it knows more than one door, it goes to the next when one is shut."""
+    """An identity and its HTTP client; with several coordinator addresses it tries the next if one fails."""
 
     def __init__(self, join_string: str, *others: str, seed: bytes | None = None, max_new_tokens: int = 8) -> None:
         url, _, self.round_id = join_string.partition("#")
@@ -104,7 +104,7 @@ class LightNode:
         return self.key.seal("rollout", self.claim(lease).to_bytes())
 
     def call(self, path: str, message: Message, kind: type[M]) -> M:
-        """One signed request; a named error is raised, no answer is `Unreachable`."""
+        """Send a signed request; raise a named error, or `Unreachable` without an answer."""
         try:
             response = self.http.post(path, content=self.sealed(path, message))
         except httpx.HTTPError as error:

@@ -35,7 +35,7 @@ _POLL = threading.Event()
 
 
 def words_of(process: psutil.Process) -> list[str]:
-    """Its command line; nothing of one that has ended since it was listed."""
+    """Return a process's command line; empty if it has ended since it was listed."""
     try:
         words: list[str] = process.cmdline()
     except psutil.NoSuchProcess:  # a zombie counts as one
@@ -46,11 +46,11 @@ def words_of(process: psutil.Process) -> list[str]:
 def until(what: str, look: Callable[[], T], *, within_s: float = PATIENCE_S) -> T:
     """The first truthy thing that `look` finds."""
     deadline = time.monotonic() + within_s
-    while not (found := look()):
+    while not (result := look()):
         if time.monotonic() > deadline:
-            pytest.fail(f"Waited {within_s:g} s for {what}; last seen: {found!r}")
+            pytest.fail(f"Waited {within_s:g} s for {what}; last seen: {result!r}")
         _POLL.wait(0.05)
-    return found
+    return result
 
 
 def script(name: str) -> str:
@@ -72,7 +72,7 @@ def free_address(host: str = "127.0.0.1") -> str:
 
 
 class Program:
-    """One running program: its process, what it printed, and how it ended."""
+    """A running program: its process, its output, and how it ended."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, mark: str) -> None:
         self.name = name
@@ -108,14 +108,14 @@ class Program:
 
         def look() -> re.Match[str] | None:
             ended = not self.running
-            found = sought.search(self.log, after) or sought.search(self.output)
-            if not found and ended:
+            match = sought.search(self.log, after) or sought.search(self.output)
+            if not match and ended:
                 pytest.fail(f"{self.name} ended with {self.process.returncode} and never said {pattern!r}")
-            return found
+            return match
 
-        found = until(f"{self.name} to say {pattern!r}", look, within_s=within_s)
-        assert found
-        return found
+        match = until(f"{self.name} to say {pattern!r}", look, within_s=within_s)
+        assert match
+        return match
 
     def descendants(self) -> list[psutil.Process]:
         """Every process below this one."""
@@ -126,12 +126,12 @@ class Program:
         return below
 
     def kill(self) -> None:
-        """As `kill -9` does: no warning, and only this process."""
+        """Kill only this process, without warning, as `kill -9` does."""
         self.process.kill()
         self.process.wait(timeout=PATIENCE_S)
 
     def interrupt(self) -> float:
-        """As Ctrl-C does; the seconds until this process and all below it were gone."""
+        """Interrupt as Ctrl-C does; return the seconds until this process and all its children ended."""
         family = [psutil.Process(self.process.pid), *self.descendants()]
         started = time.monotonic()
         self.process.send_signal(signal.SIGINT)
@@ -208,7 +208,7 @@ class Swarm:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether a process runs; one that only waits to be buried does not."""
+    """Return True if a process runs; a zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -220,7 +220,7 @@ def _size(path: Path) -> int:
 
 
 def said(swarm: Swarm, program: str, *words: str, code: int = 0) -> str:
-    """What a command says on both streams."""
+    """Run a command; return its output on both streams."""
     ran = swarm.start(words[0], script(program), *words)
     assert ran.process.wait(timeout=PATIENCE_S) == code, ran.log
     return ran.output + ran.log

@@ -20,7 +20,7 @@ class Relay:
         threading.Thread(target=self._let_in, daemon=True).start()
 
     def hold(self, words: bytes) -> None:
-        """Of the next request with these words in its head, let no more than a few bytes of its body through."""
+        """Hold the next request whose head contains `words`: pass on only a few bytes of its body."""
         self._words = words
         self.held.clear()
 

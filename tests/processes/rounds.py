@@ -42,7 +42,7 @@ NO_AUDITS = {"first_groups": 0, "floor": 0.0, "trusted_floor": 0.0}
 
 
 class Coordinator:
-    """One round's coordinator and what it left on the disk."""
+    """A round's coordinator and its files on the disk."""
 
     def __init__(self, swarm: Swarm, settings: Settings, *, host: str = "127.0.0.1") -> None:
         self._swarm = swarm
@@ -83,12 +83,12 @@ class Coordinator:
         return self.fresh("/v1/status")
 
     def fresh(self, path: str) -> dict[str, Any]:
-        """What the coordinator says now, and not what it computed for whoever asked a moment before."""
+        """Return the coordinator's current answer, not one that it computed for an earlier request."""
         asked_ms = time.time_ns() // 1_000_000
 
         def look() -> dict[str, Any]:
-            found: dict[str, Any] = self.http.get(path).raise_for_status().json()
-            return found if found["as_of_ms"] >= asked_ms else {}
+            answer: dict[str, Any] = self.http.get(path).raise_for_status().json()
+            return answer if answer["as_of_ms"] >= asked_ms else {}
 
         return until(f"{path} anew", look)
 
@@ -107,9 +107,9 @@ class Coordinator:
         return int(self.status()["rollouts"]["groups"])
 
     def leases(self) -> dict[str, int]:
-        """How many leases are in each state."""
-        found: dict[str, int] = self.status()["leases"]
-        return found
+        """Return the number of leases in each state."""
+        counts: dict[str, int] = self.status()["leases"]
+        return counts
 
     def open_leases(self) -> int:
         leases = self.leases()
@@ -188,19 +188,19 @@ def mirror(swarm: Swarm, name: str, join_string: str, *options: str) -> Program:
 
 
 def held(program: Program, version: int) -> dict[str, int | float | str]:
-    """What a mirror says of a version, once it holds it."""
+    """Return a mirror's report that it holds a version."""
 
     def look() -> dict[str, int | float | str] | None:
         said = [json.loads(line) for line in program.output.splitlines()]
         return next((line for line in said if line["version"] == version), None)
 
-    found = until(f"{program.name} to hold version {version}", look)
-    assert found
-    return found
+    report = until(f"{program.name} to hold version {version}", look)
+    assert report
+    return report
 
 
 def node_id_of(node: Program) -> str:
-    """Who a real node is, from its first log line."""
+    """Return the id of a real node, from its first log line."""
     return node.said(r"node started id=(\S+)")[1]
 
 
@@ -225,11 +225,11 @@ def random_weights(folder: Path, *, seed: int, size_bytes: int) -> Path:
 
 def blobs_of(swarm: Swarm, program: Program) -> dict[str, int]:
     """The chunks that a mirror has stored, and their sizes."""
-    found = {}
+    blobs = {}
     for path in (swarm.folder / program.name).glob("**/blobs/??/*"):
         with suppress(FileNotFoundError):  # pruned since the folder was listed
-            found[path.name] = path.stat().st_size
-    return found
+            blobs[path.name] = path.stat().st_size
+    return blobs
 
 
 def assert_ledger_is_sound(coordinator: Coordinator) -> None:

@@ -72,7 +72,7 @@ class Doors:
         return self.second
 
     def second_leaves(self) -> None:
-        """It ends with an error that says why, so that its supervisor starts it again."""
+        """Make a process end with an error that says why, so that its supervisor starts it again."""
         assert self.second.process.wait(timeout=PATIENCE_S) == 2, self.second.log
         assert "other settings or keys" in self.second.log
 
@@ -87,11 +87,11 @@ def doors(swarm: Swarm, policy: Path) -> Iterator[Doors]:
 
 def test_two_processes_lease_no_group_twice_and_credit_no_rollout_twice(doors: Doors) -> None:
     with at_work(*doors.join_strings * LABOURERS_EACH) as crowd:
-        until(f"{GROUPS} verdicts", lambda: sum(len(one.acknowledged) for one in crowd) >= GROUPS)
+        until(f"{GROUPS} verdicts", lambda: sum(len(node.acknowledged) for node in crowd) >= GROUPS)
         batch = doors.operator.client.batch(1)
-    heard = {lease: (sent, verdict) for one in crowd for lease, (sent, verdict) in one.acknowledged.items()}
+    heard = {lease: (sent, verdict) for node in crowd for lease, (sent, verdict) in node.acknowledged.items()}
     assert {verdict.outcome for _, verdict in heard.values()} == {"accepted"}
-    assert all(one.acknowledged for one in crowd), "one of the doors gave nobody work"
+    assert all(node.acknowledged for node in crowd), "one of the doors gave nobody work"
     assert len(batch.groups) == SETTINGS["learner"]["groups_per_update"]
 
     engine = state.engine(doors.postgres_url)
@@ -160,7 +160,7 @@ def submit(side: LightNode, rollout: bytes) -> Verdict:
 
 
 def at_once(send: Callable[[LightNode, bytes], T], sides: list[LightNode], said: list[bytes]) -> list[T]:
-    """What comes of what is sent by both doors in the same moment."""
+    """Send through both processes at the same moment; return the answers."""
     start = Barrier(len(sides))
 
     def call(side: LightNode, data: bytes) -> T:

@@ -26,7 +26,7 @@ SETTINGS: Settings = {
 
 
 def auditor(swarm: Swarm, coordinator: Coordinator, name: str, *options: str) -> Program:
-    """One that is started by hand."""
+    """Start an auditor by hand."""
     return swarm.start(name, script("swarm-coordinator"), "auditor", str(coordinator.config_file), *options)
 
 
@@ -36,7 +36,7 @@ def taken(coordinator: Coordinator) -> int:
 
 
 def findings(coordinator: Coordinator, node_id: str) -> list[str | None]:
-    """What audits found of a node's claims, in their order."""
+    """Return the findings about a node's claims, in order."""
     with coordinator.copy_of_store() as connection:
         query = sa.text("SELECT finding FROM audits WHERE node_id = :node ORDER BY place")
         return list(connection.execute(query, {"node": node_id}).scalars())
@@ -67,9 +67,9 @@ def test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid(swarm: Swa
     until("the liar to be judged", lambda: None not in findings(coordinator, liars)[:2], within_s=3 * PATIENCE_S)
     with pytest.raises(OwnerBanned):
         liar.lease(1)
-    (told,) = liar.call("/v1/verdicts", Why(about=given[0].lease_id), Explanations).explanations
-    assert (told.state, told.code, told.finding) == ("voided", "replay_mismatch", "hard")
-    assert json.loads(told.report)["findings"][0]["positions"]
+    (explanation,) = liar.call("/v1/verdicts", Why(about=given[0].lease_id), Explanations).explanations
+    assert (explanation.state, explanation.code, explanation.finding) == ("voided", "replay_mismatch", "hard")
+    assert json.loads(explanation.report)["findings"][0]["positions"]
     line = coordinator.leaderboard()[liar.key.node_id]
     assert (line["posted_micros"], line["pending_micros"], line["voided_micros"] > 0) == (0, 0, True)
     assert coordinator.status()["rollouts"].get("buffered", 0) == 0
@@ -82,9 +82,9 @@ def test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid(swarm: Swa
     assert second.process.wait(timeout=PATIENCE_S) == 0, "an auditor leaves when nothing will ever wait again"
     audit = coordinator.status()["audit"]
     assert (audit["waiting"], audit["unsettled"]) == (0, 0)
-    found = findings(coordinator, node_id)
-    assert found[:4] == ["pass"] * 4
-    assert set(found) <= {"pass", "soft", None}
+    results = findings(coordinator, node_id)
+    assert results[:4] == ["pass"] * 4
+    assert set(results) <= {"pass", "soft", None}
     line = coordinator.leaderboard()[node_id]
     assert line["posted_micros"] > 0 == line["pending_micros"] == line["voided_micros"]
     assert_ledger_is_sound(coordinator)

@@ -45,10 +45,10 @@ def entries(coordinator: Coordinator) -> int:
 
 
 def work(coordinator: Coordinator, crowd: list[Labourer], more: int) -> None:
-    """Until so many more verdicts were heard, and the last of them is published."""
+    """Work until `more` further verdicts arrived, and the last of them is published."""
 
     def heard() -> int:
-        return sum(len(one.acknowledged) for one in crowd)
+        return sum(len(labourer.acknowledged) for labourer in crowd)
 
     wanted = heard() + more
     until(f"{wanted} verdicts", lambda: heard() >= wanted)
@@ -66,7 +66,7 @@ def relaunch(swarm: Swarm, coordinator: Coordinator, folder: Path) -> Program:
 
 
 def train(operator: Operator, number: int) -> None:
-    """One update as the learner makes it, up to the version."""
+    """Make an update as the learner does, up to the version."""
     assert operator.client.batch(number).groups
     operator.publish(number)
 
@@ -133,7 +133,7 @@ def test_a_round_that_is_saved_under_load_goes_on_elsewhere_and_no_fork_is_signe
 
 
 def test_a_round_that_publishes_all_the_time_is_saved(swarm: Swarm, policy: Path) -> None:
-    """One version on the heels of the other, from before the first backup until after the last."""
+    """Versions follow each other without a pause, from before the first backup until after the last."""
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator = operator_of(swarm, coordinator, policy)
     operator.publish()

@@ -51,7 +51,7 @@ class Lab:
             return connection.execute(query, values).fetchall()
 
     def fed(self) -> set[tuple[str, str]]:
-        """Who has sent a part of any of the last versions to whom, by the receipts: pairs of sender and receiver."""
+        """Return pairs of sender and receiver that the receipts of the last versions name."""
         query = """
             SELECT DISTINCT sent.name, got.name FROM uploads
             JOIN nodes AS sent ON sent.node_id = sender JOIN nodes AS got ON got.node_id = receiver
@@ -59,7 +59,7 @@ class Lab:
         return {(str(sender), str(receiver)) for sender, receiver in self.asked(query)}
 
     def receipts(self) -> int:
-        """How many mirrors have said where the newest version came from."""
+        """Return the number of mirrors that sent a receipt for the newest version."""
         return int(str(self.asked("SELECT COUNT(*) FROM receipts WHERE version = ?", self.ours.newest)[0][0]))
 
     def publish_until_fed(self, pairs: set[tuple[str, str]]) -> None:
@@ -92,40 +92,40 @@ def lab(folder: Path, *kinds: Nat, dialable: int = 0) -> Iterator[Lab]:
 
 
 def pairs_of(first: Collection[str], second: Collection[str]) -> set[tuple[str, str]]:
-    """Everybody of the first with everybody of the second, in both directions."""
-    both = {(one, other) for one in first for other in second if one != other}
-    return both | {(other, one) for one, other in both}
+    """Return all pairs of a node of each set, in both directions."""
+    both = {(sender, other) for sender in first for other in second if sender != other}
+    return both | {(other, sender) for sender, other in both}
 
 
 def test_nodes_that_nobody_can_dial_feed_each_other_through_holes_whatever_kind_of_nat_each_has(tmp_path: Path) -> None:
     kinds: list[Nat] = ["cone", "restricted", "firewall"]
-    with lab(tmp_path, *kinds, *kinds) as here:
-        here.publish_until_fed(pairs_of(here.behind, here.behind))
+    with lab(tmp_path, *kinds, *kinds) as scene:
+        scene.publish_until_fed(pairs_of(scene.behind, scene.behind))
 
 
 def test_behind_a_symmetric_nat_a_node_is_fed_by_those_that_can_be_dialled_and_never_through_a_hole(
     tmp_path: Path,
 ) -> None:
-    with lab(tmp_path, "symmetric", "symmetric", "cone", "restricted", "firewall", dialable=1) as here:
-        symmetric, punchable = here.behind[:2], here.behind[2:]
-        here.publish_until_fed(pairs_of(punchable, punchable) | {("w6", name) for name in symmetric})
+    with lab(tmp_path, "symmetric", "symmetric", "cone", "restricted", "firewall", dialable=1) as scene:
+        symmetric, punchable = scene.behind[:2], scene.behind[2:]
+        scene.publish_until_fed(pairs_of(punchable, punchable) | {("w6", name) for name in symmetric})
         # A full cone lets anybody in, so a dial to it may work where only one observer was there to tell of an address.
-        closed = [name for name in here.behind if name != "w3"]
-        assert here.fed().isdisjoint(pairs_of(symmetric, closed))
+        closed = [name for name in scene.behind if name != "w3"]
+        assert scene.fed().isdisjoint(pairs_of(symmetric, closed))
 
 
 def test_a_version_reaches_two_symmetric_nats_through_a_third_when_the_seeder_is_killed(tmp_path: Path) -> None:
-    with lab(tmp_path, "symmetric", "symmetric", dialable=1) as here:
-        here.publish_until_fed({("w3", "w1"), ("w3", "w2")})
+    with lab(tmp_path, "symmetric", "symmetric", dialable=1) as scene:
+        scene.publish_until_fed({("w3", "w1"), ("w3", "w2")})
         payload = make_payload(tmp_path / "last", 8 * SIZE_BYTES)
-        began_at_s = here.ours.publish(payload)
+        began_at_s = scene.ours.publish(payload)
         seeders = [program for program in psutil.process_iter() if is_seeder_of(program, tmp_path)]
         assert seeders, "no seeder was found"
         for seeder in seeders:
             seeder.kill()
-        assert here.ours.outcome(payload, began_at_s, ["w1", "w2", "w3"], within_s=LAP_S).bad_bytes == 0
-        until("all receipts", lambda: here.receipts() == 3)
-        assert here.fed().isdisjoint(pairs_of(here.behind, here.behind))
+        assert scene.ours.outcome(payload, began_at_s, ["w1", "w2", "w3"], within_s=LAP_S).bad_bytes == 0
+        until("all receipts", lambda: scene.receipts() == 3)
+        assert scene.fed().isdisjoint(pairs_of(scene.behind, scene.behind))
 
 
 def is_seeder_of(process: psutil.Process, folder: Path) -> bool:

@@ -46,8 +46,8 @@ def test_a_version_is_followed_to_every_nodes_first_token_and_uploads_are_what_r
     node = join(swarm, "node", coordinator.join_string)
     mirrors = [mirror(swarm, name, coordinator) for name in ("first", "second")]
     until("all to be alive", lambda: coordinator.status()["nodes_alive"] == 3)
-    told = broadcast(coordinator)
-    assert (told["broadcast"], told["nodes"]) == (None, [])
+    reported = broadcast(coordinator)
+    assert (reported["broadcast"], reported["nodes"]) == (None, [])
 
     operator.publish()
     until("version 1 to reach all", lambda: (coordinator.status()["broadcast"] or {}).get("reached") == 3)
@@ -55,9 +55,9 @@ def test_a_version_is_followed_to_every_nodes_first_token_and_uploads_are_what_r
     operator.publish(update=1)
     until("version 2 to be shown", lambda: coordinator.status()["broadcast"]["version"] == 2)
     until("version 2 to reach all", lambda: coordinator.status()["broadcast"]["reached"] == 3)
-    found = broadcast(coordinator)
+    later = broadcast(coordinator)
 
-    rows = {row["node_id"]: row for row in found["nodes"]}
+    rows = {row["node_id"]: row for row in later["nodes"]}
     assert {row["name"] for row in rows.values()} == {"node", "first", "second"}
     sampler = rows[node_id_of(node)]
     assert 0 < sampler["heard_s"] <= sampler["fetched_s"] <= sampler["loaded_s"] < sampler["first_token_s"]
@@ -67,7 +67,7 @@ def test_a_version_is_followed_to_every_nodes_first_token_and_uploads_are_what_r
         assert (row["loaded_s"], row["first_token_s"]) == (None, None)
         assert 0 < row["heard_s"] < row["fetched_s"]
         ends_s.append(row["fetched_s"])
-    last = found["broadcast"]
+    last = later["broadcast"]
     assert (last["nodes"], last["median_s"], last["max_s"]) == (3, sorted(ends_s)[1], max(ends_s))
     status = coordinator.status()
     assert (status["nodes_alive"], status["nodes_up_to_date"], status["broadcast"]) == (3, 3, last)

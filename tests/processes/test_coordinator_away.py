@@ -27,7 +27,7 @@ SETTINGS: Settings = {
 
 
 def complaints(log: str) -> list[str]:
-    """What is out of order, as far as an owner is told."""
+    """Return the lines of a log that report problems to the owner."""
     return re.findall(r"^\S+ (?:WARNING|ERROR|CRITICAL) .*$|^.*unreachable.*$", log, re.MULTILINE)
 
 
@@ -59,7 +59,7 @@ def home(swarm: Swarm) -> Path:
 
 @pytest.fixture(scope="module")
 def coordinator(swarm: Swarm) -> Coordinator:
-    """Not running yet; only its join string is known."""
+    """Return a coordinator that does not run yet; only its join string is known."""
     return Coordinator(swarm, SETTINGS).init()
 
 

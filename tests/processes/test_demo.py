@@ -57,7 +57,7 @@ def demo(swarm: Swarm, name: str, policy: Path, *options: str) -> Program:
 
 
 def posted_by_name(folder: Path) -> dict[str, int]:
-    """What the ledger of a finished demo says."""
+    """Return the posted credit by name from the ledger of a finished demo."""
     engine = sa.create_engine(f"sqlite:///{folder / 'round' / 'state.db'}")
     try:
         with engine.begin() as connection:

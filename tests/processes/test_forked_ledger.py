@@ -31,7 +31,7 @@ def ends(program: Program) -> int:
 
 
 def sees_the_log(join_string: str, home: Path) -> int:
-    """What a node does while it runs: look once, and remember; how many entries there were."""
+    """Check the log as a running node does, and store the result; return the number of entries."""
     place = parse(join_string)
 
     async def look() -> int:
@@ -73,8 +73,8 @@ def test_running_node_that_is_shown_a_rewritten_log_says_so_keeps_the_proof_and_
     [proof] = (round_folder(home, parse(address)) / "ledger").glob("fork-*.proof")
     assert str(proof) in node.log
 
-    told = swarm.start("check", script("swarm-node"), "ledger", "check", address, str(proof))
-    assert (ends(told), told.output) == (
+    check = swarm.start("check", script("swarm-node"), "ledger", "check", address, str(proof))
+    assert (ends(check), check.output) == (
         0,
         f"Verified fork: the ledger's key signed two histories, of {seen} and {len(REWRITTEN)} entries.\n",
     )

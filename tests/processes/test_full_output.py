@@ -1,4 +1,4 @@
-"""What a command prints may go to a full disk: that is said in a line, as every failure is."""
+"""Output of commands to a full disk: the failure is reported in one line, like every failure."""
 
 import subprocess
 from pathlib import Path

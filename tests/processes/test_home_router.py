@@ -35,8 +35,8 @@ def mirror(network: HomeNetwork, swarm: Swarm, party: str, join_string: str, *mo
 def registered(coordinator: Coordinator, node: str) -> list[str]:
     with coordinator.copy_of_store() as connection:
         asked = sa.text("SELECT addresses FROM nodes WHERE node_id = :node")
-        found: list[str] = json.loads(connection.execute(asked, {"node": node}).scalar_one())
-        return found
+        addresses: list[str] = json.loads(connection.execute(asked, {"node": node}).scalar_one())
+        return addresses
 
 
 def words_on(coordinator: Coordinator, node: str) -> set[bool]:
@@ -46,7 +46,7 @@ def words_on(coordinator: Coordinator, node: str) -> set[bool]:
 
 
 def round_outside(network: HomeNetwork, swarm: Swarm, policy: Path) -> None:
-    """Everything, seen from the internet, where the coordinator and another mirror are."""
+    """Start a round outside the home network, on the internet: the coordinator and another mirror."""
     coordinator = Coordinator(swarm, WHOLE_VERSIONS, host=home.OUTSIDE).start()
     operator = operator_of(swarm, coordinator, policy)
     at_home = mirror(network, swarm, "home", coordinator.join_string)

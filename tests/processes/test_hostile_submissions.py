@@ -1,4 +1,4 @@
-"""What a stranger may throw at a coordinator: every piece has its named answer, and costs neither memory nor uptime."""
+"""Hostile requests to a coordinator: each gets its named answer, and costs neither memory nor uptime."""
 
 import gzip
 import json
@@ -312,7 +312,7 @@ def unfold(scene: Scene) -> tuple[int, str]:
 
 @contextmanager
 def resident_growth(pid: int) -> Iterator["Growth"]:
-    """How much a process's resident memory grows at most within the block."""
+    """Measure the largest growth of a process's resident memory within the block."""
     growth = Growth(pid)
     growth.start()
     try:

@@ -41,13 +41,13 @@ def hostile(sound: Path, folder: Path) -> Path:
 
 def most_memory(program: Program) -> int:
     """The most that a process has had at any time, in bytes."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{program.process.pid}/status").read_text())
-    assert found
-    return int(found[1]) * 1024
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{program.process.pid}/status").read_text())
+    assert match
+    return int(match[1]) * 1024
 
 
 def test_a_hostile_tokenizer_costs_its_version_and_the_node_goes_on_with_the_next(swarm: Swarm, policy: Path) -> None:
-    """It took 3 GB of the agent in 20 s, heartbeats stopped, and Ctrl-C was ignored."""
+    """The earlier bug: the tokenizer took 3 GB of the agent in 20 s, heartbeats stopped, and Ctrl-C was ignored."""
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator = operator_of(swarm, coordinator, policy)
     node = join(swarm, "node", coordinator.join_string, "--engine", "llama")

@@ -92,14 +92,14 @@ def test_a_process_that_is_killed_in_an_acceptance_leaves_nothing_half_done(
 
 
 def answered(crowd: list[Labourer]) -> int:
-    return sum(len(one.acknowledged) for one in crowd)
+    return sum(len(node.acknowledged) for node in crowd)
 
 
 def heard(crowd: list[Labourer], trained: list[str]) -> Heard:
     """All that nodes and the learner were told."""
     return Heard(
-        leases=[(one.node.key.node_id, lease) for one in crowd for lease in one.leased],
-        verdicts=[verdict for one in crowd for _, verdict in one.acknowledged.values()],
+        leases=[(labourer.node.key.node_id, lease) for labourer in crowd for lease in labourer.leased],
+        verdicts=[verdict for labourer in crowd for _, verdict in labourer.acknowledged.values()],
         trained=trained,
         groups_per_update=BATCH,
     )

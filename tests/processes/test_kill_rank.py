@@ -25,8 +25,8 @@ def ranks(coordinator: Coordinator) -> list[psutil.Process]:
     """The learner's processes, by rank, once all are there."""
 
     def look() -> list[psutil.Process]:
-        found = sorted(child(coordinator, "learner").children(), key=lambda process: process.pid)
-        return found if len(found) == 2 else []
+        processes = sorted(child(coordinator, "learner").children(), key=lambda process: process.pid)
+        return processes if len(processes) == 2 else []
 
     return until("both ranks to be there", look)
 

@@ -34,7 +34,7 @@ def coordinator(swarm: Swarm, policy: Path) -> Coordinator:
 
 
 def plain(text: str) -> str:
-    """Without colours and cursor movements."""
+    """Return the text without colours and cursor movements."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 

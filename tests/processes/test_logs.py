@@ -1,4 +1,4 @@
-"""What programs of both rooms write to stderr: a record is one line, whatever a stranger has put into it."""
+"""Log output of all programs to stderr: a record is one line, whatever untrusted text it contains."""
 
 import json
 import os

@@ -45,7 +45,7 @@ class Liar:
         self.node.register((self._address,))
 
     def plan(self) -> set[str]:
-        """What kinds of sources the coordinator names."""
+        """Return the kinds of sources that the coordinator's plan names."""
         plan = self.node.call("/v1/plan", PlanRequest(version=1), FetchPlan)
         return {peer.kind for peer in plan.peers}
 
@@ -114,4 +114,4 @@ def chunks_in(folder: Path) -> list[Path]:
 
 def unproven_blames(coordinator: Coordinator) -> int:
     """Return how many blames of nodes without validated work the incident list sums up."""
-    return sum(one["count"] for one in coordinator.status()["incidents"] if not one["node_id"])
+    return sum(incident["count"] for incident in coordinator.status()["incidents"] if not incident["node_id"])

@@ -38,7 +38,7 @@ def receipts_of_all(coordinator: Coordinator, version: int) -> bool:
 
 
 def words_on(coordinator: Coordinator, node: str) -> list[bool]:
-    """What those who tried to dial a node say about it."""
+    """Return the reports of the nodes that tried to dial a node."""
     with coordinator.copy_of_store() as connection:
         asked = sa.text("SELECT answered FROM dials WHERE node = :node")
         return list(map(bool, connection.execute(asked, {"node": node}).scalars()))
@@ -47,13 +47,13 @@ def words_on(coordinator: Coordinator, node: str) -> list[bool]:
 def test_a_mirror_that_nobody_can_dial_uploads_over_the_connections_that_it_opens(swarm: Swarm, policy: Path) -> None:
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator = operator_of(swarm, coordinator, policy)
-    one, other = mirror(swarm, "one", coordinator.join_string), mirror(swarm, "other", coordinator.join_string)
+    first, other = mirror(swarm, "one", coordinator.join_string), mirror(swarm, "other", coordinator.join_string)
     shy = mirror(swarm, "shy", coordinator.join_string, "--advertise", free_address())  # nobody listens there
     coordinator.reaches("nodes", 3)
 
     shy.process.send_signal(signal.SIGSTOP)  # else it may connect to the others before they try to dial it
     version = operator.publish()
-    for program in (one, other):
+    for program in (first, other):
         held(program, version)
     until(
         "both others to say that they could not dial it", lambda: words_on(coordinator, node_id_of(shy)) == [False] * 2
@@ -64,12 +64,12 @@ def test_a_mirror_that_nobody_can_dial_uploads_over_the_connections_that_it_open
     for seed in range(VERSIONS_MAX):
         operator.policy = random_weights(swarm.folder / f"weights-{seed}", seed=seed, size_bytes=64 * 1024)
         version = operator.publish()
-        for program in (one, other, shy):
+        for program in (first, other, shy):
             assert digests(Path(str(held(program, version)["folder"]))) == digests(operator.policy)
         until("all receipts", partial(receipts_of_all, coordinator, version))
         if uploaded(coordinator, node_id_of(shy)):
             break
     assert uploaded(coordinator, node_id_of(shy))
-    for program in (one, other):
+    for program in (first, other):
         assert set(words_on(coordinator, node_id_of(program))) == {True}
-    assert "Traceback" not in one.log + other.log + shy.log
+    assert "Traceback" not in first.log + other.log + shy.log

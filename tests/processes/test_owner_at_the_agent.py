@@ -37,7 +37,7 @@ def coordinator(swarm: Swarm, policy: Path) -> Coordinator:
 
 
 def command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """What an owner types in another terminal."""
+    """Run a command as an owner types it in another terminal."""
     full = [script("swarm-node"), *words, "--home", str(home)]
     return subprocess.run(full, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
@@ -72,10 +72,10 @@ def test_an_owner_pauses_resumes_and_finishes_an_agent(swarm: Swarm, coordinator
     assert engines_of(node)
 
     assert command(home, "pause").returncode == 0
-    told = until("the agent to rest", lambda: (s := status(home))["phase"] == "resting" and s)
-    assert told
-    assert "paused by you" in told["resting"]
-    assert (told["open_leases"], told["version"]) == (0, 0)
+    shown = until("the agent to rest", lambda: (s := status(home))["phase"] == "resting" and s)
+    assert shown
+    assert "paused by you" in shown["resting"]
+    assert (shown["open_leases"], shown["version"]) == (0, 0)
     until("the engine to leave the memory", lambda: not engines_of(node))
     until("its leases to be back", lambda: not coordinator.open_leases())
     assert set(coordinator.leases_of(node_id).values()) <= {"skipped", "accepted"}

@@ -40,14 +40,14 @@ class Scene:
         return self.operator.publish(version - 1)
 
     def folder(self, name: str, version: int) -> Path:
-        """Where a node keeps a version, once it has it."""
+        """Return the folder of a version at a node, once the node has it."""
         pattern = f"rounds/*/policies/{version:012d}-*"
-        found = until(f"{name} to hold version {version}", lambda: list((self.swarm.folder / name).glob(pattern)))
-        return found[0]
+        paths = until(f"{name} to hold version {version}", lambda: list((self.swarm.folder / name).glob(pattern)))
+        return paths[0]
 
     def holds(self, name: str, version: int) -> bool:
-        found = {path.name: path.read_bytes() for path in self.folder(name, version).iterdir()}
-        return found == {path.name: path.read_bytes() for path in self.policy.iterdir()}
+        files = {path.name: path.read_bytes() for path in self.folder(name, version).iterdir()}
+        return files == {path.name: path.read_bytes() for path in self.policy.iterdir()}
 
 
 def fetched(node: Program, version: int) -> int:

@@ -43,7 +43,7 @@ def round_(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Swa
 
 
 def twice(swarm: Swarm, where: Path | str, *words: str) -> list[tuple[int, str]]:
-    """How a command ends that is typed twice; none of both gets at the store before both have come."""
+    """Run a command twice at once, both starting at the same moment; return the two results."""
     made = engine(where)
     with made.connect() as holder, made.connect() as watcher:
         on_file = isinstance(where, Path)

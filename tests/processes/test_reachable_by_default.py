@@ -45,7 +45,7 @@ class Machines:
         return self._swarm.start(party, *self._net.command(party, words))
 
     def said(self, party: str, *words: str) -> str:
-        """What a command says that is run on a node's machine."""
+        """Run a command on a node's machine; return its output."""
         program = self._swarm.start(f"{party}-{words[0]}", *self._net.command(party, [script("swarm-node"), *words]))
         program.process.wait(timeout=90)
         return program.output
@@ -66,14 +66,14 @@ def asked(coordinator: Coordinator, question: str, **values: str) -> Sequence[sa
 
 
 def addresses(coordinator: Coordinator, node: str) -> list[str]:
-    """Where others are told to dial a node."""
+    """Return the addresses at which others are asked to dial a node."""
     rows = asked(coordinator, "SELECT addresses FROM nodes WHERE node_id = :node", node=node)
-    found: list[str] = json.loads(str(rows[0][0])) if rows else []
-    return found
+    registered: list[str] = json.loads(str(rows[0][0])) if rows else []
+    return registered
 
 
 def words_on(coordinator: Coordinator, node: str) -> set[bool]:
-    """What those say who tried to dial a node."""
+    """Return the reports of the nodes that tried to dial a node."""
     return {bool(row[0]) for row in asked(coordinator, "SELECT answered FROM dials WHERE node = :node", node=node)}
 
 
@@ -100,7 +100,7 @@ def changed(policy: Path, target: Path, number: int) -> Path:
 
 
 def run(network: Net, swarm: Swarm, policy: Path) -> None:
-    """Everything, seen from the coordinator's network."""
+    """Start a round in the coordinator's network."""
     machines = Machines(network, swarm)
     coordinator = Coordinator(swarm, SETTINGS, host=network.address("coordinator")).start()
     operator = operator_of(swarm, coordinator, policy)
@@ -108,10 +108,10 @@ def run(network: Net, swarm: Swarm, policy: Path) -> None:
     first = machines.node("first", "join", coordinator.join_string, "--threads", "1")
     second = machines.node("second", "mirror", coordinator.join_string)
     silent = machines.node("silent", "mirror", coordinator.join_string, "--no-share")
-    one, other, third = map(node_id_of, (first, second, silent))
+    first_id, other, third = map(node_id_of, (first, second, silent))
     coordinator.reaches("nodes", 3)
 
-    assert addresses(coordinator, one) == [f"{network.address('first')}:8703"]
+    assert addresses(coordinator, first_id) == [f"{network.address('first')}:8703"]
     assert addresses(coordinator, other) == [f"{network.address('second')}:8703"]
     assert addresses(coordinator, third) == []
     assert [machines.listening_ports(party) for party in PARTIES[1:]] == [{8703}, {8703}, set()]
@@ -125,8 +125,8 @@ def run(network: Net, swarm: Swarm, policy: Path) -> None:
         operator.policy = changed(policy, swarm.folder / f"weights-{number}", number)
         version = str(operator.publish())
         until("all three to say who sent them the version", partial(has_receipts, coordinator, version, 3))
-        sent = uploaded(coordinator, one, other), uploaded(coordinator, other, one)
-        if all(sent) and words_on(coordinator, one) == words_on(coordinator, other) == {True}:
+        sent = uploaded(coordinator, first_id, other), uploaded(coordinator, other, first_id)
+        if all(sent) and words_on(coordinator, first_id) == words_on(coordinator, other) == {True}:
             fed = True
             break
     assert fed, "both were to be dialled and to feed each other"
@@ -145,7 +145,7 @@ def run(network: Net, swarm: Swarm, policy: Path) -> None:
     assert "The coordinator can connect to this machine." in machines.said("silent", *alone), (
         "no agent runs in this home"
     )
-    assert uploaded(coordinator, third, one) == uploaded(coordinator, third, other) == 0
+    assert uploaded(coordinator, third, first_id) == uploaded(coordinator, third, other) == 0
     for node in (first, second, silent):
         assert "Traceback" not in node.log
 

@@ -40,7 +40,7 @@ class Scene:
         self.learner.said("the coordinator answers again", after=before)
 
     def updates(self) -> list[int]:
-        """Those that the learner has made, in its order."""
+        """Return the learner's updates, in order."""
         lines = (self.folder / "learner" / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line)["update"] for line in lines]
 
@@ -115,7 +115,7 @@ def test_a_token_that_is_not_this_rounds_ends_the_learner_at_once(scene: Scene, 
 
 
 def test_a_coordinator_that_comes_back_behind_what_was_seen_of_it_ends_the_learner(scene: Scene) -> None:
-    """As it was copied two versions ago: batches would be trained on twice."""
+    """The coordinator is restored from a copy that is two versions old: the learner would train on batches twice."""
     coordinator = scene.coordinator
     copy, newest = coordinator.folder.with_name("copy"), int(coordinator.status()["version"])
     coordinator.program.kill()

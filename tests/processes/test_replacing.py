@@ -32,7 +32,7 @@ def coordinator(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
 
 
 def say(coordinator: Coordinator, command: str, *words: str) -> str:
-    """What the command prints; it must succeed."""
+    """Run a command that must succeed; return its output."""
     line = [script("swarm-coordinator"), "policy", command, str(coordinator.config_file), *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -40,19 +40,19 @@ def say(coordinator: Coordinator, command: str, *words: str) -> str:
 
 
 def replaced(coordinator: Coordinator, command: str, *words: str) -> int:
-    found = json.loads(say(coordinator, command, *words, "--reason", "a test", "--json"))
-    assert found["changed"]
-    return int(found["version"])
+    answer = json.loads(say(coordinator, command, *words, "--reason", "a test", "--json"))
+    assert answer["changed"]
+    return int(answer["version"])
 
 
 def taken(coordinator: Coordinator, version: int, after: str) -> int:
     """The update at which the learner took a version."""
-    found = until(
+    match = until(
         f"the learner to take version {version}",
         lambda: re.search(rf"took version={version} update=(\d+)", learner_log(coordinator)[len(after) :]),
     )
-    assert found
-    return int(found[1])
+    assert match
+    return int(match[1])
 
 
 def digest_of_weights(coordinator: Coordinator, version: int) -> str:
@@ -128,8 +128,8 @@ def test_a_coordinator_killed_in_the_middle_has_done_it_or_not(coordinator: Coor
 
 def _is_intended(coordinator: Coordinator) -> bool:
     with coordinator.copy_of_store() as connection:
-        found = connection.execute(sa.text("SELECT value FROM facts WHERE name = 'ordered_version'")).scalar()
-    return found not in (None, "null")
+        value = connection.execute(sa.text("SELECT value FROM facts WHERE name = 'ordered_version'")).scalar()
+    return value not in (None, "null")
 
 
 def test_a_stopped_round_is_sent_back_and_its_learner_hears_of_it_when_it_is_launched(coordinator: Coordinator) -> None:

@@ -79,7 +79,7 @@ class Trainer(threading.Thread):
 
 
 class Strangers(threading.Thread):
-    """Everybody who sees a checkpoint keeps it."""
+    """A group of witnesses that keep every checkpoint that they see."""
 
     def __init__(self, url: str) -> None:
         super().__init__(name="strangers", daemon=True)
@@ -165,7 +165,7 @@ def take_over(coordinator: Coordinator, target: Path, *seen: Path, after_gap: bo
         coordinator.folder,
         store_url="",
         passphrase=PASSPHRASE,
-        seen=[str(one) for one in seen],
+        seen=[str(path) for path in seen],
         nothing_newer=not seen,
         tell=lambda *_: None,
         take_over=TakeOver(after_gap),
@@ -186,8 +186,8 @@ def checkpoints_of(coordinator: Coordinator, notes: dict[int, bytes]) -> list[Ch
 def assert_everything_published_is_there(coordinator: Coordinator, seen: Strangers) -> None:
     assert seen.forks == []
     with coordinator.copy_of_store() as connection:
-        for one in checkpoints_of(coordinator, seen.notes):
-            assert store.root_at(connection, one.size) == one.root
+        for checkpoint in checkpoints_of(coordinator, seen.notes):
+            assert store.root_at(connection, checkpoint.size) == checkpoint.root
 
 
 def test_standby_copy_goes_on_after_the_machine_was_lost_at_any_moment(swarm: Swarm, policy: Path) -> None:
@@ -232,23 +232,23 @@ def test_standby_copy_goes_on_after_the_machine_was_lost_at_any_moment(swarm: Sw
 
 def accepted_ms(crowd: list[Labourer]) -> dict[str, int]:
     """The leases that were answered with an acceptance, and when."""
-    found = {}
-    for one in crowd:
-        assert isinstance(one.acknowledged, Punctual)
-        for lease, (_, verdict) in list(one.acknowledged.items()):
+    times = {}
+    for node in crowd:
+        assert isinstance(node.acknowledged, Punctual)
+        for lease, (_, verdict) in list(node.acknowledged.items()):
             if verdict.outcome != "rejected":
-                found[lease] = one.acknowledged.came_ms[lease]
-    return found
+                times[lease] = node.acknowledged.came_ms[lease]
+    return times
 
 
 def verdicts(crowd: list[Labourer]) -> int:
-    return sum(len(one.acknowledged) for one in crowd)
+    return sum(len(node.acknowledged) for node in crowd)
 
 
 def test_copy_that_lacks_published_entries_goes_on_only_after_a_gap_that_root_keys_sign(
     fresh: Swarm, policy: Path
 ) -> None:
-    """What is missing is listed; nodes, witnesses and `verify` accept the shorter log by the root's word alone."""
+    """The missing entries are listed; nodes, witnesses and `verify` accept the shorter log by the root keys alone."""
     swarm = fresh
     coordinator = Coordinator(swarm, {**SETTINGS, **NOBODY_LEARNS}).start()
     operator = operator_of(swarm, coordinator, policy)
@@ -300,8 +300,8 @@ def test_copy_that_lacks_published_entries_goes_on_only_after_a_gap_that_root_ke
     assert_ledger_is_sound(coordinator)
 
 
-def checked_fork(coordinator: Coordinator, one: bytes, other: bytes) -> None:
+def checked_fork(coordinator: Coordinator, first: bytes, other: bytes) -> None:
     """Two checkpoints of two sides of a gap are no fork, whatever proof comes with them."""
     roots = tuple((coordinator.folder / "metadata" / f"{number}.root.json").read_bytes() for number in (1, 2))
-    made = proof.Fork(roots=roots, earlier=one, later=other, proof=())
+    made = proof.Fork(roots=roots, earlier=first, later=other, proof=())
     proof.check_fork(made.to_bytes(), coordinator.join_string.partition("#")[2])

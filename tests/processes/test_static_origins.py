@@ -91,15 +91,15 @@ class Scene:
         self._operator.publish(1)
 
     def end(self, node: Program) -> None:
-        """Both end in time."""
+        """End both programs in time."""
         node.interrupt()
         self.coordinator.program.interrupt()
 
 
 def fetches(node: Program, version: int) -> None:
     """The node says that every byte of the version came from origins."""
-    found = node.said(rf"version fetched version={version} .*from_peers=0 from_seeder=0 from_http=(\d+) on_disk=(\d+)")
-    assert int(found[1]) > 0
+    match = node.said(rf"version fetched version={version} .*from_peers=0 from_seeder=0 from_http=(\d+) on_disk=(\d+)")
+    assert int(match[1]) > 0
     node.said(f"version loaded version={version} ")
 
 

@@ -1,4 +1,4 @@
-"""When the coordinator's word cannot be trusted, a node says why and stops; it goes on when the truth is back."""
+"""An untrusted coordinator: a node says why and stops; it continues when valid metadata is served again."""
 
 import shutil
 from collections.abc import Callable
@@ -56,12 +56,12 @@ class Scene:
         return self.operator.publish(int(self.coordinator.status()["version"]))
 
     def work_done(self) -> bool:
-        """Whether the node has answered all the work there is."""
+        """Return True if the node has answered all available work."""
         allowed = (STALENESS + int(self.coordinator.status()["version"])) * GROUPS_PER_VERSION
         return self.coordinator.accepted_groups() == allowed
 
     def refuses(self, code: str, why: str, attack: Callable[[], None]) -> None:
-        """Under the attack, which publishes, the node says why it stops and takes no lease; without it, it goes on."""
+        """Attack and publish: the node says why it stops and requests no lease; it continues without the attack."""
         until("the node to have done all work", self.work_done)
         said = len(self.node.log)
         attack()
@@ -135,7 +135,7 @@ def test_older_set_of_metadata_served_again_is_refused(scene: Scene) -> None:
 
 
 def test_frozen_metadata_is_refused_once_it_expires(scene: Scene) -> None:
-    """Somebody withholds every newer version: the last set he lets through runs out."""
+    """An attacker withholds every newer version: the last metadata that it passes on expires."""
 
     def attack() -> None:
         scene.impostor.metadata = frozen = scene.copy_of_metadata("frozen")
@@ -148,7 +148,7 @@ def test_frozen_metadata_is_refused_once_it_expires(scene: Scene) -> None:
 
 
 def test_silence_about_versions_stops_work_when_the_last_proof_runs_out(scene: Scene) -> None:
-    """Somebody drops every question about versions, and lets everything else through."""
+    """An attacker drops every request about versions, and passes everything else on."""
 
     def attack() -> None:
         scene.impostor.metadata = scene.swarm.folder / "nothing"
@@ -195,7 +195,7 @@ def test_wrong_fingerprint_in_the_join_string_is_refused(scene: Scene) -> None:
 
 
 def test_root_that_the_join_string_does_not_name_is_refused(scene: Scene) -> None:
-    """Somebody with a root of his own sits in the coordinator's place from the first day."""
+    """An attacker with its own root answers as the coordinator from the first day."""
     folder = scene.swarm.folder / "usurped"
     SignedMetadata.create(scene.swarm.folder / "usurpers-keys", folder, 3600, datetime.now(UTC))
     usurper = Impostor(scene.coordinator.address)

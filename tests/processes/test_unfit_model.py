@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_node_that_cannot_sample_the_model_neither_registers_nor_downloads(swarm: Swarm) -> None:
-    """It registered, fetched every version, and stayed without work."""
+    """The earlier bug: such a node registered, fetched every version, and stayed without work."""
     config = MistralConfig(**SIZES, sliding_window=4)
     policy = make_other_policy(swarm.folder / "windowed", config, dtype=torch.float32)
     coordinator = Coordinator(swarm, NOBODY_LEARNS).start()

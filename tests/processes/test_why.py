@@ -94,8 +94,8 @@ def caught(swarm: Swarm, policy: Path) -> Caught:
         agent.interrupt()
 
         def passed() -> str:
-            told = node.call("/v1/verdicts", Why(), Explanations).explanations
-            return next((one.lease_id for one in told if one.finding == "pass"), "")
+            explanations = node.call("/v1/verdicts", Why(), Explanations).explanations
+            return next((explanation.lease_id for explanation in explanations if explanation.finding == "pass"), "")
 
         honest = until("one of the last groups to be found right", passed)
 
@@ -108,18 +108,18 @@ def caught(swarm: Swarm, policy: Path) -> Caught:
 
 
 def test_the_lease_that_the_agent_noted_is_the_one_that_the_coordinator_tells_of(swarm: Swarm, caught: Caught) -> None:
-    told = said(swarm, "swarm-node", *caught.words("why", caught.honest), "--replay")
-    assert "pass: claim" in told
-    assert "no note" not in told
+    output = said(swarm, "swarm-node", *caught.words("why", caught.honest), "--replay")
+    assert "pass: claim" in output
+    assert "no note" not in output
 
 
 def test_a_hard_finding_is_told_proved_and_repeated(swarm: Swarm, caught: Caught) -> None:
-    told = said(swarm, "swarm-node", *caught.words("why"))
-    assert f"lease {caught.lease.lease_id}: voided [replay_mismatch], audit: hard" in told
-    assert re.search(r"sample \d, position \d: token \d+ claimed with", told)
-    assert f"Verified: ledger entry {caught.entry} matches" in told
-    found = json.loads(said(swarm, "swarm-node", *caught.words("why"), "--json").splitlines()[0])
-    assert (found["logged"]["entry"], found["report"]["outcome"]) == (caught.entry, "hard fail")
+    output = said(swarm, "swarm-node", *caught.words("why"))
+    assert f"lease {caught.lease.lease_id}: voided [replay_mismatch], audit: hard" in output
+    assert re.search(r"sample \d, position \d: token \d+ claimed with", output)
+    assert f"Verified: ledger entry {caught.entry} matches" in output
+    explanation = json.loads(said(swarm, "swarm-node", *caught.words("why"), "--json").splitlines()[0])
+    assert (explanation["logged"]["entry"], explanation["report"]["outcome"]) == (caught.entry, "hard fail")
     again = said(swarm, "swarm-node", *caught.words("why"), "--replay", code=4)
     assert "hard fail: claim" in again
     assert "no note" not in again
@@ -148,9 +148,9 @@ def test_what_cannot_be_compared_hinders_no_replay(swarm: Swarm, caught: Caught)
     swarm.at_end(impostor.close)
     join_string = caught.coordinator.join_string.replace(caught.coordinator.url, impostor.url)
     impostor.lies = {f"/v1/receipts/{caught.told.claim_id}": b"no receipt"}
-    told = said(swarm, "swarm-node", *caught.words("why", of=join_string), "--replay", code=4)
-    assert "not compared: " in told
-    assert "hard fail: claim" in told
+    output = said(swarm, "swarm-node", *caught.words("why", of=join_string), "--replay", code=4)
+    assert "not compared: " in output
+    assert "hard fail: claim" in output
 
 
 @pytest.mark.parametrize("field", ["prompt", "seed", "version"])
@@ -170,7 +170,7 @@ def test_a_coordinator_that_tells_of_another_lease_than_it_gave_is_named(
 
 
 def test_an_appeal_and_its_ruling_are_entries_that_everybody_can_prove(swarm: Swarm, caught: Caught) -> None:
-    """Nothing was ever paid to this owner: the appeal is an entry with its ruling."""
+    """The owner was never paid anything: the appeal is an entry with its ruling."""
     recorded = said(swarm, "swarm-node", *caught.words("appeal"), "--reason", "Look again.")
     assert f"recorded: appeal 1 about claim {caught.told.claim_id}" in recorded
 
@@ -187,7 +187,7 @@ def test_an_appeal_and_its_ruling_are_entries_that_everybody_can_prove(swarm: Sw
 
 
 def verdict_in(entries: list[Entry], explanation: Explanation) -> int | None:
-    """Where the log has the verdict on a claim."""
+    """Return the index of the verdict on a claim in the log."""
     for index, entry in enumerate(entries):
         if isinstance(entry, VerdictEntry) and entry.claim_id == explanation.claim_id:
             assert (entry.outcome, entry.evidence_digest) == ("hard", digest(explanation.report))
@@ -195,7 +195,7 @@ def verdict_in(entries: list[Entry], explanation: Explanation) -> int | None:
     return None
 
 
-def changed(told: Explanations, **change: object) -> bytes:
+def changed(reply: Explanations, **change: object) -> bytes:
     """The answer with a lie in it."""
-    (one,) = told.explanations
-    return told.model_copy(update={"explanations": (one.model_copy(update=change),)}).to_bytes()
+    (explanation,) = reply.explanations
+    return reply.model_copy(update={"explanations": (explanation.model_copy(update=change),)}).to_bytes()

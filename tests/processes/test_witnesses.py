@@ -36,8 +36,8 @@ def test_two_witnesses_vouch_for_a_running_log_and_a_third_is_missed(swarm: Swar
         operator_of(swarm, coordinator, policy).publish(number)  # the second one sees a longer log
         until("a longer log", partial(is_longer, coordinator, before))
     named = [word for key in keys for word in ("--witness", str(key))]
-    told = said(swarm, "swarm-node", "ledger", "verify", join, *named)
-    assert f"2 of 2 witnesses signed the first {first} entries." in told
+    output = said(swarm, "swarm-node", "ledger", "verify", join, *named)
+    assert f"2 of 2 witnesses signed the first {first} entries." in output
     third = ("--witness", str(notes.witness(3)[0]))
     refused = said(swarm, "swarm-node", "ledger", "verify", join, *named, *third, code=1)
     assert "2 of the 3 witnesses have signed this log; 3 must." in refused
@@ -45,7 +45,7 @@ def test_two_witnesses_vouch_for_a_running_log_and_a_third_is_missed(swarm: Swar
 
 
 def size_of(coordinator: Coordinator) -> int:
-    """How many entries are published."""
+    """Return the number of published entries."""
     return int(coordinator.http.get("/v1/ledger/checkpoint").text.splitlines()[1])
 
 

@@ -33,10 +33,10 @@ def accepted(coordinator: Coordinator, version: int) -> int:
 
 
 def reached_ms(coordinator: Coordinator, node_id: str, stage: str) -> int | None:
-    """When version 2 reached a stage on a node; the pages tell of a version once somebody samples from it."""
+    """Return when version 2 reached a stage on a node; the pages show a version once a node samples from it."""
     with coordinator.copy_of_store() as connection:
-        found = sa.text(f"SELECT {stage}_ms FROM broadcasts WHERE version = 2 AND node_id = :node")
-        at_ms: int | None = connection.execute(found, {"node": node_id}).scalar_one()
+        query = sa.text(f"SELECT {stage}_ms FROM broadcasts WHERE version = 2 AND node_id = :node")
+        at_ms: int | None = connection.execute(query, {"node": node_id}).scalar_one()
         return at_ms
 
 

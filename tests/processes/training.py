@@ -32,22 +32,22 @@ def learner_log(coordinator: Coordinator) -> str:
 def child(coordinator: Coordinator, command: str) -> psutil.Process:
     """The coordinator's child that runs this command."""
     leader = coordinator.program.process.pid
-    (found,) = (process for process in psutil.Process(leader).children() if command in words_of(process))
-    return found
+    (only,) = (process for process in psutil.Process(leader).children() if command in words_of(process))
+    return only
 
 
 def resumed_at(coordinator: Coordinator, log_before: str) -> int:
     """The update from which a learner that was started since then goes on."""
-    found = until(
+    match = until(
         "the learner to resume",
         lambda: re.search(r"resumed update=(\d+)", learner_log(coordinator)[len(log_before) :]),
     )
-    assert found
-    return int(found[1])
+    assert match
+    return int(match[1])
 
 
 def last_checkpoints(coordinator: Coordinator) -> set[int]:
-    """Where the newest checkpoint may stand: at the last multiple of kappa, or one before while that is being saved."""
+    """Return the possible last checkpoints: the last multiple of kappa, or the one before while that is being saved."""
     with coordinator.copy_of_store() as connection:
         reported = connection.execute(sa.text("SELECT MAX(batch) FROM batches WHERE reported_ms IS NOT NULL")).scalar()
     assert reported

@@ -164,7 +164,7 @@ class Line:
 
 
 def cut(addresses: list[str], per_address: int, connections: int = 10_000) -> list[str]:
-    """Which of these connections, in the order in which they came, are closed: this machine has no IPv6 networks."""
+    """Return the connections, in order of arrival, that are closed: this machine has no IPv6 networks."""
     lines = [Line(address) for address in addresses]
     runner: Any = SimpleNamespace(server=SimpleNamespace(connections=lines), handshakes={})
     guard.Callers(runner, per_address, Bounds(connections=connections)).close_excess(0.0)

@@ -36,7 +36,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 class Sender:
-    """Who sends bodies that do not end, each over a connection of its own."""
+    """A client that sends endless bodies, each over a connection of its own."""
 
     def __init__(self, served: Served, address: str) -> None:
         self._served, self._address = served, address

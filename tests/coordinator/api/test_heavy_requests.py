@@ -47,7 +47,7 @@ def naming(lease_id: str, **change: Any) -> bytes:
 
 
 def claims(key: NodeKey, kind: str, lease_id: str) -> tuple[bytes, ...]:
-    """As many envelopes as a request may have, each as dear as it may be."""
+    """Return as many envelopes as a request may have, each as expensive as possible."""
     domain: Any = "fragment" if kind.startswith("fragment") else "rollout"
     payloads = {
         "values in place of an envelope": None,

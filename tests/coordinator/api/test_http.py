@@ -82,7 +82,7 @@ async def refused(response: ClientResponse, code: str) -> None:
 
 
 class TestTheWholeWay:
-    """What honest parties do."""
+    """Requests of honest clients."""
 
     async def test_a_node_is_credited_and_the_learner_gets_its_batch(self, served: Served) -> None:
         await served.publish()
@@ -187,7 +187,7 @@ class TestTheWholeWay:
         assert (reply.leases, reply.newest_version) == ((), 2)
 
     async def test_an_answer_that_arrives_after_the_end_is_paid_like_every_other(self, served: Served) -> None:
-        """Its lease was good when the round ended; nobody is left who would settle it later."""
+        """The lease was valid when the round ended; no later settlement would pay for it."""
         await served.publish()
         key = await served.join()
         early, late = await served.lease(key, groups=2)
@@ -371,7 +371,7 @@ class TestStrangers:
 
 
 class TestTheOperatorsDoor:
-    """Nothing of the learner's is open to anybody else."""
+    """The learner's endpoints reject everybody else."""
 
     async def test_an_operators_address_needs_the_token(self, served: Served) -> None:
         token = served.round.operator_token

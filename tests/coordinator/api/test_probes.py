@@ -1,4 +1,4 @@
-"""What a coordinator tells a machine of its line: bounded bytes, and a dial that scans for nobody."""
+"""Probes of a machine's connection: bounded bytes, and a dial that cannot scan others."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 @asynccontextmanager
 async def listener(says: bytes) -> AsyncIterator[int]:
-    """Somebody who listens on this machine, and says this to whoever comes."""
+    """Listen on this machine, and send `says` to every caller."""
 
     async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(says)

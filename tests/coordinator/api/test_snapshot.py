@@ -1,4 +1,4 @@
-"""One computation answers all who ask in the same moment."""
+"""Snapshots: a single computation answers all requests of the same moment."""
 
 import asyncio
 

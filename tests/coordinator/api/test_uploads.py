@@ -145,7 +145,7 @@ async def test_an_upload_that_fills_the_disk_is_named_and_leaves_the_room_to_oth
 async def test_a_version_that_fills_the_disk_is_named_and_published_when_there_is_room(
     tmp_path: Path, tiny_disk: Path
 ) -> None:
-    """Its chunks have no place among those of the versions before."""
+    """The chunks do not fit beside those of earlier versions."""
     (tmp_path / "round").mkdir()
     (tmp_path / "round" / "blobs").symlink_to(tiny_disk)
     async with serve(tmp_path) as served:

@@ -34,7 +34,7 @@ def logits(count: int, *, seed: int = 0) -> NDArray[np.float64]:
 
 
 def drawn(table: NDArray[np.float64], seed: int, number: int = 0) -> Completion:
-    """What an honest node answers that has these logits."""
+    """Return the completion of an honest node with these logits."""
     chances = uniforms(seed, number, len(table))
     tokens = score(table, chances, [0] * len(table)).dictated
     odds = np.exp(table - table.max(-1, keepdims=True))
@@ -43,7 +43,7 @@ def drawn(table: NDArray[np.float64], seed: int, number: int = 0) -> Completion:
 
 
 def replayed(table: NDArray[np.float64], said: Completion, seed: int, number: int = 0) -> ReplayMeasurement:
-    """What an auditor measures who has these logits."""
+    """Return the measurement of an auditor with these logits."""
     scored = score(table, uniforms(seed, number, len(table)), said.tokens.tolist())
     return measure([said], [scored], seed, [number])
 

@@ -1,4 +1,4 @@
-"""One tiny policy for all tests of the audit."""
+"""A tiny policy for all tests of the audit."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Over HTTP: auditors need the operator's token, nodes hear of their own leases, draws stay secret until revealed."""
+"""Audits over HTTP: auditors need the operator's token, nodes see their own leases, draws are secret until revealed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -137,7 +137,7 @@ async def test_the_public_figures_do_not_tell_that_a_claim_was_drawn_before_the_
     """Else a node reads the count after each of its claims, and knows; the operator sees all that waits."""
 
     async def fresh(path: str) -> dict[str, Any]:
-        """What is said now, and not what was computed for whoever asked a moment before."""
+        """Return the current answer, not one that was computed for an earlier request."""
         asked_ms, found = now_ms(), {"as_of_ms": 0}
         while found["as_of_ms"] < asked_ms:
             found = await (await audited.client.get(path, headers=audited.operator)).json()
@@ -154,7 +154,7 @@ async def test_the_public_figures_do_not_tell_that_a_claim_was_drawn_before_the_
 
 
 class Slow(Auditor):
-    """One that takes as long as a test wants; how long is the only thing about it that is made up."""
+    """An auditor that takes as long as a test wants; only its duration is fake."""
 
     def __init__(self, *given: Any, ends: Event) -> None:
         super().__init__(*given)

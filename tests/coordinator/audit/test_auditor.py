@@ -137,7 +137,7 @@ def kept(played: Played) -> set[int]:
 
 @pytest.mark.parametrize("played", [(0, 3), (2, 3), (4, 4)], ids=["S=0", "S=2", "S=4, v-8"], indirect=True)
 def test_what_fails_softly_is_compared_with_every_earlier_version_and_not_pardoned(played: Played) -> None:
-    """These are older than what the auditor keeps by itself."""
+    """The auditor itself no longer keeps these old versions."""
     before = [VERSIONS - back for back in (1, 2, 4, 8)[: played.config.audit.neighbours]]
     with closing(played.auditor()) as auditor, closing(played.archive):
         played.archive.write_policy(VERSIONS, played.folder / str(VERSIONS))
@@ -241,7 +241,7 @@ def test_a_case_that_takes_three_times_the_silence_limit_is_judged_since_it_move
 
 @pytest.mark.parametrize("played", [(0, 0)], ids=["S=0"], indirect=True)
 def test_a_replay_in_which_nothing_moves_ends_its_auditor_so_that_another_has_the_case(played: Played) -> None:
-    """Who is dead holds no cases: `test_casework` says what becomes of them."""
+    """A dead auditor holds no cases; `test_casework` tests what happens to them."""
     process, asked = paced(played, "stands")
     assert process.returncode == 1
     assert "Timeout" in process.stderr

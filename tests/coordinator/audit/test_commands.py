@@ -65,7 +65,7 @@ class Played:
 
 
 def publish_policy(round_: Round, version: int, policy: Path) -> None:
-    """What the learner does: the same policy, moved a little for each version."""
+    """Publish a version as the learner does: the same policy, changed a little for each version."""
     folder = round_.publisher.uploads / str(version)
     shutil.copytree(policy, folder)
     weights = folder / "model.safetensors"

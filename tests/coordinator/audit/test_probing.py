@@ -101,7 +101,7 @@ def test_another_card_of_the_class_widens_it() -> None:
 
 
 def test_a_card_with_five_times_the_outliers_of_the_probe_fails_not_even_softly() -> None:
-    """In ten thousand positions 7 stray ten times as far on the probe, and 35 do on the other card."""
+    """Seven of ten thousand positions are ten times as far off on the probe, and 35 on the other card."""
     field = Field()
     for seed in range(GROUPS * 4):
         field.bring(with_outliers(7e-4, seed))
@@ -119,7 +119,7 @@ def with_outliers(rate: float, seed: int, length: int = LENGTH) -> ReplayMeasure
 
 
 def test_a_probe_that_was_taken_over_cannot_widen_its_class_until_a_cheat_passes() -> None:
-    """It stays just within what passes, so that each renewal is a little wider than the last, for a hundred of them."""
+    """The probe stays just within its tolerance, so each of a hundred renewals is a little wider than the last."""
     field = Field()
     field.bring_many(NOISE)
     first, noise = field.tolerance, NOISE

@@ -143,7 +143,7 @@ def test_a_damaged_policy_is_a_named_error(policy: Path, tmp_path: Path, damage:
 def test_a_configuration_that_promises_more_than_it_has_is_refused_before_it_costs_memory(
     policy: Path, tmp_path: Path, changes: dict[str, object], said: str
 ) -> None:
-    """Anybody may hand over the folder of a case."""
+    """The folder of a case is untrusted."""
     folder = shutil.copytree(policy, tmp_path / "promising")
     config = json.loads((folder / "config.json").read_bytes())
     (folder / "config.json").write_text(json.dumps(config | changes))

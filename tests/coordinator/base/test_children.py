@@ -19,7 +19,7 @@ def child(program: str) -> list[str]:
 
 @pytest.mark.asyncio
 async def test_child_that_crashes_is_started_again(tmp_path: Path) -> None:
-    """It crashes the first time, since the file is not there yet."""
+    """The child crashes the first time, since the file is not there yet."""
     mark = tmp_path / "mark"
     program = f"import pathlib, sys; p = pathlib.Path({str(mark)!r}); done = p.exists(); p.touch(); sys.exit(not done)"
     async with asyncio.timeout(DEADLINE_S):
@@ -62,7 +62,7 @@ async def test_child_ends_when_its_keeper_is_cancelled(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_who_keeps_a_child_hears_how_it_fares(tmp_path: Path) -> None:
-    """It crashes the first time, and refuses its settings the second."""
+    """The child crashes the first time, and rejects its settings the second time."""
     mark = tmp_path / "mark"
     program = f"import pathlib, sys; p = pathlib.Path({str(mark)!r}); done = p.exists(); p.touch(); sys.exit(1 + done)"
     heard: list[Life] = []

@@ -41,7 +41,7 @@ LOCAL_KEY = "local/node-1/node.key"
 
 
 def quiet(_what: str, _done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_a_restored_folder_is_the_round_as_it_was(saved: Path, tmp_path: Path, n
 
 
 def test_the_line_that_goes_on_has_all_that_the_lost_round_was_launched_with(saved: Path, tmp_path: Path) -> None:
-    """Its file says little; most settings stood on top of it."""
+    """The round's file has few settings; most were given on the command line."""
     new = tmp_path / "a new place"
     restore(saved / "folder", new)
     program, launch, file, *options = shlex.split(launch_line(new, ""))
@@ -201,7 +201,7 @@ def test_a_name_that_leaves_the_folder_is_refused(copy: Path, tmp_path: Path, na
 
 @pytest.mark.parametrize("path", ["%2E%2E/evil", "%2Fevil", "a%00b", "%C3%A9", "%e9", "%", "%2", "%25%", "\ud800"])
 def test_a_file_has_one_name_in_a_backup(path: str) -> None:
-    """What is spelt otherwise than we would could be the name of another file, or of one elsewhere."""
+    """A path in another spelling could name another file, or a file outside the folder."""
     with pytest.raises(BackupInvalid, match="is not a valid file name in a backup"):
         plain(path)
 
@@ -307,7 +307,7 @@ def empty_postgres(postgres_url: str) -> Iterator[str]:
 
 
 def test_a_postgresql_is_copied_and_loaded_whole(empty_postgres: str, tmp_path: Path) -> None:
-    """Of any schema; with numbers that go on where they were."""
+    """The copy has all schemas, and its sequences continue."""
     make_old(empty_postgres)
     rows = list[object]()
 
@@ -336,7 +336,7 @@ def test_a_copy_is_of_one_moment_while_others_write(tmp_path: Path) -> None:
     sizes = list[int]()
 
     def write(_what: str, _done: int, _total: int) -> None:
-        """Between two pieces of the copy."""
+        """Write between two pieces of the copy."""
         if len(sizes) < 3:
             world.earn(node)
             sizes.append(world.run(store.size))
@@ -356,7 +356,7 @@ def test_a_copy_is_of_one_moment_while_others_write(tmp_path: Path) -> None:
 
 
 def test_a_version_that_is_published_while_the_store_is_copied_is_none_of_the_backup(tmp_path: Path) -> None:
-    """And what its publication deletes is held already: an old version's chunks, the newest one's upload."""
+    """Data that the publication deletes is already held: an old version's chunks, the newest one's upload."""
     settings = tmp_path / "round.toml"
     settings.write_text("")
     published = [1]

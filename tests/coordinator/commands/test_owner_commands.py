@@ -1,4 +1,4 @@
-"""From an owner's key to the money, by the commands that people type, against a served round."""
+"""Owner commands, from the owner's key to the payout, typed against a served round."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def owe(served: Served, node: NodeId, micros: int) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Of a node whose key is known."""
+    """Return the home of a node whose key is known."""
     folder = tmp_path / "home"
     folder.mkdir()
     (folder / "node.key").write_text(SEED.hex())
@@ -65,13 +65,13 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sign(tmp_path: Path) -> list[str]:
-    """How an owner's key is named and unlocked."""
+    """Return the options that name and unlock an owner's key."""
     (tmp_path / "words").write_text("correct horse battery\n")
     return ["--owner-key", str(tmp_path / "owner.key"), "--passphrase-file", str(tmp_path / "words")]
 
 
 def code(result: Result) -> str:
-    """How a command failed."""
+    """Return the error code of a failed command."""
     return str(getattr(result.exception, "code", ""))
 
 

@@ -26,7 +26,7 @@ FILE = "model.safetensors"
 
 
 def versions() -> list[bytes]:
-    """Their weights: the first comes back as the third; the last two are patches of the ones before."""
+    """Return weights of versions: the third equals the first; the last two are patches of the previous ones."""
     first, second = policy_file(1), policy_file(2)
     fourth = next_file(first, seed=4)
     return [first, second, first, fourth, next_file(fourth, seed=5)]
@@ -67,7 +67,7 @@ class Copy:
         return json.loads(told)
 
     def verify(self, version: int) -> list[str]:
-        """What differs."""
+        """Verify a version; return the differences."""
         found: list[str] = self.json("verify", str(version))["differences"]
         return found
 
@@ -192,7 +192,7 @@ def test_all_damage_is_told_and_not_the_first_alone(copy: Copy) -> None:
 
 
 def test_a_manifest_of_other_files_is_not_taken_for_the_signed_one(copy: Copy) -> None:
-    """Everything of it can be rebuilt; but nobody signed it."""
+    """All its files can be rebuilt, but nobody signed it."""
     forged = copy.manifest(4).model_copy(update={"version": 5})
     (copy.metadata / target_path(5)).write_bytes(forged.to_bytes())
     found = copy.verify(5)

@@ -49,7 +49,7 @@ def test_what_settings_amount_to_is_computed_from_them() -> None:
     ids=str,
 )
 def test_a_seeder_that_nobody_reaches_is_warned_of(settings: dict[str, str], warned: bool) -> None:
-    """Nothing else would tell: every byte comes over the coordinator's HTTP then, quietly."""
+    """The operator would not notice without the warning: all bytes then come over the coordinator's HTTP."""
     assert any("seeder_public" in line for line in manual.warnings(parse({"round": settings}))) is warned
 
 

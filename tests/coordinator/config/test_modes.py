@@ -40,7 +40,7 @@ def test_single_keys_override_a_mode(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["echo2", "push-pull", "sequential", "colocated"])
 def test_the_resolved_settings_show_what_came_of_it(name: str) -> None:
-    """And are the same settings when they are read again, whatever the mode then means."""
+    """The resolved settings stay the same when they are read again, even if the mode later changes."""
     config = mode(name, "fleet.local_nodes=2")
     assert Config.model_validate_json(config.model_dump_json()) == config
     told = config.model_dump()

@@ -1,4 +1,4 @@
-"""One tiny policy for all tests of the learner."""
+"""A tiny policy for all tests of the learner."""
 
 from pathlib import Path
 

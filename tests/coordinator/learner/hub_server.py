@@ -12,7 +12,7 @@ TOKEN = "hf_write"
 
 
 class Hub(ThreadingHTTPServer):
-    """One repository and its files."""
+    """A fake model hub with one repository and its files."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

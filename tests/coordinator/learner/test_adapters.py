@@ -1,4 +1,4 @@
-"""What a learner of adapters publishes and exports: a base that never changes, and small files beside it."""
+"""Adapters that a learner publishes and exports: a base that never changes, and small files beside it."""
 
 import json
 import shutil

@@ -105,7 +105,7 @@ def last(folder: Path) -> Path:
 def test_resumed_updates_come_to_the_weights_of_an_uninterrupted_run(
     policy_folder: Path, tmp_path: Path, trajectories: Trajectories
 ) -> None:
-    """What an update draws follows from its number: it is drawn again."""
+    """The draws of an update follow from its number: they are repeated."""
     settings = replace(SETTINGS, algorithm=replace(PRESETS["echo2"], trajectories=trajectories), seed=3)
     batches = [UNEQUAL, UNEQUAL[:2], UNEQUAL[1:], UNEQUAL]
     straight = TrainedPolicy(policy_folder, settings)

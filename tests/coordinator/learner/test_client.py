@@ -1,4 +1,4 @@
-"""What the learner reads of the coordinator's answers, and what it does where there is none; over real sockets."""
+"""The learner's client over real sockets: its reading of answers, and its behaviour without an answer."""
 
 import logging
 from collections.abc import Iterator

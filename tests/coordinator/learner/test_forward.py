@@ -29,7 +29,7 @@ def qwen3(folder: Path) -> Any:
 
 
 def apart(model: Any, data: Tensors, row: int) -> torch.Tensor:
-    """What an unpadded forward pass says about one completion: [T]."""
+    """Return the log-probabilities of a completion from an unpadded forward pass: [T]."""
     prompt, length = data.prompts[data.owners[row]], int(data.lengths[row])
     tokens = torch.cat([prompt, data.tokens[row, :length]])[None]
     logits = model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]

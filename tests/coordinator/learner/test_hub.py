@@ -49,7 +49,7 @@ def round_file(policy_folder: Path, tmp_path: Path) -> Path:
 
 
 def environment(tmp_path: Path, endpoint: str, token: str) -> dict[str, str]:
-    """No token and no cache of whoever runs the tests."""
+    """Return an environment without the token and cache of the user who runs the tests."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     # Without Xet, whose server is no small thing: the older protocol of large files is the hub's, too.
     given |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}

@@ -1,4 +1,4 @@
-"""Which round a learner may go on in, and whose log-probabilities cannot be those of their tokens."""
+"""The learner's loop: rounds that it may continue, and claims with impossible log-probabilities."""
 
 from math import inf, nan
 
@@ -33,6 +33,6 @@ def test_a_round_that_was_put_back_is_refused(version: int, ledger_size: int) ->
 
 
 def test_a_policy_that_is_broken_makes_no_honest_claim_suspect() -> None:
-    """What nodes claim is finite, so a distance that is no number is the fault of our own weights."""
+    """Claims have finite numbers, so a distance of NaN comes from our own weights."""
     distances = {"near": 0.5, "ours": nan, "at": MISMATCH_NATS, "far": 10.0, "impossible": inf}
     assert mismatched(distances) == ("at", "far", "impossible")

@@ -16,7 +16,7 @@ BYPASS = replace(WIDE, correction=replace(WIDE.correction, mode="bypass"))
 
 
 def logs(*probabilities: float) -> torch.Tensor:
-    """One sample's log-probabilities: [1, T]."""
+    """Return the log-probabilities of a sample: [1, T]."""
     return torch.tensor([probabilities]).log()
 
 
@@ -225,7 +225,7 @@ def test_padding_has_no_say() -> None:
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_infinity_has_no_say_where_nothing_is_judged(name: str) -> None:
-    """What an environment said may be impossible to the policy, and infinity times 0 is not 0."""
+    """An environment's tokens may be impossible for the policy, and infinity times 0 is not 0."""
     algorithm, mask = replace(PRESETS[name], beta=0.5), torch.tensor([[1.0, 1.0, 0.0]])
 
     def found(masked: float) -> tuple[float, list[list[float]], Metrics]:

@@ -65,7 +65,7 @@ def test_moments_in_bfloat16_are_four_bytes_for_each_parameter(policy_folder: Pa
 
 
 def test_rounding_at_random_loses_nothing_on_average() -> None:
-    """One 64th of the way to the next bfloat16: the nearest would always be 1."""
+    """A value 1/64 of the way to the next bfloat16: rounding to the nearest would always give 1."""
     value = torch.full((100_000,), 1 + 2**-13)
     found = rounded(value, torch.Generator().manual_seed(1))
     assert set(found.tolist()) == {1.0, 1 + 2**-7}
@@ -75,7 +75,7 @@ def test_rounding_at_random_loses_nothing_on_average() -> None:
 
 
 def test_a_moment_that_changes_by_less_than_a_step_still_follows() -> None:
-    """With a decay of 0.999, each step moves the second moment by a thousandth: rounded to the nearest it stays."""
+    """The decay of 0.999 changes the second moment by 1/1000 per step: rounding to the nearest would lose that."""
     weight = torch.nn.Parameter(torch.zeros(4096))
     group = {"params": [weight], "weight_decay": 0.0}
     optimizer = SmallAdamW([group], lr=0.0, betas=(0.9, 0.999), eps=1e-8, dtype=torch.bfloat16, on_host=False, seed=0)

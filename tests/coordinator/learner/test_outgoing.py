@@ -61,7 +61,7 @@ def full() -> None:
 
 @pytest.fixture
 def outgoing() -> Iterator[Outgoing]:
-    """At the end, nothing is on its way."""
+    """Return an upload queue, which must be empty at the end."""
     made = Outgoing()
     yield made
     made.finish()
@@ -189,7 +189,7 @@ class Interrupted(TrainedPolicy):
 def test_an_update_in_the_middle_of_a_canary_sees_the_weights_in_training_and_their_adapters(
     lora_rank: int, tmp_path: Path
 ) -> None:
-    """They are not those that are published: these are rounded, and have the adapters in them."""
+    """The weights in training differ from the published ones, which are rounded and include the adapters."""
     start = make_other_policy(tmp_path / "start", QWEN, dtype=torch.bfloat16)
     policy = Interrupted(start, replace(SETTINGS, lora_rank=lora_rank))
     policy.train_step(UNEQUAL)

@@ -26,7 +26,7 @@ SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
 
 
 def plain_logprobs(policy: TrainedPolicy, one: TrainingGroup, sample: int) -> torch.Tensor:
-    """What an unpadded forward pass says about one completion: [T]."""
+    """Return the log-probabilities of a completion from an unpadded forward pass: [T]."""
     prompt = unpack_tokens(one.prompt).tolist()
     tokens = unpack_tokens(one.samples[sample].tokens).tolist()
     logits = policy.model(torch.tensor([prompt + tokens])).logits[:, len(prompt) - 1 : -1]
@@ -162,7 +162,7 @@ def test_a_bf16_policy_is_published_as_bf16_and_trained_in_float32(policy_folder
 
 
 def test_updates_too_small_for_bf16_add_up(policy_folder: Path, tmp_path: Path) -> None:
-    """In bf16 alone each of them would be rounded away: just below 1 its steps are 1/256."""
+    """Alone in bf16 each update would be rounded away: just below 1 its steps are 1/256."""
     policy = TrainedPolicy(
         bf16_folder(policy_folder, tmp_path / "start"), TrainSettings(learning_rate=1e-3, warmup_updates=1)
     )
@@ -274,7 +274,7 @@ def test_skipped_tokens_teach_nothing_and_no_share_is_kept_for_them(policy_folde
 
 
 def test_entropy_is_that_of_every_drawn_token_before_the_update(policy_folder: Path) -> None:
-    """Those that are not judged, and those of groups without signal, are drawn like any other."""
+    """Tokens that are not trained on, and those of groups without signal, count like any other."""
     policy = TrainedPolicy(
         policy_folder, replace(SETTINGS, num_iterations=2, temperature=0.7, algorithm=PRESETS["dapo"])
     )
@@ -292,7 +292,7 @@ def test_entropy_is_that_of_every_drawn_token_before_the_update(policy_folder: P
 
 
 def test_only_chosen_samples_are_trained_on(policy_folder: Path) -> None:
-    """Of four samples, one pair has the greatest contrast; the gradient is that of these two."""
+    """The pair of samples with the greatest contrast is chosen of four; the gradient is that of these two."""
     rewards = [1.0, 0.5, 0.25, 0.0]
     four = (group(0, [19, 20, 31], [([21 + number, 2], [-1.0, -1.0], one) for number, one in enumerate(rewards)]),)
     pairs = replace(PRESETS["echo2"], trajectories="pairs", trajectory_share=0.5)
@@ -358,7 +358,7 @@ def test_the_rate_rises_by_the_updates_that_the_optimizer_has_seen() -> None:
 
 
 def test_the_rate_waits_for_steps_that_were_not_made(policy_folder: Path) -> None:
-    """Nothing was learned of how large gradients are: the first that comes is still the first."""
+    """The scale of gradients is still unknown: the first gradient that comes is still the first."""
     policy = TrainedPolicy(
         policy_folder, replace(SETTINGS, warmup_updates=4, algorithm=Algorithm(scale_rewards="none"))
     )

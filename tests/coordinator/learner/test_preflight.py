@@ -1,4 +1,4 @@
-"""What a learner needs is predicted from config.json alone, and refused before a key is made if it is not there."""
+"""The preflight: a learner's needs are predicted from config.json alone, and rejected before a key is made."""
 
 import copy
 import json
@@ -135,7 +135,7 @@ def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_p
 @pytest.mark.parametrize("shape", ["many words", "many layers", "wide layers"])
 @pytest.mark.parametrize("way", ["all weights", "all weights, bf16, layers twice", "LoRA, bf16"])
 def test_a_self_check_is_predicted(shape: str, way: str, tmp_path: Path) -> None:
-    """Of a policy that has just been loaded; it is compared in float32, whatever it is trained in."""
+    """The policy was just loaded; it is compared in float32, whatever the training precision."""
     policy = TrainedPolicy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), WAYS[way])
     held = tensor_bytes(policy)
     with live_bytes() as check:
@@ -242,7 +242,7 @@ def test_a_disk_or_a_machine_without_room_is_named(small: Path, tmp_path: Path) 
 
 @pytest.mark.processes
 def test_launch_refuses_what_does_not_fit_before_a_key_is_made(eight_billion: Path, tmp_path: Path) -> None:
-    """Of a folder that has no weights: what is refused was not read, let alone downloaded."""
+    """The folder has no weights: a rejected model is neither read nor downloaded."""
     huge = {**QWEN3_8B, "vocab_size": 2**26, "num_hidden_layers": 2}  # terabytes, on any machine
     (eight_billion / "config.json").write_text(json.dumps(huge))
     toml = tmp_path / "round.toml"

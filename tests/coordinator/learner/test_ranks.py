@@ -41,7 +41,7 @@ def torchrun(*words: str | Path, ranks: int = 2) -> subprocess.CompletedProcess[
 
 @pytest.fixture(scope="module")
 def results(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process makes of every scenario, and what two make of it; `one`, `two` and `back` again."""
+    """Return the results of every scenario by one process and by two: `one`, `two`, and `back` to one."""
     top = tmp_path_factory.mktemp("ranks")
     for name, settings in SCENARIOS.items():
         train(policy_folder, settings, top / "one" / name, Ranks())
@@ -55,7 +55,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def furthest(one: Path, other: Path) -> float:
-    """How far two published policies are from each other at most."""
+    """Return the largest difference between two published policies."""
     ours, theirs = weights(one), weights(other)
     assert ours.keys() == theirs.keys()
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
@@ -108,7 +108,7 @@ PUBLISHED = [*((name, "fifth") for name in sorted(SCENARIOS)), ("adapters", "bas
 
 @pytest.mark.parametrize(("name", "folder"), PUBLISHED)
 def test_what_two_ranks_publish_is_byte_for_byte_what_one_exports(results: Path, name: str, folder: str) -> None:
-    """From the same checkpoint, canary included; trained apart, they differ in the last bits of sums."""
+    """The exports are from the same checkpoint, canary included; trained apart, the last bits of sums would differ."""
     one, two = results / "one" / name / folder, results / "two" / f"{name}, resumed" / folder
     ours, theirs = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (one, two))
     assert folder == "base" or canary.FILE_NAME in ours
@@ -117,7 +117,7 @@ def test_what_two_ranks_publish_is_byte_for_byte_what_one_exports(results: Path,
 
 @pytest.mark.parametrize("budget", [0, 60])
 def test_every_hand_gets_as_many_pieces_of_about_the_same_size(budget: int) -> None:
-    """One more than there are hands would have all of them compute twice."""
+    """A piece more than there are processes would make all of them compute twice."""
     data = collate([group for group in UNEQUAL for _ in range(20)])
     everything = torch.arange(len(data.rewards))
     alone = len(pieces(data, everything, budget))

@@ -1,4 +1,4 @@
-"""What the divergence is measured from: the policy that the round starts with, whatever came before and after."""
+"""The reference of the divergence: the policy with which the round starts, whatever came before and after."""
 
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.coordinator.learner.groups import UNEQUAL
 def test_the_embedded_policy_starts_where_its_warm_start_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not at the random weights before: to stay near those would unlearn what was imitated. Nor after a resume."""
+    """Staying near the random weights before the warm start would unlearn it. A resume keeps the reference."""
     monkeypatch.setattr("coordinator.learner.crew.warm_start", partial(warm_start, steps_max=3))
     config = Config.model_validate(
         {"round": {"directory": tmp_path}, "learner": {"algorithm": "echo2"}, "objective": {"beta": 0.1}}

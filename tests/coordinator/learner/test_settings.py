@@ -1,4 +1,4 @@
-"""From the operator's file to an objective."""
+"""The objective that follows from the operator's settings."""
 
 from math import inf
 from pathlib import Path

@@ -130,7 +130,7 @@ def with_entropy(model: Any, samples: list[Said]) -> torch.Tensor:
 
 
 def decay_groups(model: Any, settings: TrainSettings) -> list[dict[str, Any]]:
-    """One weight at a time: of this policy all matrices end in `proj.weight`, but for its embedding."""
+    """Group single weights: all matrices of this policy end in `proj.weight`, except its embedding."""
     return [
         {
             "params": [weight],
@@ -216,7 +216,7 @@ def test_parts_of_the_objective(policy_folder: Path, algorithm: Algorithm, loss:
 
 
 def test_the_entropy_bonus_raises_the_entropy(policy_folder: Path) -> None:
-    """Of samples that all earn the same, nothing else is learned."""
+    """All samples earn the same, so only entropy is learned."""
     even = GROUPS[0].model_copy(
         update={"samples": tuple(sample.model_copy(update={"reward": 1.0}) for sample in GROUPS[0].samples)}
     )

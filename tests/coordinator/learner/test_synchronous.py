@@ -1,4 +1,4 @@
-"""With S = 0 the swarm is the synchronous loop: the same seeds give the same weights, to float tolerance."""
+"""Synchronous training: with S = 0 the same seeds give the weights of the synchronous loop, to float tolerance."""
 
 from dataclasses import replace
 from pathlib import Path

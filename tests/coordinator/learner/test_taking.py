@@ -63,14 +63,14 @@ def test_even_a_policy_that_is_no_number_any_more_learns_again_as_a_new_one_woul
 
 
 def rate(policy: TrainedPolicy) -> float:
-    """That of the next update."""
+    """Return the rate of the next update."""
     return policy.train_step(UNEQUAL).metrics["learner/learning_rate"]
 
 
 def test_after_taking_a_version_the_rate_rises_anew_and_falls_as_it_would_have(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    """In the middle of the second rise another process goes on."""
+    """Another process continues in the middle of the second rise."""
     settings = replace(SETTINGS, warmup_updates=4, schedule="linear", max_updates=10)
     policy = TrainedPolicy(policy_folder, settings)
     wanted = published(policy, tmp_path / "wanted")

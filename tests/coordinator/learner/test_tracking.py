@@ -79,7 +79,7 @@ class Kept:
 
 
 def test_boards_are_told_of_each_evaluation_once_at_its_own_update(tmp_path: Path) -> None:
-    """It ends later than the update that it is about; the file of updates has no line of it."""
+    """The evaluation ends later than its update; the file of updates has no line for it."""
     board = Kept()
     tracker = Tracker(tmp_path, update=0, boards=(board,))
     first = Evaluated(number=1, update=0, figures={"eval/held_out/avg@8": 0.25})

@@ -1,4 +1,4 @@
-"""Which samples of a batch are trained on, against numbers worked out by hand."""
+"""Choice of the samples of a batch that are trained on, against numbers computed by hand."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_ties_go_to_who_comes_first() -> None:
 
 
 def test_draws_by_advantage_are_weighted_back() -> None:
-    """Of Σ|A| = 6.75 and ⌈0.5 · 6⌉ = 3 draws, one falls on every 2.25: |A| is worth 2.25 for each that it gets."""
+    """Σ|A| = 6.75 and ⌈0.5 · 6⌉ = 3 draws give one draw per 2.25: each draw of a sample counts 2.25/|A|."""
     found = chosen(WEIGHTED)
     drawn = found * ADVANTAGES.abs() / 2.25
     assert drawn.tolist() == pytest.approx(drawn.round().tolist(), abs=1e-6)
@@ -53,7 +53,7 @@ def test_draws_by_advantage_are_weighted_back() -> None:
 
 
 def test_what_is_drawn_is_unbiased() -> None:
-    """Over all offsets of the draw each factor is 1 on the mean, but for the sample that teaches nothing."""
+    """Averaged over all offsets of the draw, each factor is 1, except for the sample without an advantage."""
     draws = torch.stack([chosen(WEIGHTED, update=update) for update in range(4000)])
     assert draws.mean(0).tolist() == pytest.approx([1.0] * 6 + [0.0], abs=0.06)
 

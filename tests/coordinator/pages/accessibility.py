@@ -1,4 +1,4 @@
-"""How accessible the pages are, as a table for docs/pages.md: `make accessibility`. The tests demand the same.
+"""Accessibility of the pages as a table for docs/pages.md: `make accessibility`. The tests require the same.
 
 Every page in light and dark, wide and as on a phone, with all that folds unfolded, looked at by axe-core in Chromium.
 """

@@ -30,7 +30,7 @@ FLAGS = (
 
 
 class Tab:
-    """One page."""
+    """A browser tab."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, session: str, numbers: "count[int]") -> None:
         self._socket = socket
@@ -49,7 +49,7 @@ class Tab:
         await self.until("document.readyState === 'complete' && location.href.startsWith('http')")
 
     async def back(self, path: str) -> None:
-        """To the page before, which has this path."""
+        """Go back to the previous page, which has this path."""
         history = await self.call("Page.getNavigationHistory")
         before = history["entries"][history["currentIndex"] - 1]
         await self.call("Page.navigateToHistoryEntry", entryId=before["id"])
@@ -80,7 +80,7 @@ class Tab:
         await self.call("Emulation.setScriptExecutionDisabled", value=True)
 
     async def picture(self) -> bytes:
-        """What is to be seen, as WebP."""
+        """Return a screenshot as WebP."""
         answer = await self.call("Page.captureScreenshot", format="webp", quality=70)
         return base64.b64decode(answer["data"])
 

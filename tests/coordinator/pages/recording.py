@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Session:
-    """What was typed, and what came of it."""
+    """The typed commands and their output."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm

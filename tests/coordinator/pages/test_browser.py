@@ -128,7 +128,7 @@ async def test_hostile_names_stay_text_and_in_their_place(served: Served, tab: T
 
 @pytest.mark.parametrize("width", [360, 768, 1000, 1280])
 async def test_no_page_scrolls_sideways(served: Served, tab: Tab, width: int) -> None:
-    """Neither when it is opened nor with all that can be unfolded; nor do its tables, in their frames."""
+    """A page does not scroll sideways when opened, nor with everything unfolded; nor do its tables, in their frames."""
     for path in PAGES:
         await tab.open(url(served, path), width=width)
         assert await tab.look(TABLES_THAT_SCROLL) == [], path

@@ -173,7 +173,7 @@ class TestWords:
 
 
 def test_everything_in_a_chart_has_a_style() -> None:
-    """What has no rule of its own is drawn in black, or not at all."""
+    """An element without a rule of its own would be drawn in black, or not at all."""
     curve = [(0.0, 1.0), (1.0, 2.0)]
     two = charts.lines("a", "a", "x", {"one": curve, "other": curve})
     band = charts.lines("b", "b", "x", {"one": curve, "low": curve, "high": curve}, interval=("low", "high"))
@@ -209,7 +209,7 @@ def one_line(name: str, title: str, across: str, points: list[charts.Point]) -> 
 
 @pytest.mark.parametrize("draw", [charts.bars, one_line])
 def test_an_axis_with_one_figure_has_one_label(draw: Callable[..., Markup]) -> None:
-    """It stands below the point, and says what it is."""
+    """The label is below the point, and names it."""
     two = draw("a", "a", "update", [(7.0, 0.5), (8.0, 0.5)])
     single = str(draw("a", "a", "update", [(7.0, 0.5)]))
     assert re.findall(r"<text[^>]*>((?:update )?7)</text>", single) == ["update 7"]

@@ -28,7 +28,7 @@ def test_versions_that_audits_wait_for_are_kept_as_long_as_there_is_room(
 def test_the_oldest_versions_go_first_where_there_is_no_room_and_that_is_said(
     press: Press, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of three that wait there is room for two: the file of each is one chunk of its own, and one is common."""
+    """Two of the three waiting versions have room: each has one chunk of its own, and all share one."""
     for version in range(1, 6):
         press.publish(version, {"f.model": b"%d" % version * C, "common.model": b"c" * C})
     press.publisher = press.open(room_bytes=2 * C + 10)

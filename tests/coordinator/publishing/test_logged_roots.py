@@ -72,14 +72,14 @@ class Place:
         return [entry for entry in self.entries() if isinstance(entry, Root)]
 
     def served(self) -> list[Root]:
-        """What the log should say of the files."""
+        """Return the roots that the log should name for the files."""
         return [
             Root(version=number, root_digest=chunks.digest((self.folder / f"metadata/{number}.root.json").read_bytes()))
             for number in range(1, self.metadata.root().version + 1)
         ]
 
     def files(self) -> dict[str, bytes]:
-        """What anybody may fetch of the trust metadata."""
+        """Return the public files of the trust metadata."""
         return {path.name: path.read_bytes() for path in (self.folder / "metadata").iterdir()}
 
     def fsck(self) -> tuple[int, str]:
@@ -163,7 +163,7 @@ def test_a_coordinator_that_is_killed_between_entry_and_checkpoint_goes_on_with_
 
 
 class TestOtherFiles:
-    """What the log names is what is served, or nothing is signed."""
+    """Files that differ from the log: nothing is signed."""
 
     def refuses(self, place: Place, number: int) -> None:
         before, files = place.entries(), place.files()

@@ -160,7 +160,7 @@ class Log:
         return web.Response()
 
     def newest_targets(self) -> list[str]:
-        """What a reader finds who begins with the timestamp."""
+        """Return the targets that a reader finds from the timestamp."""
         data = self.objects.get("metadata/timestamp.json")
         if data is None:
             return []
@@ -190,7 +190,7 @@ async def logging_store() -> AsyncIterator[tuple[Log, Target]]:
 
 
 async def test_a_reader_never_sees_metadata_whose_files_are_missing(tmp_path: Path) -> None:
-    """After every single request, everything is there that the newest timestamp leads to."""
+    """All files that the newest timestamp leads to exist after every single request."""
     press = press_of(tmp_path)
     async with logging_store() as (log, where), running(Mirror(tmp_path / "public", where, tmp_path / "m")) as mirror:
         for version in (1, 2, 3):

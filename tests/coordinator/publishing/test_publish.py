@@ -61,7 +61,7 @@ class Press:
         return made
 
     def signed(self, version: int) -> bool:
-        """Whether nodes are told of this version."""
+        """Return True if nodes can see this version."""
         return target_path(version) in self.metadata._current()[2].targets
 
     def blobs(self) -> set[str]:
@@ -206,7 +206,7 @@ def test_a_chain_is_read_to_its_end_and_a_newcomer_never_fetches_twice_the_file(
 
 
 def test_larger_patches_bring_the_next_anchor_earlier(press: Press) -> None:
-    """At a fifth of the file each, a handful of patches would make a newcomer fetch more than twice the file."""
+    """Patches of a fifth of the file each: a few of them would make a joining node fetch more than twice the file."""
     data = weights(1)
     lengths = []
     for version in range(1, 10):
@@ -294,7 +294,7 @@ def test_an_adapter_is_patched_by_itself_and_the_model_below_it_costs_nothing(pr
 
 
 def test_a_base_that_is_not_sent_again_costs_nobody_anything(press: Press) -> None:
-    """And where it changes after all, it is patched as if it had been sent each time."""
+    """A base that changes later is patched as if it had been sent each time."""
     base = policy_file()
     first = press.publish(1, {"model.safetensors": base, "adapter_model.safetensors": b"a" * 90})
     assert press.publisher.unchanged(1) == ()

@@ -37,7 +37,7 @@ class Repository:
         self.metadata.add_manifest(version, data, KEEP, now)
 
     def look(self, now: datetime = NOW, node: Documents | None = None) -> int:
-        """What version a node finds: the one that watched from the start, or another."""
+        """Return the version that a node finds: the node that watched from the start, or another."""
         refreshed, _ = converse(trust.refresh(node or self.node, now), self.metadata.read)
         if node is None:
             self.node = refreshed.documents
@@ -109,7 +109,7 @@ def test_other_content_after_a_crash_takes_the_place_of_what_nobody_saw(
 
 
 def test_publishing_the_same_again_changes_nothing_for_nodes(repository: Repository) -> None:
-    """After a crash between the metadata and the store, the coordinator publishes a version once more."""
+    """The coordinator crashes between the metadata and the store, and publishes the version again."""
     repository.add(1)
     repository.add(2)
     repository.look()

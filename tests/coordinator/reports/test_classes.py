@@ -1,4 +1,4 @@
-"""What nodes compute with: admitted by the operator, bound into their leases, and judged as such."""
+"""Classes of nodes: admitted by the operator, bound into their leases, and used by audits."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -162,7 +162,7 @@ def test_versions_kept_for_a_slow_auditor_raise_the_alarm_before_they_go(world: 
 
 
 def test_updates_that_change_nothing_raise_the_alarm(world: World) -> None:
-    """Their gradients were not finite: the groups are paid for, and the policy stays as it was."""
+    """The gradients were not finite: the groups are paid for, and the policy does not change."""
     key = world.join(1)
     for number in range(1, health.SKIPPED_MAX + 2):
         for _ in range(2):

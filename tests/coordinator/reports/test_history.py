@@ -38,7 +38,7 @@ TOP_UP = 2 * MAX_COST
 
 
 class History(RuleBasedStateMachine):
-    """One round."""
+    """A round with its history."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class History(RuleBasedStateMachine):
                 assert verdict.code in {"lease_closed", "stale_version"}
 
     def _is_surplus(self, lease: Lease) -> bool:
-        """Whether it came second, or was a newcomer's trial for which there was no place."""
+        """Return True if a lease came second, or was a newcomer's trial without a place."""
         (row,) = (row for row in self.world.rows(tables.rollouts) if row["lease_id"] == lease.lease_id)
         return bool(row["state"] == "surplus")
 
@@ -130,7 +130,7 @@ class History(RuleBasedStateMachine):
         crashes=st.sampled_from(["never", "never", "before the report", "before the version"]), suspects=st.booleans()
     )
     def the_learner_works(self, crashes: str, suspects: bool) -> None:
-        """One update, from wherever a crash left the learner."""
+        """Make an update, from any state in which a crash left the learner."""
         batch = self.world.batch(self.reported + 1)
         if batch is not None:
             claims = [group.claim_id for group in batch.groups]

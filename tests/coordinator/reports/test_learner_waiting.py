@@ -1,4 +1,4 @@
-"""Whether the learner waits is told with its plainest cause, and with what to do."""
+"""The report of a waiting learner: its most likely cause, and the next step."""
 
 from pathlib import Path
 from typing import Any

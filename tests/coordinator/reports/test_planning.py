@@ -136,7 +136,7 @@ def test_the_simulation_is_told_as_text_and_json() -> None:
 
 
 def test_what_no_pool_can_give_is_null_and_not_infinity() -> None:
-    """With S = 0 the learner always waits; JSON knows no infinity."""
+    """The learner always waits with S = 0; JSON has no infinity."""
     impossible = [*OPTIONS, "--set", "staleness.max_updates=0", "--set", "staleness.publish_every=0"]
     impossible += ["--nodes", "3", "--updates", "2", "--broadcast-s", "20"]
 

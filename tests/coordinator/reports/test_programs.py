@@ -78,7 +78,7 @@ def test_a_learner_that_crashes_again_and_again_stands_until_it_made_an_update(a
 
 
 def test_a_learner_that_says_nothing_stands(at_work: World) -> None:
-    """It trains on the second batch, for all that is known."""
+    """The learner trains on the second batch, as far as is known."""
     for _ in range(at_work.terms.groups_per_update):
         at_work.earn(at_work.join(2))
     at_work.batch(2)
@@ -97,7 +97,7 @@ def test_a_learner_that_never_came_stands(world: World) -> None:
 
 
 def test_a_wait_that_goes_on_is_a_wait(at_work: World) -> None:
-    """It asks again every 20 seconds, so it is not silent."""
+    """The learner asks again every 20 seconds, so it is not silent."""
     at_work.now_ms += 3_600_000
     at_work.run(programs.heard, at_work.now_ms, asks_for=2)
     found = told(at_work)
@@ -107,7 +107,7 @@ def test_a_wait_that_goes_on_is_a_wait(at_work: World) -> None:
 
 
 def test_a_learner_that_waits_for_its_first_node_waits_all_of_its_time(world: World) -> None:
-    """It has done nothing yet, which is no work either."""
+    """The learner has done nothing yet, which is no work either."""
     world.run(programs.launched, world.now_ms)
     asleep = told(world, 60)
     assert (asleep["learner_idle_share"], asleep["learner_idle_share_lately"]) == (0, 0), "it has asked for nothing yet"

@@ -41,7 +41,7 @@ def test_the_bound_itself_is_not_yet_stale(staleness: int, policy_update: int, l
 
 @given(st.integers(0, 6), st.integers(1, 7), st.integers(1, 20), st.integers(0, 200))
 def test_a_waiting_learner_is_never_starved(staleness: int, kappa: int, size: int, update: int) -> None:
-    """With kappa within the bound, a node that holds the newest version may always start what the batch still lacks."""
+    """A node with the newest version may always start the groups that the batch lacks, if kappa is within the bound."""
     kappa = min(kappa, staleness + 1)
     newest = update - update % kappa
     for ready in range(size):
@@ -133,7 +133,7 @@ class Swarm(RuleBasedStateMachine):
             assert not any(self.too_old(group.update) for group in self.buffer)
 
     def teardown(self) -> None:
-        """From wherever the round stands, it can go on: all leases expire, the newest version is loaded by somebody."""
+        """Continue from any state: all leases expire, and a node loads the newest version."""
         if not hasattr(self, "buffer"):
             return
         self.a_version_is_published()

@@ -1,4 +1,4 @@
-"""Which prompts are worth a group, by hand-computed values; and that nothing is left out for ever."""
+"""Choice of prompts: hand-computed values, and that no prompt is left out for ever."""
 
 from math import log, sqrt
 
@@ -48,7 +48,7 @@ def test_a_prompt_that_was_hard_and_is_easy_now_is_called_easy() -> None:
 
 
 def test_equal_rewards_that_float32_rounds_are_alike() -> None:
-    """They come from one column of float32: equal there is equal here, whatever their mean does."""
+    """The rewards come from a float32 column: values that are equal there are equal here, whatever their mean."""
     assert after([0.1, 0.1, 0.1]).alike == 1
     assert after([0.1, 0.1, 0.1]).variance == 0.0
 

@@ -1,4 +1,4 @@
-"""How many groups a node may hold: doubled by an answer, lowered by one without, and bounded by what was measured."""
+"""Number of groups that a node may hold: doubled by an answer, lowered by a timeout, and bounded by measurements."""
 
 from dataclasses import dataclass
 

@@ -162,7 +162,7 @@ def test_a_newcomer_is_fed_by_whom_the_plan_names_the_more_by_those_with_uplink_
 
 
 def test_free_keys_that_join_slow_nobody_down() -> None:
-    """They register by hundreds and fetch nothing: no slot is theirs, nobody turns to them, nor is any help."""
+    """Free keys register by hundreds and fetch nothing: they get no slot, no requests and no help."""
     planned = plan(3 * W, uniform(20))
     help_rate = planned.help_rate
     topology.join(planned, [NodeLinks(f"key-{at}", W, W) for at in range(400)])
@@ -238,7 +238,7 @@ def test_flapping_nodes_cost_their_own_edges_and_not_those_of_the_swarm(change: 
 
 
 def steps(effect: Callable[[], None]) -> int:
-    """How many instructions of Python run for an effect."""
+    """Return the number of Python instructions that a call runs."""
     counted = 0
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:

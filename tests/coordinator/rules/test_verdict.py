@@ -27,7 +27,7 @@ from tests.coordinator.audit.claims import EXACT, drawn, honest, logits, replaye
 
 
 def outcome(measured: ReplayMeasurement, rule: str, tolerance: Tolerance = EXACT) -> AuditOutcome:
-    """What one rule says."""
+    """Return the outcome of one rule."""
     found = [finding.outcome for finding in judge(measured, tolerance, 1).findings if finding.rule == rule]
     return max(found, default=AuditOutcome.PASS)
 
@@ -106,7 +106,7 @@ def test_every_report_is_json_with_finite_numbers_and_bounded_evidence(measured:
 
 
 def test_a_claim_that_its_lease_does_not_allow_fails_hard_without_a_model() -> None:
-    report: AuditReport = malformed(TokensInvalid("Sample 3 goes on after its end token."), EXACT, 1)
+    report: AuditReport = malformed(TokensInvalid("Sample 3 continues after its end token."), EXACT, 1)
     assert report.outcome is AuditOutcome.HARD
     assert "tokens_invalid" in report.findings[0].observed
 
@@ -123,7 +123,7 @@ def test_the_tail_is_the_binomial_one(of: int, rate: float) -> None:
 
 @pytest.mark.parametrize("count", [40, 400])
 def test_one_rare_token_does_not_make_a_claim_lean(count: int) -> None:
-    """Its error in noisy arithmetic may look like another version's, and it outweighs all others."""
+    """The error of the token in noisy arithmetic may look like another version's, and it outweighs all others."""
     measured, distance = honest(count), np.full(count, 1e-4)
     distance[7] = 0.04
     rough = replace(measured, claimed_logprobs=measured.logprobs + np.where(distance > 0.01, distance, 0))
@@ -142,7 +142,7 @@ FREE = LOOSE.model_copy(update={"error": LOOSE.error.model_copy(update={"toleran
 
 
 def test_a_claim_of_another_versions_numbers_bit_for_bit_is_that_versions() -> None:
-    """As of who prefills with the auditor's own program under an older version: nothing is left that is noise."""
+    """The cheater prefills with the auditor's own program under an older version: no noise is left."""
     table = logits(4000)
     older = table + 0.003 * logits(4000, seed=5)
     said = drawn(older, 1)
@@ -228,7 +228,7 @@ def test_who_repeats_another_versions_numbers_in_few_contexts_is_still_found(noi
     ("count", "expected"), [(1, AuditOutcome.PASS), (2, AuditOutcome.SOFT), (3, AuditOutcome.HARD)]
 )
 def test_no_single_context_accuses_however_near(count: int, expected: AuditOutcome) -> None:
-    """Of sixty-four, the others of which say nothing of where two versions lie."""
+    """The other contexts of sixty-four show no difference between the two versions."""
     measured, distance = honest(64), np.zeros(64)
     distance[:count] = 0.5
     near = replace(measured, claimed_logprobs=measured.logprobs + distance)

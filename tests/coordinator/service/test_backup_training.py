@@ -32,7 +32,7 @@ for update in range(2, 40):
 
 
 def quiet(_what: str, _done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 def write(folder: Path, update: int) -> None:
@@ -41,7 +41,7 @@ def write(folder: Path, update: int) -> None:
 
 
 def update_of(path: Path) -> int:
-    """What a checkpoint was made at, which is all over it."""
+    """Return the update of a checkpoint, which all of its bytes repeat."""
     w = torch.zeros(1000)
     checkpoint.read_tensors(path, {"w": w}, Ranks())
     update = int(checkpoint.read_beside(path)["update"])
@@ -116,7 +116,7 @@ def test_a_checkpoint_that_is_cut_off_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_learner_without_the_description_of_its_checkpoint_says_so(tmp_path: Path) -> None:
-    """As backups by older coordinators left it; nothing is wrong with the settings."""
+    """Backups of older coordinators lack the description; the settings are right."""
     write(tmp_path, 1)
     (tmp_path / "000000001" / ".metadata").unlink()
     with pytest.raises(ConfigInvalid, match=r"lacks \.metadata") as refused:
@@ -125,7 +125,7 @@ def test_a_learner_without_the_description_of_its_checkpoint_says_so(tmp_path: P
 
 
 def test_standby_copy_has_the_newest_checkpoint_that_a_learner_can_read_and_figures_that_grow(tmp_path: Path) -> None:
-    """One that cannot be read leaves the one before in the copy, and stops nothing."""
+    """An unreadable checkpoint leaves the previous one in the copy, and stops nothing."""
 
     async def follow() -> None:
         async with serve(tmp_path) as served:

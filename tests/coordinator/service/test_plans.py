@@ -127,7 +127,7 @@ def test_joins_and_leaves_in_the_middle_of_a_broadcast_move_nobody_else() -> Non
 
 
 def test_who_asks_again_when_all_whom_it_was_told_of_have_left_is_told_of_others() -> None:
-    """It had the seeder alone, and in a large swarm that takes no more connections than its children's."""
+    """The node had only the seeder, which in a large swarm accepts connections only from its children."""
     names = [NodeKey(bytes([number]) * 32).node_id for number in range(1, 41)]
     plans, live, nodes = planned(*names)
     gone = {peer.peer_id for peer in plans.part(names[0], SEEDER_PEER).peers}
@@ -163,7 +163,7 @@ async def test_nodes_register_while_a_plan_is_made_and_it_is_made_once_for_all_w
 
 @pytest.mark.asyncio
 async def test_what_receivers_have_witnessed_is_read_once_for_a_version(tmp_path: Path) -> None:
-    """In a swarm of a thousand that takes half a second; newcomers may ask at any time, and who lost everybody does."""
+    """The read takes half a second in a swarm of a thousand; new nodes, and nodes without sources, ask at any time."""
     said: list[str] = []
 
     def hear(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:

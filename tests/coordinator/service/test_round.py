@@ -94,7 +94,7 @@ def test_a_second_coordinator_of_the_same_round_is_refused(tmp_path: Path) -> No
 
 
 def test_a_round_never_goes_on_with_other_problems(tmp_path: Path) -> None:
-    """Not with a copy that was made anew of another file, either: the store knows what it began with."""
+    """A rebuilt copy of another file is rejected, too: the store has the digest of the first one."""
     problems, folder = tmp_path / "p.jsonl", tmp_path / "round"
     rows = [f'{{"prompt": "{number}+1=", "answer": "{number + 1}"}}\n' for number in range(40)]
     settings = ("task.name=data", f"data.train={problems}")

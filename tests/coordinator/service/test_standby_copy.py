@@ -34,7 +34,7 @@ PASSPHRASE = "correct horse"
 
 
 def quiet(_what: str, _done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 def follower(served: Served, target: Path) -> Follower:
@@ -44,7 +44,7 @@ def follower(served: Served, target: Path) -> Follower:
 
 
 def restored(target: Path, folder: Path) -> dict[str, int]:
-    """How many entries and rollouts the copy has, once it is a round again."""
+    """Restore the copy as a round; return its numbers of entries and rollouts."""
     made = restoring.restore(
         target, folder, store_url="", passphrase=PASSPHRASE, seen=(), nothing_newer=True, tell=quiet
     )
@@ -145,7 +145,7 @@ async def test_log_that_began_anew_while_nobody_followed_begins_a_new_generation
 
 @pytest.fixture
 def small_disk(tiny_disk: Path) -> Path:
-    """One of 16 MiB."""
+    """Return a disk of 16 MiB."""
     subprocess.run(["mount", "-o", "remount,size=16m", tiny_disk], check=True)
     return tiny_disk
 
@@ -343,7 +343,7 @@ def test_every_pass_has_all_that_was_committed_before_it_over_many_logs(busy_sto
 
 
 def rows_in(target: Path, names: list[str], place: Path) -> int:
-    """How many rows the copy has, after SQLite found it sound."""
+    """Return the numbers of rows in the copy, after SQLite's integrity check."""
     place.mkdir()
     for name in names:
         shutil.copy(target / name, place)

@@ -37,7 +37,7 @@ class Replica:
 
 
 def quiet(_what: str, _done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 @contextmanager

@@ -22,11 +22,11 @@ from tests.coordinator.served import Served, serve
 
 
 def quiet(_what: str, _done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 async def work(served: Served) -> None:
-    """One group more, under a signed checkpoint."""
+    """Add a group, covered by a signed checkpoint."""
     node = await served.join()
     (lease,) = await served.lease(node)
     await served.submit(node, served.answer(node, lease))

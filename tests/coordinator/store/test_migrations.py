@@ -48,7 +48,7 @@ edited; one that was merged today and not released may be."""
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path | str]:
-    """Where a store of the first schema may be made."""
+    """Return a place for a store of the first schema."""
     if request.param == "sqlite":
         yield tmp_path / "state.db"
         return
@@ -132,7 +132,7 @@ def test_an_upgraded_store_has_every_row_and_a_sound_ledger(old: Path | str) -> 
 
 
 def test_step_14_names_old_copies_by_their_ids_and_whoever_has_earned_first(old: Path | str) -> None:
-    """Everybody is still there: the first that earned something is called as it was, its owner's other nodes, too."""
+    """All nodes are kept: the first that earned something keeps its name, its owner's other nodes, too."""
     table = sa.table("nodes", *map(sa.column, ("node_id", "owner", "name", "skeleton", "earned", "registered_ms")))
     keys = [NodeKey(bytes([number]) * 32).node_id for number in range(1, 6)]
     squatter, copy, first, second, hostile = keys
@@ -164,7 +164,7 @@ def test_step_14_names_old_copies_by_their_ids_and_whoever_has_earned_first(old:
 
 
 def test_step_8_finds_old_faults_and_what_old_bans_took(old: Path | str) -> None:
-    """Of two faults the earlier is the first; a ban took what is void by no fault of its own, and nothing else."""
+    """The earlier of two faults is the first; a ban voided only the claims without a fault of their own."""
     first, second, by_window, by_ban, *sound = (row["claim_id"] for row in rows_of_the_round()["audits"])
     owner = rows_of_the_round()["audits"][0]["owner"]
     audits, trust = sa.table("audits", *map(sa.column, (*AUDIT, "owner"))), sa.table("trust", *map(sa.column, TRUST))

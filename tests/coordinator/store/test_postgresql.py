@@ -140,7 +140,7 @@ async def test_a_commit_waits_for_the_disk_whatever_the_role_is_set_to(postgres_
 
 @pytest.mark.asyncio
 async def test_writers_see_what_was_written_while_they_waited_whatever_the_role_is_set_to(postgres_url: str) -> None:
-    """Under a stricter level a writer's view is of before it had the lock, and its write fails."""
+    """A stricter level gives a writer a view from before it had the lock, and its write fails."""
     clear(postgres_url)
     with one_connection(postgres_url) as connection:
         connection.exec_driver_sql("ALTER ROLE CURRENT_USER SET default_transaction_isolation = 'repeatable read'")

@@ -127,7 +127,7 @@ async def test_effects_that_wait_share_a_commit_and_one_that_fails_leaves_the_ot
 @pytest.mark.asyncio
 async def test_nobody_in_a_group_is_told_of_success_before_the_commit(waiting: Waiting) -> None:
     def poison(connection: sa.Connection) -> None:
-        """As when the disk is full: the transaction is gone, and with it what the others did."""
+        """Fail as with a full disk: the transaction is lost, and with it the others' work."""
         connection.exec_driver_sql("ROLLBACK")
 
     await waiting.hold()
@@ -232,7 +232,7 @@ def test_what_is_called_as_a_read_cannot_write_and_the_next_writer_can(tmp_path:
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """What writes to a file fails in this process, as where the disk of temporary files is full."""
+    """Make writes to files fail in this process, as with a full disk for temporary files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:

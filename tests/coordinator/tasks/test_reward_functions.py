@@ -202,7 +202,7 @@ def many(problem, completion):
 
 
 def test_a_reward_says_what_is_trained_on_and_how_much_it_counts(tmp_path: Path) -> None:
-    """Of several functions weights multiply, and spans come together; any signature may say it."""
+    """The weights of several functions multiply, and their spans are joined; any signature may return them."""
     (one,) = reward_functions.judge([load(place(tmp_path, LESSONS, "halves"))], JOB._replace(completions=["4"]))
     assert (one.weight, one.skip) == (0.5, ((0, 1),))
     both = [load(place(tmp_path, LESSONS, name)) for name in ("halves", "doubled", "halves")]

@@ -248,7 +248,7 @@ asyncio.run(ask())
 @pytest.mark.processes
 @pytest.mark.parametrize("what", ["sleep", "regex"])
 def test_a_child_that_hangs_ends_though_its_coordinator_was_killed(tmp_path: Path, what: str) -> None:
-    """One that sleeps sees that its parent is gone; one that is stuck in C is ended by the kernel."""
+    """A child that sleeps sees that its parent has ended; the kernel ends one that is stuck in C."""
     (tmp_path / "r.py").write_text(FUNCTIONS)
     os.mkfifo(tmp_path / "r.py.asked")
     asked = os.open(tmp_path / "r.py.asked", os.O_RDWR)  # a writer of its own: it never ends between two questions

@@ -86,7 +86,7 @@ def test_a_generators_own_score_counts() -> None:
 
 
 def test_tags_without_end_are_read_in_one_pass() -> None:
-    """As long as a completion can be; looking for the end of each tag anew would take minutes, and stop all rewards."""
+    """The text has the greatest length: a search for each closing tag would take minutes and block all rewards."""
     problem = asked("chain_sum")
     assert reward_gym.reward(problem, "<answer>" * 32_768).score == 0.0
     said = f"<answer>no</answer>{'<answer>' * 32_768}{problem.answer}</answer><answer>never mind"
@@ -129,7 +129,7 @@ RUNS_ANSWERS = {
 
 
 def test_every_generator_that_runs_answers_is_known() -> None:
-    """Also by helpers in its file: a release that brings another one fails here before it is shipped."""
+    """The test includes helpers in the file: a release with a new generator fails here before it is included."""
     evaluating = re.compile(r"(?<![\w.])eval\(answer|parse_expr\(answer|exec\(answer|sympify\(answer")
     files = {name: Path(inspect.getfile(dataset)).read_text() for name, (dataset, _) in DATASETS.items()}
     found = {name for name, source in files.items() if evaluating.search(source)}

@@ -72,7 +72,7 @@ def test_the_end_token_may_stand_in_the_model_configuration_alone() -> None:
     ],
 )
 def test_spans_of_characters_become_spans_of_tokens(characters: Spans, tokens: Spans) -> None:
-    """Of this policy a token is a character."""
+    """A token of this policy is a character."""
     reward = Reward(1.0, "ok", skip=characters)
     assert policy_text().in_tokens(reward, [*encode("12345"), END_TOKEN]).skip == tokens
 
@@ -104,7 +104,7 @@ def spoken(template: str) -> TaskText:
 
 @pytest.mark.parametrize("template", [CHATML, GREETS_ONCE])
 def test_an_episode_is_framed_as_the_policys_template_has_it(template: str) -> None:
-    """What a node puts together, turn by turn, is what the template makes of the whole conversation."""
+    """The node's text, built turn by turn, equals the template's text for the whole conversation."""
     end = policy_text().decode([END_TOKEN])
     template = template.replace("{{ end }}", end)
     text = spoken(template)

@@ -64,7 +64,7 @@ def appeal(world: World, key: NodeKey, about: str, reason: str = "My card is sou
 
 
 def rule(world: World, number: int = 1, outcome: Ruled = "granted", code: str = "fault_refuted") -> dict[str, Any]:
-    """What comes of a ruling on the first appeal of this round, or a later one."""
+    """Rule on an appeal of this round, by default the first; return the result."""
     given: dict[str, Any] = {"given_by": "me", "rules": world.audits.rules, "now_ms": world.now_ms}
     done: dict[str, Any] = world.run(appeals.rule, called(world, number), outcome, code, "We looked again.", **given)
     return done
@@ -275,7 +275,7 @@ class TestDenied:
 
 
 def owner_of(world: World, key: NodeKey) -> NodeKey:
-    """Whom a node works for from now on."""
+    """Assign a node to another owner from now on."""
     owner = NodeKey(bytes([9] * 32))
     delegation = seal_statement(owner, Delegation(node_id=key.node_id, number=1))
     world.run(owners.delegate, key.node_id, delegation, now_ms=world.now_ms)

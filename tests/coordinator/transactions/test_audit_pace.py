@@ -1,4 +1,4 @@
-"""Whether auditors keep up: what follows from a backlog, and what the operator reads before work stops."""
+"""Pace of the auditors: the effects of a backlog, and the operator's warning before work stops."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -91,7 +91,7 @@ def test_what_auditors_are_behind_by_is_the_operators_alone(audited: World) -> N
 
 
 def test_while_claims_wait_known_owners_are_audited_less_and_paid_later(audited: World) -> None:
-    """And newcomers as ever."""
+    """Newcomers are audited as always."""
     known, newcomers = audited.join(1), audited.join(2)
     audited.prove(known, 40)
     audited.earn(known)

@@ -1,4 +1,4 @@
-"""What auditors take: each case is one auditor's, for as long as that is at work on it, and what kills them ends."""
+"""Cases of auditors: each belongs to one auditor while that is at work on it, and a case that kills auditors ends."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,7 +41,7 @@ def pass_time(world: World, timeouts: float = 1.0) -> None:
 
 
 def column(world: World, name: str) -> dict[str, object]:
-    """By claim, in the order of their credit."""
+    """Return a column by claim, in the order of their credit."""
     return {row["claim_id"]: row[name] for row in world.rows(tables.audits)}
 
 
@@ -52,7 +52,7 @@ def test_two_auditors_never_have_the_same_case(audited: World) -> None:
 
 
 def test_an_auditor_that_comes_back_is_given_its_cases_again_one_by_one(audited: World) -> None:
-    """One of them may be why it had to come back."""
+    """A case may be the reason why the auditor restarted."""
     claims = earn(audited, audited.join(1), 3)
     assert audited.take_cases("one", 2) == claims[:2]
     audited.reopen()
@@ -137,7 +137,7 @@ def test_a_case_that_kills_auditors_is_pardoned_in_the_end_and_the_others_are_ju
 
 
 def test_auditors_lose_nothing_while_the_coordinator_is_away(audited: World) -> None:
-    """They are at work meanwhile, and cannot say so."""
+    """The auditors work meanwhile, and cannot report it."""
     (claim,) = earn(audited, audited.join(1))
     audited.take_cases("one")
     for _ in range(TRIES_MAX + 1):

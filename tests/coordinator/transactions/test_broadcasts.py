@@ -1,4 +1,4 @@
-"""How versions spread: ages become moments on the coordinator's clock, first words count, totals outlive receipts."""
+"""Broadcast of versions: ages become times on the coordinator's clock, first reports count, totals outlive receipts."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ SIZE_BYTES = 1000
 
 
 def publish(world: World, version: int) -> None:
-    """As the coordinator does, to whoever is alive."""
+    """Publish a version as the coordinator does, to the nodes that are alive."""
     file = {"path": "f", "size_bytes": SIZE_BYTES, "digest": "d" * 64, "chunks": ["c" * 64]}
     made = manifest(version, version - 1, files=[file])
     world.run(broadcasts.start_broadcast, made, digest(made.to_bytes()), silent_after_ms=SILENT_MS, now_ms=world.now_ms)

@@ -109,7 +109,7 @@ def test_a_stolen_rollout_is_refused_and_its_owner_still_paid(world: World) -> N
 
 
 def test_a_node_cannot_answer_with_anothers_signature(world: World) -> None:
-    """What is paid to a node must be what that node signed: there is no evidence against it otherwise."""
+    """A paid claim must have the paid node's own signature: otherwise there is no evidence against it."""
     key, other = world.join(1), world.join(2)
     lease = world.lease(key)
     refused(world, world.submit(key, answer(other, lease)), "lease_of_another")
@@ -222,7 +222,7 @@ def test_a_claim_that_cannot_be_true_ends_its_lease_unpaid(world: World, change:
 
 
 def test_a_wrong_signature_is_refused_and_costs_the_lease_nothing(world: World) -> None:
-    """Anybody could have written it: it must not end the lease of the node whose name it bears."""
+    """The claim could be anybody's: it must not end the lease of the node that it names."""
     key = world.join(1)
     lease = world.lease(key)
     envelope = bytearray(answer(key, lease))
@@ -314,7 +314,7 @@ class TestOurOwnFault:
 
 
 def credited(key: NodeKey, claimed: RolloutClaim, tokens: int) -> Pending:
-    """What the ledger is told of a claim that is accepted."""
+    """Return the ledger's entry of an accepted claim."""
     return Pending(
         claim_id=ClaimId(digest(claimed.to_bytes())),
         lease_id=LeaseId(claimed.lease_id),

@@ -170,7 +170,7 @@ def test_settings_that_would_lose_prompts_are_refused(setting: dict[str, Any]) -
 
 
 def test_two_processes_choose_as_one(postgres_url: str, tmp_path: Path) -> None:
-    """Beside a leader others hand out work: they share what was chosen, and what came of it."""
+    """The other processes hand out work beside a leader: they share the chosen prompts and their results."""
     served = []
     for processes in (1, 2):
         world = World(tmp_path, selection=FILTER, problems=PROBLEMS, staleness=20, size=4, postgres_url=postgres_url)

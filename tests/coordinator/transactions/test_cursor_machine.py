@@ -1,4 +1,4 @@
-"""Where the data stands, under random histories: leases, answers, losses, batches, crashes; with and without selection.
+"""The cursor of the data under random histories: leases, answers, losses, batches, crashes; with and without selection.
 
 Whatever the order:
 
@@ -128,7 +128,7 @@ class CursorMachine(RuleBasedStateMachine):
             assert len(set(trained)) == len(trained) == sum(map(len, self.batches))
 
     def a_copy_goes_on_as_the_original_does(self) -> None:
-        """Both from the same file: what is open, what comes next, and the batch that it makes."""
+        """Compare two rounds from the same file: the open leases, the next prompts, and the batch that they make."""
         self.world.now_ms += 2 * self.world.terms.timeout_ms
         self.world.expire()
         self.world.database.close()
@@ -154,7 +154,7 @@ def submit(world: World, key: NodeKey, lease: Lease, right: int) -> str:
 
 
 def went_on(world: World, number: int) -> tuple[list[int], list[bytes]]:
-    """What one honest node is given from here on, until every prompt came up; and the next batch."""
+    """Return the leases of one honest node from now on, until every prompt came up; and the next batch."""
     key, served = world.join(99), list[int]()
     rules, waiting = world.terms.selection, len(world.rows(tables.groups))
     most = waiting + 4 * PROBLEMS * rules.probe_every + 4 * rules.window

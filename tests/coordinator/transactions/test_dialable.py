@@ -1,4 +1,4 @@
-"""What a node's own word on its address is worth: others must be able to dial it."""
+"""Dialable nodes: a node's reported address counts only if others can dial it."""
 
 import pytest
 

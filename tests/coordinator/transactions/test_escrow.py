@@ -1,4 +1,4 @@
-"""From acceptance to settlement: windows, faults, bans."""
+"""Escrow, from acceptance to settlement: windows, faults, bans."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -56,7 +56,7 @@ def entries(world: World, kind: type) -> list[object]:
 
 
 def voids(world: World) -> dict[str, str]:
-    """Why which claims are void."""
+    """Return the reason of each void claim."""
     return {entry.claim_id: entry.reason_code for entry in entries(world, Void) if isinstance(entry, Void)}
 
 

@@ -29,7 +29,7 @@ RULES = TrustRules(first_groups=2, floor=0.25, trusted_groups=12, trusted_floor=
 
 
 class Escrow(RuleBasedStateMachine):
-    """One round with two owners."""
+    """A round with two owners."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Escrow(RuleBasedStateMachine):
         return any(row["name"] == "finished" for row in self.world.rows(tables.facts))
 
     def _buffered(self, claims: list[str]) -> int:
-        """How many groups that these claims went into are in the learner's buffer."""
+        """Return the number of groups of these claims in the learner's buffer."""
         wholes = {row["whole"] for row in self.world.rows(tables.parts) if row["claim_id"] in claims}.union(claims)
         return sum(row["state"] == "buffered" and row["claim_id"] in wholes for row in self.world.rows(tables.rollouts))
 

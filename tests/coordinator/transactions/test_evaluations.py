@@ -24,7 +24,7 @@ SIZES = {"held_out": 10}
 
 
 def publish(world: World, version: int, update: int, terms: EvaluationTerms = TERMS) -> int:
-    """What the coordinator does with a new version."""
+    """Publish a new version as the coordinator does."""
     world.publish(version, update)
     begun: int = world.run(evaluations.start_due_evaluations, version, SIZES, terms, world.now_ms)
     return begun
@@ -36,7 +36,7 @@ def shown(world: World) -> list[dict[str, Any]]:
 
 
 def measured(reply: LeaseReply) -> list[Lease]:
-    """Those of the leases that an evaluation gave."""
+    """Return the leases of an evaluation."""
     return [lease for lease in reply.leases if unpack_tokens(lease.prompt)[0] >= 5_000]
 
 

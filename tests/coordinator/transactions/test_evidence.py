@@ -131,7 +131,7 @@ def unread(world: World) -> RejectionEvidence:
 
 
 def on_wire(error: SwarmError) -> RejectionEvidence:
-    """What a node makes of a request that is refused."""
+    """Return the error of a rejected request, as a node reads it."""
     got = SwarmError.from_wire(canonical.decode(canonical.encode(error.to_wire())))
     return evidence.build_evidence(got, envelope=b"a rollout", lease_id="1" * 32)
 
@@ -192,7 +192,7 @@ def play(wanted: Episode, tokens: list[int], bounds: PolicyBounds) -> None:
 
 
 def forged(tokens: list[int]) -> list[int]:
-    """With another sign in the environment's first answer."""
+    """Return the tokens with a changed character in the environment's first answer."""
     one = player(an_episode(SOKOBAN))
     for place, token in enumerate(tokens):
         if inserted := one.append(token):

@@ -1,4 +1,4 @@
-"""Who feeds others: those that others say transferred, judged by their children; free keys are leaves."""
+"""Choice of feeders: nodes that others report as senders, judged by their children; free keys are leaves."""
 
 from collections.abc import Collection, Sequence
 
@@ -87,7 +87,7 @@ def test_free_keys_that_fetch_nothing_feed_nobody_and_vouch_for_nobody(world: Wo
 
 
 def test_free_keys_of_the_first_version_are_out_of_the_second(world: World) -> None:
-    """Nobody was proven, so all were planned; their children had nothing from them."""
+    """All nodes were planned, as none was proven; the children of free keys had nothing from them."""
     swarm = Swarm(world, 16)
     honest = swarm.names[:4]
     assert swarm.plan() == set(swarm.names)

@@ -35,7 +35,7 @@ def beat(world: World, key: NodeKey, tokens_per_s: float = 4.0) -> None:
 
 
 def sample(world: World, key: NodeKey) -> None:
-    """One group, sampled in a second."""
+    """Sample a group in a second."""
     lease = world.lease(key, version=world.run(newest))
     world.now_ms += GROUP_MS - 1
     assert world.submit(key, answer(key, lease)).outcome == "accepted"
@@ -133,7 +133,7 @@ def test_a_restart_changes_nothing(three: tuple[World, list[NodeKey]]) -> None:
 
 
 def test_a_coordinator_that_was_away_for_an_hour_finds_its_fleet_as_it_was(three: tuple[World, list[NodeKey]]) -> None:
-    """Nobody could be heard of meanwhile, and no batch be formed."""
+    """The coordinator received no reports meanwhile, and no batch could be formed."""
     world, keys = three
     steer(world, config())
     before = at_work(world)

@@ -140,7 +140,7 @@ def test_the_end_of_the_round_pays_no_held_claim(world: World) -> None:
 
 
 def test_an_owner_with_held_claims_gets_no_more_work_until_they_are_judged(world: World) -> None:
-    """Nobody knows what it brings: a forger of a class that is not calibrated could poison batches for ever."""
+    """The quality of held claims is unknown: a forger of an uncalibrated class could poison batches for ever."""
     stranger, probe = world.join(1), world.join(2)
     world.terms = replace(world.terms, probes=frozenset({probe.node_id}))
     for key in (stranger, probe):

@@ -1,4 +1,4 @@
-"""Who is sent to whom through holes in NATs: by what nodes report, and by nothing that a liar can say for others."""
+"""Hole punching: which nodes are sent to each other, by their own reports; a liar cannot report for others."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -25,7 +25,7 @@ def said(*observed: str, punched: Collection[str] = (), unpunched: Collection[st
 
 
 def place_of(*observed: str, caller: str = HERE) -> str | None:
-    """Where a node that reports this is punched."""
+    """Return the address at which a node with these reports is punched."""
     punching = Punching()
     punching.report(NODES[0], said(*observed), caller=caller, version=1, pairs=())
     return punching.punchable(1, LIVE, NODES[:1]).get(NODES[0])

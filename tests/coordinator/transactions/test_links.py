@@ -93,7 +93,7 @@ def test_an_uplink_is_what_all_receivers_got_over_the_time_of_the_slowest(
 
 
 def test_who_was_asked_for_little_is_not_held_for_slow(world: World, two: tuple[NodeKey, NodeKey]) -> None:
-    """It was busy for a quarter of the time: it could send four times as much."""
+    """The node was busy for a quarter of the time: it could send four times as much."""
     one, other = two
     give(world, one.node_id, sealed(one, {other.node_id: 400}, seconds=4.0, busy_s=1.0))
     assert world.run(links.measured).up == {other.node_id: 400.0}
@@ -169,7 +169,7 @@ def test_a_link_nobody_measured_is_taken_to_be_as_usual() -> None:
 
 
 def test_a_link_that_was_shared_at_times_is_not_taken_for_full() -> None:
-    """In use three quarters of the time, it feeds three at once on average."""
+    """The link is in use three quarters of the time, and feeds three nodes at once on average."""
     assert links._sending_s(100.0, 300.0, 50.0) == pytest.approx(75.0)
     assert links._sending_s(100.0, 300.0, 100.0) == 100.0, "somebody received all the time"
 
@@ -280,7 +280,7 @@ def plans_of(world: World, keys: Sequence[NodeKey]) -> Plans:
 
 
 def feeding(plans: Plans, keys: Sequence[NodeKey]) -> set[str]:
-    """Who is asked first for anything by anybody."""
+    """Return the nodes that are the first source of any node."""
     parts = [plans.part(key.node_id, SEEDER_PEER) for key in keys]
     return {peer.peer_id for part in parts for peer in part.peers if peer.stripes and peer.kind == "peer"}
 
@@ -292,7 +292,7 @@ def test_receipt_for_no_time_at_all_is_refused(seconds: float, busy_s: float) ->
 
 
 def test_receipt_for_no_bytes_stops_nobodys_plan(world: World) -> None:
-    """In a round that nobody has measured yet, it was all that was known of downlinks."""
+    """The receipt was all that was known of downlinks, in a round without measurements."""
     publish_version(world, 1)
     liar, *honest = [world.join(number) for number in range(1, 4)]
     nothing = PeerUpload.model_construct(peer_id=SEEDER, size_bytes=0, busy_s=2.0)

@@ -1,4 +1,4 @@
-"""What a round has behind it costs those who ask for work nothing: counted in steps of SQLite, not in time."""
+"""Cost of a long history: requests for work do not get slower, counted in steps of SQLite, not in time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,7 +70,7 @@ def give_away(connection: sa.Connection, nodes: list[NodeId]) -> None:
 
 
 def steps(connection: sa.Connection, ask: Callable[[sa.Connection, NodeId], Any], node: NodeId) -> int:
-    """How many times fifty instructions SQLite takes for an answer."""
+    """Return SQLite's steps for an answer, in units of fifty instructions."""
     counted = 0
 
     def count() -> None:

@@ -91,7 +91,7 @@ async def test_a_name_that_shows_nothing_is_replaced_by_the_nickname(tmp_path: P
 
 
 async def test_a_squatter_gives_way_to_whoever_has_earned(tmp_path: Path) -> None:
-    """At the honest node's next registration, and already with its first payment; the squatter never gets it back."""
+    """The honest node gets the name when it registers again or is first paid; the squatter never gets it back."""
     async with serve(tmp_path) as served:
         await register(served, STRANGER, "heron")
         await register(served, HONEST, "heron")
@@ -164,7 +164,7 @@ async def test_all_nodes_of_a_squatter_give_way_at_once_and_its_other_names_stay
 
 
 async def test_an_order_about_a_name_that_has_copies_is_refused(world: World) -> None:
-    """Or a squatter that gives way would have the operator ban whoever has the name now."""
+    """Otherwise a squatter that loses its name would make the operator ban the node that has the name now."""
     squatter, honest = world.join(1), world.join(2)
     world.run(naming.record_name, squatter.node_id, "heron")
     assert world.run(moderation.find, "heron") == squatter.node_id
@@ -205,7 +205,7 @@ async def test_a_crowd_of_nodes_of_one_owner_makes_nobodys_registration_dearer(t
         connection.execute(sa.update(nodes).where(nodes.c.node_id == member.node_id).values(owner="crowd"))
 
     def steps(connection: sa.Connection, node: NodeId) -> int:
-        """What SQLite does to record a name, in tens of its instructions."""
+        """Return SQLite's steps to record a name, in units of ten instructions."""
         done: list[int] = []
         line: Any = connection.connection.dbapi_connection
         line.set_progress_handler(lambda: done.append(1), 10)

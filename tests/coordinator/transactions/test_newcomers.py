@@ -154,7 +154,7 @@ def test_a_trial_that_expires_opens_its_group_again_and_changes_no_count(world: 
 
 
 def test_hoarders_do_not_make_a_batch_wait_for_the_shares_of_many_owners(world: World) -> None:
-    """One owner brings all of a batch where few are at work, however many free keys hold leases."""
+    """A single owner fills a batch if few are at work, however many free keys hold leases."""
     world.terms = replace(world.terms, max_owner_share=0.5)
     known = proven(world)
     list(newcomers(world, 1))
@@ -193,7 +193,7 @@ def test_a_lease_of_a_newcomer_takes_as_many_statements_however_many_came_before
 
 
 def test_lease_hoarding_by_many_nodes_of_an_owner_takes_no_more_room_than_was_found_right_of_it(world: World) -> None:
-    """One good group, and signatures that cost nothing, would else be worth all the room there is."""
+    """Otherwise one good group and free signatures would be worth all the room."""
     world.terms = replace(world.terms, newcomer_leases=2)
     proven(world)
     world.prove(OWNER, 1)

@@ -178,7 +178,7 @@ def test_anything_else_in_the_place_of_a_delegation_is_refused_and_nothing_is_re
 
 
 def order(world: World, action: Action, key: NodeKey) -> dict[str, Any]:
-    """What the operator orders about a node."""
+    """Apply an operator's order about a node."""
     given: dict[str, Any] = {"given_by": "me", "terms": world.audits, "now_ms": world.now_ms}
     done: dict[str, Any] = world.run(moderation.order, action, key.node_id, "because", **given)
     return done

@@ -170,7 +170,7 @@ def test_an_answer_after_the_work_was_handed_on_is_not_paid_twice(world: World) 
 
 
 def test_an_answer_that_is_just_too_late_costs_no_more_than_silence(world: World) -> None:
-    """Who told of its work is paid for that, whether or not it answers after the time and before the sweep."""
+    """A node that sent fragments is paid for them, whether or not it answers between the deadline and the sweep."""
     first, second = world.join(1), world.join(2)
     before = world.lease(first)
     assert world.tell(first, fragment(first, before, {0: [FIRST, END], 1: [FIRST]})).taken
@@ -235,7 +235,7 @@ def test_what_is_told_wrongly_over_and_over_has_no_more_read_again_than_the_last
 
 
 def _told_and_read(world: World, key: NodeKey, told: bytes) -> tuple[tuple[str, ...], list[bool]]:
-    """What is taken, and of each time that fragments were read whether it was one."""
+    """Submit fragments; return the leases whose fragments were stored, and for each read whether it was of one."""
     reads: list[bool] = []
 
     def tell(connection: sa.Connection) -> tuple[str, ...]:

@@ -218,7 +218,7 @@ class TestFaults:
         assert audited.audit() == []
 
     def test_part_and_whole_of_one_group_are_one_fault(self, audited: World) -> None:
-        """One seed, prompt and version: whatever chance accuses the one of, it accuses the other of, too."""
+        """Part and whole have the same seed, prompt and version: a false alarm for one is one for the other."""
         node = audited.join(1)
         claims = share(audited, node, node, {0: [77]})
         for claim in claims:

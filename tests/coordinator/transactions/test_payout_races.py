@@ -40,7 +40,7 @@ Act = Callable[[Database, Path], str]
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest) -> str:
-    """Where the store is; empty for a file in the test's folder."""
+    """Return the URL of the store; empty for a file in the test's folder."""
     return str(request.getfixturevalue("postgres_url")) if request.param == "postgres" else ""
 
 
@@ -74,7 +74,7 @@ def settle_at_the_bank(database: Database, folder: Path) -> str:
 
 
 def alone(act: Act) -> Act:
-    """As the commands do it."""
+    """Run an act alone, as the commands do."""
 
     def act_alone(database: Database, folder: Path) -> str:
         with database.alone():
@@ -133,7 +133,7 @@ def check(world: World, folder: Path) -> None:
 
 @contextmanager
 def gate(world: World, sides: int) -> Iterator[None]:
-    """Nobody writes until all sides wait to; on SQLite nobody sees who waits."""
+    """Let all sides wait before any of them writes; on SQLite waiting sides are not visible."""
     made = engine(world.where)
     with made.connect() as holder, made.connect() as watcher:
         on_file = isinstance(world.where, Path)
@@ -171,7 +171,7 @@ class Side:
         os.write(self._start, b"!")
 
     def end(self) -> str:
-        """What it came to; nothing if it failed without a name."""
+        """Return the result; None if it failed without an error code."""
         os.waitpid(self.pid, 0)
         said = os.read(self._told, 100).decode()
         os.close(self._told)

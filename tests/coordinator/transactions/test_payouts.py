@@ -120,7 +120,7 @@ def test_money_goes_from_payable_over_paying_to_paid_and_none_is_made(world: Wor
 
 
 def test_ten_small_nodes_are_paid_what_one_big_one_is(world: World) -> None:
-    """No identity adds to the pay, and the minimum is asked of the owner, not of each node."""
+    """The number of identities does not change the pay, and the minimum applies to the owner, not to each node."""
     (big,) = owner(1, world)
     small = owner(2, world, nodes=10)
     for key in small:
@@ -146,7 +146,7 @@ def test_who_has_no_address_that_counts_or_is_owed_too_little_waits_and_loses_no
 
 
 def test_only_what_a_checkpoint_covers_is_paid(world: World) -> None:
-    """Nobody is paid by entries that nobody can check yet."""
+    """A payment by entries that nobody can check yet is not made."""
     (key,) = owner(1, world)
     owe(world, key, 150)
     publish(world)
@@ -304,7 +304,7 @@ def test_what_is_under_way_is_not_sent_again_and_what_failed_is(world: World, tm
 
 
 def pay_all(path: Path, folder: Path, bank: Bank) -> dict[AccountKind, int]:
-    """What an operator types until nothing is left to pay; what is where then."""
+    """Run an operator's commands until nothing is left to pay; return the final amounts."""
     database = Database(path)
     try:
         with suppress(PayoutFailed):
@@ -344,7 +344,7 @@ def dies_at(moment: int, path: Path, folder: Path) -> bool:
 
 
 def test_nobody_is_paid_twice_or_not_at_all_wherever_it_is_killed(tmp_path: Path) -> None:
-    """Between every two statements, before and after the rail, before and after every commit; of a file's copies."""
+    """The program is killed between any two statements, before and after the rail, commits, and copies of the file."""
     world = World(tmp_path)
     keys = [*owner(1, world, nodes=2), *owner(2, world)]
     for key in keys:

@@ -126,7 +126,7 @@ def test_counters_that_begin_again_at_zero_add_up(world: World) -> None:
 
 
 def test_absurd_counters_do_not_break_the_leaderboard(world: World) -> None:
-    """One liar must not take the public page down for everybody."""
+    """A single liar must not break the public page for everybody."""
     key = world.join(1)
     for session in range(4):
         beat(world, key.node_id, session, limits.TRANSFER_MAX_BYTES // 3)

@@ -1,4 +1,4 @@
-"""What rewards are made of: stored beside their scores, and read back as they were."""
+"""Components of rewards: stored beside their scores, and read back unchanged."""
 
 import json
 

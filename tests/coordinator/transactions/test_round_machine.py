@@ -32,7 +32,7 @@ SAFE = ("open", "leased", "trial", "accepted", "trained")
 
 
 class RoundMachine(RuleBasedStateMachine):
-    """One round with a few nodes, each with what it holds and what it has told."""
+    """A round with a few nodes, with the leases that each holds and the fragments that it has sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, NODES - 1), wanted=st.integers(4, 8))
     def a_node_works(self, who: int, wanted: int) -> None:
-        """As nodes mostly do: it takes some groups and answers them."""
+        """A node requests some groups and answers them, as nodes mostly do."""
         for lease in self.world.offer(self.keys[who], version=max(self.versions), groups=wanted).leases:
             envelope = answer(self.keys[who], lease)
             assert self.world.submit(self.keys[who], envelope).outcome == "accepted"
@@ -195,7 +195,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule()
     def the_coordinator_crashes(self) -> None:
-        """And the learner, which asks for its last batch again."""
+        """The coordinator and the learner crash; the learner requests its last batch again."""
         before = self.world.dump()
         self.world.reopen()
         assert self.world.dump() == before

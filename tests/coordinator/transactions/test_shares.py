@@ -98,7 +98,7 @@ class TestShares:
         world.database.close()
 
     def starving(self, folder: Path) -> tuple[World, NodeKey]:
-        """One owner has brought what it may, and three others one group each: one of eight is missing."""
+        """Prepare an owner at its limit, and three others with one group each: one of eight is missing."""
         world, (greedy, *others) = self.crowd(folder, 4, size=8, staleness=1)
         for key in (*others, *[greedy] * 8):
             world.earn(key)

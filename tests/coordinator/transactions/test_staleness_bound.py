@@ -81,7 +81,7 @@ class TestTransitions:
         assert run(old[-1], [LOUD] * LOUD_UPDATES, first=16)[-1].bound == 2
 
     def test_a_bound_that_was_too_large_is_tried_ever_more_rarely(self) -> None:
-        """Everything above 2 is loud: the share of the updates that are falls with time, and its tries do not end."""
+        """All bounds above 2 are noisy: the share of updates that try them falls with time, but never to zero."""
         state, loud, tries = BoundState(1), list[bool](), 0
         for number in range(1, 1001):
             before = state.bound

@@ -1,4 +1,4 @@
-"""What a lease and a rollout ask of the store, counted instead of timed: a statement costs more than what it asks."""
+"""Statements of a lease and a rollout, counted instead of timed: a statement costs more than its rows."""
 
 import sys
 from collections import Counter
@@ -51,7 +51,7 @@ def at_work(world: World) -> list[NodeKey]:
 
 
 def counted(world: World, effect: Callable[..., Any], *given: Any, **named: Any) -> tuple[Any, list[str]]:
-    """What an effect says, and its statements."""
+    """Return the result of a call, and its statements."""
 
     def listening(connection: sa.Connection) -> tuple[Any, list[str]]:
         heard: list[str] = []
@@ -80,7 +80,7 @@ def test_a_lease_and_a_rollout_take_few_statements(usual: World) -> None:
 
 
 def test_an_accepted_rollout_takes_few_calls(usual: World, store_url: str) -> None:
-    """On SQLite: PostgreSQL's driver makes calls of its own."""
+    """The count is for SQLite: PostgreSQL's driver makes calls of its own."""
     if store_url:
         return
     key = at_work(usual)[0]

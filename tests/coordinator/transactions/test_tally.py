@@ -1,4 +1,4 @@
-"""What is kept in the tally is what a count would find, whatever happens between two changes."""
+"""The tally: its numbers equal a fresh count, whatever happens between two changes."""
 
 import pytest
 import sqlalchemy as sa

@@ -53,7 +53,7 @@ async def kept(served: Served) -> tuple[bytes, ...]:
 
 
 async def send(served: Served, data: bytes) -> str:
-    """What becomes of it: an outcome, or the code of an error."""
+    """Send a cosignature; return the outcome, or the code of an error."""
     response = await served.post("/v1/ledger/cosignatures", data)
     body = await response.read()
     if response.status == 200:

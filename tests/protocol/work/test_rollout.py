@@ -89,7 +89,7 @@ def test_a_claim_for_another_lease_is_refused(change: dict[str, Any]) -> None:
 def test_every_word_of_a_lease_is_signed_with_the_answer(name: str) -> None:
     """Else whoever sits between could have a node asked something else, and blamed for its answer."""
     asked = LEASE.model_copy(update={name: OTHERWISE[name]})
-    with pytest.raises(LeaseMismatch, match="as it was given out"):
+    with pytest.raises(LeaseMismatch, match="does not match its lease"):
         check(GOOD, GOOD, lease_digest=asked.digest)
 
 

@@ -276,7 +276,7 @@ def test_a_fragment_of_an_episode_is_refused() -> None:
         sample=0, start=0, tokens=pack_tokens(tokens[:place]), logprobs=pack_logprobs([0.0] * place), finish=""
     )
     told = Fragment(round_id=ROUND, lease_id="1" * 32, lease_digest=lease.digest, previous="", parts=(part,))
-    with pytest.raises(FragmentMismatch, match="not handed on"):
+    with pytest.raises(FragmentMismatch, match="has no fragments"):
         check_fragment(told, lease, ROUND, BOUNDS, before=(), head="")
 
 

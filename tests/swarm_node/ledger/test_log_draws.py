@@ -108,7 +108,7 @@ def test_what_an_audit_found_wrong_is_not_paid(log: Log) -> None:
 def test_list_that_is_not_the_one_in_the_log_is_refused(log: Log) -> None:
     three_epochs(log)
     log.lies["audits/2"] = json.dumps([[claim(3), NEVER], [claim(4), NEVER]]).encode()
-    with pytest.raises(ProofInvalid, match="not the one whose digest is in the log"):
+    with pytest.raises(ProofInvalid, match="does not match the digest in the log"):
         verified(log)
 
 

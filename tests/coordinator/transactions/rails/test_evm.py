@@ -56,7 +56,7 @@ class Stage:
         self.chain.transact(CONTRACT["selectors"][function] + words(*values), self.contract)
 
     def claim(self, of: TransferBatch, place: int, *, who: Payee | None = None, index: int | None = None) -> None:
-        """By anybody: the money goes to the payee."""
+        """Claim as anybody may: the money goes to the payee."""
         who = who or of.payees[place]
         proof = payees.proofs(of.payees)[place]
         index = place if index is None else index
@@ -94,7 +94,7 @@ def test_batch_sent_again_after_a_crash_is_found_and_not_opened_twice(stage: Sta
 
 
 def test_second_transaction_for_a_batch_fails_for_certain_and_sending_again_finds_the_first(stage: Stage) -> None:
-    """As when the first was not in a block yet: its event could not be found."""
+    """The first transaction was not in a block yet: its event could not be found."""
     made = batch()
     stage.fund(3 * made.amount_micros)
     with closing(stage.rail()) as rail:
@@ -107,7 +107,7 @@ def test_second_transaction_for_a_batch_fails_for_certain_and_sending_again_find
 
 
 def test_transaction_that_the_chain_has_forgotten_is_under_way_until_another_has_its_nonce(stage: Stage) -> None:
-    """As when a block was taken back, or a pool threw out what pays too little: other nodes may still know it."""
+    """A block was reverted, or a pool dropped a transaction with a low fee: other nodes may still have it."""
     made, evm = batch(), stage.chain.evm
     stage.fund(3 * made.amount_micros)
     with closing(stage.rail()) as rail:

@@ -3,7 +3,7 @@
 - Two threads of one core share its arithmetic, and count once. What a container, a service's quota or `taskset` keeps
   from us is not there.
 - An engine takes half of them: whoever lends a machine still sits at it. It takes four at most, since each further
-  thread brings less (docs/performance.md) and costs its electricity all the same.
+  thread brings less (bench/RESULTS.md) and costs its electricity all the same.
 """
 
 import os

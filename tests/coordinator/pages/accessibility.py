@@ -1,4 +1,4 @@
-"""How accessible the pages are, as a table for docs/pages.md: `make accessibility`. The tests demand the same.
+"""How accessible the pages are, as a table for bench/RESULTS.md: `make accessibility`. The tests demand the same.
 
 Every page in light and dark, wide and as on a phone, with all that folds unfolded, looked at by axe-core in Chromium.
 """

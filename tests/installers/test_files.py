@@ -182,7 +182,7 @@ def test_the_container_copies_only_what_exists_and_is_not_ignored() -> None:
     "name",
     [
         *("install.sh", "install.ps1", "system.service", "user.service", "launchd.plist", "compose.yaml"),
-        *("../Dockerfile", "../README.md", "../docs/join.md", "../docs/faq.md", "../docs/operate.md"),
+        *("../Dockerfile", "../README.md", "../docs/join.md", "../docs/operate.md"),
     ],
 )
 def test_whatever_starts_or_explains_a_node_names_its_port_and_how_to_close_it(name: str) -> None:

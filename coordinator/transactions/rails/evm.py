@@ -5,7 +5,7 @@
 - Done is what lies below so many blocks, and so is failed: reverted there, or its nonce used there by another. One that
   the chain's node does not know may be in another's pool and come back, so it is under way until then.
 - A reference is the transaction's hash, "/" and its nonce.
-- `payouts.json` is what the compiler named in it made of `payouts.vy`; `docs/payouts.md` says how to make it again.
+- `payouts.json` is what the compiler named in it made of `payouts.vy`; `docs/operate.md` says how to make it again.
 """
 
 import json

@@ -20,7 +20,7 @@
   that feeds nobody, and thousands of them take nothing from the others until they really fetch. Who leaves takes only
   its edges along. Neither looks at others' edges.
 
-The proof sketch is in docs/broadcast.md; how far real runs are from the bound, in bench/RESULTS.md.
+The proof sketch is in docs/concepts.md; how far real runs are from the bound, in bench/RESULTS.md.
 """
 
 from collections import Counter, deque

@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from coordinator.api import appeals, auditor, learner, ledger, nodes, openapi, operator, pages, public, stats, watch
+from coordinator.api import (
+    appeals,
+    auditor,
+    learner,
+    ledger,
+    nodes,
+    openapi,
+    operator,
+    pages,
+    probes,
+    public,
+    stats,
+    watch,
+)
 from coordinator.api.guard import BODIES, BOUNDS, Bodies, Bounds, Callers, Runner, held_until_answered, listen
 from coordinator.api.http import ERROR_PAGE, ROUND, errors
 from coordinator.api.watch import WATCH, Watch
@@ -75,7 +88,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         pages,
         watch,
         stats,
-        nodes,
+        probes,
         appeals,
         *([learner, auditor, operator] if round_.leads else []),
     )
@@ -84,7 +97,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         app.add_routes(table)
     openapi.serve(app, tables)
     public.share(app)
-    nodes.share(app)
+    probes.share(app)
     return app
 
 

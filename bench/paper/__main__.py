@@ -1,6 +1,6 @@
 """`make bench-paper`: Table 2, Figures 3c and 4 and the headline of ECHO-2, each beside the paper's own numbers.
 
-- Nothing is timed here: the same code gives the same figures on any machine. docs/paper.md tells what they mean.
+- Nothing is timed here: the same code gives the same figures on any machine. bench/RESULTS.md tells what they mean.
 - `--svg FOLDER` writes the two figures there.
 """
 

@@ -1,4 +1,4 @@
-"""`make bench-verification`: false rejects, detection and cost, as tables for docs/verification.md.
+"""`make bench-verification`: false rejects, detection and cost, as tables for bench/RESULTS.md.
 
 - `--groups N` of 16 rollouts in every honest cell, `--cheating N` in the others; `--folder F` keeps the policies, so
   that another run need not train them.

@@ -1,13 +1,6 @@
-"""Routes for nodes: register, heartbeat, lease, submit, return leases, and request a fetch plan.
-
-Routes with which nodes probe their own connection: upload speed, and whether they can be dialled.
-
-- Bodies are read up to a limit and discarded. The server dials only the address of a signed request, a few at once.
-- The reply to a failed dial takes the same time for every cause, so that it does not reveal open ports of a proxy.
-"""
+"""Routes for nodes: register, heartbeat, lease, submit, return leases, and request a fetch plan."""
 
 import asyncio
-import hmac
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
@@ -15,7 +8,8 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator.api.guard import BOUNDS, HERE, place
-from coordinator.api.http import ROUND, Asked, act, body, commit, pieces, read_signed_request, reply
+from coordinator.api.http import ROUND, Asked, act, body, commit, read_signed_request, reply
+from coordinator.api.probes import is_proxied
 from coordinator.base.clock import now_ms
 from coordinator.reports.explain import explain
 from coordinator.service.round import Round
@@ -41,7 +35,7 @@ from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.partial_rollouts import SignedFragment
 from ledger.payout_proof import PayoutRequest
 from protocol import limits
-from protocol.errors import NotFound, Overloaded
+from protocol.errors import NotFound
 from protocol.ids import NodeId
 from protocol.people.owner import EarningsRequest
 from protocol.wire.message import Message
@@ -62,7 +56,6 @@ from protocol.work.messages import (
     Verdict,
     VersionRequest,
 )
-from protocol.work.probe import DIAL_S, Dial, Dialled, Uploaded
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -338,63 +331,3 @@ def _take_all(
         # These were leased before the round ended, and no report will settle them.
         batches.release_leftovers(connection, audits=judge.audits, now_ms=now_ms)
     return verdicts
-
-
-DIALS_AT_ONCE = 8
-
-DIALS = web.AppKey("dials", asyncio.Semaphore)
-
-PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "Via")
-
-
-@routes.post("/v1/probe/upload")
-async def upload(request: web.Request) -> web.Response:
-    """Read and discard a body, and return its size."""
-    size = sum([len(piece) async for piece in pieces(request, limits.PROBE_MAX_BYTES)])
-    return reply(Uploaded(size_bytes=size))
-
-
-@routes.post("/v1/probe/dial")
-async def dial(request: web.Request) -> web.Response:
-    """Dial the address of the request's client, and return whether its listener answers."""
-    wanted = await act(request, Dial, _wanted)
-    if is_proxied(request) or request.remote is None:
-        return reply(Dialled(reached=False, proxied=True))
-    slots = request.app[DIALS]
-    if slots.locked():
-        raise Overloaded("The server is dialling too many other nodes.", hint="Try again in a few seconds.")
-    async with slots:
-        return reply(Dialled(reached=await _says(request.remote, wanted.port, wanted.word), proxied=False))
-
-
-def is_proxied(request: web.Request) -> bool:
-    """Return True if the request's headers name a proxy: its address is then the proxy's."""
-    return any(name in request.headers for name in PROXY_HEADERS)
-
-
-def share(app: web.Application) -> None:
-    """Store the state that these handlers share in `app`."""
-    app[DIALS] = asyncio.Semaphore(DIALS_AT_ONCE)
-
-
-def _wanted(_connection: sa.Connection, _node: NodeId, message: Dial, *, now_ms: int) -> Dial:
-    return message
-
-
-async def _says(host: str, port: int, word: str) -> bool:
-    """Return True if a listener at `host`:`port` sends `word`."""
-    loop = asyncio.get_running_loop()
-    ends_at = loop.time() + DIAL_S
-    writer: asyncio.StreamWriter | None = None
-    try:
-        async with asyncio.timeout_at(ends_at):
-            reader, writer = await asyncio.open_connection(host, port)
-            if hmac.compare_digest(await reader.readexactly(len(word)), word.encode()):
-                return True
-    except (OSError, TimeoutError, asyncio.IncompleteReadError):
-        pass
-    finally:
-        if writer is not None:
-            writer.close()
-    await asyncio.sleep(max(0.0, ends_at - loop.time()))
-    return False

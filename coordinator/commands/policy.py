@@ -194,13 +194,14 @@ def publish(
     folder.
     """
     from coordinator.audit.case import RoundArchive
+    from coordinator.base.files import make_folder
     from coordinator.commands.asking import launched, require_round
     from coordinator.service import publication
     from coordinator.transactions.policy_versions import newest_version
 
     config = load(config_file, settings)
     require_round(config)
-    uploads = config.round.directory / "uploads"
+    uploads = make_folder(config.round.directory / "uploads")
     name = publication.stage_name()
     archive = RoundArchive(launched(config))
     with TemporaryDirectory(prefix=f"{name}.", dir=uploads) as scratch, closing(archive):

@@ -21,7 +21,7 @@
   nobody, and thousands of them cost the others nothing until they really fetch. A node that leaves takes only its own
   edges out of the plan. Neither step reads the edges of others.
 
-The proof sketch is in docs/broadcast.md; how far real runs are from the bound, in docs/performance.md.
+The proof sketch is in docs/concepts.md; how far real runs are from the bound, in bench/RESULTS.md.
 """
 
 from collections import Counter, deque

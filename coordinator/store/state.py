@@ -5,8 +5,8 @@
 - Effects that wait together are committed together: each in a savepoint of its own, so that one that fails leaves the
   others as they are, and all of them share one transaction and one sync of the disk. Each is answered after the commit.
   One that is alone needs no savepoint.
-- Writers run one after the other, on SQLite as on PostgreSQL, where they may be several processes (ADR 0028): an effect
-  never sees another half done, and its counts stay valid until it ends.
+- Writers run one after the other, on SQLite as on PostgreSQL, where they may be several processes (decision 2): an
+  effect never sees another half done, and its counts stay valid until it ends.
 - A payout command is `alone` over many effects, since it calls the rail between them.
 - The effects of the operator and of timers go first, and are never refused. Those of nodes are refused as `Overloaded`
   once `WAITING_MAX` of them wait: so the queue stays short, and those in it are answered in time.

@@ -35,7 +35,7 @@ def environment(name: str, parameters: Parameters) -> Environment:
     try:
         built: Environment = kind(**dict(parameters))
     except ValueError as error:
-        raise UnknownEnvironment(f"{name}: {error}.", hint="docs/environments.md has the bounds.") from None
+        raise UnknownEnvironment(f"{name}: {error}.", hint="docs/tasks.md has the bounds.") from None
     return built
 
 

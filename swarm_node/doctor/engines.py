@@ -91,7 +91,7 @@ async def engines(options: EngineOptions, machine: Callable[[], HostMachine]) ->
         model = await trio.to_thread.run_sync(partial(make_tiny_model, Path(folder) / "model"))
         findings = [await engine(name, options, host, model) for name in ENGINES]
     if not any(finding.state is CheckState.OK for finding in findings):
-        step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; docs/joining.md explains the GPU builds."
+        step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; docs/join.md explains the GPU builds."
         findings.append(fail("engine", "No engine works here, so this node cannot sample.", "", step))
     return findings
 

@@ -3,7 +3,7 @@
 - Two threads of one core share its arithmetic units, and count once. Cores that a container, a service's quota or
   `taskset` withholds do not count.
 - An engine uses half of the cores: the owner may still use the machine. It uses four at most, since each further thread
-  adds less speed (docs/performance.md) and uses as much power.
+  adds less speed (bench/RESULTS.md) and uses as much power.
 """
 
 import os

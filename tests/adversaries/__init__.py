@@ -7,7 +7,7 @@
 - A *gain* is what was paid for groups that were not worked for, less what was voided of groups that were.
 - `outsiders` lists what peers, origins and others do, by the tests that play it; `trials` has pytest run them.
 - `make adversaries` plays all, the nodes on a trained policy, prints both tables, and trains among hostile nodes;
-  docs/adversaries.md has the tables. `make test` runs what a tiny policy shows for a few groups (`test_attacks`,
-  `test_claims`), patience and crowds without a model (`test_patience`, `test_crowd`), and all that `outsiders` names;
-  the others run only there.
+  bench/RESULTS.md and docs/security.md have the tables. `make test` runs what a tiny policy shows for a few groups
+  (`test_attacks`, `test_claims`), patience and crowds without a model (`test_patience`, `test_crowd`), and all that
+  `outsiders` names; the others run only there.
 """

@@ -182,7 +182,7 @@ def test_the_container_copies_only_what_exists_and_is_not_ignored() -> None:
     "name",
     [
         *("install.sh", "install.ps1", "system.service", "user.service", "launchd.plist", "compose.yaml"),
-        *("../Dockerfile", "../README.md", "../docs/joining.md", "../docs/faq.md", "../docs/operating.md"),
+        *("../Dockerfile", "../README.md", "../docs/join.md", "../docs/operate.md"),
     ],
 )
 def test_whatever_starts_or_explains_a_node_names_its_port_and_how_to_close_it(name: str) -> None:
@@ -192,7 +192,7 @@ def test_whatever_starts_or_explains_a_node_names_its_port_and_how_to_close_it(n
 
 
 def test_the_firewall_lines_are_those_of_the_ports_on_which_nodes_listen() -> None:
-    for name in ("install.sh", "install.ps1", "../docs/joining.md"):
+    for name in ("install.sh", "install.ps1", "../docs/join.md"):
         said = re.findall(r"(?:allow|=|dport) ?(\d+)[:-](\d+)(?:/tcp| accept|\b)", (FOLDER / name).read_text())
         assert said
         assert {(int(first), int(last)) for first, last in said} == {(PORTS[0], PORTS[-1])}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-INTERRUPTED = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+INTERRUPTED = "import os, signal, threading; os.kill(os.getpid(), signal.SIGINT); threading.Event().wait()"
 
 
 @pytest.mark.parametrize("program", ["coordinator", "swarm_node"])

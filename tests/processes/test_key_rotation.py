@@ -98,7 +98,7 @@ async def test_role_by_threshold_needs_that_many_keys(
     if role == "root":
         return
     files[1].unlink()
-    with pytest.raises(ConfigInvalid, match=f"{role} key is missing: 1 of 2"):
+    with pytest.raises(ConfigInvalid, match=f"{role} key is missing: 1 of the 2"):
         operator.publish()
 
 

@@ -105,7 +105,7 @@ def test_a_folder_becomes_a_version_of_the_running_round(
     log = learner_log(coordinator)
     version = replaced(coordinator, "publish", str(folder))
     taken(coordinator, version, log)
-    assert "is whole" in say(coordinator, "verify", str(version))
+    assert "is complete" in say(coordinator, "verify", str(version))
     assert not list((coordinator.folder / "uploads").glob("ordered*"))
     coordinator.reaches("version", version + 1)
     assert_numbers_go_forward(coordinator)

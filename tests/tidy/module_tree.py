@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.tidy.repository import ROOMS, files, python_files, tree
 
 PURPOSES = {
-    "docs/": "Everything to read: how to join, to operate, the protocol, decisions, measurements",
+    "docs/": "Everything to read: how to join, to operate, the protocol, decisions",
     "examples/": "Rounds that are ready to launch, and the data and rewards of some",
     "installers/": "Installers for nodes, service files, images and dashboards",
     "tests/": "All tests; tests/processes starts real programs, tests/adversaries plays the attacks",

@@ -143,7 +143,7 @@ def settings_page() -> Iterator[str]:
     yield "A round has one TOML file. Every key has a default; an unknown key is rejected with the nearest name."
     yield "`swarm-coordinator config explain ROUND.toml` prints the same with the values of a file. Where an objective"
     yield "or a correction is `not set`, `learner.algorithm` decides: see [learning](../learning.md). `round.mode`"
-    yield "changes other defaults: see [operating](../operating.md#modes)."
+    yield "changes other defaults: see [operating](../operate.md#modes)."
     for section, model in manual.sections().items():
         yield from ("", f"## {section}", "", (model.__doc__ or "").partition("\n")[0], "")
         rows = [("key", "type", "default", "unit", "bounds", "meaning")]

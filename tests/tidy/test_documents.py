@@ -4,7 +4,7 @@
 - docs/protocol.md lists every error: between `<!-- errors -->` and its end those of `protocol.errors.ERRORS`, between
   `<!-- local errors -->` and its end those that never cross the wire.
 - Every command's `--help` ends in an example, which its parser takes, and in what comes next.
-- The last table of docs/adversaries.md is `tests.adversaries.outsiders`, whose tests exist and run with `make test`.
+- The last table of docs/security.md is `tests.adversaries.outsiders`, whose tests exist and run with `make test`.
 - Every command of both programs that is not hidden stands in docs/reference/commands.md.
 """
 
@@ -24,7 +24,7 @@ from tests.tidy.repository import ROOT, files, python_files, report, text, tree
 README = Path("README.md")
 COMMANDS = Path("docs/reference/commands.md")
 PROTOCOL = Path("docs/protocol.md")
-ADVERSARIES = Path("docs/adversaries.md")
+SECURITY = Path("docs/security.md")
 ANY_SHELL = {"cd", "git", "export", "source"}
 
 
@@ -169,8 +169,8 @@ def test_every_test_that_plays_an_attack_exists() -> None:
 
 
 def test_the_document_names_the_tests_that_play_attacks() -> None:
-    said = re.findall(r"^\| .+? \| `tests/.+ \|$", text(ADVERSARIES), re.MULTILINE)
+    said = re.findall(r"^\| .+? \| `tests/.+ \|$", text(SECURITY), re.MULTILINE)
     real = [f"| {one.attack} | {one.played_by} |" for one in OUTSIDERS]
     problems = [f"not there: {row}" for row in real if row not in said]
     problems += [f"not in tests/adversaries/outsiders.py: {row}" for row in said if row not in real]
-    report([f"{ADVERSARIES}: {problem}" for problem in problems])
+    report([f"{SECURITY}: {problem}" for problem in problems])

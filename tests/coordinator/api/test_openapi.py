@@ -14,10 +14,23 @@ from hypothesis import strategies as st
 from schemathesis.core.result import Ok
 from schemathesis.schemas import APIOperation
 
-from coordinator.api import appeals, auditor, learner, ledger, nodes, openapi, operator, pages, public, stats, watch
+from coordinator.api import (
+    appeals,
+    auditor,
+    learner,
+    ledger,
+    nodes,
+    openapi,
+    operator,
+    pages,
+    probes,
+    public,
+    stats,
+    watch,
+)
 from tests.coordinator.served import serve
 
-ROOMS = (nodes, ledger, public, pages, watch, stats, nodes, appeals, learner, auditor, operator)
+ROOMS = (nodes, ledger, public, pages, watch, stats, probes, appeals, learner, auditor, operator)
 HELD_OPEN = "/v1/events"
 """An answer that does not end."""
 

@@ -1,4 +1,4 @@
-"""Accessibility of the pages as a table for docs/pages.md: `make accessibility`. The tests require the same.
+"""Accessibility of the pages as a table for bench/RESULTS.md: `make accessibility`. The tests require the same.
 
 Every page in light and dark, wide and as on a phone, with all that folds unfolded, looked at by axe-core in Chromium.
 """

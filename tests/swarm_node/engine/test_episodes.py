@@ -88,7 +88,7 @@ def test_an_episode_that_fills_its_room_ends_with_a_drawn_token(make: Make, poli
     [
         ({"episode": SOKOBAN.model_copy(update={"environment": "nethack"})}, "no environment"),
         ({"episode": LEDUC.model_copy(update={"parameters": {"opponent": "me"}})}, "opponent"),
-        ({"prefixes": (Prefix(tokens=b"", finish=""),) * 5}, "gone on with"),
+        ({"prefixes": (Prefix(tokens=b"", finish=""),) * 5}, "cannot be continued"),
     ],
 )
 def test_what_cannot_be_played_is_refused_by_name_and_costs_nothing_else(

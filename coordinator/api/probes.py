@@ -1,0 +1,78 @@
+"""Routes with which nodes probe their own connection: upload speed, and whether they can be dialled.
+
+- Bodies are read up to a limit and discarded. The server dials only the address of a signed request, a few at once.
+- The reply to a failed dial takes the same time for every cause, so that it does not reveal open ports of a proxy.
+"""
+
+import asyncio
+import hmac
+
+import sqlalchemy as sa
+from aiohttp import web
+
+from coordinator.api.http import act, pieces, reply
+from protocol import limits
+from protocol.errors import Overloaded
+from protocol.ids import NodeId
+from protocol.work.probe import DIAL_S, Dial, Dialled, Uploaded
+
+routes = web.RouteTableDef()
+
+DIALS_AT_ONCE = 8
+
+DIALS = web.AppKey("dials", asyncio.Semaphore)
+
+PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "Via")
+
+
+@routes.post("/v1/probe/upload")
+async def upload(request: web.Request) -> web.Response:
+    """Read and discard a body, and return its size."""
+    size = sum([len(piece) async for piece in pieces(request, limits.PROBE_MAX_BYTES)])
+    return reply(Uploaded(size_bytes=size))
+
+
+@routes.post("/v1/probe/dial")
+async def dial(request: web.Request) -> web.Response:
+    """Dial the address of the request's client, and return whether its listener answers."""
+    wanted = await act(request, Dial, _wanted)
+    if is_proxied(request) or request.remote is None:
+        return reply(Dialled(reached=False, proxied=True))
+    slots = request.app[DIALS]
+    if slots.locked():
+        raise Overloaded("The server is dialling too many other nodes.", hint="Try again in a few seconds.")
+    async with slots:
+        return reply(Dialled(reached=await _says(request.remote, wanted.port, wanted.word), proxied=False))
+
+
+def is_proxied(request: web.Request) -> bool:
+    """Return True if the request's headers name a proxy: its address is then the proxy's."""
+    return any(name in request.headers for name in PROXY_HEADERS)
+
+
+def share(app: web.Application) -> None:
+    """Store the state that these handlers share in `app`."""
+    app[DIALS] = asyncio.Semaphore(DIALS_AT_ONCE)
+
+
+def _wanted(_connection: sa.Connection, _node: NodeId, message: Dial, *, now_ms: int) -> Dial:
+    return message
+
+
+async def _says(host: str, port: int, word: str) -> bool:
+    """Return True if a listener at `host`:`port` sends `word`."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + DIAL_S
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout_at(ends_at):
+            reader, writer = await asyncio.open_connection(host, port)
+            if hmac.compare_digest(await reader.readexactly(len(word)), word.encode()):
+                return True
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        pass
+    finally:
+        if writer is not None:
+            writer.close()
+    await asyncio.sleep(max(0.0, ends_at - loop.time()))
+    return False

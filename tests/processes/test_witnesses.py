@@ -40,7 +40,7 @@ def test_two_witnesses_vouch_for_a_running_log_and_a_third_is_missed(swarm: Swar
     assert f"2 of 2 witnesses signed the first {first} entries." in output
     third = ("--witness", str(notes.witness(3)[0]))
     refused = said(swarm, "swarm-node", "ledger", "verify", join, *named, *third, code=1)
-    assert "2 of the 3 witnesses have signed this log; 3 must." in refused
+    assert "2 of the 3 witnesses have signed this log; 3 are required." in refused
     assert "2 of 3 witnesses" in said(swarm, "swarm-node", "ledger", "verify", join, *named, *third, "--quorum", "2")
 
 

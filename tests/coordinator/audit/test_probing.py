@@ -145,7 +145,7 @@ def test_hard_failures_of_a_probe_do_not_count() -> None:
 
 def test_what_is_no_rounding_is_no_calibration() -> None:
     field = Field()
-    with pytest.raises(AuditFailed, match="no rounding"):
+    with pytest.raises(AuditFailed, match="rounding does not explain that"):
         field.bring_many(5.0)
     assert isinstance(field.made, Calibration)
     assert CLASS not in field.made.measured_on(ROUND)

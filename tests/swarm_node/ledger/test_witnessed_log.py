@@ -59,7 +59,7 @@ class TestVerify:
     def test_k_of_n_vouch_for_what_the_kth_of_them_has_seen(self, log: Log) -> None:
         whole = len(LIFE) + len(MORE)
         assert [verified(log, quorum).witnessed for quorum in (0, 1, 2)] == [0, whole, len(LIFE)]
-        with pytest.raises(NotWitnessed, match="2 of the 3 witnesses have signed this log; 3 must"):
+        with pytest.raises(NotWitnessed, match="2 of the 3 witnesses have signed this log; 3 are required"):
             verified(log, 3)
 
     def test_lines_below_the_checkpoint_count_as_well(self, log: Log) -> None:

@@ -34,7 +34,7 @@ class Play(Protocol):
         """Return the reward of the whole episode, with its named components."""
 
 
-class Environment(Protocol):
+class Playable(Protocol):
     """A game with its parameters."""
 
     @property

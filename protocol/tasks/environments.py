@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from protocol.errors import UnknownEnvironment
-from protocol.tasks.environment import Environment, Parameters
+from protocol.tasks.environment import Playable, Parameters
 from protocol.tasks.holdem import Holdem
 from protocol.tasks.limit_poker import Kuhn, Leduc
 from protocol.tasks.sokoban import Sokoban
@@ -16,7 +16,7 @@ from protocol.tasks.sokoban import Sokoban
 ENVIRONMENTS: dict[str, type[Any]] = {"holdem": Holdem, "kuhn": Kuhn, "leduc": Leduc, "sokoban": Sokoban}
 
 
-def environment(name: str, parameters: Parameters) -> Environment:
+def environment(name: str, parameters: Parameters) -> Playable:
     """Return the built-in environment `name`, or raise `UnknownEnvironment`."""
     if name not in ENVIRONMENTS:
         raise UnknownEnvironment(
@@ -33,7 +33,7 @@ def environment(name: str, parameters: Parameters) -> Environment:
                 hint=f"Parameters with their defaults: {defaults}.",
             )
     try:
-        built: Environment = kind(**dict(parameters))
+        built: Playable = kind(**dict(parameters))
     except ValueError as error:
         raise UnknownEnvironment(f"{name}: {error}.", hint="docs/tasks.md has the bounds.") from None
     return built

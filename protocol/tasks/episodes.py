@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 from protocol.errors import UnknownTask
 from protocol.tasks import chance
-from protocol.tasks.environment import Environment
+from protocol.tasks.environment import Playable
 from protocol.tasks.environments import environment
 from protocol.tasks.interface import ChatMessage, Problem, Prompt, Reward, Split
 
@@ -65,7 +65,7 @@ class Episodes:
     seed: int
     name: str
     parameters: Mapping[str, int | str]
-    environment: Environment
+    environment: Playable
     turn_tokens_max: int
     chat: bool
     """True if prompts use the policy's chat template."""

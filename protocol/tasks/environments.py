@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from protocol.errors import UnknownEnvironment
-from protocol.tasks.environment import Playable, Parameters
+from protocol.tasks.environment import Parameters, Playable
 from protocol.tasks.holdem import Holdem
 from protocol.tasks.limit_poker import Kuhn, Leduc
 from protocol.tasks.sokoban import Sokoban

@@ -36,6 +36,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **engine**: the program that samples: torch, llama or vllm
 - **entry**: one record of the ledger; entries are only ever appended
 - **environment**: a task with several turns, in which each turn of the policy is answered by an observation
+- **episode**: what one sample of an environment is: turns of the policy, and what the environment answers after each
 - **epoch**: the claims that one secret draws audits from; the secret is committed to before and revealed after
 - **escrow**: what keeps credit pending: the audits, the window and the pledge of an owner
 - **eval**: short for evaluation
@@ -150,6 +151,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **tolerance**: how far a claim of a class may lie from its replay
 - **trial**: a lease of a newcomer, for which nothing waits
 - **trust root**: the first root document of a round, whose hash every node knows from the join string
+- **turn**: what the policy says in an episode up to the environment's next answer; each lease asks for one
 - **update**: one training step of the learner on one batch
 - **upload**: bytes of chunks that a node passed on to others
 - **validated**: found right by an audit

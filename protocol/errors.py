@@ -234,36 +234,6 @@ class UnknownTask(SwarmError):
     code, http_status, fault = "unknown_task", 422, "operator"
 
 
-class UnknownEnvironment(SwarmError):
-    """The environment is not a built-in one, or it does not accept these parameters."""
-
-    code, http_status, fault = "unknown_environment", 422, "operator"
-
-
-class EnvironmentFailed(SwarmError):
-    """The environment broke its own rules. This is a defect of the environment, not of the node."""
-
-    code, http_status, fault = "environment_failed", 500, "coordinator"
-
-
-class ObservationForged(SwarmError):
-    """The episode contains an observation that the environment did not produce."""
-
-    code, http_status, fault = "observation_forged", 422, "node"
-
-
-class EpisodeOverrun(SwarmError):
-    """The episode continues after its end."""
-
-    code, http_status, fault = "episode_overrun", 422, "node"
-
-
-class EpisodeCutShort(SwarmError):
-    """The episode stops before its end."""
-
-    code, http_status, fault = "episode_cut_short", 422, "node"
-
-
 class UnknownChunk(SwarmError):
     """The peer does not have this chunk."""
 

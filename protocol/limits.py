@@ -121,14 +121,11 @@ ORIGIN_URL_MAX_CHARS = 300
 LEASES_PER_REQUEST_MAX = 64
 """Groups that one node may request at once."""
 
-ENVIRONMENTS_MAX = 64
-"""Names of environments that a node can play: ten times as many as exist."""
+CONTEXT_PAID_MAX = SAMPLES_MAX * 2 * TOKENS_MAX
+"""Tokens paid for the context of a lease: at most those of its prompt and prefixes."""
 
-FRAME_MAX_CHARS = 2 * KIB
-"""The text that a chat template puts around a message: a system prompt of a few hundred words fits."""
-
-PARAMETERS_MAX = 16
-"""Parameters of an environment; none has half as many."""
+TURNS_MAX = 256
+"""Turns of an episode: each is a lease with the whole context, so that many cost more than any game is worth."""
 
 FRAGMENTS_MAX = 64
 """Fragments of one lease: each costs a row, and all earlier ones are read again."""

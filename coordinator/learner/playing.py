@@ -23,8 +23,8 @@ from coordinator.learner.warmstart import (
 )
 from protocol.policy.codec import PolicyCodec
 from protocol.tasks import Episodes
-from protocol.tasks.limit_poker import SPOKEN, LimitPoker, transcript
-from protocol.tasks.poker_solver import exploitability, situations
+from coordinator.environments.games.limit_poker import SPOKEN, LimitPoker, transcript
+from coordinator.environments.games.poker_solver import exploitability, situations
 from protocol.work.episode import Episode
 
 STEPS = 80

@@ -4,18 +4,14 @@
 - Problems of the train split, the validation split and the held-out set never meet.
 - A reward is computed from text alone. A broken format is `invalid`, which is not the same as wrong.
 - Built-in tasks are pure code of ours that cannot hang, so they compute rewards in the calling process. All other tasks
-  are the operator's: `coordinator.data` reads their problems, and `coordinator.rewards` judges in processes that can
-  be killed.
+  are the operator's: `coordinator.tasks` reads their problems and judges in processes that can be killed.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Protocol
 
 from protocol.errors import UnknownTask
-from protocol.tasks import environments
 from protocol.tasks.arithmetic import Arithmetic
-from protocol.tasks.episodes import Episodes, Game, episodes
 from protocol.tasks.interface import (
     ChatMessage,
     Exact,
@@ -34,9 +30,7 @@ __all__ = [
     "BUILT_IN",
     "BuiltIn",
     "ChatMessage",
-    "Episodes",
     "Exact",
-    "Game",
     "Judging",
     "Problem",
     "Prompt",
@@ -59,7 +53,6 @@ class BuiltIn(Task, Judging, Protocol):
 
 BUILT_IN: Mapping[str, Callable[..., BuiltIn]] = {
     Arithmetic.name: Arithmetic,
-    **{name: partial(episodes, name) for name in environments.names()},
 }
 """Name → constructor, called with the seed, and with the parameters by their names."""
 

@@ -85,11 +85,6 @@ RULES: dict[str, CodeRule] = {
     errors.LogprobsInvalid.code: CodeRule(
         "tokens", "samples", "a log-probability for every token, at most 0 and not absurdly low", True
     ),
-    errors.ObservationForged.code: CodeRule("tokens", "samples", "the environment's own observation", True),
-    errors.EpisodeOverrun.code: CodeRule("tokens", "samples", "nothing after the end of the episode", True),
-    errors.EpisodeCutShort.code: CodeRule("tokens", "samples", "an episode up to its end", True),
-    errors.UnknownEnvironment.code: CodeRule("reward", "episode", "an environment that this coordinator knows"),
-    errors.EnvironmentFailed.code: CodeRule("reward", "episode", "an environment that keeps its own rules"),
     errors.BudgetExhausted.code: CodeRule("budget", "credit", "a deposit that covers the rollout"),
 }
 """Every code with which a rollout may be rejected, alone or with its whole request."""

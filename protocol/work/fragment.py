@@ -94,8 +94,8 @@ def check_fragment(
     expected = (round_id, lease.lease_id, lease.digest, head)
     if (fragment.round_id, fragment.lease_id, fragment.lease_digest, fragment.previous) != expected:
         raise FragmentMismatch("The fragment does not match its lease, or does not follow the previous fragment.")
-    if lease.episode is not None:
-        raise FragmentMismatch("A lease of an episode has no fragments: submit the whole rollout.")
+    if lease.turn_tokens_max:
+        raise FragmentMismatch("A turn of an episode has no fragments: submit the whole turn.")
     prefixes = lease.prefixes or [Prefix(tokens=b"", finish="")] * lease.samples
     growing = {
         number

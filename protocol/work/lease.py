@@ -6,8 +6,11 @@
   in time), `skipped` (its node will not answer it) or `cancelled` (the coordinator no longer needs it; no fault).
 - Only an open lease can be answered. The group of a lease that ended without an answer is offered again.
 - The price is locked when the lease is issued. The answer signs the digest of the whole lease.
-- A lease may continue another: its `prefixes` are the tokens sampled before, with the same seed and version. Its answer
-  has only the tokens after them. A lease of an episode has none.
+- A lease may continue another: its `prefixes` are the tokens before, with the same seed and version. Its answer has only
+  the tokens after them.
+- An episode of several turns is a chain of leases. Each asks for one turn, of at most `turn_tokens_max` tokens; its
+  prefixes are the earlier turns, each followed by what the environment answered. A sample whose episode is over has a
+  `finish`.
 """
 
 from enum import StrEnum
@@ -19,14 +22,13 @@ from protocol import limits
 from protocol.ids import Digest, Hex32
 from protocol.policy import chunks
 from protocol.wire.message import Message
-from protocol.work.episode import Episode
 
 Numerics = Annotated[str, StringConstraints(pattern=r"^([a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20})?$")]
 """The class of a node, as engine/dtype/device; empty if it reports none."""
 
 
 class Prefix(Message):
-    """The tokens that a sample of a group already has; with a `finish` it is complete."""
+    """The tokens that a sample of a group already has, an environment's included; with a `finish` it is complete."""
 
     tokens: bytes = Field(max_length=4 * limits.TOKENS_MAX)
     """Token ids, 32-bit little-endian."""
@@ -48,13 +50,20 @@ class Lease(Message):
     """The class whose tolerances its answer is judged by; empty: the round's class."""
     prefixes: tuple[Prefix, ...] = Field((), max_length=limits.SAMPLES_MAX)
     """One prefix for each sample, or none at all."""
-    episode: Episode | None = None
-    """The game of several turns that the samples play; None if a sample is one completion."""
+    turn_tokens_max: int = Field(0, ge=0, le=limits.TOKENS_MAX)
+    """The most tokens of a sample's answer, which is one turn of its episode; 0: a sample is one completion."""
+    context_tokens_paid: int = Field(0, ge=0, le=limits.CONTEXT_PAID_MAX)
+    """Tokens that are paid for computing the prompt and the prefixes, beside the tokens that are drawn."""
 
     @property
     def digest(self) -> Digest:
         """Return the hash of all its fields."""
         return chunks.digest(self.to_bytes())
+
+
+def length_max(start: int, turn_tokens_max: int, max_new_tokens: int) -> int:
+    """Return the length at which a sample with `start` tokens before its answer stops by `length`."""
+    return min(max_new_tokens, start + turn_tokens_max) if turn_tokens_max else max_new_tokens
 
 
 def answer_max_bytes(samples: int, max_new_tokens: int) -> int:

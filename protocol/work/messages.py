@@ -15,7 +15,6 @@ from protocol.ids import Hex32, Hex64
 from protocol.wire import canonical, generation
 from protocol.wire.message import Message, items_max
 from protocol.wire.signing import NodeKey, Signed, open_envelope
-from protocol.work.episode import Name
 from protocol.work.evidence import RejectionEvidence
 from protocol.work.lease import Lease, Numerics
 
@@ -121,11 +120,11 @@ class LeaseRequest(Message):
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     groups: int = Field(ge=1, le=limits.LEASES_PER_REQUEST_MAX)
     continues: bool = False
-    """True if its engine can continue the samples of another node."""
+    """True if its engine can continue a sample after a prefix: one that another node began, or an episode."""
+    finishing: bool = False
+    """True if it will load a newer version as soon as it has no episode of this one: it begins no more groups."""
     numerics: Numerics = ""
     """Its class, by whose tolerances it is judged."""
-    environments: tuple[Name, ...] = Field((), max_length=limits.ENVIRONMENTS_MAX)
-    """Environments that its engine can play; without the round's it gets `unknown_environment` and no work."""
 
 
 Reason = Literal["", "ahead", "busy", "old_version", "numerics", "paused", "standby", "budget", "audits", "finished"]
@@ -142,7 +141,8 @@ class LeaseReply(Message):
     reason: Reason
     retry_s: float
     stays: bool = False
-    """True if there is more to measure of this version: ask again before loading a newer one."""
+    """True if there is more to measure of this version, or a next turn of an episode: ask again before loading a newer
+    one."""
 
 
 class ReturnLeases(Message):
@@ -191,6 +191,8 @@ class SubmissionReply(Message):
     """The verdicts on the submitted rollouts, in the order of the request."""
 
     verdicts: tuple[Verdict, ...]
+    leases: tuple[Lease, ...] = Field((), max_length=limits.LEASES_PER_REQUEST_MAX)
+    """The next turns of the episodes whose turns were accepted, for this node, as far as they are known already."""
 
 
 class PlanRequest(Message):

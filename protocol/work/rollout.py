@@ -2,7 +2,7 @@
 
 - Tokens and log-probabilities are packed little-endian arrays: small, and checked in one operation.
 - A claim has the digest of its lease, so the node's signature binds the answer to the whole lease.
-- An episode is played again over its tokens: the claimed observations and its claimed end are never trusted.
+- A turn of an episode is an answer like any other: its observations are in the lease, so nobody can alter them.
 - The counted tokens are the checked tokens: they are decoded once, here, and all code uses that array.
 """
 
@@ -20,9 +20,7 @@ from protocol.breach import POSITIONS_MAX, Breach, different
 from protocol.errors import LeaseMismatch, LogprobsInvalid, TokensInvalid
 from protocol.ids import Hex32, Hex64
 from protocol.wire.message import Message
-from protocol.work.episode import Episode
-from protocol.work.lease import Lease, Prefix
-from protocol.work.transcript import Codec, Player, Sampled, Transcript, replay
+from protocol.work.lease import Lease, Prefix, length_max
 
 Tokens = npt.NDArray[np.uint32]
 Logprobs = npt.NDArray[np.float32]
@@ -34,8 +32,7 @@ REPEATED = ("round_id", "lease_id", "lease_digest", "samples")
 class Sample(Message):
     """A completion: its tokens up to and with the end token, and the log-probability of each when it was drawn.
 
-    For a lease with prefixes it has the tokens after the prefix: none if the prefix was complete. For an episode it has
-    all turns and observations; the log-probability of an inserted token is 0.
+    For a lease with prefixes it has the tokens after the prefix: none if the prefix was complete.
     """
 
     tokens: bytes = Field(max_length=4 * limits.TOKENS_MAX)
@@ -71,8 +68,6 @@ class PolicyBounds:
     vocab_size: int
     end_tokens: frozenset[int]
     max_new_tokens: int
-    codec: Codec | None = None
-    """The policy's tokenizer; without it no episode can be checked."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +80,6 @@ class Completion:
     """Empty if another node continued it."""
     start: int = 0
     """The position of its first token: the length of the prefix."""
-    transcript: Transcript | None = None
-    """The transcript of an episode."""
-
-    @cached_property
-    def sampled(self) -> Sampled:
-        """Return a mask of the tokens that the policy drew: all except an environment's observations."""
-        return self.transcript.sampled if self.transcript else np.ones(len(self.tokens), bool)
-
-    @property
-    def paid_tokens(self) -> int:
-        return int(self.sampled.sum()) if self.transcript else len(self.tokens)
 
 
 def pack_tokens(tokens: list[int] | Tokens) -> bytes:
@@ -127,36 +111,33 @@ def check_claim(claim: RolloutClaim, lease: Lease, round_id: str, bounds: Policy
                 "The claim does not match its lease: the round id, the lease digest or the number of samples differs.",
                 breach=different(name, wanted, said),
             )
-    if lease.episode is not None:
-        return tuple(
-            _check_episode(number, sample, lease.episode, bounds) for number, sample in enumerate(claim.samples)
-        )
-    if not lease.prefixes and _are_sound(claim.samples, bounds):
+    if not lease.prefixes and _are_sound(claim.samples, lease, bounds):
         return tuple(
             Completion(unpack_tokens(sample.tokens), unpack_logprobs(sample.logprobs), sample.finish)
             for sample in claim.samples
         )
     prefixes = lease.prefixes or [None] * lease.samples
     return tuple(
-        _check_sample(number, sample, prefix, bounds)
+        _check_sample(number, sample, prefix, lease, bounds)
         for number, (sample, prefix) in enumerate(zip(claim.samples, prefixes, strict=True))
     )
 
 
-def _are_sound(samples: Sequence[Sample], bounds: PolicyBounds) -> bool:
+def _are_sound(samples: Sequence[Sample], lease: Lease, bounds: PolicyBounds) -> bool:
     """Return True if all samples pass `_check_sample`, in one operation; else `_check_sample` finds the error.
 
     Operations on arrays of a few tokens cost as much as on thousands.
     """
     position, last = 0, []
+    limit = length_max(0, lease.turn_tokens_max, bounds.max_new_tokens)
     for sample in samples:
         count = len(sample.tokens) // 4
         position += count
-        if not len(sample.tokens) == len(sample.logprobs) == 4 * count or not 0 < count <= bounds.max_new_tokens:
+        if not len(sample.tokens) == len(sample.logprobs) == 4 * count or not 0 < count <= limit:
             return False
         if sample.finish == "stop":
             last.append(position - 1)
-        elif count != bounds.max_new_tokens:
+        elif count != limit:
             return False
     tokens = unpack_tokens(b"".join(sample.tokens for sample in samples))
     ends = np.logical_or.reduce([tokens == end for end in bounds.end_tokens])
@@ -170,36 +151,18 @@ def _are_sound(samples: Sequence[Sample], bounds: PolicyBounds) -> bool:
     )
 
 
-def _check_sample(number: int, sample: Sample, prefix: Prefix | None, bounds: PolicyBounds) -> Completion:
+def _check_sample(
+    number: int, sample: Sample, prefix: Prefix | None, lease: Lease, bounds: PolicyBounds
+) -> Completion:
     if prefix is not None and prefix.finish:
         if (sample.tokens, sample.logprobs, sample.finish) != (b"", b"", prefix.finish):
             seen = different(f"samples.{number}", "nothing more", f"{len(sample.tokens) // 4} tokens, {sample.finish}")
             raise TokensInvalid(f"Sample {number} continues although its prefix is complete.", breach=seen)
         return Completion(unpack_tokens(b""), np.zeros(0, "<f4"), sample.finish, len(prefix.tokens) // 4)
     start = len(prefix.tokens) // 4 if prefix is not None else 0
-    tokens = check_tokens(number, sample.tokens, sample.finish, bounds, start=start)
+    limit = length_max(start, lease.turn_tokens_max, bounds.max_new_tokens)
+    tokens = check_tokens(number, sample.tokens, sample.finish, bounds, start=start, limit=limit)
     return Completion(tokens, check_logprobs(number, sample.logprobs, len(tokens)), sample.finish, start)
-
-
-def _check_episode(number: int, sample: Sample, episode: Episode, bounds: PolicyBounds) -> Completion:
-    """Play a sample's episode again; check its observations and its end."""
-    assert bounds.codec is not None
-    tokens = unpack_tokens(sample.tokens)
-    _check_count(number, tokens, 0, bounds)
-    logprobs = check_logprobs(number, sample.logprobs, len(tokens))
-    player = Player(episode, bounds.codec, end_tokens=bounds.end_tokens, tokens_max=bounds.max_new_tokens)
-    transcript = replay(player, tokens.tolist(), number=number)
-    if transcript.finish != sample.finish:
-        raise TokensInvalid(
-            f"Sample {number} reports the finish {sample.finish}, but its episode ends by {transcript.finish}.",
-            breach=different(f"samples.{number}.finish", transcript.finish, sample.finish),
-        )
-    odd = (logprobs != 0) & ~transcript.sampled
-    if odd.any():
-        seen = _places(number, "logprobs", "0 where nothing was drawn", logprobs, odd)
-        message = f"Sample {number} has log-probabilities other than 0 for tokens that were not drawn."
-        raise LogprobsInvalid(message, breach=seen)
-    return Completion(tokens, logprobs, sample.finish, transcript=transcript)
 
 
 def whole_tokens(lease: Lease, completions: Sequence[Completion]) -> list[Tokens]:
@@ -212,11 +175,16 @@ def whole_tokens(lease: Lease, completions: Sequence[Completion]) -> list[Tokens
     ]
 
 
-def check_tokens(number: int, data: bytes, finish: str, bounds: PolicyBounds, *, start: int = 0) -> Tokens:
-    """Check and return a sample's tokens from position `start` on; a sample without a `finish` must be incomplete."""
+def check_tokens(
+    number: int, data: bytes, finish: str, bounds: PolicyBounds, *, start: int = 0, limit: int = 0
+) -> Tokens:
+    """Check and return a sample's tokens from position `start` on; a sample without a `finish` must be incomplete.
+
+    `limit` is the length at which it must stop; 0: the longest completion.
+    """
     tokens = unpack_tokens(data)
-    end, limit = start + len(tokens), bounds.max_new_tokens
-    _check_count(number, tokens, start, bounds)
+    end, limit = start + len(tokens), limit or bounds.max_new_tokens
+    _check_count(number, tokens, start, limit, bounds)
     ends = np.logical_or.reduce([tokens == end for end in bounds.end_tokens])
     last, said = len(tokens) - 1, finish or "nothing"
     if ends[:-1].any():
@@ -237,8 +205,8 @@ def check_tokens(number: int, data: bytes, finish: str, bounds: PolicyBounds, *,
     return tokens
 
 
-def _check_count(number: int, tokens: Tokens, start: int, bounds: PolicyBounds) -> None:
-    end, limit = start + len(tokens), bounds.max_new_tokens
+def _check_count(number: int, tokens: Tokens, start: int, limit: int, bounds: PolicyBounds) -> None:
+    end = start + len(tokens)
     if len(tokens) < 1 or end > limit:
         said = f"{end} tokens, {len(tokens)} new"
         raise TokensInvalid(

@@ -36,7 +36,7 @@ from protocol.errors import (
     Unreachable,
 )
 from protocol.ids import LeaseId
-from protocol.tasks import environments
+from coordinator.environments.games import environments
 from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases

@@ -15,7 +15,7 @@ from coordinator.learner.warmstart import NOT_JUDGED
 from coordinator.model.batch import collate
 from coordinator.tasks.task_text import TaskText
 from protocol.tasks import Episodes, task
-from protocol.tasks.limit_poker import SPOKEN
+from coordinator.environments.games.limit_poker import SPOKEN
 from protocol.work.learning import TrainingGroup, TrainingSample
 from protocol.work.rollout import pack_logprobs, pack_tokens
 from protocol.work.transcript import Player

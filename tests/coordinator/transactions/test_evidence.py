@@ -12,7 +12,7 @@ from ledger.tables import balances_table
 from protocol import errors, limits
 from protocol.errors import ERRORS, SwarmError
 from protocol.policy import chunks
-from protocol.tasks import environments
+from coordinator.environments.games import environments
 from protocol.wire import canonical
 from protocol.wire.signing import NodeKey
 from protocol.work import evidence

@@ -9,7 +9,7 @@ import torch
 
 from protocol.errors import EngineFailed, EnvironmentFailed
 from protocol.policy.codec import PolicyCodec
-from protocol.tasks import environments
+from coordinator.environments.games import environments
 from protocol.work.episode import Episode
 from protocol.work.lease import Prefix
 from protocol.work.rollout import Sample, unpack_tokens

@@ -29,10 +29,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from protocol.tasks import chance
-from protocol.tasks.hand_ranks import DECK, PAIR, RANKS, SUITS, rank
+from coordinator.environments.games import chance
+from coordinator.environments.games.hand_ranks import DECK, PAIR, RANKS, SUITS, rank
 from protocol.tasks.interface import Reward
-from protocol.tasks.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, NoLimitTable, dealt
+from coordinator.environments.games.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, NoLimitTable, dealt
 
 RAISES_MAX = 3
 """Raises in a round, after which the bots only call or fold."""

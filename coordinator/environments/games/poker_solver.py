@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.tasks.betting import BettingRules, BettingTable, strength
+from coordinator.environments.games.betting import BettingRules, BettingTable, strength
 
 Strategy = Callable[[str], Sequence[float] | NDArray[np.float64]]
 """Situation → a weight for each legal action, in the order of `BettingTable.legal`; see `situation`."""

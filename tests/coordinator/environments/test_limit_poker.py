@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from open_spiel.python import policy as policies
 from open_spiel.python.algorithms import exploitability as reference
 
-from protocol.tasks import chance
-from protocol.tasks.betting import KUHN, LEDUC, BettingRules, BettingTable
-from protocol.tasks.limit_poker import OPPONENTS, SPOKEN, Kuhn, Leduc, transcript, weights_of
-from protocol.tasks.poker_solver import exploitability, game_value, situation, situations, solve
-from protocol.tasks.poker_tables import near_equilibrium
+from coordinator.environments.games import chance
+from coordinator.environments.games.betting import KUHN, LEDUC, BettingRules, BettingTable
+from coordinator.environments.games.limit_poker import OPPONENTS, SPOKEN, Kuhn, Leduc, transcript, weights_of
+from coordinator.environments.games.poker_solver import exploitability, game_value, situation, situations, solve
+from coordinator.environments.games.poker_tables import near_equilibrium
 
 GAMES = pytest.mark.parametrize("rules", [KUHN, LEDUC], ids=lambda rules: rules.name)
 

@@ -9,8 +9,8 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from protocol.tasks.betting import BettingRules
-from protocol.tasks.poker_solver import situations
+from coordinator.environments.games.betting import BettingRules
+from coordinator.environments.games.poker_solver import situations
 
 _TABLES = {
     "kuhn": ("c639aa55ff00ff0055aa00ff00ff00ffff00ff00718eaa55"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.tasks.sokoban import SIDE, Sokoban
+from coordinator.environments.games.sokoban import SIDE, Sokoban
 
 SEEDS = st.integers(0, 2**63 - 1)
 GAMES = st.builds(Sokoban, boxes=st.integers(1, 3), pulls=st.integers(1, 30))

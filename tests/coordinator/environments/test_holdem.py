@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.tasks import chance
-from protocol.tasks.hand_ranks import DECK, rank
-from protocol.tasks.holdem import BOTS, OPPONENTS, RAISES_MAX, Hand, Holdem
-from protocol.tasks.no_limit import BIG_BLIND, Move, dealt
+from coordinator.environments.games import chance
+from coordinator.environments.games.hand_ranks import DECK, rank
+from coordinator.environments.games.holdem import BOTS, OPPONENTS, RAISES_MAX, Hand, Holdem
+from coordinator.environments.games.no_limit import BIG_BLIND, Move, dealt
 
 SEEDS = st.integers(0, 2**63 - 1)
 GAMES = st.builds(Holdem, opponent=st.sampled_from(OPPONENTS), players=st.integers(2, 6), stack=st.integers(2, 200))

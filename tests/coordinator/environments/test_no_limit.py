@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pokerkit import Automation, NoLimitTexasHoldem, StandardHighHand, State
 
-from protocol.tasks import chance
-from protocol.tasks.hand_ranks import DECK, rank
-from protocol.tasks.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, NoLimitTable, dealt
+from coordinator.environments.games import chance
+from coordinator.environments.games.hand_ranks import DECK, rank
+from coordinator.environments.games.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, NoLimitTable, dealt
 
 BY_HAND = {
     Automation.CARD_BURNING,

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from protocol.errors import UnknownTask
-from protocol.tasks import chance
-from protocol.tasks.environment import Playable
-from protocol.tasks.environments import environment
+from coordinator.environments.games import chance
+from coordinator.environments.games.environment import Playable
+from coordinator.environments.games.environments import environment
 from protocol.tasks.interface import ChatMessage, Problem, Prompt, Reward, Split
 
 SPLIT_PARTS = 10

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from protocol.tasks import chance
+from coordinator.environments.games import chance
 from protocol.tasks.interface import Reward
 
 Place = tuple[int, int]

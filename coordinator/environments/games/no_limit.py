@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
-from protocol.tasks.hand_ranks import Rank
+from coordinator.environments.games.hand_ranks import Rank
 
 SMALL_BLIND: Final = 1
 BIG_BLIND: Final = 2

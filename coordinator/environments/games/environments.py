@@ -8,10 +8,10 @@ from dataclasses import fields
 from typing import Any
 
 from protocol.errors import UnknownEnvironment
-from protocol.tasks.environment import Parameters, Playable
-from protocol.tasks.holdem import Holdem
-from protocol.tasks.limit_poker import Kuhn, Leduc
-from protocol.tasks.sokoban import Sokoban
+from coordinator.environments.games.environment import Parameters, Playable
+from coordinator.environments.games.holdem import Holdem
+from coordinator.environments.games.limit_poker import Kuhn, Leduc
+from coordinator.environments.games.sokoban import Sokoban
 
 ENVIRONMENTS: dict[str, type[Any]] = {"holdem": Holdem, "kuhn": Kuhn, "leduc": Leduc, "sokoban": Sokoban}
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from protocol.tasks import chance
-from protocol.tasks.betting import KUHN, LEDUC, BettingRules, BettingTable, strength
+from coordinator.environments.games import chance
+from coordinator.environments.games.betting import KUHN, LEDUC, BettingRules, BettingTable, strength
 from protocol.tasks.interface import Reward
 
 ACTIONS: Mapping[str, str] = {"fold": "f", "call": "c", "check": "c", "raise": "r", "bet": "r"}
@@ -170,8 +170,8 @@ class LimitHand:
 def weights_of(opponent: str, game: BettingRules, card: str, board: str, table: BettingTable) -> Sequence[int]:
     """Return the weights of an opponent's actions, in the order of `BettingTable.legal`."""
     if opponent == "cfr":
-        from protocol.tasks.poker_solver import situation  # numpy, which no command needs that only reads settings
-        from protocol.tasks.poker_tables import near_equilibrium
+        from coordinator.environments.games.poker_solver import situation  # numpy, which no command needs that only reads settings
+        from coordinator.environments.games.poker_tables import near_equilibrium
 
         return near_equilibrium(game)[situation(card, board, table.history)]
     if opponent == "random":

@@ -6,7 +6,7 @@ from typing import Literal, cast
 import pytest
 
 from protocol.tasks import Episodes, task
-from protocol.tasks.sokoban import Sokoban, SokobanGame
+from coordinator.environments.games.sokoban import Sokoban, SokobanGame
 
 EASY = {"pulls": 3, "turns": 2}
 TASK = cast(Episodes, task("sokoban", parameters={**EASY, "held_out": 50}))

@@ -12,7 +12,13 @@ from protocol.wire import canonical
 
 CURRENT = 5
 
-RETIRED = {0: date(2026, 11, 22), 1: date(2026, 11, 23), 2: date(2026, 11, 23), 3: date(2026, 11, 25), 4: date(2026, 11, 27)}
+RETIRED = {
+    0: date(2026, 11, 22),
+    1: date(2026, 11, 23),
+    2: date(2026, 11, 23),
+    3: date(2026, 11, 25),
+    4: date(2026, 11, 27),
+}
 """Generation → the day from which on its work does not count."""
 
 UPDATE = "run `install.sh` again, or `pip install --upgrade echo-swarm` where it was installed so"

@@ -6,8 +6,8 @@
   in time), `skipped` (its node will not answer it) or `cancelled` (the coordinator no longer needs it; no fault).
 - Only an open lease can be answered. The group of a lease that ended without an answer is offered again.
 - The price is locked when the lease is issued. The answer signs the digest of the whole lease.
-- A lease may continue another: its `prefixes` are the tokens before, with the same seed and version. Its answer has only
-  the tokens after them.
+- A lease may continue another: its `prefixes` are the tokens before, with the same seed and version. Its answer has
+  only the tokens after them.
 - An episode of several turns is a chain of leases. Each asks for one turn, of at most `turn_tokens_max` tokens; its
   prefixes are the earlier turns, each followed by what the environment answered. A sample whose episode is over has a
   `finish`.

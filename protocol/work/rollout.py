@@ -8,7 +8,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -151,9 +150,7 @@ def _are_sound(samples: Sequence[Sample], lease: Lease, bounds: PolicyBounds) ->
     )
 
 
-def _check_sample(
-    number: int, sample: Sample, prefix: Prefix | None, lease: Lease, bounds: PolicyBounds
-) -> Completion:
+def _check_sample(number: int, sample: Sample, prefix: Prefix | None, lease: Lease, bounds: PolicyBounds) -> Completion:
     if prefix is not None and prefix.finish:
         if (sample.tokens, sample.logprobs, sample.finish) != (b"", b"", prefix.finish):
             seen = different(f"samples.{number}", "nothing more", f"{len(sample.tokens) // 4} tokens, {sample.finish}")

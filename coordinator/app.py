@@ -155,7 +155,9 @@ async def run(
             if round_.mirror:
                 tasks.append(group.create_task(round_.mirror.run()))
             if not isinstance(round_.task, Judging):
-                scorer = RewardScorer(round_, reward_spec(config), partial(problem_of, round_.task), now_ms)
+                scorer = RewardScorer(
+                    round_, reward_spec(config), partial(problem_of, round_.task), now_ms, episodes=config.episode
+                )
                 tasks.append(group.create_task(scorer.run()))
             if with_learner:
                 tasks.append(group.create_task(_learner(round_)))

@@ -40,6 +40,7 @@ from protocol.ids import NodeId
 from protocol.people.owner import EarningsRequest
 from protocol.wire.message import Message
 from protocol.work.auditing import Why
+from protocol.work.lease import Lease
 from protocol.work.messages import (
     Fetched,
     FetchPlan,
@@ -136,7 +137,7 @@ async def progress(request: web.Request) -> web.Response:
 
 @routes.post("/v1/rollouts")
 async def submit(request: web.Request) -> web.Response:
-    """Accept signed rollouts and return a verdict on each."""
+    """Accept signed rollouts, and return a verdict on each; of episodes, the next turns, too, if they come soon."""
     round_ = request.app[ROUND]
     judge = await round_.judge()
     said = await read_signed_request(request, Submission)
@@ -144,7 +145,28 @@ async def submit(request: web.Request) -> web.Response:
     verdicts = await commit(request, said, _take_all, rollouts=rollouts, judge=judge)
     round_.batch_ready.set()
     round_.unscored.set()
-    return reply(SubmissionReply(verdicts=verdicts))
+    turns = await _next_turns(request, said, rollouts, verdicts) if round_.plays and round_.leads else ()
+    return reply(SubmissionReply(verdicts=verdicts, leases=turns))
+
+
+async def _next_turns(
+    request: web.Request,
+    said: Asked[Submission],
+    rollouts: Sequence[CheckedRollout | Unreadable],
+    verdicts: Sequence[Verdict],
+) -> tuple[Lease, ...]:
+    """Return the next turns of the episodes whose turns were accepted now, if the environment answers soon."""
+    round_ = request.app[ROUND]
+    taken = {verdict.lease_id for verdict in verdicts if verdict.outcome == "accepted"}
+    claims = {answer.claim_id: answer.lease_id for answer in rollouts if isinstance(answer, CheckedRollout)}
+    claims = {claim_id: lease_id for claim_id, lease_id in claims.items() if lease_id in taken}
+    if not claims or round_.news.finished:
+        return ()
+    await round_.turn_watch.wait(claims.keys())
+    terms, draw, lease_ids = round_.terms, await round_.draw(), list(claims.values())
+    return await round_.database.run_for_node(
+        offers.offer_turns, said.node, lease_ids, terms=terms, draw=draw, now_ms=now_ms()
+    )
 
 
 async def _read(

@@ -10,7 +10,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
@@ -29,7 +29,6 @@ from coordinator.transactions import partial_rollouts
 from protocol import limits
 from protocol.errors import AuditFailed, TokensInvalid
 from protocol.policy import chunks
-from protocol.policy.codec import PolicyCodec
 from protocol.policy.manifest import Sampler
 from protocol.wire.signing import Signed, open_envelope
 from protocol.work.auditing import CaseFile
@@ -45,9 +44,6 @@ POLICIES = "policies"
 
 CASE_MAX_BYTES = 2 * limits.REQUEST_MAX_BYTES
 """The largest case: a rollout and its lease."""
-
-TOKENIZER_MAX_BYTES = 64 * limits.MIB
-"""The largest tokenizer.json; one of 250,000 tokens has 20 MB."""
 
 NEIGHBOURS_MAX = 17
 """The most versions that a claim is compared with, each of them loaded: those of an export, and the one after it."""
@@ -185,8 +181,6 @@ def opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
     try:
         most = limits.POLICY_CONFIG_MAX_BYTES
         bounds = policy_bounds(lambda name: read_at_most(policy / name, most), file.sampler.max_new_tokens)
-        if lease.episode is not None:
-            bounds = replace(bounds, codec=_codec(policy))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, TokensInvalid) as error:
         raise AuditFailed(f"{policy} is not a policy: {error!r}"[:300]) from None  # JSON of any shape may be the cause
     if int(unpack_tokens(lease.prompt).max()) >= bounds.vocab_size:
@@ -201,14 +195,6 @@ def opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
         bounds=bounds,
         neighbours=tuple(neighbours),
     )
-
-
-def _codec(policy: Path) -> PolicyCodec:
-    """Return the policy's tokenizer, with which an episode is replayed."""
-    try:
-        return PolicyCodec(read_at_most(policy / "tokenizer.json", TOKENIZER_MAX_BYTES).decode())
-    except Exception as error:  # the library raises no more specific class
-        raise AuditFailed(f"{policy} has no readable tokenizer: {error!r}"[:300]) from None
 
 
 def _signed(file: CaseFile) -> tuple[Signed, RolloutClaim | tuple[bytes, ...]]:

@@ -11,8 +11,8 @@ import typer
 
 from coordinator.commands.options import EXIT_CODES, AsJson, Settings
 from coordinator.config import load
-from coordinator.tasks.kinds import SHIPPED
-from protocol.tasks import BUILT_IN, environments
+from coordinator.tasks.kinds import ENVIRONMENTS, SHIPPED
+from protocol.tasks import BUILT_IN
 from protocol.text.lesson import lesson
 
 app = typer.Typer(help="List tasks, and check one.", no_args_is_help=True)
@@ -71,5 +71,5 @@ def check(
 def every() -> dict[str, str]:
     """Return the description of each task, by name."""
     tasks = {name: (made.__doc__ or "").partition(";")[0] for name, made in BUILT_IN.items()}
-    tasks |= {name: environments.described(name) for name in environments.names()}
+    tasks |= {name: kind.about for name, kind in ENVIRONMENTS.items()}
     return tasks | {name: about for name, (about, _) in SHIPPED.items()}

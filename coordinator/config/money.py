@@ -12,6 +12,13 @@ class MarketSection(Section):
 
     budget_micros: int = Field(1_000_000_000, ge=0, description="budget that `init` deposits in the ledger")
     max_price_micros_per_mtok: int = Field(5_000_000, ge=0, description="maximum price you pay per million tokens")
+    context_share: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="payment for each token of a prompt or an earlier turn that a lease has a node compute, as a share "
+        "of the price of a sampled token",
+    )
 
 
 class PayoutsSection(Section):

@@ -12,10 +12,24 @@ class TaskSection(Section):
     """The task of the round."""
 
     name: str = Field(
-        "arithmetic", description="task: a built-in one, data, math, reasoning-gym, or a file such as my_task.py"
+        "arithmetic",
+        description="task: a built-in one, data, math, reasoning-gym, an environment, or a file such as my_task.py",
     )
-    parameters: dict[str, str | int | float | bool] = Field(
-        {}, description="arguments of a built-in task; for reasoning-gym, generator and its arguments"
+    parameters: dict[str, JsonValue] = Field(
+        {}, description="arguments of the task or environment; for reasoning-gym, generator and its arguments"
+    )
+
+
+class EpisodeSection(Section):
+    """Limits of the episodes of an environment."""
+
+    turns_max: int = Field(16, ge=1, le=limits.TURNS_MAX, description="maximum number of turns; a longer episode ends")
+    turn_tokens_max: int = Field(
+        256,
+        ge=1,
+        le=limits.TOKENS_MAX,
+        description="maximum number of tokens of one turn; sampling.max_new_tokens is for the whole episode, "
+        "observations included",
     )
 
 
@@ -56,18 +70,21 @@ class DataSection(Section):
 
 
 class RewardSection(Section):
-    """Reward functions, and the limits of the processes that run them."""
+    """Reward functions, and the limits of the processes that run them, or run the environment."""
 
     functions: tuple[str, ...] = Field(
         (), description="file.py:function, module:function, exact, math or reasoning-gym; empty: the task's own"
     )
     weights: tuple[float, ...] = Field((), description="weight of each function; empty: 1 each")
     timeout_s: float = Field(
-        10.0, gt=0, le=3600, description="time limit for one group; after it, the reward process is killed"
+        10.0,
+        gt=0,
+        le=3600,
+        description="time limit for one group, or one turn of a group; after it, the reward process is killed",
     )
     processes: int = Field(2, ge=1, le=64, description="reward processes: groups that are scored at once")
     memory_mib: int = Field(4096, ge=64, description="memory limit of a reward process (address space)")
-    environment: tuple[str, ...] = Field(
+    variables: tuple[str, ...] = Field(
         (), description="environment variables passed to reward processes, such as a judge's API key"
     )
 

@@ -12,7 +12,7 @@ from coordinator.config.money import MarketSection, PayoutsSection
 from coordinator.config.publish import PublishSection
 from coordinator.config.round import ModelSection, RoundSection, StoreSection
 from coordinator.config.section import Section
-from coordinator.config.task import DataSection, EvalSection, RewardSection, TaskSection
+from coordinator.config.task import DataSection, EpisodeSection, EvalSection, RewardSection, TaskSection
 from coordinator.config.work import FleetSection, LeasesSection, SamplingSection, SelectionSection, StalenessSection
 from protocol.tasks import BUILT_IN
 
@@ -25,6 +25,7 @@ class Config(Section):
     task: TaskSection = TaskSection()
     data: DataSection = DataSection()
     reward: RewardSection = RewardSection()
+    episode: EpisodeSection = EpisodeSection()
     selection: SelectionSection = SelectionSection()
     sampling: SamplingSection = SamplingSection()
     staleness: StalenessSection = StalenessSection()

@@ -25,10 +25,9 @@ from coordinator.learner.start import place
 from coordinator.learner.warmstart import Progress, accuracy, warm_start
 from coordinator.tasks.chat import Chat
 from coordinator.tasks.task import task_here
-from coordinator.tasks.task_text import Coder, TaskText
+from coordinator.tasks.task_text import Coder
 from protocol.errors import ConfigInvalid
-from protocol.tasks import Episodes, Exact, Teaching
-from protocol.work.episode import Episode
+from protocol.tasks import Exact, Teaching
 from protocol.work.learning import TrainingGroup
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,8 @@ class Crew:
             last = ranks.broadcast(checkpoint.newest(self._checkpoints))
             start = self._folder / "start"
             if last is None and ranks.first:
-                words = self._task.environment.words if isinstance(self._task, Episodes) else ()
+                game = playing.game_of(config)
+                words = game.words if game else ()
                 place(config.model, start, seed=config.round.seed, words=words)
             ranks.meet()
             self.policy = TrainedPolicy(start, train_settings(config), ranks)
@@ -64,12 +64,11 @@ class Crew:
             """The plain values of the checkpoint."""
         chat = Chat.from_config(config.data)
         self._coder = Coder(lambda name: (start / name).read_bytes(), chat)
-        self._frame: Episode | None = None
-        """An example episode with the policy's prompt format, if the task is a game."""
-        if isinstance(self._task, Episodes):
-            most = config.sampling.max_new_tokens
-            text = TaskText(lambda name: (start / name).read_bytes(), self._task, most, chat)
-            self._frame = text.framed(self._task.game(0))
+        self._game: playing.GameText | None = None
+        """The game in the policy's tokens, if the task is one of ours."""
+        if (game := playing.game_of(config)) is not None:
+            end = self.policy.ends[0]
+            self._game = playing.GameText(config.task.name, game, self._coder, config.data.chat, end)
 
     @property
     def _checkpoints(self) -> Path:
@@ -185,9 +184,8 @@ class Crew:
             self._ranks.watchdog.moved()
             self._progress(fraction, text)
 
-        if isinstance(self._task, Episodes) and self._frame is not None:
-            end, codec = self.policy.ends[0], self._coder.codec
-            playing.warm_start(self.policy.model, self._task, self._frame, codec, end, moved)
+        if self._game is not None:
+            playing.warm_start(self.policy.model, self._game, moved)
         if isinstance(self._task, Teaching):
             warm_start(self.policy.model, self._task, self._coder.encode, self.policy.ends[0], moved)
         self.policy.start_here()
@@ -199,9 +197,7 @@ class Crew:
         return accuracy(self.policy.model, problems, self._coder.encode, self.policy.ends[0])
 
     def _evaluate(self) -> dict[str, float]:
-        if not isinstance(self._task, Episodes) or self._frame is None:
-            return {}
-        return playing.evaluated(self.policy.model, self._task, self._frame, self._coder.codec, self.policy.ends[0])
+        return playing.evaluated(self.policy.model, self._game) if self._game else {}
 
     _ACTIONS: ClassVar[dict[str, Callable[..., Any]]] = {
         "train": _train,

@@ -7,10 +7,17 @@
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from coordinator.config import Config
+from coordinator.environments.games.catalogue import GAMES, open_game
+from coordinator.environments.games.episodes import seed_of
+from coordinator.environments.games.game import Game
+from coordinator.environments.games.limit_poker import SPOKEN, LimitPoker, transcript
+from coordinator.environments.games.poker_solver import exploitability, situations
 from coordinator.learner.warmstart import (
     LEARNING_RATE,
     NOT_JUDGED,
@@ -21,11 +28,9 @@ from coordinator.learner.warmstart import (
     lesson,
     scored,
 )
-from protocol.policy.codec import PolicyCodec
-from protocol.tasks import Episodes
-from coordinator.environments.games.limit_poker import SPOKEN, LimitPoker, transcript
-from coordinator.environments.games.poker_solver import exploitability, situations
-from protocol.work.episode import Episode
+from coordinator.tasks.task_text import Coder
+from protocol.tasks import ChatMessage, Problem, Prompt
+from protocol.work.rollout import unpack_tokens
 
 STEPS = 80
 """After this many steps 99 of 100 actions in Leduc are legal."""
@@ -38,12 +43,45 @@ FIRST_GAME = 2**40
 """The first train game used, so that RL uses the games in another order."""
 
 
-def warm_start(
-    model: Any, task: Episodes, frame: Episode, codec: PolicyCodec, end: int, progress: Progress, *, steps: int = STEPS
-) -> None:
+@dataclass(frozen=True)
+class GameText:
+    """A game in the tokens of a policy."""
+
+    name: str
+    game: Game
+    coder: Coder
+    chat: bool
+    """True if its texts are messages in the policy's chat template."""
+    end: int
+    """The token that ends a turn."""
+
+    def opening(self, text: str) -> list[int]:
+        """Return the tokens before the first turn."""
+        return self.coder.encode(self._prompt(text))
+
+    def turn(self, text: str) -> list[int]:
+        """Return the tokens of a turn."""
+        return [*self.coder.codec.encode(text), self.end]
+
+    def answer(self, text: str) -> list[int]:
+        """Return the tokens after a turn that its end token has ended."""
+        problem = Problem(self._prompt(""))
+    return [*map(int, unpack_tokens(self.coder.observed(problem, text, [self.end], frozenset({self.end}))))]
+
+    def _prompt(self, text: str) -> Prompt:
+        return (ChatMessage("user", text),) if self.chat else text
+
+
+def game_of(config: Config) -> Game | None:
+    """Return the game of a round; None if its task is something else."""
+    name, parameters = config.task.name, config.task.parameters
+    return open_game(name, parameters) if name in GAMES else None  # type: ignore[arg-type]  # it checks the types
+
+
+def warm_start(model: Any, text: GameText, progress: Progress, *, steps: int = STEPS) -> None:
     """Imitate the player for `steps` steps."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
-    lessons = _lessons(task, frame, codec, end)
+    lessons = _lessons(text)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / RAMP_STEPS, (steps - step) / SETTLING_STEPS)
@@ -55,27 +93,25 @@ def warm_start(
         progress((step + 1) / steps, f"imitates a player who knows the words, loss {loss:.2f}")
 
 
-def evaluated(model: Any, task: Episodes, frame: Episode, codec: PolicyCodec, end: int) -> dict[str, float]:
+def evaluated(model: Any, text: GameText) -> dict[str, float]:
     """Return the exact scores of a policy; none if the game is not a small poker."""
-    if not isinstance(task.environment, LimitPoker):
+    if not isinstance(text.game, LimitPoker):
         return {}
-    strategy = strategy_of(model, task.environment, frame, codec, end)
-    return {"eval/exploitability": exploitability(task.environment.game, strategy.__getitem__)}
+    strategy = strategy_of(model, text.game, text)
+    return {"eval/exploitability": exploitability(text.game.game, strategy.__getitem__)}
 
 
-def strategy_of(
-    model: Any, game: LimitPoker, frame: Episode, codec: PolicyCodec, end: int
-) -> dict[str, Sequence[float]]:
+def strategy_of(model: Any, game: LimitPoker, text: GameText) -> dict[str, Sequence[float]]:
     """Return the chance of each legal action in each situation, normalised over the legal actions."""
     sayings, places = list[Lesson](), list[tuple[str, int]]()
     for name, table in situations(game.game):
         known = name.partition(":")[0]
         opening, turns = transcript(known[0], known[1:], table.history, table.actor, game.game)
-        read = codec.encode(frame.opening(game.explained() + opening))
+        read = text.opening(game.explained() + opening)
         for turn, then in turns:
-            read += [*codec.encode(turn), end, *codec.encode(frame.observation(then))]
+            read += [*text.turn(turn), *text.answer(then)]
         for number, action in enumerate(table.legal):
-            sayings.append(lesson(read, [*codec.encode(SPOKEN[action]), end]))
+            sayings.append(lesson(read, text.turn(SPOKEN[action])))
             places.append((name, number))
     by_situation: dict[str, list[float]] = {}
     for (name, _), chance in zip(places, _chances(model, sayings), strict=True):
@@ -83,22 +119,22 @@ def strategy_of(
     return {name: chances if sum(chances) > 0 else [1.0] * len(chances) for name, chances in by_situation.items()}
 
 
-def _lessons(task: Episodes, frame: Episode, codec: PolicyCodec, end: int) -> Iterator[Lesson]:
+def _lessons(text: GameText) -> Iterator[Lesson]:
     """Yield games of the player, without end."""
     number = FIRST_GAME
     while True:
-        seed = task.game(number).seed
+        seed = seed_of(text.name, text.game, "train", 0, number)
         number += 1
-        play = task.environment.reset(seed)
-        tokens = codec.encode(frame.opening(play.opening))
+        play = text.game.reset(seed)
+        tokens = text.opening(play.opening)
         judged = [False] * len(tokens)
-        for turn in task.environment.demonstration(seed):
-            said = [*codec.encode(turn), end]
+        for turn in text.game.demonstration(seed):
+            said = text.turn(turn)
             tokens, judged = tokens + said, judged + [True] * len(said)
             answer = play.step(turn)
             if answer is None:
                 break
-            read = codec.encode(frame.observation(answer))
+            read = text.answer(answer)
             tokens, judged = tokens + read, judged + [False] * len(read)
         then = [token if mine else NOT_JUDGED for token, mine in zip(tokens[1:], judged[1:], strict=True)]
         yield tokens[:-1], then

@@ -21,6 +21,8 @@ class GroupState(StrEnum):
     """Leased to a newcomer alone; nothing waits for it."""
     ACCEPTED = "accepted"
     """A rollout of it was accepted."""
+    TURN = "turn"
+    """Its episodes go on, and nobody works on the next turn."""
     TRAINED = "trained"
     """Its rollout is in a batch, or was set aside because all rewards are equal."""
     UNJUDGED = "verifier_error"
@@ -32,6 +34,10 @@ class RolloutState(StrEnum):
 
     UNSCORED = "unscored"
     """Its rewards are not known yet."""
+    TURN = "turn"
+    """An accepted turn of a group whose episodes go on."""
+    PART = "part"
+    """An earlier turn of a group whose last turn was judged."""
     BUFFERED = "buffered"
     """It waits for a batch."""
     MEASURED = "measured"
@@ -44,7 +50,7 @@ class RolloutState(StrEnum):
     ALIKE = "alike"
     """All its rewards are equal, so it was set aside for another group."""
     UNUSED = "unused"
-    """The round ended before a batch took it."""
+    """The round ended before a batch took it, or its episodes could not go on."""
     RETRACTED = "retracted"
     """An audit found a fault, or its owner was banned."""
     UNJUDGED = "verifier_error"
@@ -56,19 +62,20 @@ def is_evaluation(group_no: int) -> bool:
     return group_no < 0
 
 
-UNFINISHED = (GroupState.LEASED, GroupState.ACCEPTED)
+UNFINISHED = (GroupState.LEASED, GroupState.ACCEPTED, GroupState.TURN)
 """Groups that are under way or wait for the learner."""
 
-UNANSWERED = (GroupState.OPEN, GroupState.LEASED, GroupState.TRIAL)
+UNANSWERED = (GroupState.OPEN, GroupState.LEASED, GroupState.TRIAL, GroupState.TURN)
 
 WAITING = (RolloutState.BUFFERED, RolloutState.UNSCORED)
 """Rollouts that are still to be trained on."""
 
 GROUP_MOVES: Mapping[GroupState, tuple[GroupState, ...]] = {
     GroupState.OPEN: (GroupState.LEASED, GroupState.TRIAL),
-    GroupState.TRIAL: (GroupState.LEASED, GroupState.OPEN, GroupState.ACCEPTED),
-    GroupState.LEASED: (GroupState.ACCEPTED, GroupState.OPEN, GroupState.TRIAL),
-    GroupState.ACCEPTED: (GroupState.TRAINED, GroupState.OPEN, GroupState.UNJUDGED),
+    GroupState.TRIAL: (GroupState.LEASED, GroupState.OPEN, GroupState.ACCEPTED, GroupState.TURN),
+    GroupState.LEASED: (GroupState.ACCEPTED, GroupState.OPEN, GroupState.TRIAL, GroupState.TURN),
+    GroupState.ACCEPTED: (GroupState.TRAINED, GroupState.OPEN, GroupState.UNJUDGED, GroupState.TURN),
+    GroupState.TURN: (GroupState.LEASED, GroupState.TRIAL, GroupState.OPEN),
     GroupState.TRAINED: (),
     GroupState.UNJUDGED: (),
 }
@@ -78,10 +85,13 @@ ROLLOUT_MOVES: Mapping[RolloutState, tuple[RolloutState, ...]] = {
     RolloutState.UNSCORED: (
         RolloutState.BUFFERED,
         RolloutState.MEASURED,
+        RolloutState.TURN,
         RolloutState.UNJUDGED,
         RolloutState.UNUSED,
         RolloutState.RETRACTED,
     ),
+    RolloutState.TURN: (RolloutState.PART, RolloutState.UNUSED, RolloutState.RETRACTED),
+    RolloutState.PART: (),
     RolloutState.BUFFERED: (
         RolloutState.BATCHED,
         RolloutState.STALE,

@@ -9,7 +9,6 @@
 - The *error* of a position is the claimed log-probability less the replayed one.
 - The *context* of a position is all tokens before it. Samples that begin with the same tokens share contexts there, and
   with them the effects of rounding: such positions count as one observation, however many they are.
-- An environment's observations in an episode are fed to the model and not measured: nobody drew them.
 - Pure: numpy in, numpy out. `score` is the definition for one sample; `coordinator.audit.scorer` does it on torch.
 """
 
@@ -165,16 +164,16 @@ def _together(parts: Sequence[ReplayMeasurement]) -> ReplayMeasurement:
 def _measure(
     number: int, completion: Completion, scored: Scored, chances: Floats, context: Integers
 ) -> ReplayMeasurement:
-    drawn, claimed = completion.sampled, completion.tokens.astype(np.int64)
+    claimed = completion.tokens.astype(np.int64)
     return ReplayMeasurement(
-        sample=np.full(completion.paid_tokens, number, np.int64),
-        position=completion.start + np.flatnonzero(drawn),
-        context=context[len(context) - len(claimed) :][drawn],
-        claimed=claimed[drawn],
-        dictated=scored.dictated[drawn],
-        margins=margins(scored, claimed, chances[completion.start :])[drawn],
-        claimed_logprobs=completion.logprobs.astype(np.float64)[drawn],
-        logprobs=scored.logprobs[drawn],
+        sample=np.full(len(claimed), number, np.int64),
+        position=completion.start + np.arange(len(claimed)),
+        context=context[len(context) - len(claimed) :],
+        claimed=claimed,
+        dictated=scored.dictated,
+        margins=margins(scored, claimed, chances[completion.start :]),
+        claimed_logprobs=completion.logprobs.astype(np.float64),
+        logprobs=scored.logprobs,
     )
 
 

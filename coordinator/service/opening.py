@@ -26,7 +26,8 @@ from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.rules.trust import TrustRules
 from coordinator.store.state import get_fact, set_fact
 from coordinator.tasks.import_child import prepare
-from coordinator.tasks.importing import FOLDER, copy_digest, needs_data
+from coordinator.tasks.importing import copy_digest, needs_data
+from coordinator.tasks.kinds import FOLDER
 from coordinator.transactions.lottery import AuditTerms
 from ledger import store
 from ledger.entry import Deposit, Root

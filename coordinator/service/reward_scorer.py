@@ -1,4 +1,4 @@
-"""The reward scorer: finds accepted groups without rewards, has them judged, and stores the results.
+"""The reward scorer: finds accepted groups without rewards, has them judged or played on, and stores the results.
 
 - Waiting groups are read from the store, so a crash at any moment loses nothing.
 - A group that fails is retried in a fresh process, `TRIES` times in all, and then given up with its reason.
@@ -10,11 +10,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
+from coordinator.config.task import EpisodeSection
+from coordinator.service.turn_watch import TurnWatch
 from coordinator.store.state import Database
+from coordinator.tasks.group_play import GroupPlay
 from coordinator.tasks.reward_functions import Job
 from coordinator.tasks.reward_pool import RewardPool
 from coordinator.tasks.reward_process import RewardSpec
@@ -27,8 +31,11 @@ from coordinator.transactions.scoring import Unscored
 from ledger.book import BookBroken
 from protocol.errors import NotFound, VerifierDown, VerifierFailed
 from protocol.tasks import Problem, Reward
+from protocol.work.lease import Prefix
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TRIES = 2
 GIVEN_UP_MAX = 4
@@ -47,6 +54,7 @@ class Here(Protocol):
     terms: LeaseTerms
     unscored: asyncio.Event
     batch_ready: asyncio.Event
+    turn_watch: TurnWatch
 
     async def text(self) -> TaskText: ...
 
@@ -61,11 +69,13 @@ class RewardScorer:
         problem: Callable[[PromptRef], Problem],
         now_ms: Callable[[], int],
         *,
+        episodes: EpisodeSection | None = None,
         pause_s: float = PAUSE_S,
         given_up_max: int = GIVEN_UP_MAX,
     ) -> None:
         self._round, self._spec, self._problem, self._now_ms = round_, spec, problem, now_ms
         self._pause_s, self._given_up_max = pause_s, given_up_max
+        self._episodes = episodes or EpisodeSection()
         self._pool = RewardPool(spec)
         self._taken: set[str] = set()
         self._given_up = 0
@@ -117,15 +127,22 @@ class RewardScorer:
             self._round.unscored.set()
 
     async def _settle(self, waiting: Unscored) -> None:
-        """Judge one group and store its rewards, or its failure if that is final."""
+        """Judge one group, or have its episodes go on, and store the result, or its failure if that is final."""
+        rules = self._round.terms.selection
         try:
-            rewards = await self._judge(waiting)
-            rules = self._round.terms.selection
-            await self._round.database.run(
-                scoring.scored, waiting.claim_id, rewards, rules=rules, now_ms=self._now_ms()
-            )
+            if waiting.episodes:
+                answer, rewards = await self._play(waiting)
+                effect = partial(scoring.answered, timeout_ms=self._round.terms.timeout_ms)
+                await self._round.database.run(
+                    effect, waiting.claim_id, answer, rewards, rules=rules, now_ms=self._now_ms()
+                )
+            else:
+                await self._round.database.run(
+                    scoring.scored, waiting.claim_id, await self._judge(waiting), rules=rules, now_ms=self._now_ms()
+                )
             self._given_up = 0
             self._round.batch_ready.set()
+            self._round.turn_watch.answered(waiting.claim_id)
         except VerifierFailed as failure:
             await self._failed(waiting, failure)
         except VerifierDown as failure:
@@ -137,16 +154,26 @@ class RewardScorer:
         text = await self._round.text()
         said = [text.judged_text(tokens) for tokens in waiting.completions]
         job = Job(self._problem(waiting.source), said, waiting.completions)
-        rewards = await self._tried(job, waiting.group_no)
+        rewards = await self._tried(lambda: self._pool.judge(job), waiting.group_no)
         return [text.in_tokens(reward, tokens) for reward, tokens in zip(rewards, waiting.completions, strict=True)]
 
-    async def _tried(self, job: Job, group_no: int) -> list[Reward]:
+    async def _play(self, waiting: Unscored) -> tuple[list[Prefix], list[Reward | None]]:
+        """Return what the environment answers to the last turns of a group, and the rewards of ended episodes."""
+        text = await self._round.text()
+        play = GroupPlay(waiting, self._problem(waiting.source), text, self._episodes)
+        answers = await self._tried(lambda: self._pool.play(play.asked()), waiting.group_no)
+        play.take(answers)
+        if play.cut:
+            play.take(await self._tried(lambda: self._pool.play(play.asked(cut=True)), waiting.group_no))
+        return play.results()
+
+    async def _tried(self, question: Callable[[], Awaitable[T]], group_no: int) -> T:
         for _ in range(TRIES - 1):
             try:
-                return await self._pool.judge(job)
+                return await question()
             except VerifierFailed as failure:
                 log.warning("group=%d reward failed, retrying: %s", group_no, failure.message)
-        return await self._pool.judge(job)
+        return await question()
 
     async def _failed(self, waiting: Unscored, failure: VerifierFailed) -> None:
         if self._given_up >= self._given_up_max:

@@ -30,9 +30,10 @@ from coordinator.rules.calibration import Calibration
 from coordinator.service import local_nodes, opening
 from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication
+from coordinator.service.turn_watch import TurnWatch
 from coordinator.store.state import Database, get_fact, set_fact
 from coordinator.tasks.chat import Chat
-from coordinator.tasks.kinds import task_label
+from coordinator.tasks.kinds import environment_of, task_label
 from coordinator.tasks.task import open_task
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import blames, lottery, policy_versions, tally
@@ -113,6 +114,7 @@ class Round:
         self.batch_ready = asyncio.Event()
         self.unscored = asyncio.Event()
         """Set when a group was accepted whose rewards need a process."""
+        self.turn_watch = TurnWatch()
         self.seeder: Peer | None = None
         self.seeder_up = 0.0
         """Bytes that the seeder sent in its best recent second."""
@@ -135,7 +137,10 @@ class Round:
         self._text: TaskText | None = None
         self._evidence: tuple[int, blames.BlameEvidence] | None = None
         self.evaluation_terms = EvaluationTerms.from_config(config)
-        self.terms = replace(terms_of(config), probes=probes)
+        self.plays = environment_of(config) is not None
+        """True if the samples are episodes of an environment."""
+        turn_tokens_max = config.episode.turn_tokens_max if self.plays else 0
+        self.terms = replace(terms_of(config), probes=probes, turn_tokens_max=turn_tokens_max)
 
     def _open_publisher(self) -> Publisher:
         config = self.config
@@ -226,8 +231,6 @@ class Round:
             prompt=text.prompt,
             lease_id=lambda: secrets.token_hex(16),
             seed=lambda: secrets.randbits(63),
-            episode=text.episode,
-            environment=text.environment,
         )
 
     async def judge(self) -> Judge:

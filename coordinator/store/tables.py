@@ -156,9 +156,10 @@ groups = sa.Table(
     sa.Column("split", sa.String, nullable=False),  # split of the task, and the problem's number in it
     sa.Column("prompt", sa.Integer, nullable=False),
     sa.Column("evaluation", sa.Integer, nullable=True, index=True),
-    sa.Column("state", sa.String, nullable=False, index=True),  # open, leased, accepted, trained
+    sa.Column("state", sa.String, nullable=False, index=True),  # open, leased, accepted, turn, trained
     sa.Column("begun", sa.String, nullable=True),  # the ended lease that the next may continue, while it is open
     sa.Column("begun_version", sa.BigInteger, nullable=True),
+    sa.Column("waits_until_ms", sa.BigInteger, nullable=True),  # for a node with that version, in state turn
     sa.Column("expected", sa.Float, nullable=True),  # tokens of its longest sample, if known
 )
 
@@ -252,13 +253,13 @@ rollouts = sa.Table(
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("credit_micros", sa.BigInteger, nullable=False),
     sa.Column("rewards", sa.LargeBinary, nullable=False),  # float32, one per sample
-    sa.Column("sampled", sa.LargeBinary, nullable=True),  # of an episode: per token 1 if drawn, 0 if its environment's
+    sa.Column("inserted", sa.LargeBinary, nullable=True),  # of a turn: what the environment answered
     sa.Column(
         "marks", sa.JSON, nullable=False
     ),  # components of the rewards, as in `coordinator.transactions.reward_columns`
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
-    # unscored, buffered, batched, stale, unused, surplus, alike, retracted, verifier_error, measured
+    # unscored, turn, part, buffered, batched, stale, unused, surplus, alike, retracted, verifier_error, measured
     sa.Column("state", sa.String, nullable=False),
     sa.Column("batch", sa.Integer, nullable=True),
 )

@@ -3,6 +3,8 @@
 - The template is a file of the policy, `chat_template.jinja` or a key of `tokenizer_config.json`. The maker of the
   policy wrote it, so it runs in a sandbox that can access its arguments only.
 - The rendered text ends where the policy's answer begins.
+- A turn of an episode is never rendered again: only what the template puts after it, with what the policy reads next,
+  is added to its tokens.
 """
 
 import json
@@ -34,6 +36,8 @@ class Chat:
 
 PLAIN_CHAT = Chat()
 
+_SAID, _TURN = "\ufdd0said\ufdd0", "\ufdd0turn\ufdd0"
+
 
 class ChatTemplate:
     """The chat template of a policy, which is read when the first messages are rendered."""
@@ -44,16 +48,32 @@ class ChatTemplate:
         self._compiled: Any = None
         self._special: dict[str, str] = {}
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """Return the messages as text that ends where the policy's answer begins."""
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Any] = ()) -> str:
+        """Return the messages as text that ends where the policy's answer begins; `tools` are JSON schemas."""
+        return self._render([message._asdict() for message in messages], tools)
+
+    def after_turn(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
+        """Return the text from the end of a turn, its end token included, to the begin of the next turn.
+
+        The turn itself is a word that is in no template: its text does not matter.
+        """
+        before = [{"role": "user", "content": _SAID}, {"role": "assistant", "content": _TURN}]
+        text = self._render([*before, *messages], tools)
+        if text.count(_TURN) != 1:
+            raise ConfigInvalid(
+                "The policy's chat template does not show a turn once.", hint="Use prompts in plain text."
+            )
+        return text.partition(_TURN)[2]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
         if self._compiled is None:
             self._compile()
-        if self._chat.system_prompt and messages[0].role != "system":
-            messages = (ChatMessage("system", self._chat.system_prompt), *messages)
-        given = {"tools": None, "documents": None, **self._special, **self._chat.arguments}
+        if self._chat.system_prompt and messages[0]["role"] != "system":
+            messages = ({"role": "system", "content": self._chat.system_prompt}, *messages)
+        given = {"tools": list(tools) or None, "documents": None, **self._special, **self._chat.arguments}
         try:
             text: str = self._compiled.render(
-                messages=[message._asdict() for message in messages], add_generation_prompt=True, **given
+                messages=[dict(message) for message in messages], add_generation_prompt=True, **given
             )
         except Exception as error:  # a template is a third party's program, and may fail in any way
             raise ConfigInvalid(

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from coordinator.config import Config
-from coordinator.tasks.importing import FOLDER, NOTE, check_copy, make_copy, needs_data
-from coordinator.tasks.kinds import require_known
+from coordinator.tasks.importing import check_copy, make_copy, needs_data
+from coordinator.tasks.kinds import FOLDER, NOTE, require_known
 from protocol.errors import ERRORS, ConfigInvalid, SwarmError
 
 TIMEOUT_S = 24 * 3600.0

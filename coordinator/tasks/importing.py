@@ -8,11 +8,12 @@
 - `task.json`, with the digest of every file that was read and of the copy, is written last: a copy without it is
   incomplete. If a source has changed since, or the copy was edited, the next start is refused.
 
-Generators make problems: a `my_task.py`, and reasoning-gym.
+Generators make problems: a `my_task.py`, reasoning-gym, and environments.
 
 - A file has a function `problems(split, seed)` that returns rows in the form of a data file, for "train",
   "held_out" and optionally "validation".
 - Generators may be endless: `data.size` problems are read, or `GENERATED`.
+- Problems of an environment may have the same prompt, if their other columns differ.
 
 The conversion of a row to a problem: the columns of prompt and answer, and the forms of a prompt.
 
@@ -32,9 +33,9 @@ from blake3 import blake3
 from coordinator.base.files import make_folder, write_durably
 from coordinator.config import Config, DataSection
 from coordinator.tasks import sources
-from coordinator.tasks.kinds import FROM_FILES, suffix_of
+from coordinator.tasks.kinds import ENVIRONMENT_OF_FILE, ENVIRONMENTS, FROM_FILES, NOTE, suffix_of
 from coordinator.tasks.problem_file import line
-from coordinator.tasks.reward_functions import module
+from coordinator.tasks.reward_functions import load_callable, module
 from protocol.errors import ConfigInvalid
 from protocol.tasks import BUILT_IN, ChatMessage, Problem, Prompt, Split
 
@@ -134,6 +135,9 @@ def _plain(value: Any) -> Any:
 GENERATED = 10_000
 HELD_OUT_GENERATED = 1_000
 
+PLAYED, HELD_OUT_PLAYED = 2_000, 200
+"""Problems of an environment: its first text may cost a call of a server."""
+
 Rows = Iterable[tuple[Split | None, str, dict[str, Any]]]
 
 
@@ -159,7 +163,7 @@ def of_gym(config: Config) -> Iterator[tuple[None, str, dict[str, Any]]]:
     """Yield rows with the generator, seed and index, from which the reward generates the rest again."""
     from coordinator.tasks.reward_gym import open_dataset
 
-    parameters = dict(config.task.parameters)
+    parameters: dict[str, Any] = dict(config.task.parameters)
     name = str(parameters.pop("generator", ""))
     seed = int(parameters.pop("seed", config.round.seed))
     size = config.data.size or GENERATED
@@ -170,13 +174,27 @@ def of_gym(config: Config) -> Iterator[tuple[None, str, dict[str, Any]]]:
         yield None, f"{name} {number}", {"prompt": entry["question"], "answer": entry["answer"], **made}
 
 
+def of_environment(config: Config) -> Iterator[tuple[Split, str, dict[str, Any]]]:
+    """Yield rows of an environment that is shipped."""
+    kind = ENVIRONMENTS[config.task.name]
+    parameters = {**config.task.parameters, **kind.parameters}
+    problems_of = load_callable(kind.problems)
+    for split in SPLITS:
+        size = (config.data.size or PLAYED) if split == "train" else HELD_OUT_PLAYED
+        try:
+            rows = problems_of(split, config.round.seed, size, **parameters)
+            for number, row in enumerate(islice(rows, size), 1):
+                yield split, f"{config.task.name}: {split} problem {number}", row
+        except TypeError as error:
+            raise ConfigInvalid(
+                f"{config.task.name} does not accept these parameters: {error}.",
+                hint="`swarm-coordinator task list` names them.",
+            ) from error
+
+
 SPLITS: tuple[Split, ...] = ("held_out", "validation", "train")
 """The splits in the order in which they are filled: a prompt in one of them is left out of the next."""
 
-FOLDER = "task"
-"""The folder of the copy, in the round's folder."""
-
-NOTE = "task.json"
 HELD_OUT_MAX, HELD_OUT_SHARE = 1000, 0.1
 VALIDATION_MAX, VALIDATION_SHARE = 200, 0.02
 KEY_BYTES = 16
@@ -197,11 +215,11 @@ def needs_data(config: Config) -> bool:
 def make_copy(config: Config, folder: Path) -> dict[str, Any]:
     """Write all problems to a folder; return the content of its note."""
     make_folder(folder)
-    paths = _sources(config)
+    paths, plays = _sources(config), _plays(config)
     seen, counts, repeated = set[bytes](), dict[str, int](), 0
     kept: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     for split, issue in _problems(config, paths):
-        key = prompt_key(issue.problem)
+        key = prompt_key(issue.problem, with_columns=plays)
         if key in seen:
             repeated += 1
             continue
@@ -219,6 +237,7 @@ def make_copy(config: Config, folder: Path) -> dict[str, Any]:
         "digest": copy_digest(folder),
         "problems": counts,
         "repeated": repeated,
+        "environment": plays,
     }
     write_durably(folder / NOTE, json.dumps(note, indent=2).encode())
     return note
@@ -247,9 +266,10 @@ def copy_digest(folder: Path) -> str:
     return blake3("".join(_digest(folder / f"{split}.jsonl") for split in SPLITS).encode()).hexdigest()
 
 
-def prompt_key(problem: Problem) -> bytes:
-    """Return a key that is equal for equal prompts, whatever else differs."""
-    return blake3(json.dumps(problem.prompt).encode()).digest(KEY_BYTES)
+def prompt_key(problem: Problem, *, with_columns: bool = False) -> bytes:
+    """Return a key that is equal for equal prompts, whatever else differs unless it is `with_columns`."""
+    compared = [problem.prompt, problem.columns] if with_columns else problem.prompt
+    return blake3(json.dumps(compared, sort_keys=True).encode()).digest(KEY_BYTES)
 
 
 def problems(config: Config) -> Iterator[tuple[Split | None, ImportIssue]]:
@@ -275,6 +295,8 @@ def _problems(config: Config, paths: list[Path]) -> Iterator[tuple[Split | None,
     """Yield each problem with its split, or with None if its prompt's digest decides."""
     if config.task.name.endswith(".py"):
         yield from _rows(config, of_file(paths[0], config))
+    elif config.task.name in ENVIRONMENTS:
+        yield from _rows(config, of_environment(config))
     elif config.task.name not in FROM_FILES:
         yield from _rows(config, of_gym(config))
     else:
@@ -288,6 +310,14 @@ def _problems(config: Config, paths: list[Path]) -> Iterator[tuple[Split | None,
         yield from _rows(config, (("held_out", where, row) for where, row in _numbered(held, 0)))
         split: Split | None = "train" if held else None
         yield from _rows(config, ((split, where, row) for where, row in _numbered(train, data.size)))
+
+
+def _plays(config: Config) -> bool:
+    """Return True if the samples are episodes of an environment; a file may have one."""
+    name = config.task.name
+    if name in ENVIRONMENTS:
+        return True
+    return name.endswith(".py") and hasattr(module(str(Path(name).absolute())), ENVIRONMENT_OF_FILE)
 
 
 def _numbered(paths: list[Path], size: int) -> Iterator[tuple[str, dict[str, Any]]]:

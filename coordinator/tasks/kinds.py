@@ -1,8 +1,14 @@
 """The kinds of tasks beside the built-in ones, and the reward, suffix and label of each."""
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from coordinator.config import Config
+from coordinator.environments.games.catalogue import GAMES, described
 from coordinator.tasks.reward_process import RewardSpec
 from protocol.errors import UnknownTask
 from protocol.tasks import BUILT_IN
@@ -24,8 +30,35 @@ BOXED = "\nReason step by step, and put the final answer within \\boxed{}."
 REWARD_OF_FILE = "reward"
 """The reward function of a my_task.py, unless `reward.functions` names others."""
 
+ENVIRONMENT_OF_FILE = "Environment"
+"""The class of a my_task.py whose samples are episodes."""
 
-KNOWN = (*BUILT_IN, *SHIPPED)
+FOLDER, NOTE = "task", "task.json"
+"""The folder of the round's own copy of its problems, in the round's folder, and the note in it."""
+
+
+@dataclass(frozen=True)
+class EnvironmentKind:
+    """An environment that is shipped: the places of its problems and of its class."""
+
+    about: str
+    problems: str
+    episode: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters beside those of the operator."""
+
+
+_game = partial(
+    EnvironmentKind,
+    problems="coordinator.environments.games.episodes:problems",
+    episode="coordinator.environments.games.episodes:GameEpisode",
+)
+ENVIRONMENTS: Mapping[str, EnvironmentKind] = {
+    name: _game(described(name), parameters={"game": name}) for name in sorted(GAMES)
+}
+"""The environments that are shipped, by the name of the task."""
+
+KNOWN = (*BUILT_IN, *SHIPPED, *ENVIRONMENTS)
 
 
 def require_known(name: str) -> None:
@@ -46,23 +79,42 @@ def suffix_of(config: Config) -> str:
 
 
 def functions_of(config: Config) -> tuple[str, ...]:
-    """Return the reward functions of a task that is not built in."""
+    """Return the reward functions of a task that is not built in; none if it is an environment."""
     name = config.task.name
     if config.reward.functions:
         return config.reward.functions
+    if name in ENVIRONMENTS:
+        return ()
     return (f"{name}:{REWARD_OF_FILE}",) if name.endswith(".py") else (SHIPPED[name][1],)
+
+
+def environment_of(config: Config) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the place of the environment's class, and its parameters; None if the samples are no episodes.
+
+    For a file of the operator, the round's copy of its problems says whether it has an environment.
+    """
+    name, parameters = config.task.name, dict(config.task.parameters)
+    if name in ENVIRONMENTS:
+        kind = ENVIRONMENTS[name]
+        return kind.episode, {**parameters, **kind.parameters}
+    note = config.round.directory / FOLDER / NOTE
+    if name.endswith(".py") and note.exists() and json.loads(note.read_text()).get("environment"):
+        return _absolute(f"{name}:{ENVIRONMENT_OF_FILE}"), parameters
+    return None
 
 
 def reward_spec(config: Config) -> RewardSpec:
     """Return the specification of the task's reward processes."""
-    reward, functions = config.reward, functions_of(config)
+    reward, environment = config.reward, environment_of(config)
+    functions = () if environment else functions_of(config)
     weights = reward.weights or (1.0,) * len(functions)
     return RewardSpec(
         tuple((_absolute(place), weight) for place, weight in zip(functions, weights, strict=True)),
         timeout_s=reward.timeout_s,
         processes=reward.processes,
         memory_mib=reward.memory_mib,
-        environment=reward.environment,
+        variables=reward.variables,
+        environment=environment,
     )
 
 

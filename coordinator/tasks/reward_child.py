@@ -1,4 +1,4 @@
-"""A reward process: it loads the operator's functions, then judges one question at a time.
+"""A reward process: it loads the operator's functions or environment, then answers one question at a time.
 
 - The functions' output goes to standard error, of which the coordinator keeps the end.
 - Its memory, and its processor time for each question, are limited: the kernel ends it at the limit, even after the
@@ -11,14 +11,16 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from coordinator.environments.host import Asked, EpisodeHost
 from coordinator.tasks import reward_functions
 from coordinator.tasks.problem_file import from_value
 from coordinator.tasks.reward_functions import Job, Weighted
-from coordinator.tasks.reward_process import LENGTH, pack, rewards_to
+from coordinator.tasks.reward_process import LENGTH, pack, reward_to
 from protocol.errors import ConfigInvalid
 
 START_CPU_S = 120
@@ -29,6 +31,9 @@ PARENT_CHECK_S = 0.5
 
 REASON_MAX_CHARS = 400
 
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+"""Answers one question."""
+
 
 def main() -> None:
     threading.Thread(target=_leave_after, args=(os.getppid(),), daemon=True).start()
@@ -36,20 +41,44 @@ def main() -> None:
     settings = _receive(questions)
     _limit(settings["memory_mib"])
     try:
-        loaded = [reward_functions.load(place, weight) for place, weight in settings["functions"]]
+        answer = _loaded(settings)
     except BaseException as error:  # reported to the operator
         _send(answers, {"error": _reason(error)})
         return
     _send(answers, {"ready": True})
     while True:
-        _send(answers, _answer(loaded, _receive(questions)))
+        _send(answers, _answer(answer, _receive(questions)))
 
 
-def _answer(loaded: list[Weighted], question: dict[str, Any]) -> dict[str, Any]:
-    _allow_cpu(question["timeout_s"])
+def _loaded(settings: dict[str, Any]) -> Answer:
+    """Return the function that answers questions, after loading the operator's code."""
+    if settings["environment"]:
+        place, parameters = settings["environment"]
+        host = EpisodeHost(reward_functions.load_callable(place), parameters)
+        return lambda question: {"episodes": _play(host, question)}
+    loaded = [reward_functions.load(place, weight) for place, weight in settings["functions"]]
+    return lambda question: {"rewards": _judge(loaded, question)}
+
+
+def _judge(loaded: list[Weighted], question: dict[str, Any]) -> list[Any]:
     job = Job(from_value(question["problem"]), question["completions"], question["tokens"])
+    return [reward_to(reward) for reward in reward_functions.judge(loaded, job)]
+
+
+def _play(host: EpisodeHost, question: dict[str, Any]) -> list[Any]:
+    asked = Asked(question["key"], from_value(question["problem"]), question["turns"], question["over"])
+    return [
+        {"read": said.read, "reward": None if said.earned is None else reward_to(reward_functions.earned(said.earned))}
+        if said
+        else None
+        for said in host.play(asked)
+    ]
+
+
+def _answer(answer: Answer, question: dict[str, Any]) -> dict[str, Any]:
+    _allow_cpu(question["timeout_s"])
     try:
-        return {"rewards": rewards_to(reward_functions.judge(loaded, job))}
+        return answer(question)
     except BaseException as error:  # any error of the operator's code is the answer
         return {"error": _reason(error)}
 

@@ -80,14 +80,19 @@ def named(place: str) -> str:
 
 def load(place: str, weight: float = 1.0) -> Weighted:
     """Load the function at `file.py:name`, at `package.module:name`, or a built-in one."""
-    where, _, name = BUILT_IN.get(place, place).rpartition(":")
+    return Weighted(named(place), weight, _adapter(load_callable(BUILT_IN.get(place, place)), place))
+
+
+def load_callable(place: str) -> Callable[..., Any]:
+    """Load the function or class at `file.py:name` or `package.module:name`."""
+    where, _, name = place.rpartition(":")
     if not where:
         known = ", ".join(BUILT_IN)
         raise ConfigInvalid(f"There is no reward {place!r}.", hint=f"Write file.py:function, or one of {known}.")
-    function = getattr(module(where), name, None)
-    if not callable(function):
-        raise ConfigInvalid(f"{where} has no function {name!r}.")
-    return Weighted(named(place), weight, _adapter(function, place))
+    loaded: Callable[..., Any] | None = getattr(module(where), name, None)
+    if not callable(loaded):
+        raise ConfigInvalid(f"{where} has no function or class {name!r}.")
+    return loaded
 
 
 def module(where: str) -> ModuleType:
@@ -121,6 +126,18 @@ def judge(functions: Sequence[Weighted], job: Job) -> list[Reward]:
         if trouble := unsound(reward.weight, reward.skip, len(text)):
             raise BadAnswer(trouble)
     return rewards
+
+
+def earned(answer: Any) -> Reward:
+    """Return the reward of an episode by what its environment said."""
+    part = _part(answer, "reward")
+    if part.score is None:
+        raise BadAnswer("The environment returned no reward at the end of an episode.")
+    if part.skip:
+        raise BadAnswer("A reward of an episode cannot skip parts of it.")
+    if trouble := unsound(part.weight, (), 0):
+        raise BadAnswer(trouble)
+    return Reward(part.score, "invalid" if part.invalid else "ok", part.components, weight=part.weight)
 
 
 def _sum(functions: Sequence[Weighted], parts: Sequence[RewardPart]) -> Reward:

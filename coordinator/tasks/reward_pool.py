@@ -1,4 +1,4 @@
-"""Reward processes: a few children that judge, are killed when they misbehave, and are replaced.
+"""Reward processes: a few children that judge or play, are killed when they misbehave, and are replaced.
 
 - `judge` either returns a reward for every completion or raises `VerifierFailed` with the reason: a timeout, a crash,
   out of memory, an exception, or an invalid answer. In all these cases the child is killed, and the next question gets
@@ -13,11 +13,14 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from coordinator.environments.host import Asked
+from coordinator.environments.interface import Observation
 from coordinator.tasks.problem_file import to_value
 from coordinator.tasks.reward_functions import SCORE_MAX, Job, unsound
 from coordinator.tasks.reward_process import ANSWER_MAX_BYTES, LENGTH, RewardSpec, pack
@@ -31,7 +34,32 @@ LAST_WORDS_BYTES = 2048
 """The bytes of a child's standard error that are kept, for the reason."""
 
 COMPONENTS_MAX = 64
+
+HOMES_MAX = 65_536
+"""Groups whose process is remembered; the episodes of others are played again."""
+
+T = TypeVar("T")
+
 REASON_MAX_CHARS = 400
+
+
+@dataclass(frozen=True)
+class EpisodeAnswer:
+    """An environment's answer to the last turns of a sample."""
+
+    read: tuple[Observation | None, ...]
+    """What the policy reads after each turn that was played now; None if the last one ended the episode."""
+    reward: Reward | None
+    """The reward, if the episode is over."""
+
+
+@dataclass
+class _Place:
+    """The place of a child; its questions come one after the other."""
+
+    lock: asyncio.Lock
+    waiting: int = 0
+    child: "_Child | None" = None
 
 
 class RewardPool:
@@ -39,23 +67,48 @@ class RewardPool:
 
     def __init__(self, spec: RewardSpec) -> None:
         self._spec = spec
-        self._free = asyncio.Semaphore(spec.processes)
-        self._idle: list[_Child] = []
+        self._places = [_Place(asyncio.Lock()) for _ in range(spec.processes)]
+        self._homes: OrderedDict[str, _Place] = OrderedDict()
+        """The place with the running episodes of a group."""
 
     async def judge(self, job: Job) -> list[Reward]:
-        async with self._free:
-            child = self._idle.pop() if self._idle else await _Child.start(self._spec)
-            try:
-                rewards = await child.judge(job, self._spec.timeout_s)
-            except BaseException:
-                await child.end()
-                raise
-            self._idle.append(child)
-            return rewards
+        """Return the rewards of completions."""
+        place = min(self._places, key=lambda place: place.waiting)
+        return await self._ask(place, lambda child: child.judge(job, self._spec.timeout_s))
+
+    async def play(self, asked: Asked) -> list[EpisodeAnswer | None]:
+        """Return an environment's answers to the last turns of a group's samples.
+
+        A group stays in its process: elsewhere its episodes would be played again.
+        """
+        place = self._homes.get(asked.key) or min(self._places, key=lambda place: place.waiting)
+        self._homes[asked.key] = place
+        self._homes.move_to_end(asked.key)
+        while len(self._homes) > HOMES_MAX:
+            self._homes.popitem(last=False)
+        return await self._ask(place, lambda child: child.play(asked, self._spec.timeout_s))
 
     async def close(self) -> None:
-        while self._idle:
-            await self._idle.pop().end()
+        for place in self._places:
+            child, place.child = place.child, None
+            if child is not None:
+                await child.end()
+
+    async def _ask(self, place: _Place, question: "Callable[[_Child], Awaitable[T]]") -> T:
+        place.waiting += 1
+        try:
+            async with place.lock:
+                child = place.child or await _Child.start(self._spec)
+                place.child = None
+                try:
+                    answer = await question(child)
+                except BaseException:
+                    await child.end()
+                    raise
+                place.child = child
+                return answer
+        finally:
+            place.waiting -= 1
 
 
 class _Child:
@@ -103,6 +156,19 @@ class _Child:
         if "error" in answer:
             raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
         return checked(answer.get("rewards"), [len(text) for text in job.completions])
+
+    async def play(self, asked: Asked, timeout_s: float) -> list[EpisodeAnswer | None]:
+        question = {
+            "problem": to_value(asked.problem),
+            "key": asked.key,
+            "turns": [None if turns is None else list(turns) for turns in asked.turns],
+            "over": list(asked.over),
+            "timeout_s": timeout_s,
+        }
+        answer = await self._ask(question, timeout_s)
+        if "error" in answer:
+            raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
+        return checked_episodes(answer.get("episodes"), asked)
 
     async def end(self) -> None:
         """Kill the child, and all processes that it has started."""
@@ -156,6 +222,38 @@ def checked(said: Any, sizes: Sequence[int]) -> list[Reward]:
     if not isinstance(said, list) or len(said) != len(sizes):
         raise VerifierFailed(f"Its answer does not have {len(sizes)} rewards.")
     return [_reward(row, size) for row, size in zip(said, sizes, strict=True)]
+
+
+def checked_episodes(said: Any, asked: Asked) -> list[EpisodeAnswer | None]:
+    """Return the answers about the episodes that were asked for; refuse anything else."""
+    if not isinstance(said, list) or len(said) != len(asked.turns):
+        raise VerifierFailed(f"Its answer does not have {len(asked.turns)} episodes.")
+    return [
+        None if turns is None else _episode(episode, turns, over=over)
+        for episode, turns, over in zip(said, asked.turns, asked.over, strict=True)
+    ]
+
+
+def _episode(said: Any, turns: Sequence[str], *, over: bool) -> EpisodeAnswer:
+    match said:
+        case {"read": list() as read, "reward": list() | None as reward} if (
+            len(read) <= len(turns)
+            and all(map(_is_observation, read[:-1]))
+            and all(said is None or _is_observation(said) for said in read[-1:])
+            and (reward is not None) == (over or not read or read[-1] is None)
+        ):
+            return EpisodeAnswer(tuple(read), None if reward is None else _reward(reward, 0))
+    raise VerifierFailed(
+        "The environment's answer to a turn is neither text, nor messages with text, nor None for the end."
+    )
+
+
+def _is_observation(said: Any) -> bool:
+    return isinstance(said, str) or (isinstance(said, list) and bool(said) and all(map(_is_message, said)))
+
+
+def _is_message(said: Any) -> bool:
+    return isinstance(said, dict) and isinstance(said.get("role"), str) and isinstance(said.get("content"), str)
 
 
 def _reward(said: Any, size: int) -> Reward:

@@ -1,16 +1,18 @@
-"""A reward process: its functions, its limits, its environment variables, and its messages.
+"""A reward process: its functions or its environment, its limits, its environment variables, and its messages.
 
 A message is JSON after its length; a question is followed by its answer.
 
-to the child    {"functions": [[place, weight], …], "memory_mib"}   once
-                {"problem", "completions", "tokens", "timeout_s"}   then for each group to judge
-from the child  {"ready": true} or {"error": "…"}                   once
-                {"rewards": [[score, status, components, weight, skip], …]} or {"error": "…"}
+to the child    {"functions": [[place, weight], …], "environment": null or [place, parameters], "memory_mib"}   once
+                {"problem", "completions", "tokens", "timeout_s"}                  for each group to judge, or
+                {"problem", "key", "turns": [[text, …] or null, …], "over", "timeout_s"}  for each turn of a group
+from the child  {"ready": true} or {"error": "…"}                                  once
+                {"rewards": [[score, status, components, weight, skip], …]} or {"error": "…"}, or
+                {"episodes": [{"read": [text or messages, …], "reward": null or such a list} or null, …]}
 """
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +30,8 @@ def pack(value: Any) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def rewards_to(rewards: Sequence[Reward]) -> list[Any]:
-    return [[reward.score, reward.status, dict(reward.components), reward.weight, reward.skip] for reward in rewards]
+def reward_to(reward: Reward) -> list[Any]:
+    return [reward.score, reward.status, dict(reward.components), reward.weight, reward.skip]
 
 
 SEEN = {
@@ -51,14 +53,18 @@ class RewardSpec:
     """The time limit for all completions of one group."""
     processes: int = 2
     memory_mib: int = 4096
-    environment: tuple[str, ...] = ()
-    """Further variables that the functions need."""
+    variables: tuple[str, ...] = ()
+    """Further environment variables that the functions need."""
+    environment: tuple[str, Mapping[str, Any]] | None = None
+    """The place of the environment's class, and its parameters, if the samples are episodes."""
 
     def for_child(self) -> dict[str, Any]:
-        return {"functions": [list(each) for each in self.functions], "memory_mib": self.memory_mib}
+        environment = list(self.environment) if self.environment else None
+        functions = [list(each) for each in self.functions]
+        return {"functions": functions, "environment": environment, "memory_mib": self.memory_mib}
 
     def seen(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the part of `environment` that a process gets."""
-        wanted = {*SEEN, *self.environment}
+        wanted = {*SEEN, *self.variables}
         ours = {name: value for name, value in environment.items() if name in wanted or name.startswith(SEEN_PREFIXES)}
         return ours | ONE_THREAD

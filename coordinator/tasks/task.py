@@ -9,8 +9,8 @@ import numpy as np
 
 from coordinator.config import Config
 from coordinator.tasks import reward_exact
-from coordinator.tasks.importing import FOLDER, NOTE, needs_data
-from coordinator.tasks.kinds import functions_of, require_known, task_label
+from coordinator.tasks.importing import needs_data
+from coordinator.tasks.kinds import FOLDER, NOTE, functions_of, require_known, task_label
 from coordinator.tasks.problem_file import Book
 from protocol.errors import ConfigInvalid
 from protocol.tasks import Problem, Reward, Task, task

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.config import Config
-from coordinator.tasks import importing
+from coordinator.tasks import importing, kinds
 from coordinator.tasks.chat import PLAIN_CHAT, Chat
 from coordinator.tasks.import_child import prepare
 from coordinator.tasks.kinds import MATH, functions_of, reward_spec
@@ -67,7 +67,7 @@ def _problems(config: Config, folder: Path) -> Iterator[TaskIssue]:
     """Yield issues about repeated prompts and the number of problems, from the copy's note."""
     if not importing.needs_data(config):
         return
-    note = json.loads((folder / importing.FOLDER / importing.NOTE).read_text())
+    note = json.loads((folder / kinds.FOLDER / kinds.NOTE).read_text())
     counts, repeated = note["problems"], note["repeated"]
     if repeated:
         yield TaskIssue(

@@ -8,14 +8,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
+from coordinator.environments.interface import Observation
 from coordinator.tasks.chat import PLAIN_CHAT, Chat, ChatTemplate
-from coordinator.transactions.prompts import TRAIN, PromptRef, problem_of
-from protocol.errors import ConfigInvalid
+from coordinator.transactions.prompts import PromptRef, problem_of
+from protocol.errors import VerifierFailed
 from protocol.policy.codec import PolicyCodec
-from protocol.tasks import ChatMessage, Episodes, Game, Judging, Problem, Prompt, Reward, Task
-from protocol.work.episode import PLAIN, Episode, Framing
-from protocol.work.rollout import PolicyBounds, end_tokens
+from protocol.tasks import Judging, Problem, Prompt, Reward, Task
+from protocol.work.rollout import PolicyBounds, end_tokens, pack_tokens
 
 ReadFile = Callable[[str], bytes]
 """A file of the policy by its name; raises if there is none."""
@@ -30,9 +31,21 @@ class Coder:
         self.codec = PolicyCodec(read_file("tokenizer.json").decode())
         self._template = ChatTemplate(read_file, chat)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, tools: Sequence[Any] = ()) -> list[int]:
         """Encode text as it is, and messages with the policy's template; no tokens are added."""
-        return self.codec.encode(prompt if isinstance(prompt, str) else self._template.render(prompt))
+        return self.codec.encode(prompt if isinstance(prompt, str) else self._template.render(prompt, tools))
+
+    def observed(self, problem: Problem, observation: Observation, turn: Sequence[int], ends: frozenset[int]) -> bytes:
+        """Return the packed tokens to add to an episode after a turn: what the policy reads before its next turn."""
+        if isinstance(problem.prompt, str):
+            if not isinstance(observation, str):
+                raise VerifierFailed("The environment answers with messages, and its prompts are plain text.")
+            return pack_tokens(self.codec.encode(observation))
+        messages = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+        text = self._template.after_turn(messages, problem.columns.get("tools") or ())
+        if turn[-1] in ends:  # the template's own end of a message, which the policy has drawn already
+            text = text.removeprefix(self.decode(turn[-1:]))
+        return pack_tokens(self.codec.encode(text))
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.codec.decode(tokens)
@@ -48,7 +61,7 @@ class TaskText(Coder):
         self._judging = task if isinstance(task, Judging) else None
         self.problem: Callable[[PromptRef], Problem] = lru_cache(PROBLEMS_KEPT)(partial(problem_of, task))
         """The cached lookup of a problem; each sample of a group is judged with the same problem."""
-        self.bounds = replace(policy_bounds(read_file, max_new_tokens), codec=self.codec)
+        self.bounds = policy_bounds(read_file, max_new_tokens)
 
     @property
     def judges(self) -> bool:
@@ -57,31 +70,8 @@ class TaskText(Coder):
 
     def prompt(self, source: PromptRef) -> list[int]:
         """Return the tokens of a problem's prompt."""
-        return self.encode(self.problem(source).prompt)
-
-    @property
-    def environment(self) -> str:
-        """Return the environment of a game; "" if the task is no game."""
-        return self._task.name if isinstance(self._task, Episodes) else ""
-
-    def episode(self, source: PromptRef) -> Episode | None:
-        """Return the episode that the samples of a group play; None if the task is no game."""
-        if not isinstance(self._task, Episodes):
-            return None
-        if source.split == TRAIN:
-            return self.framed(self._task.game(source.number))
-        return self.framed(self._task.games(source.split)[source.number])
-
-    def framed(self, game: Game) -> Episode:
-        """Return a game of the task with the framing of this policy."""
-        assert isinstance(self._task, Episodes)
-        return Episode(
-            environment=game.environment,
-            parameters=dict(game.parameters),
-            seed=game.seed,
-            turn_tokens_max=game.turn_tokens_max,
-            framing=self._framing() if self._task.chat else PLAIN,
-        )
+        problem = self.problem(source)
+        return self.encode(problem.prompt, problem.columns.get("tools") or ())
 
     def reward(self, source: PromptRef, completion: Sequence[int]) -> Reward:
         """Judge a completion of a problem by its tokens."""
@@ -89,7 +79,7 @@ class TaskText(Coder):
 
     def judge(self, problem: Problem, completion: Sequence[int]) -> Reward:
         """Judge a completion of any problem of the task."""
-        assert self._judging, "the operator's rewards run in coordinator.rewards"
+        assert self._judging, "the operator's rewards run in reward processes"
         return self.in_tokens(self._judging.reward(problem, self.judged_text(completion)), completion)
 
     def in_tokens(self, reward: Reward, completion: Sequence[int]) -> Reward:
@@ -110,24 +100,6 @@ class TaskText(Coder):
     def judged_text(self, completion: Sequence[int]) -> str:
         """Return the text to judge: all before the end token, or the whole completion if it did not end."""
         return self.decode(completion[:-1] if completion[-1] in self.bounds.end_tokens else completion)
-
-    def _framing(self) -> Framing:
-        """Return the text that the template puts around messages, found by rendering words that are in no template."""
-        said, answer, then = "\ufdd0said\ufdd0", "\ufdd0answer\ufdd0", "\ufdd0then\ufdd0"
-        asked = self._template.render((ChatMessage("user", said),))
-        whole = self._template.render(
-            (ChatMessage("user", said), ChatMessage("assistant", answer), ChatMessage("user", then))
-        )
-        opening, _, after = asked.partition(said)
-        before, _, _ = whole.partition(answer)[2].partition(then)
-        if not (asked.count(said) == whole.count(answer) == whole.count(then) == 1 and whole.endswith(after)):
-            raise ConfigInvalid(
-                "The policy's chat template does not treat all messages alike.",
-                hint="Play with task.parameters.chat off.",
-            )
-        for end in sorted(self.bounds.end_tokens):  # a turn contains its own end token
-            before = before.removeprefix(self.decode([end]))
-        return Framing(opening=opening, before=before, after=after)
 
 
 def policy_bounds(read_file: ReadFile, max_new_tokens: int) -> PolicyBounds:

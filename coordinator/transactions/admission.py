@@ -24,7 +24,6 @@ from ledger.accounts import BUDGET
 from ledger.prepared import Prepared
 from ledger.tables import balances_table
 from protocol import limits
-from protocol.errors import UnknownEnvironment
 from protocol.ids import NodeId
 from protocol.work.lease import LeaseState
 from protocol.work.messages import LeaseRequest, Reason
@@ -94,15 +93,6 @@ class Admitted(NamedTuple):
     on_trial: bool = False
     """True if it gets only trials, as a newcomer; it may begin `trials` of them."""
     trials: int = 0
-
-
-def require_plays(message: LeaseRequest, environment: str) -> None:
-    """Refuse a node whose engine cannot play the round's environment."""
-    if environment and environment not in message.environments:
-        raise UnknownEnvironment(
-            f"This round plays {environment!r}, which this node's engine cannot.",
-            hint="Update echo-swarm, or start the node with `--engine torch` or `--engine llama`.",
-        )
 
 
 def how_many(
@@ -187,6 +177,17 @@ def room(connection: sa.Connection, terms: LeaseTerms) -> int:
     return _window(_offered(connection, terms), newest, latest_batch(connection), tally.read(connection).unfinished)
 
 
+def is_past(connection: sa.Connection, version: int, terms: LeaseTerms) -> bool:
+    """Return True if a version is past the staleness bound for new leases."""
+    stands = _stands(connection, version=version).single_row()
+    terms = terms.offered(stands.bound)
+    return stands.visible_update is None or is_stale(
+        staleness=terms.staleness,
+        policy_update=stands.visible_update,
+        learner_update=stands.learner_update or 0,
+    )
+
+
 def has_room(connection: sa.Connection, terms: LeaseTerms, visible_update: int, learner_update: int) -> bool:
     """Return True if a group of a version of that update may be one more of those under way."""
     offered = _offered(connection, terms)
@@ -257,5 +258,8 @@ def _spent_since(connection: sa.Connection, since_ms: int) -> int:
     """Return the micro-units credited for answers since `since_ms`, whether voided later or not."""
     ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == LeaseState.ACCEPTED)
     spent = sa.select(sa.func.coalesce(sa.func.sum(rollouts.c.credit_micros), 0)).where(rollouts.c.lease_id.in_(ended))
-    for_parts = sa.select(sa.func.coalesce(sa.func.sum(parts.c.credit_micros), 0)).where(parts.c.credited_ms > since_ms)
+    left = parts.c.lease_id.not_in(ended)  # a turn is counted as a rollout
+    for_parts = sa.select(sa.func.coalesce(sa.func.sum(parts.c.credit_micros), 0)).where(
+        parts.c.credited_ms > since_ms, left
+    )
     return int(connection.execute(spent).scalar_one()) + int(connection.execute(for_parts).scalar_one())

@@ -17,7 +17,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -34,11 +33,13 @@ from coordinator.transactions import (
     reward_columns,
     staleness_bound,
     standings,
+    turns,
 )
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.rollouts import move
+from coordinator.transactions.turns import WholeSample
 from protocol.errors import OutOfOrder
 from protocol.wire.signing import open_envelope
 from protocol.work.learning import Earlier, TrainingBatch, TrainingGroup, TrainingSample, UpdateReport
@@ -163,7 +164,7 @@ def _beginners(connection: sa.Connection) -> dict[str, set[str]]:
 def _is_under_way(connection: sa.Connection) -> bool:
     """Return True if a node that is no newcomer works on a group for the learner, or a group waits for its rewards."""
     leased = sa.select(groups.c.group_no).where(
-        groups.c.state == GroupState.LEASED.value, is_for_training(groups.c.group_no)
+        groups.c.state.in_((GroupState.LEASED.value, GroupState.TURN.value)), is_for_training(groups.c.group_no)
     )
     unscored = sa.select(rollouts.c.claim_id).where(rollouts.c.state == RolloutState.UNSCORED.value)
     return any(connection.execute(query.limit(1)).first() for query in (leased, unscored))
@@ -216,28 +217,14 @@ def _drop(connection: sa.Connection, rows: Sequence[Any], state: RolloutState, a
 
 
 def group(connection: sa.Connection, row: Any) -> TrainingGroup:
-    """Return a stored rollout in the form that the learner reads, with the partial rollouts that it continued."""
+    """Return a stored rollout in the form that the learner reads, with the turns or parts that it continued."""
     lease = Lease.from_bytes(row["offer"])
-    claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
     rewards = np.frombuffer(row["rewards"], dtype="<f4").tolist()
-    partials = partial_rollouts.chain(connection, row["continues"])
-    drawn, lessons = _drawn(claim, row["sampled"]), reward_columns.learned(row["marks"], len(rewards))
+    lessons = reward_columns.learned(row["marks"], len(rewards))
+    wholes, earlier = _of_turns(connection, row) if lease.turn_tokens_max else _of_parts(connection, row)
     samples = tuple(
-        TrainingSample(
-            tokens=b"".join(part.tokens for part in (*begun, sample)),
-            logprobs=b"".join(part.logprobs for part in (*begun, sample)),
-            reward=reward,
-            sampled=sampled,
-            weight=weight,
-            skip=skip,
-        )
-        for *begun, sample, reward, sampled, (weight, skip) in zip(
-            *(partial.samples for partial in partials), claim.samples, rewards, drawn, lessons, strict=True
-        )
-    )
-    earlier = tuple(
-        Earlier(claim_id=partial.claim_id, ends=tuple(len(prefix.tokens) // 4 for prefix in partial.prefixes))
-        for partial in partials
+        TrainingSample(tokens=tokens, logprobs=logprobs, reward=reward, sampled=sampled, weight=weight, skip=skip)
+        for (tokens, logprobs, sampled), reward, (weight, skip) in zip(wholes, rewards, lessons, strict=True)
     )
     return TrainingGroup(
         claim_id=row["claim_id"],
@@ -248,9 +235,23 @@ def group(connection: sa.Connection, row: Any) -> TrainingGroup:
     )
 
 
-def _drawn(claim: RolloutClaim, sampled: bytes | None) -> list[bytes]:
-    """Return, for each sample, which of its tokens were drawn; empty if all were."""
-    if sampled is None:
-        return [b""] * len(claim.samples)
-    ends = list(accumulate(len(sample.tokens) // 4 for sample in claim.samples))
-    return [sampled[start:end] for start, end in pairwise([0, *ends])]
+def _of_turns(connection: sa.Connection, row: Any) -> tuple[list[WholeSample], tuple[Earlier, ...]]:
+    """Return the samples of episodes, and the claims of the turns before the last."""
+    played = turns.chain(connection, row["lease_id"])
+    earlier = tuple(Earlier(claim_id=turn.claim_id, ends=turn.ends) for turn in played[:-1])
+    return turns.whole_samples(played), earlier
+
+
+def _of_parts(connection: sa.Connection, row: Any) -> tuple[list[WholeSample], tuple[Earlier, ...]]:
+    """Return the samples of completions, and the claims of the nodes that began them."""
+    claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
+    partials = partial_rollouts.chain(connection, row["continues"])
+    earlier = tuple(
+        Earlier(claim_id=partial.claim_id, ends=tuple(len(prefix.tokens) // 4 for prefix in partial.prefixes))
+        for partial in partials
+    )
+    wholes = [
+        (b"".join(part.tokens for part in parts_of), b"".join(part.logprobs for part in parts_of), b"")
+        for parts_of in zip(*(partial.samples for partial in partials), claim.samples, strict=True)
+    ]
+    return wholes, earlier

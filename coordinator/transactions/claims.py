@@ -4,9 +4,9 @@ Cheap checks come before costly ones, and each step has its own error:
 
 1. size and form of the envelope, 2. signature, 3. the lease exists and is the signer's, 4. not answered before,
 5. still open and in time, 6. not too stale, 7. the claim repeats the lease, 8. tokens and log-probabilities are
-possible, 9. the reward, computed here from the tokens alone, where the task is built in. An episode is played again in
-step 8, and its environment gives the reward of step 9. The operator's own rewards may hang or fail: these are computed
-after acceptance (`coordinator.transactions.scoring`), and a node is paid for acceptance.
+possible, 9. the reward, computed here from the tokens alone, where the task is built in. The operator's own rewards and
+environments may hang or fail: they answer after acceptance (`coordinator.transactions.scoring`), and a node is paid for
+acceptance.
 
 - Steps 1 and 2 happen before the writer's transaction (`coordinator.transactions.checked_rollouts`), which decodes no
   envelope. For a request with several envelopes, or a large one, the leases are looked up first: an envelope that
@@ -50,6 +50,7 @@ from coordinator.transactions import (
     foresight,
     partial_rollouts,
     reward_columns,
+    turns,
 )
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions.checked_rollouts import CheckedRollout, Unreadable
@@ -76,7 +77,7 @@ from protocol.tasks import Reward
 from protocol.work import evidence
 from protocol.work.lease import OPEN, Lease, LeaseEvent
 from protocol.work.messages import LeaseProgressReply, Verdict
-from protocol.work.rollout import Completion, PolicyBounds, RolloutClaim, Tokens, check_claim, whole_tokens
+from protocol.work.rollout import PolicyBounds, RolloutClaim, Tokens, check_claim, whole_tokens
 
 
 @dataclass(frozen=True)
@@ -212,15 +213,14 @@ def _check(
     is_extra = is_extra or is_surplus
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
     whole, source = whole_tokens(lease, completions), PromptRef(row.split, row.prompt)
-    rewards = _rewards(completions, whole, source, judge)  # (9)
-    partials = partial_rollouts.chain(connection, row.continues)
-    pending = _worth(node, claim_id, lease, sum(item.paid_tokens for item in completions))
+    rewards = _rewards(whole, source, judge)  # (9)
+    partials = [] if lease.turn_tokens_max else partial_rollouts.chain(connection, row.continues)
+    pending = _worth(node, claim_id, lease, sum(len(item.tokens) for item in completions))
     owed = pending.amount_micros + sum(partial.pending.amount_micros for partial in partials)
     if (left := free_micros or 0) < owed:
         seen = different("credit", f"at most {left} micro-units", owed)
         raise BudgetExhausted("The round's budget does not cover this rollout.", breach=seen)
-    sampled = b"".join(item.sampled.tobytes() for item in completions) if lease.episode else None
-    stored = {"policy_update": policy_update, "sampled": sampled, **rewards}
+    stored = {"policy_update": policy_update, **rewards}
     return _Sound(lease, row, is_extra, is_surplus, whole, rewards, pending, partials, stored)
 
 
@@ -281,19 +281,11 @@ def _stale(version: int, policy_update: int, learner_update: int, bound: int) ->
     )
 
 
-def _rewards(
-    completions: Sequence[Completion], whole: Sequence[Tokens], source: PromptRef, judge: Judge
-) -> dict[str, Any]:
-    """Return the samples' rewards: of its episode, or of its tokens if the task is built in; else unknown."""
-    rewards = []
-    for said, tokens in zip(completions, whole, strict=True):
-        if said.transcript:
-            rewards.append(said.transcript.reward)
-        elif judge.reward:
-            rewards.append(judge.reward(source, tokens.tolist()))
-        else:
-            return reward_columns.unknown(len(whole))  # `coordinator.transactions.scoring` gets them later
-    return reward_columns.stored(rewards)
+def _rewards(whole: Sequence[Tokens], source: PromptRef, judge: Judge) -> dict[str, Any]:
+    """Return the samples' rewards if the task is built in; else unknown ones, which are known later."""
+    if judge.reward is None:
+        return reward_columns.unknown(len(whole))
+    return reward_columns.stored([judge.reward(source, tokens.tolist()) for tokens in whole])
 
 
 def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], judge: Judge, now_ms: int) -> None:
@@ -312,6 +304,8 @@ def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], j
     if lease.has_told:
         partial_rollouts.forget(connection, [lease_id])
     if not surplus:
+        if sound.lease.turn_tokens_max and not sound.lease.prefixes:
+            turns.abandon(connection, lease.group_no, but=accepted["claim_id"])
         lease_table.answered(connection, lease)
     elif not lease.surplus:
         lease_table.reopen(connection, lease.group_no)
@@ -330,8 +324,10 @@ def _remember(
 def _enter(connection: sa.Connection, sound: _Sound, judge: Judge, now_ms: int) -> None:
     """Put a rollout, and the parts that it continued, into escrow."""
     common: dict[str, Any] = {"terms": judge.audits, "now_ms": now_ms}
-    own = sound.pending
-    escrow.admit(connection, own.node_id, own.claim_id, sound.lease, worth_micros=own.amount_micros, **common)
+    own, counts = sound.pending, int(not sound.lease.turn_tokens_max or not sound.lease.prefixes)  # the first turn does
+    escrow.admit(
+        connection, own.node_id, own.claim_id, sound.lease, worth_micros=own.amount_micros, groups=counts, **common
+    )
     for partial in sound.told:
         worth = partial.pending.amount_micros
         escrow.admit(
@@ -385,7 +381,8 @@ def owners_of(connection: sa.Connection, named: Collection[str]) -> dict[str, tu
 
 
 def _worth(node: NodeId, claim_id: ClaimId, lease: Lease, tokens: int) -> Pending:
-    """Return the pending credit of a claim: `tokens` at its lease's price."""
+    """Return the pending credit of a claim: `tokens`, and those paid for the context, at its lease's price."""
+    tokens += lease.context_tokens_paid
     return Pending(
         claim_id=claim_id,
         lease_id=LeaseId(lease.lease_id),

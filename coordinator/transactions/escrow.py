@@ -42,6 +42,7 @@ from coordinator.transactions import (
     owners,
     partial_rollouts,
     standings,
+    turns,
 )
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions.lottery import AuditTerms
@@ -365,6 +366,7 @@ def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> s
     wholes = {partial_rollouts.whole_of(connection, claim_id) for claim_id in claims}
     taken = move(connection, rollouts.c.claim_id.in_(wholes), RolloutState.RETRACTED)
     for row in taken:
+        turns.abandon(connection, row.group_no)
         lease_table.reopen(connection, row.group_no)
         if is_evaluation(row.group_no):
             evaluations.record_group(connection, row.group_no, now_ms)

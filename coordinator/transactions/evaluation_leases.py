@@ -77,10 +77,11 @@ def lease_evaluation_groups(
     Groups that nobody works on come first. Then, if the node is no newcomer, those that only newcomers work on.
     """
     fits = sa.case((groups.c.begun_version == version, 0), (groups.c.begun.is_(None), 1), else_=2)
+    left = [state for state in _left_for(on_trial) if version is not None or state != GroupState.TURN.value]
     waiting = (
         sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
-        .where(groups.c.evaluation == number, groups.c.state.in_(_left_for(on_trial)))
-        .order_by(groups.c.state != GroupState.OPEN.value, fits, groups.c.group_no.desc())
+        .where(groups.c.evaluation == number, groups.c.state.in_(left))
+        .order_by(groups.c.state == GroupState.TRIAL.value, fits, groups.c.group_no.desc())
         .limit(count)
     )
     taken = [(row.group_no, row.begun, row.begun_version) for row in connection.execute(waiting)]
@@ -98,7 +99,8 @@ def is_left(connection: sa.Connection, number: int, *, on_trial: bool) -> bool:
 
 def _left_for(on_trial: bool) -> list[str]:
     """Return the states of groups that a node may be given."""
-    return [GroupState.OPEN.value] if on_trial else [GroupState.OPEN.value, GroupState.TRIAL.value]
+    left = [GroupState.TURN.value, GroupState.OPEN.value]
+    return left if on_trial else [*left, GroupState.TRIAL.value]
 
 
 def _at_work(connection: sa.Connection, *, proven_only: bool) -> tuple[set[str], set[str]]:

@@ -1,7 +1,8 @@
 """The lease table: changes of leases and of their groups, as effects.
 
 - A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; or on `trial`: only a newcomer works on it,
-  and nothing waits for it (`coordinator.transactions.newcomers`).
+  and nothing waits for it (`coordinator.transactions.newcomers`); or at a `turn`: its episodes go on, and the next turn
+  waits for a node (`coordinator.transactions.turns`).
 - A lease that ends without acceptance opens its group again, so no prompt is lost; the next node of the group continues
   from its fragments, if that costs no more than a new start (`coordinator.transactions.partial_rollouts`).
 - A node may hold as many leases as it has shown to finish (`coordinator.rules.lease_allowance`).
@@ -9,7 +10,7 @@
 - Every change of a lease goes through `protocol.work.lease.TRANSITIONS`, compared and set in one statement.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from coordinator.transactions import partial_rollouts, staleness_bound, tally
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
-from protocol.work.lease import OPEN, TRANSITIONS, Lease, LeaseEvent, LeaseState
+from protocol.work.lease import OPEN, TRANSITIONS, Lease, LeaseEvent, LeaseState, Prefix
 from protocol.work.messages import ReturnLeases
 
 LEASES_HELD_FACTOR = 2
@@ -62,7 +63,9 @@ _moves = {
 }
 """Moves of a group to a state, from those that the tally counts as unfinished and from those that it does not."""
 _leave_to = Prepared(
-    sa.update(groups).where(_this).values(begun=sa.bindparam("by"), begun_version=sa.bindparam("of_version"))
+    sa.update(groups)
+    .where(_this)
+    .values(begun=sa.bindparam("by"), begun_version=sa.bindparam("of_version"), waits_until_ms=sa.bindparam("until_ms"))
 )
 _others = (leases.c.group_no == sa.bindparam("group")) & (leases.c.lease_id != sa.bindparam("lease"))
 _in_vain = Prepared(sa.update(leases).where(_others, IS_OPEN).values(surplus=sa.true()))
@@ -124,6 +127,10 @@ class LeaseTerms:
     """The share of the nodes at work that measure while others sample for the learner."""
     audit_backlog_max: int = 512
     """Claims that wait for an auditor before no more work is offered."""
+    turn_tokens_max: int = 0
+    """The most tokens of a turn, if the samples are episodes; else 0."""
+    context_share: float = 0.0
+    """The payment for a token of the context, as a share of the price of a drawn token."""
 
     def offered(self, remembered: Mapping[str, Any] | None) -> "LeaseTerms":
         """Return the terms of new leases, with the bound in force; `remembered` is its stored fact."""
@@ -148,7 +155,14 @@ class LeaseTerms:
 
     def max_cost_micros(self, price: int, samples: int = 0) -> int:
         """Return the cost of the dearest honest answer to one lease; `samples` is 0 for a group's usual number."""
-        return amount((samples or self.samples_per_group) * self.max_new_tokens, price)
+        longest = min(self.max_new_tokens, self.turn_tokens_max or self.max_new_tokens)
+        return amount((samples or self.samples_per_group) * longest, price)
+
+    def context_tokens_paid(self, prompt: bytes, prefixes: Sequence[Prefix]) -> int:
+        """Return the tokens that are paid for computing the context of a lease."""
+        each = [len(prefix.tokens) for prefix in prefixes if not prefix.finish]
+        computed = len(each) * len(prompt) + sum(each) if each else len(prompt)
+        return int(self.context_share * computed) // 4
 
 
 def move(connection: sa.Connection, lease_id: str, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int) -> bool:
@@ -196,6 +210,7 @@ def terms_of(config: Config) -> LeaseTerms:
         buffered_max=config.staleness.buffered_max if config.staleness.admission == "buffer" else 0,
         evaluation_share=config.eval.share,
         selection=rules_of(config),
+        context_share=config.market.context_share,
     )
 
 
@@ -246,7 +261,9 @@ def end_unanswered(
     others = sa.select(leases.c.lease_id).where(leases.c.group_no == row.group_no, IS_OPEN).limit(1)
     if connection.execute(others).first() is None:
         sound = event is not LeaseEvent.REJECT
-        reopen(connection, row.group_no, partial_rollouts.left_by(connection, row.lease_id, sound=sound))
+        until_ms = now_ms + (terms.timeout_ms if terms else 0)
+        left = partial_rollouts.left_by(connection, row.lease_id, sound=sound)
+        reopen(connection, row.group_no, left, until_ms=until_ms)
     elif is_evaluation(row.group_no):  # only a newcomer and a second node share a group of an evaluation
         set_group(connection, row.group_no, GroupState.TRIAL)
     return True
@@ -267,12 +284,22 @@ def answered(connection: sa.Connection, row: Any) -> None:
     set_group(connection, row.group_no, GroupState.ACCEPTED)
 
 
-def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -> None:
-    """Offer a group again, to be continued from the ended lease `begun`, or from the start if it is None."""
+def reopen(connection: sa.Connection, group_no: int, begun: str | None = None, *, until_ms: int = 0) -> None:
+    """Offer a group again, to be continued from the ended lease `begun`, or from the start if it is None.
+
+    If it is the next turn of an episode, it waits until `until_ms` for a node with the same version.
+    """
     offer = connection.execute(sa.select(leases.c.offer).where(leases.c.lease_id == begun)).scalar()
-    version = Lease.from_bytes(offer).version if offer else None
-    set_group(connection, group_no, GroupState.OPEN)
-    _leave_to(connection, group=group_no, by=begun, of_version=version)
+    lease = Lease.from_bytes(offer) if offer else None
+    is_turn = lease is not None and lease.turn_tokens_max > 0
+    set_group(connection, group_no, GroupState.TURN if is_turn else GroupState.OPEN)
+    _leave_to(
+        connection,
+        group=group_no,
+        by=begun,
+        of_version=lease.version if lease else None,
+        until_ms=until_ms if is_turn else None,
+    )
 
 
 def set_group(connection: sa.Connection, group_no: int, state: GroupState) -> bool:

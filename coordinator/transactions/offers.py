@@ -5,10 +5,12 @@
 - `coordinator.transactions.admission` decides how many groups it may have now, or why none.
 - When a batch waits only for a few late groups, these are given to a second node
   (`coordinator.transactions.stragglers`).
+- Next turns of episodes go first: to the node that took the last turn, with its answer, or to whoever asks with the
+  same version (`coordinator.transactions.turns`).
 - While others ask, a newcomer gets a trial, for which nothing waits (`coordinator.transactions.newcomers`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,16 +31,17 @@ from coordinator.transactions import (
     standings,
     stragglers,
     tally,
+    turns,
 )
 from coordinator.transactions.admission import Admitted
 from coordinator.transactions.leases import LeaseTerms, expire, reopen, set_group
 from coordinator.transactions.partial_rollouts import Told
 from coordinator.transactions.prompts import PromptRef
+from coordinator.transactions.turns import Turn
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol import limits
 from protocol.ids import NodeId
-from protocol.work.episode import Episode
 from protocol.work.lease import Lease, LeaseState
 from protocol.work.messages import LeaseReply, LeaseRequest, Reason
 from protocol.work.rollout import pack_tokens
@@ -78,7 +81,38 @@ _begun_here = Prepared(
     .order_by(groups.c.group_no)
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
+_turns_here = Prepared(
+    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
+    .where(
+        groups.c.state == GroupState.TURN.value,
+        _is_trained_on,
+        groups.c.begun_version == sa.bindparam("version", type_=sa.Integer),
+    )
+    .order_by(groups.c.group_no)
+    .limit(sa.bindparam("count", type_=sa.Integer))
+)
+_turns_in_vain = Prepared(
+    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
+    .where(
+        groups.c.state == GroupState.TURN.value,
+        _is_trained_on,
+        groups.c.waits_until_ms <= sa.bindparam("now", type_=sa.BigInteger),
+    )
+    .order_by(groups.c.group_no)
+    .limit(sa.bindparam("count", type_=sa.Integer))
+)
+_answered_by = Prepared(
+    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).where(
+        groups.c.state == GroupState.TURN.value, groups.c.begun.in_(sa.bindparam("leases", expanding=True))
+    )
+)
+_begun_of = Prepared(
+    sa.select(groups.c.begun, groups.c.begun_version).where(groups.c.group_no == sa.bindparam("group"))
+)
 _give_lease = Prepared(sa.insert(leases))
+
+Taken = tuple[int, str | None, int | None]
+"""A group, the lease that it continues, and the version of that lease."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +123,6 @@ class PromptDraw:
     """Returns the tokens of a problem's prompt."""
     lease_id: Callable[[], str]
     seed: Callable[[], int]
-    episode: Callable[[PromptRef], Episode | None] | None = None
-    """Returns the episode of a group about this problem, if the round's task is an environment."""
-    environment: str = ""
-    """Its name."""
 
 
 def offer(
@@ -111,7 +141,6 @@ def offer(
     """
     worker = registry.require_worker(connection, node)
     price = worker.price_micros_per_mtok
-    admission.require_plays(message, draw.environment)
     expire(connection, terms=terms, now_ms=now_ms)
     admitted = admission.how_many(connection, worker, message, terms, place, now_ms)
     count, reason = admitted.groups, admitted.reason
@@ -120,9 +149,14 @@ def offer(
         message = message.model_copy(update={"groups": message.groups - len(measured)})
         count = 0 if alone or admitted.on_trial or not message.groups else min(count, message.groups)
     version = message.version if message.continues else None
-    groups = _take_groups(
-        connection, count, version, node, terms, draw, GroupState.TRIAL if admitted.on_trial else GroupState.LEASED
-    )
+    state = GroupState.TRIAL if admitted.on_trial else GroupState.LEASED
+    groups = []
+    if terms.turn_tokens_max and not alone:
+        groups = _take_turns(connection, worker, message, admitted, state, terms, now_ms)
+        count = 0 if message.finishing else min(count, message.groups - len(groups))
+    groups += _take_groups(connection, count, version, node, terms, draw, state)
+    if groups:
+        reason = ""
     if reason == "ahead" and terms.over_issue and not admitted.on_trial:
         late = stragglers.late_groups(
             connection, node, size=terms.groups_per_update, bound=terms.over_issue, now_ms=now_ms
@@ -132,15 +166,91 @@ def offer(
             admission.free_hands(connection, node, terms, now_ms),
             admission.affordable(connection, terms, price, now_ms),
         )
-        groups = [(group_no, None, None) for group_no in late[:hands]]
+        groups = _with_their_turns(connection, late[:hands], version, terms)
         reason = "" if groups else reason
     given = measured + _give(connection, node, groups, message, price, terms, draw, now_ms)
     if given and admitted.on_trial:
         newcomers.record_begun(connection, place, terms, now_ms)
     reason = "" if given else reason
+    if terms.turn_tokens_max and not stays:
+        stays = bool(given) or turns.is_waited_for(connection, node, message.version)
     return LeaseReply(
         leases=tuple(given), newest_version=admitted.newest, reason=reason, retry_s=RETRY_S[reason], stays=stays
     )
+
+
+def offer_turns(
+    connection: sa.Connection,
+    node: NodeId,
+    lease_ids: Sequence[str],
+    *,
+    terms: LeaseTerms,
+    draw: PromptDraw,
+    now_ms: int,
+) -> tuple[Lease, ...]:
+    """Give a node the next turns of the groups whose last turns it took with these leases, as far as they are known."""
+    worker = registry.require_worker(connection, node)
+    answered: list[Taken] = [tuple(row) for row in _answered_by(connection, leases=list(lease_ids))]
+    if not answered or not worker.works or worker.paused_ms is not None:
+        return ()
+    hands = admission.free_hands(connection, node, terms, now_ms)
+    payable = admission.affordable(connection, terms, worker.price_micros_per_mtok, now_ms)
+    on_trial = worker.node_id not in terms.probes and newcomers.is_newcomer(connection, worker, terms)
+    given = list[Lease]()
+    for group_no, begun, version in answered[: min(hands, payable)]:
+        turn = turns.last(connection, begun)
+        if turn is None or version is None or admission.is_past(connection, version, terms):
+            continue
+        set_group(connection, group_no, GroupState.TRIAL if on_trial else GroupState.LEASED)
+        asks = LeaseRequest(version=version, groups=1, continues=True, numerics=turn.lease.judged_as)
+        price = worker.price_micros_per_mtok
+        given += _give(connection, node, [(group_no, begun, version)], asks, price, terms, draw, now_ms)
+    return tuple(given)
+
+
+def _take_turns(
+    connection: sa.Connection,
+    worker: Any,
+    message: LeaseRequest,
+    admitted: Admitted,
+    state: GroupState,
+    terms: LeaseTerms,
+    now_ms: int,
+) -> list[Taken]:
+    """Set groups whose next turn waits for a node to `state`: those of its version, then those that waited in vain."""
+    if admitted.reason not in ("", *admission.NOT_NEEDED):
+        return []
+    node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
+    hands = admission.free_hands(connection, node, terms, now_ms)
+    payable = admission.affordable(connection, terms, price, now_ms)
+    most = min(message.groups, terms.groups_per_request, hands, payable)
+    if most < 1:
+        return []
+    taken: list[Taken] = []
+    if message.continues:
+        taken = [tuple(row) for row in _turns_here(connection, version=message.version, count=most)]
+    if admitted.groups and not message.finishing and len(taken) < most:
+        taken += [tuple(row) for row in _turns_in_vain(connection, now=now_ms, count=most - len(taken))]
+    taken = list(dict.fromkeys(taken))
+    for group_no, _, _ in taken:
+        set_group(connection, group_no, state)
+    return taken
+
+
+def _with_their_turns(
+    connection: sa.Connection, late: Sequence[int], version: int | None, terms: LeaseTerms
+) -> list[Taken]:
+    """Return late groups for a second node: from their start, or from the turn that they have reached."""
+    if not terms.turn_tokens_max:
+        return [(group_no, None, None) for group_no in late]
+    taken = list[Taken]()
+    for group_no in late:
+        begun, begun_version = _begun_of(connection, group=group_no).single_row()
+        if turns.last(connection, begun) is None:
+            taken.append((group_no, None, None))
+        elif begun_version == version:
+            taken.append((group_no, begun, begun_version))
+    return taken
 
 
 def _measure(
@@ -174,7 +284,7 @@ def _measure(
 def _give(
     connection: sa.Connection,
     node: NodeId,
-    taken: list[tuple[int, str | None, int | None]],
+    taken: list[Taken],
     message: LeaseRequest,
     price: int,
     terms: LeaseTerms,
@@ -187,12 +297,18 @@ def _give(
     room_bytes = limits.MESSAGE_MAX_BYTES // 2
     version = message.version
     for group_no, begun, begun_version in taken:
-        partials = partial_rollouts.chain(connection, begun)
+        turn = turns.last(connection, begun)
+        partials = [] if turn else partial_rollouts.chain(connection, begun)
         tellers = [partial.node_id for partial in partials]
         barred = standings.banned_among(connection, tellers) or registry.is_any_revoked(connection, tellers)
-        fits = message.continues and begun_version == version and not barred
-        lease = _go_on(partials, draw, price, terms, now_ms) if fits else None
+        fits, lease = message.continues and begun_version == version and not barred, None
+        if fits and turn:
+            lease = _next_turn(turn, draw, price, terms, now_ms)
+        elif fits:
+            lease = _go_on(partials, draw, price, terms, now_ms)
         if lease is None:
+            if turn is not None:
+                turns.abandon(connection, group_no)
             if partials:
                 partial_rollouts.forget(connection, [partial.lease.lease_id for partial in partials])
             source = prompts.source_of(connection, group_no)
@@ -215,7 +331,7 @@ def _take_groups(
     terms: LeaseTerms,
     draw: PromptDraw,
     state: GroupState,
-) -> list[tuple[int, str | None, int | None]]:
+) -> list[Taken]:
     """Set `count` groups that nobody works on to `state`; return each with the lease that left work and that version.
 
     Open groups that the node can continue come first, then the oldest; then new ones.
@@ -234,7 +350,7 @@ def _take_groups(
 
 def _fitting(
     connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: LeaseTerms, draw: PromptDraw
-) -> list[tuple[int, str | None, int | None]]:
+) -> list[Taken]:
     """Return `count` open groups: those that this node can continue, then those that suit its pace."""
     begun = [tuple(row) for row in _begun_here(connection, version=version, count=count)]
     left = count - len(begun)
@@ -249,18 +365,32 @@ def _fitting(
     return begun + [(number, waiting[number].begun, waiting[number].begun_version) for number in picked]
 
 
+def _next_turn(turn: Turn, draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int) -> Lease:
+    """Return a lease of the turn after this one, with the same seed and version."""
+    change = {
+        "lease_id": draw.lease_id(),
+        "price_micros_per_mtok": price,
+        "expires_ms": now_ms + terms.timeout_ms,
+        "prefixes": turn.prefixes,
+        "context_tokens_paid": terms.context_tokens_paid(turn.lease.prompt, turn.prefixes),
+    }
+    return turn.lease.model_copy(update=change)
+
+
 def _begin(
     source: PromptRef, samples: int, version: int, draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int
 ) -> Lease:
+    prompt = pack_tokens(draw.prompt(source))
     return Lease(
         lease_id=draw.lease_id(),
         version=version,
         seed=draw.seed(),
         samples=samples or terms.samples_per_group,
-        prompt=pack_tokens(draw.prompt(source)),
+        prompt=prompt,
         price_micros_per_mtok=price,
         expires_ms=now_ms + terms.timeout_ms,
-        episode=draw.episode(source) if draw.episode else None,
+        turn_tokens_max=terms.turn_tokens_max,
+        context_tokens_paid=terms.context_tokens_paid(prompt, ()),
     )
 
 
@@ -280,6 +410,7 @@ def _go_on(partials: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms
         "price_micros_per_mtok": price,
         "expires_ms": now_ms + terms.timeout_ms,
         "prefixes": last.prefixes,
+        "context_tokens_paid": terms.context_tokens_paid(last.lease.prompt, last.prefixes),
     }
     return last.lease.model_copy(update=change)
 
@@ -293,7 +424,8 @@ def _store(
     terms: LeaseTerms,
     now_ms: int,
 ) -> None:
-    max_cost_micros = terms.max_cost_micros(lease.price_micros_per_mtok, lease.samples)
+    price = lease.price_micros_per_mtok
+    max_cost_micros = terms.max_cost_micros(price, lease.samples) + amount(lease.context_tokens_paid, price)
     given = {
         "lease_id": lease.lease_id,
         "group_no": group_no,

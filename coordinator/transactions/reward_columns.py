@@ -9,6 +9,7 @@
 - A score that is not known, yet or ever, is NaN; that means no reward, not a reward of 0.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ import numpy as np
 
 from coordinator.rules.lifecycle import RolloutState
 from protocol.tasks import Reward, Spans
+
+UNKNOWN = Reward(math.nan, "ok")
+"""The place of a reward that is not known yet."""
 
 GIVEN_UP = RolloutState.UNJUDGED.value
 """The mark with the reason why a rollout could not be judged."""
@@ -64,6 +68,15 @@ def read(row: Mapping[str, Any]) -> list[Reward]:
         )
         for number, score in enumerate(scores.tolist())
     ]
+
+
+def read_known(row: Mapping[str, Any]) -> list[Reward | None]:
+    """Return the rewards of a stored rollout that are known already, and None for the others."""
+    known = np.frombuffer(row["rewards"], "<f4")
+    if np.isnan(known).all():
+        return [None] * len(known)
+    filled = read({"rewards": np.nan_to_num(known).astype("<f4").tobytes(), "marks": row["marks"]})
+    return [None if unknown else reward for reward, unknown in zip(filled, np.isnan(known).tolist(), strict=True)]
 
 
 def learned(marks: Mapping[str, Any], samples: int) -> list[tuple[float, Spans]]:

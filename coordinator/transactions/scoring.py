@@ -1,6 +1,7 @@
-"""Scoring: accepted rollouts that wait for their rewards, and their later states, as effects.
+"""Scoring: accepted rollouts that wait for their rewards or their environment, and their later states, as effects.
 
     unscored ──rewards──▶ buffered
+            ├─ an environment goes on ─▶ turn: the next turn is offered (`coordinator.transactions.turns`)
             └─ given up ─▶ verifier_error: paid as if used, never trained on, its prompt is not offered again
 
 - A node is paid for its tokens, so acceptance and credit do not wait for a reward. Until it is known, the rollout is in
@@ -8,7 +9,7 @@
 - A second result changes nothing: the state is compared and set in one statement.
 """
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,28 +19,46 @@ from coordinator.rules.lifecycle import GroupState, RolloutState, is_evaluation
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import groups, leases, rollouts
-from coordinator.transactions import curriculum, escrow, evaluations, reward_columns
+from coordinator.transactions import curriculum, escrow, evaluations, reward_columns, turns
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.rollouts import move
+from coordinator.transactions.turns import Turn
 from protocol.tasks import Reward
 from protocol.wire.signing import open_envelope
-from protocol.work.lease import Lease
+from protocol.work.lease import Lease, Prefix
 from protocol.work.rollout import RolloutClaim, unpack_tokens
 
 FACT = "verifier"
 """The fact of failed verification: how often, the last reason, when, and whether nothing is judged at all."""
 
 
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """A sample's episode so far, which waits for its environment."""
+
+    turns: tuple[Tokens, ...]
+    read: tuple[bytes, ...]
+    """The tokens that its environment answered to each turn but the last."""
+    length: int
+    """Tokens of its turns and answers together."""
+
+
 @dataclass(frozen=True)
 class Unscored:
-    """A group whose completions wait to be judged."""
+    """A group whose completions or turns wait to be judged."""
 
     claim_id: str
     group_no: int
     source: PromptRef
-    completions: tuple[tuple[int, ...], ...]
+    completions: tuple[Tokens, ...] = ()
+    """The completions; none if the samples are episodes."""
+    episodes: tuple[PlayedEpisode | None, ...] = ()
+    """The episodes; None for those that ended with an earlier turn."""
 
 
 def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset()) -> list[Unscored]:
@@ -48,6 +67,7 @@ def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset(
         sa.select(
             rollouts.c.claim_id,
             rollouts.c.group_no,
+            rollouts.c.lease_id,
             rollouts.c.envelope,
             leases.c.offer,
             groups.c.split,
@@ -59,18 +79,70 @@ def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset(
         .order_by(rollouts.c.accepted_ms, rollouts.c.group_no)
         .limit(limit)
     )
-    return [
-        Unscored(row.claim_id, row.group_no, PromptRef(row.split, row.prompt), completions(row.envelope, row.offer))
-        for row in rows.all()
+    return [_unscored(connection, row) for row in rows.all()]
+
+
+def _unscored(connection: sa.Connection, row: Any) -> Unscored:
+    source = PromptRef(row.split, row.prompt)
+    if not Lease.from_bytes(row.offer).turn_tokens_max:
+        return Unscored(row.claim_id, row.group_no, source, completions(row.envelope, row.offer))
+    return Unscored(row.claim_id, row.group_no, source, episodes=episodes(turns.chain(connection, row.lease_id)))
+
+
+def episodes(played: Sequence[Turn]) -> tuple[PlayedEpisode | None, ...]:
+    """Return the episodes of a group after its last turn."""
+    last = played[-1]
+    return tuple(
+        None
+        if before.finish
+        else PlayedEpisode(
+            tuple(tuple(unpack_tokens(turn.samples[number].tokens).tolist()) for turn in played),
+            tuple(turn.answer[number].tokens for turn in played[:-1]),
+            (len(before.tokens) + len(last.samples[number].tokens)) // 4,
+        )
+        for number, before in enumerate(turns.begun(last.lease))
+    )
+
+
+def answered(
+    connection: sa.Connection,
+    claim_id: str,
+    answer: Sequence[Prefix],
+    rewards: Sequence[Reward | None],
+    *,
+    rules: SelectionRules = OFF,
+    timeout_ms: int,
+    now_ms: int,
+) -> bool:
+    """Record what the environment answered to a turn; return False if the turn waits no more.
+
+    `answer` has what to insert after each sample's turn, and `rewards` the rewards of the episodes that ended with it.
+    """
+    _recovered(connection)
+    row = connection.execute(
+        sa.select(rollouts.c.lease_id, rollouts.c.group_no).where(rollouts.c.claim_id == claim_id)
+    ).one()
+    if not all(each.finish for each in answer):
+        if not turns.record_answer(connection, claim_id, answer, rewards):
+            return False
+        lease_table.reopen(connection, row.group_no, row.lease_id, until_ms=now_ms + timeout_ms)
+        return True
+    played = turns.chain(connection, row.lease_id)
+    whole = [
+        next(reward for reward in known if reward is not None)
+        for known in zip(*(turn.rewards for turn in played[:-1]), rewards, strict=True)
     ]
+    if not scored(connection, claim_id, whole, rules=rules, now_ms=now_ms):
+        return False
+    turns.join_parts(connection, claim_id, played[:-1], now_ms)
+    return True
 
 
 def scored(
     connection: sa.Connection, claim_id: str, rewards: list[Reward], *, rules: SelectionRules = OFF, now_ms: int
 ) -> bool:
     """Record a rollout's rewards, and move it to the buffer or to its evaluation; return False if it waits no more."""
-    if fact := get_fact(connection, FACT):
-        set_fact(connection, FACT, fact | {"down": False})
+    _recovered(connection)
     group_no = _group_of(connection, claim_id)
     state = RolloutState.MEASURED if is_evaluation(group_no) else RolloutState.BUFFERED
     if not move(connection, rollouts.c.claim_id == claim_id, state, **reward_columns.stored(rewards)):
@@ -90,6 +162,7 @@ def give_up(connection: sa.Connection, claim_id: str, reason: str, *, audits: Au
     if not move(connection, rollouts.c.claim_id == claim_id, RolloutState.UNJUDGED, marks=marks):
         return False
     group_no = _group_of(connection, claim_id)
+    turns.abandon(connection, group_no)
     lease_table.set_group(connection, group_no, GroupState.UNJUDGED)
     if is_evaluation(group_no):
         evaluations.record_group(connection, group_no, now_ms)
@@ -107,6 +180,12 @@ def trouble(connection: sa.Connection) -> dict[str, Any]:
     """Return the groups given up, the last reason, and whether nothing is judged; empty without any failure."""
     fact: dict[str, Any] = get_fact(connection, FACT, {})
     return fact
+
+
+def _recovered(connection: sa.Connection) -> None:
+    """Record that answers come again."""
+    if (fact := get_fact(connection, FACT)) and fact["down"]:
+        set_fact(connection, FACT, fact | {"down": False})
 
 
 def _note(connection: sa.Connection, reason: str, now_ms: int, *, groups: int, down: bool) -> None:

@@ -8,7 +8,7 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from protocol.errors import UnknownTask
 from protocol.tasks.arithmetic import Arithmetic
@@ -44,9 +44,6 @@ __all__ = [
     "task",
 ]
 
-Parameter = str | int | float | bool
-
-
 class BuiltIn(Task, Judging, Protocol):
     """A task that needs no files and computes its own rewards."""
 
@@ -57,7 +54,7 @@ BUILT_IN: Mapping[str, Callable[..., BuiltIn]] = {
 """Name → constructor, called with the seed, and with the parameters by their names."""
 
 
-def task(name: str, *, seed: int = 0, parameters: Mapping[str, Parameter] | None = None) -> BuiltIn:
+def task(name: str, *, seed: int = 0, parameters: Mapping[str, Any] | None = None) -> BuiltIn:
     """Return the built-in task `name`; `seed` orders its train split."""
     if name not in BUILT_IN:
         raise UnknownTask(f"There is no task {name!r}.", hint=f"Built in: {', '.join(sorted(BUILT_IN))}.")

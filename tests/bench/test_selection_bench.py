@@ -9,7 +9,8 @@ from bench.selection import DATA, EVEN, RULES, SKEWED, play, settings
 from coordinator.config import load
 from coordinator.learner.embedded import make_policy
 from coordinator.rules.selection import OFF, SelectionRules
-from coordinator.tasks.importing import FOLDER, make_copy
+from coordinator.tasks.importing import make_copy
+from coordinator.tasks.kinds import FOLDER
 from coordinator.tasks.task import open_task
 from coordinator.transactions.leases import rules_of
 from coordinator.transactions.prompts import PromptRef

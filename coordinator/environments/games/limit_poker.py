@@ -170,7 +170,9 @@ class LimitHand:
 def weights_of(opponent: str, game: BettingRules, card: str, board: str, table: BettingTable) -> Sequence[int]:
     """Return the weights of an opponent's actions, in the order of `BettingTable.legal`."""
     if opponent == "cfr":
-        from coordinator.environments.games.poker_solver import situation  # numpy, which no command needs that only reads settings
+        from coordinator.environments.games.poker_solver import (
+            situation,  # numpy, which no command needs that only reads settings
+        )
         from coordinator.environments.games.poker_tables import near_equilibrium
 
         return near_equilibrium(game)[situation(card, board, table.history)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.config import Config, parse
-from coordinator.tasks import importing
+from coordinator.tasks import importing, kinds
 from coordinator.tasks.import_child import prepare
 from coordinator.tasks.task import DataTask, ExactTask, open_task
 from protocol.errors import ConfigInvalid, UnknownTask
@@ -29,7 +29,7 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def copied(settings: Config) -> DataTask:
-    importing.make_copy(settings, settings.round.directory / importing.FOLDER)
+    importing.make_copy(settings, settings.round.directory / kinds.FOLDER)
     made = open_task(settings)
     assert isinstance(made, DataTask)
     return made
@@ -98,7 +98,7 @@ def test_a_problem_that_is_held_out_is_never_learned_from(tmp_path: Path) -> Non
     task = copied(settings)
     assert prompts(task.problems("held_out")) == [row["question"] for row in ROWS[:100]]
     assert not set(prompts(every(task, 190))) & set(prompts(task.problems("held_out")))
-    note = json.loads((settings.round.directory / importing.FOLDER / importing.NOTE).read_text())
+    note = json.loads((settings.round.directory / kinds.FOLDER / kinds.NOTE).read_text())
     assert note["repeated"] == 150
 
 
@@ -215,7 +215,7 @@ def test_a_broken_file_says_where(tmp_path: Path, name: str, data: bytes, says: 
 def test_a_source_that_changed_is_refused_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     settings = config(tmp_path, train=lines(path, ROWS))
-    folder = settings.round.directory / importing.FOLDER
+    folder = settings.round.directory / kinds.FOLDER
     importing.make_copy(settings, folder)
     importing.check_copy(folder)
     lines(path, ROWS[:-1])
@@ -231,7 +231,7 @@ def test_a_source_that_changed_is_refused_at_the_next_start(tmp_path: Path) -> N
 def test_a_copy_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
     """The power fails before the note is written."""
     settings = config(tmp_path, train=lines(tmp_path / "p.jsonl", ROWS))
-    folder = settings.round.directory / importing.FOLDER
+    folder = settings.round.directory / kinds.FOLDER
     folder.mkdir(parents=True)
     (folder / "train.jsonl").write_text('{"prompt": "half')
     prepare(settings, anew=False)

@@ -1,27 +1,27 @@
-"""Environments: games of several turns, as deterministic state machines of text.
+"""The interface of our games: deterministic state machines of text.
 
-    play = environment("leduc", {"opponent": "rule"}).reset(seed)
+    play = open_game("leduc", {"opponent": "rule"}).reset(seed)
     play.opening                      the text before the policy's first turn
     play.step("raise")                the text before its next turn, or None at the end
-    play.reward()                     the reward of the episode so far
+    play.reward()                     the reward of the game so far
 
-- All chance is a function of the seed and of the actions: a replay of the same actions gives the same episode on any
+- All chance is a function of the seed and of the actions: a replay of the same actions gives the same game on any
   machine. So there is no global randomness, no clock, and no decision by a float.
 - An action is any text of the policy. A meaningless one has a defined effect; no text raises an exception.
-- The texts of an environment never contain text of the policy, so nobody can put a special token into them.
-- An episode has a bounded number of turns. One that was cut off is judged as if its player had given up.
+- The texts of a game never contain text of the policy, so nobody can put a special token into them.
+- A game has a bounded number of turns. One that was cut off is judged as if its player had given up.
 """
 
 from collections.abc import Mapping
 from typing import Protocol
 
-from protocol.tasks.interface import Reward
+from protocol.tasks import Reward
 
 Parameters = Mapping[str, int | str]
 
 
 class Play(Protocol):
-    """An episode in progress."""
+    """A game in progress."""
 
     @property
     def opening(self) -> str:
@@ -31,10 +31,10 @@ class Play(Protocol):
         """Take a turn; return the text before the next turn, or None if this turn was the last."""
 
     def reward(self) -> Reward:
-        """Return the reward of the whole episode, with its named components."""
+        """Return the reward of the whole game, with its named components."""
 
 
-class Playable(Protocol):
+class Game(Protocol):
     """A game with its parameters."""
 
     @property
@@ -46,7 +46,7 @@ class Playable(Protocol):
         """Return True if an opening identifies its problem, so that train and held-out openings must differ."""
 
     def reset(self, seed: int) -> Play:
-        """Return the episode of a seed, which is any integer of 63 bits."""
+        """Return the game of a seed, which is any integer of 63 bits."""
 
     def demonstration(self, seed: int) -> tuple[str, ...]:
         """Return the turns of a player that uses the right format, and plays badly."""

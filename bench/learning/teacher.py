@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.learning.trial import Trial
+from coordinator.environments.games import chance
 from coordinator.learner.warmstart import warm_start
-from protocol.tasks import Problem, Task, chance
+from protocol.tasks import Problem, Task
 
 Slip = Callable[[Problem], str]
 """What is said by who does not take care."""

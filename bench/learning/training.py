@@ -14,10 +14,8 @@ from bench.learning.cells import OBJECTIVES, Cell
 from bench.learning.subjects import EXAMPLES, Subject
 from bench.learning.trial import Trial
 from coordinator.config import Config, load
+from coordinator.learner import playing
 from coordinator.learner.embedded import make_policy
-from coordinator.tasks.importing import needs_data
-from coordinator.tasks.task import open_task
-from protocol.tasks import Episodes
 
 
 def settings(subject: Subject, cell: Cell, *, folder: Path = Path("round"), model: Path | None = None) -> Config:
@@ -42,8 +40,8 @@ def start_of(subject: Subject, seed: int, starts: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         raw, first = Path(scratch) / "raw", Cell(subject.name, 0, "corrected", seed, 1)
         config = settings(subject, first, folder=Path(scratch) / "round", model=raw)
-        task = None if needs_data(config) else open_task(config)
-        words = task.environment.words if isinstance(task, Episodes) else subject.words
+        game = playing.game_of(config)
+        words = game.words if game else subject.words
         make_policy(raw, seed=seed, shape=subject.shape, words=words)
         trial = Trial(config, delay=0)
         subject.begin(trial)

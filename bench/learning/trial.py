@@ -1,7 +1,7 @@
 """A round in one process: the real learner, engine, task and rewards, without a network and without a clock.
 
-- `Crew` trains as it does in a round, `TorchEngine` samples. Games are played again over the tokens, as intake does it;
-  rewards of shipped tasks are called as a reward process calls them.
+- `Crew` trains as it does in a round, `TorchEngine` samples. Games are played turn by turn, and rewards of shipped
+  tasks are called, as a reward process does it.
 - A version is published every kappa updates; a batch comes from the newest one that is at least `delay` updates old.
 - Problems come in the order in which a round leases them, by its `[selection]`.
 - Versions that no batch can come from any more are removed.
@@ -11,8 +11,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
+from bench.learning.playing import EpisodePlayer, rewards_of, samples_of
 from bench.learning.prompts import Prompts
 from coordinator.config import Config
 from coordinator.learner import playing
@@ -21,22 +20,19 @@ from coordinator.learner.policy import UpdateResult
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.warmstart import accuracy
 from coordinator.tasks import reward_functions
-from coordinator.tasks.importing import FOLDER, make_copy, needs_data
-from coordinator.tasks.kinds import functions_of
+from coordinator.tasks.importing import make_copy, needs_data
+from coordinator.tasks.kinds import FOLDER, environment_of, functions_of
 from coordinator.tasks.reward_functions import Job
 from coordinator.tasks.task import open_task
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions.leases import rules_of
 from coordinator.transactions.prompts import PromptRef
-from protocol.tasks import Episodes, Problem, Reward
+from coordinator.transactions.turns import Turn
+from protocol.tasks import Problem, Reward
 from protocol.work.learning import TrainingGroup, TrainingSample
 from protocol.work.rollout import pack_tokens, unpack_tokens
-from protocol.work.transcript import Player, Sampled, replay
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
-
-Judged = tuple[Reward, Sampled | None]
-"""What a completion earns, and of a game which of its tokens the policy drew."""
 
 
 class Trial:
@@ -55,6 +51,7 @@ class Trial:
         self._prompts = Prompts(rules_of(config), self.text.prompt)
         self._engine, self._loaded = TorchEngine(), 0
         self._judges = [] if self.text.judges else [reward_functions.load(place) for place in functions_of(config)]
+        self._player = EpisodePlayer(config, self.text) if environment_of(config) else None
         self._versions: dict[int, Path] = {}
         self.max_distance = 0.0
         """The largest mean |log π/μ| of an honest group: what a limit for dishonest ones must lie above."""
@@ -70,9 +67,10 @@ class Trial:
 
     def imitate_play(self, steps: int) -> None:
         """The same for a game, with so many steps."""
-        assert isinstance(self.task, Episodes)
-        frame, model = self.text.framed(self.task.game(0)), self.crew.policy.model
-        playing.warm_start(model, self.task, frame, self.text.codec, self.end, lambda *_: None, steps=steps)
+        game = playing.game_of(self._config)
+        assert game is not None
+        text = playing.GameText(self._config.task.name, game, self.text, self._config.data.chat, self.end)
+        playing.warm_start(self.crew.policy.model, text, lambda *_: None, steps=steps)
         self.publish()
 
     def generate(self) -> list[TrainingGroup]:
@@ -83,8 +81,13 @@ class Trial:
             shutil.rmtree(self._versions.pop(old))
         sources = self._prompts.next(self._config.learner.groups_per_update)
         self._load(self._versions[update], update)
-        sampled = self._sampled(sources, self._config.sampling.samples_per_group)
-        groups = [self._group(source, done) for source, done in zip(sources, sampled, strict=True)]
+        samples = self._config.sampling.samples_per_group
+        if self._player:
+            played = self._played(sources, samples)
+            groups = [self._of(source, samples_of(played[source])) for source in sources]
+        else:
+            sampled = self._sampled(sources, samples)
+            groups = [self._group(source, done) for source, done in zip(sources, sampled, strict=True)]
         for group in groups:
             self._prompts.note(group.prompt, [sample.reward for sample in group.samples])
         return groups
@@ -121,14 +124,25 @@ class Trial:
         count = min(most, len(self.task.problems("held_out")))
         sources = [PromptRef("held_out", number) for number in range(count)]
         self._load(folder, self.update)
-        drawn = self._sampled(sources, samples)
-        judged = [self._judged(source, done) for source, done in zip(sources, drawn, strict=True)]
-        return [reward for group in judged for reward, _ in group]
+        if self._player:
+            played = self._played(sources, samples)
+            return [reward for source in sources for reward in rewards_of(played[source])]
+        judged = [
+            self._judged(source, done) for source, done in zip(sources, self._sampled(sources, samples), strict=True)
+        ]
+        return [reward for group in judged for reward in group]
 
     def _sampled(self, sources: Sequence[PromptRef], samples: int) -> list[GroupDone]:
         """A group for each source, in their order, from the version that is loaded."""
+        return self._draw([self._request(source, samples) for source in sources])
+
+    def _played(self, sources: Sequence[PromptRef], samples: int) -> dict[PromptRef, list[Turn]]:
+        """The same for episodes: their turns."""
+        assert self._player is not None
+        return self._player.play({source: self._request(source, samples) for source in sources}, self._draw)
+
+    def _draw(self, requests: Sequence[SampleRequest]) -> list[GroupDone]:
         answers: dict[str, GroupDone] = {}
-        requests = [self._request(source, samples) for source in sources]
         self._engine.generate(requests, lambda group: answers.update({group.request_id: group}))
         return [answers[request.request_id] for request in requests]
 
@@ -146,38 +160,27 @@ class Trial:
             samples=samples,
             max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
-            episode=self.text.episode(source),
         )
 
     def _prompt(self, source: PromptRef) -> bytes:
         return pack_tokens(self.text.prompt(source))
 
     def _group(self, source: PromptRef, done: GroupDone) -> TrainingGroup:
+        rewards = self._judged(source, done)
         samples = tuple(
-            TrainingSample(
-                tokens=sample.tokens,
-                logprobs=sample.logprobs,
-                reward=reward.score,
-                sampled=b"" if drawn is None else drawn.astype(np.uint8).tobytes(),
-            )
-            for sample, (reward, drawn) in zip(done.samples, self._judged(source, done), strict=True)
+            TrainingSample(tokens=sample.tokens, logprobs=sample.logprobs, reward=reward.score)
+            for sample, reward in zip(done.samples, rewards, strict=True)
         )
+        return self._of(source, samples)
+
+    def _of(self, source: PromptRef, samples: tuple[TrainingSample, ...]) -> TrainingGroup:
         return TrainingGroup(
-            claim_id=f"{source.number:064x}",
-            prompt=self._prompt(source),
-            policy_update=self._loaded,
-            samples=samples,
+            claim_id=f"{source.number:064x}", prompt=self._prompt(source), policy_update=self._loaded, samples=samples
         )
 
-    def _judged(self, source: PromptRef, done: GroupDone) -> list[Judged]:
+    def _judged(self, source: PromptRef, done: GroupDone) -> list[Reward]:
         completions = [unpack_tokens(sample.tokens).tolist() for sample in done.samples]
-        if episode := self.text.episode(source):
-            ends, longest = self.text.bounds.end_tokens, self.text.bounds.max_new_tokens
-            players = [Player(episode, self.text.codec, end_tokens=ends, tokens_max=longest) for _ in completions]
-            played = [replay(player, tokens) for player, tokens in zip(players, completions, strict=True)]
-            return [(transcript.reward, transcript.sampled) for transcript in played]
-        problem = self.text.problem(source)
-        return [(reward, None) for reward in self.rewards(problem, completions)]
+        return self.rewards(self.text.problem(source), completions)
 
     def rewards(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[Reward]:
         if self.text.judges:

@@ -66,7 +66,8 @@ class GameText:
     def answer(self, text: str) -> list[int]:
         """Return the tokens after a turn that its end token has ended."""
         problem = Problem(self._prompt(""))
-    return [*map(int, unpack_tokens(self.coder.observed(problem, text, [self.end], frozenset({self.end}))))]
+        packed = self.coder.observed(problem, text, [self.end], frozenset({self.end}))
+        return [*map(int, unpack_tokens(packed))]
 
     def _prompt(self, text: str) -> Prompt:
         return (ChatMessage("user", text),) if self.chat else text

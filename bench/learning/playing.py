@@ -1,0 +1,97 @@
+"""The episodes of several groups, played turn by turn with an engine and an environment in this process."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from coordinator.config import Config
+from coordinator.environments.host import Asked, EpisodeHost
+from coordinator.tasks import reward_functions
+from coordinator.tasks.group_play import GroupPlay
+from coordinator.tasks.kinds import environment_of
+from coordinator.tasks.reward_pool import EpisodeAnswer
+from coordinator.tasks.task_text import TaskText
+from coordinator.transactions import scoring
+from coordinator.transactions.prompts import PromptRef
+from coordinator.transactions.scoring import Unscored
+from coordinator.transactions.turns import Turn, whole_samples
+from protocol.ids import NodeId
+from protocol.tasks import Reward
+from protocol.work.learning import TrainingSample
+from protocol.work.lease import Lease
+from swarm_node.engine.messages import GroupDone, SampleRequest
+
+Sample = Callable[[Sequence[SampleRequest]], list[GroupDone]]
+"""Samples the requests, and returns the groups in their order."""
+
+
+class EpisodePlayer:
+    """The environment of a round, for groups that are sampled here."""
+
+    def __init__(self, config: Config, text: TaskText) -> None:
+        environment = environment_of(config)
+        assert environment is not None
+        self._limits, self._text = config.episode, text
+        self._host = EpisodeHost(reward_functions.load_callable(environment[0]), environment[1])
+
+    def play(self, requests: dict[PromptRef, SampleRequest], sample: Sample) -> dict[PromptRef, list[Turn]]:
+        """Play the episodes of each request's samples to their ends; return their turns."""
+        played: dict[PromptRef, list[Turn]] = {source: [] for source in requests}
+        left = {
+            source: request.model_copy(update={"turn_tokens_max": self._limits.turn_tokens_max})
+            for source, request in requests.items()
+        }
+        while left:
+            for source, done in zip(list(left), sample(list(left.values())), strict=True):
+                turn = self._turn(source, left[source], done, played[source])
+                played[source].append(turn)
+                if all(prefix.finish for prefix in turn.answer):
+                    del left[source]
+                else:
+                    left[source] = left[source].model_copy(update={"prefixes": turn.prefixes})
+        return played
+
+    def _turn(self, source: PromptRef, request: SampleRequest, done: GroupDone, before: Sequence[Turn]) -> Turn:
+        """Return a turn of a group, with what the environment answers to it."""
+        lease = Lease(
+            lease_id="0" * 32,
+            version=max(1, request.version),
+            seed=request.seed,
+            samples=request.samples,
+            prompt=request.prompt,
+            price_micros_per_mtok=0,
+            expires_ms=0,
+            prefixes=request.prefixes,
+            turn_tokens_max=request.turn_tokens_max,
+        )
+        turn = Turn("", NodeId(""), lease, done.samples, (), [None] * request.samples)
+        waiting = Unscored("", source.number, source, episodes=scoring.episodes([*before, turn]))
+        play = GroupPlay(waiting, self._text.problem(source), self._text, self._limits)
+        play.take(self._ask(play.asked()))
+        if play.cut:
+            play.take(self._ask(play.asked(cut=True)))
+        answer, rewards = play.results()
+        return replace(turn, answer=tuple(answer), rewards=rewards)
+
+    def _ask(self, asked: Asked) -> list[EpisodeAnswer | None]:
+        return [
+            None
+            if said is None
+            else EpisodeAnswer(said.read, None if said.earned is None else reward_functions.earned(said.earned))
+            for said in self._host.play(asked)
+        ]
+
+
+def rewards_of(played: Sequence[Turn]) -> list[Reward]:
+    """Return the reward of each sample's episode."""
+    return [
+        next(reward for reward in known if reward is not None)
+        for known in zip(*(turn.rewards for turn in played), strict=True)
+    ]
+
+
+def samples_of(played: Sequence[Turn]) -> tuple[TrainingSample, ...]:
+    """Return the samples of a group as the learner reads them."""
+    return tuple(
+        TrainingSample(tokens=tokens, logprobs=logprobs, reward=reward.score, sampled=sampled)
+        for (tokens, logprobs, sampled), reward in zip(whole_samples(played), rewards_of(played), strict=True)
+    )

@@ -132,8 +132,8 @@ def bench(
         else benching.Subject(Path(policy), task, Sampler(temperature=1.0, max_new_tokens=max_new_tokens))
     )
 
-    def choose(plays: bool, unfit: Mapping[str, str]) -> Choice:
-        choice = for_policy(sampling.engine.value, sampling.within(), plays, unfit)
+    def choose(unfit: Mapping[str, str]) -> Choice:
+        choice = for_policy(sampling.engine.value, sampling.within(), unfit)
         typer.echo(choice.why, err=True)
         return choice
 

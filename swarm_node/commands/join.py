@@ -209,7 +209,7 @@ def _fitting(
     chosen = choose_precision(wanted, options, machine, round_.model, memory, round_.classes)
     log.info("precision: %s", chosen.line)
     fit = options._replace(dtype=chosen.dtype)
-    return lambda plays, unfit: for_policy(wanted, fit, plays, {**chosen.unfit, **unfit})
+    return lambda unfit: for_policy(wanted, fit, {**chosen.unfit, **unfit})
 
 
 def _live_view(*, wanted: bool) -> "Show | None":

@@ -41,8 +41,6 @@ class EngineOptions(NamedTuple):
     """The interpreter of vLLM's environment."""
     vram_share: float = 1.0
     """Share of the GPU's memory that the engine may use."""
-    plays: bool = False
-    """True if the round consists of episodes."""
 
 
 class HostMachine(NamedTuple):
@@ -121,14 +119,9 @@ def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Map
     raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=f"Install one of them: {hint}; or choose another --engine.")
 
 
-def for_policy(
-    wanted: str, options: EngineOptions, plays: bool = False, unfit: Mapping[str, str] = NONE_UNFIT
-) -> Choice:
-    """Return the engine for a policy on this machine; with `plays`, for a round of episodes.
-
-    `unfit` maps engines that could not load the policy to the reason.
-    """
-    return choose(wanted, options._replace(plays=plays), this_machine(), unfit)
+def for_policy(wanted: str, options: EngineOptions, unfit: Mapping[str, str] = NONE_UNFIT) -> Choice:
+    """Return the engine for a policy on this machine; `unfit` maps engines that could not load it to the reason."""
+    return choose(wanted, options, this_machine(), unfit)
 
 
 def threads_of(options: EngineOptions, machine: HostMachine) -> int:
@@ -186,8 +179,6 @@ def _llama_offloads() -> bool:
 
 
 def _vllm_lacks(machine: HostMachine, options: EngineOptions) -> str:
-    if options.plays:
-        return "it does not support multi-turn episodes"
     if not options.vllm_python:
         return "not installed (optional; `--vllm-python` is not set)"
     installation = machine.find_vllm(options.vllm_python)

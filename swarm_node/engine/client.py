@@ -72,8 +72,8 @@ TOO_MUCH = "The version may be damaged. If other versions fail, too, this machin
 R = TypeVar("R", Ready, Loaded, SamplingStats, Encoded)
 
 
-Choose = Callable[[bool, Mapping[str, str]], Choice]
-"""Chooses an engine: arguments are whether it must play episodes, and the unfit engines with reasons."""
+Choose = Callable[[Mapping[str, str]], Choice]
+"""Chooses an engine; the argument maps unfit engines to reasons."""
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class EngineClient:
         """The child's process id while there is one."""
         return self._process.pid if self._process else None
 
-    async def load(self, folder: Path, version: int, *, plays: bool = False) -> Loaded:
+    async def load(self, folder: Path, version: int) -> Loaded:
         """Load a policy folder, once all requests are answered; a replaced child loads it, too."""
         async with self._turn:
             if self._choose is None:
@@ -120,7 +120,7 @@ class EngineClient:
             first: EngineFailed | None = None
             while True:
                 try:
-                    choice = self._choose(plays, self._unfit | failed)
+                    choice = self._choose(self._unfit | failed)
                 except ConfigInvalid as error:
                     raise first or error from None
                 await self._take(choice)

@@ -5,9 +5,8 @@
 - A prompt is computed once for all samples of its group.
 - The drawn token depends on (seed, sample, position) alone, see `protocol.work.sampling`. So a sample may be restarted
   at any time with the same result, and a sample that another node began is continued after its prefix.
-- In an episode, the environment answers each turn: its tokens are fed in the same slot, one per step, while the other
-  samples draw; no token is drawn in that slot meanwhile. The environment runs in the child, like everything that may
-  crash or hang.
+- A turn of an episode is such a continuation, after the earlier turns and what the environment answered; it ends after
+  `turn_tokens_max` tokens at the latest.
 - If a request asks for it, a running group reports its new tokens at intervals.
 - Out of memory: all running samples are queued again, and restarted with half as many slots. A sample that does not
   fit alone fails with its own error.
@@ -24,17 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import EngineFailed, SwarmError
+from protocol.errors import EngineFailed
 from protocol.work.fragment import Finish
 from protocol.work.rollout import end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.work.sampling import uniform_table
-from protocol.work.transcript import Player
 from swarm_node.engine import canary
 from swarm_node.engine.decoder import Decoder, Logits
 from swarm_node.engine.groups import RunningGroup, RunningSample, check_prefixes, failed, opened, prompts_of, since
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest, SamplingStats
 from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
-from swarm_node.engine.policy_text import FolderCodec
 
 PREFILL_TOKENS_MAX = 8192
 """Prompt tokens computed at once, padding included: their temporary memory stays far below the weights' size."""
@@ -51,12 +48,9 @@ class Engine(ABC):
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._decoder: Decoder | None = None
-        self._folder = Path()
         self._config: dict[str, Any] = {}
         self._ends: frozenset[int] = frozenset()
         self._version: int | None = None
-        self._codec: FolderCodec | None = None
-        """Loaded when the first episode needs it."""
         self._queue: deque[RunningGroup] = deque()
         self._running: list[RunningSample] = []
         """Sample r has row r of the decoder."""
@@ -94,14 +88,12 @@ class Engine(ABC):
         except Exception as error:  # garbage in a folder may cause any error
             raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}") from error
         self._decoder, self._config, self._ends, self._version = decoder, config, ends, version
-        self._folder, self._codec = folder, None
         return Loaded(
             parameters=decoder.parameters,
             numerics=decoder.numerics,
             rebuilt=rebuilt,
             seconds=time.monotonic() - started,
             continues=True,
-            plays=True,
         )
 
     def add(self, request: SampleRequest) -> None:
@@ -119,8 +111,6 @@ class Engine(ABC):
         group = opened(request, prompt)
         if request.prefixes:
             check_prefixes(group, decoder.vocab_size)
-        if request.episode is not None:
-            self._player(group)  # so that an episode that cannot be played is refused with its own error
         self._queue.append(group)
 
     def step(self) -> list[Answered]:
@@ -180,28 +170,19 @@ class Engine(ABC):
             return
         started, first = time.monotonic(), len(self._running)
         samples = [(group, number) for group, numbers in entering for number in numbers]
-        longest = max(group.request.max_new_tokens for group, _ in entering)
-        seeds, numbers = [group.request.seed for group, _ in samples], [number for _, number in samples]
         self._running += [RunningSample(*sample) for sample in samples]  # before anything that may run out of memory
+        for sample in self._running[first:]:
+            sample.tokens = list(sample.group.prefixes[sample.number])
+            sample.length_max = sample.group.request.length_max(len(sample.tokens))
+        longest = max(sample.length_max for sample in self._running[first:])
+        seeds, numbers = [group.request.seed for group, _ in samples], [number for _, number in samples]
         for sample, row in zip(self._running[first:], uniform_table(seeds, numbers, longest), strict=True):
-            sample.uniforms, sample.tokens = row, list(sample.group.prefixes[sample.number])
-            sample.player = self._player(sample.group)
+            sample.uniforms = row
         prompts, copies = prompts_of(entering)
         self._draw(self._loaded().prefill(prompts, copies), first)
         self._spent["prompt_tokens"] += sum(map(len, prompts))
         self._spent["first_tokens"] += sum(copies)
         self._spent["prefill_s"] += time.monotonic() - started
-
-    def _player(self, group: RunningGroup) -> Player | None:
-        """Return a new player of a group's episode, if it has one."""
-        request = group.request
-        if request.episode is None:
-            return None
-        if request.prefixes:
-            raise EngineFailed("An episode that another node began cannot be continued.")
-        if self._codec is None:
-            self._codec = FolderCodec(self._folder)
-        return Player(request.episode, self._codec, end_tokens=self._ends, tokens_max=request.max_new_tokens)
 
     def _next_groups(self) -> list[tuple[RunningGroup, list[int]]]:
         """Remove the groups to admit now from the queue; return them with their samples."""
@@ -225,7 +206,7 @@ class Engine(ABC):
     def _decode(self) -> None:
         if self._running:
             started, decoder = time.monotonic(), self._loaded()
-            self._spent["later_tokens"] += sum(not sample.given for sample in self._running)
+            self._spent["later_tokens"] += len(self._running)
             self._draw(decoder.decode([sample.tokens[-1] for sample in self._running]), 0)
             self._spent["decode_s"] += time.monotonic() - started
 
@@ -235,19 +216,17 @@ class Engine(ABC):
         temperatures = [sample.group.request.temperature for sample in drawn]
         uniforms = [float(sample.uniforms[len(sample.tokens)]) for sample in drawn]
         tokens, logprobs = logits.draw(temperatures, uniforms)
-        now, leaving, broken = time.monotonic(), [], dict[RunningGroup, SwarmError]()
+        now, leaving, broken = time.monotonic(), [], dict[RunningGroup, None]()
         for row, (sample, token, logprob) in enumerate(zip(drawn, tokens, logprobs, strict=True), first):
             group = sample.group
             group.first_token_at = group.first_token_at or now
-            try:
-                if math.isnan(logprob):
-                    raise EngineFailed("The policy returns NaN probabilities.")
-                if sample.grow(token, logprob, self._ends):
-                    leaving.append(row)
-                    self._end(sample, now)
-            except SwarmError as error:  # caused by this group or its environment
-                broken[group] = error
-        self._answers += [failed(group, error) for group, error in broken.items()]
+            if math.isnan(logprob):
+                broken[group] = None
+            elif sample.grow(token, logprob, self._ends):
+                leaving.append(row)
+                self._end(sample, now)
+        nan = EngineFailed("The policy returns NaN probabilities.")
+        self._answers += [failed(group, nan) for group in broken]
         self._remove(broken, leaving)
 
     def _end(self, sample: RunningSample, now: float) -> None:

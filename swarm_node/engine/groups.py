@@ -3,7 +3,6 @@
 - Records state only: `engine` decides about slots, and when a token is drawn.
 """
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,11 +12,7 @@ from numpy.typing import NDArray
 from protocol.errors import EngineFailed, SwarmError
 from protocol.work.fragment import Finish, FragmentPart
 from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.work.transcript import Player
 from swarm_node.engine.messages import GroupFailed, SampleRequest
-
-GIVEN_LOGPROB = 0.0
-"""Log-probability of a token that was not drawn, as `protocol.work.rollout` requires."""
 
 
 @dataclass(eq=False)
@@ -29,7 +24,7 @@ class RunningGroup:
     waiting: list[int]
     """Samples that have no slot yet."""
     prefixes: list[list[int]]
-    """The first tokens of each sample, drawn by another node."""
+    """The first tokens of each sample: drawn by another node, or the earlier turns of its episode."""
     ended: dict[int, Sample] = field(default_factory=dict)
     first_token_at: float | None = None
     told_at: float | None = None
@@ -52,35 +47,25 @@ class RunningSample:
     tokens: list[int] = field(default_factory=list)
     """All tokens, including the prefix, which has no log-probabilities."""
     logprobs: list[float] = field(default_factory=list)
-    player: Player | None = None
-    """The player of an episode."""
-    given: deque[int] = field(default_factory=deque)
-    """Tokens of the environment that are not fed to the model yet."""
+    length_max: int = 0
+    """The length at which the sample stops by `length`."""
 
     @property
     def new_tokens(self) -> list[int]:
         return self.tokens[len(self.tokens) - len(self.logprobs) :]
 
     def grow(self, token: int, logprob: float, ends: frozenset[int]) -> bool:
-        """Append the drawn token, or the environment's next token instead; return True if it was the last token."""
-        drawn = not self.given
-        if self.given:
-            token, logprob = self.given.popleft(), GIVEN_LOGPROB
+        """Append the drawn token; return True if it was the last token."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        if self.player is None:
-            return token in ends or len(self.tokens) == self.group.request.max_new_tokens
-        if drawn:
-            self.given.extend(self.player.append(token))
-        return bool(self.player.finish)
+        return token in ends or len(self.tokens) == self.length_max
 
     def whole(self, ends: frozenset[int]) -> Sample:
         """Return the complete sample, once it has ended."""
-        assert self.player is None or self.player.finish
         return Sample(
             tokens=pack_tokens(self.new_tokens),
             logprobs=pack_logprobs(self.logprobs),
-            finish=self.player.finish or "stop" if self.player else "stop" if self.tokens[-1] in ends else "length",
+            finish="stop" if self.tokens[-1] in ends else "length",
         )
 
 

@@ -27,9 +27,8 @@ from protocol import limits
 from protocol.errors import SwarmError
 from protocol.policy.manifest import Sampler
 from protocol.wire.message import Message
-from protocol.work.episode import Episode
 from protocol.work.fragment import FragmentPart
-from protocol.work.lease import Lease, Prefix
+from protocol.work.lease import Lease, Prefix, length_max
 from protocol.work.rollout import Sample
 
 LENGTH_BYTES = 4
@@ -51,8 +50,8 @@ class SampleRequest(Message):
     temperature: float = Field(gt=0)
     prefixes: tuple[Prefix, ...] = Field((), max_length=limits.SAMPLES_MAX)
     """Start of each sample, or empty; only for an engine that reports `continues`."""
-    episode: Episode | None = None
-    """The episode that the samples play; only for an engine that reports `plays`, and never with prefixes."""
+    turn_tokens_max: int = Field(0, ge=0, le=limits.TOKENS_MAX)
+    """The most new tokens of a sample, which is one turn of an episode; 0: only `max_new_tokens` limits them."""
     tell_every_s: float = Field(0.0, ge=0)
     """Interval of `GroupGrown` reports in seconds; 0 means none. Some engines never report."""
 
@@ -68,9 +67,13 @@ class SampleRequest(Message):
             max_new_tokens=sampler.max_new_tokens,
             temperature=sampler.temperature,
             prefixes=lease.prefixes,
-            episode=lease.episode,
-            tell_every_s=0.0 if lease.episode else tell_every_s,  # episodes are not handed on
+            turn_tokens_max=lease.turn_tokens_max,
+            tell_every_s=0.0 if lease.turn_tokens_max else tell_every_s,  # a turn has no fragments
         )
+
+    def length_max(self, start: int) -> int:
+        """Return the length at which a sample with a prefix of `start` tokens stops by `length`."""
+        return length_max(start, self.turn_tokens_max, self.max_new_tokens)
 
 
 class LoadVersion(Message):
@@ -128,8 +131,6 @@ class Loaded(Message):
     seconds: float
     continues: bool = False
     """True if requests may have prefixes."""
-    plays: bool = False
-    """True if requests may have episodes."""
 
 
 class GroupGrown(Message):
@@ -147,7 +148,7 @@ class EngineProgress(Message):
 
 
 class GroupDone(Message):
-    """All samples of one request, without their prefixes; those of an episode include the environment's tokens."""
+    """All samples of one request, without their prefixes."""
 
     kind: Literal["group_done"] = "group_done"
     request_id: RequestId
@@ -187,7 +188,7 @@ class SamplingStats(Message):
     """Tokens drawn right after a prompt."""
     prefill_s: float
     later_tokens: int
-    """Tokens drawn after another token; tokens of an environment are not counted."""
+    """Tokens drawn after another token."""
     decode_s: float
 
 

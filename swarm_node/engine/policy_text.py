@@ -45,33 +45,22 @@ def limited(what: str) -> Iterator[None]:
         raise EngineFailed(f"The policy's {FILE} {what}: {error!r}"[:300]) from error
 
 
-class FolderCodec:
-    """A `Codec` for one policy folder."""
-
-    def __init__(self, folder: Path) -> None:
-        with limited("cannot be used"):
-            size_bytes = (folder / FILE).stat().st_size
-            if size_bytes > limits.TOKENIZER_MAX_BYTES:
-                raise ValueError(f"it has {size_bytes} bytes, and {limits.TOKENIZER_MAX_BYTES} are allowed")
-            data = (folder / FILE).read_bytes()
-            model_config.require_tokenizer(data)
-            self._codec = PolicyCodec(data.decode())
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
-        with limited("cannot encode a text"):
-            return self._codec.encode(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens."""
-        with limited("cannot decode tokens"):
-            return self._codec.decode(tokens)
-
-
 def encode(folder: Path, texts: Sequence[str]) -> tuple[bytes, ...]:
     """Return the packed tokens of each text, by the tokenizer of a policy folder."""
-    codec = FolderCodec(folder)
-    return tuple(_packed(codec.encode(text)) for text in texts)
+    with limited("cannot be used"):
+        size_bytes = (folder / FILE).stat().st_size
+        if size_bytes > limits.TOKENIZER_MAX_BYTES:
+            raise ValueError(f"it has {size_bytes} bytes, and {limits.TOKENIZER_MAX_BYTES} are allowed")
+        data = (folder / FILE).read_bytes()
+        model_config.require_tokenizer(data)
+        codec = PolicyCodec(data.decode())
+    return tuple(_encoded(codec, text) for text in texts)
+
+
+def _encoded(codec: PolicyCodec, text: str) -> bytes:
+    with limited("cannot encode a text"):
+        tokens = codec.encode(text)
+    return _packed(tokens)
 
 
 def _packed(tokens: list[int]) -> bytes:

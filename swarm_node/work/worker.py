@@ -36,7 +36,6 @@ from protocol.errors import (
     Unreachable,
 )
 from protocol.ids import LeaseId
-from coordinator.environments.games import environments
 from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
@@ -130,8 +129,6 @@ class Worker:
         self._numerics = ""
         self._continues = False
         """True if the engine can continue samples that another node began."""
-        self._plays = False
-        """True if the engine can play environments."""
         self._failures = 0
         self._suspect: HeldVersion | None = None
         """The version with which the engine last failed."""
@@ -327,10 +324,8 @@ class Worker:
             measured = Throughput.of(await self._engine.measured())
             self.tokens_per_s = measured.tokens_per_s or self.tokens_per_s
         self._loaded = None
-        plays = policy.manifest.task in environments.names()
-        loaded = await self._engine.load(policy.folder, policy.manifest.version, plays=plays)
+        loaded = await self._engine.load(policy.folder, policy.manifest.version)
         self._loaded, self._numerics, self._continues = policy, loaded.numerics, loaded.continues
-        self._plays = loaded.plays
         self._policies.hold_versions(policy)
         self._policies.milestones.passed(policy.manifest.version, "loaded")
         update = policy.manifest.update
@@ -354,7 +349,6 @@ class Worker:
             groups=self._appetite.room(len(self._open)),
             continues=self._continues,
             numerics=self._numerics,
-            environments=environments.names() if self._plays else (),
         )
         reply = await heard_out(partial(self._ask, request), patience_s=LAST_WORD_S)
         self._appetite.record_request()

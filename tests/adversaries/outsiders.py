@@ -295,7 +295,6 @@ OUTSIDERS = (
             ],
             "tests/swarm_node/engine/test_hostile_tokenizers.py": [
                 "test_a_tokenizer_that_amplifies_a_text_costs_the_agent_nothing",
-                "test_a_tokenizer_that_amplifies_an_answer_costs_the_agent_nothing",
             ],
             "tests/swarm_node/engine/test_client.py": ["test_a_child_that_takes_too_much_memory_is_stopped_and_named"],
             "tests/swarm_node/work/test_worker.py": ["test_an_unusable_version_is_named_and_left_until_the_next_one"],

@@ -182,7 +182,7 @@ class World:
     def forget(self, lease_id: str) -> None:
         pass
 
-    async def load(self, folder: Path, version: int, *, plays: bool = False) -> Loaded:
+    async def load(self, folder: Path, version: int) -> Loaded:
         assert not self._engine
         self.note(f"load v{version}")
         return Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0)

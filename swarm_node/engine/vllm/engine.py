@@ -2,7 +2,8 @@
 
 - Each sample is its own request to vLLM, since each draws by its own number. A group is returned when its last sample
   has ended.
-- A sample that another node began is a request whose prompt ends with the prefix; it draws from the next position.
+- A sample that another node began, or a turn of an episode, is a request whose prompt ends with the prefix; it draws
+  from the next position.
 - A swap copies the new weights into the existing model; another configuration restarts vLLM.
 - Out of memory: vLLM is rebuilt for half as many samples at once, and running samples are restarted; their tokens
   depend only on the seed. A sample that does not fit alone fails with its own error.
@@ -38,7 +39,7 @@ class VllmSample:
     """A sample that vLLM draws."""
 
     prefix: list[int] = field(default_factory=list)
-    """The tokens that another node drew."""
+    """The tokens before the first draw: another node's, or the earlier turns of the episode."""
     finish: Finish = ""
     """The finish of a sample whose prefix is complete; vLLM does not draw it."""
     tokens: list[int] = field(default_factory=list)
@@ -140,8 +141,6 @@ class VllmEngine:
                 f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
                 f"{model.positions_max} positions."
             )
-        if request.episode is not None:
-            raise EngineFailed("With vLLM no episode can be played.", hint="Start the node with `--engine torch`.")
         if request.prefixes:
             check_prefixes(opened(request, prompt), model.vocab_size)
         group = VllmGroup(request, prompt)

@@ -99,7 +99,8 @@ class VllmModel:
             "start": len(prefix),
             "forced": [],
         }
-        self._add(sample_id, [*prompt, *prefix], request.max_new_tokens - len(prefix), ends, wanted, stream=stream)
+        tokens_max = request.length_max(len(prefix)) - len(prefix)
+        self._add(sample_id, [*prompt, *prefix], tokens_max, ends, wanted, stream=stream)
         return sample_id
 
     def step(self) -> list[NewTokens]:

@@ -1,6 +1,6 @@
 """Tokenizers that amplify: each part of `tokenizers`, with parameters by which it takes as much as it can.
 
-- `ENCODING` does its harm while a text is encoded or the file is read, `DECODING` while tokens are decoded.
+- `ENCODING` does its harm while a text is encoded or the file is read. A node decodes no tokens.
 - A policy of this kind is the tiny one with another tokenizer.json: weights, canary and configuration are sound.
 """
 
@@ -131,10 +131,6 @@ def nested(kind: str, member: str, depth: int) -> str:
     return json.dumps(whole(normalizer="HERE")).replace('"HERE"', inner)
 
 
-def decoding(*decoders: Parts) -> Parts:
-    return whole(decoder={"type": "Sequence", "decoders": list(decoders)})
-
-
 BEHIND: dict[str, Parts] = {
     "BertNormalizer": {
         "type": "BertNormalizer",
@@ -251,33 +247,6 @@ ENCODING: dict[str, Callable[[], Parts | str]] = {
     "the file itself": lambda: whole(note=LONG * 20),
 }
 
-DECODING: dict[str, Callable[[], Parts]] = {
-    "decoder Replace": lambda: decoding(*[replacing()] * 12),
-    "decoder Replace, backtracking": lambda: decoding(*[replacing()] * 5, replacing("", {"Regex": r"(9|99|9.)*\1y"})),
-    "decoder BPEDecoder": lambda: decoding(*[replacing()] * 6, *[{"type": "BPEDecoder", "suffix": "9"}] * 50),
-    "decoder ByteLevel": lambda: decoding(
-        *[replacing()] * 6,
-        *[{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}] * 50,
-    ),
-    "decoder WordPiece": lambda: decoding(
-        *[replacing()] * 6, *[{"type": "WordPiece", "prefix": "9", "cleanup": True}] * 50
-    ),
-    "decoder Metaspace": lambda: decoding(
-        *[replacing()] * 6,
-        *[{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}] * 50,
-    ),
-    "decoder CTC": lambda: decoding(
-        *[replacing()] * 6, *[{"type": "CTC", "pad_token": "8", "word_delimiter_token": "9", "cleanup": True}] * 50
-    ),
-    "decoder Fuse": lambda: decoding(*[replacing()] * 6, *[{"type": "Fuse"}] * 50),
-    "decoder Strip": lambda: decoding(
-        *[replacing()] * 6, *[{"type": "Strip", "content": "8", "start": 2**40, "stop": 2**40}] * 50
-    ),
-    "decoder ByteFallback": lambda: decoding(*[replacing()] * 6, *[{"type": "ByteFallback"}] * 50),
-}
-
-ALL = ENCODING | DECODING
-
 
 def make_hostile(folder: Path, sound: Path, name: str) -> Path:
     """A policy folder that is sound but for its tokenizer; nothing else is copied."""
@@ -285,6 +254,6 @@ def make_hostile(folder: Path, sound: Path, name: str) -> Path:
     for file in sound.iterdir():
         os.link(file, folder / file.name)
     (folder / "tokenizer.json").unlink()
-    made = ALL[name]()
+    made = ENCODING[name]()
     (folder / "tokenizer.json").write_text(made if isinstance(made, str) else json.dumps(made, ensure_ascii=False))
     return folder

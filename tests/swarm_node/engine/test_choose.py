@@ -36,12 +36,6 @@ def machine(packages: frozenset[str], *, nvidia: bool = False, llama_offloads: b
         (machine(BOTH), EngineOptions(device="cuda"), "torch", "has no GPU"),
         (machine(BOTH), EngineOptions(), "torch", "not vllm: not installed (optional; `--vllm-python` is not set)"),
         (machine(BOTH), EngineOptions(vllm_python="/vllm/python"), "vllm", "vLLM works in the environment of"),
-        (
-            machine(BOTH),
-            EngineOptions(vllm_python="/vllm/python", plays=True),
-            "torch",
-            "it does not support multi-turn episodes",
-        ),
         (machine(BOTH), EngineOptions(vllm_python="/broken/python"), "torch", "not vllm: it has no module vllm"),
         (machine(BOTH), EngineOptions(device="cpu", vllm_python="/vllm/python"), "torch", "runs on cuda, not on cpu"),
         (machine(LLAMA), EngineOptions(dtype="q8_0", vllm_python="/unasked"), "llama", "does not support q8_0"),

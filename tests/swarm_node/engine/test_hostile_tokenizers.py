@@ -8,18 +8,15 @@ from pathlib import Path
 
 import pytest
 import trio
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from protocol import limits
 from protocol.errors import EngineFailed
 from protocol.tasks import stand_in
-from protocol.work.episode import Episode
-from protocol.work.rollout import pack_tokens
 from swarm_node.engine import memory, policy_text
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.client import EngineClient, open_engine
-from swarm_node.engine.messages import GroupFailed, SampleRequest
-from tests.swarm_node.engine.hostile_tokenizers import DECODING, ENCODING, make_hostile
+from tests.swarm_node.engine.hostile_tokenizers import ENCODING, make_hostile
 
 DEADLINE_S = 300.0
 AGENT_MAX_BYTES = 64 * limits.MIB
@@ -30,33 +27,19 @@ CHILD_MAX_BYTES = policy_text.MEMORY_MAX_BYTES + 512 * limits.MIB
 
 COMMAND = ENGINES["llama"].command(EngineOptions())
 
-NO_PART = {"DecodeStream"}
-"""What stands among the decoders, and cannot be named in a file."""
-
-GAME = SampleRequest(
-    request_id="game",
-    version=1,
-    prompt=pack_tokens([19, 20, 31]),
-    seed=1,
-    samples=1,
-    max_new_tokens=64,
-    temperature=1.0,
-    episode=Episode(environment="sokoban", parameters={"turns": 4}, seed=11, turn_tokens_max=5),
-)
-
 
 def test_every_part_of_the_library_is_tried() -> None:
     """One that a new release brings is missed here, until somebody finds what it amplifies."""
-    tried = " ".join([*ENCODING, *DECODING])
-    rooms = (normalizers, pre_tokenizers, processors, decoders, models)
+    tried = " ".join(ENCODING)
+    rooms = (normalizers, pre_tokenizers, processors, models)
     parts = {
         name
         for room in rooms
         for name, part in vars(room).items()
-        if isinstance(part, type) and name not in ("Normalizer", "PreTokenizer", "PostProcessor", "Decoder", "Model")
+        if isinstance(part, type) and name not in ("Normalizer", "PreTokenizer", "PostProcessor", "Model")
     }
     assert len(parts) > 30
-    assert {name for name in parts if name not in tried} == NO_PART
+    assert not {name for name in parts if name not in tried}
 
 
 class Watch:
@@ -75,7 +58,7 @@ class Watch:
             await trio.sleep(0.01)  # the pause between two looks
 
 
-async def attacked(folder: Path, sound: Path, *, play: bool) -> tuple[str, Watch]:
+async def attacked(folder: Path, sound: Path) -> tuple[str, Watch]:
     """What the agent was told of a hostile version, and what that took; the next version works."""
     said = ""
     async with open_engine(COMMAND) as engine, trio.open_nursery() as nursery:
@@ -84,12 +67,7 @@ async def attacked(folder: Path, sound: Path, *, play: bool) -> tuple[str, Watch
         with trio.fail_after(DEADLINE_S):
             await engine.load(folder, 1)
             try:
-                if play:
-                    await engine.submit([GAME])
-                    group = await engine.finished()
-                    said = group.message if isinstance(group, GroupFailed) else ""
-                else:
-                    await engine.encoded([stand_in("arithmetic", 0)])
+                await engine.encoded([stand_in("arithmetic", 0)])
             except EngineFailed as error:
                 said = str(error)
             await engine.load(sound, 2)
@@ -103,19 +81,8 @@ async def attacked(folder: Path, sound: Path, *, play: bool) -> tuple[str, Watch
 async def test_a_tokenizer_that_amplifies_a_text_costs_the_agent_nothing(
     name: str, policy: Path, tmp_path: Path
 ) -> None:
-    said, watch = await attacked(make_hostile(tmp_path / "hostile", policy, name), policy, play=False)
+    said, watch = await attacked(make_hostile(tmp_path / "hostile", policy, name), policy)
     assert watch.agent < AGENT_MAX_BYTES
     assert watch.child < CHILD_MAX_BYTES
     assert not said or "tokenizer" in said, said
     assert watch.beats > 10, "the agent went on meanwhile"
-
-
-@pytest.mark.trio
-@pytest.mark.parametrize("name", DECODING)
-async def test_a_tokenizer_that_amplifies_an_answer_costs_the_agent_nothing(
-    name: str, policy: Path, tmp_path: Path
-) -> None:
-    said, watch = await attacked(make_hostile(tmp_path / "hostile", policy, name), policy, play=True)
-    assert watch.agent < AGENT_MAX_BYTES
-    assert watch.child < CHILD_MAX_BYTES
-    assert not said or "tokenizer" in said, said

@@ -304,7 +304,8 @@ def reopen(connection: sa.Connection, group_no: int, begun: str | None = None, *
 
 def set_group(connection: sa.Connection, group_no: int, state: GroupState) -> bool:
     """Move a group to a state; return False, and change nothing, if it may not move there from where it is."""
-    for counted in (True, False):
+    likely = state is not GroupState.LEASED  # most groups are leased from `open`
+    for counted in (likely, not likely):
         move_group = _moves.get((state, counted))
         if move_group is not None and move_group(connection, group=group_no).rowcount:
             more = (state in UNFINISHED) - counted

@@ -44,6 +44,7 @@ __all__ = [
     "task",
 ]
 
+
 class BuiltIn(Task, Judging, Protocol):
     """A task that needs no files and computes its own rewards."""
 

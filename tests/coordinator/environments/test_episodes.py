@@ -1,45 +1,53 @@
 """Which games of an environment are trained on, and which are kept apart."""
 
-from dataclasses import replace
-from typing import Literal, cast
+from typing import Any
 
 import pytest
 
-from protocol.tasks import Episodes, task
-from coordinator.environments.games.sokoban import Sokoban, SokobanGame
+from coordinator.environments.games.catalogue import open_game
+from coordinator.environments.games.episodes import GameEpisode, problems
+from coordinator.environments.games.sokoban import Sokoban
+from protocol.errors import UnknownTask
+from protocol.tasks import Problem, Split
 
-EASY = {"pulls": 3, "turns": 2}
-TASK = cast(Episodes, task("sokoban", parameters={**EASY, "held_out": 50}))
-
-
-class Counting(Sokoban):
-    """Sokoban that counts its rooms."""
-
-    made = 0
-
-    def reset(self, seed: int) -> SokobanGame:
-        type(self).made += 1
-        return super().reset(seed)
+EASY: dict[str, Any] = {"game": "sokoban", "pulls": 3, "turns": 2}
+SPLITS: tuple[Split, ...] = ("train", "validation", "held_out")
 
 
-def test_one_held_out_game_costs_no_other() -> None:
-    """Each lease of an evaluation and each answer to one asks for a single game."""
-    counted = replace(TASK, environment=Counting(**EASY))
-    alone = counted.games("held_out")[3]
-    cost, Counting.made = Counting.made, 0
-    assert list(counted.games("held_out"))[3] == alone
-    assert cost < Counting.made / 10
+def rows(split: Split, size: int = 40, seed: int = 0) -> list[dict[str, Any]]:
+    return list(problems(split, seed, size, **EASY))
 
 
-@pytest.mark.parametrize("split", ["held_out", "validation"])
-def test_games_and_problems_of_a_split_belong_together(split: Literal["held_out", "validation"]) -> None:
-    games, problems = TASK.games(split), TASK.problems(split)
-    assert [problem.columns["seed"] for problem in problems] == [game.seed for game in games]
-    assert games[-1] == games[49] == list(games)[49]
-    assert list(games[3:6]) == [games[3], games[4], games[5]]
+def test_rooms_of_two_splits_never_meet() -> None:
+    prompts = [{row["prompt"] for row in rows(split)} for split in SPLITS]
+    assert all(len(each) > 30 for each in prompts)
+    assert sum(map(len, prompts)) == len(set.union(*prompts))
 
 
-@pytest.mark.parametrize("number", [50, -51])
-def test_a_game_beyond_the_split_is_none(number: int) -> None:
-    with pytest.raises(IndexError):
-        TASK.games("held_out")[number]
+def test_the_rounds_seed_orders_the_train_split_alone() -> None:
+    assert rows("train", seed=1) != rows("train")
+    assert rows("held_out", seed=1) == rows("held_out")
+    assert rows("train", 10) == rows("train")[:10]
+
+
+def test_an_episode_is_the_game_of_its_problem() -> None:
+    row = rows("train", 1)[0]
+    episode = GameEpisode(Problem(row["prompt"], columns={"seed": row["seed"]}), **EASY)
+    play = Sokoban(pulls=3, turns=2).reset(row["seed"])
+    assert row["prompt"] == play.opening
+    assert [episode.step("u"), episode.step("d")] == [play.step("u"), play.step("d")]
+    assert episode.reward() == play.reward()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "said"),
+    [
+        ("nethack", {}, "no game 'nethack'"),
+        ("kuhn", {"rule": 1}, "does not accept the parameter rule"),
+        ("kuhn", {"rules": "1"}, "does not accept the parameter rules"),
+        ("kuhn", {"rules": 2}, "rules is 0 or 1"),
+    ],
+)
+def test_unknown_games_and_parameters_are_named(name: str, parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnknownTask, match=said):
+        open_game(name, parameters)

@@ -7,79 +7,77 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from coordinator.environments.games.catalogue import open_game
+from coordinator.environments.games.episodes import seed_of
+from coordinator.environments.games.limit_poker import SPOKEN, LimitPoker
 from coordinator.learner import playing
 from coordinator.learner.embedded import EmbeddedShape, make_policy
+from coordinator.learner.playing import GameText
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.warmstart import NOT_JUDGED
 from coordinator.model.batch import collate
 from coordinator.tasks.task_text import TaskText
-from protocol.tasks import Episodes, task
-from coordinator.environments.games.limit_poker import SPOKEN
+from protocol.tasks import task
 from protocol.work.learning import TrainingGroup, TrainingSample
 from protocol.work.rollout import pack_logprobs, pack_tokens
-from protocol.work.transcript import Player
 
 SHAPE = EmbeddedShape(hidden=16, layers=1, heads=2, intermediate=24)
 
 
-@pytest.fixture(scope="module")
-def kuhn() -> Episodes:
-    made = task("kuhn", parameters={"opponent": "rule", "turn_tokens_max": 4})
-    assert isinstance(made, Episodes)
-    return made
+KUHN = open_game("kuhn", {"opponent": "rule"})
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, kuhn: Episodes) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("kuhn")
-    make_policy(place, seed=1, shape=SHAPE, words=kuhn.environment.words)
+    make_policy(place, seed=1, shape=SHAPE, words=KUHN.words)
     return place
 
 
 @pytest.fixture(scope="module")
-def text(folder: Path, kuhn: Episodes) -> TaskText:
-    return TaskText(lambda name: (folder / name).read_bytes(), kuhn, 64)
+def text(folder: Path) -> GameText:
+    made = TaskText(lambda name: (folder / name).read_bytes(), task("arithmetic"), 64)
+    (end,) = made.bounds.end_tokens
+    return GameText("kuhn", KUHN, made, chat=False, end=end)
 
 
 def model_of(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
-def test_a_games_words_are_tokens_and_any_text_survives(text: TaskText) -> None:
+def test_a_games_words_are_tokens_and_any_text_survives(text: GameText) -> None:
+    coder = text.coder
     said = ("hold K\n>", "they raise\n>", "fold", "call", "raise")
-    assert [len(text.encode(piece)) for piece in said] == [4, 4, 1, 1, 1]
-    assert text.decode(text.encode("hold Q\nthey call\n> naïve 47+38=")) == "hold Q\nthey call\n> naïve 47+38="
+    assert [len(coder.encode(piece)) for piece in said] == [4, 4, 1, 1, 1]
+    assert coder.decode(coder.encode("hold Q\nthey call\n> naïve 47+38=")) == "hold Q\nthey call\n> naïve 47+38="
 
 
-def test_imitation_teaches_to_act_and_to_act_legally(folder: Path, kuhn: Episodes, text: TaskText) -> None:
-    model, frame = model_of(folder), text.framed(kuhn.game(0))
-    (end,) = text.bounds.end_tokens
-    told = list[float]()
-    before = playing.strategy_of(model, kuhn.environment, frame, text.codec, end)  # type: ignore[arg-type]  # it is Kuhn's
-    playing.warm_start(model, kuhn, frame, text.codec, end, lambda share, _: told.append(share), steps=60)
-    after = playing.strategy_of(model, kuhn.environment, frame, text.codec, end)  # type: ignore[arg-type]  # it is Kuhn's
+def test_imitation_teaches_to_act_and_to_act_legally(folder: Path, text: GameText) -> None:
+    assert isinstance(KUHN, LimitPoker)
+    model, told = model_of(folder), list[float]()
+    before = playing.strategy_of(model, KUHN, text)
+    playing.warm_start(model, text, lambda share, _: told.append(share), steps=60)
+    after = playing.strategy_of(model, KUHN, text)
     assert told[-1] == 1.0
     assert min(sum(after[name]) / sum(before[name]) for name in before) > 50
 
 
-def test_a_strategy_is_what_the_policy_says_in_a_real_game(folder: Path, kuhn: Episodes, text: TaskText) -> None:
+def test_a_strategy_is_what_the_policy_says_in_a_real_game(folder: Path, text: GameText) -> None:
     """The second turn of a game that a player really plays, by a plain forward pass over its tokens."""
-    model, frame = model_of(folder), text.framed(kuhn.game(0))
-    (end,) = text.bounds.end_tokens
-    strategy = playing.strategy_of(model, kuhn.environment, frame, text.codec, end)  # type: ignore[arg-type]  # it is Kuhn's
+    assert isinstance(KUHN, LimitPoker)
+    model = model_of(folder)
+    strategy = playing.strategy_of(model, KUHN, text)
     checked = 0
     for number in range(60):
-        episode = text.framed(kuhn.game(number))
-        player = Player(episode, text.codec, end_tokens=text.bounds.end_tokens, tokens_max=64)
-        hand: Any = player._play
-        tokens = text.encode(kuhn.problem(number).prompt)
-        for token in (*text.encode("call"), end):
-            tokens += [token, *player.append(token)]
-        if player.finish:
+        hand: Any = KUHN.reset(seed_of("kuhn", KUHN, "train", 0, number))
+        tokens = text.opening(hand.opening)
+        then = hand.step("call")
+        if then is None:
             continue
+        tokens += text.turn("call") + text.answer(then)
         name = f"{hand._cards[hand._seat]}:{hand.table.history}"
-        said = [*text.encode(SPOKEN[hand.table.legal[0]]), end]
+        said = text.turn(SPOKEN[hand.table.legal[0]])
         with torch.inference_mode():
             scores = torch.log_softmax(model(torch.tensor([tokens + said])).logits[0, len(tokens) - 1 : -1], -1)
         chance = float(scores.gather(1, torch.tensor(said)[:, None]).sum().exp())
@@ -88,15 +86,13 @@ def test_a_strategy_is_what_the_policy_says_in_a_real_game(folder: Path, kuhn: E
     assert checked > 5
 
 
-def test_lessons_judge_turns_only(kuhn: Episodes, text: TaskText) -> None:
-    frame = text.framed(kuhn.game(0))
-    (end,) = text.bounds.end_tokens
-    lessons = playing._lessons(kuhn, frame, text.codec, end)
+def test_lessons_judge_turns_only(text: GameText) -> None:
+    lessons = playing._lessons(text)
     for _ in range(20):
         said, then = next(lessons)
         judged = [token for token in then if token != NOT_JUDGED]
-        assert judged[-1] == end
-        assert set(text.decode([token for token in judged if token != end])) <= set("foldcallraise")
+        assert judged[-1] == text.end
+        assert set(text.coder.decode([token for token in judged if token != text.end])) <= set("foldcallraise")
         assert len(said) == len(then)
 
 

@@ -105,7 +105,7 @@ async def test_secrets_of_the_operators_environment_are_none_of_a_rewards(
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     place = f"{tmp_path}/r.py:fn"
-    pool = RewardPool(RewardSpec(((place, 1.0),), timeout_s=30.0, processes=1, environment=("JUDGE_KEY",)))
+    pool = RewardPool(RewardSpec(((place, 1.0),), timeout_s=30.0, processes=1, variables=("JUDGE_KEY",)))
     found = {name for name in there if (await pool.judge(job(f"has {name}")))[0].score}
     await pool.close()
     assert found == {"JUDGE_KEY", "HF_HOME", "LC_ALL", "PATH"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from coordinator.service import reward_scorer
 from coordinator.service.reward_scorer import RewardScorer
+from coordinator.service.turn_watch import TurnWatch
 from coordinator.store import tables
 from coordinator.store.state import Database
 from coordinator.tasks.reward_process import RewardSpec
@@ -45,7 +46,7 @@ class Here:
     def __init__(self, world: World) -> None:
         self.database: Database = world.database
         self.audits, self.terms = world.audits, world.terms
-        self.unscored, self.batch_ready = asyncio.Event(), asyncio.Event()
+        self.unscored, self.batch_ready, self.turn_watch = asyncio.Event(), asyncio.Event(), TurnWatch()
 
     async def text(self) -> TaskText:
         return TaskText(policy_files().__getitem__, Arithmetic(), 4)

@@ -12,9 +12,10 @@ import pytest
 from coordinator.base.children import script
 from coordinator.commands import task
 from coordinator.config import load
-from coordinator.tasks.kinds import SHIPPED
+from coordinator.environments.games.catalogue import GAMES
+from coordinator.tasks.kinds import ENVIRONMENTS, SHIPPED
 from coordinator.tasks.task_check import TaskIssue, check
-from protocol.tasks import BUILT_IN, environments
+from protocol.tasks import BUILT_IN
 from tests.coordinator.policy_files import write_policy
 
 MANUAL = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text()
@@ -141,9 +142,9 @@ def test_a_system_prompt_that_no_chat_template_renders_is_found(tmp_path: Path) 
 
 def test_every_task_is_listed_with_what_it_is_and_takes() -> None:
     told = task.every()
-    assert set(told) == {*BUILT_IN, *SHIPPED}
+    assert set(told) == {*BUILT_IN, *SHIPPED, *ENVIRONMENTS}
     assert len(set(told.values())) == len(told), "each by words of its own"
-    for name in environments.names():
+    for name, game in GAMES.items():
         assert told[name].startswith("a game of several turns: ")
-        for parameter in fields(environments.ENVIRONMENTS[name]):
+        for parameter in fields(game):
             assert f"{parameter.name} = " in told[name]

@@ -1,15 +1,16 @@
 """Text and tokens: rewards come from the published tokenizer, and odd tokens earn nothing."""
 
 import json
+from typing import Any
 
 import pytest
 
 from coordinator.tasks.chat import ChatTemplate
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions.prompts import PromptRef
-from protocol.errors import ConfigInvalid
+from protocol.errors import ConfigInvalid, VerifierFailed
 from protocol.tasks import ChatMessage, Problem, Reward, Spans, task
-from protocol.work.episode import PLAIN
+from protocol.work.rollout import pack_tokens, unpack_tokens
 from tests.coordinator.policy_files import END_TOKEN, VOCABULARY, encode, policy_files
 
 FILES = policy_files()
@@ -94,39 +95,43 @@ GREETS_ONCE = (
     "{% if message.role == 'assistant' %}>{% endif %}{{ message.content }};{% endfor %}>"
 )
 SAYS_ONCE = "{% for message in messages %}{{ message.content if loop.first else '…' }};{% endfor %}"
+HOLD = Problem((ChatMessage("user", "hold K"),))
 
 
 def spoken(template: str) -> TaskText:
     generation = json.dumps({"eos_token_id": END_TOKEN}).encode()
     files = FILES | {"generation_config.json": generation, "chat_template.jinja": template.encode()}
-    return TaskText(files.__getitem__, task("kuhn", parameters={"chat": True}), max_new_tokens=6)
+    return TaskText(files.__getitem__, task("arithmetic"), max_new_tokens=6)
 
 
 @pytest.mark.parametrize("template", [CHATML, GREETS_ONCE])
-def test_an_episode_is_framed_as_the_policys_template_has_it(template: str) -> None:
-    """The node's text, built turn by turn, equals the template's text for the whole conversation."""
+@pytest.mark.parametrize("observation", ["they raise", [{"role": "user", "content": "they raise"}]])
+def test_an_episode_reads_as_the_policys_template_has_it(template: str, observation: str | list[Any]) -> None:
+    """The text that is built turn by turn equals the template's text for the whole conversation."""
     end = policy_text().decode([END_TOKEN])
     template = template.replace("{{ end }}", end)
     text = spoken(template)
-    episode = text.episode(PromptRef("train", 0))
-    assert episode is not None
-    frame = episode.framing
-    first, then = ChatMessage("user", "hold K"), ChatMessage("user", "they raise")
+    ends = frozenset({END_TOKEN})
+    turn = [*encode("1+2"), END_TOKEN] if end in template else encode("1+2")
+    read = unpack_tokens(text.observed(HOLD, observation, turn, ends)).tolist()
     render = ChatTemplate({"chat_template.jinja": template.encode()}.__getitem__).render
-    opening = frame.opening + first.content + frame.after
-    assert opening == render((first,))
-    ended = end if end and end in template else ""
-    whole = opening + "call" + ended + frame.before + then.content + frame.after
-    assert whole == render((first, ChatMessage("assistant", "call"), then))
+    whole = render((ChatMessage("user", "hold K"), ChatMessage("assistant", "1+2"), ChatMessage("user", "they raise")))
+    assert text.decode([*text.encode(HOLD.prompt), *turn, *read]) == text.decode(text.codec.encode(whole))
 
 
-def test_a_template_that_treats_later_messages_otherwise_is_refused() -> None:
-    with pytest.raises(ConfigInvalid, match="does not treat all messages alike"):
-        spoken(SAYS_ONCE).episode(PromptRef("train", 0))
+def test_a_turn_that_was_cut_gets_the_templates_end() -> None:
+    text = spoken(CHATML.replace("{{ end }}", policy_text().decode([END_TOKEN])))
+    ended, cut = (text.observed(HOLD, "1", turn, frozenset({END_TOKEN})) for turn in ([END_TOKEN], encode("2")))
+    assert cut == pack_tokens([END_TOKEN]) + ended
 
 
-def test_without_chat_nothing_is_put_around_messages() -> None:
-    files = FILES | {"generation_config.json": json.dumps({"eos_token_id": END_TOKEN}).encode()}
-    episode = TaskText(files.__getitem__, task("kuhn"), max_new_tokens=6).episode(PromptRef("train", 0))
-    assert episode is not None
-    assert episode.framing == PLAIN
+def test_a_template_that_does_not_show_turns_is_refused() -> None:
+    with pytest.raises(ConfigInvalid, match="does not show a turn once"):
+        spoken(SAYS_ONCE).observed(HOLD, "1", [END_TOKEN], frozenset({END_TOKEN}))
+
+
+def test_in_plain_text_nothing_is_put_around_what_an_environment_says() -> None:
+    text = policy_text()
+    assert text.observed(Problem("1+1="), "12", encode("3"), frozenset({END_TOKEN})) == pack_tokens(encode("12"))
+    with pytest.raises(VerifierFailed, match="prompts are plain text"):
+        text.observed(Problem("1+1="), [{"role": "user", "content": "1"}], encode("3"), frozenset({END_TOKEN}))

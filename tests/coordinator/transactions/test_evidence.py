@@ -1,7 +1,6 @@
 """Every code that intake rejects with brings the whole evidence: a new code fails here until it does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,18 +11,14 @@ from ledger.tables import balances_table
 from protocol import errors, limits
 from protocol.errors import ERRORS, SwarmError
 from protocol.policy import chunks
-from coordinator.environments.games import environments
 from protocol.wire import canonical
 from protocol.wire.signing import NodeKey
 from protocol.work import evidence
-from protocol.work.episode import Episode
 from protocol.work.evidence import EXACT, RULES, VALIDATOR, RejectionEvidence, TokenPlace
 from protocol.work.lease import Lease
 from protocol.work.messages import PlanRequest, open_request, seal_request
-from protocol.work.rollout import PolicyBounds, RolloutClaim, Sample, check_claim, pack_logprobs, pack_tokens
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens
 from tests.coordinator.world import END, ROUND, VOCAB, World, answer, claim
-from tests.protocol.work.test_transcript import BOUNDS, player, speaker
-from tests.protocol.work.test_transcript import episode as an_episode
 
 ELSEWHERE = {
     kind.code
@@ -166,52 +161,6 @@ def revoked(world: World) -> None:
     world.run(registry.require_node, key.node_id)
 
 
-def of_episode(code: str, spoil: Callable[[list[int]], list[int]]) -> Callable[[World], RejectionEvidence]:
-    def provoke(_world: World) -> RejectionEvidence:
-        wanted = an_episode(SOKOBAN)
-        one, tokens, speak = player(wanted), list[int](), speaker(wanted, 3)
-        while not one.finish:
-            token = speak(len(tokens))
-            tokens += [token, *one.append(token)]
-        with pytest.raises(SwarmError) as caught:
-            play(wanted, spoil(tokens), BOUNDS)
-        assert caught.value.code == code
-        return evidence.build_evidence(caught.value, envelope=b"a rollout", lease_id="1" * 32)
-
-    return provoke
-
-
-def play(wanted: Episode, tokens: list[int], bounds: PolicyBounds) -> None:
-    lease = Lease(
-        lease_id="1" * 32, version=1, seed=1, samples=1, prompt=pack_tokens([1]), price_micros_per_mtok=1,
-        expires_ms=1, episode=wanted,
-    )  # fmt: skip
-    made = Sample(tokens=pack_tokens(tokens), logprobs=pack_logprobs([0.0] * len(tokens)), finish="stop")
-    told = RolloutClaim(round_id=ROUND, lease_id="1" * 32, lease_digest=lease.digest, samples=(made,))
-    check_claim(told, lease, ROUND, bounds)
-
-
-def forged(tokens: list[int]) -> list[int]:
-    """Return the tokens with a changed character in the environment's first answer."""
-    one = player(an_episode(SOKOBAN))
-    for place, token in enumerate(tokens):
-        if inserted := one.append(token):
-            return [*tokens[: place + 1], (inserted[0] + 1) % 256, *tokens[place + 2 :]]
-    raise AssertionError("the environment says nothing")
-
-
-@dataclass
-class Broken:
-    def reset(self, seed: int) -> object:
-        raise ZeroDivisionError
-
-
-def broken(_world: World) -> None:
-    with pytest.MonkeyPatch.context() as patch:  # no environment that ships breaks its rules
-        patch.setitem(environments.ENVIRONMENTS, "kuhn", Broken)
-        play(an_episode(parameters={}), [5], BOUNDS)
-
-
 CASES: dict[str, tuple[Callable[[World], RejectionEvidence], bool]] = {
     "message_too_large": (raw("message_too_large", lambda *_: bytes(10**7)), False),
     "malformed_message": (raw("malformed_message", lambda *_: b"\xff" * 100), False),
@@ -232,13 +181,6 @@ CASES: dict[str, tuple[Callable[[World], RejectionEvidence], bool]] = {
     "stale_version": (stale, False),
     "tokens_invalid": (of_claim("tokens_invalid", a_sample([10, VOCAB, END], [0.0] * 3)), True),
     "logprobs_invalid": (of_claim("logprobs_invalid", a_sample([10, END], [-0.1, 0.5])), True),
-    "observation_forged": (of_episode("observation_forged", forged), True),
-    "episode_overrun": (of_episode("episode_overrun", lambda tokens: [*tokens, 5]), True),
-    "episode_cut_short": (of_episode("episode_cut_short", lambda tokens: tokens[:1]), True),
-    "unknown_environment": (
-        refused(lambda _world: play(an_episode(environment="nethack"), [5], BOUNDS), "unknown_environment"), False
-    ),
-    "environment_failed": (refused(broken, "environment_failed"), False),
     "budget_exhausted": (poor, False),
 }  # fmt: skip
 """How each comes about, and whether single tokens are at fault."""

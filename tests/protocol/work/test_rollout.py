@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from protocol import limits
 from protocol.errors import LeaseMismatch, LogprobsInvalid, MalformedMessage, TokensInvalid
 from protocol.wire import canonical
-from protocol.work.episode import Episode
 from protocol.work.lease import Lease, Prefix
 from protocol.work.rollout import (
     PolicyBounds,
@@ -46,7 +45,8 @@ OTHERWISE: dict[str, Any] = {
     "expires_ms": 1,
     "judged_as": "torch/bf16/cuda",
     "prefixes": (Prefix(tokens=pack_tokens([10]), finish=""),) * 2,
-    "episode": Episode(environment="sokoban", parameters={}, seed=1, turn_tokens_max=2),
+    "turn_tokens_max": 2,
+    "context_tokens_paid": 1,
 }
 
 

@@ -17,10 +17,10 @@ A module with an environment has two names:
 - An optional attribute `tools` of the rows, a list of JSON schemas, goes to the policy's chat template.
 """
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from protocol.tasks import Problem, Reward
+from protocol.tasks import Reward
 
 Message = Mapping[str, Any]
 """A chat message: `role` and `content`, and what else the policy's chat template knows."""
@@ -41,7 +41,5 @@ class Environment(Protocol):
         """Return the reward of the episode so far; an episode that was cut off is judged as it stands."""
 
 
-class MakesEnvironment(Protocol):
-    """The class `Environment` of a module."""
-
-    def __call__(self, problem: Problem, **parameters: Any) -> Environment: ...
+MakesEnvironment = Callable[..., Environment]
+"""The class of a module: called with a problem, and with the parameters by their names."""

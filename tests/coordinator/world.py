@@ -204,12 +204,15 @@ class World:
         version: int = 1,
         groups: int = 1,
         continues: bool = False,
+        finishing: bool = False,
         numerics: str | None = None,
         place: str = "",
     ) -> LeaseReply:
         if numerics is None:
             numerics = (*self.terms.classes, "")[0]
-        message = LeaseRequest(version=version, groups=groups, continues=continues, numerics=numerics)
+        message = LeaseRequest(
+            version=version, groups=groups, continues=continues, finishing=finishing, numerics=numerics
+        )
         reply: LeaseReply = self.run(
             offers.offer, key.node_id, message, terms=self.terms, draw=self.draw, place=place, now_ms=self.now_ms
         )

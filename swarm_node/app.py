@@ -110,11 +110,12 @@ async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
             if settings.show is not None:
                 nursery.start_soon(settings.show, agent.snapshot)
             await first_of(pulse.register, governor.leaving.wait)
-            for machine in (pulse, me.policies, me.log_watch, sender, sender.guard, worker, notices):
+            for machine in (pulse, me.policies, me.log_watch, sender.guard, worker, notices):
                 nursery.start_soon(machine.run)
             if me.mapper is not None:
                 nursery.start_soon(me.mapper.run)
             nursery.start_soon(pulse.listen)
+            nursery.start_soon(sender.run, worker.take_turns)
             nursery.start_soon(teller.run, worker.drop)
             nursery.start_soon(_let_go, governor, worker)
             await first_of(worker.finished.wait, governor.leaving.wait)

@@ -26,6 +26,7 @@ import trio
 from protocol import limits
 from protocol.errors import ConfigInvalid, EngineFailed, EngineNotStarted, SwarmError
 from protocol.text.plain import size_text
+from swarm_node.base.waiting import first_of
 from swarm_node.engine import memory
 from swarm_node.engine.choose import Choice
 from swarm_node.engine.messages import (
@@ -89,6 +90,8 @@ class EngineClient:
         self._process: trio.Process | None = None
         self._policy: LoadVersion | None = None
         self._turn, self._pipe = trio.Lock(), trio.Lock()
+        self._received = bytearray()
+        """The first bytes of the child's next frame: a wait that is interrupted loses none of them."""
         self._unanswered: set[str] = set()
         self._early: deque[GroupGrown | GroupDone | GroupFailed] = deque()
         """Groups that grew or ended before the answer that was awaited."""
@@ -166,12 +169,24 @@ class EngineClient:
             await self._send(Generate(requests=tuple(requests)))
             self._unanswered.update(request.request_id for request in requests)
 
-    async def finished(self) -> GroupGrown | GroupDone | GroupFailed | None:
-        """Return the next request that ended, or that grew and asked for reports; None if no request is left."""
+    async def finished(self, interrupted: trio.Event | None = None) -> GroupGrown | GroupDone | GroupFailed | None:
+        """Return the next request that ended, or that grew and asked for reports.
+
+        Return None if no request is left, or if `interrupted` is set first.
+        """
         async with self._turn, self._or_nothing():
             while self._unanswered and not self._early:
-                self._note(await self._receive(self._answer_timeout_s))
+                if interrupted is None:
+                    await self._hear()
+                elif interrupted.is_set():
+                    return None
+                else:
+                    await first_of(self._hear, interrupted.wait)
             return self._early.popleft() if self._early else None
+
+    async def _hear(self) -> None:
+        """Receive one answer to a request."""
+        self._note(await self._receive(self._answer_timeout_s))
 
     async def cancel(self, request_ids: Collection[str]) -> None:
         """Cancel requests, also while another task awaits them; a request that has already ended is still returned."""
@@ -268,6 +283,7 @@ class EngineClient:
                 f"The engine {self._command[0]} does not start: {error}.", hint="Install echo-swarm again."
             ) from error
         self.starts += 1
+        self._received.clear()
         self._ended_for, self._encoding = "", False
         self._started.set()
         self._expect(await self._receive(START_TIMEOUT_S), Ready)
@@ -306,25 +322,28 @@ class EngineClient:
 
     async def _receive(self, timeout_s: float) -> Said:
         with self._deadline(timeout_s, "answer"):
-            size_bytes = int.from_bytes(await self._read(LENGTH_BYTES))
+            await self._read(LENGTH_BYTES)
+            size_bytes = int.from_bytes(self._received[:LENGTH_BYTES])
             if size_bytes > limits.MESSAGE_MAX_BYTES:
                 raise EngineFailed(f"The engine announces a frame of {size_bytes} bytes.", hint="Another program?")
-            return Answer.from_bytes(await self._read(size_bytes)).body
+            await self._read(LENGTH_BYTES + size_bytes)
+        body = bytes(self._received[LENGTH_BYTES:])
+        self._received.clear()
+        return Answer.from_bytes(body).body
 
-    async def _read(self, size_bytes: int) -> bytes:
+    async def _read(self, size_bytes: int) -> None:
+        """Read until `size_bytes` of the next frame are received."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        parts = bytearray()
-        while len(parts) < size_bytes:
+        while len(self._received) < size_bytes:
             try:
-                part = await process.stdout.receive_some(size_bytes - len(parts))
+                part = await process.stdout.receive_some(size_bytes - len(self._received))
             except trio.ClosedResourceError as error:  # `cancel` detected that it is broken
                 raise await self._gone(process) from error
             if not part:
                 raise await self._gone(process)
-            parts += part
-        return bytes(parts)
+            self._received += part
 
     def _expect(self, reply: Said, kind: type[R]) -> R:
         if isinstance(reply, CommandFailed):

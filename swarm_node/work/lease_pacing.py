@@ -104,4 +104,5 @@ def _against(lease: Lease, tokens: float, now_ms: int, pace: NodePace, price_flo
 def _tokens(lease: Lease, pace: NodePace) -> float:
     """Return the estimated number of tokens left to sample for a lease."""
     done = sum(1 for prefix in lease.prefixes if prefix.finish)
-    return (lease.samples - done) * max(1.0, pace.tokens_per_sample)
+    own = min(pace.tokens_per_sample, lease.turn_tokens_max or pace.tokens_per_sample)
+    return (lease.samples - done) * max(1.0, own)

@@ -5,6 +5,8 @@
 - Every rejection is logged with its code and reason, and counted by the guard, which stops a node with too many. Its
   evidence is stored first, also when a whole request is refused and its rollouts stay. If the disk is full the rollout
   still leaves the outbox, since it would be rejected again as already judged.
+- The answer may have leases, for the next turns of episodes: the worker gets them before the verdicts are recorded. The
+  answer to rollouts that are sent again has none; then the worker gets the turn by an ordinary request.
 
 The guard stops a node whose work is rejected repeatedly:
 
@@ -23,6 +25,7 @@ The outbox: finished rollouts, stored on the disk until the coordinator has judg
 import logging
 import math
 from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +36,7 @@ from protocol.errors import ERRORS, DiskFull, LeaseClosed, StaleVersion, SwarmEr
 from protocol.ids import LeaseId
 from protocol.work import evidence
 from protocol.work.evidence import RejectionEvidence
+from protocol.work.lease import Lease
 from protocol.work.messages import Submission, Verdict
 from swarm_node.base.clock import now_ms
 from swarm_node.base.disk import disk_named, write_durably
@@ -161,6 +165,10 @@ PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses between attempts while the coordinator does not accept rollouts; the last is repeated."""
 
 
+TakeTurns = Callable[[Sequence[Lease]], Awaitable[None]]
+"""Begins or returns the leases of next turns."""
+
+
 class Sender:
     """Sender of the outbox; call `wake` after adding a rollout."""
 
@@ -184,13 +192,13 @@ class Sender:
     def wake(self) -> None:
         self._woken.set()
 
-    async def run(self) -> None:
-        """Send rollouts until cancelled."""
+    async def run(self, take_turns: TakeTurns) -> None:
+        """Send rollouts until cancelled; call `take_turns` with leases in the coordinator's answers."""
         failures = 0
         while True:
             self._woken = trio.Event()
             try:
-                sent = await self.send_some()
+                sent = await self.send_some(take_turns)
                 failures = 0
                 self._tell()
             except SwarmError as error:
@@ -210,7 +218,7 @@ class Sender:
                 "credited tokens=%d credit_micros=%d verdicts=%s", self.tokens, self.credit_micros, dict(self.verdicts)
             )
 
-    async def send_some(self) -> int:
+    async def send_some(self, take_turns: TakeTurns) -> int:
         """Send the oldest rollouts; return the number that were judged."""
         waiting = await trio.to_thread.run_sync(self._outbox.waiting, ROLLOUTS_PER_REQUEST, ROLLOUT_BYTES_PER_REQUEST)
         if not waiting:
@@ -220,6 +228,8 @@ class Sender:
         except SwarmError as error:
             await trio.to_thread.run_sync(self._keep_all, waiting, error)
             raise
+        if reply.leases:
+            await take_turns(reply.leases)
         judged = list(zip(waiting, reply.verdicts, strict=True))
         accepted = [waiting[lease_id] for lease_id, verdict in judged if verdict.outcome != "rejected"]
         await trio.to_thread.run_sync(self._claims.add, accepted)

@@ -8,7 +8,10 @@
 - The engine is kept busy: new groups replace ended ones when half have ended, or one by one if groups take long.
 - A finished group is signed and on the disk before the next is awaited; sending is the `sender`'s task.
 - The `teller` reports the progress of long-running groups; leases that the coordinator no longer needs are dropped.
-- A version that is being measured stays in the engine until the coordinator has no more work with it for this node.
+- A version that is being measured stays in the engine until the coordinator has no more work with it for this node. So
+  does the version of an episode, which is a chain of leases: once a newer version is there, requests say `finishing`.
+- The sender passes on the next turns of episodes (`take_turns`), and `run` begins them at once, whatever it waits for:
+  a request for more work would cost each turn a second journey. Turns of another version are returned.
 - Leases that cannot be answered (engine crash, full disk, Ctrl-C) are returned; an unreachable coordinator does not
   interrupt sampling.
 - A version with which the engine fails is tried again after a pause, and then skipped: the fault may be in the version.
@@ -20,12 +23,14 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 import trio
 
+from protocol import limits
 from protocol.errors import (
     DiskFull,
     EngineFailed,
@@ -79,8 +84,14 @@ time."""
 DECLINED_PAUSE_S = 30.0
 """Pause after declined leases: the next ones would not be better."""
 
+TURNS_WAITING_MAX = limits.LEASES_PER_REQUEST_MAX
+"""Turns that wait until they are begun; more are returned, as the coordinator offers more than this node answered."""
+
 LAST_WORD_S = 1.0
 """Time-out for a pending answer when the agent stops, and for returning its leases."""
+
+
+T = TypeVar("T")
 
 
 class VersionUnusable(EngineFailed):
@@ -124,6 +135,10 @@ class Worker:
         """Leases in the engine."""
         self._offered = set[str]()
         """Leases that arrived, and were neither begun nor returned yet."""
+        self._turns: dict[str, Lease] = {}
+        """Leases that `take_turns` got, and `run` has neither begun nor returned yet."""
+        self._turns_came = trio.Event()
+        """Set while there are such leases."""
         self._storing = ""
         """The lease whose answer is being written to the disk: it is given up only if that fails."""
         self._numerics = ""
@@ -135,7 +150,8 @@ class Worker:
         self._suspect_failures = 0
         self.trouble = Trouble()
         self._samples_done = self._tokens_done = 0
-        self._stays = False  # True while the coordinator has more to measure with the loaded version
+        self._stays = False
+        """True while the coordinator may have more work with the loaded version: to measure, or a next turn."""
         self.idle_for = ""
         """Reason why there is no work, from the coordinator's answer or offer; empty if there is work."""
         self.phase = Phase.OFFLINE
@@ -163,6 +179,8 @@ class Worker:
         try:
             while not self.finished.is_set():
                 try:
+                    if self._turns:
+                        await self._begin_turns()
                     if self._is_hungry():
                         await self._take_work()
                     if self._open:
@@ -182,7 +200,8 @@ class Worker:
                     self.trouble.met(error, "no work")
                     self._appetite.pause(1.0)
         finally:
-            await self._give_back([*self._open, *sorted(self._offered)])
+            turns, self._turns = self._turns, {}
+            await self._give_back([*self._open, *sorted(self._offered), *turns])
 
     def _is_hungry(self) -> bool:
         """Return True if work should be requested: nothing runs, or there is capacity for more of the same version."""
@@ -196,9 +215,46 @@ class Worker:
         )
 
     def _next_now(self) -> HeldVersion | None:
-        """Return the version to sample with next, if known: the newest, or the loaded one while it is measured."""
+        """Return the version to sample with next, if known: the newest, or the loaded one while it is needed."""
         newest = self._policies.usable_now()
         return self._loaded if newest is not None and self._stays else newest
+
+    async def take_turns(self, leases: Sequence[Lease]) -> None:
+        """Hand leases of next turns to `run`, which begins them; return those that it could not begin.
+
+        Called by the sender while `run` continues.
+        """
+        declined = []
+        for lease in leases:
+            if lease.lease_id in self._open or lease.lease_id in self._offered or lease.lease_id in self._turns:
+                continue
+            if self._takes(lease) and len(self._turns) < TURNS_WAITING_MAX:
+                self._turns[lease.lease_id] = lease
+            else:
+                declined.append(lease.lease_id)
+        if self._turns:
+            self._turns_came.set()
+        await self._give_back(declined)
+
+    def _takes(self, lease: Lease) -> bool:
+        """Return True if a turn may be begun: with the loaded version, and while work is permitted."""
+        return lease.version == self.version and self._gate.decision.may_work and not self.finished.is_set()
+
+    async def _begin_turns(self) -> None:
+        """Begin the turns that `take_turns` got, and return those of another version, or after the gate has closed."""
+        turns = tuple(self._turns.values())
+        self._offered |= self._turns.keys()
+        self._turns, self._turns_came = {}, trio.Event()
+        fit = [lease for lease in turns if self._takes(lease)]
+        await self._give_back([lease.lease_id for lease in turns if lease not in fit])
+        begun = await self._begin(fit)
+        self._offered.clear()
+        if begun and self._loaded is not None:
+            await self._sample(begun, self._loaded)
+
+    async def _first_of(self, *waits: Callable[[], Awaitable[T]]) -> T | None:
+        """Return the result of the first wait; None if the gate closes or a turn comes before that."""
+        return await first_of(*waits, self._gate.closed, self._turns_came.wait)
 
     async def _take_work(self) -> None:
         """Lease groups and pass them to the engine, in addition to running groups of the same version."""
@@ -206,9 +262,9 @@ class Worker:
             if not self._gate.decision.may_work:
                 return await self._rest()
             self.phase = Phase.IDLE if self._loaded else Phase.OFFLINE
-            await first_of(partial(trio.sleep, self._appetite.pause_s), self._gate.closed)
-        policy = self._next_now() or await first_of(self._policies.usable, self._gate.closed)  # see `_is_hungry`
-        if policy is None:
+            await self._first_of(partial(trio.sleep, self._appetite.pause_s))
+        policy = self._next_now() or await self._first_of(self._policies.usable)  # see `_is_hungry`
+        if policy is None or self._turns:
             return None
         if self._is_unusable(policy) and not self._open:
             self._loaded = None
@@ -224,15 +280,18 @@ class Worker:
         elif len(self._outbox) >= OUTBOX_MAX:
             self._appetite.pause(1.0)
         elif policy == self._loaded and (leases := await self._lease(policy)):
-            self.phase = Phase.GENERATING
-            self._open |= {lease.lease_id: lease for lease in leases}
-            for lease in leases:
-                self._teller.start(lease)
-            sampler = policy.manifest.sampler
-            await self._engine.submit(
-                [SampleRequest.from_lease(lease, sampler, tell_every_s=TELL_S) for lease in leases]
-            )
+            await self._sample(leases, policy)
         return None
+
+    async def _sample(self, leases: Sequence[Lease], policy: HeldVersion) -> None:
+        """Pass leases to the engine."""
+        self.phase = Phase.GENERATING
+        self._stays |= _has_turns(leases)  # until the coordinator knows of no next turn
+        self._open |= {lease.lease_id: lease for lease in leases}
+        for lease in leases:
+            self._teller.start(lease)
+        sampler = policy.manifest.sampler
+        await self._engine.submit([SampleRequest.from_lease(lease, sampler, tell_every_s=TELL_S) for lease in leases])
 
     async def _rest(self) -> None:
         """Wait while the gate is closed; a finishing node has finished when no lease is open."""
@@ -243,22 +302,22 @@ class Worker:
         if not self._gate.decision.keep_engine:
             self._loaded = None
             await self._engine.rest()
-        await self._gate.opened()
+        await first_of(self._gate.opened, self._turns_came.wait)
 
     async def let_go(self) -> None:
         """Return the leases that are being sampled; called while `run` continues."""
         await self._give_up(but=self._storing)
 
     async def _wait_for_newer(self, policy: HeldVersion, patience_s: float) -> None:
-        """Wait for another version, for at most `patience_s`, or until the gate closes."""
-        await first_of(partial(self._policies.newer_than, policy, patience_s=patience_s), self._gate.closed)
+        """Wait for another version, for at most `patience_s`, or until the gate closes or a turn comes."""
+        await self._first_of(partial(self._policies.newer_than, policy, patience_s=patience_s))
 
     async def _collect(self) -> None:
         """Await the next group; sign and store it."""
-        group = await self._engine.finished()
+        group = await self._engine.finished(self._turns_came)
         lease = self._open.get(group.request_id) if group else None
         if group is None or lease is None:
-            return  # it was given up
+            return  # it was given up, or a turn came
         if isinstance(group, GroupGrown):
             return self._teller.grew(lease.lease_id, group.parts)
         if isinstance(group, GroupFailed):
@@ -344,16 +403,18 @@ class Worker:
             log.info("throughput measured tokens_per_s=%.0f", self.tokens_per_s)
 
     async def _lease(self, policy: HeldVersion) -> tuple[Lease, ...]:
+        newest = self._policies.usable_now()
         request = LeaseRequest(
             version=policy.manifest.version,
             groups=self._appetite.room(len(self._open)),
             continues=self._continues,
+            finishing=newest is not None and newest != policy,
             numerics=self._numerics,
         )
         reply = await heard_out(partial(self._ask, request), patience_s=LAST_WORD_S)
         self._appetite.record_request()
         self._policies.hint(reply.newest_version)
-        self._stays = reply.stays
+        self._stays = reply.stays or _has_turns(self._open.values())  # an open turn may have a next one
         new = self._offered
         if not len(new) == len(reply.leases) <= request.groups or any(
             lease.version != request.version for lease in reply.leases
@@ -367,6 +428,8 @@ class Worker:
             patience_s = min(max(reply.retry_s, 0.05), 30.0)
             if self._open:
                 self._appetite.refused(patience_s)
+            elif request.finishing and self._stays:  # the newer version is there already, and waits
+                await self._first_of(partial(trio.sleep, patience_s))
             else:
                 await self._wait_for_newer(policy, patience_s)
         begun = await self._begin(reply.leases)
@@ -375,7 +438,7 @@ class Worker:
 
     async def _ask(self, request: LeaseRequest) -> LeaseReply:
         reply = await self._coordinator.lease(request)
-        self._offered = {lease.lease_id for lease in reply.leases} - self._open.keys()
+        self._offered = {lease.lease_id for lease in reply.leases} - self._open.keys() - self._turns.keys()
         return reply
 
     async def _begin(self, offered: Sequence[Lease]) -> tuple[Lease, ...]:
@@ -433,3 +496,8 @@ class Worker:
                 await self._coordinator.give_back(ReturnLeases(lease_ids=tuple(lease_ids)))
             except SwarmError as error:
                 log.info("cannot return %d leases; they will expire (%s)", len(lease_ids), error.code)
+
+
+def _has_turns(leases: Iterable[Lease]) -> bool:
+    """Return True if a lease is a turn of an episode."""
+    return any(lease.turn_tokens_max for lease in leases)

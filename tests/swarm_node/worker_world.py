@@ -70,6 +70,7 @@ class World:
         self.finishing = False
         self.gate_moved = trio.Event()
         self.kept = set[str]()
+        self.asked: list[LeaseRequest] = []
         self._engine: deque[SampleRequest] = deque()
         everything = cast(Any, self)
         self.worker = Worker(
@@ -142,6 +143,7 @@ class World:
     async def lease(self, request: LeaseRequest) -> LeaseReply:
         count = min(max(request.groups, self.at_least), self.finished_after - self.given)
         self.note(f"lease v{request.version}")
+        self.asked.append(request)
         if request.version in self.standby:
             return LeaseReply(leases=(), newest_version=1, reason="standby", retry_s=STANDBY_S)
         numbers = [0] * count if self._repeat else range(self.given, self.given + count)
@@ -195,8 +197,10 @@ class World:
         self._engine.extend(requests)
         self.note("submit " + " ".join(str(int(request.request_id, 16)) for request in requests))
 
-    async def finished(self) -> GroupDone | GroupFailed | None:
+    async def finished(self, interrupted: trio.Event | None = None) -> GroupDone | GroupFailed | None:
         await trio.lowlevel.checkpoint()
+        if interrupted is not None and interrupted.is_set():
+            return None
         self.before_end()
         if not self._engine:
             return None

@@ -205,6 +205,30 @@ def test_a_group_that_another_node_began_continues_with_the_tokens_of_one_run(
             np.testing.assert_allclose(logprobs, expected[kept:], atol=NATS)
 
 
+@pytest.mark.parametrize("turn_tokens_max", [1, 4, 12])
+def test_turns_are_the_parts_of_an_undisturbed_sample(child: Child, policy: Path, turn_tokens_max: int) -> None:
+    """The last turn of a sample of 12 tokens has the tokens that are left."""
+    child.load(policy)
+    whole = of_torch(policy, asked(PROMPTS[2], 3))["seed 3"]
+    begun = prefixes(whole, lambda _number, count: min(turn_tokens_max * ((count - 1) // turn_tokens_max), 8))
+    turn = asked(PROMPTS[2], 3, prefixes=begun, turn_tokens_max=turn_tokens_max)
+    for prefix, one, alone in zip(begun, child.sample(turn)["seed 3"], whole, strict=True):
+        made = prefix.tokens + one.tokens
+        assert made == alone.tokens[: len(prefix.tokens) + 4 * turn_tokens_max]
+        assert one.finish == (alone.finish if made == alone.tokens else "length")
+
+
+def test_a_turn_after_an_observation_has_the_tokens_that_torch_draws(child: Child, policy: Path) -> None:
+    """In a long context, of which vLLM has most in its prefix cache when the second turn comes."""
+    child.load(policy)
+    first = asked(LONG_PROMPT, 4, turn_tokens_max=5, max_new_tokens=40)
+    drawn = child.sample(first)["seed 4"]
+    assert_same({"seed 4": drawn}, of_torch(policy, first))
+    begun = tuple(Prefix(tokens=one.tokens + pack_tokens([21, 22, 23]), finish="") for one in drawn)
+    second = first.model_copy(update={"prefixes": begun})
+    assert_same(child.sample(second), of_torch(policy, second))
+
+
 def test_what_was_sampled_is_counted_once(child: Child, policy: Path) -> None:
     child.load(policy)
     child.tell(Measure())

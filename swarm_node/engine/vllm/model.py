@@ -172,6 +172,7 @@ def _start(folder: Path, dtype: str, rows: int, vram_share: float) -> Any:
             max_num_seqs=rows,
             disable_log_stats=True,
             async_scheduling=False,
+            enable_prefix_caching=True,  # a turn of an episode computes only what is new since the turn before
             seed=0,
             **of_platform(vram_share),
         )

@@ -58,8 +58,12 @@ async function version (trust, folder) {
 function answer (model, manifest, lease) {
   const prompt = readU32(lease.prompt)
   const { temperature, max_new_tokens: maxNewTokens } = manifest.sampler
-  return Array.from({ length: lease.samples }, (_, index) =>
-    sample(model, { prompt, seed: lease.seed, index, temperature, maxNewTokens }))
+  const { seed, turn_tokens_max: turnTokensMax } = lease
+  const unbegun = { tokens: Buffer.alloc(0), finish: '' }
+  return Array.from({ length: lease.samples }, (_, index) => {
+    const prefix = lease.prefixes[index] ?? unbegun
+    return sample(model, { prompt, prefix, seed, index, temperature, maxNewTokens, turnTokensMax })
+  })
 }
 
 // How far the model is from what the publisher says of it, on the mean; 0 where he says nothing.
@@ -90,13 +94,20 @@ async function work (trust, folder) {
   }
   const honest = await lease()
   const claim = node.claim(honest, answer(model, manifest, honest).map(packed))
-  const verdicts = [...await node.submit(claim), ...await node.submit(claim)]
-  say({ honest: digest(claim), lease: honest.lease_id, verdicts })
+  const [submitted, again] = [await node.submit(claim), await node.submit(claim)]
+  say({ honest: digest(claim), lease: honest.lease_id, verdicts: [...submitted.verdicts, ...again.verdicts] })
+  for (let { leases } = submitted; leases.length;) { // an episode: the answer to a turn brings the next one
+    const turns = leases.map((turn) => node.claim(turn, answer(model, manifest, turn).map(packed)))
+    const reply = await node.submit(...turns)
+    say({ turns: turns.map(digest), verdicts: reply.verdicts })
+    leases = reply.leases
+  }
 
   const second = await lease()
   const [first, ...others] = answer(model, manifest, second)
   const wrong = { ...first, tokens: first.tokens.with(0, model.config.vocab_size) }
-  say({ wrong: second.lease_id, verdicts: await node.submit(node.claim(second, [wrong, ...others].map(packed))) })
+  const { verdicts } = await node.submit(node.claim(second, [wrong, ...others].map(packed)))
+  say({ wrong: second.lease_id, verdicts })
 
   const third = await lease()
   await node.giveBack(third.lease_id)

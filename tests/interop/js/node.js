@@ -5,14 +5,14 @@ import { digest } from './blake3.js'
 import { decode, encode, fields, Float } from './canonical.js'
 import { Refused } from './errors.js'
 
-const GENERATION = 4
+const GENERATION = 5
 const PATIENCE_MS = 30_000
 
 const HEARTBEAT_REPLY = ['newest_version', 'heartbeat_s', 'finished']
 const LEASE_REPLY = ['leases', 'newest_version', 'reason', 'retry_s', 'stays']
 const LEASE = [
   'lease_id', 'version', 'seed', 'samples', 'prompt', 'price_micros_per_mtok', 'expires_ms', 'judged_as', 'prefixes',
-  'episode'
+  'turn_tokens_max', 'context_tokens_paid'
 ]
 const VERDICT = ['lease_id', 'outcome', 'code', 'message', 'tokens', 'credit_micros', 'evidence']
 const EVIDENCE = [
@@ -77,8 +77,9 @@ export class Node {
     return this.#call('/v1/heartbeat', this.beat(...said), ...HEARTBEAT_REPLY)
   }
 
-  async leases (version, groups) {
-    const asked = { version, groups, continues: false, numerics: 'js/float64/cpu', environments: [] }
+  // With `finishing` it gets no more groups of this version, only the next turns of its episodes.
+  async leases (version, groups, finishing = false) {
+    const asked = { version, groups, continues: true, finishing, numerics: 'js/float64/cpu' }
     const reply = await this.#call('/v1/leases', asked, ...LEASE_REPLY)
     reply.leases.forEach((lease) => fields(lease, ...LEASE))
     return reply
@@ -94,14 +95,16 @@ export class Node {
     return encode({ round_id: this.roundId, lease_id: lease.lease_id, lease_digest, samples })
   }
 
+  // The verdicts, and the leases of next turns: this node's to answer or to give back.
   async submit (...claims) {
     const rollouts = claims.map((claim) => this.key.seal('rollout', claim))
-    const { verdicts } = await this.#call('/v1/rollouts', { rollouts }, 'verdicts')
+    const { verdicts, leases } = await this.#call('/v1/rollouts', { rollouts }, 'verdicts', 'leases')
+    leases.forEach((lease) => fields(lease, ...LEASE))
     for (const verdict of verdicts) {
       fields(verdict, ...VERDICT)
       if (verdict.evidence) fields(verdict.evidence, ...EVIDENCE)
     }
-    return verdicts
+    return { verdicts, leases }
   }
 
   async why (about = '') {

@@ -45,21 +45,24 @@ export function logprob (logits, token) {
   return logits[token] - highest - Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - highest), 0))
 }
 
-// One sample of a lease: { tokens, logprobs, finish }.
-export function sample (model, { prompt, seed, index, temperature, maxNewTokens }) {
-  const state = model.begin()
-  let logits
-  for (const token of prompt) logits = model.step(state, token)
+// One sample of a lease: { tokens, logprobs, finish }, without the tokens of its prefix, which take part in the count.
+export function sample (model, { prompt, prefix, seed, index, temperature, maxNewTokens, turnTokensMax }) {
   const [tokens, logprobs] = [[], []]
-  while (tokens.length < maxNewTokens) {
+  if (prefix.finish) return { tokens, logprobs, finish: prefix.finish }
+  const state = model.begin()
+  const begun = readU32(prefix.tokens)
+  let logits
+  for (const token of [...prompt, ...begun]) logits = model.step(state, token)
+  const most = Math.min(maxNewTokens - begun.length, turnTokensMax || maxNewTokens)
+  while (tokens.length < most) {
     const scaled = logits.map((logit) => logit / temperature)
     const highest = scaled.reduce((a, b) => Math.max(a, b))
     const weights = scaled.map((logit) => Math.exp(logit - highest)) // (3)
-    const token = pick(weights, uniform(seed, index, tokens.length))
+    const token = pick(weights, uniform(seed, index, begun.length + tokens.length))
     tokens.push(token)
     logprobs.push(logprob(scaled, token))
     if (model.ends.includes(token)) return { tokens, logprobs, finish: 'stop' } // (5)
-    if (tokens.length < maxNewTokens) logits = model.step(state, token)
+    if (tokens.length < most) logits = model.step(state, token)
   }
   return { tokens, logprobs, finish: 'length' }
 }

@@ -104,6 +104,13 @@ def misbehave(fault: str) -> None:
             end("second")
         case "answers twice":
             end("first")
+        case "sends half an answer":
+            nothing = Sample(tokens=b"", logprobs=b"", finish="length")
+            whole = frame(Answer(body=GroupDone(request_id="second", samples=(nothing,), first_token_ago_s=0.0)))
+            os.write(1, whole[: len(whole) // 2])
+            read_exactly(int.from_bytes(read_exactly(LENGTH_BYTES)))
+            os.write(1, whole[len(whole) // 2 :])
+            end("third")
 
 
 if __name__ == "__main__":

@@ -212,6 +212,28 @@ async def test_a_cancel_that_finds_the_child_dead_ends_whoever_waits_for_a_group
     assert caught == ["engine_failed", "engine_failed"]
 
 
+async def test_a_wait_that_is_interrupted_in_the_middle_of_an_answer_loses_nothing() -> None:
+    """A request that comes meanwhile is submitted, and the child lives on."""
+    interrupted = trio.Event()
+    with trio.fail_after(DEADLINE_S):
+        async with open_engine(fake("sends half an answer")) as engine, trio.open_nursery() as nursery:
+            await engine.load(Path(), 1)
+            await engine.submit([request("first"), request("second")])
+            assert await engine.finished(interrupted)
+
+            async def interrupt() -> None:
+                while not engine._received:
+                    await trio.lowlevel.checkpoint()
+                interrupted.set()
+
+            nursery.start_soon(interrupt)
+            assert await engine.finished(interrupted) is None
+            assert await engine.finished(interrupted) is None, "as long as nobody clears it"
+            await engine.submit([request("third")])
+            assert await ends(engine) == ["second", "third"]
+            assert engine.starts == 1
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [(fake("dies at once"), "exit code 3"), (["/nowhere/swarm-node", "engine"], "does not start")],

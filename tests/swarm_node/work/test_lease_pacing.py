@@ -51,3 +51,10 @@ def test_what_others_have_finished_needs_no_time() -> None:
 
 def test_the_floor_declines_what_pays_less() -> None:
     assert begun(lease(1, price=99), lease(2, price=100), floor=100) == [2]
+
+
+def test_a_turn_takes_no_longer_than_its_own_bound() -> None:
+    """A node whose samples are long can meet a short turn."""
+    pace = NodePace(tokens_per_s=100.0, tokens_per_sample=1000.0)
+    turn = lease(1, ends_in_s=1.5).model_copy(update={"turn_tokens_max": 10})
+    assert begun(turn, lease(2, ends_in_s=1.5), pace=pace) == [1]

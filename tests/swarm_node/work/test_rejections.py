@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from protocol.wire.signing import NodeKey
 from protocol.work import evidence
 from protocol.work.auditing import Explanation, Explanations
 from protocol.work.evidence import RejectionEvidence
+from protocol.work.lease import Lease
 from protocol.work.messages import Submission, SubmissionReply, Verdict
 from swarm_node.commands import why
 from swarm_node.ledger.receipts import Claims
@@ -29,13 +30,23 @@ LEASES = [LeaseId(f"{number:032x}") for number in range(3)]
 class Says:
     """A coordinator that answers every submission with the same."""
 
-    def __init__(self, verdicts: Sequence[Verdict] | SwarmError) -> None:
-        self.verdicts = verdicts
+    def __init__(self, verdicts: Sequence[Verdict] | SwarmError, *turns: Lease) -> None:
+        self.verdicts, self.turns = verdicts, turns
 
     async def submit(self, _message: Submission) -> SubmissionReply:
         if isinstance(self.verdicts, SwarmError):
             raise SwarmError.from_wire(canonical.decode(canonical.encode(self.verdicts.to_wire())))
-        return SubmissionReply(verdicts=tuple(self.verdicts))
+        return SubmissionReply(verdicts=tuple(self.verdicts), leases=self.turns)
+
+
+class Turns:
+    """A worker that records the leases of next turns."""
+
+    def __init__(self) -> None:
+        self.taken: list[Lease] = []
+
+    async def __call__(self, leases: Sequence[Lease]) -> None:
+        self.taken += leases
 
 
 def envelope(lease_id: str) -> bytes:
@@ -64,7 +75,7 @@ async def test_what_was_rejected_is_kept_with_its_rollout(tmp_path: Path) -> Non
     error = TokensInvalid("Too many.")
     verdicts = [rejected(error, LEASES[0]), Verdict(lease_id=LEASES[1], outcome="accepted")]
     one, refusals = sender(tmp_path, Says(verdicts), *LEASES[:2])
-    await one.send_some()
+    await one.send_some(Turns())
     (kept,) = refusals
     assert (kept.lease_id, kept.evidence, kept.rollout) == (LEASES[0], found(error, LEASES[0]), envelope(LEASES[0]))
 
@@ -75,10 +86,10 @@ async def test_a_refused_request_is_kept_for_each_of_its_rollouts_until_they_are
     says = Says(NonceReplayed("Used before."))
     one, refusals = sender(tmp_path, says, *LEASES)
     with pytest.raises(NonceReplayed):
-        await one.send_some()
+        await one.send_some(Turns())
     assert {kept.lease_id: kept.evidence.step for kept in refusals} == dict.fromkeys(LEASES, "nonce")
     says.verdicts = [Verdict(lease_id=lease_id, outcome="accepted") for lease_id in LEASES]
-    await one.send_some()
+    await one.send_some(Turns())
     assert list(refusals) == []
 
 
@@ -99,21 +110,49 @@ async def test_without_room_for_evidence_a_rejection_is_still_one_and_work_goes_
     for lease_id in LEASES:
         outbox.put(lease_id, envelope(lease_id))
     one = Sender(says, outbox, Claims(tmp_path / "claims"), Full(tmp_path / "refusals"))  # type: ignore[arg-type]  # a fake of one call
-    assert await one.send_some() == 3
+    assert await one.send_some(Turns()) == 3
     assert outbox.waiting(3, 10**6) == {}
     assert one.verdicts == {"tokens_invalid": 3}
     assert sum("cannot save the evidence" in record.message for record in caplog.records) == 1
     says.verdicts = NonceReplayed("Used before.")
     outbox.put(LEASES[0], envelope(LEASES[0]))
     with pytest.raises(NonceReplayed):
-        await one.send_some()
+        await one.send_some(Turns())
+
+
+@pytest.mark.trio
+async def test_the_leases_of_next_turns_reach_the_worker_before_the_verdicts_are_recorded(tmp_path: Path) -> None:
+    """Also when the disk is full then: the turn is begun, and the rollout is sent again."""
+    turn = Lease(
+        lease_id="f" * 32,
+        version=1,
+        seed=1,
+        samples=1,
+        prompt=bytes(4),
+        price_micros_per_mtok=1,
+        expires_ms=0,
+        turn_tokens_max=4,
+    )
+
+    class FullClaims(Claims):
+        def add(self, envelopes: Iterable[bytes]) -> None:
+            raise DiskFull("No room.")
+
+    outbox, turns = Outbox(tmp_path / "outbox"), Turns()
+    outbox.put(LEASES[0], envelope(LEASES[0]))
+    says = Says([Verdict(lease_id=LEASES[0], outcome="accepted")], turn)
+    one = Sender(says, outbox, FullClaims(tmp_path / "claims"), Refusals(tmp_path / "refusals"))  # type: ignore[arg-type]  # a fake of one call
+    with pytest.raises(DiskFull):
+        await one.send_some(turns)
+    assert turns.taken == [turn]
+    assert list(outbox.waiting(1, 10**6)) == [LEASES[0]]
 
 
 @pytest.mark.trio
 async def test_a_coordinator_that_has_too_much_to_do_refuses_nothing(tmp_path: Path) -> None:
     one, refusals = sender(tmp_path, Says(Overloaded("Later.")), LEASES[0])
     with pytest.raises(Overloaded):
-        await one.send_some()
+        await one.send_some(Turns())
     assert list(refusals) == []
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from coordinator.config import Config
 from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.sandbox import Sandbox
 from protocol.errors import UnknownTask
 from protocol.tasks import BUILT_IN
 
@@ -53,8 +54,8 @@ def functions_of(config: Config) -> tuple[str, ...]:
     return (f"{name}:{REWARD_OF_FILE}",) if name.endswith(".py") else (SHIPPED[name][1],)
 
 
-def reward_spec(config: Config) -> RewardSpec:
-    """Return the specification of the task's reward processes."""
+def reward_spec(config: Config, round_folder: Path | None = None) -> RewardSpec:
+    """Return the specification of the task's reward processes; `round_folder` is hidden instead of the round's own."""
     reward, functions = config.reward, functions_of(config)
     weights = reward.weights or (1.0,) * len(functions)
     return RewardSpec(
@@ -63,7 +64,21 @@ def reward_spec(config: Config) -> RewardSpec:
         processes=reward.processes,
         memory_mib=reward.memory_mib,
         environment=reward.environment,
+        sandbox=Sandbox(
+            network=reward.network,
+            readable=tuple(map(_whole, reward.readable)),
+            writable=tuple(map(_whole, reward.writable)),
+            hidden=tuple(
+                map(_whole, (round_folder or config.round.directory, config.round.tls_key, config.payouts.evm_key))
+            ),
+            processes_max=reward.processes_max,
+            scratch_mib=reward.scratch_mib,
+        ),
     )
+
+
+def _whole(path: str | Path) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _absolute(place: str) -> str:

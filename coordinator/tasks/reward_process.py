@@ -2,18 +2,20 @@
 
 A message is JSON after its length; a question is followed by its answer.
 
-to the child    {"functions": [[place, weight], …], "memory_mib"}   once
+to the child    {"functions": [[place, weight], …], "memory_mib", "sandbox"}   once
                 {"problem", "completions", "tokens", "timeout_s"}   then for each group to judge
-from the child  {"ready": true} or {"error": "…"}                   once
+from the child  {"ready": true, "missing": […]} or {"error": "…"}                   once
                 {"rewards": [[score, status, components, weight, skip], …]} or {"error": "…"}
 """
 
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from coordinator.tasks.sandbox import Sandbox
 from protocol import limits
 from protocol.tasks import Reward
 
@@ -53,12 +55,16 @@ class RewardSpec:
     memory_mib: int = 4096
     environment: tuple[str, ...] = ()
     """Further variables that the functions need."""
+    sandbox: Sandbox | None = field(default_factory=Sandbox)
+    """The sandbox; None for a bench that compares."""
 
-    def for_child(self) -> dict[str, Any]:
-        return {"functions": [list(each) for each in self.functions], "memory_mib": self.memory_mib}
+    def for_child(self, scratch: Path) -> dict[str, Any]:
+        functions = [list(each) for each in self.functions]
+        entered = self.sandbox and self.sandbox.for_child(scratch)
+        return {"functions": functions, "memory_mib": self.memory_mib, "sandbox": entered}
 
-    def seen(self, environment: Mapping[str, str]) -> dict[str, str]:
+    def seen(self, environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
         """Return the part of `environment` that a process gets."""
         wanted = {*SEEN, *self.environment}
         ours = {name: value for name, value in environment.items() if name in wanted or name.startswith(SEEN_PREFIXES)}
-        return ours | ONE_THREAD
+        return ours | ONE_THREAD | dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(scratch))

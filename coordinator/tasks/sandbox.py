@@ -17,6 +17,7 @@
 import errno
 import logging
 import os
+import platform
 import resource
 import shutil
 import signal
@@ -43,7 +44,7 @@ CAUSES_MAX = 8
 """The exceptions that are searched for the sandbox's error; libraries wrap it a few times."""
 
 NO_LANDLOCK, OLD_LANDLOCK, NO_FILTER, NO_MOUNTS = "no_landlock", "old_landlock", "no_filter", "no_mounts"
-SHARED_COUNT, UNCOUNTED = "shared_count", "uncounted"
+SHARED_COUNT, UNCOUNTED, NO_LINUX = "shared_count", "uncounted", "no_linux"
 
 
 class SandboxGap(NamedTuple):
@@ -77,6 +78,10 @@ GAPS = {
     UNCOUNTED: SandboxGap(
         "The processes that a reward process starts are not limited in number, because they are root's.",
         "Run the coordinator as another user than root.",
+    ),
+    NO_LINUX: SandboxGap(
+        "This system has no sandbox: reward functions can read the round's keys, write files and use the network.",
+        "Run the coordinator on Linux.",
     ),
 }
 
@@ -112,6 +117,8 @@ def remove_scratch(scratch: Path) -> None:
 
 def missing_here() -> list[str]:
     """Return the names of the gaps that are known before a process starts."""
+    if platform.system() != "Linux":
+        return [NO_LINUX]
     version, missing = kernel.landlock_version(), []
     if version == 0:
         missing.append(NO_LANDLOCK)
@@ -132,9 +139,11 @@ def log_gaps(missing: object, logged: set[str]) -> None:
 
 def enter(settings: Mapping[str, Any], places: list[str]) -> list[str]:
     """Enter a sandbox for the functions at `places`; return the names of the gaps."""
+    if (missing := missing_here()) == [NO_LINUX]:
+        return missing
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("A process with several threads cannot enter a sandbox.")
-    scratch, missing = Path(settings["scratch"]), missing_here()
+    scratch = Path(settings["scratch"])
     rules = paths.rules(places, settings["readable"], settings["writable"], settings["hidden"], os.environ)
     if os.geteuid():
         counted_before = _namespace(missing)

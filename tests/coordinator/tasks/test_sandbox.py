@@ -12,7 +12,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from coordinator.config import load
 from coordinator.tasks import sandbox, sandbox_paths
+from coordinator.tasks.kinds import reward_spec
 from coordinator.tasks.reward_functions import Job
 from coordinator.tasks.reward_pool import RewardPool
 from coordinator.tasks.reward_process import RewardSpec
@@ -321,6 +323,20 @@ async def test_the_attacks_succeed_without_a_sandbox(folder: Path, places: dict[
                 assert await pool.judge(job(attack.format(**places))) == FINE, attack
     finally:
         await pool.close()
+
+
+def test_the_settings_of_a_round_reach_the_sandbox(folder: Path) -> None:
+    config = load(
+        None,
+        [
+            f"task.name={folder}/r.py", f"round.directory={folder}/round", f"payouts.evm_key={folder}/evm.key",
+            "reward.network=true", 'reward.readable=["/srv/data"]', "reward.processes_max=7", "reward.scratch_mib=9",
+        ],
+    )  # fmt: skip
+    made = reward_spec(config).sandbox
+    assert made is not None
+    assert (made.network, made.readable, made.processes_max, made.scratch_mib) == (True, ("/srv/data",), 7, 9)
+    assert {f"{folder}/round", f"{folder}/evm.key"} <= set(made.hidden)
 
 
 def test_a_gap_is_logged_once_with_the_next_step(caplog: pytest.LogCaptureFixture) -> None:

@@ -57,7 +57,7 @@ def rules(
         elif path is not None:
             made += _without(path.parent, secret, of_home | _dotted(path.parent))
     for path in (Path(each).resolve() for each in readable):
-        made += [(path, USE_DEVICE)] if path.is_char_device() else _without(path, secret, of_home)
+        made += _without(path, secret, of_home)
     for path in (Path(each).resolve() for each in writable):
         made += _without(path, secret, of_home, READ | WRITE)
     return made

@@ -330,12 +330,12 @@ def test_the_settings_of_a_round_reach_the_sandbox(folder: Path) -> None:
         None,
         [
             f"task.name={folder}/r.py", f"round.directory={folder}/round", f"payouts.evm_key={folder}/evm.key",
-            "reward.network=true", 'reward.readable=["/srv/data"]', "reward.processes_max=7", "reward.scratch_mib=9",
+            "reward.network=true", 'reward.readable=["/data/judge"]', "reward.processes_max=7", "reward.scratch_mib=9",
         ],
     )  # fmt: skip
     made = reward_spec(config).sandbox
     assert made is not None
-    assert (made.network, made.readable, made.processes_max, made.scratch_mib) == (True, ("/srv/data",), 7, 9)
+    assert (made.network, made.readable, made.processes_max, made.scratch_mib) == (True, ("/data/judge",), 7, 9)
     assert {f"{folder}/round", f"{folder}/evm.key"} <= set(made.hidden)
 
 

@@ -84,6 +84,17 @@ class RewardSection(Section):
     )
     processes: int = Field(2, ge=1, le=64, description="reward processes: groups that are scored at once")
     memory_mib: int = Field(4096, ge=64, description="memory limit of a reward process (address space)")
+    network: bool = Field(
+        False, description="permit reward processes to connect to the network, for example to a judge"
+    )
+    readable: tuple[str, ...] = Field(
+        (), description="further files and folders that reward functions may read, beside Python's and their own"
+    )
+    writable: tuple[str, ...] = Field(
+        (), description="folders that reward functions may write, beside their scratch folder (TMPDIR)"
+    )
+    processes_max: int = Field(64, ge=1, le=4096, description="processes and threads of one reward process")
+    scratch_mib: int = Field(256, ge=1, description="size limit of a reward process's scratch folder, in memory")
     variables: tuple[str, ...] = Field(
         (), description="environment variables passed to reward processes, such as a judge's API key"
     )

@@ -10,6 +10,7 @@ from typing import Any
 from coordinator.config import Config
 from coordinator.environments.games.catalogue import GAMES, described
 from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.sandbox import Sandbox
 from protocol.errors import UnknownTask
 from protocol.tasks import BUILT_IN
 
@@ -103,8 +104,8 @@ def environment_of(config: Config) -> tuple[str, Mapping[str, Any]] | None:
     return None
 
 
-def reward_spec(config: Config) -> RewardSpec:
-    """Return the specification of the task's reward processes."""
+def reward_spec(config: Config, round_folder: Path | None = None) -> RewardSpec:
+    """Return the specification of the task's reward processes; `round_folder` is hidden instead of the round's own."""
     reward, environment = config.reward, environment_of(config)
     functions = () if environment else functions_of(config)
     weights = reward.weights or (1.0,) * len(functions)
@@ -115,7 +116,21 @@ def reward_spec(config: Config) -> RewardSpec:
         memory_mib=reward.memory_mib,
         variables=reward.variables,
         environment=environment,
+        sandbox=Sandbox(
+            network=reward.network,
+            readable=tuple(map(_whole, reward.readable)),
+            writable=tuple(map(_whole, reward.writable)),
+            hidden=tuple(
+                map(_whole, (round_folder or config.round.directory, config.round.tls_key, config.payouts.evm_key))
+            ),
+            processes_max=reward.processes_max,
+            scratch_mib=reward.scratch_mib,
+        ),
     )
+
+
+def _whole(path: str | Path) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _absolute(place: str) -> str:

@@ -3,6 +3,7 @@
 - The functions' output goes to standard error, of which the coordinator keeps the end.
 - Its memory, and its processor time for each question, are limited: the kernel ends it at the limit, even after the
   coordinator has ended.
+- It enters its sandbox before it loads anything of the operator's.
 - It ends with the coordinator, at any time.
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from coordinator.environments.host import Asked, EpisodeHost
-from coordinator.tasks import reward_functions
+from coordinator.tasks import reward_functions, sandbox
 from coordinator.tasks.problem_file import from_value
 from coordinator.tasks.reward_functions import Job, Weighted
 from coordinator.tasks.reward_process import LENGTH, pack, reward_to
@@ -36,16 +37,20 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def main() -> None:
-    threading.Thread(target=_leave_after, args=(os.getppid(),), daemon=True).start()
+    parent = os.getppid()
     questions, answers = _own_pipes()
     settings = _receive(questions)
     _limit(settings["memory_mib"])
+    environment = settings["environment"]
+    places = [environment[0]] if environment else [place for place, _ in settings["functions"]]
+    missing = sandbox.enter(settings["sandbox"], places) if settings["sandbox"] else []
+    threading.Thread(target=_leave_after, args=(parent,), daemon=True).start()
     try:
         answer = _loaded(settings)
     except BaseException as error:  # reported to the operator
         _send(answers, {"error": _reason(error)})
         return
-    _send(answers, {"ready": True})
+    _send(answers, {"ready": True, "missing": missing})
     while True:
         _send(answers, _answer(answer, _receive(questions)))
 
@@ -133,6 +138,7 @@ def _reason(error: BaseException) -> str:
             trace = trace.tb_next
         if trace is not None and not isinstance(error, reward_functions.BadAnswer):
             said += f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    said += sandbox.explained(error)
     kind = "" if isinstance(error, reward_functions.BadAnswer | ConfigInvalid) else f"{type(error).__name__}: "
     return f"{kind}{said}"[:REASON_MAX_CHARS]
 

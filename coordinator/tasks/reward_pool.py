@@ -13,17 +13,20 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from coordinator.environments.host import Asked
 from coordinator.environments.interface import Observation
+from coordinator.tasks import sandbox
 from coordinator.tasks.problem_file import to_value
 from coordinator.tasks.reward_functions import SCORE_MAX, Job, unsound
 from coordinator.tasks.reward_process import ANSWER_MAX_BYTES, LENGTH, RewardSpec, pack
+from protocol import limits
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Reward
 
@@ -32,6 +35,9 @@ START_TIMEOUT_S = 120.0
 
 LAST_WORDS_BYTES = 2048
 """The bytes of a child's standard error that are kept, for the reason."""
+
+PRINTED_MAX_BYTES = 64 * limits.MIB
+"""The most that functions may print for one group: reading it is the coordinator's work."""
 
 COMPONENTS_MAX = 64
 
@@ -70,6 +76,10 @@ class RewardPool:
         self._places = [_Place(asyncio.Lock()) for _ in range(spec.processes)]
         self._homes: OrderedDict[str, _Place] = OrderedDict()
         """The place with the running episodes of a group."""
+        self.gaps: set[str] = set()
+        """The parts of the sandbox that this machine lacks, as far as they are known."""
+        if spec.sandbox:
+            sandbox.log_gaps(sandbox.missing_here(), self.gaps)
 
     async def judge(self, job: Job) -> list[Reward]:
         """Return the rewards of completions."""
@@ -98,7 +108,7 @@ class RewardPool:
         place.waiting += 1
         try:
             async with place.lock:
-                child = place.child or await _Child.start(self._spec)
+                child = place.child or await _Child.start(self._spec, self.gaps)
                 place.child = None
                 try:
                     answer = await question(child)
@@ -112,14 +122,16 @@ class RewardPool:
 
 
 class _Child:
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._last_words: deque[int] = deque(maxlen=LAST_WORDS_BYTES)
+    def __init__(self, process: Process, scratch: Path) -> None:
+        self._process, self._scratch = process, scratch
+        self._last_words = b""
+        self._printed_bytes = 0
         self._listening = asyncio.create_task(self._listen())
 
     @staticmethod
-    async def start(spec: RewardSpec) -> "_Child":
-        """Start a child, and return it when it has loaded its functions."""
+    async def start(spec: RewardSpec, gaps: set[str]) -> "_Child":
+        """Start a child, and return it when it has loaded its functions; add the gaps of its sandbox to `gaps`."""
+        scratch = sandbox.make_scratch()
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "coordinator.tasks.reward_child"),
@@ -127,13 +139,14 @@ class _Child:
                 stdout=PIPE,
                 stderr=PIPE,
                 start_new_session=True,
-                env=spec.seen(os.environ),
+                env=spec.seen(os.environ, scratch),
             )
         except OSError as error:  # no memory, no file descriptor, no process left
+            sandbox.remove_scratch(scratch)
             raise VerifierDown(f"No reward process can be started: {error}.") from error
-        child = _Child(process)
+        child = _Child(process, scratch)
         try:
-            ready = await child._ask(spec.for_child(), START_TIMEOUT_S)
+            ready = await child._ask(spec.for_child(scratch), START_TIMEOUT_S)
         except VerifierFailed as failure:
             await child.end()
             raise VerifierDown(f"The reward process did not start: {failure.message}") from failure
@@ -143,6 +156,7 @@ class _Child:
         if "ready" not in ready:
             await child.end()
             raise VerifierDown(f"The reward functions cannot be loaded: {ready.get('error', ready)}")
+        sandbox.log_gaps(ready.get("missing"), gaps)
         return child
 
     async def judge(self, job: Job, timeout_s: float) -> list[Reward]:
@@ -178,12 +192,14 @@ class _Child:
         self._listening.cancel()
         with suppress(asyncio.CancelledError):
             await self._listening
+        sandbox.remove_scratch(self._scratch)
         # asyncio keeps the pipes' transports until they are closed.
         self._process._transport.close()  # type: ignore[attr-defined]  # there is no public way
 
     async def _ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._printed_bytes = 0
         try:
             async with asyncio.timeout(timeout_s):
                 self._process.stdin.write(pack(question))
@@ -207,14 +223,22 @@ class _Child:
             async with asyncio.timeout(1.0):  # it closed its pipe; if it does not end, it is killed
                 await self._process.wait()
         code = self._process.returncode
+        if self._printed_bytes > PRINTED_MAX_BYTES:
+            return f"It printed more than {PRINTED_MAX_BYTES // limits.MIB} MiB for one group."
         how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
-        last = bytes(self._last_words).decode(errors="replace").strip().rpartition("\n")[2]
-        return f"It {how}. {last}".strip()[:REASON_MAX_CHARS]
+        last = self._last_words.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"It {how}. {sandbox.explained_signal(-(code or 0))} {last}".replace("  ", " ").strip()[
+            :REASON_MAX_CHARS
+        ]
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None
-        while data := await self._process.stderr.read(LAST_WORDS_BYTES):
-            self._last_words.extend(data)
+        while data := await self._process.stderr.read(limits.MIB):
+            self._last_words = (self._last_words + data)[-LAST_WORDS_BYTES:]
+            self._printed_bytes += len(data)
+            if self._printed_bytes > PRINTED_MAX_BYTES:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def checked(said: Any, sizes: Sequence[int]) -> list[Reward]:

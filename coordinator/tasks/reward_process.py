@@ -2,10 +2,11 @@
 
 A message is JSON after its length; a question is followed by its answer.
 
-to the child    {"functions": [[place, weight], …], "environment": null or [place, parameters], "memory_mib"}   once
+to the child    {"functions": [[place, weight], …], "environment": null or [place, parameters], "memory_mib", "sandbox"}
+                                                                                   once
                 {"problem", "completions", "tokens", "timeout_s"}                  for each group to judge, or
                 {"problem", "key", "turns": [[text, …] or null, …], "over", "timeout_s"}  for each turn of a group
-from the child  {"ready": true} or {"error": "…"}                                  once
+from the child  {"ready": true, "missing": […]} or {"error": "…"}                  once
                 {"rewards": [[score, status, components, weight, skip], …]} or {"error": "…"}, or
                 {"episodes": [{"read": [text or messages, …], "reward": null or such a list} or null, …]}
 """
@@ -13,9 +14,11 @@ from the child  {"ready": true} or {"error": "…"}                             
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from coordinator.tasks.sandbox import Sandbox
 from protocol import limits
 from protocol.tasks import Reward
 
@@ -57,14 +60,19 @@ class RewardSpec:
     """Further environment variables that the functions need."""
     environment: tuple[str, Mapping[str, Any]] | None = None
     """The place of the environment's class, and its parameters, if the samples are episodes."""
+    sandbox: Sandbox | None = field(default_factory=Sandbox)
+    """The sandbox; None for a bench that compares."""
 
-    def for_child(self) -> dict[str, Any]:
-        environment = list(self.environment) if self.environment else None
-        functions = [list(each) for each in self.functions]
-        return {"functions": functions, "environment": environment, "memory_mib": self.memory_mib}
+    def for_child(self, scratch: Path) -> dict[str, Any]:
+        return {
+            "functions": [list(each) for each in self.functions],
+            "environment": list(self.environment) if self.environment else None,
+            "memory_mib": self.memory_mib,
+            "sandbox": self.sandbox and self.sandbox.for_child(scratch),
+        }
 
-    def seen(self, environment: Mapping[str, str]) -> dict[str, str]:
+    def seen(self, environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
         """Return the part of `environment` that a process gets."""
         wanted = {*SEEN, *self.variables}
         ours = {name: value for name, value in environment.items() if name in wanted or name.startswith(SEEN_PREFIXES)}
-        return ours | ONE_THREAD
+        return ours | ONE_THREAD | dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(scratch))

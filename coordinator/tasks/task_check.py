@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.config import Config
-from coordinator.tasks import importing, kinds
+from coordinator.tasks import importing, kinds, sandbox
 from coordinator.tasks.chat import PLAIN_CHAT, Chat
 from coordinator.tasks.import_child import prepare
 from coordinator.tasks.kinds import MATH, functions_of, reward_spec
@@ -51,6 +51,7 @@ class TaskIssue:
 
 async def check(config: Config, folder: Path) -> list[TaskIssue]:
     """Return all issues, in the order in which to fix them."""
+    round_folder = config.round.directory
     config = config.model_copy(update={"round": config.round.model_copy(update={"directory": folder})})
     try:
         prepare(config, anew=True)
@@ -60,7 +61,7 @@ async def check(config: Config, folder: Path) -> list[TaskIssue]:
             TaskIssue("unreadable", "error", "[task] [data]", error.message, error.hint or "Fix it, and try again.")
         ]
     issues = [*_problems(config, folder), *_lengths(config, task)]
-    return issues + ([] if isinstance(task, Judging) else await _Trial(config, task).findings())
+    return issues + ([] if isinstance(task, Judging) else await _Trial(config, task, round_folder).findings())
 
 
 def _problems(config: Config, folder: Path) -> Iterator[TaskIssue]:
@@ -121,13 +122,14 @@ def _lengths(config: Config, task: Task) -> Iterator[TaskIssue]:
 class _Trial:
     """A test of the rewards, as the round would run them."""
 
-    def __init__(self, config: Config, task: Task) -> None:
-        self._config, self._spec = config, reward_spec(config)
+    def __init__(self, config: Config, task: Task, round_folder: Path) -> None:
+        self._config, self._spec = config, reward_spec(config, round_folder)
         held_out = task.problems("held_out")
         step = max(1, len(held_out) // (TRIED // 2))
         self._problems = [*held_out[: step * (TRIED // 2) : step], *map(task.problem, range(TRIED // 2))]
         self._place = ", ".join(functions_of(config))
         self._slowest_s = 0.0
+        self._gaps: set[str] = set()
 
     async def findings(self) -> list[TaskIssue]:
         """Judge all completions twice, in fresh processes, and return the issues."""
@@ -156,7 +158,7 @@ class _Trial:
             issues.append(self._finding("nothing_taught", text, "Check the weight and skip of its rewards."))
         if len({reward.score for rewards in first for reward in rewards}) == 1:
             issues.append(self._constant(first[0][0].score))
-        return issues + self._answers(first) + self._pace()
+        return issues + self._answers(first) + self._pace() + self._sandbox()
 
     def _constant(self, score: float) -> TaskIssue:
         if any(problem.answer for problem in self._problems):
@@ -177,6 +179,7 @@ class _Trial:
                 self._slowest_s = max(self._slowest_s, time.monotonic() - began)
             return rewards
         finally:
+            self._gaps |= pool.gaps
             await pool.close()
 
     def _job(self, number: int) -> Job:
@@ -208,6 +211,10 @@ class _Trial:
             return []
         text = f"A group takes {self._slowest_s:.1f} s; the limit is {self._spec.timeout_s:g} s."
         return [self._finding("slow", text, "Raise reward.timeout_s and reward.processes.", "warning")]
+
+    def _sandbox(self) -> list[TaskIssue]:
+        gaps = [sandbox.GAPS[name] for name in sorted(self._gaps)]
+        return [self._finding("sandbox", gap.message, gap.next_step, "warning") for gap in gaps]
 
     def _finding(self, code: str, message: str, next_step: str, severity: Severity = "error") -> TaskIssue:
         return TaskIssue(code, severity, self._place, message, next_step)

@@ -349,7 +349,13 @@ OUTSIDERS = (
     ),
     Outsider(
         "code in an answer that a library reads",
-        {"tests/coordinator/tasks/test_reward_shipped.py": ["test_code_in_a_strangers_answer_is_not_run"]},
+        {
+            "tests/coordinator/tasks/test_reward_shipped.py": ["test_code_in_a_strangers_answer_is_not_run"],
+            "tests/coordinator/tasks/test_sandbox.py": [
+                "test_an_attack_is_named_and_costs_one_group",
+                "test_code_that_attacks_when_it_is_loaded_is_in_the_sandbox_already",
+            ],
+        },
     ),
     Outsider(
         "a crowd that shares its work",

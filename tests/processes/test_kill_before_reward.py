@@ -34,14 +34,16 @@ def states(coordinator: Coordinator) -> list[tuple[str, str]]:
 
 def test_a_rollout_accepted_before_the_kill_is_judged_after_the_start(swarm: Swarm, policy: Path) -> None:
     functions = swarm.folder / "patient.py"
-    functions.write_text(REWARD.format(folder=str(swarm.folder)))
+    signs = swarm.folder / "signs"
+    signs.mkdir()
+    functions.write_text(REWARD.format(folder=str(signs)))
     problems = swarm.folder / "problems.jsonl"
     problems.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(40)))
     settings: Settings = {
         "task": {"name": "data"},
         "data": {"train": str(problems)},
         "sampling": {"samples_per_group": 2},
-        "reward": {"functions": [f"{functions}:patient"], "timeout_s": 600.0},
+        "reward": {"functions": [f"{functions}:patient"], "timeout_s": 600.0, "writable": [str(signs)]},
         "learner": {"groups_per_update": 2},
     }
     coordinator = Coordinator(swarm, settings).start()
@@ -53,12 +55,12 @@ def test_a_rollout_accepted_before_the_kill_is_judged_after_the_start(swarm: Swa
         answers = [node.answer(lease) for lease in leases]
         verdicts = node.submit(*answers)
         assert {verdict.outcome for verdict in verdicts} == {"accepted"}
-        until("a reward to be begun", (swarm.folder / "begun").exists)
+        until("a reward to be begun", (signs / "begun").exists)
         coordinator.program.kill()
         accepted = states(coordinator)
         assert [state for _, state in accepted] == ["unscored", "unscored"]
 
-        (swarm.folder / "go").touch()
+        (signs / "go").touch()
         coordinator.start()
         until("both to be judged", lambda: {state for _, state in states(coordinator)} == {"buffered"})
         assert [claim for claim, _ in states(coordinator)] == [claim for claim, _ in accepted]

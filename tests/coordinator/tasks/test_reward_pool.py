@@ -233,10 +233,12 @@ import asyncio, sys
 from coordinator.tasks.reward_functions import Job
 from coordinator.tasks.reward_pool import RewardPool
 from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.sandbox import Sandbox
 from protocol.tasks import Problem
 
 async def ask():
-    pool = RewardPool(RewardSpec(((sys.argv[1], 1.0),), timeout_s=2.0, processes=1))
+    sandbox = Sandbox(writable=(sys.argv[1].rpartition("/")[0],))
+    pool = RewardPool(RewardSpec(((sys.argv[1], 1.0),), timeout_s=2.0, processes=1, sandbox=sandbox))
     (reward,) = await pool.judge(Job(Problem("p"), ["fine"], [[1]]))
     print(int(reward.score), flush=True)
     print((await pool.judge(Job(Problem("p"), [sys.argv[2]], [[1]]))), flush=True)

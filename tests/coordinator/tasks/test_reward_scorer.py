@@ -11,6 +11,7 @@ from coordinator.service.turn_watch import TurnWatch
 from coordinator.store import tables
 from coordinator.store.state import Database
 from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.sandbox import Sandbox
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
 from coordinator.transactions.prompts import PromptRef
@@ -68,7 +69,8 @@ def judged(
         world.earn(key)
     (folder / "mine.py").write_text(FUNCTION)
     here = Here(world)
-    spec = RewardSpec(((f"{folder}/mine.py:fn", 2.0),), timeout_s=60.0, processes=1)
+    sandbox = Sandbox(writable=(str(folder),))
+    spec = RewardSpec(((f"{folder}/mine.py:fn", 2.0),), timeout_s=60.0, processes=1, sandbox=sandbox)
 
     async def work() -> None:
         about = problem or (lambda source: Problem(prompts[source.number]))

@@ -77,11 +77,11 @@ def test_limits_end_a_snippet_and_the_result_says_so(code: str, limits: SnippetL
     assert len(result.stdout) <= limits.output_bytes
 
 
-def test_a_snippet_sees_no_secret_and_none_of_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("API_KEY", "secret")
-    result = run("import os, sys\nprint(sorted(os.environ), sys.path)")
-    assert "API_KEY" not in result.stdout
-    assert "environments" not in result.stdout
+def test_a_snippet_sees_no_secret_and_none_of_our_modules() -> None:
+    known = {"HOME", "TMPDIR", "PATH", "LANG", "LC_CTYPE", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE"}
+    known |= {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"}
+    assert run(f"import os\n{{*os.environ}} - {known}").value == "set()"
+    assert run("import sys\n[path for path in sys.path if 'environments' in path]").value == "[]"
 
 
 def test_runs_answer_the_same() -> None:

@@ -34,6 +34,7 @@ from protocol.tasks import Problem, Reward, Spans
 BUILT_IN = {
     "code": "coordinator.tasks.reward_code:reward",
     "exact": "coordinator.tasks.reward_exact:reward",
+    "judge": "coordinator.tasks.reward_judge:reward",
     "math": "coordinator.tasks.reward_math:reward",
     "reasoning-gym": "coordinator.tasks.reward_gym:reward",
 }

@@ -113,7 +113,7 @@ class JudgeSettings(BaseModel):
 
 async def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Sequence[Any]) -> list[float]:
     settings = from_environment(JudgeSettings, PREFIX, os.environ)
-    judge = Judge(settings, os.environ.get(settings.key_variable, ""))
+    judge = JudgeClient(settings, os.environ.get(settings.key_variable, ""))
     texts = [
         judge.request(_text(prompt), _text(said), {name: values[place] for name, values in columns.items()})
         for place, (prompt, said) in enumerate(zip(prompts, completions, strict=True))
@@ -121,7 +121,7 @@ async def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: 
     return await judge.scores(texts)
 
 
-class Judge:
+class JudgeClient:
     """The client of one judge."""
 
     def __init__(self, settings: JudgeSettings, key: str = "") -> None:

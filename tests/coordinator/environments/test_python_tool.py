@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -101,6 +104,24 @@ def test_processes_of_a_snippet_end_with_it(end: str) -> None:
     group = int(run(code, limits=SnippetLimits(wall_s=3.0)).stdout)
     alive = [each for each in psutil.process_iter() if _group(each) == group]
     _, still = psutil.wait_procs(alive, timeout=30)  # a process that was killed needs a moment to go
+    assert still == []
+
+
+PARENT = """
+import asyncio, sys
+from coordinator.environments.python_tool import SnippetLimits, run_snippet
+asyncio.run(run_snippet(sys.argv[1], limits=SnippetLimits(wall_s=600.0)))
+"""
+
+
+def test_a_snippet_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code = f"import os, time\nopen({str(pipe)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", PARENT, code]) as parent:
+        snippet = psutil.Process(int(pipe.read_text()))
+        parent.kill()
+    _, still = psutil.wait_procs([snippet], timeout=30)
     assert still == []
 
 

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from coordinator.tasks import reward_functions
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_judge import Judge, JudgeBudgetSpent, JudgeFailed, JudgeSettings
+from coordinator.tasks.reward_judge import JudgeBudgetSpent, JudgeClient, JudgeFailed, JudgeSettings
 from coordinator.tasks.reward_settings import from_environment
 from protocol.errors import ConfigInvalid
 from protocol.tasks import Problem
@@ -52,7 +52,7 @@ async def asked(fake: FakeJudge, *completions: str, key: str = "", **settings: A
     try:
         url = str(server.make_url("/v1"))
         given = {"model": "m", "retries": 2, "backoff_s": 0.0} | settings
-        judge = Judge(JudgeSettings(url=url, **given), key)
+        judge = JudgeClient(JudgeSettings(url=url, **given), key)
         return await judge.scores([judge.request("2+2=", said, {"answer": "4"}) for said in completions])
     finally:
         await server.close()
@@ -159,7 +159,7 @@ async def test_the_same_completion_is_paid_once(tmp_path: Path) -> None:
     await server.start_server()
     for scale, score in ((1.0, 0.5), (1.0, 0.5), (2.0, 0.25)):
         settings = JudgeSettings(url=str(server.make_url("/v1")), model="m", folder=str(tmp_path), scale=scale)
-        judge = Judge(settings)
+        judge = JudgeClient(settings)
         assert await judge.scores([judge.request("2+2=", "4", {})]) == [score]
     await server.close()
     assert len(fake.requests) == 2
@@ -199,13 +199,13 @@ def test_settings_are_read_from_variables(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="SWARM_JUDGE_URL"):
         from_environment(JudgeSettings, "SWARM_JUDGE_", {})
     with pytest.raises(ConfigInvalid, match="KEY is not set"):
-        Judge(settings.model_copy(update={"key_variable": "KEY"}))
+        JudgeClient(settings.model_copy(update={"key_variable": "KEY"}))
     template = tmp_path / "template.txt"
     template.write_text("Judge {prompt}")
     with pytest.raises(ConfigInvalid, match=r"has no \{completion\}"):
-        Judge(settings.model_copy(update={"template_file": str(template)}))
+        JudgeClient(settings.model_copy(update={"template_file": str(template)}))
     template.write_text('{level} {completion} {unknown} {"json": 1}')
-    text = Judge(settings.model_copy(update={"template_file": str(template)})).request("p", "c", {"level": 3})
+    text = JudgeClient(settings.model_copy(update={"template_file": str(template)})).request("p", "c", {"level": 3})
     assert text == '3 c {unknown} {"json": 1}'
 
 

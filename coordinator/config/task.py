@@ -73,7 +73,9 @@ class RewardSection(Section):
     """Reward functions, and the limits of the processes that run them, or run the environment."""
 
     functions: tuple[str, ...] = Field(
-        (), description="file.py:function, module:function, exact, math or reasoning-gym; empty: the task's own"
+        (),
+        description="file.py:function, module:function, code, exact, judge, math or reasoning-gym; "
+        "empty: the task's own",
     )
     weights: tuple[float, ...] = Field((), description="weight of each function; empty: 1 each")
     timeout_s: float = Field(

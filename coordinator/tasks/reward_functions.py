@@ -32,7 +32,9 @@ from protocol.errors import ConfigInvalid
 from protocol.tasks import Problem, Reward, Spans
 
 BUILT_IN = {
+    "code": "coordinator.tasks.reward_code:reward",
     "exact": "coordinator.tasks.reward_exact:reward",
+    "judge": "coordinator.tasks.reward_judge:reward",
     "math": "coordinator.tasks.reward_math:reward",
     "reasoning-gym": "coordinator.tasks.reward_gym:reward",
 }

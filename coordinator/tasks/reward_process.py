@@ -41,7 +41,7 @@ SEEN = {
     "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TEMP", "TMP", "TMPDIR", "TZ", "USER",
     "VIRTUAL_ENV", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE",
 }  # fmt: skip
-SEEN_PREFIXES = ("CUDA_", "LC_", "PYTHON", "XDG_")
+SEEN_PREFIXES = ("CUDA_", "LC_", "PYTHON", "XDG_", "SWARM_CODE_", "SWARM_JUDGE_")
 """The variables that libraries need to find their files. A list of secret variables would never be complete."""
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

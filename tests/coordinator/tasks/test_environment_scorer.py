@@ -17,6 +17,7 @@ from coordinator.service.turn_watch import TurnWatch
 from coordinator.store import tables
 from coordinator.store.state import Database
 from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.sandbox import Sandbox
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
 from protocol.tasks import Problem
@@ -98,7 +99,9 @@ def scored(
 ) -> None:
     """Let the scorer work until something holds."""
     (folder / "mine.py").write_text(ENVIRONMENT)
-    spec = RewardSpec((), timeout_s=timeout_s, processes=1, environment=(f"{folder}/mine.py:Environment", {"limit": 9}))
+    place = (f"{folder}/mine.py:Environment", {"limit": 9})
+    writes = Sandbox(writable=(str(folder),))
+    spec = RewardSpec((), timeout_s=timeout_s, processes=1, environment=place, sandbox=writes)
 
     async def work() -> None:
         def about(_source: object) -> Problem:

@@ -34,7 +34,7 @@ from protocol.tasks import Problem, Reward, Spans
 BUILT_IN = {
     "exact": "coordinator.tasks.reward_exact:reward",
     "math": "coordinator.tasks.reward_math:reward",
-    "reasoning-gym": "coordinator.tasks.reward_gym:reward",
+    "reasoning-gym": "coordinator.environments.gym_answers:reward",
 }
 """Shipped rewards by their short names."""
 

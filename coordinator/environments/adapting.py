@@ -47,6 +47,14 @@ def library(name: str, extra: str) -> ModuleType:
         ) from None
 
 
+def unreachable(kind: str, url: str, error: BaseException) -> ConfigInvalid:
+    """Return the error of a server of environments that does not answer."""
+    return ConfigInvalid(
+        f"The {kind} server at {url} does not answer: {str(error) or type(error).__name__}.",
+        hint="Start it, or set task.parameters.url to where it runs.",
+    )
+
+
 def operator_object(place: str) -> Any:
     """Return the object at `file.py:name` or `package.module:name`."""
     source, _, name = place.rpartition(":")

@@ -190,13 +190,14 @@ $(REAL)/.installed: $(STAMP)
 
 # verifiers and OpenEnv want different versions of mcp, so the server of OpenEnv that the tests start has a folder of its
 # own. It needs no gradio, which OpenEnv asks for: its pages.
-$(ENVIRONMENTS)/.installed: $(STAMP) tests/environments/requirements.txt tests/environments/openenv_server.txt
+$(ENVIRONMENTS)/.installed: $(STAMP) $(addprefix tests/environments/,requirements.txt openenv_server.txt vault_package/pyproject.toml)
 	@echo 'Installing verifiers, TextArena and OpenEnv (details in $(ENVIRONMENTS)/install.log) …'
 	@$(BIN)/python -m venv --clear $(ENVIRONMENTS)
 	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	  > "$$($(ENVIRONMENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
 	@install='$(ENVIRONMENTS)/bin/python -m pip install --no-input --disable-pip-version-check --no-deps'; \
 	{ $$install -r tests/environments/requirements.txt && \
+	  $$install --no-build-isolation -e tests/environments/vault_package && \
 	  $$install --target $(ENVIRONMENTS)/openenv -r tests/environments/openenv_server.txt; \
 	} >$(ENVIRONMENTS)/install.log 2>&1 || { tail -n 15 $(ENVIRONMENTS)/install.log >&2; exit 1; }
 	@touch $@

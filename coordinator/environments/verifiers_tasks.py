@@ -173,8 +173,9 @@ class _Stage:
 
     async def _play(self, task: Any, desk: _Desk) -> Any:
         def minted(trace: Any) -> None:
-            self._desks[trace.id] = desk
-            desk.traces += [trace] if trace.agent.name == self.seat else []
+            if trace.agent.name == self.seat:
+                self._desks[trace.id] = desk
+                desk.traces.append(trace)
 
         try:
             return await self.environment.run_episode(task, self._context, on_trace=minted)

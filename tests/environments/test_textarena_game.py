@@ -93,11 +93,27 @@ def test_the_same_turns_are_answered_the_same_and_chance_of_others_is_left_alone
 
 
 @needs_library
+@pytest.mark.parametrize("game", [{"id": "Nim-v0", "players": 2}, {"id": "ThreePlayerTicTacToe-v0", "players": 3}])
+def test_opponents_without_a_plan_play_what_they_read(game: dict[str, Any]) -> None:
+    for problem in problems(textarena_game, size=6, **game):
+        assert "invalid move" not in problem.prompt[0][1]
+
+
+@needs_library
+def test_a_reason_instead_of_a_reward_is_an_invalid_move() -> None:
+    countdown: dict[str, Any] = {"id": "Countdown-v0"}
+    first, *_ = problems(textarena_game, **countdown)
+    played = play(textarena_game, first, ["What?", "What?"], **countdown)
+    assert played.read[-1] is None
+    assert (played.score, played.earned.status) == (0.0, "invalid")
+
+
+@needs_library
 def test_a_wrong_setting_is_named() -> None:
     with pytest.raises(ConfigInvalid, match="no game 'TicTacTo-v9'") as caught:
         problems(textarena_game, id="TicTacTo-v9")
     assert "TicTacToe-v0" in str(caught.value.hint)
-    with pytest.raises(ConfigInvalid, match="refuses its parameters"):
+    with pytest.raises(ConfigInvalid, match="cannot be played with these parameters"):
         problems(textarena_game, id="TicTacToe-v0")
-    with pytest.raises(ConfigInvalid, match="refuses its parameters"):
+    with pytest.raises(ConfigInvalid, match="cannot be played with these parameters"):
         problems(textarena_game, **GUESS, args={"colour": "red"})

@@ -138,13 +138,13 @@ def messages(prompt: Prompt | Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 async def tool_messages(turn: Turn, call: Call) -> list[dict[str, Any]] | None:
-    """Return the results of a turn's tool calls as messages, or None if it has none; a failed call gives its error."""
+    """Return the results of a turn's tool calls, then the errors of unreadable ones; None without calls."""
     if not turn.calls and not turn.errors:
         return None
-    read = [{"role": "tool", "name": "error", "content": each} for each in turn.errors]
-    for each in turn.calls:
-        read.append({"role": "tool", "name": each.name, "content": await call(each.name, each.arguments)})
-    return read
+    results = [
+        {"role": "tool", "name": each.name, "content": await call(each.name, each.arguments)} for each in turn.calls
+    ]
+    return results + [{"role": "tool", "content": f"Error: {each}"} for each in turn.errors]
 
 
 async def settled(value: Any) -> Any:

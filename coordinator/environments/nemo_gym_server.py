@@ -73,7 +73,8 @@ class NemoGymEpisode:
     ) -> None:
         self._row: Row = dict(problem.columns["row"])
         self._url, self._timeout, self._ends_by_flag = url.rstrip("/"), aiohttp.ClientTimeout(timeout_s), done_flag
-        self._tools = {each["function"]["name"] for each in problem.columns["tools"]}
+        self._schemas = problem.columns["tools"]
+        self._tools = {each["function"]["name"] for each in self._schemas}
         self._cookies = dict[str, str]()
         self._output = list[Row]()
         self._seeded = self._done = False
@@ -86,7 +87,7 @@ class NemoGymEpisode:
 
     async def _step(self, text: str) -> list[Message] | None:
         await self._seed()
-        turn = parse(text)
+        turn = parse(text, tools=self._schemas)
         self._output += _items(turn, len(self._output))
         read = await tool_messages(turn, self._call)
         return None if read is None or self._done else list(read)

@@ -213,7 +213,7 @@ class OpenEnvEpisode:
             self._close.atexit = False
             await self._connection.ask("reset", self._reset)
         if self._tools:
-            results = await tool_messages(parse(turn), self._call)
+            results = await tool_messages(parse(turn, tools=self._tools), self._call)
             return None if results is None or self._done else list(results)
         try:
             read = await self._act(self._action(turn))

@@ -17,7 +17,8 @@ from typing import Any
 
 from coordinator.environments.adapting import Row, messages, operator_object, settled, source_rows, tool_messages
 from coordinator.environments.interface import Message
-from coordinator.environments.tool_calls import parse, schema_of
+from coordinator.environments.tool_calls import parse
+from coordinator.environments.tool_schemas import schema_of
 from protocol.errors import ConfigInvalid
 from protocol.tasks import Problem
 
@@ -69,11 +70,11 @@ class TrlEpisode:
             raise RuntimeError("reset must return the same text for the same row, or no episode can be played again.")
         self._instance, self._tools = opened.instance, opened.tools
         self._rewards = [operator_object(each) for each in ([reward] if isinstance(reward, str) else reward) if each]
-        self._prompt = messages(problem.prompt)
+        self._prompt, self._schemas = messages(problem.prompt), problem.columns["tools"]
         self._said = list[dict[str, Any]]()
 
     async def step(self, text: str) -> list[Message] | None:
-        turn = parse(text)
+        turn = parse(text, tools=self._schemas)
         calls = [
             {"type": "function", "function": {"name": each.name, "arguments": dict(each.arguments)}}
             for each in turn.calls

@@ -214,6 +214,7 @@ class VerifiersEpisode:
         self._task = self._stage.task(int(problem.columns["task"]))
         if self._task.key != problem.columns["key"]:
             raise ConfigInvalid(f"Task {problem.columns['task']} of {id} has changed since the round began.")
+        self._schemas = problem.columns["tools"]
         self._desk: _Desk | None = None
         self._known = list[Message]()
         self._turns = 0
@@ -247,7 +248,7 @@ class VerifiersEpisode:
         from coordinator.environments.verifiers_harness import UNREADABLE
 
         self._turns += 1
-        read = parse(turn)
+        read = parse(turn, tools=self._schemas)
         named = [(each.name, dict(each.arguments)) for each in read.calls]
         named += [(UNREADABLE, {"error": each}) for each in read.errors]
         calls = [

@@ -53,7 +53,7 @@ def test_what_a_tool_raises_is_read_by_the_policy() -> None:
     played = play(trl_tools, first, turns, **SHOP)
     said = [read[0]["content"] for read in played.read[:-1]]
     assert said[0] == "{'error': 'Too dear.'}"
-    assert "There is no tool steal. Tools: buy." in said[1]
+    assert "There is no tool 'steal'. There are: buy." in said[1]
     assert "unexpected keyword argument" in said[2]
     assert said[3]
     assert played.read[-1] is None

@@ -62,7 +62,7 @@ class TestVault:
         played = play(verifiers_tasks, first, [both, *bad, code(first)], **TOOL)
         said = [[each["content"] for each in read] for read in played.read[:-1]]
         assert said[0] == ["click", "nothing (2)"]
-        assert said[1] == ["error: unknown tool 'dynamite'; tools: safe_turn"]
+        assert "There is no tool 'dynamite'. There are: safe_turn." in said[1][0]
         assert said[2][0].startswith("error: ")
         assert "valid integer" in said[3][0]
         assert played.read[-1] is None

@@ -161,7 +161,7 @@ def of_file(path: Path, config: Config) -> Iterator[tuple[Split, str, dict[str, 
 
 def of_gym(config: Config) -> Iterator[tuple[None, str, dict[str, Any]]]:
     """Yield rows with the generator, seed and index, from which the reward generates the rest again."""
-    from coordinator.tasks.reward_gym import open_dataset
+    from coordinator.environments.gym_answers import open_dataset
 
     parameters: dict[str, Any] = dict(config.task.parameters)
     name = str(parameters.pop("generator", ""))

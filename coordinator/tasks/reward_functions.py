@@ -36,7 +36,7 @@ BUILT_IN = {
     "exact": "coordinator.tasks.reward_exact:reward",
     "judge": "coordinator.tasks.reward_judge:reward",
     "math": "coordinator.tasks.reward_math:reward",
-    "reasoning-gym": "coordinator.tasks.reward_gym:reward",
+    "reasoning-gym": "coordinator.environments.gym_answers:reward",
 }
 """Shipped rewards by their short names."""
 

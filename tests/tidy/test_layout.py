@@ -19,7 +19,7 @@ ONE_PER_SUBJECT = ("coordinator/api/", "coordinator/commands/", "swarm_node/comm
 """Folders whose modules are one for each caller, command or step, however short."""
 
 FRAGMENTS = {
-    "coordinator/environments/interface.py": "the interface for operators, whose modules import it, too",
+    "coordinator/environments/verifiers_harness.py": "a program of verifiers, which imports it by name",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "coordinator/transactions/rails/manual.py": "one module per rail",

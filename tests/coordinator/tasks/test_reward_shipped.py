@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from coordinator.tasks import reward_gym, reward_math
+from coordinator.environments import gym_answers as reward_gym
+from coordinator.tasks import reward_math
 from coordinator.tasks.reward_functions import Job
 from coordinator.tasks.reward_pool import RewardPool
 from coordinator.tasks.reward_process import RewardSpec

@@ -1,7 +1,7 @@
 """The kinds of tasks beside the built-in ones, and the reward, suffix and label of each."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from coordinator.config import Config
 from coordinator.environments.games.catalogue import GAMES, described
 from coordinator.tasks.reward_process import RewardSpec
 from coordinator.tasks.sandbox import Sandbox
-from protocol.errors import UnknownTask
+from protocol.errors import ConfigInvalid, UnknownTask
 from protocol.tasks import BUILT_IN
 
 DATA, MATH, GYM = "data", "math", "reasoning-gym"
@@ -47,6 +47,8 @@ class EnvironmentKind:
     episode: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Parameters beside those of the operator."""
+    network: bool = False
+    """True if an episode needs connections, which the operator has to permit."""
 
 
 _game = partial(
@@ -54,8 +56,31 @@ _game = partial(
     problems="coordinator.environments.games.episodes:problems",
     episode="coordinator.environments.games.episodes:GameEpisode",
 )
+
+
+def _library(about: str, module: str, episode: str, *, network: bool = False) -> EnvironmentKind:
+    place = f"coordinator.environments.{module}"
+    return EnvironmentKind(about, f"{place}:problems", f"{place}:{episode}", network=network)
+
+
 ENVIRONMENTS: Mapping[str, EnvironmentKind] = {
-    name: _game(described(name), parameters={"game": name}) for name in sorted(GAMES)
+    **{name: _game(described(name), parameters={"game": name}) for name in sorted(GAMES)},
+    "verifiers": _library(
+        "an environment of verifiers, by task.parameters.id", "verifiers_tasks", "VerifiersEpisode", network=True
+    ),
+    "openenv": _library(
+        "an environment of an OpenEnv server, by task.parameters.url", "openenv_server", "OpenEnvEpisode", network=True
+    ),
+    "nemo-gym": _library(
+        "a resources server of NeMo-Gym, by task.parameters.url", "nemo_gym_server", "NemoGymEpisode", network=True
+    ),
+    "trl": _library(
+        "TRL's environment_factory or tools, by task.parameters.factory or .tools", "trl_tools", "TrlEpisode"
+    ),
+    "textarena": _library("a game of TextArena, by task.parameters.id", "textarena_game", "TextArenaEpisode"),
+    "reasoning-gym-tries": _library(
+        "reasoning-gym with feedback and further tries, by task.parameters.generator", "gym_retries", "GymEpisode"
+    ),
 }
 """The environments that are shipped, by the name of the task."""
 
@@ -66,6 +91,16 @@ def require_known(name: str) -> None:
     if not (name in KNOWN or name.endswith(".py")):
         raise UnknownTask(
             f"There is no task {name!r}.", hint=f"Use one of {', '.join(KNOWN)}, or a file that ends in .py."
+        )
+
+
+def require_granted(config: Config) -> None:
+    """Refuse an environment that needs connections, unless the operator permits them."""
+    kind = ENVIRONMENTS.get(config.task.name)
+    if kind is not None and kind.network and not config.reward.network:
+        raise ConfigInvalid(
+            f"Task {config.task.name} connects to a server, and reward.network is off.",
+            hint="Set reward.network = true: its processes may then connect to anything.",
         )
 
 
@@ -118,7 +153,7 @@ def reward_spec(config: Config, round_folder: Path | None = None) -> RewardSpec:
         environment=environment,
         sandbox=Sandbox(
             network=reward.network,
-            readable=tuple(map(_whole, reward.readable)),
+            readable=(*map(_whole, reward.readable), *_files_in(config.task.parameters)),
             writable=tuple(map(_whole, reward.writable)),
             hidden=tuple(
                 map(_whole, (round_folder or config.round.directory, config.round.tls_key, config.payouts.evm_key))
@@ -131,6 +166,17 @@ def reward_spec(config: Config, round_folder: Path | None = None) -> RewardSpec:
 
 def _whole(path: str | Path) -> str:
     return str(Path(path).expanduser().absolute())
+
+
+def _files_in(value: Any) -> Iterator[str]:
+    """Yield the files that parameters name, such as `my_task.py:Shop` or `rows.jsonl`."""
+    if isinstance(value, str):
+        path = Path(value.partition(":")[0]).absolute()
+        if path.is_file():
+            yield str(path.parent if path.suffix == ".py" else path)
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _files_in(each)
 
 
 def _absolute(place: str) -> str:

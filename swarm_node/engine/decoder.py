@@ -1,8 +1,9 @@
 """Interface between the sampling loop and a model: prefill prompts, append one token per row, remove rows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,17 @@ class Logits(Protocol):
 
     def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the log-probability of the given token in each row, at temperature 1."""
+
+
+@dataclass(frozen=True)
+class SavedRow:
+    """A copy of the keys and values of one row."""
+
+    values: Any
+    """In the decoder's own form."""
+    length: int
+    """Number of tokens in the row."""
+    size_bytes: int
 
 
 class Decoder(Protocol):
@@ -49,6 +61,12 @@ class Decoder(Protocol):
 
     def move(self, sources: Sequence[int], targets: Sequence[int], rows: int) -> None:
         """Copy the rows `sources` to `targets`, then keep the first `rows`."""
+
+    def save(self, row: int) -> SavedRow | None:
+        """Return a copy of a row, for `resume` under the same weights; None if it cannot be copied now, or ever."""
+
+    def resume(self, saved: Sequence[SavedRow], texts: Sequence[Sequence[int]]) -> Logits:
+        """Append rows with these texts, of which `saved` holds the beginnings; return the logits of the new rows."""
 
     def clear(self) -> None:
         """Drop all rows, so that fewer rows fit into memory after a failure."""

@@ -6,10 +6,10 @@
 - The drawn token depends on (seed, sample, position) alone, see `protocol.work.sampling`. So a sample may be restarted
   at any time with the same result, and a sample that another node began is continued after its prefix.
 - A turn of an episode is such a continuation, after the earlier turns and what the environment answered; it ends after
-  `turn_tokens_max` tokens at the latest.
+  `turn_tokens_max` tokens at the latest. The row of a turn is kept for the next one, see `turn_cache`.
 - If a request asks for it, a running group reports its new tokens at intervals.
-- Out of memory: all running samples are queued again, and restarted with half as many slots. A sample that does not
-  fit alone fails with its own error.
+- Out of memory: all running samples are queued again, and restarted without the kept rows, or if there were none with
+  half as many slots. A sample that does not fit alone fails with its own error.
 - Log-probabilities are those of the sampled distribution, at the request's temperature.
 """
 
@@ -28,10 +28,11 @@ from protocol.work.fragment import Finish
 from protocol.work.rollout import end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.work.sampling import uniform_table
 from swarm_node.engine import canary
-from swarm_node.engine.decoder import Decoder, Logits
+from swarm_node.engine.decoder import Decoder, Logits, SavedRow
 from swarm_node.engine.groups import RunningGroup, RunningSample, check_prefixes, failed, opened, prompts_of, since
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest, SamplingStats
 from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
+from swarm_node.engine.turn_cache import SIZE_MAX_BYTES, TurnCache
 
 PREFILL_TOKENS_MAX = 8192
 """Prompt tokens computed at once, padding included: their temporary memory stays far below the weights' size."""
@@ -45,8 +46,11 @@ Answered = GroupGrown | GroupDone | GroupFailed
 class Engine(ABC):
     """Engine that holds one policy and samples from it."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, turns_max_bytes: int = SIZE_MAX_BYTES) -> None:
         self._slots = slots
+        self._turns = TurnCache(turns_max_bytes)
+        self._resuming = False
+        """True while kept rows are copied back, which takes memory that a new start does not."""
         self._decoder: Decoder | None = None
         self._config: dict[str, Any] = {}
         self._ends: frozenset[int] = frozenset()
@@ -67,6 +71,7 @@ class Engine(ABC):
         if self.busy:
             raise EngineFailed("A version cannot be swapped while its samples are drawn.")
         started = time.monotonic()
+        self._turns.clear()
         # Unset until the load has succeeded: nothing is ever sampled from half of a version.
         decoder, self._decoder = self._decoder, None
         try:
@@ -108,6 +113,7 @@ class Engine(ABC):
                 f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
                 f"{decoder.positions_max} positions."
             )
+        self._turns.shrink()
         group = opened(request, prompt)
         if request.prefixes:
             check_prefixes(group, decoder.vocab_size)
@@ -116,6 +122,7 @@ class Engine(ABC):
     def step(self) -> list[Answered]:
         """Admit groups, and draw a token for every running sample; return the answers of this step."""
         try:
+            self._resume()
             self._enter()
             self._decode()
             self._tell()
@@ -147,6 +154,7 @@ class Engine(ABC):
 
     def measured(self) -> SamplingStats:
         """Return the sampling statistics since the last call."""
+        self._turns.shrink()
         spent, self._spent = self._spent, _nothing_spent()
         return SamplingStats(**spent)
 
@@ -168,9 +176,32 @@ class Engine(ABC):
         entering = self._next_groups()
         if not entering:
             return
-        started, first = time.monotonic(), len(self._running)
-        samples = [(group, number) for group, numbers in entering for number in numbers]
-        self._running += [RunningSample(*sample) for sample in samples]  # before anything that may run out of memory
+        started = time.monotonic()
+        first = self._join([(group, number) for group, numbers in entering for number in numbers])
+        prompts, copies = prompts_of(entering)
+        self._draw(self._loaded().prefill(prompts, copies), first)
+        self._count_first(sum(map(len, prompts)), sum(copies), started)
+
+    def _resume(self) -> None:
+        """Admit the waiting samples whose rows were kept since the turn before, and draw their next tokens."""
+        resumed = self._next_turns()
+        if not resumed:
+            return
+        started = time.monotonic()
+        first = self._join([(group, number) for group, number, _ in resumed])
+        rows = [row for _, _, row in resumed]
+        texts = [[*group.prompt, *group.prefixes[number]] for group, number, _ in resumed]
+        self._resuming = True
+        logits = self._loaded().resume(rows, texts)
+        self._resuming = False
+        self._draw(logits, first)
+        new = sum(len(text) - row.length for text, row in zip(texts, rows, strict=True))
+        self._count_first(new, len(rows), started)
+
+    def _join(self, samples: Sequence[tuple[RunningGroup, int]]) -> int:
+        """Append samples to the running ones, before anything may run out of memory; return the row of the first."""
+        first = len(self._running)
+        self._running += [RunningSample(*sample) for sample in samples]
         for sample in self._running[first:]:
             sample.tokens = list(sample.group.prefixes[sample.number])
             sample.length_max = sample.group.request.length_max(len(sample.tokens))
@@ -178,11 +209,30 @@ class Engine(ABC):
         seeds, numbers = [group.request.seed for group, _ in samples], [number for _, number in samples]
         for sample, row in zip(self._running[first:], uniform_table(seeds, numbers, longest), strict=True):
             sample.uniforms = row
-        prompts, copies = prompts_of(entering)
-        self._draw(self._loaded().prefill(prompts, copies), first)
-        self._spent["prompt_tokens"] += sum(map(len, prompts))
-        self._spent["first_tokens"] += sum(copies)
+        return first
+
+    def _count_first(self, prompt_tokens: int, first_tokens: int, started: float) -> None:
+        self._spent["prompt_tokens"] += prompt_tokens
+        self._spent["first_tokens"] += first_tokens
         self._spent["prefill_s"] += time.monotonic() - started
+
+    def _next_turns(self) -> list[tuple[RunningGroup, int, SavedRow]]:
+        """Remove the samples to resume now from the queue; return them with their rows."""
+        resumed: list[tuple[RunningGroup, int, SavedRow]] = []
+        longest = 0
+        if not self._turns:
+            return []
+        for group in self._queue:
+            for number in list(group.waiting) if group.request.turn_tokens_max else ():
+                if len(self._running) + len(resumed) >= self._slots or longest * len(resumed) >= PREFILL_TOKENS_MAX:
+                    break
+                text = [*group.prompt, *group.prefixes[number]]
+                if (row := self._turns.take(group.request.seed, number, text)) is not None:
+                    resumed.append((group, number, row))
+                    group.waiting.remove(number)
+                    longest = max(longest, len(text) - row.length)
+        self._queue = deque(group for group in self._queue if group.waiting)
+        return resumed
 
     def _next_groups(self) -> list[tuple[RunningGroup, list[int]]]:
         """Remove the groups to admit now from the queue; return them with their samples."""
@@ -224,10 +274,26 @@ class Engine(ABC):
                 broken[group] = None
             elif sample.grow(token, logprob, self._ends):
                 leaving.append(row)
+                self._keep(sample, row)
                 self._end(sample, now)
         nan = EngineFailed("The policy returns NaN probabilities.")
         self._answers += [failed(group, nan) for group in broken]
         self._remove(broken, leaving)
+
+    def _keep(self, sample: RunningSample, row: int) -> None:
+        """Keep the row of a finished turn if its episode may go on; without memory for it, drop all kept rows."""
+        request = sample.group.request
+        if not request.turn_tokens_max or len(sample.tokens) >= request.max_new_tokens:
+            return
+        try:
+            saved = self._loaded().save(row)
+        except (RuntimeError, MemoryError) as error:
+            if not self.is_out_of_memory(error):
+                raise
+            self._turns.clear()
+            return
+        if saved is not None:  # the last token was drawn, and not computed yet
+            self._turns.put(request.seed, sample.number, [*sample.group.prompt, *sample.tokens[:-1]], saved)
 
     def _end(self, sample: RunningSample, now: float) -> None:
         """Keep a finished sample, and answer with its group if it was the last."""
@@ -279,14 +345,17 @@ class Engine(ABC):
         self._loaded().move(movers, holes, left)
 
     def _start_over(self) -> None:
-        """Queue all running groups again after running out of memory, and use fewer slots."""
+        """Queue all running groups again after running out of memory; drop the kept rows, or else use fewer slots."""
         running, self._running = self._running, []
         self._loaded().clear()
         back = [group for group in dict.fromkeys(sample.group for sample in running) if group not in self._queue]
         self._queue.extendleft(reversed(back))
         for group in self._queue:
             group.waiting = [number for number in range(group.request.samples) if number not in group.ended]
-        if len(running) > 1:
+        had_rows, self._resuming = self._turns.clear() or self._resuming, False
+        if had_rows:
+            log.warning("out of memory with rows of finished turns; they are dropped")
+        elif len(running) > 1:
             self._slots = len(running) // 2
             log.warning("out of memory with %d samples at once; from now on %d", len(running), self._slots)
         else:

@@ -27,6 +27,7 @@ FRAGMENTS = {
     "protocol/wire/generation.py": "the one number that changes with the protocol",
     "swarm_node/engine/described.py": "a program of its own: the child that describes a model",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
+    "swarm_node/engine/policy_text.py": "the limits of a hostile tokenizer, apart from the commands of a session",
     "swarm_node/engine/torch/engine.py": "one engine module per library",
     "swarm_node/engine/vllm/worker.py": "loaded by vLLM's own worker process",
     "swarm_node/keys/rotation.py": "one module per kind of key operation",

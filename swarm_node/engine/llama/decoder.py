@@ -9,6 +9,8 @@ Array interface to llama.cpp's context: rows of tokens in, logits of the last to
 
 - Each row is a sequence with its own part of the cache (`kv_unified` off), which is 2.4 times as fast for many rows as
   a shared cache. So a context has a fixed number of rows and a fixed width, and copying a row copies its whole part.
+- llama.cpp copies a row only when it next computes something. Until then the target has no data to save, and the source
+  must not be overwritten by a restored row.
 - float32 also computes attention in float32, and differs from torch no more than torch from itself. The other types use
   flash attention with a cache in half precision, which is much faster.
 
@@ -19,6 +21,7 @@ Array interface to llama.cpp's context: rows of tokens in, logits of the last to
 - Rows are processed a few at a time, so that a large vocabulary stays in the CPU cache.
 """
 
+import ctypes
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.work.sampling import pick
+from swarm_node.engine.decoder import SavedRow
 from swarm_node.engine.llama.ggml import Type
 from swarm_node.engine.llama.model import LlamaModel
 
@@ -111,6 +115,8 @@ DECODED, OUT_OF_MEMORY = 0, -2
 
 _FIELDS: dict[str, Any] = {field[0]: field[1] for field in llama_cpp.llama_batch._fields_}
 
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
+
 Ints = NDArray[np.integer]
 
 
@@ -137,6 +143,8 @@ class LlamaContext:
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._vocabulary = model.vocabulary
         self.rows, self.width = rows, width
+        self._copied = set[int]()
+        """Targets of copies that llama.cpp has not made yet."""
 
     def step(self, tokens: Ints, positions: Ints, rows: Ints) -> NDArray[np.float32]:
         """Append tokens, grouped by row; return the logits after the last token of each row, until the next step."""
@@ -153,6 +161,23 @@ class LlamaContext:
         for target in targets:
             if target != source:
                 llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+                self._copied.add(target)
+
+    def state(self, row: int) -> NDArray[np.uint8] | None:
+        """Return the data of a row; None while it is only about to be copied from another."""
+        if row in self._copied:
+            return None
+        values = np.empty(llama_cpp.llama_state_seq_get_size(self.pointer, row), np.uint8)
+        llama_cpp.llama_state_seq_get_data(self.pointer, values.ctypes.data_as(_BYTES), len(values), row)
+        return values
+
+    def restore(self, row: int, state: NDArray[np.uint8]) -> None:
+        """Replace a row by saved data."""
+        if self._copied:
+            self.step(np.zeros(1, int), np.zeros(1, int), np.array([row]))  # any token: this makes the copies
+        self.remove(row)
+        if not llama_cpp.llama_state_seq_set_data(self.pointer, state.ctypes.data_as(_BYTES), len(state), row):
+            raise MemoryError("llama.cpp does not take the state of a row")
 
     def remove(self, row: int) -> None:
         """Forget a row."""
@@ -175,6 +200,7 @@ class LlamaContext:
             setattr(batch, name, values.ctypes.data_as(_FIELDS[name]))
         batch.seq_id = pointers.ctypes.data_as(_FIELDS["seq_id"])
         result = llama_cpp.llama_decode(self.pointer, batch)
+        self._copied.clear()
         if result == OUT_OF_MEMORY:
             raise MemoryError
         if result != DECODED:
@@ -236,6 +262,20 @@ class LlamaDecoder:
             self._context.remove(row)
         del self._rows[rows:]
 
+    def save(self, row: int) -> SavedRow | None:
+        assert self._context is not None
+        state = self._context.state(row)
+        return None if state is None else SavedRow(state, len(self._rows[row]), len(state))
+
+    def resume(self, saved: Sequence[SavedRow], texts: Sequence[Sequence[int]]) -> NumpyLogits:
+        first = len(self._rows)
+        context = self._room(first + len(saved), max(map(len, texts)))
+        for number, row in enumerate(saved, first):
+            context.restore(number, row.values)
+        logits = _append(context, texts, first, [row.length for row in saved])
+        self._rows += [list(text) for text in texts]
+        return NumpyLogits(logits)
+
     def clear(self) -> None:
         self._rows = []
         if self._context is not None:
@@ -265,10 +305,16 @@ class LlamaDecoder:
         return LlamaContext(self._model, exact=exact, rows=rows, width=width, threads=self._threads)
 
 
-def _append(context: LlamaContext, texts: Sequence[Sequence[int]], first: int) -> NDArray[np.float32]:
-    """Compute texts in new rows, starting at row `first`."""
+def _append(
+    context: LlamaContext, texts: Sequence[Sequence[int]], first: int, starts: Sequence[int] = ()
+) -> NDArray[np.float32]:
+    """Compute texts in new rows, starting at row `first`; each from its position in `starts` on."""
+    begins = starts or [0] * len(texts)
     return context.step(
-        np.concatenate([np.array(text) for text in texts]),
-        np.concatenate([np.arange(len(text)) for text in texts]),
-        np.repeat(np.arange(first, first + len(texts)), [len(text) for text in texts]),
+        np.concatenate([np.array(text[start:]) for text, start in zip(texts, begins, strict=True)]),
+        np.concatenate([np.arange(start, len(text)) for text, start in zip(texts, begins, strict=True)]),
+        np.repeat(
+            np.arange(first, first + len(texts)),
+            [len(text) - start for text, start in zip(texts, begins, strict=True)],
+        ),
     )

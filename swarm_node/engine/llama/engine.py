@@ -11,6 +11,7 @@ from swarm_node.engine.decoder import Decoder
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama.decoder import LlamaDecoder
 from swarm_node.engine.llama.ggml import Type
+from swarm_node.engine.turn_cache import SIZE_MAX_BYTES
 
 SLOTS = 256
 """llama.cpp's maximum of sequences."""
@@ -26,9 +27,15 @@ class LlamaEngine(Engine):
     """Engine that samples with llama.cpp."""
 
     def __init__(
-        self, *, dtype: str = "auto", threads: int = 1, gpu_layers: int = ALL_LAYERS, slots: int = SLOTS
+        self,
+        *,
+        dtype: str = "auto",
+        threads: int = 1,
+        gpu_layers: int = ALL_LAYERS,
+        slots: int = SLOTS,
+        turns_max_bytes: int = SIZE_MAX_BYTES,
     ) -> None:
-        super().__init__(slots)
+        super().__init__(slots, turns_max_bytes=turns_max_bytes)
         self._kind = TYPES[DEFAULT_DTYPE if dtype == "auto" else dtype]
         self._threads, self._gpu_layers = threads, gpu_layers
 

@@ -10,6 +10,7 @@ from protocol.policy import architectures
 from swarm_node.engine.decoder import Decoder
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.torch import qwen3_shape
+from swarm_node.engine.turn_cache import SIZE_MAX_BYTES
 
 SLOTS = 512
 """Samples decoded at once; a step costs little more for many rows than for one, as long as memory suffices."""
@@ -18,8 +19,10 @@ SLOTS = 512
 class TorchEngine(Engine):
     """Engine that samples with torch."""
 
-    def __init__(self, *, device: str = "auto", dtype: str = "auto", slots: int = SLOTS) -> None:
-        super().__init__(slots)
+    def __init__(
+        self, *, device: str = "auto", dtype: str = "auto", slots: int = SLOTS, turns_max_bytes: int = SIZE_MAX_BYTES
+    ) -> None:
+        super().__init__(slots, turns_max_bytes=turns_max_bytes)
         self._device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         self._dtype = dtype
 

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
+from swarm_node.engine.decoder import SavedRow
 from swarm_node.engine.policy_files import read_adapter, require_borne_out, without_adapter
 from swarm_node.engine.torch import weights
 from swarm_node.engine.torch.sampler import TorchLogits
@@ -103,6 +104,13 @@ class Generic:
         kept[targets] = torch.tensor(sources, dtype=torch.long, device=self.device)
         self._mask, self._positions = self._mask[kept], self._positions[kept]
         self._cache.reorder_cache(kept)
+
+    def save(self, row: int) -> SavedRow | None:
+        """Return None: a row's place in the cache depends on the padding of the others."""
+        return None
+
+    def resume(self, saved: Sequence[SavedRow], texts: Sequence[Sequence[int]]) -> TorchLogits:
+        raise NotImplementedError
 
     def clear(self) -> None:
         self._cache = None

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
+from swarm_node.engine.decoder import SavedRow
 from swarm_node.engine.torch import weights
 from swarm_node.engine.torch.qwen3_shape import ModelShape
 from swarm_node.engine.torch.sampler import TorchLogits
@@ -177,6 +178,44 @@ class Qwen3:
             self._lengths[targets] = self._lengths[sources]
         self._rows = rows
         self._width = int(self._lengths[:rows].max()) if rows else 0
+
+    def save(self, row: int) -> SavedRow:
+        length = int(self._lengths[row])
+        values = self._cache[:, :, row, :, :length].clone()
+        return SavedRow(values, length, values.numel() * values.element_size())
+
+    def resume(self, saved: Sequence[SavedRow], texts: Sequence[Sequence[int]]) -> TorchLogits:
+        new = [text[row.length :] for row, text in zip(saved, texts, strict=True)]
+        longest = max(map(len, new))
+        padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in new], device=self.device)
+        counts = torch.tensor([len(text) for text in new], device=self.device)
+        starts = torch.tensor([row.length for row in saved], device=self.device)
+        first, last = self._rows, self._rows + len(saved)
+        width = max(row.length for row in saved) + longest
+        self._grow(last, width)
+        self._rope_to(width)
+        self._cache[:, :, first:last] = 0  # see `prefill`
+        for number, row in enumerate(saved, first):
+            self._cache[:, :, number, :, : row.length] = row.values
+        places = starts[:, None] + torch.arange(longest, device=self.device)  # [rows, T]
+        cos, sin = self._cos[places][:, :, None], self._sin[places][:, :, None]  # [rows, T, 1, head]
+        mask = torch.arange(width, device=self.device) <= places[:, :, None]
+        mask = mask[:, None]  # [rows, 1, T, width]
+        everyone = torch.arange(len(saved), device=self.device)[:, None]
+
+        hidden = embedding(padded, self._embedding).to(self.dtype)  # [rows, T, hidden]
+        for number, layer in enumerate(self._layers):
+            query, key, value = self._project(layer, hidden, cos, sin)
+            keys, values = self._cache[number, 0, first:last], self._cache[number, 1, first:last]
+            keys[everyone, :, places] = key
+            values[everyone, :, places] = value
+            mixed = scaled_dot_product_attention(
+                query.transpose(1, 2), keys[:, :, :width], values[:, :, :width], attn_mask=mask, enable_gqa=True
+            )
+            hidden = self._finish(layer, hidden, mixed.transpose(1, 2).flatten(2))
+        self._lengths[first:last] = starts + counts
+        self._rows, self._width = last, max(self._width, width)
+        return TorchLogits(self._logits(hidden[everyone[:, 0], counts - 1]))
 
     def clear(self) -> None:
         self._rows = self._width = 0

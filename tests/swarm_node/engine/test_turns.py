@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,96 @@ def test_a_turn_reports_no_fragments(make: Make, policy: Path) -> None:
     while engine.busy:
         said += engine.step()
     assert [type(one) for one in said] == [GroupDone]
+
+
+def played(engine: Engine, seed: int = 5, turns: int = 4) -> tuple[list[tuple[Sample, ...]], list[int]]:
+    """The turns of an episode with observations between them, and the tokens that were computed before each."""
+    request = asked(PROMPTS[3], seed, turn_tokens_max=6, max_new_tokens=64)
+    begun = [b""] * request.samples
+    drawn, computed = [], []
+    engine.measured()
+    for _ in range(turns):
+        (answers,) = sample(engine, request).values()
+        drawn.append(answers)
+        computed.append(engine.measured().prompt_tokens)
+        begun = [tokens + one.tokens + pack_tokens(OBSERVED) for tokens, one in zip(begun, answers, strict=True)]
+        request = request.model_copy(update={"prefixes": tuple(Prefix(tokens=one, finish="") for one in begun)})
+    return drawn, computed
+
+
+@pytest.mark.parametrize("slots", [3, 64])
+def test_a_kept_row_changes_no_token_and_leaves_only_what_is_new_to_compute(
+    pair: tuple[Make, Path], slots: int
+) -> None:
+    make, folder = pair
+    engine, plain = loaded(make, folder, slots), make(slots=slots, turns_max_bytes=0)
+    plain.load(folder, 1)
+    (kept, computed), (alone, all_of_it) = played(engine), played(plain)
+    for with_rows, without in zip(kept, alone, strict=True):
+        assert [(one.tokens, one.finish) for one in with_rows] == [(one.tokens, one.finish) for one in without]
+        for one, other in zip(with_rows, without, strict=True):
+            found, right = (unpack_logprobs(each.logprobs).tolist() for each in (one, other))
+            assert found == pytest.approx(right, abs=1e-5)
+    assert computed[0] == all_of_it[0]
+    assert all_of_it[1:] == sorted(all_of_it[1:])
+    if type(engine._decoder).__name__ == "Generic":
+        assert computed == all_of_it, "this decoder resumes no rows"
+    else:
+        assert computed[1:] == [5 * (1 + len(OBSERVED))] * 3
+
+
+def test_rows_of_other_groups_are_left_alone_and_a_row_with_other_tokens_is_not_used(make: Make, policy: Path) -> None:
+    """A turn whose prefix differs in its last token but one; beside a new group, and with rows of another episode."""
+    engine, plain = loaded(make, policy), make(turns_max_bytes=0)
+    plain.load(policy, 1)
+    request = asked(PROMPTS[3], 5, turn_tokens_max=6, max_new_tokens=64)
+    (answers,) = sample(engine, request).values()
+    sample(engine, asked(PROMPTS[2], 6, turn_tokens_max=6, max_new_tokens=64))
+    other = [unpack_tokens(one.tokens).tolist() for one in answers]
+    changed = [tokens if number else [*tokens[:-2], 33, tokens[-1]] for number, tokens in enumerate(other)]
+    prefixes = tuple(answered(pack_tokens(tokens)) for tokens in changed)
+    second = request.model_copy(update={"prefixes": prefixes})
+    engine.measured()
+    found = sample(engine, second, asked(PROMPTS[1], 9))
+    assert engine.measured().prompt_tokens == len(PROMPTS[3]) + len(changed[0]) + 3 + 4 * 4 + len(PROMPTS[1])
+    assert tokens_of(found) == tokens_of(sample(plain, second, asked(PROMPTS[1], 9)))
+
+
+def test_no_row_outlives_its_version(make: Make, policy: Path, tmp_path: Path) -> None:
+    engine = loaded(make, policy)
+    first = asked(PROMPTS[3], 5, turn_tokens_max=6, max_new_tokens=64)
+    (answers,) = sample(engine, first).values()
+    assert len(engine._turns) == 5
+    engine.load(policy, 2)
+    assert len(engine._turns) == 0
+    second = first.model_copy(update={"version": 2, "prefixes": tuple(answered(one.tokens) for one in answers)})
+    engine.measured()
+    sample(engine, second)
+    assert engine.measured().prompt_tokens == sum(20 + len(one.tokens) // 4 + 3 for one in answers)
+
+
+@pytest.mark.parametrize("where", ["save", "resume"])
+def test_without_memory_the_kept_rows_go_first_and_no_slot_is_lost(make: Make, policy: Path, where: str) -> None:
+    engine, plain = loaded(make, policy), make(turns_max_bytes=0)
+    plain.load(policy, 1)
+    decoder: Any = engine._decoder
+    whole, failures = getattr(decoder, where), iter([False, False, True])
+
+    def tight(*arguments: Any) -> Any:
+        if next(failures, False):
+            raise MemoryError
+        return whole(*arguments)
+
+    setattr(decoder, where, tight)
+    (drawn, _), (expected, _) = played(engine, turns=5), played(plain, turns=5)
+    for group, right in zip(drawn, expected, strict=True):
+        assert tokens_of({"": group}) == tokens_of({"": right})
+    assert next(failures, None) is None, "memory was short once"
+    assert engine._slots == 64
+
+
+def tokens_of(groups: dict[str, tuple[Sample, ...]]) -> dict[str, list[bytes]]:
+    return {name: [one.tokens for one in group] for name, group in groups.items()}
 
 
 def last(one: Sample) -> int:

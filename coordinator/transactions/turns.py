@@ -41,6 +41,9 @@ _turn = Prepared(
     .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
     .where(leases.c.lease_id == sa.bindparam("lease"))
 )
+_open_of = Prepared(
+    sa.select(leases.c.lease_id).where(IS_OPEN, leases.c.node_id == sa.bindparam("node")).limit(1)
+)
 _waits_for = Prepared(
     sa.select(rollouts.c.claim_id)
     .join_from(rollouts, groups, groups.c.group_no == rollouts.c.group_no)
@@ -123,7 +126,12 @@ def last(connection: sa.Connection, lease_id: str | None) -> Turn | None:
 
 
 def is_waited_for(connection: sa.Connection, node: NodeId, version: int) -> bool:
-    """Return True if the node may soon have a next turn to sample with this version."""
+    """Return True if the node may soon have a next turn of this version: it samples one, or an answer is due.
+
+    A request for work may overtake the answer to a lease.
+    """
+    if _open_of(connection, node=node).first() is not None:
+        return True
     return _waits_for(connection, node=node, version=version).first() is not None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from coordinator.config import Config
-from coordinator.environments.host import Asked, EpisodeHost
+from coordinator.environments.host import EpisodeHost, TurnQuestion
 from coordinator.tasks import reward_functions
 from coordinator.tasks.group_play import GroupPlay
 from coordinator.tasks.kinds import environment_of
@@ -13,7 +13,7 @@ from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
 from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.scoring import Unscored
-from coordinator.transactions.turns import Turn, whole_samples
+from coordinator.transactions.turns import AcceptedTurn, whole_samples
 from protocol.ids import NodeId
 from protocol.tasks import Reward
 from protocol.work.learning import TrainingSample
@@ -33,9 +33,9 @@ class EpisodePlayer:
         self._limits, self._text = config.episode, text
         self._host = EpisodeHost(reward_functions.load_callable(environment[0]), environment[1])
 
-    def play(self, requests: dict[PromptRef, SampleRequest], sample: Sample) -> dict[PromptRef, list[Turn]]:
+    def play(self, requests: dict[PromptRef, SampleRequest], sample: Sample) -> dict[PromptRef, list[AcceptedTurn]]:
         """Play the episodes of each request's samples to their ends; return their turns."""
-        played: dict[PromptRef, list[Turn]] = {source: [] for source in requests}
+        played: dict[PromptRef, list[AcceptedTurn]] = {source: [] for source in requests}
         left = {
             source: request.model_copy(update={"turn_tokens_max": self._limits.turn_tokens_max})
             for source, request in requests.items()
@@ -50,7 +50,9 @@ class EpisodePlayer:
                     left[source] = left[source].model_copy(update={"prefixes": turn.prefixes})
         return played
 
-    def _turn(self, source: PromptRef, request: SampleRequest, done: GroupDone, before: Sequence[Turn]) -> Turn:
+    def _turn(
+        self, source: PromptRef, request: SampleRequest, done: GroupDone, before: Sequence[AcceptedTurn]
+    ) -> AcceptedTurn:
         """Return a turn of a group, with what the environment answers to it."""
         lease = Lease(
             lease_id="0" * 32,
@@ -63,7 +65,7 @@ class EpisodePlayer:
             prefixes=request.prefixes,
             turn_tokens_max=request.turn_tokens_max,
         )
-        turn = Turn("", NodeId(""), lease, done.samples, (), [None] * request.samples)
+        turn = AcceptedTurn("", NodeId(""), lease, done.samples, (), [None] * request.samples)
         waiting = Unscored("", source.number, source, episodes=scoring.episodes([*before, turn]))
         play = GroupPlay(waiting, self._text.problem(source), self._text, self._limits)
         play.take(self._ask(play.asked()))
@@ -72,7 +74,7 @@ class EpisodePlayer:
         answer, rewards = play.results()
         return replace(turn, answer=tuple(answer), rewards=rewards)
 
-    def _ask(self, asked: Asked) -> list[EpisodeAnswer | None]:
+    def _ask(self, asked: TurnQuestion) -> list[EpisodeAnswer | None]:
         return [
             None
             if said is None
@@ -81,7 +83,7 @@ class EpisodePlayer:
         ]
 
 
-def rewards_of(played: Sequence[Turn]) -> list[Reward]:
+def rewards_of(played: Sequence[AcceptedTurn]) -> list[Reward]:
     """Return the reward of each sample's episode."""
     return [
         next(reward for reward in known if reward is not None)
@@ -89,7 +91,7 @@ def rewards_of(played: Sequence[Turn]) -> list[Reward]:
     ]
 
 
-def samples_of(played: Sequence[Turn]) -> tuple[TrainingSample, ...]:
+def samples_of(played: Sequence[AcceptedTurn]) -> tuple[TrainingSample, ...]:
     """Return the samples of a group as the learner reads them."""
     return tuple(
         TrainingSample(tokens=tokens, logprobs=logprobs, reward=reward.score, sampled=sampled)

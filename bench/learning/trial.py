@@ -27,7 +27,7 @@ from coordinator.tasks.task import open_task
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions.leases import rules_of
 from coordinator.transactions.prompts import PromptRef
-from coordinator.transactions.turns import Turn
+from coordinator.transactions.turns import AcceptedTurn
 from protocol.tasks import Problem, Reward
 from protocol.work.learning import TrainingGroup, TrainingSample
 from protocol.work.rollout import pack_tokens, unpack_tokens
@@ -136,7 +136,7 @@ class Trial:
         """A group for each source, in their order, from the version that is loaded."""
         return self._draw([self._request(source, samples) for source in sources])
 
-    def _played(self, sources: Sequence[PromptRef], samples: int) -> dict[PromptRef, list[Turn]]:
+    def _played(self, sources: Sequence[PromptRef], samples: int) -> dict[PromptRef, list[AcceptedTurn]]:
         """The same for episodes: their turns."""
         assert self._player is not None
         return self._player.play({source: self._request(source, samples) for source in sources}, self._draw)

@@ -51,14 +51,15 @@ def check(
     """Check a task before a round: its problems, lengths of prompts, and rewards.
 
     Rewards are computed as in a round, in separate processes, on real problems: with the right answers, with answers of
-    other problems, with empty and with random answers. Each finding has its place and the next step.
+    other problems, with empty and with random answers. An environment is played three times by a scripted policy, and
+    the transcripts are printed. Each finding has its place and the next step.
     """
     from coordinator.tasks.task_check import check as look
 
     plain = source.suffix == ".py"
     config = load(None if plain else source, [f"task.name={source}", *settings] if plain else settings)
     with tempfile.TemporaryDirectory(prefix="task-check-") as folder:
-        findings = asyncio.run(look(config, Path(folder)))
+        findings = asyncio.run(look(config, Path(folder), (lambda _: None) if as_json else typer.echo))
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in findings], indent=2))
     else:

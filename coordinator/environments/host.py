@@ -24,7 +24,7 @@ class Broken(Exception):
     """The environment did something that no environment may do."""
 
 
-class Asked(NamedTuple):
+class TurnQuestion(NamedTuple):
     """The episodes of a group, and their turns so far."""
 
     key: str
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answered:
+class TurnReply:
     """What an environment answered to a sample's last turns."""
 
     read: tuple[Observation | None, ...]
@@ -65,21 +65,21 @@ class EpisodeHost:
         self._running: OrderedDict[tuple[str, int], _Running] = OrderedDict()
         self._loop = asyncio.new_event_loop()
 
-    def play(self, asked: Asked) -> list[Answered | None]:
+    def play(self, asked: TurnQuestion) -> list[TurnReply | None]:
         """Return the answers to the last turns of a group's samples, in their order."""
         return self._loop.run_until_complete(self._play(asked))
 
     def close(self) -> None:
         self._loop.close()
 
-    async def _play(self, asked: Asked) -> list[Answered | None]:
+    async def _play(self, asked: TurnQuestion) -> list[TurnReply | None]:
         waiting = [
             self._answer(asked, number, turns) if turns is not None else _nothing()
             for number, turns in enumerate(asked.turns)
         ]
         return await asyncio.gather(*waiting)
 
-    async def _answer(self, asked: Asked, number: int, turns: Sequence[str]) -> Answered:
+    async def _answer(self, asked: TurnQuestion, number: int, turns: Sequence[str]) -> TurnReply:
         over, key = asked.over[number], (asked.key, number)
         running = self._running.pop(key, None)
         if running is None or running.turns > len(turns) - (not over):  # an answer that was lost is played again
@@ -91,9 +91,9 @@ class EpisodeHost:
             if read[-1] is None and running.turns < len(turns):
                 raise Broken("The episode ended at an earlier turn than before: a replay must answer the same.")
         if over or (read and read[-1] is None):
-            return Answered(tuple(read), await _result(running.environment.reward()))
+            return TurnReply(tuple(read), await _result(running.environment.reward()))
         self._keep(key, running)
-        return Answered(tuple(read), None)
+        return TurnReply(tuple(read), None)
 
     def _keep(self, key: tuple[str, int], running: _Running) -> None:
         self._running[key] = running

@@ -33,7 +33,7 @@ from coordinator.service.publication import VersionPublication
 from coordinator.service.turn_watch import TurnWatch
 from coordinator.store.state import Database, get_fact, set_fact
 from coordinator.tasks.chat import Chat
-from coordinator.tasks.kinds import environment_of, task_label
+from coordinator.tasks.kinds import task_label, turn_tokens_max
 from coordinator.tasks.task import open_task
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import blames, lottery, policy_versions, tally
@@ -137,10 +137,7 @@ class Round:
         self._text: TaskText | None = None
         self._evidence: tuple[int, blames.BlameEvidence] | None = None
         self.evaluation_terms = EvaluationTerms.from_config(config)
-        self.plays = environment_of(config) is not None
-        """True if the samples are episodes of an environment."""
-        turn_tokens_max = config.episode.turn_tokens_max if self.plays else 0
-        self.terms = replace(terms_of(config), probes=probes, turn_tokens_max=turn_tokens_max)
+        self.terms = replace(terms_of(config), probes=probes, turn_tokens_max=turn_tokens_max(config))
 
     def _open_publisher(self) -> Publisher:
         config = self.config
@@ -180,6 +177,11 @@ class Round:
             made.close()
             raise
         return made
+
+    @property
+    def plays(self) -> bool:
+        """Return True if the samples are episodes of an environment."""
+        return self.terms.turn_tokens_max > 0
 
     @property
     def is_led_alike(self) -> bool:

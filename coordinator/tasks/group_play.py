@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coordinator.config.task import EpisodeSection
-from coordinator.environments.host import Asked
+from coordinator.environments.host import TurnQuestion
 from coordinator.tasks.reward_pool import EpisodeAnswer
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions.scoring import PlayedEpisode, Unscored
@@ -35,7 +35,7 @@ class GroupPlay:
         self._answer: list[Prefix] = [OVER] * len(self.waiting.episodes)
         self._rewards: list[Reward | None] = [None] * len(self.waiting.episodes)
 
-    def asked(self, *, cut: bool = False) -> Asked:
+    def asked(self, *, cut: bool = False) -> TurnQuestion:
         """Return the question about all samples, or only for the rewards of those that were cut."""
         turns = [
             None
@@ -44,7 +44,7 @@ class GroupPlay:
             for number, episode in enumerate(self.waiting.episodes)
         ]
         over = [cut or (episode is not None and self._is_full(episode)) for episode in self.waiting.episodes]
-        return Asked(str(self.waiting.group_no), self.problem, turns, over)
+        return TurnQuestion(str(self.waiting.group_no), self.problem, turns, over)
 
     def take(self, answers: Sequence[EpisodeAnswer | None]) -> None:
         """Record the answers to the question."""

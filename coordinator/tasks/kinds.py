@@ -139,6 +139,11 @@ def environment_of(config: Config) -> tuple[str, Mapping[str, Any]] | None:
     return None
 
 
+def turn_tokens_max(config: Config) -> int:
+    """Return the most tokens of a turn; 0 if the samples are no episodes."""
+    return config.episode.turn_tokens_max if environment_of(config) else 0
+
+
 def reward_spec(config: Config, round_folder: Path | None = None) -> RewardSpec:
     """Return the specification of the task's reward processes; `round_folder` is hidden instead of the round's own."""
     reward, environment = config.reward, environment_of(config)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from coordinator.environments.host import Asked, EpisodeHost
+from coordinator.environments.host import EpisodeHost, TurnQuestion
 from coordinator.tasks import reward_functions, sandbox
 from coordinator.tasks.problem_file import from_value
 from coordinator.tasks.reward_functions import Job, Weighted
@@ -71,7 +71,7 @@ def _judge(loaded: list[Weighted], question: dict[str, Any]) -> list[Any]:
 
 
 def _play(host: EpisodeHost, question: dict[str, Any]) -> list[Any]:
-    asked = Asked(question["key"], from_value(question["problem"]), question["turns"], question["over"])
+    asked = TurnQuestion(question["key"], from_value(question["problem"]), question["turns"], question["over"])
     return [
         {"read": said.read, "reward": None if said.earned is None else reward_to(reward_functions.earned(said.earned))}
         if said

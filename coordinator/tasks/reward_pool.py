@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coordinator.environments.host import Asked
+from coordinator.environments.host import TurnQuestion
 from coordinator.environments.interface import Observation
 from coordinator.tasks import sandbox
 from coordinator.tasks.problem_file import to_value
@@ -86,7 +86,7 @@ class RewardPool:
         place = min(self._places, key=lambda place: place.waiting)
         return await self._ask(place, lambda child: child.judge(job, self._spec.timeout_s))
 
-    async def play(self, asked: Asked) -> list[EpisodeAnswer | None]:
+    async def play(self, asked: TurnQuestion) -> list[EpisodeAnswer | None]:
         """Return an environment's answers to the last turns of a group's samples.
 
         A group stays in its process: elsewhere its episodes would be played again.
@@ -171,7 +171,7 @@ class _Child:
             raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
         return checked(answer.get("rewards"), [len(text) for text in job.completions])
 
-    async def play(self, asked: Asked, timeout_s: float) -> list[EpisodeAnswer | None]:
+    async def play(self, asked: TurnQuestion, timeout_s: float) -> list[EpisodeAnswer | None]:
         question = {
             "problem": to_value(asked.problem),
             "key": asked.key,
@@ -248,7 +248,7 @@ def checked(said: Any, sizes: Sequence[int]) -> list[Reward]:
     return [_reward(row, size) for row, size in zip(said, sizes, strict=True)]
 
 
-def checked_episodes(said: Any, asked: Asked) -> list[EpisodeAnswer | None]:
+def checked_episodes(said: Any, asked: TurnQuestion) -> list[EpisodeAnswer | None]:
     """Return the answers about the episodes that were asked for; refuse anything else."""
     if not isinstance(said, list) or len(said) != len(asked.turns):
         raise VerifierFailed(f"Its answer does not have {len(asked.turns)} episodes.")

@@ -8,7 +8,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Literal
 from coordinator.config import Config
 from coordinator.tasks import importing, kinds, sandbox
 from coordinator.tasks.chat import PLAIN_CHAT, Chat
+from coordinator.tasks.episode_check import check_episodes
 from coordinator.tasks.import_child import prepare
 from coordinator.tasks.kinds import MATH, functions_of, reward_spec
 from coordinator.tasks.reward_functions import Job
@@ -49,8 +50,8 @@ class TaskIssue:
     next_step: str
 
 
-async def check(config: Config, folder: Path) -> list[TaskIssue]:
-    """Return all issues, in the order in which to fix them."""
+async def check(config: Config, folder: Path, tell: Callable[[str], None] = lambda _: None) -> list[TaskIssue]:
+    """Return all issues, in the order in which to fix them; `tell` gets the transcripts of an environment."""
     round_folder = config.round.directory
     config = config.model_copy(update={"round": config.round.model_copy(update={"directory": folder})})
     try:
@@ -61,7 +62,19 @@ async def check(config: Config, folder: Path) -> list[TaskIssue]:
             TaskIssue("unreadable", "error", "[task] [data]", error.message, error.hint or "Fix it, and try again.")
         ]
     issues = [*_problems(config, folder), *_lengths(config, task)]
+    if kinds.environment_of(config):
+        return issues + await _episodes(config, task, round_folder, tell)
     return issues + ([] if isinstance(task, Judging) else await _Trial(config, task, round_folder).findings())
+
+
+async def _episodes(config: Config, task: Task, round_folder: Path, tell: Callable[[str], None]) -> list[TaskIssue]:
+    """Play episodes, and return the issues."""
+    findings = await check_episodes(config, reward_spec(config, round_folder), task)
+    for number, transcript in enumerate(findings.transcripts):
+        tell(f"problem {number}\n{transcript}")
+    if not findings.code:
+        return []
+    return [TaskIssue(findings.code, "error", config.task.name, findings.message, findings.next_step)]
 
 
 def _problems(config: Config, folder: Path) -> Iterator[TaskIssue]:
@@ -102,6 +115,13 @@ def _lengths(config: Config, task: Task) -> Iterator[TaskIssue]:
             "no_chat", "error", "[data]",
             "The prompts are plain text, so data.system_prompt and data.template_arguments have no effect.",
             "Set data.chat = true, or remove these settings.",
+        )  # fmt: skip
+    first = task.problem(0)
+    tools = first.columns.get("tools")
+    if tools and not isinstance(first.prompt, str) and coder.encode(first.prompt, tools) == coder.encode(first.prompt):
+        yield TaskIssue(
+            "tools_unseen", "warning", "[model]", "The model's chat template does not show tools to the model.",
+            "Describe them in data.system_prompt, or use a model that was trained to call tools.",
         )  # fmt: skip
     for number in range(PROMPTS_LOOKED_AT if positions else 0):
         prompt = task.problem(number).prompt

@@ -37,7 +37,7 @@ from coordinator.transactions.admission import Admitted
 from coordinator.transactions.leases import LeaseTerms, expire, reopen, set_group
 from coordinator.transactions.partial_rollouts import Told
 from coordinator.transactions.prompts import PromptRef
-from coordinator.transactions.turns import Turn
+from coordinator.transactions.turns import AcceptedTurn
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol import limits
@@ -365,7 +365,7 @@ def _fitting(
     return begun + [(number, waiting[number].begun, waiting[number].begun_version) for number in picked]
 
 
-def _next_turn(turn: Turn, draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int) -> Lease:
+def _next_turn(turn: AcceptedTurn, draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int) -> Lease:
     """Return a lease of the turn after this one, with the same seed and version."""
     change = {
         "lease_id": draw.lease_id(),

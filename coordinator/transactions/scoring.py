@@ -24,7 +24,7 @@ from coordinator.transactions import leases as lease_table
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.rollouts import move
-from coordinator.transactions.turns import Turn
+from coordinator.transactions.turns import AcceptedTurn
 from protocol.tasks import Reward
 from protocol.wire.signing import open_envelope
 from protocol.work.lease import Lease, Prefix
@@ -89,7 +89,7 @@ def _unscored(connection: sa.Connection, row: Any) -> Unscored:
     return Unscored(row.claim_id, row.group_no, source, episodes=episodes(turns.chain(connection, row.lease_id)))
 
 
-def episodes(played: Sequence[Turn]) -> tuple[PlayedEpisode | None, ...]:
+def episodes(played: Sequence[AcceptedTurn]) -> tuple[PlayedEpisode | None, ...]:
     """Return the episodes of a group after its last turn."""
     last = played[-1]
     return tuple(

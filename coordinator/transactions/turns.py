@@ -41,9 +41,7 @@ _turn = Prepared(
     .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
     .where(leases.c.lease_id == sa.bindparam("lease"))
 )
-_open_of = Prepared(
-    sa.select(leases.c.lease_id).where(IS_OPEN, leases.c.node_id == sa.bindparam("node")).limit(1)
-)
+_open_of = Prepared(sa.select(leases.c.lease_id).where(IS_OPEN, leases.c.node_id == sa.bindparam("node")).limit(1))
 _waits_for = Prepared(
     sa.select(rollouts.c.claim_id)
     .join_from(rollouts, groups, groups.c.group_no == rollouts.c.group_no)
@@ -60,7 +58,7 @@ WholeSample = tuple[bytes, bytes, bytes]
 """A sample's tokens, its log-probabilities, and 1 for each token that was drawn; empty if all were."""
 
 
-class Answer(Message):
+class EnvironmentAnswer(Message):
     """What an environment answered to a turn of a group, for each sample."""
 
     samples: tuple[Prefix, ...]
@@ -68,7 +66,7 @@ class Answer(Message):
 
 
 @dataclass(frozen=True)
-class Turn:
+class AcceptedTurn:
     """An accepted turn of a group."""
 
     claim_id: str
@@ -100,9 +98,9 @@ def begun(lease: Lease) -> tuple[Prefix, ...]:
     return lease.prefixes or (Prefix(tokens=b"", finish=""),) * lease.samples
 
 
-def chain(connection: sa.Connection, lease_id: str | None) -> list[Turn]:
+def chain(connection: sa.Connection, lease_id: str | None) -> list[AcceptedTurn]:
     """Return the turns of a group up to and including the one that answered this lease, the first turn first."""
-    turns = list[Turn]()
+    turns = list[AcceptedTurn]()
     while lease_id is not None and len(turns) <= limits.TURNS_MAX:
         row = _turn(connection, lease=lease_id).first()
         if row is None:
@@ -112,14 +110,14 @@ def chain(connection: sa.Connection, lease_id: str | None) -> list[Turn]:
     return turns[::-1]
 
 
-def _read(row: Any) -> Turn:
+def _read(row: Any) -> AcceptedTurn:
     claim = RolloutClaim.from_bytes(open_envelope("rollout", row.envelope).payload)
-    answer = Answer.from_bytes(row.inserted).samples if row.inserted else ()
+    answer = EnvironmentAnswer.from_bytes(row.inserted).samples if row.inserted else ()
     rewards = reward_columns.read_known({"rewards": row.rewards, "marks": row.marks})
-    return Turn(row.claim_id, NodeId(row.node_id), Lease.from_bytes(row.offer), claim.samples, answer, rewards)
+    return AcceptedTurn(row.claim_id, NodeId(row.node_id), Lease.from_bytes(row.offer), claim.samples, answer, rewards)
 
 
-def last(connection: sa.Connection, lease_id: str | None) -> Turn | None:
+def last(connection: sa.Connection, lease_id: str | None) -> AcceptedTurn | None:
     """Return the turn that answered a lease, if its episode goes on."""
     row = None if lease_id is None else _turn(connection, lease=lease_id).first()
     return _read(row) if row is not None and row.state == RolloutState.TURN else None
@@ -139,12 +137,12 @@ def record_answer(
     connection: sa.Connection, claim_id: str, answer: Sequence[Prefix], rewards: Sequence[Reward | None]
 ) -> bool:
     """Store what the environment answered to a turn after which episodes go on; return False if nobody waits for it."""
-    inserted = Answer(samples=tuple(answer)).to_bytes()
+    inserted = EnvironmentAnswer(samples=tuple(answer)).to_bytes()
     known = reward_columns.stored([reward or reward_columns.UNKNOWN for reward in rewards])
     return bool(move(connection, rollouts.c.claim_id == claim_id, RolloutState.TURN, inserted=inserted, **known))
 
 
-def join_parts(connection: sa.Connection, whole: str, earlier: Sequence[Turn], now_ms: int) -> None:
+def join_parts(connection: sa.Connection, whole: str, earlier: Sequence[AcceptedTurn], now_ms: int) -> None:
     """Make the earlier turns of a group parts of its last turn."""
     claims = [turn.claim_id for turn in earlier]
     move(connection, rollouts.c.claim_id.in_(claims), RolloutState.PART)
@@ -178,7 +176,7 @@ def abandon(connection: sa.Connection, group_no: int, *, but: str = "") -> None:
         connection.execute(sa.update(audits).where(audits.c.claim_id.in_(ended)).values(used=True))
 
 
-def whole_samples(turns: Sequence[Turn]) -> list[WholeSample]:
+def whole_samples(turns: Sequence[AcceptedTurn]) -> list[WholeSample]:
     """Return each sample of a group with all its turns and observations; nobody drew the observations."""
     wholes = list[WholeSample]()
     for number in range(turns[-1].lease.samples):

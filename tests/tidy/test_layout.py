@@ -19,11 +19,13 @@ ONE_PER_SUBJECT = ("coordinator/api/", "coordinator/commands/", "swarm_node/comm
 """Folders whose modules are one for each caller, command or step, however short."""
 
 FRAGMENTS = {
+    "coordinator/environments/games/episodes.py": "problems and a class, as each module with an environment has them",
+    "coordinator/environments/games/poker_tables.py": "numbers that a solver has made",
+    "coordinator/tasks/group_play.py": "one turn of a group, without the service that asks for it",
     "coordinator/environments/verifiers_harness.py": "a program of verifiers, which imports it by name",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "coordinator/transactions/rails/manual.py": "one module per rail",
-    "protocol/tasks/poker_tables.py": "frozen tables: data, which nobody edits",
     "protocol/wire/generation.py": "the one number that changes with the protocol",
     "swarm_node/engine/described.py": "a program of its own: the child that describes a model",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from coordinator.environments.host import Asked, Broken, EpisodeHost
+from coordinator.environments.host import Broken, EpisodeHost, TurnQuestion
 from protocol.tasks import Problem
 
 PROBLEM = Problem("begin", columns={"secret": 3})
@@ -37,8 +37,8 @@ def host() -> Iterator[EpisodeHost]:
     made.close()
 
 
-def asked(*turns: list[str] | None, over: bool = False, key: str = "group") -> Asked:
-    return Asked(key, PROBLEM, turns, [over] * len(turns))
+def asked(*turns: list[str] | None, over: bool = False, key: str = "group") -> TurnQuestion:
+    return TurnQuestion(key, PROBLEM, turns, [over] * len(turns))
 
 
 def test_an_episode_goes_on_where_it_was(host: EpisodeHost) -> None:

@@ -15,6 +15,9 @@ from protocol.tasks import Problem, Reward, Split
 SPLIT_PARTS = 10
 """A tenth of the games is held out, another tenth is for validation."""
 
+ATTEMPTS = 4
+"""Seeds that are tried for each game of a split; most small rooms come up again."""
+
 _OF_PART: dict[int, Split] = {0: "held_out", 1: "validation"}
 
 
@@ -32,11 +35,17 @@ class GameEpisode:
 
 
 def problems(split: Split, seed: int, size: int, *, game: str, **parameters: Any) -> Iterator[dict[str, Any]]:
-    """Yield `size` games of a split; `seed` orders the train split."""
-    rules = open_game(game, parameters)
-    for number in range(size):
+    """Yield `size` games of a split, or fewer if it has no more; `seed` orders the train split."""
+    rules, seen, found = open_game(game, parameters), set[str](), 0
+    for number in range(ATTEMPTS * size):
         of_game = seed_of(game, rules, split, seed, number)
-        yield {"prompt": rules.reset(of_game).opening, "seed": of_game}
+        opening = rules.reset(of_game).opening
+        if not (rules.distinct and opening in seen):
+            seen.add(opening)
+            found += 1
+            yield {"prompt": opening, "seed": of_game}
+        if found == size:
+            return
 
 
 def seed_of(name: str, rules: Game, split: Split, order: int, number: int) -> int:

@@ -53,7 +53,7 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
         "blames": [BLAME], "reached": [REACHED],
     },
     LeaseRequest: {
-        "version": 1, "groups": 1, "continues": True, "numerics": "torch/fp32/cpu", "environments": ["leduc"],
+        "version": 1, "groups": 1, "continues": True, "finishing": True, "numerics": "torch/fp32/cpu",
     },
     PlanRequest: {
         "version": 1, "observed": ["203.0.113.5:4001"], "punched": [KEY.node_id], "unpunched": [KEY.node_id],

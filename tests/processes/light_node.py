@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
@@ -80,15 +80,20 @@ class LightNode:
         )
         return self.call("/v1/heartbeat", message, HeartbeatReply)
 
-    def lease(self, version: int, groups: int = 1) -> tuple[Lease, ...]:
-        return self.call("/v1/leases", LeaseRequest(version=version, groups=groups), LeaseReply).leases
+    def lease(self, version: int, groups: int = 1, *, turns_only: bool = False) -> tuple[Lease, ...]:
+        message = LeaseRequest(version=version, groups=groups, continues=turns_only, finishing=turns_only)
+        return self.call("/v1/leases", message, LeaseReply).leases
 
     def give_back(self, leases: Iterable[Lease]) -> None:
         message = ReturnLeases(lease_ids=tuple(lease.lease_id for lease in leases))
         self.call("/v1/leases/return", message, HeartbeatReply)
 
     def submit(self, *rollouts: bytes) -> tuple[Verdict, ...]:
-        return self.call("/v1/rollouts", Submission(rollouts=rollouts), SubmissionReply).verdicts
+        return self.submitted(*rollouts).verdicts
+
+    def submitted(self, *rollouts: bytes) -> SubmissionReply:
+        """Submit rollouts; return the whole reply, with the next turns of episodes."""
+        return self.call("/v1/rollouts", Submission(rollouts=rollouts), SubmissionReply)
 
     def claim(self, lease: Lease) -> RolloutClaim:
         """A well-formed answer to a lease."""
@@ -102,6 +107,16 @@ class LightNode:
     def answer(self, lease: Lease) -> bytes:
         """The signed answer."""
         return self.key.seal("rollout", self.claim(lease).to_bytes())
+
+    def turn(self, lease: Lease, tokens: Sequence[int]) -> bytes:
+        """A signed turn in which every sample that goes on says these tokens."""
+        said = Sample(tokens=pack_tokens(list(tokens)), logprobs=pack_logprobs([-1.0] * len(tokens)), finish="stop")
+        ends = [prefix.finish for prefix in lease.prefixes] or [""] * lease.samples
+        samples = tuple(Sample(tokens=b"", logprobs=b"", finish=end) if end else said for end in ends)
+        claim = RolloutClaim(
+            round_id=self.round_id, lease_id=lease.lease_id, lease_digest=lease.digest, samples=samples
+        )
+        return self.key.seal("rollout", claim.to_bytes())
 
     def call(self, path: str, message: Message, kind: type[M]) -> M:
         """Send a signed request; raise a named error, or `Unreachable` without an answer."""

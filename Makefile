@@ -197,7 +197,7 @@ $(ENVIRONMENTS)/.installed: $(STAMP) $(addprefix tests/environments/,requirement
 	  > "$$($(ENVIRONMENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
 	@install='$(ENVIRONMENTS)/bin/python -m pip install --no-input --disable-pip-version-check --no-deps'; \
 	{ $$install -r tests/environments/requirements.txt && \
-	  $$install --no-build-isolation -e tests/environments/vault_package && \
+	  $$install -e . && $$install --no-build-isolation -e tests/environments/vault_package && \
 	  $$install --target $(ENVIRONMENTS)/openenv -r tests/environments/openenv_server.txt; \
 	} >$(ENVIRONMENTS)/install.log 2>&1 || { tail -n 15 $(ENVIRONMENTS)/install.log >&2; exit 1; }
 	@touch $@

@@ -45,6 +45,21 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "an edited, skipped, reordered, replayed or overlong turn",
+        {
+            "tests/coordinator/transactions/test_turns.py": [
+                "test_a_turn_after_another_context_is_none",
+                "test_a_turn_cannot_be_played_twice_or_answer_another_turn",
+                "test_a_turn_is_at_most_as_long_as_its_lease_says",
+                "test_tokens_after_the_end_of_an_episode_are_refused",
+            ],
+            "tests/coordinator/audit/test_turns.py": [
+                "test_a_token_that_the_seed_did_not_dictate_fails",
+                "test_a_turn_that_was_taken_after_an_edited_observation_fails",
+            ],
+        },
+    ),
+    Outsider(
         "slander by free keys",
         {
             "tests/coordinator/transactions/test_blames.py": [

@@ -249,7 +249,7 @@ def test_a_finishing_node_begins_no_group(play: World) -> None:
     ("spoil", "said"),
     [
         pytest.param({"prefixes": lambda lease: lease.prefixes[::-1]}, "an edited observation", id="edited"),
-        pytest.param({"prefixes": lambda _: ()}, "a skipped turn", id="skipped"),
+        pytest.param({"prefixes": lambda _: ()}, "a turn left out", id="left-out"),
     ],
 )
 def test_a_turn_after_another_context_is_none(play: World, spoil: dict[str, Callable[[Lease], Any]], said: str) -> None:

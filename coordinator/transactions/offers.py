@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from coordinator.rules import lengths
 from coordinator.rules.lifecycle import GroupState
+from coordinator.store.state import get_fact
 from coordinator.store.tables import groups, is_for_training, leases
 from coordinator.transactions import (
     admission,
@@ -152,7 +153,7 @@ def offer(
     state = GroupState.TRIAL if admitted.on_trial else GroupState.LEASED
     groups = []
     if terms.turn_tokens_max and not alone:
-        groups = _take_turns(connection, worker, message, admitted, state, terms, now_ms)
+        groups = _take_turns(connection, worker, message, admitted, terms, now_ms)
         count = 0 if message.finishing else min(count, message.groups - len(groups))
     groups += _take_groups(connection, count, version, node, terms, draw, state)
     if groups:
@@ -195,7 +196,8 @@ def offer_turns(
         return ()
     hands = admission.free_hands(connection, node, terms, now_ms)
     payable = admission.affordable(connection, terms, worker.price_micros_per_mtok, now_ms)
-    on_trial = worker.node_id not in terms.probes and newcomers.is_newcomer(connection, worker, terms)
+    others_ask = newcomers.is_fresh(get_fact(connection, newcomers.OTHERS), terms, now_ms)
+    on_trial = others_ask and worker.node_id not in terms.probes and newcomers.is_newcomer(connection, worker, terms)
     given = list[Lease]()
     for group_no, begun, version in answered[: min(hands, payable)]:
         turn = turns.last(connection, begun)
@@ -213,12 +215,14 @@ def _take_turns(
     worker: Any,
     message: LeaseRequest,
     admitted: Admitted,
-    state: GroupState,
     terms: LeaseTerms,
     now_ms: int,
 ) -> list[Taken]:
-    """Set groups whose next turn waits for a node to `state`: those of its version, then those that waited in vain."""
-    if admitted.reason not in ("", *admission.NOT_NEEDED):
+    """Lease groups whose next turn waits for a node: those of its version, then those that waited in vain.
+
+    A newcomer on trial gets none: it could spoil what others have played.
+    """
+    if admitted.on_trial or admitted.reason not in ("", *admission.NOT_NEEDED):
         return []
     node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
     hands = admission.free_hands(connection, node, terms, now_ms)
@@ -233,7 +237,7 @@ def _take_turns(
         taken += [tuple(row) for row in _turns_in_vain(connection, now=now_ms, count=most - len(taken))]
     taken = list(dict.fromkeys(taken))
     for group_no, _, _ in taken:
-        set_group(connection, group_no, state)
+        set_group(connection, group_no, GroupState.LEASED)
     return taken
 
 

@@ -366,3 +366,14 @@ def test_two_nodes_play_for_three_updates_and_the_books_agree(play: World) -> No
         play.train(number)
     assert play.audit() == []
     assert [play.owed(key.node_id) for key in keys] == [(0, 3 * TURNS * 2 * SAMPLES)] * 2
+
+
+def test_a_newcomer_on_trial_takes_no_turn_of_anothers_group(play: World) -> None:
+    known, other, fresh = play.join(1), play.join(2), play.join(3)
+    play.prove(known)
+    play.prove(other)
+    first_turn(play, known)
+    environment(play)
+    (lease,) = play.offer(fresh, continues=True).leases
+    assert not lease.prefixes, "a trial of its own"
+    assert play.offer(other, continues=True).leases[0].prefixes

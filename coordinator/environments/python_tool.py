@@ -17,6 +17,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,16 +81,7 @@ async def run_snippet(
     data = json.dumps(task).encode()
     sent = len(data).to_bytes(8, "big") + data + stdin.encode(errors="surrogatepass")
     with tempfile.TemporaryDirectory(prefix="snippet-", ignore_cleanup_errors=True) as folder:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-s", "-P", str(CHILD)),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            cwd=folder,
-            env=_environment(folder),
-            start_new_session=True,
-        )
-        run = _Run(process, limits)
+        run = _Run(*await _started(folder), limits)
         try:
             timed_out = await run.finish(sent)
         finally:
@@ -97,11 +89,31 @@ async def run_snippet(
     return _result(run, mark, limits, timed_out=timed_out)
 
 
+async def _started(folder: str) -> tuple[Process, bool]:
+    """Start a process; return it, and True if it leads a process group of its own.
+
+    A sandbox forbids new groups, so that it can end all that it has started; what a snippet leaves behind ends with it.
+    """
+    start = partial(
+        asyncio.create_subprocess_exec,
+        *(sys.executable, "-s", "-P", str(CHILD)),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        cwd=folder,
+        env=_environment(folder),
+    )
+    try:
+        return await start(start_new_session=True), True
+    except PermissionError:
+        return await start(), False
+
+
 class _Run:
     """One process and its output so far."""
 
-    def __init__(self, process: Process, limits: SnippetLimits) -> None:
-        self.process, self._limits = process, limits
+    def __init__(self, process: Process, leads_group: bool, limits: SnippetLimits) -> None:
+        self.process, self._leads_group, self._limits = process, leads_group, limits
         self.stdout, self.stderr = bytearray(), bytearray()
         self.too_much = False
 
@@ -140,7 +152,10 @@ class _Run:
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            if self._leads_group:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            else:
+                self.process.kill()
 
 
 def _result(run: _Run, mark: str, limits: SnippetLimits, *, timed_out: bool) -> SnippetResult:

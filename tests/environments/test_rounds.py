@@ -17,7 +17,13 @@ from tests.environments.test_nemo_gym_server import CounterServer, row
 from tests.environments.test_openenv_server import LIBRARY, server
 from tests.processes.conftest import tiny_policy
 
-pytestmark = pytest.mark.processes
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vault") is None or not LIBRARY.is_dir(),
+        reason="the libraries are not installed here; make test-environments has them",
+    ),
+]
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}"
@@ -61,21 +67,7 @@ def settings_of(kind: str, folder: Path) -> Iterator[Mapping[str, Any]]:
         yield kinds[kind]
 
 
-def needs(name: str, found: bool) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not found, reason=f"{name} is not installed here; make test-environments has it")
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "trl",
-        "nemo-gym",
-        "reasoning-gym-tries",
-        pytest.param("textarena", marks=needs("TextArena", importlib.util.find_spec("textarena") is not None)),
-        pytest.param("verifiers", marks=needs("verifiers", importlib.util.find_spec("vault") is not None)),
-        pytest.param("openenv", marks=needs("OpenEnv", LIBRARY.is_dir())),
-    ],
-)
+@pytest.mark.parametrize("kind", ["trl", "nemo-gym", "reasoning-gym-tries", "textarena", "verifiers", "openenv"])
 def test_a_round_is_played_to_its_end(kind: str, tmp_path: Path) -> None:
     policy = tiny_policy(tmp_path / "tiny")
     (policy / "chat_template.jinja").write_text(TEMPLATE)

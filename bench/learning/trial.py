@@ -137,7 +137,7 @@ class Trial:
         return self._draw([self._request(source, samples) for source in sources])
 
     def _played(self, sources: Sequence[PromptRef], samples: int) -> dict[PromptRef, list[AcceptedTurn]]:
-        """The same for episodes: their turns."""
+        """Play an episode for each sample of each source; return their turns."""
         assert self._player is not None
         return self._player.play({source: self._request(source, samples) for source in sources}, self._draw)
 

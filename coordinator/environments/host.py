@@ -38,11 +38,11 @@ class TurnQuestion(NamedTuple):
 
 @dataclass(frozen=True)
 class TurnReply:
-    """What an environment answered to a sample's last turns."""
+    """An environment's answers to a sample's last turns."""
 
     read: tuple[Observation | None, ...]
-    """What the policy reads after each turn that was played now: the last one, or all if the episode was replayed. None
-    if the last turn ended the episode."""
+    """The text to read after each turn that was played now: the last one, or all if the episode was replayed; None if
+    the last turn ended the episode."""
     earned: Earned | None
     """The reward, if the episode is over."""
 

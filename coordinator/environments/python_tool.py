@@ -37,7 +37,7 @@ class SnippetLimits:
     memory_mib: int = 1024
     """Address space, of which a plain interpreter takes 30."""
     output_bytes: int = 65_536
-    """Of standard output and of standard error, each; a program that writes more is ended."""
+    """The most on standard output, and on standard error; a program that writes more is ended."""
     file_mib: int = 16
 
 

@@ -31,6 +31,8 @@ from typing import Any
 
 NAME = "<snippet>"
 PARENT_CHECK_S = 0.2
+"""The interval at which a thread checks for the parent: not every system signals its death."""
+
 VALUE_MAX_CHARS = 10_000
 LENGTH_BYTES = 8
 

@@ -72,7 +72,7 @@ def _plain(message: Mapping[str, Any]) -> Message:
 
 
 class _Desk:
-    """Where the model calls of an episode wait for the policy's turns."""
+    """The model calls of an episode, which wait for the policy's turns."""
 
     def __init__(self) -> None:
         self.calls = asyncio.Queue[Row | None]()  # None: the episode is over

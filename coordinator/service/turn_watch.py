@@ -5,7 +5,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 PATIENCE_S = 0.25
-"""How long a submission waits: most environments answer in a hundredth of that, and the verdicts wait, too."""
+"""The time that a submission waits: most environments answer in a hundredth of it, and the verdicts wait, too."""
 
 
 class TurnWatch:

@@ -38,7 +38,7 @@ class CodeSettings(BaseModel):
 
     score: Literal["all", "share"] = "all"
     timeout_s: float = Field(4.0, gt=0, le=600)
-    """For each run of a program."""
+    """The limits of each run of a program."""
     memory_mib: int = Field(1024, ge=64)
     output_bytes: int = Field(1_000_000, ge=1024)
     parallel: int = Field(4, ge=1, le=64)

@@ -54,7 +54,7 @@ class EpisodeAnswer:
     """An environment's answer to the last turns of a sample."""
 
     read: tuple[Observation | None, ...]
-    """What the policy reads after each turn that was played now; None if the last one ended the episode."""
+    """The text to read after each turn that was played now; None if the last one ended the episode."""
     reward: Reward | None
     """The reward, if the episode is over."""
 

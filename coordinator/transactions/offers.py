@@ -72,41 +72,14 @@ _waiting = Prepared(
     .order_by(_fits, groups.c.group_no)
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
-_begun_here = Prepared(
-    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
-    .where(
-        groups.c.state == GroupState.OPEN.value,
-        _is_trained_on,
-        groups.c.begun_version == sa.bindparam("version", type_=sa.Integer),
-    )
-    .order_by(groups.c.group_no)
-    .limit(sa.bindparam("count", type_=sa.Integer))
-)
-_turns_here = Prepared(
-    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
-    .where(
-        groups.c.state == GroupState.TURN.value,
-        _is_trained_on,
-        groups.c.begun_version == sa.bindparam("version", type_=sa.Integer),
-    )
-    .order_by(groups.c.group_no)
-    .limit(sa.bindparam("count", type_=sa.Integer))
-)
-_turns_in_vain = Prepared(
-    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
-    .where(
-        groups.c.state == GroupState.TURN.value,
-        _is_trained_on,
-        groups.c.waits_until_ms <= sa.bindparam("now", type_=sa.BigInteger),
-    )
-    .order_by(groups.c.group_no)
-    .limit(sa.bindparam("count", type_=sa.Integer))
-)
-_answered_by = Prepared(
-    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).where(
-        groups.c.state == GroupState.TURN.value, groups.c.begun.in_(sa.bindparam("leases", expanding=True))
-    )
-)
+_oldest = sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).order_by(groups.c.group_no)
+_some = _oldest.where(_is_trained_on).limit(sa.bindparam("count", type_=sa.Integer))
+_of_version = groups.c.begun_version == sa.bindparam("version", type_=sa.Integer)
+_is_at_turn = groups.c.state == GroupState.TURN.value
+_begun_here = Prepared(_some.where(groups.c.state == GroupState.OPEN.value, _of_version))
+_turns_here = Prepared(_some.where(_is_at_turn, _of_version))
+_turns_in_vain = Prepared(_some.where(_is_at_turn, groups.c.waits_until_ms <= sa.bindparam("now", type_=sa.BigInteger)))
+_answered_by = Prepared(_oldest.where(_is_at_turn, groups.c.begun.in_(sa.bindparam("leases", expanding=True))))
 _begun_of = Prepared(
     sa.select(groups.c.begun, groups.c.begun_version).where(groups.c.group_no == sa.bindparam("group"))
 )

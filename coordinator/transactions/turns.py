@@ -59,7 +59,7 @@ WholeSample = tuple[bytes, bytes, bytes]
 
 
 class EnvironmentAnswer(Message):
-    """What an environment answered to a turn of a group, for each sample."""
+    """An environment's answer to a turn of a group, for each sample."""
 
     samples: tuple[Prefix, ...]
     """The tokens to insert after the turn; a `finish` if the episode is over."""
@@ -74,7 +74,7 @@ class AcceptedTurn:
     lease: Lease
     samples: tuple[Sample, ...]
     answer: tuple[Prefix, ...]
-    """What the environment answered; empty while that is not known, and for the last turn."""
+    """The environment's answer; empty while it is not known, and for the last turn."""
     rewards: list[Reward | None]
     """The rewards of the samples whose episodes ended with this turn."""
 

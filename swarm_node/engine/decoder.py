@@ -27,7 +27,7 @@ class SavedRow:
     """A copy of the keys and values of one row."""
 
     values: Any
-    """In the decoder's own form."""
+    """The row in the decoder's own form."""
     length: int
     """Number of tokens in the row."""
     size_bytes: int

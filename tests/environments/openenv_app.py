@@ -27,7 +27,7 @@ class GuessAction(Action):  # type: ignore[misc]  # OpenEnv is not in the enviro
 
 
 class GuessObservation(Observation):  # type: ignore[misc]  # as above
-    """What the guesser is told."""
+    """The answer to a guess."""
 
     prompt: str
     tries: int = 0

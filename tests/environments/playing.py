@@ -11,7 +11,7 @@ from protocol.tasks import ChatMessage, Problem, Reward
 
 
 class Played(NamedTuple):
-    """What the policy read after each turn, None at the end, and the reward."""
+    """The texts read after each turn, None at the end, and the reward."""
 
     read: list[Any]
     earned: Any

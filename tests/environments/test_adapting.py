@@ -1,4 +1,4 @@
-"""What the kinds of environments share: libraries, seeds and splits."""
+"""Libraries, seeds and splits, which all kinds of environments share."""
 
 import importlib.util
 

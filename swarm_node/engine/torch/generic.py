@@ -110,7 +110,7 @@ class Generic:
         return None
 
     def resume(self, saved: Sequence[SavedRow], texts: Sequence[Sequence[int]]) -> TorchLogits:
-        raise NotImplementedError
+        raise NotImplementedError("`save` keeps no row, so there is none to resume.")
 
     def clear(self) -> None:
         self._cache = None

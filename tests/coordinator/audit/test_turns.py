@@ -24,7 +24,7 @@ NODE = NodeKey(b"\1" * 32)
 ROUND, TURN, LONGEST, SAMPLES = "0" * 64, 5, 40, 3
 SAMPLER = Sampler(temperature=1.0, max_new_tokens=LONGEST)
 READ = pack_tokens([40, 41, 42])
-"""What the environment answers to the first turn."""
+"""The environment's answer to the first turn."""
 ENGINES: dict[str, Callable[[], Engine]] = {"torch": TorchEngine, "llama": lambda: LlamaEngine(dtype="float32")}
 
 FIRST = Lease(

@@ -19,7 +19,7 @@ from tests.coordinator.world import END, PRICE, ROUND, SAMPLES, VOCAB, World
 
 TURN, LONGEST, TURNS = 2, 24, 3
 READ = 77
-"""What the environment answers to each turn."""
+"""The environment's answer to each turn."""
 
 
 @pytest.fixture

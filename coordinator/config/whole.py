@@ -14,6 +14,7 @@ from coordinator.config.round import ModelSection, RoundSection, StoreSection
 from coordinator.config.section import Section
 from coordinator.config.task import DataSection, EpisodeSection, EvalSection, RewardSection, TaskSection
 from coordinator.config.work import FleetSection, LeasesSection, SamplingSection, SelectionSection, StalenessSection
+from protocol import limits
 from protocol.tasks import BUILT_IN
 
 
@@ -52,6 +53,15 @@ class Config(Section):
         if self.reward.functions and self.task.name in BUILT_IN:
             raise ValueError(
                 f"task {self.task.name} judges by itself; reward.functions are for data, math, reasoning-gym and files"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluates_with_answers_that_fit(self) -> "Config":
+        if self.eval.every and 8 * self.eval.samples * self.sampling.max_new_tokens > limits.MESSAGE_MAX_BYTES // 2:
+            raise ValueError(
+                f"eval.samples x sampling.max_new_tokens may be {limits.MESSAGE_MAX_BYTES // 16} at most: "
+                "an answer must fit into one message"
             )
         return self
 

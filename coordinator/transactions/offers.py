@@ -127,7 +127,7 @@ def offer(
     groups = []
     if terms.turn_tokens_max and not alone:
         groups = _take_turns(connection, worker, message, admitted, terms, now_ms)
-        count = 0 if message.finishing else min(count, message.groups - len(groups))
+        count = 0 if message.finishing else max(0, count - len(groups))  # both count what it may hold and cost
     groups += _take_groups(connection, count, version, node, terms, draw, state)
     if groups:
         reason = ""

@@ -93,3 +93,16 @@ def test_a_tables_own_tables_are_written_as_they_are_read() -> None:
     written = manual.toml({"data": {"template_arguments": arguments}})
     assert tomllib.loads(written)["data"]["template_arguments"] == arguments
     assert parse(tomllib.loads(written)).data.template_arguments == arguments
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"sampling": {"samples_per_group": 64, "max_new_tokens": 8193}},
+        {"sampling": {"samples_per_group": 2, "max_new_tokens": 8193}, "eval": {"every": 1, "samples": 64}},
+    ],
+)
+def test_answers_that_fit_into_no_message_are_refused(sections: dict[str, dict[str, int]]) -> None:
+    with pytest.raises(ConfigInvalid, match="one message"):
+        parse(sections)
+    parse(sections | {"sampling": sections["sampling"] | {"max_new_tokens": 8192}})

@@ -377,3 +377,13 @@ def test_a_newcomer_on_trial_takes_no_turn_of_anothers_group(play: World) -> Non
     (lease,) = play.offer(fresh, continues=True).leases
     assert not lease.prefixes, "a trial of its own"
     assert play.offer(other, continues=True).leases[0].prefixes
+
+
+def test_turns_and_new_groups_together_are_no_more_than_a_node_may_hold(play: World) -> None:
+    key = play.join(1)
+    play.terms = replace(play.terms, groups_per_request=1)
+    first_turn(play, key)
+    environment(play)
+    play.lease(key)
+    held = len(play.offer(key, groups=8, continues=True).leases)
+    assert (held, play.terms.held_max) == (1, 2)

@@ -1,6 +1,7 @@
 """The episodes of several groups, played turn by turn with an engine and an environment in this process."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from coordinator.config import Config
@@ -31,7 +32,7 @@ class EpisodePlayer:
         environment = environment_of(config)
         assert environment is not None
         self._limits, self._text = config.episode, text
-        self._host = EpisodeHost(reward_functions.load_callable(environment[0]), environment[1])
+        self._make, self._parameters = reward_functions.load_callable(environment[0]), environment[1]
 
     def play(self, requests: dict[PromptRef, SampleRequest], sample: Sample) -> dict[PromptRef, list[AcceptedTurn]]:
         """Play the episodes of each request's samples to their ends; return their turns."""
@@ -40,18 +41,24 @@ class EpisodePlayer:
             source: request.model_copy(update={"turn_tokens_max": self._limits.turn_tokens_max})
             for source, request in requests.items()
         }
-        while left:
-            for source, done in zip(list(left), sample(list(left.values())), strict=True):
-                turn = self._turn(source, left[source], done, played[source])
-                played[source].append(turn)
-                if all(prefix.finish for prefix in turn.answer):
-                    del left[source]
-                else:
-                    left[source] = left[source].model_copy(update={"prefixes": turn.prefixes})
+        with closing(EpisodeHost(self._make, self._parameters)) as host:
+            while left:
+                for source, done in zip(list(left), sample(list(left.values())), strict=True):
+                    turn = self._turn(host, source, left[source], done, played[source])
+                    played[source].append(turn)
+                    if all(prefix.finish for prefix in turn.answer):
+                        del left[source]
+                    else:
+                        left[source] = left[source].model_copy(update={"prefixes": turn.prefixes})
         return played
 
     def _turn(
-        self, source: PromptRef, request: SampleRequest, done: GroupDone, before: Sequence[AcceptedTurn]
+        self,
+        host: EpisodeHost,
+        source: PromptRef,
+        request: SampleRequest,
+        done: GroupDone,
+        before: Sequence[AcceptedTurn],
     ) -> AcceptedTurn:
         """Return a turn of a group, with what the environment answers to it."""
         lease = Lease(
@@ -68,19 +75,20 @@ class EpisodePlayer:
         turn = AcceptedTurn("", NodeId(""), lease, done.samples, (), [None] * request.samples)
         waiting = Unscored("", source.number, source, episodes=scoring.episodes([*before, turn]))
         play = GroupPlay(waiting, self._text.problem(source), self._text, self._limits)
-        play.take(self._ask(play.asked()))
+        play.take(_ask(host, play.asked()))
         if play.cut:
-            play.take(self._ask(play.asked(cut=True)))
+            play.take(_ask(host, play.asked(cut=True)))
         answer, rewards = play.results()
         return replace(turn, answer=tuple(answer), rewards=rewards)
 
-    def _ask(self, asked: TurnQuestion) -> list[EpisodeAnswer | None]:
-        return [
-            None
-            if said is None
-            else EpisodeAnswer(said.read, None if said.earned is None else reward_functions.earned(said.earned))
-            for said in self._host.play(asked)
-        ]
+
+def _ask(host: EpisodeHost, asked: TurnQuestion) -> list[EpisodeAnswer | None]:
+    return [
+        None
+        if said is None
+        else EpisodeAnswer(said.read, None if said.earned is None else reward_functions.earned(said.earned))
+        for said in host.play(asked)
+    ]
 
 
 def rewards_of(played: Sequence[AcceptedTurn]) -> list[Reward]:

@@ -183,7 +183,8 @@ class SamplingStats(Message):
 
     kind: Literal["measured"] = "measured"
     prompt_tokens: int
-    """Each prompt counts once, for any number of samples."""
+    """Tokens that were computed before the first draw: each prompt once for any number of samples, each prefix without
+    what the engine kept of it."""
     first_tokens: int
     """Tokens drawn right after a prompt."""
     prefill_s: float

@@ -58,7 +58,7 @@ def refused(engine: Any, first: Path, then: Path) -> str:
 def sampled(engine: Any) -> list[bytes]:
     for seed in (1, 2):
         asked = {"version": 1, "prompt": PROMPT, "seed": seed, "samples": 4, "max_new_tokens": 6, "temperature": 1.0}
-        engine.add(messages.Request(request_id=str(seed), **asked))
+        engine.add(messages.SampleRequest(request_id=str(seed), **asked))
     ended: list[Any] = []
     while engine.busy:
         ended += engine.step()

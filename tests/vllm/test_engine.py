@@ -36,6 +36,9 @@ from tests.vllm.child import Child
 LONG_PROMPT = [10 + number % 300 for number in range(300)]
 """More than two of the blocks in which vLLM keeps what prompts had in common."""
 
+BLOCK = 128
+"""The tokens of such a block on a CPU."""
+
 NATS = 2e-5
 """Between two engines in float32."""
 
@@ -103,7 +106,7 @@ def test_a_swap_stays_in_place_and_samples_as_torch_does(child: Child, policy: P
     before = child.sample(wanted)
     assert_same(before, of_torch(policy, wanted))
     swapped = child.load(other)
-    assert (swapped.rebuilt, swapped.numerics, swapped.continues) == (False, "vllm/fp32/cpu", False)
+    assert (swapped.rebuilt, swapped.numerics, swapped.continues) == (False, "vllm/fp32/cpu", True)
     after = child.sample(wanted)  # a prompt whose keys and values vLLM has kept
     assert_same(after, of_torch(other, wanted))
     assert after != before
@@ -227,6 +230,41 @@ def test_a_turn_after_an_observation_has_the_tokens_that_torch_draws(child: Chil
     begun = tuple(Prefix(tokens=one.tokens + pack_tokens([21, 22, 23]), finish="") for one in drawn)
     second = first.model_copy(update={"prefixes": begun})
     assert_same(child.sample(second), of_torch(policy, second))
+
+
+def computed_by(child: Child, request: SampleRequest) -> tuple[int, tuple[Sample, ...]]:
+    """The tokens that were computed before the first draw of a group, and the group."""
+    child.tell(Measure())
+    child.answer()
+    (drawn,) = child.sample(request).values()
+    child.tell(Measure())
+    measured = child.answer()
+    assert isinstance(measured, SamplingStats)
+    return measured.prompt_tokens, drawn
+
+
+def test_a_turn_computes_only_the_blocks_that_are_not_in_the_prefix_cache(
+    child: Child, policy: Path, other: Path
+) -> None:
+    """What the policy drew and read before is cached as soon as it fills a block; another version has nothing."""
+    child.load(policy)
+    turn = asked(LONG_PROMPT, 11, turn_tokens_max=5, max_new_tokens=180)
+    known, kept = [len(LONG_PROMPT)] * 5, [0] * 5
+    for observed in (3, 100, 3, 0):
+        computed, drawn = computed_by(child, turn)
+        if turn.prefixes:
+            assert computed == sum(length - cached for length, cached in zip(known, kept, strict=True))
+            assert computed < sum(known) / 2
+        read = pack_tokens([21] * observed)
+        begun = [prefix.tokens for prefix in turn.prefixes] or [b""] * 5
+        begun = [before + one.tokens + read for before, one in zip(begun, drawn, strict=True)]
+        ends = [length + len(one.tokens) // 4 for length, one in zip(known, drawn, strict=True)]
+        kept = [(end - 1) // BLOCK * BLOCK for end in ends]  # the last token that was drawn was not fed
+        known = [len(LONG_PROMPT) + len(tokens) // 4 for tokens in begun]
+        turn = turn.model_copy(update={"prefixes": tuple(Prefix(tokens=tokens, finish="") for tokens in begun)})
+    child.load(other, 2)
+    computed, _ = computed_by(child, turn.model_copy(update={"version": 2}))
+    assert computed == sum(known) - 4 * (len(LONG_PROMPT) // BLOCK * BLOCK)  # the samples of a group share their prompt
 
 
 def test_what_was_sampled_is_counted_once(child: Child, policy: Path) -> None:

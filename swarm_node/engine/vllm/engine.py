@@ -45,6 +45,8 @@ class VllmSample:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finished: bool = False
+    cached: int = 0
+    """Tokens before the first draw that vLLM did not have to compute."""
 
     def whole(self, ends: Collection[int]) -> Sample:
         """Return the finished sample, without its prefix."""
@@ -77,6 +79,11 @@ class VllmGroup:
     def prefill_tokens(self) -> int:
         """Number of tokens before the first draw, over all samples."""
         return sum(len(self.prompt) + len(sample.prefix) for sample in self.unfinished_samples)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Number of these tokens that vLLM computed; the others came from its prefix cache."""
+        return self.prefill_tokens - sum(sample.cached for sample in self.unfinished_samples)
 
 
 class VllmEngine:
@@ -206,6 +213,7 @@ class VllmEngine:
         group.first_token_at = group.first_token_at or now
         sample.tokens += drawn.tokens
         sample.logprobs += drawn.logprobs
+        sample.cached = drawn.cached
         if drawn.finished:
             sample.finished = True
             del self._samples[drawn.sample_id]
@@ -217,7 +225,7 @@ class VllmEngine:
         if not all(math.isfinite(logprob) for sample in group.samples for logprob in sample.logprobs):
             self._config = {}  # vLLM's cache now contains NaN, which would affect the next version even when masked
             return _failed(group, "The policy returns NaN probabilities.")
-        self._spent["prompt_tokens"] += group.prefill_tokens if request.prefixes else len(group.prompt)
+        self._spent["prompt_tokens"] += group.computed_tokens if request.prefixes else len(group.prompt)
         self._spent["first_tokens"] += len(group.unfinished_samples)
         self._spent["later_tokens"] += sum(len(sample.tokens) - 1 for sample in group.unfinished_samples)
         samples = tuple(sample.whole(self._ends) for sample in group.samples)

@@ -48,6 +48,8 @@ class NewTokens(NamedTuple):
     tokens: Sequence[int]
     logprobs: Sequence[float]
     finished: bool
+    cached: int = 0
+    """Tokens of the sample's prompt that vLLM had in its prefix cache."""
 
 
 class VllmModel:
@@ -181,7 +183,8 @@ def _start(folder: Path, dtype: str, rows: int, vram_share: float) -> Any:
 
 def _drawn(output: Any) -> NewTokens:
     (sample,) = output.outputs
-    return NewTokens(output.request_id, sample.token_ids, sample.logprobs.logprobs, output.finished)
+    logprobs, cached = sample.logprobs.logprobs, output.num_cached_tokens or 0
+    return NewTokens(output.request_id, sample.token_ids, logprobs, output.finished, cached)
 
 
 def _published(folder: Path) -> str:

@@ -2,6 +2,7 @@
 //
 //   node client.js version JOIN FOLDER        the trust metadata, then every chunk and file of the newest version
 //   node client.js work JOIN FOLDER           the same, then a lease answered honestly, one wrongly, one given back
+//   node client.js play JOIN FOLDER EPISODES  groups of episodes, one after the other, each to its last turn
 //   node client.js why JOIN FOLDER            what became of this node's claims
 //   node client.js ledger JOIN FOLDER         every entry against the checkpoint, and that against the last one seen
 //   node client.js receipt JOIN FOLDER CLAIM  what the log has of a claim, by its receipt
@@ -12,6 +13,7 @@
 import { randomBytes } from 'node:crypto'
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
+import { setTimeout } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
 import { digest } from './blake3.js'
 import { decode } from './canonical.js'
@@ -27,6 +29,7 @@ import { fetchVersion, readManifest } from './version.js'
 import { get } from './web.js'
 
 const CANARY_NATS = 1e-3
+const RETRY_MIN_S = 0.05
 const RECEIPT_MAX_BYTES = 8 * 1024 * 1024
 
 const say = (what) => console.log(JSON.stringify(what, (_, value) => typeof value === 'bigint' ? `${value}` : value))
@@ -77,7 +80,8 @@ function canaryError (model, file) {
 
 const packed = ({ tokens, logprobs, finish }) => ({ tokens: u32(tokens), logprobs: f32(logprobs), finish })
 
-async function work (trust, folder) {
+// A registered node with the newest version's model.
+async function introduced (trust, folder) {
   const { manifest, files } = await version(trust, folder)
   const node = new Node(trust.address, trust.roundId, nodeKey(folder))
   const registered = await node.register('js')
@@ -86,7 +90,11 @@ async function work (trust, folder) {
   demand(strayed <= CANARY_NATS, 'engine_failed', `the canary is ${strayed} nats off`)
   const beat = await node.heartbeat(manifest.version, 'idle', ['heard', 'fetched', 'loaded'])
   say({ node: node.key.nodeId, canary_nats: strayed, registered, beat })
+  return { manifest, node, model }
+}
 
+async function work (trust, folder) {
+  const { manifest, node, model } = await introduced(trust, folder)
   const lease = async () => {
     const reply = await node.leases(manifest.version, 1)
     demand(reply.leases.length === 1, 'unknown_lease', `no work: ${reply.reason}`)
@@ -96,12 +104,6 @@ async function work (trust, folder) {
   const claim = node.claim(honest, answer(model, manifest, honest).map(packed))
   const [submitted, again] = [await node.submit(claim), await node.submit(claim)]
   say({ honest: digest(claim), lease: honest.lease_id, verdicts: [...submitted.verdicts, ...again.verdicts] })
-  for (let { leases } = submitted; leases.length;) { // an episode: the answer to a turn brings the next one
-    const turns = leases.map((turn) => node.claim(turn, answer(model, manifest, turn).map(packed)))
-    const reply = await node.submit(...turns)
-    say({ turns: turns.map(digest), verdicts: reply.verdicts })
-    leases = reply.leases
-  }
 
   const second = await lease()
   const [first, ...others] = answer(model, manifest, second)
@@ -112,6 +114,28 @@ async function work (trust, folder) {
   const third = await lease()
   await node.giveBack(third.lease_id)
   say({ returned: third.lease_id })
+  await why(trust, folder)
+}
+
+// The answer to a turn brings the next one, if the environment was quick; else it is asked for, while the coordinator
+// says that there may be one.
+async function play (trust, folder, episodes) {
+  const { manifest, node, model } = await introduced(trust, folder)
+  for (let number = 0; number < Number(episodes); number++) {
+    let reply = await node.leases(manifest.version, 1)
+    demand(reply.leases.length === 1, 'unknown_lease', `no work: ${reply.reason}`)
+    while (reply.leases.length || reply.stays) {
+      if (!reply.leases.length) {
+        await setTimeout(1000 * Math.max(reply.retry_s, RETRY_MIN_S))
+        reply = await node.leases(manifest.version, 1, true)
+        continue
+      }
+      const turns = reply.leases.map((turn) => node.claim(turn, answer(model, manifest, turn).map(packed)))
+      const { verdicts, leases } = await node.submit(...turns)
+      say({ turns: turns.map(digest), begun: reply.leases.map((turn) => turn.prefixes.length > 0), verdicts })
+      reply = { leases, stays: true, retry_s: 0 } // there may be a turn that this answer did not bring
+    }
+  }
   await why(trust, folder)
 }
 
@@ -179,7 +203,7 @@ async function forge (trust, folder) {
   }
 }
 
-const commands = { version, work, why, ledger, receipt, forge }
+const commands = { version, work, play, why, ledger, receipt, forge }
 const { positionals: [command, joinString, folder, ...rest], values } = parseArgs({
   allowPositionals: true,
   options: { now: { type: 'string' } }

@@ -25,6 +25,7 @@ LLAMA  := $(VENV)/.llama
 TRL    := .venv-trl/.installed
 REAL   := .venv-real
 ENVIRONMENTS := .venv-environments
+BENCH_PYTHON = $(BIN)/python
 GPU_PYTHON ?= $(BIN)/python
 GPU_PACKAGES := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP),.venv-gpu/.installed)
 GPU_PATH := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),,$(CURDIR)/.venv-gpu:)$(CURDIR)
@@ -110,13 +111,17 @@ bench-learner bench-loop bench-real: $(TRL)
 
 bench-correction bench-replay bench-real: $(REAL)/.installed
 
+bench-environments: $(ENVIRONMENTS)/.installed
+
+bench-environments: BENCH_PYTHON = $(ENVIRONMENTS)/bin/python
+
 bench-engines: export OMP_WAIT_POLICY = PASSIVE
 
 bench-vllm bench-gpu bench-real: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
 
 bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench
 	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \
-	  *" $$name "*) QUICK='$(QUICK)' $(BIN)/python -P -m "bench.$$name" $(ARGS) ;; \
+	  *" $$name "*) QUICK='$(QUICK)' $(BENCH_PYTHON) -P -m "bench.$$name" $(ARGS) ;; \
 	  *) echo "There is no bench '$*'. There are: $(subst _,-,$(BENCHES))" >&2; exit 2 ;; \
 	esac
 

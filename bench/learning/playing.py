@@ -1,11 +1,17 @@
-"""The episodes of several groups, played turn by turn with an engine and an environment in this process."""
+"""The episodes of several groups, played turn by turn with an engine and an environment in this process.
 
-from collections.abc import Callable, Sequence
+- A *player* says what a policy is to imitate, before its rewards teach it to play better.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 from coordinator.config import Config
 from coordinator.environments.host import EpisodeHost, TurnQuestion
+from coordinator.learner.warmstart import FIRST_DEMONSTRATION, NOT_JUDGED, Lesson
 from coordinator.tasks import reward_functions
 from coordinator.tasks.group_play import GroupPlay
 from coordinator.tasks.kinds import environment_of
@@ -16,10 +22,14 @@ from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.scoring import Unscored
 from coordinator.transactions.turns import AcceptedTurn, whole_samples
 from protocol.ids import NodeId
-from protocol.tasks import Reward
+from protocol.tasks import Problem, Reward, Task
 from protocol.work.learning import TrainingSample
 from protocol.work.lease import Lease
+from protocol.work.rollout import unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
+
+Player = Callable[[int, Problem, Sequence[str]], str]
+"""Returns the next turn in an episode, by the episode's number, its problem and the texts that were read so far."""
 
 Sample = Callable[[Sequence[SampleRequest]], list[GroupDone]]
 """Samples the requests, and returns the groups in their order."""
@@ -51,6 +61,31 @@ class EpisodePlayer:
                     else:
                         left[source] = left[source].model_copy(update={"prefixes": turn.prefixes})
         return played
+
+    def lessons(self, task: Task, player: Player, end: int) -> Iterator[Lesson]:
+        """Yield episodes of a player, without end; only the player's turns are to be said."""
+        with closing(EpisodeHost(self._make, self._parameters)) as host:
+            for number in count(FIRST_DEMONSTRATION):
+                yield self._lesson(host, task.problem(number), partial(player, number), end)
+
+    def _lesson(
+        self, host: EpisodeHost, problem: Problem, player: Callable[[Problem, Sequence[str]], str], end: int
+    ) -> Lesson:
+        tokens = self._text.encode(problem.prompt, problem.columns.get("tools") or ())
+        judged, turns, read = [False] * len(tokens), list[str](), list[str]()
+        while True:
+            turns.append(player(problem, read))
+            said = [*self._text.codec.encode(turns[-1]), end]
+            tokens, judged = tokens + said, judged + [True] * len(said)
+            last = len(turns) == self._limits.turns_max
+            (reply,) = host.play(TurnQuestion("lesson", problem, [turns], [last]))
+            if reply is None or reply.earned is not None or (observation := reply.read[-1]) is None:
+                break
+            read.append(observation if isinstance(observation, str) else observation[-1]["content"])
+            packed = self._text.observed(problem, observation, said, self._text.bounds.end_tokens)
+            then = [int(token) for token in unpack_tokens(packed)]
+            tokens, judged = tokens + then, judged + [False] * len(then)
+        return tokens[:-1], [token if mine else NOT_JUDGED for token, mine in zip(tokens[1:], judged[1:], strict=True)]
 
     def _turn(
         self,

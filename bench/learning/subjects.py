@@ -56,6 +56,8 @@ class Subject:
     shape: EmbeddedShape = DEFAULT_SHAPE
     words: tuple[str, ...] = ()
     """What the policy's tokenizer knows as tokens of their own, where the task does not say that itself."""
+    template: str = ""
+    """The policy's chat template, if prompts are messages."""
     begin: Callable[[Trial], object] = Trial.warm_start
 
     def gain(self, before: float, after: float) -> float:

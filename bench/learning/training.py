@@ -43,6 +43,8 @@ def start_of(subject: Subject, seed: int, starts: Path) -> Path:
         game = playing.game_of(config)
         words = game.words if game else subject.words
         make_policy(raw, seed=seed, shape=subject.shape, words=words)
+        if subject.template:
+            (raw / "chat_template.jinja").write_text(subject.template)
         trial = Trial(config, delay=0)
         subject.begin(trial)
         starts.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,10 @@
 
 import shutil
 from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 
-from bench.learning.playing import EpisodePlayer, rewards_of, samples_of
+from bench.learning.playing import EpisodePlayer, Player, rewards_of, samples_of
 from bench.learning.prompts import Prompts
 from coordinator.config import Config
 from coordinator.learner import playing
@@ -50,8 +51,9 @@ class Trial:
         (self.end,) = self.text.bounds.end_tokens
         self._prompts = Prompts(rules_of(config), self.text.prompt)
         self._engine, self._loaded = TorchEngine(), 0
-        self._judges = [] if self.text.judges else [reward_functions.load(place) for place in functions_of(config)]
         self._player = EpisodePlayer(config, self.text) if environment_of(config) else None
+        judged_here = self.text.judges or self._player is not None
+        self._judges = [] if judged_here else [reward_functions.load(place) for place in functions_of(config)]
         self._versions: dict[int, Path] = {}
         self.max_distance = 0.0
         """The largest mean |log π/μ| of an honest group: what a limit for dishonest ones must lie above."""
@@ -71,6 +73,13 @@ class Trial:
         assert game is not None
         text = playing.GameText(self._config.task.name, game, self.text, self._config.data.chat, self.end)
         playing.warm_start(self.crew.policy.model, text, lambda *_: None, steps=steps)
+        self.publish()
+
+    def imitate_player(self, player: Player, steps: int, episodes: int) -> None:
+        """The same for any environment, with a player of the bench, whose episodes are shown again and again."""
+        assert self._player is not None
+        lessons = cycle(islice(self._player.lessons(self.task, player, self.end), episodes))
+        playing.imitate_player(self.crew.policy.model, lessons, lambda *_: None, steps=steps)
         self.publish()
 
     def generate(self) -> list[TrainingGroup]:

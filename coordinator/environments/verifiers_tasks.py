@@ -97,6 +97,7 @@ class _Stage:
         self._library = library("verifiers.v1", "verifiers")
         self._id = id
         sys.modules.setdefault(HARNESS, library("coordinator.environments.verifiers_harness", "verifiers"))
+        library("coordinator.environments.verifiers_runtime", "verifiers").replace_local_runtime()
         asked = (config or {}) | {
             "taskset": {"id": id} | (args or {}),
             "id": environment,

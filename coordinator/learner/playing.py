@@ -80,9 +80,13 @@ def game_of(config: Config) -> Game | None:
 
 
 def warm_start(model: Any, text: GameText, progress: Progress, *, steps: int = STEPS) -> None:
-    """Imitate the player for `steps` steps."""
+    """Imitate the player of a game for `steps` steps."""
+    imitate_player(model, _lessons(text), progress, steps=steps)
+
+
+def imitate_player(model: Any, lessons: Iterator[Lesson], progress: Progress, *, steps: int) -> None:
+    """Imitate a player of any environment, whose episodes are the lessons, for `steps` steps."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
-    lessons = _lessons(text)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / RAMP_STEPS, (steps - step) / SETTLING_STEPS)

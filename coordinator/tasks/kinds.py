@@ -49,6 +49,8 @@ class EnvironmentKind:
     """Parameters beside those of the operator."""
     network: bool = False
     """True if an episode needs connections, which the operator has to permit."""
+    listens: bool = False
+    """True if its parts talk to each other through servers of their own, in the environment's process."""
 
 
 _game = partial(
@@ -58,15 +60,19 @@ _game = partial(
 )
 
 
-def _library(about: str, module: str, episode: str, *, network: bool = False) -> EnvironmentKind:
+def _library(about: str, module: str, episode: str, *, network: bool = False, listens: bool = False) -> EnvironmentKind:
     place = f"coordinator.environments.{module}"
-    return EnvironmentKind(about, f"{place}:problems", f"{place}:{episode}", network=network)
+    return EnvironmentKind(about, f"{place}:problems", f"{place}:{episode}", network=network, listens=listens)
 
 
 ENVIRONMENTS: Mapping[str, EnvironmentKind] = {
     **{name: _game(described(name), parameters={"game": name}) for name in sorted(GAMES)},
     "verifiers": _library(
-        "an environment of verifiers, by task.parameters.id", "verifiers_tasks", "VerifiersEpisode", network=True
+        "an environment of verifiers, by task.parameters.id",
+        "verifiers_tasks",
+        "VerifiersEpisode",
+        network=True,
+        listens=True,
     ),
     "openenv": _library(
         "an environment of an OpenEnv server, by task.parameters.url", "openenv_server", "OpenEnvEpisode", network=True
@@ -146,7 +152,7 @@ def turn_tokens_max(config: Config) -> int:
 
 def reward_spec(config: Config, round_folder: Path | None = None) -> RewardSpec:
     """Return the specification of the task's reward processes; `round_folder` is hidden instead of the round's own."""
-    reward, environment = config.reward, environment_of(config)
+    reward, environment, name = config.reward, environment_of(config), config.task.name
     functions = () if environment else functions_of(config)
     weights = reward.weights or (1.0,) * len(functions)
     return RewardSpec(
@@ -158,6 +164,7 @@ def reward_spec(config: Config, round_folder: Path | None = None) -> RewardSpec:
         environment=environment,
         sandbox=Sandbox(
             network=reward.network,
+            listening=reward.network and name in ENVIRONMENTS and ENVIRONMENTS[name].listens,
             readable=(*map(_whole, reward.readable), *_files_in(config.task.parameters)),
             writable=tuple(map(_whole, reward.writable)),
             hidden=tuple(

@@ -93,6 +93,8 @@ class Sandbox:
     """The settings of a sandbox; paths are absolute."""
 
     network: bool = False
+    listening: bool = False
+    """True if its processes may listen on TCP ports that the kernel chooses; needs `network`."""
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
@@ -156,7 +158,8 @@ def enter(settings: Mapping[str, Any], places: list[str]) -> list[str]:
     _limit(settings, counted_before)
     kernel.forbid_new_privileges()
     if NO_LANDLOCK not in missing:
-        kernel.restrict_paths([*rules, (scratch, kernel.READ | kernel.WRITE)], network=settings["network"])
+        granted = {name: settings[name] for name in ("network", "listening")}
+        kernel.restrict_paths([*rules, (scratch, kernel.READ | kernel.WRITE)], **granted)
     if NO_FILTER not in missing:
         kernel.install_filter(calls.program(network=settings["network"], modes=has_mounts))
     return missing

@@ -33,6 +33,7 @@ _OF_FILES = 1 << 0 | USE_DEVICE
 _HANDLED = {1: 13, 2: 14, 3: 15, 4: 15}
 """The number of rights that each version of Landlock knows; 16 since version 5."""
 
+_RULE_OF_PATH, _RULE_OF_PORT = 1, 2
 _BIND_TCP, _CONNECT_TCP = 1, 2
 _SCOPED = 0b11
 """Abstract sockets and signals stay within the sandbox; since version 6."""
@@ -61,6 +62,10 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
+class _NetPort(ctypes.Structure):
+    _fields_ = (("allowed", ctypes.c_uint64), ("port", ctypes.c_uint64))
+
+
 class _MountAttributes(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns"))
 
@@ -76,8 +81,11 @@ def landlock_version() -> int:
     return 0
 
 
-def restrict_paths(rules: Rules, *, network: bool) -> None:
-    """Forbid everything outside `rules`, and TCP; `network` permits connections, but no listening."""
+def restrict_paths(rules: Rules, *, network: bool, listening: bool) -> None:
+    """Forbid everything outside `rules`, and TCP.
+
+    `network` permits connections; `listening` permits to listen, on ports that the kernel chooses.
+    """
     version = landlock_version()
     handled = (1 << _HANDLED.get(version, 16)) - 1
     net = 0 if version < 4 else _BIND_TCP | (0 if network else _CONNECT_TCP)
@@ -87,6 +95,9 @@ def restrict_paths(rules: Rules, *, network: bool) -> None:
     try:
         for path, rights in rules:
             _permit(ruleset, path, rights & handled)
+        if listening and net:
+            any_port = _NetPort(_BIND_TCP, 0)
+            _syscall(_ADD_RULE, ruleset, _RULE_OF_PORT, ctypes.byref(any_port), 0)
         _syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
@@ -102,7 +113,7 @@ def _permit(ruleset: int, path: Path, rights: int) -> None:
         rights = rights if path.is_dir() else rights & _OF_FILES
         beneath = _PathBeneath(rights, opened)
         if rights and not path.is_symlink():
-            _syscall(_ADD_RULE, ruleset, 1, ctypes.byref(beneath), 0)
+            _syscall(_ADD_RULE, ruleset, _RULE_OF_PATH, ctypes.byref(beneath), 0)
     finally:
         os.close(opened)
 

@@ -3,11 +3,16 @@
 import asyncio
 import importlib.util
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.config import load
 from coordinator.environments import verifiers_tasks
+from coordinator.environments.host import TurnQuestion
+from coordinator.tasks.kinds import reward_spec
+from coordinator.tasks.reward_pool import RewardPool
 from protocol.errors import ConfigInvalid
 from protocol.tasks import Problem, Reward
 from tests.environments.playing import Played, call, play, problems
@@ -68,6 +73,27 @@ class TestVault:
         assert played.read[-1] is None
         assert played.score == 1.0
         assert played.earned.components["tries"] == 2.0
+
+    @pytest.mark.asyncio
+    async def test_the_server_of_a_tool_runs_in_the_sandbox_of_a_reward_process(self, tmp_path: Path) -> None:
+        first, *_ = problems(verifiers_tasks, **TOOL)
+        settings = [
+            "task.name=verifiers",
+            'task.parameters={id="vault"}',
+            "reward.network=true",
+            "reward.timeout_s=120",
+        ]
+        pool = RewardPool(reward_spec(load(None, [*settings, f"round.directory={tmp_path}"])))
+        try:
+            turns = [call("safe_turn", wheel=0, digit=int(code(first)[0]))]
+            (read,) = await pool.play(TurnQuestion("0", first, [turns], [False]))
+            (last,) = await pool.play(TurnQuestion("0", first, [[*turns, code(first)]], [False]))
+        finally:
+            await pool.close()
+        assert read is not None
+        assert read.read == ([{"role": "tool", "content": "click"}],)
+        assert last is not None
+        assert last.reward == Reward(1.0, "ok", {"opened": 1.0, "polite": 0.0, "tries": 1.0})
 
     def test_an_environment_can_open_and_continue_the_conversation(self) -> None:
         first, *_ = problems(verifiers_tasks, **TALK)

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from coordinator.config import load
 from coordinator.tasks import sandbox, sandbox_paths
-from coordinator.tasks.kinds import reward_spec
+from coordinator.tasks.kinds import ENVIRONMENTS, reward_spec
 from coordinator.tasks.reward_functions import Job
 from coordinator.tasks.reward_pool import RewardPool
 from coordinator.tasks.reward_process import RewardSpec
@@ -93,6 +93,13 @@ def leave_session(where):
 
 def tcp(where):
     socket.create_connection(("127.0.0.1", int(where)), timeout=10)
+
+def listen(where):
+    with socket.create_server((where, 0)) as server, socket.create_connection(server.getsockname(), timeout=10):
+        server.accept()
+
+def listen_at(where):
+    socket.create_server(("127.0.0.1", int(where))).close()
 
 def udp(where):
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", int(where)))
@@ -337,6 +344,19 @@ def test_the_settings_of_a_round_reach_the_sandbox(folder: Path) -> None:
     assert made is not None
     assert (made.network, made.readable, made.processes_max, made.scratch_mib) == (True, ("/data/judge",), 7, 9)
     assert {f"{folder}/round", f"{folder}/evm.key"} <= set(made.hidden)
+    assert not made.listening
+
+
+def test_only_environments_whose_parts_are_servers_may_listen() -> None:
+    granted = {
+        name
+        for name in ENVIRONMENTS
+        if (made := reward_spec(load(None, [f"task.name={name}", "reward.network=true"])).sandbox) and made.listening
+    }
+    assert granted == {"verifiers"}
+    alone = reward_spec(load(None, ["task.name=verifiers"])).sandbox
+    assert alone is not None
+    assert not alone.listening
 
 
 def test_a_gap_is_logged_once_with_the_next_step(caplog: pytest.LogCaptureFixture) -> None:
@@ -370,6 +390,25 @@ async def test_granted_network_reaches_a_judge_but_no_socket_of_the_machine(
         for where in (places["unix"], places["abstract"]):
             with pytest.raises(VerifierFailed, match="Unix sockets stay forbidden"):
                 await pool.judge(job(f"unix {where}"))
+    finally:
+        await pool.close()
+
+
+@pytest.mark.asyncio
+async def test_a_process_listens_only_where_that_is_granted_and_only_on_a_port_that_the_kernel_chooses(
+    folder: Path,
+) -> None:
+    pool = RewardPool(spec(folder, rules(folder, network=True)))
+    with pytest.raises(VerifierFailed, match=CALL):
+        await pool.judge(job("listen 127.0.0.1"))
+    await pool.close()
+    pool = RewardPool(spec(folder, rules(folder, network=True, listening=True)))
+    try:
+        assert await pool.judge(job("listen 127.0.0.1")) == FINE
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            free = taken.getsockname()[1]
+        with pytest.raises(VerifierFailed, match=CALL):
+            await pool.judge(job(f"listen_at {free}"))
     finally:
         await pool.close()
 

@@ -1,0 +1,1 @@
+"""Speed of environments, latency of turns, and throughput of episodes in a whole round."""

@@ -63,13 +63,6 @@ NODE_SIDE = Play({"task.parameters": PARAMETERS | {"turn_tokens_max": TURN_TOKEN
 """The episodes as the node played them, in checkouts without chains of leases."""
 
 
-class Progress(NamedTuple):
-    """The groups that are whole so far, and the tokens sampled in all turns."""
-
-    groups: int
-    tokens: int
-
-
 def make_policy(folder: Path) -> Path:
     """Write the policy, in a process of its own: it imports torch."""
     subprocess.run([sys.executable, "-P", "-c", MAKE_POLICY, str(folder)], check=True, capture_output=True)
@@ -111,12 +104,11 @@ class SokobanRound:
         words = [*(program or (script("swarm-node"), "join")), self.join_string, "--home", str(self.folder / name)]
         self._start("node", name, [*words, "--name", name, "--threads", "1", "--engine", "torch", *options])
 
-    def progress(self) -> Progress:
-        """Return what is in the store."""
+    def whole_groups(self) -> int:
+        """Return the number of groups in the store whose episodes have ended and are judged."""
         with closing(sqlite3.connect(f"file:{self.folder / 'round' / 'state.db'}?mode=ro", uri=True)) as store:
-            whole, tokens = "SUM(state = 'buffered')", "SUM(tokens)"
-            ((groups, sampled),) = store.execute(f"SELECT {whole}, {tokens} FROM rollouts")
-        return Progress(groups or 0, sampled or 0)
+            ((count,),) = store.execute("SELECT COUNT(*) FROM rollouts WHERE state = 'buffered'")
+        return int(count)
 
     def wait_for(self, what: str, is_there: Callable[[], bool], *, within_s: float = PATIENCE_S) -> None:
         """Wait until something holds; fail if a program has ended."""

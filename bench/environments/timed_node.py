@@ -49,8 +49,8 @@ def watch(file: TextIO) -> None:
             record("sample", began, lease=request.request_id, seed=request.seed, is_next=bool(request.prefixes))
 
     Coordinator.lease = timed_lease  # type: ignore[method-assign]  # the shipped node has no hook for a clock
-    Coordinator.submit = timed_submit  # type: ignore[method-assign]
-    EngineClient.submit = timed_sample  # type: ignore[method-assign]
+    Coordinator.submit = timed_submit  # type: ignore[method-assign]  # as above
+    EngineClient.submit = timed_sample  # type: ignore[method-assign]  # as above
 
 
 def main() -> None:

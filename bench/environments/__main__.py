@@ -35,13 +35,13 @@ def arguments(quick: bool) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="checkout in which nodes play episodes")
     parser.add_argument("--rounds", type=int, default=1 if quick else 3)
-    parser.add_argument("--groups", type=int, default=10 if quick else 40, help="groups of a kind in each round")
+    parser.add_argument("--kind-seconds", type=float, default=0.3 if quick else 1.0, help="of a kind, in each way")
     parser.add_argument("--turns", type=int, default=30 if quick else 60, help="next turns of a node in each round")
     parser.add_argument("--seconds", type=float, default=15 if quick else 40, help="of a measured round of episodes")
     return parser.parse_args()
 
 
-def measure_kinds(bench: Bench, rounds: int, groups: int) -> None:
+def measure_kinds(bench: Bench, rounds: int, seconds: float) -> None:
     """Measure each kind that is installed, and judge the sandbox."""
     with closing(Child([interpreter(), "-P", "-m", "bench.environments.kinds"])) as child:
         there: dict[str, bool] = child.ask({})["kinds"]
@@ -49,7 +49,7 @@ def measure_kinds(bench: Bench, rounds: int, groups: int) -> None:
             if not there[kind]:
                 print(f"left out: {kind}, whose library is not installed", flush=True)
                 continue
-            answers = [(way, child.ask({"kind": kind, "way": way, "groups": groups})) for way in WAYS * rounds]
+            answers = [(way, child.ask({"kind": kind, "way": way, "seconds": seconds})) for way in WAYS * rounds]
             for way, answer in answers:
                 if error := answer.get("error"):
                     print(f"{kind}, {way}: {error}", flush=True)
@@ -64,7 +64,7 @@ def measure_kinds(bench: Bench, rounds: int, groups: int) -> None:
 def measure_latency(bench: Bench, policy: Path, folder: Path, rounds: int, turns: int) -> None:
     """Measure turns and leases on both lines, and judge their ratio."""
     sokoban = next(kind for kind in kinds(folder) if kind.name == "sokoban")
-    own_s = SAMPLES / turns_per_s(sokoban, "alone", 20)
+    own_s = SAMPLES / turns_per_s(sokoban, "alone", 0.5)
     bench.measure("sokoban's own time of a turn", 1000 * own_s, unit="ms")
     lines = ["loopback", FAR]
     if reason := obstacle():
@@ -115,13 +115,18 @@ def main() -> int:
     if tuple(chosen.parts) == ("throughput",) and chosen.before is None:
         print("The part throughput needs --before FOLDER.", file=sys.stderr)
         return 2
-    inputs = {"parts": list(chosen.parts), "rounds": chosen.rounds, "groups": chosen.groups, "turns": chosen.turns}
+    inputs = {
+        "parts": list(chosen.parts),
+        "rounds": chosen.rounds,
+        "kind_seconds": chosen.kind_seconds,
+        "turns": chosen.turns,
+    }
     inputs |= {"samples": SAMPLES, "nodes": NODES, "seconds": chosen.seconds, "before": chosen.before is not None}
     bench = Bench("environments", inputs=inputs, quick=quick)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "kinds" in chosen.parts:
-            measure_kinds(bench, chosen.rounds, chosen.groups)
+            measure_kinds(bench, chosen.rounds, chosen.kind_seconds)
         policy = make_policy(folder / "policy") if set(chosen.parts) - {"kinds"} else folder
         if "latency" in chosen.parts:
             measure_latency(bench, policy, folder, chosen.rounds, chosen.turns)

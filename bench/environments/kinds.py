@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from protocol.errors import VerifierFailed
 from protocol.tasks import ChatMessage, Problem
 
 SAMPLES, TURNS_MAX = 16, 4
+PROBLEMS = 64
 WITH_LIBRARIES = ROOT / ".venv-environments" / "bin" / "python"
 WAYS = ("sandbox", "no sandbox", "alone")
 TIMEOUT_S = 120.0
@@ -112,13 +114,12 @@ def kinds(folder: Path) -> Iterator[Kind]:
     yield Kind("textarena", "textarena", "[7]", {"id": "GuessTheNumber-v0"}, "textarena")
 
 
-def problems(kind: Kind, count: int) -> list[Problem]:
-    """Return the first problems of a kind, again from the first one if there are fewer."""
+def problems(kind: Kind) -> list[Problem]:
+    """Return the first problems of a kind."""
     place, _, parameters = kind.places()
     make = reward_functions.load_callable(place)
-    rows = make("train", 7) if kind.task.endswith(".py") else make("train", 7, 64, **parameters)
-    first = [_problem(json.loads(json.dumps(row))) for row, _ in zip(rows, range(64), strict=False)]
-    return [first[number % len(first)] for number in range(count)]
+    rows = make("train", 7) if kind.task.endswith(".py") else make("train", 7, PROBLEMS, **parameters)
+    return [_problem(json.loads(json.dumps(row))) for row in islice(rows, PROBLEMS)]
 
 
 def _problem(row: Mapping[str, Any]) -> Problem:
@@ -152,12 +153,14 @@ class Episodes:
         self._turns[number] = None
 
 
-def alone(kind: Kind, groups: list[Problem]) -> float:
-    """Return the turns per second of the environment in this process."""
+def alone(kind: Kind, seconds: float) -> float:
+    """Return the turns per second of the environment in this process, from so many seconds and the group after them."""
     _, episode, parameters = kind.places()
     with closing(EpisodeHost(reward_functions.load_callable(episode), parameters)) as host:
         played, began = 0, time.perf_counter()
-        for number, problem in enumerate(groups):
+        for number, problem in enumerate(cycle(problems(kind))):
+            if time.perf_counter() - began > seconds:
+                break
             episodes = Episodes(str(number), problem, kind.says)
             while asked := episodes.asked():
                 for sample, said in enumerate(host.play(asked)):
@@ -167,13 +170,15 @@ def alone(kind: Kind, groups: list[Problem]) -> float:
         return played / (time.perf_counter() - began)
 
 
-async def in_process(kind: Kind, groups: list[Problem], *, sandboxed: bool) -> float:
+async def in_process(kind: Kind, seconds: float, *, sandboxed: bool) -> float:
     """Return the turns per second through a reward process, without its start."""
-    pool = RewardPool(kind.spec(sandboxed=sandboxed))
+    pool, groups = RewardPool(kind.spec(sandboxed=sandboxed)), problems(kind)
     try:
         await _play(pool, Episodes("start", groups[0], kind.says))
         played, began = 0, time.perf_counter()
-        for number, problem in enumerate(groups):
+        for number, problem in enumerate(cycle(groups)):
+            if time.perf_counter() - began > seconds:
+                break
             played += await _play(pool, Episodes(str(number), problem, kind.says))
         return played / (time.perf_counter() - began)
     finally:
@@ -188,10 +193,11 @@ async def _play(pool: RewardPool, episodes: Episodes) -> int:
     return episodes.played
 
 
-def turns_per_s(kind: Kind, way: str, groups: int) -> float:
+def turns_per_s(kind: Kind, way: str, seconds: float) -> float:
     """Return the turns per second of a kind in one of the ways."""
-    first = problems(kind, groups)
-    return alone(kind, first) if way == "alone" else asyncio.run(in_process(kind, first, sandboxed=way == "sandbox"))
+    if way == "alone":
+        return alone(kind, seconds)
+    return asyncio.run(in_process(kind, seconds, sandboxed=way == "sandbox"))
 
 
 def interpreter() -> str:
@@ -208,7 +214,7 @@ def main() -> None:
             if not asked:
                 return {"kinds": {kind.name: kind.is_there for kind in known.values()}}
             try:
-                return {"turns_per_s": turns_per_s(known[asked["kind"]], asked["way"], asked["groups"])}
+                return {"turns_per_s": turns_per_s(known[asked["kind"]], asked["way"], asked["seconds"])}
             except VerifierFailed as failure:
                 return {"error": failure.message}
 

@@ -111,9 +111,9 @@ bench-learner bench-loop bench-real: $(TRL)
 
 bench-correction bench-replay bench-real: $(REAL)/.installed
 
-bench-environments: $(ENVIRONMENTS)/.installed
+bench-learned-play: $(ENVIRONMENTS)/.installed
 
-bench-environments: BENCH_PYTHON = $(ENVIRONMENTS)/bin/python
+bench-learned-play: BENCH_PYTHON = $(ENVIRONMENTS)/bin/python
 
 bench-engines: export OMP_WAIT_POLICY = PASSIVE
 

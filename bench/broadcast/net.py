@@ -70,12 +70,11 @@ class Net:
         return list(self._links)
 
     def __enter__(self) -> "Net":
-        for path in left_behind(NAMESPACES):
-            _remove(path.name)
+        remove_left_behind()
         try:
-            _ip("netns", "add", self._hub)
-            _ip("-n", self._hub, "link", "add", "bridge", "type", "bridge")
-            _ip("-n", self._hub, "link", "set", "bridge", "up")
+            run_ip("netns", "add", self._hub)
+            run_ip("-n", self._hub, "link", "add", "bridge", "type", "bridge")
+            run_ip("-n", self._hub, "link", "set", "bridge", "up")
             for number, party in enumerate(self._links, 1):
                 self._attach(number, party)
         except BaseException:
@@ -116,7 +115,7 @@ class Net:
     def close(self) -> None:
         """Remove everything; safe at any time."""
         for namespace in [*map(self._namespace, self._links), *map(self._router, self._nat), self._hub]:
-            _remove(namespace)
+            remove_namespace(namespace)
 
     def _namespace(self, party: str) -> str:
         return f"{self._tag}-{party}"
@@ -126,7 +125,7 @@ class Net:
 
     def _attach(self, number: int, party: str) -> None:
         link, kind = self._links[party], self._nat.get(party)
-        _make(self._namespace(party))
+        make_namespace(self._namespace(party))
         if kind is None or kind == "firewall":
             self._plug(self._namespace(party), "eth0", number, party, link)
         else:
@@ -138,32 +137,33 @@ class Net:
         """A router at the party's place on the bridge, and the party behind it."""
         party_space, router = self._namespace(party), self._router(party)
         gateway, inside = f"{INSIDE}.{number}.1", f"{INSIDE}.{number}.2"
-        _make(router)
+        make_namespace(router)
         self._plug(router, "outside", number, party, link)
-        _ip("-n", party_space, "link", "add", "eth0", "type", "veth", "peer", "name", "inside", "netns", router)
-        _ip("-n", router, "address", "add", f"{gateway}/24", "dev", "inside")
-        _ip("-n", party_space, "address", "add", f"{inside}/24", "dev", "eth0")
-        _ip("-n", router, "link", "set", "inside", "up")
-        _ip("-n", party_space, "link", "set", "eth0", "up")
-        _ip("-n", party_space, "route", "add", "default", "via", gateway)
+        run_ip("-n", party_space, "link", "add", "eth0", "type", "veth", "peer", "name", "inside", "netns", router)
+        run_ip("-n", router, "address", "add", f"{gateway}/24", "dev", "inside")
+        run_ip("-n", party_space, "address", "add", f"{inside}/24", "dev", "eth0")
+        run_ip("-n", router, "link", "set", "inside", "up")
+        run_ip("-n", party_space, "link", "set", "eth0", "up")
+        run_ip("-n", party_space, "route", "add", "default", "via", gateway)
         call_in(router, lambda: Path("/proc/sys/net/ipv4/ip_forward").write_text("1"))
         _filter(router, router_rules(kind, outside=self.address(party), inside=inside))
 
     def _plug(self, namespace: str, device: str, number: int, party: str, link: Link) -> None:
         """Connect a namespace with the bridge, at the party's address, over its capped link."""
         port = f"port{number}"
-        _ip("-n", namespace, "link", "add", device, "type", "veth", "peer", "name", port, "netns", self._hub)
-        _ip("-n", self._hub, "link", "set", port, "master", "bridge", "up")
-        _ip("-n", namespace, "address", "add", f"{self.address(party)}/24", "dev", device)
-        _ip("-n", namespace, "link", "set", device, "up")
+        run_ip("-n", namespace, "link", "add", device, "type", "veth", "peer", "name", port, "netns", self._hub)
+        run_ip("-n", self._hub, "link", "set", port, "master", "bridge", "up")
+        run_ip("-n", namespace, "address", "add", f"{self.address(party)}/24", "dev", device)
+        run_ip("-n", namespace, "link", "set", device, "up")
         _cap(namespace, device, link.up_bit_s)
         _cap(self._hub, port, link.down_bit_s)
 
 
-def _make(namespace: str) -> None:
-    _ip("netns", "add", namespace)
+def make_namespace(namespace: str) -> None:
+    """Make a namespace whose loopback device is up."""
+    run_ip("netns", "add", namespace)
     call_in(namespace, lambda: Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(congestion_control()))
-    _ip("-n", namespace, "link", "set", "lo", "up")
+    run_ip("-n", namespace, "link", "set", "lo", "up")
 
 
 def _filter(namespace: str, rules: str) -> None:
@@ -204,7 +204,14 @@ def left_behind(folder: Path) -> list[Path]:
     return [path for path, match in matches if match and not Path(f"/proc/{match[1]}").exists()]
 
 
-def _remove(namespace: str) -> None:
+def remove_left_behind() -> None:
+    """Remove the namespaces of killed runs."""
+    for path in left_behind(NAMESPACES):
+        remove_namespace(path.name)
+
+
+def remove_namespace(namespace: str) -> None:
+    """End what runs in a namespace, and remove it; safe at any time."""
     if not (NAMESPACES / namespace).exists():
         return
     inside = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False).stdout
@@ -217,7 +224,8 @@ def _remove(namespace: str) -> None:
     subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
 
 
-def _ip(*arguments: str) -> None:
+def run_ip(*arguments: str) -> None:
+    """Run `ip`; raise OSError with its message if it fails."""
     _run("ip", *arguments)
 
 

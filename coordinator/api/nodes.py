@@ -162,11 +162,13 @@ async def _next_turns(
     claims = {claim_id: lease_id for claim_id, lease_id in claims.items() if lease_id in taken}
     if not claims or round_.news.finished:
         return ()
-    await round_.turn_watch.wait(claims.keys())
-    terms, draw, lease_ids = round_.terms, await round_.draw(), list(claims.values())
-    return await round_.database.run_for_node(
-        offers.offer_turns, said.node, lease_ids, terms=terms, draw=draw, now_ms=now_ms()
-    )
+    draw, lease_ids = await round_.draw(), list(claims.values())
+
+    def offer(connection: sa.Connection) -> tuple[Lease, ...]:
+        return offers.offer_turns(connection, said.node, lease_ids, terms=round_.terms, draw=draw, now_ms=now_ms())
+
+    leases = await round_.turn_watch.wait(claims.keys(), offer)
+    return await round_.database.run_for_node(offer) if leases is None else leases
 
 
 async def _read(

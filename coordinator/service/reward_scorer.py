@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from typing import Protocol, TypeVar
 
 from coordinator.config.task import EpisodeSection
@@ -31,7 +30,7 @@ from coordinator.transactions.scoring import Unscored
 from ledger.book import BookBroken
 from protocol.errors import NotFound, VerifierDown, VerifierFailed
 from protocol.tasks import Problem, Reward
-from protocol.work.lease import Prefix
+from protocol.work.lease import Lease, Prefix
 
 log = logging.getLogger(__name__)
 
@@ -128,27 +127,41 @@ class RewardScorer:
 
     async def _settle(self, waiting: Unscored) -> None:
         """Judge one group, or have its episodes go on, and store the result, or its failure if that is final."""
-        rules = self._round.terms.selection
         try:
             if waiting.episodes:
-                answer, rewards = await self._play(waiting)
-                effect = partial(scoring.answered, timeout_ms=self._round.terms.timeout_ms)
-                await self._round.database.run(
-                    effect, waiting.claim_id, answer, rewards, rules=rules, now_ms=self._now_ms()
-                )
+                await self._record_answer(waiting, *await self._play(waiting))
             else:
+                rewards, rules = await self._judge(waiting), self._round.terms.selection
                 await self._round.database.run(
-                    scoring.scored, waiting.claim_id, await self._judge(waiting), rules=rules, now_ms=self._now_ms()
+                    scoring.scored, waiting.claim_id, rewards, rules=rules, now_ms=self._now_ms()
                 )
             self._given_up = 0
             self._round.batch_ready.set()
-            self._round.turn_watch.answered(waiting.claim_id)
         except VerifierFailed as failure:
             await self._failed(waiting, failure)
         except VerifierDown as failure:
             await self._stand_still(failure.message)
         except NotFound:
             pass  # no version is published, so no group can be real
+
+    async def _record_answer(self, waiting: Unscored, answer: list[Prefix], rewards: list[Reward | None]) -> None:
+        """Store an environment's answer, and with the last one that a request waits for, lease it the next turns."""
+        request = self._round.turn_watch.request_due_with(waiting.claim_id)
+        leases: tuple[Lease, ...] = ()
+        try:
+            leases = await self._round.database.run(
+                scoring.answered_and_offered,
+                waiting.claim_id,
+                answer,
+                rewards,
+                offer=None if request is None else request.offer,
+                rules=self._round.terms.selection,
+                timeout_ms=self._round.terms.timeout_ms,
+                now_ms=self._now_ms(),
+            )
+        finally:
+            if request is not None:
+                request.settle(leases)
 
     async def _judge(self, waiting: Unscored) -> list[Reward]:
         text = await self._round.text()

@@ -9,7 +9,8 @@
 - A second result changes nothing: the state is compared and set in one statement.
 """
 
-from collections.abc import Sequence, Set
+import logging
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +26,13 @@ from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.rollouts import move
 from coordinator.transactions.turns import AcceptedTurn
+from ledger.prepared import say
 from protocol.tasks import Reward
 from protocol.wire.signing import open_envelope
 from protocol.work.lease import Lease, Prefix
 from protocol.work.rollout import RolloutClaim, unpack_tokens
+
+log = logging.getLogger(__name__)
 
 FACT = "verifier"
 """The fact of failed verification: how often, the last reason, when, and whether nothing is judged at all."""
@@ -136,6 +140,35 @@ def answered(
         return False
     turns.join_parts(connection, claim_id, played[:-1], now_ms)
     return True
+
+
+def answered_and_offered(
+    connection: sa.Connection,
+    claim_id: str,
+    answer: Sequence[Prefix],
+    rewards: Sequence[Reward | None],
+    *,
+    offer: Callable[[sa.Connection], tuple[Lease, ...]] | None,
+    rules: SelectionRules = OFF,
+    timeout_ms: int,
+    now_ms: int,
+) -> tuple[Lease, ...]:
+    """Record what the environment answered to a turn, and return what `offer` then leases.
+
+    An offer that fails leases nothing, and the answer stays.
+    """
+    answered(connection, claim_id, answer, rewards, rules=rules, timeout_ms=timeout_ms, now_ms=now_ms)
+    if offer is None:
+        return ()
+    say(connection, "SAVEPOINT offer")
+    leases: tuple[Lease, ...] = ()
+    try:
+        leases = offer(connection)
+    except Exception:  # the request is answered without a next turn
+        log.exception("no next turns could be leased")
+        say(connection, "ROLLBACK TO SAVEPOINT offer")
+    say(connection, "RELEASE SAVEPOINT offer")
+    return leases
 
 
 def scored(

@@ -10,8 +10,9 @@
 - The `teller` reports the progress of long-running groups; leases that the coordinator no longer needs are dropped.
 - A version that is being measured stays in the engine until the coordinator has no more work with it for this node. So
   does the version of an episode, which is a chain of leases: once a newer version is there, requests say `finishing`.
-- The sender passes on the next turns of episodes (`take_turns`), and `run` begins them at once, whatever it waits for:
-  a request for more work would cost each turn a second journey. Turns of another version are returned.
+- The sender passes on the next turns of episodes (`take_turns`), and `run` begins them at once, whatever it waits for,
+  also for the answer to a request for work: otherwise each turn would cost a second journey. Turns of another version
+  are returned.
 - Leases that cannot be answered (engine crash, full disk, Ctrl-C) are returned; an unreachable coordinator does not
   interrupt sampling.
 - A version with which the engine fails is tried again after a pause, and then skipped: the fault may be in the version.
@@ -242,13 +243,13 @@ class Worker:
 
     async def _begin_turns(self) -> None:
         """Begin the turns that `take_turns` got, and return those of another version, or after the gate has closed."""
-        turns = tuple(self._turns.values())
-        self._offered |= self._turns.keys()
+        turns, begins = tuple(self._turns.values()), set(self._turns)
+        self._offered |= begins
         self._turns, self._turns_came = {}, trio.Event()
         fit = [lease for lease in turns if self._takes(lease)]
         await self._give_back([lease.lease_id for lease in turns if lease not in fit])
         begun = await self._begin(fit)
-        self._offered.clear()
+        self._offered -= begins
         if begun and self._loaded is not None:
             await self._sample(begun, self._loaded)
 
@@ -411,11 +412,10 @@ class Worker:
             finishing=newest is not None and newest != policy,
             numerics=self._numerics,
         )
-        reply = await heard_out(partial(self._ask, request), patience_s=LAST_WORD_S)
+        reply, new = await self._ask_beside_turns(request)
         self._appetite.record_request()
         self._policies.hint(reply.newest_version)
         self._stays = reply.stays or _has_turns(self._open.values())  # an open turn may have a next one
-        new = self._offered
         if not len(new) == len(reply.leases) <= request.groups or any(
             lease.version != request.version for lease in reply.leases
         ):
@@ -433,13 +433,44 @@ class Worker:
             else:
                 await self._wait_for_newer(policy, patience_s)
         begun = await self._begin(reply.leases)
-        self._offered.clear()
+        self._offered -= new
         return begun
 
-    async def _ask(self, request: LeaseRequest) -> LeaseReply:
+    async def _ask_beside_turns(self, request: LeaseRequest) -> tuple[LeaseReply, set[str]]:
+        """Request leases, and begin the turns that come before the answer; return it with the new leases' ids."""
+        answers: list[tuple[LeaseReply, set[str]]] = []
+        failed: list[Exception] = []
+
+        async def ask() -> None:
+            try:
+                answers.append(await heard_out(partial(self._ask, request), patience_s=LAST_WORD_S))
+            except Exception as error:  # raised below, outside of the nursery, which would wrap it
+                failed.append(error)
+            nursery.cancel_scope.cancel()
+
+        async def begin_turns() -> None:
+            while not failed:
+                await self._turns_came.wait()
+                with trio.CancelScope(shield=True):  # leases that are half begun would be lost
+                    try:
+                        await self._begin_turns()
+                    except Exception as error:  # raised below, when the answer is there
+                        failed.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            nursery.start_soon(begin_turns)
+        if failed:
+            await self._give_back(sorted(self._offered))
+            raise failed[0]
+        return answers[0]
+
+    async def _ask(self, request: LeaseRequest) -> tuple[LeaseReply, set[str]]:
         reply = await self._coordinator.lease(request)
-        self._offered = {lease.lease_id for lease in reply.leases} - self._open.keys() - self._turns.keys()
-        return reply
+        known = self._open.keys() | self._turns.keys() | self._offered
+        new = {lease.lease_id for lease in reply.leases} - known
+        self._offered |= new
+        return reply, new
 
     async def _begin(self, offered: Sequence[Lease]) -> tuple[Lease, ...]:
         """Return the leases that this node begins; the others are returned to the coordinator at once."""

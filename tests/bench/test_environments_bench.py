@@ -1,72 +1,81 @@
-"""The subjects of bench/environments: careless players whose episodes are what the policy imitates."""
+"""The bench of environments: what a node's record comes to, the line with delay, and episodes through a process."""
 
-from dataclasses import replace
-from itertools import islice
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from bench.environments.subjects import CALL, CALLS_TIMES, SUBJECTS, asks_carelessly
-from bench.environments.warehouse import Environment, known, problems
-from bench.learning.cells import Cell
-from bench.learning.training import play, start_of
-from coordinator.environments.tool_calls import parse
-from coordinator.learner.warmstart import NOT_JUDGED
-from protocol.tasks import Problem
+from bench.environments import kinds
+from bench.environments.delayed_line import ADDRESSES, DelayedLine, obstacle
+from bench.environments.latency import latencies, read
 
-TOOLS = next(subject for subject in SUBJECTS if subject.name == "tools")
+ROUND_TRIP_S = 0.2
 
 
-def asked(row: dict[str, object]) -> Problem:
-    return Problem("", str(row["answer"]), row)
+def test_a_turns_latency_is_from_its_submission_to_the_next_turn_of_its_group() -> None:
+    times = {"began": 0.0, "ended": 0.5}
+    seen = latencies(
+        [
+            {"kind": "lease", "began": 0.0, "ended": 0.25, "leases": 2},
+            {"kind": "lease", "began": 0.0, "ended": 9.0, "leases": 0},
+            {"kind": "sample", **times, "lease": "a", "seed": 1, "is_next": False},
+            {"kind": "sample", **times, "lease": "x", "seed": 2, "is_next": False},
+            {"kind": "submit", "began": 1.0, "ended": 3.0, "answered": ["a", "x"], "leases": 1},
+            {"kind": "sample", "began": 3.0, "ended": 4.0, "lease": "b", "seed": 1, "is_next": True},
+            {"kind": "sample", "began": 8.0, "ended": 9.0, "lease": "y", "seed": 2, "is_next": True},
+            {"kind": "submit", "began": 5.0, "ended": 6.0, "answered": ["b"], "leases": 0},
+        ]
+    )
+    assert seen.turns == [3.0, 8.0]
+    assert seen.submissions == [2.0]
+    assert seen.leases == [0.25]
+    assert seen.share_at_once == 0.5
 
 
-@pytest.mark.asyncio
-async def test_only_the_right_call_returns_the_answer() -> None:
-    row = next(problems("train", 0))
-    tool, good, before, between, after = row["tool"], row["good"], *CALL
-    episode = Environment(asked(row))
-    assert await episode.step(f"{before}{tool}{between}{good}{after}") == f"\n{row['answer']}\n"
-    assert await episode.step(row["answer"]) is None
-    assert await episode.reward() == {"score": 1.0, "tool_calls": 1.0, "tool_errors": 0.0}
-    other = "stock" if tool == "price" else "price"
-    assert await Environment(asked(row)).step(f"{before}{other}{between}{good}{after}") != f"\n{row['answer']}\n"
-    assert len({known(day, "price", "plum") for day in range(100)}) > 80
+def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    record = tmp_path / "events.jsonl"
+    assert read(record) == []
+    record.write_text('{"kind": "lease"}\n{"kind": "le')
+    assert read(record) == [{"kind": "lease"}]
 
 
-def test_no_day_is_in_two_splits() -> None:
-    days = [{row["day"] for row in problems(split, 0)} for split in ("train", "validation", "held_out")]
-    assert sum(map(len, days)) == len(set().union(*days))
+@pytest.mark.skipif(bool(obstacle()), reason=f"no line can be made here: {obstacle()}")
+def test_packets_take_half_of_the_round_trip_each_way() -> None:
+    with DelayedLine(ROUND_TRIP_S) as line:
+        listening = line.call("coordinator", lambda: socket.create_server((ADDRESSES["coordinator"], 0)))
+        port = listening.getsockname()[1]
+
+        def echo() -> None:
+            taken, _ = listening.accept()
+            with taken:
+                taken.sendall(taken.recv(100))
+
+        threading.Thread(target=echo, daemon=True).start()
+        began = time.monotonic()
+        with listening, line.call("node", lambda: socket.create_connection((ADDRESSES["coordinator"], port))) as caller:
+            connected = time.monotonic()
+            caller.sendall(b"turn")
+            assert caller.recv(100) == b"turn"
+            assert connected - began >= ROUND_TRIP_S
+            assert time.monotonic() - connected >= ROUND_TRIP_S
 
 
-def test_the_player_calls_as_often_as_it_says_and_is_seldom_right() -> None:
-    rows = [asked(row) for row in islice(problems("train", 0), 400)]
-    turns = [parse(asks_carelessly(number, row, [])) for number, row in enumerate(rows)]
-    calls = [turn.calls[0] for turn in turns if turn.calls]
-    assert len(calls) / len(rows) == pytest.approx(CALLS_TIMES, abs=0.06)
-    right = [
-        call
-        for turn, row in zip(turns, rows, strict=True)
-        for call in turn.calls
-        if (call.name, call.arguments) == (row.columns["tool"], {"good": row.columns["good"]})
-    ]
-    assert 0.2 < len(right) / len(rows) < 0.5
-
-
-def test_a_policy_imitates_the_players_turns_only_and_is_trained_on_its_own(tmp_path: Path) -> None:
-    settings = (*TOOLS.settings, "sampling.samples_per_group=2", "learner.groups_per_update=2")
-    shown = []
-
-    def begin(trial) -> None:  # type: ignore[no-untyped-def]  # the bench's trial
-        lessons = trial._player.lessons(trial.task, asks_carelessly, trial.end)
-        for tokens, then in islice(lessons, 20):
-            assert len(tokens) == len(then)
-            shown.append(trial.text.decode([token for token in then if token != NOT_JUDGED]))
-        trial.imitate_player(asks_carelessly, 1, 4)
-
-    subject = replace(TOOLS, settings=settings, every=1, begin=begin, measure=lambda trial: trial.held_out(4)[0].score)
-    cell = play(subject, Cell("tools", 0, "corrected", 0, 1), start_of(subject, 0, tmp_path))
-    assert [update for update, _ in cell.curve] == [0, 1]
-    assert len(shown) == 20
-    assert all("user" not in text and "?" not in text for text in shown)
-    assert any("<tool_call>" in text for text in shown)
+def test_episodes_of_a_group_are_played_until_all_are_over(tmp_path: Path) -> None:
+    own = next(kinds.kinds(tmp_path))
+    problem, *_ = kinds.problems(own)
+    episodes = kinds.Episodes("key", problem, own.says)
+    questions = []
+    while asked := episodes.asked():
+        questions.append([None if turns is None else len(turns) for turns in asked.turns])
+        if len(questions) == 1:
+            episodes.end(0)
+        if len(questions) == kinds.TURNS_MAX:
+            assert all(asked.over)
+            for number in range(kinds.SAMPLES):
+                episodes.end(number)
+    others = kinds.SAMPLES - 1
+    assert questions == [[1] * kinds.SAMPLES, *([None, *[turn] * others] for turn in (2, 3, 4))]
+    assert episodes.played == kinds.SAMPLES + 3 * others
+    assert kinds.turns_per_s(own, "alone", 0.01) > 0

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from coordinator.store import tables
 from coordinator.transactions import offers, scoring
@@ -119,6 +121,41 @@ def test_a_group_is_a_chain_of_leases_and_the_learner_gets_it_whole(play: World)
     assert np.frombuffer(group.samples[0].logprobs, "<f4").tolist() == [-0.5, -0.25, 0, -0.5, -0.25, 0, -0.5, -0.25]
     assert [sample.reward for sample in group.samples] == [0.0, 1.0]
     assert [each.ends for each in group.earlier] == [(2, 2), (5, 5)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_turn_is_offered_in_the_transaction_of_its_answer_which_stays_if_the_offer_fails(
+    play: World, fails: bool
+) -> None:
+    key = play.join(1)
+    lease, _ = first_turn(play, key)
+    (waiting,) = play.run(scoring.waiting, 1)
+    given = partial(
+        offers.offer_turns,
+        node=key.node_id,
+        lease_ids=[lease.lease_id],
+        terms=play.terms,
+        draw=play.draw,
+        now_ms=play.now_ms,
+    )
+
+    def offer(connection: sa.Connection) -> tuple[Lease, ...]:
+        leases = given(connection)
+        assert not fails
+        return leases
+
+    leases = play.run(
+        scoring.answered_and_offered,
+        waiting.claim_id,
+        [Prefix(tokens=pack_tokens([READ]), finish="")] * SAMPLES,
+        [None] * SAMPLES,
+        offer=offer,
+        timeout_ms=play.terms.timeout_ms,
+        now_ms=play.now_ms,
+    )
+    assert states(play) == ["turn"]
+    assert len(leases) == (not fails)
+    assert len(turns_for(play, key, lease)) == fails, "what failed is undone, and can be offered again"
 
 
 def test_each_turn_is_paid_when_it_is_accepted_and_settled_with_its_group(play: World) -> None:

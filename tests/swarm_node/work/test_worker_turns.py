@@ -43,6 +43,8 @@ class Games(World):
         """The next replies, before the round ends."""
         self.arriving: dict[int, Lease] = {}
         """Turns that the sender gets while the worker awaits the engine for the n-th time, counted from 1."""
+        self.arriving_before: dict[int, Lease] = {}
+        """Turns that the sender gets before the answer to the n-th request for work, counted from 1."""
         self.awaited = 0
         self.published = trio.Event()
 
@@ -59,7 +61,12 @@ class Games(World):
             return await super().lease(request)
         self.note(f"lease v{request.version}")
         self.asked.append(request)
-        return self.replies.pop(0)
+        reply = self.replies.pop(0)
+        if lease := self.arriving_before.pop(len(self.asked), None):
+            await self.worker.take_turns([lease])
+            await wait_all_tasks_blocked()
+            self.note("reply")
+        return reply
 
     async def newer_than(self, policy: Any, *, patience_s: float) -> None:
         with trio.move_on_after(patience_s):
@@ -111,6 +118,30 @@ async def test_a_turn_is_begun_while_other_groups_run() -> None:
     world.arriving = {2: turn(10)}
     log = await world.run()
     assert log[2:10] == ["submit 0 1 2 3", *answered(0), "submit 10", *answered(1, 2)]
+
+
+async def test_a_turn_is_begun_before_the_answer_to_a_request_for_work() -> None:
+    world = Games()
+    world.replies_with(turn(0))
+    world.replies_with(turn(1))
+    world.arriving_before = {2: turn(10)}
+    log = await world.run()
+    at_reply = log.index("reply")
+    assert log[:at_reply] == ["load v1", "lease v1", "submit 0", *answered(0), "lease v1", "submit 10"]
+    assert log[at_reply + 1 :][:2] == ["submit 1", answered(10)[0]]
+    assert not [line for line in log if line.startswith("back")]
+
+
+@pytest.mark.parametrize("place", ["submit 10", "reply"])
+async def test_an_engine_that_fails_with_a_turn_loses_none_of_the_leases_in_the_answer(place: str) -> None:
+    world = Games()
+    world.replies_with(turn(0))
+    world.replies_with(turn(1))
+    world.arriving_before = {2: turn(10)}
+    world.trouble = {place: EngineFailed("gone")}
+    log = await world.run()
+    back = {word for line in log if line.startswith("back") for word in line.split()[1:]}
+    assert back == ({"1", "10"} if place == "submit 10" else {"10"})
 
 
 async def test_turns_that_cannot_be_begun_are_returned_at_once() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from bench.environments.warehouse import GOODS, TOOLS
+from bench.learned_play.warehouse import GOODS, TOOLS
 from bench.learning.subjects import MIDDLE, Subject
 from bench.learning.trial import Trial
 from coordinator.learner.embedded import END, START
@@ -114,5 +114,5 @@ def available() -> tuple[Subject, ...]:
     """Return the subjects whose library is installed here; verifiers then finds our taskset as an installed one."""
     if importlib.util.find_spec("verifiers") is None:
         return tuple(subject for subject in SUBJECTS if subject.name != "verifiers")
-    sys.modules[COUNTING] = importlib.import_module(f"bench.environments.{COUNTING}")
+    sys.modules[COUNTING] = importlib.import_module(f"bench.learned_play.{COUNTING}")
     return SUBJECTS

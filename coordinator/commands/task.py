@@ -11,7 +11,9 @@ import typer
 
 from coordinator.commands.options import EXIT_CODES, AsJson, Settings
 from coordinator.config import load
+from coordinator.learner import start
 from coordinator.tasks.kinds import ENVIRONMENTS, SHIPPED
+from protocol.errors import ConfigInvalid
 from protocol.tasks import BUILT_IN
 from protocol.text.lesson import lesson
 
@@ -58,8 +60,13 @@ def check(
 
     plain = source.suffix == ".py"
     config = load(None if plain else source, [f"task.name={source}", *settings] if plain else settings)
+    try:
+        read_file = start.text_reader(config)
+    except ConfigInvalid as error:
+        read_file = None
+        typer.echo(f"warning: The lengths of the prompts are not checked: {error.message}", err=True)
     with tempfile.TemporaryDirectory(prefix="task-check-") as folder:
-        findings = asyncio.run(look(config, Path(folder), (lambda _: None) if as_json else typer.echo))
+        findings = asyncio.run(look(config, Path(folder), read_file, (lambda _: None) if as_json else typer.echo))
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in findings], indent=2))
     else:

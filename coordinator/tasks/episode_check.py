@@ -8,7 +8,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from coordinator.config import Config
@@ -17,7 +16,7 @@ from coordinator.environments.interface import Observation
 from coordinator.tasks.chat import Chat
 from coordinator.tasks.reward_pool import RewardPool
 from coordinator.tasks.reward_process import RewardSpec
-from coordinator.tasks.task_text import Coder
+from coordinator.tasks.task_text import Coder, ReadFile
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Problem, Reward, Task
 from protocol.work.rollout import unpack_tokens
@@ -49,7 +48,9 @@ class EpisodeFindings:
     transcripts: tuple[str, ...] = ()
 
 
-async def check_episodes(config: Config, spec: RewardSpec, task: Task) -> EpisodeFindings:
+async def check_episodes(
+    config: Config, spec: RewardSpec, task: Task, read_file: ReadFile | None = None
+) -> EpisodeFindings:
     """Play the first problems twice, and return what was found."""
     problems = [task.problem(number) for number in range(PLAYED)]
     try:
@@ -61,7 +62,7 @@ async def check_episodes(config: Config, spec: RewardSpec, task: Task) -> Episod
         return EpisodeFindings(
             "environment_failed", error.message, "Fix the environment: such groups would be paid, and not trained on."
         )
-    shown = tuple(map(_shower(config), problems, first))
+    shown = tuple(map(_shower(config, read_file), problems, first))
     if first != second:
         text = "The same turns are answered or rewarded differently when an episode is played again."
         return EpisodeFindings("not_deterministic", text, "Take all chance from the problem, such as a seed.", shown)
@@ -90,13 +91,12 @@ async def _played(spec: RewardSpec, turns_max: int, problem: Problem) -> list[Sc
     return episodes
 
 
-def _shower(config: Config) -> Callable[[Problem, list[ScriptedEpisode]], str]:
+def _shower(config: Config, read_file: ReadFile | None) -> Callable[[Problem, list[ScriptedEpisode]], str]:
     """Return the function that shows a transcript, with numbers of tokens if the model's tokenizer is at hand."""
-    model = Path(config.model.path)
-    if not (model / "tokenizer.json").is_file():
+    if read_file is None:
         return lambda problem, episodes: _shown(problem, episodes[0], None, frozenset())
-    coder = Coder(lambda name: (model / name).read_bytes(), Chat.from_config(config.data))
-    named = json.loads((model / "config.json").read_text()).get("eos_token_id")
+    coder = Coder(read_file, Chat.from_config(config.data))
+    named = json.loads(read_file("config.json")).get("eos_token_id")
     ends = frozenset(named if isinstance(named, list) else [named] if named is not None else [])
     return lambda problem, episodes: _shown(problem, episodes[0], coder, ends)
 

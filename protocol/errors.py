@@ -355,7 +355,7 @@ class VerifierFailed(SwarmError):
 
 
 class VerifierDown(SwarmError):
-    """The reward processes do not start; groups wait until they do."""
+    """The reward processes do not start, or the judge's budget is used up; groups wait until that is mended."""
 
     code, http_status, fault = "verifier_down", 500, "operator"
 

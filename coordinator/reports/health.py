@@ -113,10 +113,8 @@ def verifier_alarm(verifier: dict[str, Any]) -> str:
     """Return the alarm for a reward that cannot judge groups, which is the most important one; "" if it can."""
     if not verifier.get("down"):
         return ""
-    return (
-        f"No rewards: {verifier['reason']} Groups wait and are not lost. Fix the reward: it is tried again every "
-        "few seconds."
-    )
+    next_step = verifier.get("next_step") or "Fix the reward: it is tried again every few seconds."
+    return f"No rewards: {verifier['reason']} Groups wait and are not lost. {next_step}"
 
 
 def skipped_alarm(skipped: int, seen: int) -> str:

@@ -5,6 +5,7 @@
 - If groups fail one after the other, the cause is not in the groups: after `GIVEN_UP_MAX` in a row none is given up
   until one is judged. They wait, the status tells the operator, and since batches lack them, nodes get no more work
   than S allows.
+- If nothing can be judged for now, such as with a judge whose budget is used up, groups wait in the same way.
 - Failed groups are retried after all others, so that a group that no reward function can judge does not block a round.
 """
 
@@ -80,6 +81,10 @@ class RewardScorer:
         self._taken: set[str] = set()
         self._given_up = 0
         """Number of groups given up since the last judged one."""
+        self._stands = ""
+        """The reason why nothing is judged; empty if groups are."""
+        self._halts = 0
+        """Number of times that nothing could be judged: a group that began before the last one ends no halt."""
         self._put_off: set[str] = set()
         """Failed groups that were not given up, and wait until all others were tried."""
 
@@ -128,7 +133,7 @@ class RewardScorer:
 
     async def _settle(self, waiting: Unscored) -> None:
         """Judge one group, or have its episodes go on, and store the result, or its failure if that is final."""
-        rules = self._round.terms.selection
+        rules, halts = self._round.terms.selection, self._halts
         try:
             if waiting.episodes:
                 answer, rewards = await self._play(waiting)
@@ -141,12 +146,14 @@ class RewardScorer:
                     scoring.scored, waiting.claim_id, await self._judge(waiting), rules=rules, now_ms=self._now_ms()
                 )
             self._given_up = 0
+            if halts == self._halts:
+                self._go_on()
             self._round.batch_ready.set()
             self._round.turn_watch.answered(waiting.claim_id)
         except VerifierFailed as failure:
             await self._failed(waiting, failure)
         except VerifierDown as failure:
-            await self._stand_still(failure.message)
+            await self._stand_still(failure.message, failure.hint)
         except NotFound:
             pass  # no version is published, so no group can be real
 
@@ -186,7 +193,16 @@ class RewardScorer:
             scoring.give_up, waiting.claim_id, failure.message, audits=self._round.audits, now_ms=self._now_ms()
         )
 
-    async def _stand_still(self, reason: str) -> None:
-        log.error("no rewards: %s", reason)
-        await self._round.database.run(scoring.stand_still, reason, now_ms=self._now_ms())
+    async def _stand_still(self, reason: str, next_step: str = "") -> None:
+        """Record that nothing is judged, log it once for each reason, and wait."""
+        if reason != self._stands:
+            log.error("no rewards, groups wait: %s %s", reason, next_step)
+        self._stands, self._halts = reason, self._halts + 1
+        await self._round.database.run(scoring.stand_still, reason, next_step, now_ms=self._now_ms())
         await asyncio.sleep(self._pause_s)
+
+    def _go_on(self) -> None:
+        """Log that groups are judged again, if none was."""
+        if self._stands:
+            log.info("groups are judged again")
+        self._stands = ""

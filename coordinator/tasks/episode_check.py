@@ -57,7 +57,9 @@ async def check_episodes(
         first = [await _played(spec, config.episode.turns_max, problem) for problem in problems]
         second = [await _played(spec, config.episode.turns_max, problem) for problem in problems]
     except VerifierDown as error:
-        return EpisodeFindings("not_loadable", error.message, "Check that the file can import all its modules here.")
+        return EpisodeFindings(
+            "not_loadable", error.message, error.hint or "Check that the file can import all its modules here."
+        )
     except VerifierFailed as error:
         return EpisodeFindings(
             "environment_failed", error.message, "Fix the environment: such groups would be paid, and not trained on."

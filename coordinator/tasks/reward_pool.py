@@ -3,7 +3,8 @@
 - `judge` either returns a reward for every completion or raises `VerifierFailed` with the reason: a timeout, a crash,
   out of memory, an exception, or an invalid answer. In all these cases the child is killed, and the next question gets
   another.
-- If a child does not start, `VerifierDown` is raised: this is no fault of any completion.
+- If a child does not start, or reports that it can judge nothing for now, `VerifierDown` is raised: this is no fault of
+  any completion.
 - The answer of a child is not trusted: its length is bounded, and every number is checked again.
 """
 
@@ -112,6 +113,9 @@ class RewardPool:
                 place.child = None
                 try:
                     answer = await question(child)
+                except VerifierDown:
+                    place.child = child
+                    raise
                 except BaseException:
                     await child.end()
                     raise
@@ -167,8 +171,7 @@ class _Child:
             "timeout_s": timeout_s,
         }
         answer = await self._ask(question, timeout_s)
-        if "error" in answer:
-            raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
+        _require_judged(answer)
         return checked(answer.get("rewards"), [len(text) for text in job.completions])
 
     async def play(self, asked: TurnQuestion, timeout_s: float) -> list[EpisodeAnswer | None]:
@@ -180,8 +183,7 @@ class _Child:
             "timeout_s": timeout_s,
         }
         answer = await self._ask(question, timeout_s)
-        if "error" in answer:
-            raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
+        _require_judged(answer)
         return checked_episodes(answer.get("episodes"), asked)
 
     async def end(self) -> None:
@@ -239,6 +241,13 @@ class _Child:
             if self._printed_bytes > PRINTED_MAX_BYTES:
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _require_judged(answer: dict[str, Any]) -> None:
+    if "error" in answer:
+        raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
+    if "down" in answer:
+        raise VerifierDown(str(answer["down"])[:REASON_MAX_CHARS], hint=str(answer.get("hint", ""))[:REASON_MAX_CHARS])
 
 
 def checked(said: Any, sizes: Sequence[int]) -> list[Reward]:

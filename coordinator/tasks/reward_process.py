@@ -8,7 +8,8 @@ to the child    {"functions": [[place, weight], …], "environment": null or [pl
                 {"problem", "key", "turns": [[text, …] or null, …], "over", "timeout_s"}  for each turn of a group
 from the child  {"ready": true, "missing": […]} or {"error": "…"}                  once
                 {"rewards": [[score, status, components, weight, skip], …]} or {"error": "…"}, or
-                {"episodes": [{"read": [text or messages, …], "reward": null or such a list} or null, …]}
+                {"episodes": [{"read": [text or messages, …], "reward": null or such a list} or null, …]}, or
+                {"down": "…", "hint": "…"}  if nothing can be judged for now
 """
 
 import json

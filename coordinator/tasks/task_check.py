@@ -157,7 +157,9 @@ class _Trial:
         except VerifierDown as error:
             return [
                 self._finding(
-                    "not_loadable", error.message, "Check that the file can import all its modules on this machine."
+                    "not_loadable",
+                    error.message,
+                    error.hint or "Check that the file can import all its modules on this machine.",
                 )
             ]
         except VerifierFailed as error:

@@ -14,8 +14,8 @@ from coordinator.config import Config
 from coordinator.environments.host import TurnQuestion
 from coordinator.environments.interface import Observation
 from coordinator.tasks.chat import Chat
-from coordinator.tasks.reward_pool import RewardPool
-from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.task_text import Coder, ReadFile
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Problem, Reward, Task
@@ -49,7 +49,7 @@ class EpisodeFindings:
 
 
 async def check_episodes(
-    config: Config, spec: RewardSpec, task: Task, read_file: ReadFile | None = None
+    config: Config, spec: TaskProcessSpec, task: Task, read_file: ReadFile | None = None
 ) -> EpisodeFindings:
     """Play the first problems twice, and return what was found."""
     problems = [task.problem(number) for number in range(PLAYED)]
@@ -71,10 +71,10 @@ async def check_episodes(
     return EpisodeFindings(transcripts=shown)
 
 
-async def _played(spec: RewardSpec, turns_max: int, problem: Problem) -> list[ScriptedEpisode]:
+async def _played(spec: TaskProcessSpec, turns_max: int, problem: Problem) -> list[ScriptedEpisode]:
     """Play one problem in a fresh process."""
     episodes = [ScriptedEpisode(say) for say in (problem.answer or "yes", "", "1", NONSENSE)]
-    pool = RewardPool(spec)
+    pool = TaskPool(spec)
     try:
         for number in range(1, turns_max + 1):
             for episode in episodes:

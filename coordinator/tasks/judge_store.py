@@ -1,4 +1,4 @@
-"""The file of a round's judge: the scores that are known, and the budget, which all reward processes share.
+"""The file of a round's judge: the scores that are known, and the budget, which all task processes share.
 
 - A score is kept by the hash of its request, so that the same completion is paid once.
 - Every call counts when it begins, and its tokens when its answer is there.

@@ -1,6 +1,6 @@
 """The built-in reward `judge`: a language model behind an OpenAI-compatible URL scores each completion.
 
-- Settings are variables of the reward process: `SWARM_JUDGE_URL`, `SWARM_JUDGE_MODEL`, and so on as `JudgeSettings`
+- Settings are variables of the task process: `SWARM_JUDGE_URL`, `SWARM_JUDGE_MODEL`, and so on as `JudgeSettings`
   lists them. It needs the network, and a `reward.timeout_s` above `SWARM_JUDGE_TIMEOUT_S` and its retries.
 - The judge's last line must be `SCORE: x`, with x from 0 to `scale`; the reward is x / scale. Anything else is no
   score.
@@ -10,7 +10,7 @@
   pauses: `VerifierDown`. Groups wait until there is a budget again. Tries under way go on, and their scores are kept:
   they may exceed `tokens_max` by their own tokens.
 - Scores are kept by the hash of the request, so that the same completion is paid once. With `folder` the scores and
-  the budget are a file, which all reward processes of the round share (`judge_store`).
+  the budget are a file, which all task processes of the round share (`judge_store`).
 - A completion is a stranger's text. It stands between lines with a hash of itself, which it cannot contain.
 """
 

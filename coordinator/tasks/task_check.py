@@ -19,11 +19,11 @@ from coordinator.tasks import importing, kinds, sandbox
 from coordinator.tasks.chat import PLAIN_CHAT, Chat
 from coordinator.tasks.episode_check import check_episodes
 from coordinator.tasks.import_child import prepare
-from coordinator.tasks.kinds import MATH, functions_of, reward_spec
+from coordinator.tasks.kinds import MATH, functions_of, process_spec
 from coordinator.tasks.prompt_room import prompt_too_long
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import RewardPool
 from coordinator.tasks.task import open_task
+from coordinator.tasks.task_pool import TaskPool
 from coordinator.tasks.task_text import Coder, ReadFile
 from protocol.errors import ConfigInvalid, SwarmError, VerifierDown, VerifierFailed
 from protocol.tasks import Judging, Problem, Reward, Task
@@ -76,7 +76,7 @@ async def _episodes(
     config: Config, task: Task, round_folder: Path, read_file: ReadFile | None, tell: Callable[[str], None]
 ) -> list[TaskIssue]:
     """Play episodes, and return the issues."""
-    findings = await check_episodes(config, reward_spec(config, round_folder), task, read_file)
+    findings = await check_episodes(config, process_spec(config, round_folder), task, read_file)
     for number, transcript in enumerate(findings.transcripts):
         tell(f"problem {number}\n{transcript}")
     if not findings.code:
@@ -142,7 +142,7 @@ class _Trial:
     """A test of the rewards, as the round would run them."""
 
     def __init__(self, config: Config, task: Task, round_folder: Path) -> None:
-        self._config, self._spec = config, reward_spec(config, round_folder)
+        self._config, self._spec = config, process_spec(config, round_folder)
         held_out = task.problems("held_out")
         step = max(1, len(held_out) // (TRIED // 2))
         self._problems = [*held_out[: step * (TRIED // 2) : step], *map(task.problem, range(TRIED // 2))]
@@ -190,7 +190,7 @@ class _Trial:
         return self._finding("constant", text, "Check by hand that a right answer earns more.", "warning")
 
     async def _judged(self) -> list[list[Reward]]:
-        pool = RewardPool(self._spec)
+        pool = TaskPool(self._spec)
         try:
             await pool.judge(self._job(0))  # imports are not timed
             rewards = []

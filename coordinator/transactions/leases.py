@@ -339,7 +339,7 @@ def is_held_up(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> boo
         return False
     if max(get_fact(connection, BACK, 0), _published(connection).scalar() or 0) > since_ms:
         return False
-    if _unscored(connection).first() is not None:  # the learner waits for the reward processes, not for nodes
+    if _unscored(connection).first() is not None:  # the learner waits for the task processes, not for nodes
         return False
     came_ms = _last_came(connection).scalar()
     return came_ms is not None and bool(came_ms <= since_ms)

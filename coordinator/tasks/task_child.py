@@ -1,4 +1,4 @@
-"""A reward process: it loads the operator's functions or environment, then answers one question at a time.
+"""A task process: it loads the operator's functions or environment, then answers one question at a time.
 
 - The functions' output goes to standard error, of which the coordinator keeps the end.
 - Its memory, and its processor time for each question, are limited: the kernel ends it at the limit, even after the
@@ -22,7 +22,7 @@ from coordinator.environments.host import EpisodeHost, TurnQuestion
 from coordinator.tasks import reward_functions, sandbox
 from coordinator.tasks.problem_file import from_value
 from coordinator.tasks.reward_functions import Job, Weighted
-from coordinator.tasks.reward_process import LENGTH, pack, reward_to
+from coordinator.tasks.task_process import LENGTH, pack, reward_to
 from protocol.errors import ConfigInvalid, VerifierDown
 
 START_CPU_S = 120

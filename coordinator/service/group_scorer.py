@@ -1,4 +1,4 @@
-"""The reward scorer: finds accepted groups without rewards, has them judged or played on, and stores the results.
+"""The group scorer: finds accepted groups without rewards, has them judged or played on, and stores the results.
 
 - Waiting groups are read from the store, so a crash at any moment loses nothing.
 - A group that fails is retried in a fresh process, `TRIES` times in all, and then given up with its reason.
@@ -21,8 +21,8 @@ from coordinator.service.turn_watch import TurnWatch
 from coordinator.store.state import Database
 from coordinator.tasks.group_play import GroupPlay
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import RewardPool
-from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
 from coordinator.transactions.leases import LeaseTerms
@@ -60,13 +60,13 @@ class Here(Protocol):
     async def text(self) -> TaskText: ...
 
 
-class RewardScorer:
+class GroupScorer:
     """The judging of all groups of a round; `problem` returns the problem of a group."""
 
     def __init__(
         self,
         round_: Here,
-        spec: RewardSpec,
+        spec: TaskProcessSpec,
         problem: Callable[[PromptRef], Problem],
         now_ms: Callable[[], int],
         *,
@@ -77,7 +77,7 @@ class RewardScorer:
         self._round, self._spec, self._problem, self._now_ms = round_, spec, problem, now_ms
         self._pause_s, self._given_up_max = pause_s, given_up_max
         self._episodes = episodes or EpisodeSection()
-        self._pool = RewardPool(spec)
+        self._pool = TaskPool(spec)
         self._taken: set[str] = set()
         self._given_up = 0
         """Number of groups given up since the last judged one."""

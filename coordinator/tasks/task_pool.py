@@ -1,4 +1,4 @@
-"""Reward processes: a few children that judge or play, are killed when they misbehave, and are replaced.
+"""Task processes: a few children that judge or play, are killed when they misbehave, and are replaced.
 
 - `judge` either returns a reward for every completion or raises `VerifierFailed` with the reason: a timeout, a crash,
   out of memory, an exception, or an invalid answer. In all these cases the child is killed, and the next question gets
@@ -26,7 +26,7 @@ from coordinator.environments.interface import Observation
 from coordinator.tasks import sandbox
 from coordinator.tasks.problem_file import to_value
 from coordinator.tasks.reward_functions import SCORE_MAX, Job, unsound
-from coordinator.tasks.reward_process import ANSWER_MAX_BYTES, LENGTH, RewardSpec, pack
+from coordinator.tasks.task_process import ANSWER_MAX_BYTES, LENGTH, TaskProcessSpec, pack
 from protocol import limits
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Reward
@@ -69,10 +69,10 @@ class _Place:
     child: "_Child | None" = None
 
 
-class RewardPool:
-    """The reward processes, as many as the operator allows; each is started when it is first needed."""
+class TaskPool:
+    """The task processes, as many as the operator allows; each is started when it is first needed."""
 
-    def __init__(self, spec: RewardSpec) -> None:
+    def __init__(self, spec: TaskProcessSpec) -> None:
         self._spec = spec
         self._places = [_Place(asyncio.Lock()) for _ in range(spec.processes)]
         self._homes: OrderedDict[str, _Place] = OrderedDict()
@@ -133,12 +133,12 @@ class _Child:
         self._listening = asyncio.create_task(self._listen())
 
     @staticmethod
-    async def start(spec: RewardSpec, gaps: set[str]) -> "_Child":
+    async def start(spec: TaskProcessSpec, gaps: set[str]) -> "_Child":
         """Start a child, and return it when it has loaded its functions; add the gaps of its sandbox to `gaps`."""
         scratch = sandbox.make_scratch()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "coordinator.tasks.reward_child"),
+                *(sys.executable, "-P", "-m", "coordinator.tasks.task_child"),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
@@ -147,13 +147,13 @@ class _Child:
             )
         except OSError as error:  # no memory, no file descriptor, no process left
             sandbox.remove_scratch(scratch)
-            raise VerifierDown(f"No reward process can be started: {error}.") from error
+            raise VerifierDown(f"No task process can be started: {error}.") from error
         child = _Child(process, scratch)
         try:
             ready = await child._ask(spec.for_child(scratch), START_TIMEOUT_S)
         except VerifierFailed as failure:
             await child.end()
-            raise VerifierDown(f"The reward process did not start: {failure.message}") from failure
+            raise VerifierDown(f"The task process did not start: {failure.message}") from failure
         except BaseException:
             await child.end()
             raise

@@ -12,13 +12,13 @@ from aiohttp.test_utils import TestServer
 
 from coordinator.base.children import script
 from coordinator.reports import health
-from coordinator.service import reward_scorer
-from coordinator.service.reward_scorer import RewardScorer
+from coordinator.service import group_scorer
+from coordinator.service.group_scorer import GroupScorer
 from coordinator.service.turn_watch import TurnWatch
 from coordinator.store import tables
 from coordinator.store.state import Database
-from coordinator.tasks.reward_process import RewardSpec
 from coordinator.tasks.sandbox import Sandbox
+from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
 from coordinator.transactions.prompts import PromptRef
@@ -68,7 +68,7 @@ def judged(
     until: Callable[[dict[int, str]], bool],
     problem: Callable[[PromptRef], Problem] | None = None,
     *,
-    given_up_max: int = reward_scorer.GIVEN_UP_MAX,
+    given_up_max: int = group_scorer.GIVEN_UP_MAX,
 ) -> dict[int, str]:
     """Let one node answer a group for each prompt, and the scorer work until the states are so."""
     world.judge = replace(world.judge, reward=None)
@@ -77,7 +77,7 @@ def judged(
         world.earn(key)
     (folder / "mine.py").write_text(FUNCTION)
     sandbox = Sandbox(writable=(str(folder),))
-    spec = RewardSpec(((f"{folder}/mine.py:fn", 2.0),), timeout_s=60.0, processes=1, sandbox=sandbox)
+    spec = TaskProcessSpec(((f"{folder}/mine.py:fn", 2.0),), timeout_s=60.0, processes=1, sandbox=sandbox)
     about = problem or (lambda source: Problem(prompts[source.number]))
     asyncio.run(scored_until(world, spec, about, lambda: until(states(world)), given_up_max=given_up_max))
     return states(world)
@@ -85,13 +85,13 @@ def judged(
 
 async def scored_until(
     world: World,
-    spec: RewardSpec,
+    spec: TaskProcessSpec,
     problem: Callable[[PromptRef], Problem],
     until: Callable[[], bool],
     *,
-    given_up_max: int = reward_scorer.GIVEN_UP_MAX,
+    given_up_max: int = group_scorer.GIVEN_UP_MAX,
 ) -> None:
-    scoring_all = RewardScorer(Here(world), spec, problem, lambda: world.now_ms, pause_s=0.2, given_up_max=given_up_max)
+    scoring_all = GroupScorer(Here(world), spec, problem, lambda: world.now_ms, pause_s=0.2, given_up_max=given_up_max)
     running = asyncio.create_task(scoring_all.run())
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -157,7 +157,7 @@ def test_a_judge_without_a_budget_pauses_the_round_and_loses_nothing(
     for _ in range(6):
         world.earn(key)
     fake = FakeJudge(says("SCORE: 0.5"))
-    spec = RewardSpec(
+    spec = TaskProcessSpec(
         (("judge", 1.0),), timeout_s=60.0, processes=2, sandbox=Sandbox(network=True, writable=(str(tmp_path),))
     )
     paused = list[str]()
@@ -188,7 +188,7 @@ def test_a_judge_without_a_budget_pauses_the_round_and_loses_nothing(
         finally:
             await server.close()
 
-    with caplog.at_level("INFO", logger=reward_scorer.__name__):
+    with caplog.at_level("INFO", logger=group_scorer.__name__):
         asyncio.run(work())
     assert set(states(world).values()) == {"buffered"}
     assert "The judge's budget is used up: 3 of 3 calls." in paused[0]

@@ -1,4 +1,4 @@
-"""A reward process: its functions or its environment, its limits, its environment variables, and its messages.
+"""A task process: its functions or its environment, its limits, its environment variables, and its messages.
 
 A message is JSON after its length; a question is followed by its answer.
 
@@ -49,7 +49,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
-class RewardSpec:
+class TaskProcessSpec:
     """The functions by their places with their weights, and the limits of a process."""
 
     functions: tuple[tuple[str, float], ...]

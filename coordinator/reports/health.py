@@ -43,7 +43,7 @@ IN_VAIN_MAX = 0.1
 
 LENGTH_BIAS_MAX = 1.5
 LATE_MIN = 0.02
-"""If a smaller share of the groups comes too late, the bias of their lengths is not significant."""
+"""The least share of groups that come too late: below it, the bias of their lengths is not significant."""
 
 IN_BUFFER = "stale_in_buffer"
 SURPLUS = "surplus"

@@ -112,7 +112,7 @@ class LeaseTerms:
     lookahead: int = 0
     """Open groups from which those that suit a node's pace are chosen; 0: the oldest."""
     selection: SelectionRules = OFF
-    """Which prompts are worth a group."""
+    """The rules that say which prompts are worth a group."""
     adapts: staleness_bound.StalenessRules | None = None
     """The limits within which the bound for new leases moves; None if it is fixed."""
     buffered_max: int = 0

@@ -34,7 +34,7 @@ class Made(NamedTuple):
 
     engine: AnyEngine
     on_processor: bool
-    """If True, it uses main memory, and it survives an allocation that the kernel refuses."""
+    """True if the engine uses main memory: it survives an allocation that the kernel refuses."""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`make bench-sandbox`: the cost of the sandbox of reward processes, for a start and for each judged group.
+"""`make bench-sandbox`: the cost of the sandbox of task processes, for a start and for each judged group.
 
 - The same reward function runs with the sandbox and without it, in turns. A start includes the imports of Python.
 - The function opens a file for each completion, so that each call passes the filter and Landlock.
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bench.harness import Bench, no_options, quick_from_environment
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import RewardPool
-from coordinator.tasks.reward_process import RewardSpec
 from coordinator.tasks.sandbox import Sandbox
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
 from protocol.tasks import Problem
 
 FUNCTION = """
@@ -32,7 +32,7 @@ CASES: dict[str, Sandbox | None] = {"without": None, "sandbox": Sandbox()}
 async def measured(bench: Bench, case: str, folder: Path, groups: int) -> None:
     """Measure the start of a process, and the judging of a group."""
     functions = ((f"{folder}/r.py:fn", 1.0),)
-    pool = RewardPool(RewardSpec(functions, timeout_s=60.0, processes=1, sandbox=CASES[case]))
+    pool = TaskPool(TaskProcessSpec(functions, timeout_s=60.0, processes=1, sandbox=CASES[case]))
     job = Job(Problem("p"), ["return"] * SAMPLES, [[1]] * SAMPLES)
     try:
         began = time.perf_counter()

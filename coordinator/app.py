@@ -37,9 +37,9 @@ from coordinator.base.clock import now_ms
 from coordinator.config import Config
 from coordinator.reports import programs
 from coordinator.service import local_nodes, opening, tls
-from coordinator.service.reward_scorer import RewardScorer
+from coordinator.service.group_scorer import GroupScorer
 from coordinator.service.round import Round
-from coordinator.tasks.kinds import reward_spec
+from coordinator.tasks.kinds import process_spec
 from coordinator.transactions import audits, evaluations, fleet, leases, links, lottery, registry
 from coordinator.transactions.prompts import problem_of
 from ledger.book import BookBroken
@@ -155,8 +155,8 @@ async def run(
             if round_.mirror:
                 tasks.append(group.create_task(round_.mirror.run()))
             if not isinstance(round_.task, Judging):
-                scorer = RewardScorer(
-                    round_, reward_spec(config), partial(problem_of, round_.task), now_ms, episodes=config.episode
+                scorer = GroupScorer(
+                    round_, process_spec(config), partial(problem_of, round_.task), now_ms, episodes=config.episode
                 )
                 tasks.append(group.create_task(scorer.run()))
             if with_learner:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 metadata = sa.MetaData()
 
 _Index = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-"""On SQLite only an INTEGER primary key is the row id itself."""
+"""The type of an index: on SQLite only an INTEGER primary key is the row id itself."""
 
 head_table = sa.Table(
     "ledger_head",

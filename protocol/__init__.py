@@ -119,7 +119,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **rejected**: of a claim: refused at intake
 - **rejection**: the refusal of a claim at intake, with a code and evidence
 - **replay**: an auditor's prefill over a claim, which shows what the seed dictated
-- **reward**: the score of one sample, computed by the coordinator's reward processes
+- **reward**: the score of one sample, computed by the coordinator or its task processes
 - **role**: a set of keys with one duty: root, targets, snapshot or timestamp
 - **rollback**: the publication of an older version's weights as the next version
 - **rollout**: the samples of one group with their tokens and log-probabilities
@@ -146,6 +146,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **swap**: the change of an engine from one version to the next
 - **T_bcast**: the time from a version's publication to a node's first token under it
 - **task**: where prompts come from and how samples are judged
+- **task process**: a child process of the coordinator that runs the operator's code, reward functions or an environment
 - **team**: a name behind the @ of node names; it is only counted together
 - **tile**: a file with part of the log's tree or entries
 - **tolerance**: how far a claim of a class may lie from its replay

@@ -349,13 +349,13 @@ class AuditFailed(SwarmError):
 
 
 class VerifierFailed(SwarmError):
-    """A reward process hung, crashed, or returned no valid reward for a completion of the group."""
+    """A task process hung, crashed, or returned no valid reward for a completion of the group."""
 
     code, http_status, fault = "verifier_error", 500, "coordinator"
 
 
 class VerifierDown(SwarmError):
-    """The reward processes do not start; groups wait until they do."""
+    """The task processes do not start, or the judge's budget is used up; groups wait until that is mended."""
 
     code, http_status, fault = "verifier_down", 500, "operator"
 

@@ -1,4 +1,4 @@
-"""Turns per second of the environment side, by kind: a group's turns through the reward process, as in a round.
+"""Turns per second of the environment side, by kind: a group's turns through the task process, as in a round.
 
 - Each group plays in step until its episodes end or have had their turns; the policy says the same text each time.
 - The same process plays with the sandbox and without, in turns. A third way is the environment alone, in this process:
@@ -24,9 +24,9 @@ from bench.harness import ROOT, serve
 from coordinator.environments.host import EpisodeHost, TurnQuestion
 from coordinator.tasks import reward_functions
 from coordinator.tasks.kinds import ENVIRONMENTS
-from coordinator.tasks.reward_pool import RewardPool
-from coordinator.tasks.reward_process import RewardSpec
 from coordinator.tasks.sandbox import Sandbox
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
 from protocol.errors import VerifierFailed
 from protocol.tasks import ChatMessage, Problem
 
@@ -90,11 +90,11 @@ class Kind:
         kind = ENVIRONMENTS[self.task]
         return kind.problems, kind.episode, {**self.parameters, **kind.parameters}
 
-    def spec(self, *, sandboxed: bool) -> RewardSpec:
+    def spec(self, *, sandboxed: bool) -> TaskProcessSpec:
         """Return the specification of its process."""
         _, episode, parameters = self.places()
         sandbox = Sandbox(network=self.network, readable=self.readable) if sandboxed else None
-        return RewardSpec((), timeout_s=TIMEOUT_S, processes=1, environment=(episode, parameters), sandbox=sandbox)
+        return TaskProcessSpec((), timeout_s=TIMEOUT_S, processes=1, environment=(episode, parameters), sandbox=sandbox)
 
 
 def kinds(folder: Path) -> Iterator[Kind]:
@@ -171,8 +171,8 @@ def alone(kind: Kind, seconds: float) -> float:
 
 
 async def in_process(kind: Kind, seconds: float, *, sandboxed: bool) -> float:
-    """Return the turns per second through a reward process, without its start."""
-    pool, groups = RewardPool(kind.spec(sandboxed=sandboxed)), problems(kind)
+    """Return the turns per second through a task process, without its start."""
+    pool, groups = TaskPool(kind.spec(sandboxed=sandboxed)), problems(kind)
     try:
         await _play(pool, Episodes("start", groups[0], kind.says))
         played, began = 0, time.perf_counter()
@@ -185,7 +185,7 @@ async def in_process(kind: Kind, seconds: float, *, sandboxed: bool) -> float:
         await pool.close()
 
 
-async def _play(pool: RewardPool, episodes: Episodes) -> int:
+async def _play(pool: TaskPool, episodes: Episodes) -> int:
     while asked := episodes.asked():
         for sample, answer in enumerate(await pool.play(asked)):
             if answer is None or answer.reward is not None:

@@ -1,10 +1,10 @@
 """Learning in environments with tools, and in those of other libraries: held-out episodes solved, before and after.
 
 - `tools`: a question whose answer only the right call of the right tool returns (`bench/learned_play/warehouse.py`).
-- `verifiers`: a taskset with a user, one of seven numbers in three guesses (`bench/learned_play/counting.py`).
+- `verifiers`: a taskset with a user, a counting dialogue (`bench/learned_play/counting.py`).
 - Real are the environment, the parser of calls, the chat template, the play of groups, the engine and the learner; the
   policy is a small one that imitated a careless player. Groups are fresh. Episodes are sampled, not greedy.
-- Cells are kept as those of `bench.learning` are, in `bench/results/environments.jsonl`.
+- Cells are kept as those of `bench.learning` are, in `bench/results/learned_play.jsonl`.
 
 `make bench-learned-play` takes three minutes of one processor for each seed of each.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as transformers_logging
 
-from bench.learned_play.subjects import available
 from bench.harness import RESULTS, Bench, quick_from_environment
+from bench.learned_play.subjects import available
 from bench.learning.cells import Cell, append, recorded
 from bench.learning.subjects import Subject
 from bench.learning.training import play, start_of
@@ -43,11 +43,11 @@ def main() -> int:
     parser.add_argument("--subjects", nargs="+", choices=tuple(subjects), default=tuple(subjects))
     parser.add_argument("--seeds", type=int, default=1 if quick else 3, help="how many")
     parser.add_argument("--updates", type=int, default=QUICK_UPDATES if quick else None, help="of each training")
-    parser.add_argument("--record", type=Path, default=RESULTS / "environments.jsonl", help="where cells are kept")
+    parser.add_argument("--record", type=Path, default=RESULTS / "learned_play.jsonl", help="where cells are kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
-    bench = Bench("environments", inputs={"subjects": options.subjects, "seeds": options.seeds}, quick=quick)
+    bench = Bench("learned_play", inputs={"subjects": options.subjects, "seeds": options.seeds}, quick=quick)
     for name in options.subjects:
         subject, gains = subjects[name], list[float]()
         for seed in range(options.seeds):

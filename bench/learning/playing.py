@@ -15,7 +15,7 @@ from coordinator.learner.warmstart import FIRST_DEMONSTRATION, NOT_JUDGED, Lesso
 from coordinator.tasks import reward_functions
 from coordinator.tasks.group_play import GroupPlay
 from coordinator.tasks.kinds import environment_of
-from coordinator.tasks.reward_pool import EpisodeAnswer
+from coordinator.tasks.task_pool import EpisodeAnswer
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
 from coordinator.transactions.prompts import PromptRef

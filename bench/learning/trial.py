@@ -1,7 +1,7 @@
 """A round in one process: the real learner, engine, task and rewards, without a network and without a clock.
 
 - `Crew` trains as it does in a round, `TorchEngine` samples. Games are played turn by turn, and rewards of shipped
-  tasks are called, as a reward process does it.
+  tasks are called, as a task process does it.
 - A version is published every kappa updates; a batch comes from the newest one that is at least `delay` updates old.
 - Problems come in the order in which a round leases them, by its `[selection]`.
 - Versions that no batch can come from any more are removed.

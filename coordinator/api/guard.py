@@ -83,9 +83,9 @@ class Bounds:
     """Seconds between two checks of all connections."""
     connections: int = field(default_factory=connections_max)
     handshake_s: float = 10.0
-    """For a TLS handshake: two round trips, with a few retransmissions on a bad line."""
+    """The limit of a TLS handshake: two round trips, with a few retransmissions on a bad line."""
     head_s: float = 10.0
-    """For the head of a request: one packet, with a few retransmissions on a bad line."""
+    """The limit of a request's head: one packet, with a few retransmissions on a bad line."""
     idle_s: float = 75.0
     """Idle time between two requests of a connection: longer than the time-out of proxies."""
     grace_s: float = 30.0

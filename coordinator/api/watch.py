@@ -47,7 +47,7 @@ from ledger import store
 
 LOOK_S = 2.0
 SHARES = 4
-"""This machine may have one `SHARES`-th of all streams: a proxy that does not name its clients serves many."""
+"""The share of all streams for this machine is 1 / `SHARES`: a proxy that does not name its clients serves many."""
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,23 @@ def make_folder(path: Path, *, public: bool = False) -> Path:
     return path
 
 
+def nearest_folder(path: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def move_durably(folder: Path, target: Path) -> None:
+    """Move a folder to a place on the same disk, instead of the folder that may be there."""
+    make_folder(target.parent)
+    if target.exists():
+        shutil.rmtree(target)
+    folder.rename(target)
+    sync(target.parent)
+
+
 def open_private(path: Path) -> IO[str]:
     """Open a file for appending or locking; other users can neither read nor lock it."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a")

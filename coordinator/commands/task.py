@@ -1,4 +1,4 @@
-"""`swarm-coordinator task`: list the built-in tasks, and check a task for errors."""
+"""`swarm-coordinator task`: list the built-in tasks, check a task for errors, and add to a judge's budget."""
 
 import asyncio
 import json
@@ -11,11 +11,14 @@ import typer
 
 from coordinator.commands.options import EXIT_CODES, AsJson, Settings
 from coordinator.config import load
+from coordinator.learner import start
+from coordinator.tasks.judge_store import JudgeBudget, JudgeStore
 from coordinator.tasks.kinds import ENVIRONMENTS, SHIPPED
+from protocol.errors import ConfigInvalid
 from protocol.tasks import BUILT_IN
 from protocol.text.lesson import lesson
 
-app = typer.Typer(help="List tasks, and check one.", no_args_is_help=True)
+app = typer.Typer(help="List tasks, check one, and add to a judge's budget.", no_args_is_help=True)
 
 
 @app.command(
@@ -58,8 +61,13 @@ def check(
 
     plain = source.suffix == ".py"
     config = load(None if plain else source, [f"task.name={source}", *settings] if plain else settings)
+    try:
+        read_file = start.text_reader(config)
+    except ConfigInvalid as error:
+        read_file = None
+        typer.echo(f"warning: The lengths of the prompts are not checked: {error.message}", err=True)
     with tempfile.TemporaryDirectory(prefix="task-check-") as folder:
-        findings = asyncio.run(look(config, Path(folder), (lambda _: None) if as_json else typer.echo))
+        findings = asyncio.run(look(config, Path(folder), read_file, (lambda _: None) if as_json else typer.echo))
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in findings], indent=2))
     else:
@@ -67,6 +75,37 @@ def check(
             typer.echo(f"{each.severity}: {each.code}: {each.place}\n  {each.message}\n  {each.next_step}")
         typer.echo(f"{len(findings)} findings" if findings else "No problems found.")
     raise typer.Exit(int(any(each.severity == "error" for each in findings)))
+
+
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator task budget runs/judge --calls 5000",
+        "`status` shows within seconds that groups are judged again.",
+        EXIT_CODES,
+    )
+)
+def budget(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", envvar="SWARM_JUDGE_FOLDER", help="The folder of the round's judge.")
+    ],
+    calls: Annotated[int, typer.Option(min=0, help="Number of calls to add.")] = 0,
+    tokens: Annotated[int, typer.Option(min=0, help="Number of tokens to add.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the reward `judge` has spent, and add to its budget.
+
+    With nothing left of SWARM_JUDGE_CALLS_MAX or SWARM_JUDGE_TOKENS_MAX, a round pauses: groups wait, and none is lost.
+    What is added here counts beside these settings, also after the next launch.
+    """
+    store = JudgeStore.existing(folder)
+    if calls or tokens:
+        store.add(JudgeBudget(calls, tokens))
+    spent, added = store.spent(), store.added()
+    if as_json:
+        typer.echo(json.dumps({"spent": spent._asdict(), "added": added._asdict()}))
+        return
+    typer.echo(f"spent                {spent.calls:,} calls, {spent.tokens:,} tokens")
+    typer.echo(f"added to the limits  {added.calls:,} calls, {added.tokens:,} tokens")
 
 
 def every() -> dict[str, str]:

@@ -70,7 +70,7 @@ class DataSection(Section):
 
 
 class RewardSection(Section):
-    """Reward functions, and the limits of the processes that run them, or run the environment."""
+    """Reward functions, and the limits of the task processes, which run them or the environment."""
 
     functions: tuple[str, ...] = Field(
         (),
@@ -82,23 +82,21 @@ class RewardSection(Section):
         10.0,
         gt=0,
         le=3600,
-        description="time limit for one group, or one turn of a group; after it, the reward process is killed",
+        description="time limit for one group, or one turn of a group; after it, the task process is killed",
     )
-    processes: int = Field(2, ge=1, le=64, description="reward processes: groups that are scored at once")
-    memory_mib: int = Field(4096, ge=64, description="memory limit of a reward process (address space)")
-    network: bool = Field(
-        False, description="permit reward processes to connect to the network, for example to a judge"
-    )
+    processes: int = Field(2, ge=1, le=64, description="task processes: groups that are scored or played at once")
+    memory_mib: int = Field(4096, ge=64, description="memory limit of a task process (address space)")
+    network: bool = Field(False, description="permit task processes to connect to the network, for example to a judge")
     readable: tuple[str, ...] = Field(
         (), description="further files and folders that reward functions may read, beside Python's and their own"
     )
     writable: tuple[str, ...] = Field(
         (), description="folders that reward functions may write, beside their scratch folder (TMPDIR)"
     )
-    processes_max: int = Field(64, ge=1, le=4096, description="processes and threads of one reward process")
-    scratch_mib: int = Field(256, ge=1, description="size limit of a reward process's scratch folder, in memory")
+    processes_max: int = Field(64, ge=1, le=4096, description="processes and threads of one task process")
+    scratch_mib: int = Field(256, ge=1, description="size limit of a task process's scratch folder, in memory")
     variables: tuple[str, ...] = Field(
-        (), description="environment variables passed to reward processes, such as a judge's API key"
+        (), description="environment variables passed to task processes, such as a judge's API key"
     )
 
     @field_validator("functions", mode="before")

@@ -2,7 +2,7 @@
 
 - The process sees neither this process's environment variables nor its modules. Its folder is new, and then removed.
 - Time, processor time, memory, output and the size of files are limited, and all its processes end with it.
-- It is no sandbox: it has the rights of the process that starts it, which is a reward process or an environment's.
+- It is no sandbox: it has the rights of the process that starts it, which is a task process.
 - Hashes and `random` begin the same in every run, so that an episode can be played again.
 """
 

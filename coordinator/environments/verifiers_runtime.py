@@ -1,9 +1,9 @@
-"""The local runtime of verifiers as it can run inside the sandbox of a reward process.
+"""The local runtime of verifiers as it can run inside the sandbox of a task process.
 
 - verifiers makes one for each episode: a folder, and processes such as the servers of a task's tools. Its own one
   keeps the folder in the home folder, which is read-only here, and makes each process the leader of a new session,
-  which the sandbox forbids: nothing may leave the group that ends with the reward process.
-- Only the processes themselves are ended with an episode. What they started ends with the reward process.
+  which the sandbox forbids: nothing may leave the group that ends with the task process.
+- Only the processes themselves are ended with an episode. What they started ends with the task process.
 - A server of tools writes its port to a file below /tmp; here the file is in the episode's folder.
 """
 

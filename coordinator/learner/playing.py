@@ -33,7 +33,7 @@ from protocol.tasks import ChatMessage, Problem, Prompt
 from protocol.work.rollout import unpack_tokens
 
 STEPS = 80
-"""After this many steps 99 of 100 actions in Leduc are legal."""
+"""The steps of imitation: after these, 99 of 100 actions in Leduc are legal."""
 
 SETTLING_STEPS = 30
 TOKENS_PER_STEP = 1000

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.base.files import nearest_folder
 from coordinator.config import Config
 from coordinator.learner import start
 from coordinator.learner.memory_plan import GIB, Cards
@@ -143,10 +144,7 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
 
 def this_machine(config: Config, *, auditor: bool) -> FreeBytes:
     """Return the free bytes of this machine."""
-    folder = config.round.directory.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    disk = shutil.disk_usage(folder).free
+    disk = shutil.disk_usage(nearest_folder(config.round.directory)).free
     return FreeBytes(_free_memory(), disk, _free_on_cards(config.learner.device, config.learner.processes), auditor)
 
 

@@ -6,11 +6,13 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.config import ModelSection
+from coordinator.config import Config, ModelSection
+from coordinator.environments.games.catalogue import GAMES, open_game
+from coordinator.learner.embedded_text import text_files
 from protocol import limits
 from protocol.errors import ConfigInvalid
 from protocol.policy import adapter, architectures
@@ -26,6 +28,9 @@ WANTED = (
     "special_tokens*",
     "chat_template*",
 )
+
+TEXT_FILES = tuple(pattern for pattern in WANTED if "safetensors" not in pattern)
+"""The files that say how a text becomes tokens."""
 
 
 def place(model: ModelSection, target: Path, *, seed: int, words: Sequence[str] = ()) -> None:
@@ -44,14 +49,14 @@ def place(model: ModelSection, target: Path, *, seed: int, words: Sequence[str] 
             shutil.copyfile(path, target / path.name)
 
 
-def _downloaded(model: ModelSection) -> Path:
+def _downloaded(model: ModelSection, patterns: Sequence[str] = WANTED) -> Path:
     """Return the folder of the hub's cache with the repository's files."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder: str = snapshot_download(
-            model.path.removeprefix(HUB), revision=model.revision or None, allow_patterns=list(WANTED)
+            model.path.removeprefix(HUB), revision=model.revision or None, allow_patterns=list(patterns)
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -78,6 +83,26 @@ def require_usable(model: ModelSection) -> None:
             f"model.path {model.path} cannot be used: {reason}.",
             hint="docs/architectures.md lists the architectures that work.",
         )
+
+
+def text_reader(config: Config) -> Callable[[str], bytes]:
+    """Return a reader of the files that say how a text becomes tokens; from the hub, only these are downloaded.
+
+    Raises `ConfigInvalid` if they cannot be read on this machine.
+    """
+    model = config.model
+    if model.path == EMBEDDED:
+        name, parameters = config.task.name, config.task.parameters
+        words = open_game(name, parameters).words if name in GAMES else ()  # type: ignore[arg-type]  # it checks the types
+        return text_files(words).__getitem__
+    try:
+        source = _downloaded(model, TEXT_FILES) if model.path.startswith(HUB) else Path(model.path)
+    except ImportError as error:  # the learner is on another machine
+        raise ConfigInvalid("The hub cannot be queried: huggingface_hub is not installed.") from error
+    for name in ("config.json", "tokenizer.json"):
+        if not (source / name).is_file():
+            raise ConfigInvalid(f"model.path {model.path} has no {name} on this machine.")
+    return lambda name: (source / name).read_bytes()
 
 
 def warnings(model: ModelSection) -> list[str]:

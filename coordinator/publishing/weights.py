@@ -24,7 +24,7 @@ EXPONENTS = {
     "F32": ("<u4", 0x7F80_0000),
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
 }
-"""By dtype: the unsigned integer of its width and the exponent's bits, which are all set for infinity and NaN."""
+"""The unsigned integer of each dtype's width, and the exponent's bits, which are all set for infinity and NaN."""
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -43,7 +43,7 @@ IN_VAIN_MAX = 0.1
 
 LENGTH_BIAS_MAX = 1.5
 LATE_MIN = 0.02
-"""If a smaller share of the groups comes too late, the bias of their lengths is not significant."""
+"""The least share of groups that come too late: below it, the bias of their lengths is not significant."""
 
 IN_BUFFER = "stale_in_buffer"
 SURPLUS = "surplus"
@@ -113,10 +113,8 @@ def verifier_alarm(verifier: dict[str, Any]) -> str:
     """Return the alarm for a reward that cannot judge groups, which is the most important one; "" if it can."""
     if not verifier.get("down"):
         return ""
-    return (
-        f"No rewards: {verifier['reason']} Groups wait and are not lost. Fix the reward: it is tried again every "
-        "few seconds."
-    )
+    next_step = verifier.get("next_step") or "Fix the reward: it is tried again every few seconds."
+    return f"No rewards: {verifier['reason']} Groups wait and are not lost. {next_step}"
 
 
 def skipped_alarm(skipped: int, seen: int) -> str:

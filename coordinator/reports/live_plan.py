@@ -50,7 +50,7 @@ class Advice:
     idle: float
     step_s: float | None
     cost_per_update: float | None
-    """In the operator's unit; None, like `step_s`, if the period is endless."""
+    """The cost in the operator's unit; None, like `step_s`, if the period is endless."""
 
 
 def live(found: dict[str, Any], gamma: float, learner_price_per_hour: float) -> Live:

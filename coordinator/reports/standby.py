@@ -37,7 +37,7 @@ class Confirmed(Section):
     lag_max_s: float = Field(ge=0)
     """The largest recent lag of the copy."""
     problem: str = ""
-    """Why the last attempt failed, if it did."""
+    """The reason why the last attempt failed; empty if it did not."""
 
     def age_s(self, now_ms: int) -> float:
         """Return the lag of the copy."""

@@ -22,29 +22,29 @@ class GroupState(StrEnum):
     ACCEPTED = "accepted"
     """A rollout of it was accepted."""
     TURN = "turn"
-    """Its episodes go on, and nobody works on the next turn."""
+    """The episodes go on, and nobody works on the next turn."""
     TRAINED = "trained"
-    """Its rollout is in a batch, or was set aside because all rewards are equal."""
+    """The rollout is in a batch, or was set aside because all rewards are equal."""
     UNJUDGED = "verifier_error"
-    """Its rollout could not be judged."""
+    """The rollout could not be judged."""
 
 
 class RolloutState(StrEnum):
     """The state of an accepted rollout."""
 
     UNSCORED = "unscored"
-    """Its rewards are not known yet."""
+    """The rewards are not known yet."""
     TURN = "turn"
     """An accepted turn of a group whose episodes go on."""
     PART = "part"
     """An earlier turn of a group whose last turn was judged."""
     BUFFERED = "buffered"
-    """It waits for a batch."""
+    """The rollout waits for a batch."""
     MEASURED = "measured"
-    """It is part of an evaluation."""
+    """The rollout is part of an evaluation."""
     BATCHED = "batched"
     STALE = "stale"
-    """It became older than the staleness bound before a batch took it."""
+    """The rollout became older than the staleness bound before a batch took it."""
     SURPLUS = "surplus"
     """Another rollout answered the group first, or its owner's share of the batch was used up."""
     ALIKE = "alike"
@@ -54,7 +54,7 @@ class RolloutState(StrEnum):
     RETRACTED = "retracted"
     """An audit found a fault, or its owner was banned."""
     UNJUDGED = "verifier_error"
-    """It could not be judged: paid, and never trained on."""
+    """The rollout could not be judged: paid, and never trained on."""
 
 
 def is_evaluation(group_no: int) -> bool:

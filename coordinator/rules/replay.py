@@ -48,7 +48,7 @@ class Scored:
     below: Floats
     """Probabilities of all tokens with smaller ids."""
     upto: Floats
-    """The same probabilities with the claimed token."""
+    """The probabilities of `below`, with the claimed token."""
     dictated: Integers
 
     def since(self, start: int) -> "Scored":

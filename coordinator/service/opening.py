@@ -7,19 +7,31 @@
   nothing is signed. Static copies and processes beside may show a new root earlier, until the next launch.
 - Other users of the machine cannot read the round's folder, except the files that are served from it.
 - Settings on which batches, versions, leases or the ledger depend cannot change.
+- The problems of a new round are copied aside, and the longest prompts are checked against the model's positions. The
+  round's folder is made after that, and the copy gets its place in one step.
 """
 
 import fcntl
 import json
 import logging
 import secrets
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 import sqlalchemy as sa
 
-from coordinator.base.files import PUBLIC, close_to_others, make_folder, open_private, write_durably
+from coordinator.base.files import (
+    PUBLIC,
+    close_to_others,
+    make_folder,
+    move_durably,
+    nearest_folder,
+    open_private,
+    write_durably,
+)
 from coordinator.config import Config
 from coordinator.learner import start
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
@@ -28,6 +40,8 @@ from coordinator.store.state import get_fact, set_fact
 from coordinator.tasks.import_child import prepare
 from coordinator.tasks.importing import copy_digest, needs_data
 from coordinator.tasks.kinds import FOLDER
+from coordinator.tasks.prompt_room import prompt_too_long
+from coordinator.tasks.task import open_task
 from coordinator.transactions.lottery import AuditTerms
 from ledger import store
 from ledger.entry import Deposit, Root
@@ -112,18 +126,42 @@ def lead(config: Config) -> IO[str]:
     folder = config.round.directory
     resolved = folder / "resolved.json"
     _check_settings(resolved, config)
-    if not resolved.exists():
-        start.require_usable(config.model)
-    lock = only_coordinator(folder)
-    try:
-        if closed := close_to_others(folder):
-            log.info("closed to other users of this machine: %s (not %s)", ", ".join(closed), ", ".join(PUBLIC))
-        prepare(config, anew=not resolved.exists())
-        write_durably(resolved, config.model_dump_json(indent=2).encode())
-    except BaseException:  # raised again
-        lock.close()
-        raise
+    with ExitStack() as held:
+        copy = None
+        if not resolved.exists():
+            start.require_usable(config.model)
+            copy = _checked_copy(config, held)
+        lock = only_coordinator(folder)
+        try:
+            if closed := close_to_others(folder):
+                log.info("closed to other users of this machine: %s (not %s)", ", ".join(closed), ", ".join(PUBLIC))
+            if copy:
+                move_durably(copy, folder / FOLDER)
+            prepare(config, anew=False)
+            write_durably(resolved, config.model_dump_json(indent=2).encode())
+        except BaseException:  # raised again
+            lock.close()
+            raise
     return lock
+
+
+def _checked_copy(config: Config, held: ExitStack) -> Path | None:
+    """Copy a new round's problems aside, and refuse a prompt that is too long; return the copy's folder, if any.
+
+    The copy is next to the round's folder, so that it can be moved, until `held` ends.
+    """
+    beside = nearest_folder(config.round.directory)
+    aside = Path(held.enter_context(TemporaryDirectory(dir=beside, prefix=".problems-")))
+    copied = config.model_copy(update={"round": config.round.model_copy(update={"directory": aside})})
+    prepare(copied, anew=True)
+    try:
+        read_file = start.text_reader(config)
+    except ConfigInvalid as error:
+        log.warning("The lengths of the prompts are not checked: %s", error.message)
+    else:
+        if long := prompt_too_long(copied, open_task(copied), read_file):
+            raise ConfigInvalid(f"{long.place} is too long. {long.message}", hint=long.next_step)
+    return aside / FOLDER if needs_data(config) else None
 
 
 def _check_settings(path: Path, config: Config) -> None:

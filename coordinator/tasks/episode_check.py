@@ -8,16 +8,15 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from coordinator.config import Config
 from coordinator.environments.host import TurnQuestion
 from coordinator.environments.interface import Observation
 from coordinator.tasks.chat import Chat
-from coordinator.tasks.reward_pool import RewardPool
-from coordinator.tasks.reward_process import RewardSpec
-from coordinator.tasks.task_text import Coder
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
+from coordinator.tasks.task_text import Coder, ReadFile
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Problem, Reward, Task
 from protocol.work.rollout import unpack_tokens
@@ -49,29 +48,33 @@ class EpisodeFindings:
     transcripts: tuple[str, ...] = ()
 
 
-async def check_episodes(config: Config, spec: RewardSpec, task: Task) -> EpisodeFindings:
+async def check_episodes(
+    config: Config, spec: TaskProcessSpec, task: Task, read_file: ReadFile | None = None
+) -> EpisodeFindings:
     """Play the first problems twice, and return what was found."""
     problems = [task.problem(number) for number in range(PLAYED)]
     try:
         first = [await _played(spec, config.episode.turns_max, problem) for problem in problems]
         second = [await _played(spec, config.episode.turns_max, problem) for problem in problems]
     except VerifierDown as error:
-        return EpisodeFindings("not_loadable", error.message, "Check that the file can import all its modules here.")
+        return EpisodeFindings(
+            "not_loadable", error.message, error.hint or "Check that the file can import all its modules here."
+        )
     except VerifierFailed as error:
         return EpisodeFindings(
             "environment_failed", error.message, "Fix the environment: such groups would be paid, and not trained on."
         )
-    shown = tuple(map(_shower(config), problems, first))
+    shown = tuple(map(_shower(config, read_file), problems, first))
     if first != second:
         text = "The same turns are answered or rewarded differently when an episode is played again."
         return EpisodeFindings("not_deterministic", text, "Take all chance from the problem, such as a seed.", shown)
     return EpisodeFindings(transcripts=shown)
 
 
-async def _played(spec: RewardSpec, turns_max: int, problem: Problem) -> list[ScriptedEpisode]:
+async def _played(spec: TaskProcessSpec, turns_max: int, problem: Problem) -> list[ScriptedEpisode]:
     """Play one problem in a fresh process."""
     episodes = [ScriptedEpisode(say) for say in (problem.answer or "yes", "", "1", NONSENSE)]
-    pool = RewardPool(spec)
+    pool = TaskPool(spec)
     try:
         for number in range(1, turns_max + 1):
             for episode in episodes:
@@ -90,13 +93,12 @@ async def _played(spec: RewardSpec, turns_max: int, problem: Problem) -> list[Sc
     return episodes
 
 
-def _shower(config: Config) -> Callable[[Problem, list[ScriptedEpisode]], str]:
+def _shower(config: Config, read_file: ReadFile | None) -> Callable[[Problem, list[ScriptedEpisode]], str]:
     """Return the function that shows a transcript, with numbers of tokens if the model's tokenizer is at hand."""
-    model = Path(config.model.path)
-    if not (model / "tokenizer.json").is_file():
+    if read_file is None:
         return lambda problem, episodes: _shown(problem, episodes[0], None, frozenset())
-    coder = Coder(lambda name: (model / name).read_bytes(), Chat.from_config(config.data))
-    named = json.loads((model / "config.json").read_text()).get("eos_token_id")
+    coder = Coder(read_file, Chat.from_config(config.data))
+    named = json.loads(read_file("config.json")).get("eos_token_id")
     ends = frozenset(named if isinstance(named, list) else [named] if named is not None else [])
     return lambda problem, episodes: _shown(problem, episodes[0], coder, ends)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from coordinator.config.task import EpisodeSection
 from coordinator.environments.host import TurnQuestion
-from coordinator.tasks.reward_pool import EpisodeAnswer
+from coordinator.tasks.task_pool import EpisodeAnswer
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions.scoring import PlayedEpisode, Unscored
 from protocol.errors import VerifierFailed

@@ -5,6 +5,7 @@
 - No prompt occurs twice: of equal ones the first is kept, held-out problems before train problems. So splits have no
   prompt in common.
 - If no held-out problems are given, the digest of the prompt chooses them: a tenth, `HELD_OUT_MAX` at most.
+- The import lists the longest prompts, so that a launch checks their lengths without reading all problems again.
 - `task.json`, with the digest of every file that was read and of the copy, is written last: a copy without it is
   incomplete. If a source has changed since, or the copy was edited, the next start is refused.
 
@@ -22,6 +23,7 @@ The conversion of a row to a problem: the columns of prompt and answer, and the 
 - All columns except the prompt are passed to rewards, under their own names.
 """
 
+import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -33,8 +35,8 @@ from blake3 import blake3
 from coordinator.base.files import make_folder, write_durably
 from coordinator.config import Config, DataSection
 from coordinator.tasks import sources
-from coordinator.tasks.kinds import ENVIRONMENT_OF_FILE, ENVIRONMENTS, FROM_FILES, NOTE, suffix_of
-from coordinator.tasks.problem_file import line
+from coordinator.tasks.kinds import ENVIRONMENT_OF_FILE, ENVIRONMENTS, FOLDER, FROM_FILES, NOTE, suffix_of
+from coordinator.tasks.problem_file import Book, line
 from coordinator.tasks.reward_functions import load_callable, module
 from protocol.errors import ConfigInvalid
 from protocol.tasks import BUILT_IN, ChatMessage, Problem, Prompt, Split
@@ -200,6 +202,19 @@ VALIDATION_MAX, VALIDATION_SHARE = 200, 0.02
 KEY_BYTES = 16
 
 
+LONGEST_KEPT = 200
+"""Prompts whose places are kept. Bytes are not tokens, so the longest prompt need not be the first of them."""
+
+
+class LongPrompt(NamedTuple):
+    """The length of a prompt, and its places in the copy and in the source."""
+
+    size_bytes: int
+    split: Split
+    number: int
+    where: str
+
+
 class ImportIssue(NamedTuple):
     """A problem, and its place in the source."""
 
@@ -217,14 +232,17 @@ def make_copy(config: Config, folder: Path) -> dict[str, Any]:
     make_folder(folder)
     paths, plays = _sources(config), _plays(config)
     seen, counts, repeated = set[bytes](), dict[str, int](), 0
-    kept: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+    longest: list[LongPrompt] = []
+    kept: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
     for split, issue in _problems(config, paths):
         key = prompt_key(issue.problem, with_columns=plays)
         if key in seen:
             repeated += 1
             continue
         seen.add(key)
-        kept[_place(split, key, kept, config)].append(line(issue.problem))
+        chosen = _place(split, key, kept, config)
+        _keep_longest(longest, LongPrompt(prompt_bytes(issue.problem), chosen, len(kept[chosen]), issue.where))
+        kept[chosen].append(line(issue.problem))
     if not kept["train"]:
         raise ConfigInvalid(
             "There is no problem to train on.", hint=f"Source: {config.data.train or config.task.name}."
@@ -238,9 +256,35 @@ def make_copy(config: Config, folder: Path) -> dict[str, Any]:
         "problems": counts,
         "repeated": repeated,
         "environment": plays,
+        "longest": sorted(longest, reverse=True),
     }
     write_durably(folder / NOTE, json.dumps(note, indent=2).encode())
     return note
+
+
+def _keep_longest(longest: list[LongPrompt], prompt: LongPrompt) -> None:
+    """Add a prompt to a heap of the longest ones."""
+    if len(longest) < LONGEST_KEPT:
+        heapq.heappush(longest, prompt)
+    else:
+        heapq.heappushpop(longest, prompt)
+
+
+def longest_problems(config: Config) -> Iterator[tuple[str, Problem]]:
+    """Yield the problems of a copy that have the longest prompts, with their places in the source, longest first."""
+    folder = config.round.directory / FOLDER
+    listed = [LongPrompt(*each) for each in json.loads((folder / NOTE).read_text())["longest"]]
+    books = {split: Book(folder / f"{split}.jsonl") for split in SPLITS}
+    for prompt in listed:
+        yield prompt.where, books[prompt.split][prompt.number]
+
+
+def prompt_bytes(problem: Problem) -> int:
+    """Return the bytes of a prompt's text, and of the tools that the policy's chat template may show."""
+    prompt, tools = problem.prompt, problem.columns.get("tools")
+    texts = [prompt] if isinstance(prompt, str) else [message.content for message in prompt]
+    texts += [json.dumps(tools)] if tools else []
+    return sum(len(text.encode(errors="surrogatepass")) for text in texts)
 
 
 def check_copy(folder: Path) -> dict[str, Any]:
@@ -336,10 +380,10 @@ def _rows(config: Config, rows: Rows) -> Iterator[tuple[Split | None, ImportIssu
         yield split, ImportIssue(where, columns.problem(row, where))
 
 
-def _place(split: Split | None, key: bytes, kept: dict[str, list[bytes]], config: Config) -> str:
+def _place(split: Split | None, key: bytes, kept: dict[Split, list[bytes]], config: Config) -> Split:
     """Return the split of a problem; the digest holds out some of those without a split."""
     if split in ("held_out", "validation") or (split == "train" and config.task.name not in FROM_FILES):
-        return str(split)
+        return split
     share = int.from_bytes(key[:8]) / 2**64
     if split is None and share < HELD_OUT_SHARE and len(kept["held_out"]) < HELD_OUT_MAX:
         return "held_out"

@@ -9,8 +9,8 @@ from typing import Any
 
 from coordinator.config import Config
 from coordinator.environments.games.catalogue import GAMES, described
-from coordinator.tasks.reward_process import RewardSpec
 from coordinator.tasks.sandbox import Sandbox
+from coordinator.tasks.task_process import TaskProcessSpec
 from protocol.errors import ConfigInvalid, UnknownTask
 from protocol.tasks import BUILT_IN
 
@@ -150,12 +150,12 @@ def turn_tokens_max(config: Config) -> int:
     return config.episode.turn_tokens_max if environment_of(config) else 0
 
 
-def reward_spec(config: Config, round_folder: Path | None = None) -> RewardSpec:
-    """Return the specification of the task's reward processes; `round_folder` is hidden instead of the round's own."""
+def process_spec(config: Config, round_folder: Path | None = None) -> TaskProcessSpec:
+    """Return the specification of the task's processes; `round_folder` is hidden instead of the round's own."""
     reward, environment, name = config.reward, environment_of(config), config.task.name
     functions = () if environment else functions_of(config)
     weights = reward.weights or (1.0,) * len(functions)
-    return RewardSpec(
+    return TaskProcessSpec(
         tuple((_absolute(place), weight) for place, weight in zip(functions, weights, strict=True)),
         timeout_s=reward.timeout_s,
         processes=reward.processes,

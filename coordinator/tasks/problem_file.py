@@ -1,6 +1,6 @@
 """The file of a split: a problem on each line, of which each can be read without the others.
 
-A problem is one value of JSON; reward processes get it in the same form.
+A problem is one value of JSON; task processes get it in the same form.
 
 {"prompt": "text" or [[role, content], …], "answer": "…", "columns": {name: value}}
 """

@@ -1,15 +1,16 @@
 """The built-in reward `judge`: a language model behind an OpenAI-compatible URL scores each completion.
 
-- Settings are variables of the reward process: `SWARM_JUDGE_URL`, `SWARM_JUDGE_MODEL`, and so on as `JudgeSettings`
+- Settings are variables of the task process: `SWARM_JUDGE_URL`, `SWARM_JUDGE_MODEL`, and so on as `JudgeSettings`
   lists them. It needs the network, and a `reward.timeout_s` above `SWARM_JUDGE_TIMEOUT_S` and its retries.
 - The judge's last line must be `SCORE: x`, with x from 0 to `scale`; the reward is x / scale. Anything else is no
   score.
 - No score, a refusal, a timeout, a broken connection, 408, 429 and 5xx are tried again, later each time. If the last
   try fails, or the server refuses the request as such, the group has no reward: `JudgeFailed`, never a zero.
-- Every try counts against `calls_max`, and the tokens of its answer against `tokens_max`. With nothing left, the group
-  has no reward: `JudgeBudgetSpent`. Tries under way may exceed `tokens_max` by their own tokens.
+- Every try counts against `calls_max`, and the tokens of its answer against `tokens_max`. With nothing left, the round
+  pauses: `VerifierDown`. Groups wait until there is a budget again. Tries under way go on, and their scores are kept:
+  they may exceed `tokens_max` by their own tokens.
 - Scores are kept by the hash of the request, so that the same completion is paid once. With `folder` the scores and
-  the budget are files, which all reward processes of the round share.
+  the budget are a file, which all task processes of the round share (`judge_store`).
 - A completion is a stranger's text. It stands between lines with a hash of itself, which it cannot contain.
 """
 
@@ -18,17 +19,16 @@ import hashlib
 import json
 import os
 import re
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from pydantic import BaseModel, Field, field_validator
 
+from coordinator.tasks.judge_store import JudgeBudget, JudgeStore
 from coordinator.tasks.reward_settings import from_environment
-from protocol.errors import ConfigInvalid
+from protocol.errors import ConfigInvalid, VerifierDown
 
 PREFIX = "SWARM_JUDGE_"
 
@@ -60,10 +60,6 @@ SHOWN_CHARS = 200
 
 class JudgeFailed(Exception):
     """The judge gave no score."""
-
-
-class JudgeBudgetSpent(Exception):
-    """The round's budget of calls or tokens is used up."""
 
 
 class _TryAgain(Exception):
@@ -134,7 +130,8 @@ class JudgeClient:
         self._template = Path(settings.template_file).read_text() if settings.template_file else TEMPLATE
         if "{completion}" not in self._template:
             raise ConfigInvalid("The judge's template has no {completion}.", hint=f"See {PREFIX}TEMPLATE_FILE.")
-        self._store = JudgeStore(settings)
+        self._store = JudgeStore(settings.folder, JudgeBudget(settings.calls_max, settings.tokens_max))
+        self._paused: VerifierDown | None = None
 
     def request(self, prompt: str, completion: str, columns: Mapping[str, Any]) -> str:
         """Return the text that asks for the score of a completion."""
@@ -156,9 +153,12 @@ class JudgeClient:
                     }
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from None
+        if self._paused:
+            raise self._paused
         return [asked[text].result() for text in requests]
 
     async def _score(self, session: aiohttp.ClientSession, free: asyncio.Semaphore, text: str) -> float:
+        """Return a score; 0 without a budget, after which `scores` raises the error when all others have ended."""
         settings = self._settings
         body = {
             "model": settings.model,
@@ -182,6 +182,9 @@ class JudgeClient:
             except _TryAgain as again:
                 failure = again
                 continue
+            except VerifierDown as paused:
+                self._paused = paused
+                return 0.0
             self._store.keep(key, score)
             return score
         raise JudgeFailed(f"The judge gave no score in {settings.retries + 1} tries. The last one: {failure}")
@@ -225,58 +228,6 @@ class JudgeClient:
         if not match or float(match[1]) > self._settings.scale:
             raise _TryAgain(f"Its last line is no score from 0 to {self._settings.scale:g}: {last[:SHOWN_CHARS]!r}")
         return float(match[1]) / self._settings.scale
-
-
-class JudgeStore:
-    """The scores that are known and the budget that is spent: a file of SQLite, which processes share."""
-
-    def __init__(self, settings: JudgeSettings) -> None:
-        self._settings = settings
-        if not settings.folder and (settings.calls_max or settings.tokens_max):
-            raise ConfigInvalid(
-                "A judge's budget needs a folder, since it holds for the whole round.", hint=f"Set {PREFIX}FOLDER."
-            )
-        self._path = Path(settings.folder) / "judge.sqlite" if settings.folder else None
-        if self._path:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(self._open()) as connection, connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS scores (request TEXT PRIMARY KEY, score REAL NOT NULL)")
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS spent (id INTEGER PRIMARY KEY, calls INTEGER, tokens INTEGER)"
-            )
-            connection.execute("INSERT OR IGNORE INTO spent VALUES (1, 0, 0)")
-
-    def find(self, key: str) -> float | None:
-        """Return the score of a request that was answered before."""
-        row = self._in_store(lambda one: one.execute("SELECT score FROM scores WHERE request = ?", (key,)).fetchone())
-        return None if row is None else float(row[0])
-
-    def keep(self, key: str, score: float) -> None:
-        self._in_store(lambda one: one.execute("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, score)))
-
-    def spend_call(self) -> None:
-        """Count a call, or raise `JudgeBudgetSpent`."""
-        calls, tokens = self._settings.calls_max, self._settings.tokens_max
-        statement = "UPDATE spent SET calls = calls + 1 WHERE (? = 0 OR calls < ?) AND (? = 0 OR tokens < ?)"
-        changed = self._in_store(lambda one: one.execute(statement, (calls, calls, tokens, tokens)).rowcount)
-        if changed == 0:
-            raise JudgeBudgetSpent(
-                f"The judge's budget is used up: {calls or 'any number of'} calls, {tokens or 'any number of'} tokens. "
-                f"Raise {PREFIX}CALLS_MAX or {PREFIX}TOKENS_MAX."
-            )
-
-    def spend_tokens(self, count: int) -> None:
-        self._in_store(lambda one: one.execute("UPDATE spent SET tokens = tokens + ?", (min(count, 2**40),)))
-
-    def _in_store(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        """Return the result of `work` in one transaction; None without a folder."""
-        if self._path is None:
-            return None
-        with closing(self._open()) as connection, connection:
-            return work(connection)
-
-    def _open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path or ":memory:", timeout=30.0)
 
 
 async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -24,7 +24,7 @@ def from_environment(model: type[Settings], prefix: str, environment: Mapping[st
         name = variable_of(prefix, str(first["loc"][0])) if first["loc"] else prefix
         raise ConfigInvalid(
             f"{name}: {first['msg']}.",
-            hint="Set it, and name it in reward.variables, so that reward processes get it.",
+            hint="Set it, and name it in reward.variables, so that task processes get it.",
         ) from None
 
 

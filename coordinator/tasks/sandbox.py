@@ -68,7 +68,7 @@ GAPS = {
         "Use Linux on x86-64 or arm64.",
     ),
     NO_MOUNTS: SandboxGap(
-        "No namespaces are permitted: a file in a reward process's scratch folder is limited, but not their sum.",
+        "No namespaces are permitted: a file in a task process's scratch folder is limited, but not their sum.",
         "Permit user namespaces, or put the temporary folder (TMPDIR) on a small file system.",
     ),
     SHARED_COUNT: SandboxGap(
@@ -76,7 +76,7 @@ GAPS = {
         "Permit user namespaces, or run the coordinator as a user of its own.",
     ),
     UNCOUNTED: SandboxGap(
-        "The processes that a reward process starts are not limited in number, because they are root's.",
+        "The processes that a task process starts are not limited in number, because they are root's.",
         "Run the coordinator as another user than root.",
     ),
     NO_LINUX: SandboxGap(
@@ -136,7 +136,7 @@ def log_gaps(missing: object, logged: set[str]) -> None:
     for name in missing if isinstance(missing, list) else ():
         if isinstance(name, str) and name in GAPS and name not in logged:
             logged.add(name)
-            log.warning("reward processes have an incomplete sandbox: %s %s", *GAPS[name])
+            log.warning("task processes have an incomplete sandbox: %s %s", *GAPS[name])
 
 
 def enter(settings: Mapping[str, Any], places: list[str]) -> list[str]:

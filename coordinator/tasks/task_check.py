@@ -19,18 +19,18 @@ from coordinator.tasks import importing, kinds, sandbox
 from coordinator.tasks.chat import PLAIN_CHAT, Chat
 from coordinator.tasks.episode_check import check_episodes
 from coordinator.tasks.import_child import prepare
-from coordinator.tasks.kinds import MATH, functions_of, reward_spec
+from coordinator.tasks.kinds import MATH, functions_of, process_spec
+from coordinator.tasks.prompt_room import prompt_too_long
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import RewardPool
 from coordinator.tasks.task import open_task
-from coordinator.tasks.task_text import Coder
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_text import Coder, ReadFile
 from protocol.errors import ConfigInvalid, SwarmError, VerifierDown, VerifierFailed
 from protocol.tasks import Judging, Problem, Reward, Task
 
 TRIED = 12
 """The number of problems on which rewards are tested, from the train split and the held-out one."""
 
-PROMPTS_LOOKED_AT = 2000
 SLOW_SHARE = 0.25
 """The share of the time limit that a group may take; above it, timeouts are likely."""
 
@@ -50,8 +50,13 @@ class TaskIssue:
     next_step: str
 
 
-async def check(config: Config, folder: Path, tell: Callable[[str], None] = lambda _: None) -> list[TaskIssue]:
-    """Return all issues, in the order in which to fix them; `tell` gets the transcripts of an environment."""
+async def check(
+    config: Config, folder: Path, read_file: ReadFile | None = None, tell: Callable[[str], None] = lambda _: None
+) -> list[TaskIssue]:
+    """Return all issues, in the order in which to fix them; `tell` gets the transcripts of an environment.
+
+    `read_file` reads the policy's tokenizer; None if it is not on this machine.
+    """
     round_folder = config.round.directory
     config = config.model_copy(update={"round": config.round.model_copy(update={"directory": folder})})
     try:
@@ -61,15 +66,17 @@ async def check(config: Config, folder: Path, tell: Callable[[str], None] = lamb
         return [
             TaskIssue("unreadable", "error", "[task] [data]", error.message, error.hint or "Fix it, and try again.")
         ]
-    issues = [*_problems(config, folder), *_lengths(config, task)]
+    issues = [*_problems(config, folder), *(_lengths(config, task, read_file) if read_file else ())]
     if kinds.environment_of(config):
-        return issues + await _episodes(config, task, round_folder, tell)
+        return issues + await _episodes(config, task, round_folder, read_file, tell)
     return issues + ([] if isinstance(task, Judging) else await _Trial(config, task, round_folder).findings())
 
 
-async def _episodes(config: Config, task: Task, round_folder: Path, tell: Callable[[str], None]) -> list[TaskIssue]:
+async def _episodes(
+    config: Config, task: Task, round_folder: Path, read_file: ReadFile | None, tell: Callable[[str], None]
+) -> list[TaskIssue]:
     """Play episodes, and return the issues."""
-    findings = await check_episodes(config, reward_spec(config, round_folder), task)
+    findings = await check_episodes(config, process_spec(config, round_folder), task, read_file)
     for number, transcript in enumerate(findings.transcripts):
         tell(f"problem {number}\n{transcript}")
     if not findings.code:
@@ -102,48 +109,40 @@ def _problems(config: Config, folder: Path) -> Iterator[TaskIssue]:
         )  # fmt: skip
 
 
-def _lengths(config: Config, task: Task) -> Iterator[TaskIssue]:
-    """Yield an issue for prompts that leave no room for an answer; checked for a model folder with a tokenizer only."""
-    model = Path(config.model.path)
-    if not (model / "tokenizer.json").is_file():
-        return
-    coder = Coder(lambda name: (model / name).read_bytes(), Chat.from_config(config.data))
-    positions = int(json.loads((model / "config.json").read_text()).get("max_position_embeddings", 0))
-    room = positions - config.sampling.max_new_tokens
-    if isinstance(task.problem(0).prompt, str) and Chat.from_config(config.data) != PLAIN_CHAT:
+def _lengths(config: Config, task: Task, read_file: ReadFile) -> Iterator[TaskIssue]:
+    """Yield issues about prompts in the policy's tokens: their form, their tools, and the room for an answer."""
+    coder = Coder(read_file, Chat.from_config(config.data))
+    first = task.problem(0)
+    if isinstance(first.prompt, str) and Chat.from_config(config.data) != PLAIN_CHAT:
         yield TaskIssue(
             "no_chat", "error", "[data]",
             "The prompts are plain text, so data.system_prompt and data.template_arguments have no effect.",
             "Set data.chat = true, or remove these settings.",
         )  # fmt: skip
-    first = task.problem(0)
-    tools = first.columns.get("tools")
-    if tools and not isinstance(first.prompt, str) and coder.encode(first.prompt, tools) == coder.encode(first.prompt):
-        yield TaskIssue(
-            "tools_unseen", "warning", "[model]", "The model's chat template does not show tools to the model.",
-            "Describe them in data.system_prompt, or use a model that was trained to call tools.",
-        )  # fmt: skip
-    for number in range(PROMPTS_LOOKED_AT if positions else 0):
-        prompt = task.problem(number).prompt
-        try:
-            tokens = len(coder.encode(prompt))
-        except ConfigInvalid as error:
-            yield TaskIssue("no_template", "error", "[data]", error.message, error.hint)
-            return
-        if tokens > room:
+    try:
+        tools = first.columns.get("tools")
+        if (
+            tools
+            and not isinstance(first.prompt, str)
+            and coder.encode(first.prompt, tools) == coder.encode(first.prompt)
+        ):
             yield TaskIssue(
-                "prompt_too_long", "error", f"train problem {number}: {str(prompt)[:40]!r}",
-                f"{tokens} tokens exceed {room}, the model's {positions} positions minus sampling.max_new_tokens.",
-                "Remove such problems, or lower sampling.max_new_tokens.",
+                "tools_unseen", "warning", "[model]", "The model's chat template does not show tools to the model.",
+                "Describe them in data.system_prompt, or use a model that was trained to call tools.",
             )  # fmt: skip
-            return
+        long = prompt_too_long(config, task, read_file)
+    except ConfigInvalid as error:
+        yield TaskIssue("no_template", "error", "[data]", error.message, error.hint)
+        return
+    if long:
+        yield TaskIssue("prompt_too_long", "error", *long)
 
 
 class _Trial:
     """A test of the rewards, as the round would run them."""
 
     def __init__(self, config: Config, task: Task, round_folder: Path) -> None:
-        self._config, self._spec = config, reward_spec(config, round_folder)
+        self._config, self._spec = config, process_spec(config, round_folder)
         held_out = task.problems("held_out")
         step = max(1, len(held_out) // (TRIED // 2))
         self._problems = [*held_out[: step * (TRIED // 2) : step], *map(task.problem, range(TRIED // 2))]
@@ -158,7 +157,9 @@ class _Trial:
         except VerifierDown as error:
             return [
                 self._finding(
-                    "not_loadable", error.message, "Check that the file can import all its modules on this machine."
+                    "not_loadable",
+                    error.message,
+                    error.hint or "Check that the file can import all its modules on this machine.",
                 )
             ]
         except VerifierFailed as error:
@@ -189,7 +190,7 @@ class _Trial:
         return self._finding("constant", text, "Check by hand that a right answer earns more.", "warning")
 
     async def _judged(self) -> list[list[Reward]]:
-        pool = RewardPool(self._spec)
+        pool = TaskPool(self._spec)
         try:
             await pool.judge(self._job(0))  # imports are not timed
             rewards = []

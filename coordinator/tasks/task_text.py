@@ -79,7 +79,7 @@ class TaskText(Coder):
 
     def judge(self, problem: Problem, completion: Sequence[int]) -> Reward:
         """Judge a completion of any problem of the task."""
-        assert self._judging, "the operator's rewards run in reward processes"
+        assert self._judging, "the operator's rewards run in task processes"
         return self.in_tokens(self._judging.reward(problem, self.judged_text(completion)), completion)
 
     def in_tokens(self, reward: Reward, completion: Sequence[int]) -> Reward:

@@ -31,7 +31,7 @@ from protocol.work.messages import LeaseRequest, Reason
 HOUR_MS = 3_600_000
 
 NOT_NEEDED: tuple[Reason, ...] = ("ahead", "old_version")
-"""Why the learner needs no more groups of a version."""
+"""The reasons why the learner needs no more groups of a version."""
 
 # Built once: making a statement costs more than running it, and these run for every lease. Values that can be read
 # together are read by one statement: each costs a round trip to PostgreSQL, and more CPU time than the values in it.

@@ -61,10 +61,10 @@ from protocol.work.lease import Lease
 log = logging.getLogger(__name__)
 
 WRONG = "replay_mismatch"
-"""Why the claim of a hard fault is void."""
+"""The reason why the claim of a hard fault is void."""
 
 FORFEITED = "escrow_forfeited"
-"""Why the window before it is void."""
+"""The reason why the window before it is void."""
 
 PROVEN: tuple[Finding, ...] = ("pass", "soft")
 """Findings after which a claim is paid."""

@@ -104,9 +104,14 @@ def _left_for(on_trial: bool) -> list[str]:
 
 
 def _at_work(connection: sa.Connection, *, proven_only: bool) -> tuple[set[str], set[str]]:
-    """Return the nodes with open leases, and those of them that measure; with `proven_only`, without newcomers."""
-    held = sa.select(leases.c.node_id, sa.func.min(leases.c.group_no)).where(IS_OPEN).group_by(leases.c.node_id)
+    """Return the nodes that sample or are between two turns, and those of them that measure.
+
+    With `proven_only`, newcomers are not among them.
+    """
+    leased = sa.select(leases.c.node_id, leases.c.group_no).where(IS_OPEN)
+    held = sa.union_all(leased, standings.LAST_TURNS).subquery()
+    lowest_of_each = sa.select(held.c.node_id, sa.func.min(held.c.group_no)).group_by(held.c.node_id)
     if proven_only:
-        held = held.join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(standings.IS_KNOWN)
-    lowest = {node: int(group_no) for node, group_no in connection.execute(held)}
+        lowest_of_each = lowest_of_each.join(nodes, nodes.c.node_id == held.c.node_id).where(standings.IS_KNOWN)
+    lowest = {node: int(group_no) for node, group_no in connection.execute(lowest_of_each)}
     return set(lowest), {node for node, group_no in lowest.items() if is_evaluation(group_no)}

@@ -45,9 +45,9 @@ class Rank(IntEnum):
 
     NONE = 0
     PROVEN = 1
-    """It transferred chunks lately."""
+    """The node transferred chunks lately."""
     PASSED = 2
-    """Its own children received chunks from it."""
+    """The node's own children received chunks from it."""
     WORKED = 3
     """A group of its owner was found right."""
 

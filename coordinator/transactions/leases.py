@@ -112,7 +112,7 @@ class LeaseTerms:
     lookahead: int = 0
     """Open groups from which those that suit a node's pace are chosen; 0: the oldest."""
     selection: SelectionRules = OFF
-    """Which prompts are worth a group."""
+    """The rules that say which prompts are worth a group."""
     adapts: staleness_bound.StalenessRules | None = None
     """The limits within which the bound for new leases moves; None if it is fixed."""
     buffered_max: int = 0
@@ -339,7 +339,7 @@ def is_held_up(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> boo
         return False
     if max(get_fact(connection, BACK, 0), _published(connection).scalar() or 0) > since_ms:
         return False
-    if _unscored(connection).first() is not None:  # the learner waits for the reward processes, not for nodes
+    if _unscored(connection).first() is not None:  # the learner waits for the task processes, not for nodes
         return False
     came_ms = _last_came(connection).scalar()
     return came_ms is not None and bool(came_ms <= since_ms)

@@ -55,4 +55,4 @@ _WITH_ID = (
     + sa.func.substr(nodes.c.node_id, sa.func.length(nodes.c.node_id) - names.ID_CHARS + 1)
     + ")"
 )
-"""The same as `names.with_id`, for any number of nodes at once."""
+"""The names of `names.with_id`, for any number of nodes at once."""

@@ -35,7 +35,7 @@ from protocol.work.rollout import RolloutClaim, unpack_tokens
 log = logging.getLogger(__name__)
 
 FACT = "verifier"
-"""The fact of failed verification: how often, the last reason, when, and whether nothing is judged at all."""
+"""The fact of failed verification: how often, the last reason and next step, when, and whether nothing is judged."""
 
 
 Tokens = tuple[int, ...]
@@ -204,9 +204,9 @@ def give_up(connection: sa.Connection, claim_id: str, reason: str, *, audits: Au
     return True
 
 
-def stand_still(connection: sa.Connection, reason: str, *, now_ms: int) -> None:
+def stand_still(connection: sa.Connection, reason: str, next_step: str = "", *, now_ms: int) -> None:
     """Record for the operator that nothing can be judged at the moment; it is tried again."""
-    _note(connection, reason, now_ms, groups=0, down=True)
+    _note(connection, reason, now_ms, groups=0, down=True, next_step=next_step)
 
 
 def trouble(connection: sa.Connection) -> dict[str, Any]:
@@ -221,10 +221,10 @@ def _recovered(connection: sa.Connection) -> None:
         set_fact(connection, FACT, fact | {"down": False})
 
 
-def _note(connection: sa.Connection, reason: str, now_ms: int, *, groups: int, down: bool) -> None:
+def _note(connection: sa.Connection, reason: str, now_ms: int, *, groups: int, down: bool, next_step: str = "") -> None:
     before = trouble(connection)
     after = {"groups": before.get("groups", 0) + groups, "reason": reason, "ms": now_ms, "down": down}
-    set_fact(connection, FACT, after)
+    set_fact(connection, FACT, after | ({"next_step": next_step} if next_step else {}))
 
 
 def _group_of(connection: sa.Connection, claim_id: str) -> int:

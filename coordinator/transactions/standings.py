@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules import trust as rules_of_trust
-from coordinator.rules.lifecycle import WAITING, RolloutState
+from coordinator.rules.lifecycle import WAITING, GroupState, RolloutState
 from coordinator.rules.trust import Level, OwnerStanding, TrustRules
 from coordinator.store.tables import (
     HELD,
@@ -17,6 +17,7 @@ from coordinator.store.tables import (
     audits,
     epochs,
     faults,
+    groups,
     is_for_training,
     leases,
     nodes,
@@ -70,6 +71,13 @@ _barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS
 _banned = Prepared(_barred.where(nodes.c.node_id == sa.bindparam("node")).order_by(trust.c.owner).limit(1))
 _leased = IS_OPEN & is_for_training(leases.c.group_no)
 _buffered = rollouts.c.state.in_(WAITING) & is_for_training(rollouts.c.group_no)
+LAST_TURNS = (
+    sa.select(rollouts.c.node_id, rollouts.c.group_no)
+    .join_from(groups, rollouts, rollouts.c.lease_id == groups.c.begun)
+    .where(groups.c.state == GroupState.TURN.value)
+)
+"""The last turns of the groups whose next turn nobody has leased yet."""
+_turns = LAST_TURNS.where(is_for_training(groups.c.group_no))
 _theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == sa.bindparam("of"))
 # A part is in escrow until its group is trained on: so the query reads no history.
 _begun = (audits.c.owner == sa.bindparam("of")) & ~audits.c.settled & (audits.c.groups == 0)
@@ -84,6 +92,7 @@ _at_work = Prepared(
         sa.select(sa.func.count()).where(_leased, leases.c.node_id.in_(_theirs)).scalar_subquery(),
         sa.select(sa.func.count()).where(_buffered, rollouts.c.node_id.in_(_theirs)).scalar_subquery(),
         _finished_by_others.scalar_subquery(),
+        _turns.with_only_columns(sa.func.count()).where(rollouts.c.node_id.in_(_theirs)).scalar_subquery(),
     )
 )
 _newest = sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1).scalar_subquery()
@@ -97,6 +106,7 @@ _under_way = sa.union_all(
     sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(_leased),
     sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_buffered),
     sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_in_vain),
+    _turns.with_only_columns(nodes.c.owner).join(nodes, nodes.c.node_id == rollouts.c.node_id),
 ).subquery()
 _each_at_work = sa.select(_under_way.c.owner).distinct().limit(sa.bindparam("enough", type_=sa.Integer))
 _is_proven = sa.exists().where(trust.c.owner == _under_way.c.owner, trust.c.groups > 0)
@@ -250,7 +260,10 @@ def count_held_claims(connection: sa.Connection) -> dict[str, int]:
 
 
 def at_work(connection: sa.Connection, owner: str) -> int:
-    """Return how many groups of an owner are leased, or accepted and not yet trained on, finished by others or not."""
+    """Return how many groups of an owner are leased, wait for their next turn, or are accepted and not yet trained on.
+
+    Groups that others finished count, too.
+    """
     return sum(_at_work(connection, of=owner).single_row())
 
 

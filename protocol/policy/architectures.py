@@ -1,4 +1,4 @@
-"""Architectures that cannot be trained and sampled correctly, recognized by config.json without torch.
+"""Properties of a policy by its config.json, read without torch: architectures that do not work, and positions.
 
 - The coordinator checks before it makes a round's keys, an engine before it builds a model: both give the same reason.
 - Every other architecture is tried: learner, engine and auditor each compare their batched results with those of the
@@ -26,6 +26,9 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 )
 """Model types, each with the reason."""
 
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+"""The names of the greatest number of tokens in a text, in the config.json of different architectures."""
+
 
 def reason_to_refuse(config: Mapping[str, Any]) -> str:
     """Return why a policy with this config.json cannot be used; empty if no reason is known."""
@@ -38,3 +41,14 @@ def reason_to_refuse(config: Mapping[str, Any]) -> str:
         method = quantization.get("quant_method", "unknown")
         return f"its weights are quantized ({method}), and only float32, bfloat16 and float16 are supported"
     return ""
+
+
+def positions_of(config: Mapping[str, Any]) -> int:
+    """Return the most tokens of a text, by the policy's config.json; 0 if it states none."""
+    text = config.get("text_config")
+    for values in (config, text if isinstance(text, Mapping) else {}):
+        for name in POSITIONS:
+            value = values.get(name)
+            if isinstance(value, int) and value > 0:
+                return value
+    return 0

@@ -52,8 +52,8 @@ The learner computes under autocast, which keeps sums and norms in float32: Smol
 at least."""
 
 EIGHT_BIT_FACTOR = 4.0
-"""The same for q8_0, as a multiple of the learner's own in bf16: llama.cpp also rounds activations to eight bits.
-Measured: SmolLM2 is off by 0.061 nats, 3.1 times its 0.020."""
+"""The allowed difference for q8_0, as a multiple of the learner's own in bf16: llama.cpp also rounds activations to
+eight bits. Measured: SmolLM2 is off by 0.061 nats, 3.1 times its 0.020."""
 
 _STRIDE = 7919
 """A prime: the tokens are all different unless the vocabulary is tiny."""
@@ -66,7 +66,7 @@ class Canary(Message):
 
     tokens: tuple[Token, ...] = Field(min_length=3, max_length=limits.CANARY_TOKENS_MAX)
     logprobs: tuple[float, ...]
-    """In float32."""
+    """The log-probabilities in float32."""
     bfloat16: tuple[float, ...] = ()
     float16: tuple[float, ...] = ()
 

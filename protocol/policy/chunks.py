@@ -19,7 +19,7 @@ _FITTING_COUNT = 512
 """More and smaller chunks spread more evenly through a swarm, but cost more CPU time."""
 
 _FITTING_MIN_BYTES, _FITTING_STEP_BYTES = 64 * limits.KIB, 16 * limits.KIB
-"""In smaller chunks, frames and system calls cost more than the bytes."""
+"""The smallest size and its steps: in smaller chunks, frames and system calls cost more than the bytes."""
 
 Sliced = TypeVar("Sliced", bytes, memoryview)
 

@@ -48,7 +48,7 @@ _SIZE = struct.Struct("<I")
 _DIGEST_BYTES = 32
 _ZSTD_LEVEL = 1
 _DENSE = 4
-"""If more than one element in `_DENSE` changed, all are listed."""
+"""The bound of sparse patches: if more than one element in `_DENSE` changed, all are listed."""
 
 _WINDOW = 4
 """Blocks that are started together; two such windows are in memory."""

@@ -2,7 +2,7 @@
 
 - A problem is a prompt, as text or as chat messages, with the data that its reward needs.
 - `ok` means that a completion could be judged, whether right or wrong; `invalid`, that it broke the required format.
-  `verifier_error` means that the reward process failed: it says nothing about the completion, and its score has no
+  `verifier_error` means that the task process failed: it says nothing about the completion, and its score has no
   meaning. It is never a reward of 0.
 """
 

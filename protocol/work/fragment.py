@@ -23,7 +23,7 @@ from protocol.work.lease import Lease, Prefix
 from protocol.work.rollout import Completion, PolicyBounds, check_logprobs, check_tokens, unpack_logprobs, unpack_tokens
 
 Finish = Literal["", "stop", "length"]
-"""How a sample ended; empty while it is incomplete."""
+"""The end of a sample; empty while it is incomplete."""
 
 
 class FragmentPart(Message):

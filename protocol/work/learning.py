@@ -19,7 +19,7 @@ class TrainingSample(Message):
     logprobs: bytes
     reward: float
     sampled: bytes = b""
-    """In an episode, for each token 1 if the policy drew it, 0 if the environment did. Empty: all were drawn."""
+    """The origin of each token of an episode: 1 if the policy drew it, else 0. Empty: all were drawn."""
     weight: float = Field(1.0, ge=0, le=limits.WEIGHT_MAX)
     """The factor of its advantage."""
     skip: tuple[tuple[int, int], ...] = Field((), max_length=limits.SKIPPED_SPANS_MAX)
@@ -31,7 +31,7 @@ class Earlier(Message):
 
     claim_id: Hex64
     ends: tuple[int, ...]
-    """For each sample, the end (exclusive) of the tokens of this claim and earlier ones."""
+    """The end (exclusive), in each sample, of the tokens of this claim and earlier ones."""
 
 
 class TrainingGroup(Message):

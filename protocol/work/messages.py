@@ -46,7 +46,7 @@ class Register(Message):
     generation: int = Field(generation.CURRENT, ge=0, le=2**16)
     """The generation of the protocol that it uses."""
     delegation: bytes | None = Field(None, max_length=limits.STATEMENT_MAX_BYTES)
-    """Its owner's signed statement that it works for the owner; without a first one it is its own owner."""
+    """The owner's signed statement that the node works for the owner; without a first one it is its own owner."""
 
     @classmethod
     def from_bytes(cls, data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Self:
@@ -124,7 +124,7 @@ class LeaseRequest(Message):
     finishing: bool = False
     """True if it will load a newer version as soon as it has no episode of this one: it begins no more groups."""
     numerics: Numerics = ""
-    """Its class, by whose tolerances it is judged."""
+    """The node's class, by whose tolerances it is judged."""
 
 
 Reason = Literal["", "ahead", "busy", "old_version", "numerics", "paused", "standby", "budget", "audits", "finished"]

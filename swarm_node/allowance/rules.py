@@ -26,7 +26,7 @@ GB = 10**9
 """Decimal gigabyte, as network providers count."""
 
 POWER_RESUME_SHARE = 0.9
-"""After a pause, work resumes when the mean has fallen to this share of the limit, to avoid rapid changes."""
+"""The share of the limit to which the mean must fall before work resumes, to avoid rapid changes."""
 
 OTHERS_LOAD_MAX = 0.25
 """Load per CPU: a machine on which other programs use more is not idle."""

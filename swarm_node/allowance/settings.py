@@ -18,9 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from protocol import limits as bounds
 from protocol.errors import ConfigInvalid
 from swarm_node.base.disk import disk_named, write_durably
+from swarm_node.engine.turn_cache import TURNS_MIB
 
 FILE = "limits.toml"
 """File in a node's home."""
+
+TURNS_MIB_MAX = 2**20
+"""A TiB: more than any machine has for them."""
 
 _SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
@@ -40,6 +44,13 @@ class Limits(BaseModel):
         0.0, ge=0, le=100_000, description="maximum mean power of the GPU in watts, kept by pauses; 0: no limit"
     )
     vram_share: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory that the engine may use")
+    turns_mib: int = Field(
+        TURNS_MIB,
+        ge=0,
+        le=TURNS_MIB_MAX,
+        description="memory for finished turns of episodes in MiB, on the engine's device: the next turn computes only "
+        "what is new; 0: none are kept",
+    )
     threads: int = Field(0, ge=0, le=4096, description="CPU threads of the engine; 0: the value of `join --threads`")
     upload_gb: float = Field(
         0.0, ge=0, le=1e6, description="maximum upload to other nodes in GB per month; 0: no limit"

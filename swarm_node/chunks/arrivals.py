@@ -26,7 +26,7 @@ class Arrivals:
         self._held: dict[ChunkId, int] = {}
         """Held chunks in order of arrival, with their sequence number, which stays the same across downloads."""
         self._came: list[ChunkId] = []
-        """The same chunks as a list."""
+        """The held chunks as a list."""
         self._number = 0
         """Sequence number of the last arrival."""
         self._fresh: dict[ChunkId, bytes] = {}

@@ -63,9 +63,9 @@ def limits(
 ) -> None:
     """Show or change this node's limits; a running agent applies changes within seconds.
 
-    The limits are kept in limits.toml in the home. --vram-share and --threads take effect at the next start. While
-    a limit holds, the agent stays and fetches versions, and `status` names the limit. A mirror obeys --upload-gb
-    only.
+    The limits are kept in limits.toml in the home. --vram-share, --turns-mib and --threads take effect at the next
+    start. While a limit holds, the agent stays and fetches versions, and `status` names the limit. A mirror obeys
+    --upload-gb only.
     """
     from swarm_node.allowance import settings
     from swarm_node.keys import identity
@@ -89,8 +89,8 @@ def limits(
             "The limit holds for the mean over minutes, by pausing. A hard limit needs root: "
             f"`nvidia-smi -pl {current.power_watts:.0f}`."
         )
-    if "vram_share" in named or "threads" in named:
-        typer.echo("vram_share and threads apply from the next start of the agent.")
+    if named.keys() & {"vram_share", "turns_mib", "threads"}:
+        typer.echo("vram_share, turns_mib and threads apply from the next start of the agent.")
 
 
 def _order(do: str, home: Home, as_json: bool, said: str) -> None:

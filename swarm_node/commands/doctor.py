@@ -62,7 +62,9 @@ def doctor(
         raise ConfigInvalid(f"{bundle} exists already.", hint="Choose another file.")
     join = joining.parse(join_string) if join_string else None
     kept = settings.read(home)
-    options = EngineOptions(kept.threads or threads, device.value, dtype.value, -1, vllm_python, kept.vram_share)
+    options = EngineOptions(
+        kept.threads or threads, device.value, dtype.value, -1, vllm_python, kept.vram_share, kept.turns_mib
+    )
     patient = Patient(home, join, listen, options, engines)
 
     def tell(finding: report.CheckResult) -> None:

@@ -104,6 +104,10 @@ PowerOption = Annotated[
     float | None, typer.Option(help="Maximum mean power of the GPU in watts, kept by pauses; 0: no limit.")
 ]
 VramOption = Annotated[float | None, typer.Option(help="Share of the GPU's memory for the engine, from above 0 to 1.")]
+TurnsOption = Annotated[
+    int | None,
+    typer.Option(help="torch, llama: memory for finished turns of episodes in MiB, on the engine's device; 0: none."),
+]
 UploadOption = Annotated[float | None, typer.Option(help="Maximum upload to other nodes in GB per month; 0: no limit.")]
 FloorOption = Annotated[
     int | None, typer.Option(help="Decline leases that pay less than this many micro-units per million tokens.")
@@ -125,9 +129,11 @@ class EngineChoice:
         """Return what `swarm_node.engine.choose` needs; the owner's limits decide threads and memory."""
         from swarm_node.engine.choose import EngineOptions
 
-        threads = (limits.threads if limits else 0) or self.threads
-        share = limits.vram_share if limits else 1.0
-        return EngineOptions(threads, self.device.value, self.dtype.value, self.gpu_layers, self.vllm_python, share)
+        chosen = EngineOptions(self.threads, self.device.value, self.dtype.value, self.gpu_layers, self.vllm_python)
+        if limits is None:
+            return chosen
+        threads = limits.threads or self.threads
+        return chosen._replace(threads=threads, vram_share=limits.vram_share, turns_mib=limits.turns_mib)
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,7 @@ class LimitOptions:
     on_battery: BatteryOption = None
     power_watts: PowerOption = None
     vram_share: VramOption = None
+    turns_mib: TurnsOption = None
     upload_gb: UploadOption = None
     price_floor: FloorOption = None
 

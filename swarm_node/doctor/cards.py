@@ -91,7 +91,7 @@ VERSIONS_KEPT = 3.5
 
 DISK_MIN_BYTES = 1024**3
 SLOW_BYTES_PER_S = 40e6
-"""At a lower speed, writing a version of 16 GB takes more than seven minutes."""
+"""The speed of a slow disk: below it, writing a version of 16 GB takes more than seven minutes."""
 
 TRIED_BYTES = 64 * 1024 * 1024
 PIECE_BYTES = 4 * 1024 * 1024

@@ -19,6 +19,7 @@ from swarm_node.engine import described
 from swarm_node.engine.memory import limit_private
 from swarm_node.engine.messages import LENGTH_BYTES, Answer, CommandFailed, Ready, Said, frame
 from swarm_node.engine.session import AnyEngine, Session
+from swarm_node.engine.turn_cache import TURNS_MIB
 from swarm_node.engine.vllm.command import OFFLINE, environment
 
 COMMANDS_WAITING_MAX = 16
@@ -33,7 +34,7 @@ class Made(NamedTuple):
 
     engine: AnyEngine
     on_processor: bool
-    """If True, it uses main memory, and it survives an allocation that the kernel refuses."""
+    """True if the engine uses main memory: it survives an allocation that the kernel refuses."""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--dtype", default="auto", help="auto, or what this engine computes in")
     parser.add_argument("--gpu-layers", type=int, default=-1, help="llama: layers on the GPU; negative: all")
     parser.add_argument("--vram-share", type=float, default=1.0, help="share of the GPU's memory to take at the most")
+    parser.add_argument("--turns-mib", type=int, default=TURNS_MIB, help="torch, llama: memory for finished turns")
     parser.add_argument("--describe", action="store_true", help="describe the config.json on standard input, and end")
     options = parser.parse_args(arguments)
     if options.describe:
@@ -132,7 +134,8 @@ def _torch(options: argparse.Namespace) -> Made:
     on_processor = options.device == "cpu" or not torch.cuda.is_available()
     if options.vram_share < 1 and not on_processor:
         torch.cuda.set_per_process_memory_fraction(options.vram_share)
-    return Made(TorchEngine(device=options.device, dtype=options.dtype), on_processor)
+    turns_max_bytes = options.turns_mib * limits.MIB
+    return Made(TorchEngine(device=options.device, dtype=options.dtype, turns_max_bytes=turns_max_bytes), on_processor)
 
 
 def _llama(options: argparse.Namespace) -> Made:
@@ -142,7 +145,13 @@ def _llama(options: argparse.Namespace) -> Made:
 
     layers = 0 if options.device == "cpu" else options.gpu_layers
     on_processor = layers == 0 or not llama_supports_gpu_offload()
-    return Made(LlamaEngine(dtype=options.dtype, threads=options.threads, gpu_layers=layers), on_processor)
+    engine = LlamaEngine(
+        dtype=options.dtype,
+        threads=options.threads,
+        gpu_layers=layers,
+        turns_max_bytes=options.turns_mib * limits.MIB,
+    )
+    return Made(engine, on_processor)
 
 
 def _vllm(options: argparse.Namespace) -> Made:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
+from swarm_node.engine.turn_cache import TURNS_MIB
 from swarm_node.engine.vllm import command
 from swarm_node.machine import cores, gpu
 
@@ -41,6 +42,8 @@ class EngineOptions(NamedTuple):
     """The interpreter of vLLM's environment."""
     vram_share: float = 1.0
     """Share of the GPU's memory that the engine may use."""
+    turns_mib: int = TURNS_MIB
+    """Memory for finished turns of episodes; vLLM has a cache of its own."""
 
 
 class HostMachine(NamedTuple):
@@ -225,7 +228,7 @@ def _own_command(name: str, options: EngineOptions) -> list[str]:
     script = str(Path(sys.executable).with_name("swarm-node"))
     words = [script, "engine", "--engine", name, "--threads", str(options.threads)]
     words += ["--device", options.device, "--dtype", options.dtype, "--gpu-layers", str(options.gpu_layers)]
-    return [*words, "--vram-share", str(options.vram_share)]
+    return [*words, "--vram-share", str(options.vram_share), "--turns-mib", str(options.turns_mib)]
 
 
 ENGINES = {

@@ -59,8 +59,8 @@ START_TIMEOUT_S = 300.0
 """Importing torch takes 5 s of CPU time, vLLM 15 s; a busy laptop or a cold disk takes longer."""
 
 ANSWER_TIMEOUT_S = 300.0
-"""Between two answers: the largest policies are read from disk in this time. While it samples, a child reports
-progress every second, so that a group may take as long as its lease is valid."""
+"""The limit between two answers: the largest policies are read from disk in this time. While it samples, a child
+reports progress every second, so that a group may take as long as its lease is valid."""
 
 TEXTS_AT_ONCE = 16
 """Texts in one `Encode`: at `TOKENS_MAX` each, their tokens fit into a frame."""

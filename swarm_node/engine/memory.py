@@ -22,13 +22,13 @@ LOOK_S = 0.1
 """Pause between two checks of the child. A malicious tokenizer allocates 1.7 GB per second."""
 
 LOOK_BY_PROGRAM_S = 1.0
-"""The same where each check starts a program."""
+"""The pause where each check starts a program."""
 
 SHARE = 0.85
 """Share of the free memory and of the child's current memory; the rest is left to the owner."""
 
 ANY_POLICY_BYTES = 8 * 1024 * limits.MIB
-"""For the libraries of an engine, and the samples of a small policy; torch with CUDA takes 3 GB."""
+"""Memory for the libraries of an engine, and the samples of a small policy; torch with CUDA takes 3 GB."""
 
 TIMES_THE_POLICY = 32
 """Factor for weights in float32, a converted copy, and the keys and values of many samples."""

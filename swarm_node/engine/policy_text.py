@@ -24,7 +24,7 @@ MEMORY_MAX_BYTES = 1024 * limits.MIB
 """A tokenizer of 28 MB, with 250,000 tokens, takes 300 MB while it is loaded."""
 
 CPU_MAX_S = 10.0
-"""The same tokenizer is loaded in 0.7 s. No text of a task takes a tenth of that."""
+"""The limit of CPU time: that tokenizer is loaded in 0.7 s, and no text of a task takes a tenth of that."""
 
 FILE = "tokenizer.json"
 

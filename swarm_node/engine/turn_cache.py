@@ -13,8 +13,10 @@ from typing import NamedTuple
 from protocol import limits
 from swarm_node.engine.decoder import SavedRow
 
-SIZE_MAX_BYTES = 1024 * limits.MIB
-"""A row of 1,000 tokens of a policy with 0.6 billion parameters takes 115 MB in bfloat16."""
+TURNS_MIB = 1024
+"""The default of the owner's limit. In bfloat16, 1,000 tokens of a policy with 0.6 billion parameters take 115 MB."""
+
+SIZE_MAX_BYTES = TURNS_MIB * limits.MIB
 
 KEPT_S = 120.0
 """Far longer than an environment takes to answer a turn."""

@@ -69,7 +69,7 @@ class AgentSnapshot:
     reach: str
     """Text: whether other nodes can connect to this node."""
     dialled: bool | None
-    """The same, from the coordinator; None if unknown."""
+    """The coordinator's answer to that; None if unknown."""
     addresses: list[str]
     """Addresses at which other nodes may dial this node."""
     mapping: str

@@ -98,9 +98,9 @@ class FetchReport:
     """Result of a download: sources, bytes, failures, and the peers to blame for them."""
 
     bytes_from: Counter[str] = field(default_factory=Counter)
-    """By kind of source: peer, seeder, origin."""
+    """Bytes by kind of source: peer, seeder, origin."""
     bytes_from_node: Counter[str] = field(default_factory=Counter)
-    """By sending peer, whether or not the bytes were needed; without the origin."""
+    """Bytes by sending peer, whether or not the bytes were needed; without the origin."""
     busy_s: dict[str, float | None] = field(default_factory=dict)
     """Time that each peer was sending, in seconds; None if unknown."""
     bytes_on_disk: int = 0

@@ -42,14 +42,14 @@ class Deadlines:
 
     dial_s: float = 10.0
     patience_s: float = 60.0
-    """From one answer, or its first bytes, to the next: 4 MiB at 70 kB/s, the slowest useful peer; and longer than a
-    WANT may wait there. Also the time for retrying a connection, and for a chunk from the origin."""
+    """The limit from one answer, or its first bytes, to the next: 4 MiB at 70 kB/s, the slowest useful peer; and longer
+    than a WANT may wait there. Also the time for retrying a connection, and for a chunk from the origin."""
     stall_s: float = 20.0
-    """For a WANT to be sent."""
+    """The limit for a WANT to be sent."""
     store_s: float = 10.0
-    """For chunks that have arrived to be verified and stored, once the exchange is over."""
+    """The limit for arrived chunks to be verified and stored, once the exchange is over."""
     knock_s: float = 0.5
-    """Before the second try of a failed connection; doubled with each further one."""
+    """The pause before the second try of a failed connection; doubled with each further one."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Upstream:
         self.peer = peer
         """Changes when a later plan lists the peer with other data."""
         self.is_open = False
-        """There is a stream to the peer, or was until the final outcome."""
+        """True while there is a stream to the peer, or if there was until the final outcome."""
         self.heard_at = -math.inf
         """Time at which the last bytes from the peer arrived."""
         self._host, self._blobs, self._sizes = host, blobs, sizes

@@ -70,21 +70,21 @@ class HostSettings:
     connections_max: int = 256
     """Each costs about 70 kB and six tasks."""
     connections_inbound_max: int = 192
-    """Three quarters: inbound connections always leave slots for our dials. A host that never dials needs none."""
+    """Three quarters of all slots: the rest is left for our own dials. A host that never dials needs none."""
     connections_per_address: int = 64
-    """Per address: a stranger takes at most a quarter of all; many honest nodes may share one address."""
+    """The share of an address: a stranger takes at most a quarter of all; many honest nodes may share one address."""
     streams_max: int = 1024
     upgrade_s: float = 10.0
-    """For the handshakes of a new connection; a silent socket holds its slot no longer."""
+    """The limit of a new connection's handshakes; a silent socket holds its slot no longer."""
     dial_s: float = 10.0
-    """For a dial, until the connection is established."""
+    """The limit of a dial, until the connection is established."""
     idle_s: float = 180.0
     tick_s: float = TICK_S
     """Keep-alive interval: a frozen peer is detected after two to three of these."""
     mux: MuxLimits = field(default_factory=MuxLimits)
     receive_max_bytes: int = limits.HOST_RECEIVE_MAX_BYTES
     receive_per_address_bytes: int = limits.ADDRESS_RECEIVE_MAX_BYTES
-    """For inbound connections only; the peers that we dial are our choice."""
+    """The limit for inbound connections only; the peers that we dial are our choice."""
 
 
 class _Newcomers(INotifee):

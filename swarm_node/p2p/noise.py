@@ -125,7 +125,7 @@ PROTOCOL_ID = TProtocol("/noise")
 PLAINTEXT_MAX_BYTES = 65519
 READ_BYTES = 256 * 1024
 UNSENT_MIN_BYTES, UNSENT_MAX_BYTES = 8 * 1024, 128 * 1024
-"""On the slowest links, a tenth of a second at 0.6 Mbit/s; on the fastest, half a write."""
+"""Bounds of unsent bytes: a tenth of a second at 0.6 Mbit/s on the slowest links, half a write on the fastest."""
 
 UNSENT_S = 0.08
 """Unsent data in the kernel, as seconds at the link's rate: longer than a wake-up takes on busy cores, so the link

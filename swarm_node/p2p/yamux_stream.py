@@ -20,7 +20,7 @@ class StreamState(Enum):
 
     OPEN = "open"
     FINISHED = "finished"
-    """We send nothing more."""
+    """The local side sends nothing more."""
     ENDED = "ended"
     """The peer sends nothing more."""
     CLOSED = "closed"

@@ -43,7 +43,7 @@ class PickerRules:
     overdue_factor: float = 4.0
     last_overdue_s: float = 0.5
     last_overdue_factor: float = 1.5
-    """The same once every chunk is requested: from then on links are idle."""
+    """The factor once every chunk is requested: from then on links are idle."""
     silence_s: float = 0.6
     """Shortest silence before a source loses its turn: longer than the pause between HAVEs, and than a lost packet on a
     usual link."""
@@ -164,7 +164,7 @@ class SourceState:
     usual_s: float = 0.0
     """Smoothed time from when it could answer to the answer."""
     answers: AnswerTimes = field(default_factory=AnswerTimes)
-    """The same times, used for the allowed silence."""
+    """The answer times that set the allowed silence."""
     word_at: float = -math.inf
     heard_s: float = 0.0
     fell_silent: bool = False

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from coordinator.learner.embedded import PAD, START
+from coordinator.learner.embedded_text import PAD, START
 from protocol.tasks.arithmetic import answer_to
 from protocol.work.lease import Lease
 from tests.adversaries.forging import Canned

@@ -11,8 +11,8 @@ import pytest
 from coordinator.config import load
 from coordinator.environments import verifiers_tasks
 from coordinator.environments.host import TurnQuestion
-from coordinator.tasks.kinds import reward_spec
-from coordinator.tasks.reward_pool import RewardPool
+from coordinator.tasks.kinds import process_spec
+from coordinator.tasks.task_pool import TaskPool
 from protocol.errors import ConfigInvalid
 from protocol.tasks import Problem, Reward
 from tests.environments.playing import Played, call, play, problems
@@ -75,7 +75,7 @@ class TestVault:
         assert played.earned.components["tries"] == 2.0
 
     @pytest.mark.asyncio
-    async def test_the_server_of_a_tool_runs_in_the_sandbox_of_a_reward_process(self, tmp_path: Path) -> None:
+    async def test_the_server_of_a_tool_runs_in_the_sandbox_of_a_task_process(self, tmp_path: Path) -> None:
         first, *_ = problems(verifiers_tasks, **TOOL)
         settings = [
             "task.name=verifiers",
@@ -83,7 +83,7 @@ class TestVault:
             "reward.network=true",
             "reward.timeout_s=120",
         ]
-        pool = RewardPool(reward_spec(load(None, [*settings, f"round.directory={tmp_path}"])))
+        pool = TaskPool(process_spec(load(None, [*settings, f"round.directory={tmp_path}"])))
         try:
             turns = [call("safe_turn", wheel=0, digit=int(code(first)[0]))]
             (read,) = await pool.play(TurnQuestion("0", first, [turns], [False]))

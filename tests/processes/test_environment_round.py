@@ -45,7 +45,7 @@ def environment_processes(coordinator: Coordinator) -> list[int]:
         with suppress(OSError):
             parents = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("PPid:")]
             command = (status.parent / "cmdline").read_bytes()
-            if parents == [str(coordinator.program.process.pid)] and b"reward_child" in command:
+            if parents == [str(coordinator.program.process.pid)] and b"task_child" in command:
                 found.append(int(status.parent.name))
     return found
 

@@ -1,1 +1,1 @@
-"""Our own games: poker against seeded opponents, and Sokoban, as deterministic state machines of text."""
+"""Games of this repository: poker against seeded opponents, and Sokoban, as deterministic state machines of text."""

@@ -1,4 +1,4 @@
-"""Our games by name.
+"""The shipped games by name.
 
 - The meaning of a name with its parameters never changes: a changed game gets a new name.
 - An unknown name or parameter is `unknown_task`: the operator mistyped, or this version is older than the settings.

@@ -1,4 +1,4 @@
-"""Our games as an environment: the problems of the train, validation and held-out splits, and an episode of each.
+"""The shipped games as an environment: the problems of the three splits, and an episode of each.
 
 - Game i of a split has a seed that is a hash of the split and i. If the opening identifies a game, its hash must also
   give this split, so that two seeds of one game cannot be in two splits.

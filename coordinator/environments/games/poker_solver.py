@@ -19,7 +19,7 @@ Strategy = Callable[[str], Sequence[float] | NDArray[np.float64]]
 
 Vector = NDArray[np.float64]
 Values = tuple[Vector, Vector]
-"""For each player and each card, its value, weighted by the opponent's probability of reaching this table."""
+"""The value of each card for each player, weighted by the opponent's probability of reaching this table."""
 
 
 def situation(card: str, board: str, history: str) -> str:

@@ -30,7 +30,7 @@ class Sent(NamedTuple):
     """A transaction that was sent."""
 
     name: str
-    """Its hash."""
+    """The transaction's hash."""
     nonce: int
     """The nonce of the operator's account: the chain accepts one transaction with it."""
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import EngineFailed
+from protocol.policy.architectures import POSITIONS
 
 LAYERS_MAX = 512
 """The bound `LLAMA_MAX_LAYERS` of llama.cpp."""
@@ -88,7 +89,7 @@ class LlamaConfig:
 
     @property
     def positions(self) -> int:
-        return self.whole("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+        return self.whole(*POSITIONS)
 
     @property
     def tied(self) -> bool:

@@ -23,7 +23,7 @@ FAMILIES = {
     "qwen2": ModelFamily(normed=False, biased=True, kv_heads=32, head=None),
     "llama": ModelFamily(normed=False, biased=False, kv_heads=None, head=None),
 }
-"""By `model_type`."""
+"""The traits of each `model_type`."""
 
 
 def supports(config: dict[str, Any]) -> bool:

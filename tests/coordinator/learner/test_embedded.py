@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coordinator.learner.embedded import END, make_model, make_tokenizer
+from coordinator.learner.embedded import make_model, make_tokenizer
+from coordinator.learner.embedded_text import END
 from tests.tiny_policy import make_tiny_policy
 
 

@@ -1,5 +1,6 @@
 """Opening a round: a new folder is furnished once, an old one continues with the settings it was counted with."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from coordinator.app import run
 from coordinator.config import load
 from coordinator.service.round import Round
 from protocol.errors import ConfigInvalid
+from tests.coordinator.policy_files import write_policy
 
 
 def open_round(folder: Path, *settings: str) -> str:
@@ -34,6 +36,35 @@ def test_settings_that_the_history_was_counted_with_cannot_change(tmp_path: Path
     with pytest.raises(ConfigInvalid, match=name):
         open_round(tmp_path, setting)
     open_round(tmp_path)
+
+
+@pytest.mark.parametrize("positions", [16, 8])
+def test_a_round_whose_prompts_leave_no_room_for_an_answer_is_refused_before_anything_is_written(
+    tmp_path: Path, positions: int
+) -> None:
+    policy, problems, folder = tmp_path / "policy", tmp_path / "p.jsonl", tmp_path / "runs" / "round"
+    write_policy(policy)
+    shape = json.loads((policy / "config.json").read_text())
+    (policy / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": positions}))
+    short = [f'{{"prompt": "{number}+1=", "answer": "{number + 1}"}}\n' for number in range(40)]
+    problems.write_text("".join([*short[:20], '{"prompt": "1234+1234=", "answer": "2468"}\n', *short[20:]]))
+    settings = ("task.name=data", f"data.train={problems}", f"model.path={policy}", "sampling.max_new_tokens=8")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(ConfigInvalid) as refused:
+        open_round(folder, *settings)
+    assert "p.jsonl:21" in refused.value.message
+    assert f"The prompt has 10 tokens, and at most {positions - 8} are allowed" in refused.value.message
+    assert ("Set sampling.max_new_tokens to 6 or less" in refused.value.hint) == (positions == 16)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    (policy / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 18}))
+    assert open_round(folder, *settings) == open_round(folder, *settings)
+    assert {path.name for path in folder.parent.iterdir()} == {"round"}, "the copy aside is gone"
+
+
+def test_a_built_in_task_without_room_for_an_answer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=r"the model's 512 positions minus sampling\.max_new_tokens = 510"):
+        open_round(tmp_path / "round", "sampling.max_new_tokens=510")
+    assert not (tmp_path / "round").exists()
 
 
 def test_secrets_can_be_read_by_their_owner_only(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.config.task import EpisodeSection
-from coordinator.service.reward_scorer import RewardScorer
+from coordinator.service.group_scorer import GroupScorer
 from coordinator.service.turn_watch import TurnWatch
 from coordinator.store import tables
 from coordinator.store.state import Database
-from coordinator.tasks.reward_process import RewardSpec
 from coordinator.tasks.sandbox import Sandbox
+from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
 from protocol.tasks import Problem
@@ -101,13 +101,13 @@ def scored(
     (folder / "mine.py").write_text(ENVIRONMENT)
     place = (f"{folder}/mine.py:Environment", {"limit": 9})
     writes = Sandbox(writable=(str(folder),))
-    spec = RewardSpec((), timeout_s=timeout_s, processes=1, environment=place, sandbox=writes)
+    spec = TaskProcessSpec((), timeout_s=timeout_s, processes=1, environment=place, sandbox=writes)
 
     async def work() -> None:
         def about(_source: object) -> Problem:
             return Problem("1+1=", how)
 
-        scorer = RewardScorer(Here(world), spec, about, lambda: world.now_ms, episodes=limits, pause_s=0.2)
+        scorer = GroupScorer(Here(world), spec, about, lambda: world.now_ms, episodes=limits, pause_s=0.2)
         running = asyncio.create_task(scorer.run())
         try:
             async with asyncio.timeout(DEADLINE_S):

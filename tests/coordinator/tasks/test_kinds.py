@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from coordinator.config import Config, parse
-from coordinator.tasks.kinds import environment_of, require_granted, reward_spec, turn_tokens_max
+from coordinator.tasks.kinds import environment_of, process_spec, require_granted, turn_tokens_max
 from protocol.errors import ConfigInvalid
 
 
@@ -25,13 +25,13 @@ def test_an_environment_that_connects_needs_the_operators_permission(name: str) 
         require_granted(settings(name))
     granted = settings(name, reward={"network": True})
     require_granted(granted)
-    sandbox = reward_spec(granted).sandbox
+    sandbox = process_spec(granted).sandbox
     assert sandbox is not None
     assert sandbox.network
 
 
 def test_games_run_without_a_network() -> None:
     require_granted(settings("leduc"))
-    sandbox = reward_spec(settings("leduc")).sandbox
+    sandbox = process_spec(settings("leduc")).sandbox
     assert sandbox is not None
     assert not sandbox.network

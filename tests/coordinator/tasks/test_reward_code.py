@@ -9,9 +9,9 @@ import pytest
 from coordinator.tasks import reward_code
 from coordinator.tasks.reward_code import CodeSettings, last_block, read_tests
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import RewardPool
-from coordinator.tasks.reward_process import RewardSpec
 from coordinator.tasks.reward_settings import from_environment
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
 from protocol.errors import ConfigInvalid
 from protocol.tasks import ChatMessage, Problem, Reward
 
@@ -92,8 +92,8 @@ def test_read_tests_no_known_form_are_an_error_and_no_zero(tests: Any) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_reward_process_judges_a_group_of_chats() -> None:
-    pool = RewardPool(RewardSpec((("code", 1.0),), timeout_s=240.0))
+async def test_a_task_process_judges_a_group_of_chats() -> None:
+    pool = TaskPool(TaskProcessSpec((("code", 1.0),), timeout_s=240.0))
     problem = Problem((ChatMessage("user", "Add one."),), columns={"tests": EXAMPLES})
     rewards = await pool.judge(Job(problem, [RIGHT, block("print(2)"), "no"], [[1]] * 3))
     await pool.close()

@@ -11,10 +11,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from coordinator.tasks import reward_functions
+from coordinator.tasks.judge_store import JudgeBudget, JudgeStore
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_judge import JudgeBudgetSpent, JudgeClient, JudgeFailed, JudgeSettings
+from coordinator.tasks.reward_judge import JudgeClient, JudgeFailed, JudgeSettings
 from coordinator.tasks.reward_settings import from_environment
-from protocol.errors import ConfigInvalid
+from protocol.errors import ConfigInvalid, VerifierDown
 from protocol.tasks import Problem
 
 Answer = Callable[[web.Request], web.StreamResponse | Any]
@@ -168,15 +169,45 @@ async def test_the_same_completion_is_paid_once(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_budget_that_is_used_up_is_a_clear_error(tmp_path: Path) -> None:
     fake = FakeJudge(says("SCORE: 1"))
-    with pytest.raises(JudgeBudgetSpent, match="2 calls"):
+    with pytest.raises(VerifierDown, match="2 of 2 calls") as paused:
         await asked(fake, "1", "2", "3", folder=str(tmp_path / "calls"), calls_max=2)
-    assert len(fake.requests) <= 2
+    assert len(fake.requests) == 2
+    assert "task budget" in paused.value.hint
     tokens: dict[str, Any] = {"folder": str(tmp_path / "tokens"), "tokens_max": 15, "concurrency": 1}
     assert await asked(fake, "1", "2", **tokens) == [1.0, 1.0]
-    with pytest.raises(JudgeBudgetSpent, match="15 tokens"):
+    with pytest.raises(VerifierDown, match="20 of 15 tokens"):
         await asked(fake, "3", **tokens)
     with pytest.raises(ConfigInvalid, match="needs a folder"):
         await asked(fake, "3", tokens_max=15)
+
+
+@pytest.mark.asyncio
+async def test_what_was_paid_before_the_budget_ended_is_not_paid_again(tmp_path: Path) -> None:
+    """The third of three calls at once is refused before the first is answered."""
+    fake = FakeJudge(says("SCORE: 1"))
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", fake.answer)
+    server = TestServer(app)
+    await server.start_server()
+
+    async def scores(*completions: str) -> list[float]:
+        url = str(server.make_url("/v1"))
+        judge = JudgeClient(JudgeSettings(url=url, model="m", folder=str(tmp_path), calls_max=2, tokens_max=100))
+        return await judge.scores([judge.request("2+2=", said, {}) for said in completions])
+
+    for tokens in (0, 20, 20):
+        with pytest.raises(VerifierDown, match=f"2 of 2 calls, {tokens} of 100 tokens"):
+            await scores("1", "2", "3")
+    assert await scores("1", "2") == [1.0, 1.0]
+    assert len(fake.requests) == 2
+    store = JudgeStore.existing(tmp_path)
+    store.add(JudgeBudget(1, 0))
+    assert await scores("1", "2", "3") == [1.0] * 3
+    assert len(fake.requests) == 3
+    assert (store.spent(), store.added()) == (JudgeBudget(3, 30), JudgeBudget(1, 0))
+    with pytest.raises(VerifierDown, match="3 of 3 calls"):
+        await scores("4")
+    await server.close()
 
 
 @pytest.mark.asyncio

@@ -12,8 +12,8 @@ from reasoning_gym.factory import DATASETS
 from coordinator.environments import gym_answers as reward_gym
 from coordinator.tasks import reward_math
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import RewardPool
-from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
 from protocol.errors import ConfigInvalid, VerifierFailed
 from protocol.tasks import Problem, Reward
 
@@ -59,7 +59,7 @@ HANGING = (
 
 @pytest.mark.asyncio
 async def test_answers_on_which_the_library_hangs_are_failures_and_no_zeros() -> None:
-    pool = RewardPool(RewardSpec((("math", 1.0),), timeout_s=5.0, processes=len(HANGING)))
+    pool = TaskPool(TaskProcessSpec((("math", 1.0),), timeout_s=5.0, processes=len(HANGING)))
 
     async def judged(said: str) -> str:
         with pytest.raises(VerifierFailed) as failure:
@@ -69,7 +69,7 @@ async def test_answers_on_which_the_library_hangs_are_failures_and_no_zeros() ->
     reasons = await asyncio.gather(*map(judged, HANGING))
     assert set(reasons) <= {"It did not answer within 5 s.", "MemoryError: "}
     assert "It did not answer within 5 s." in reasons
-    sound = RewardPool(RewardSpec((("math", 1.0),), timeout_s=60.0, processes=1))
+    sound = TaskPool(TaskProcessSpec((("math", 1.0),), timeout_s=60.0, processes=1))
     assert await sound.judge(Job(Problem("p", "1"), [r"\boxed{1}"], [[1]])) == [Reward(1.0, "ok", {"math": 1.0})]
     await sound.close()
     await pool.close()

@@ -14,12 +14,12 @@ import pytest_asyncio
 
 from coordinator.config import load
 from coordinator.tasks import sandbox, sandbox_paths
-from coordinator.tasks.kinds import ENVIRONMENTS, reward_spec
+from coordinator.tasks.kinds import ENVIRONMENTS, process_spec
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import RewardPool
-from coordinator.tasks.reward_process import RewardSpec
 from coordinator.tasks.sandbox import Sandbox
 from coordinator.tasks.sandbox_kernel import READ, READ_FOLDER
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Problem, Reward
 
@@ -218,8 +218,8 @@ def ports(tmp_path: Path) -> Iterator[dict[str, str]]:
         }
 
 
-def spec(folder: Path, rules: Sandbox | None) -> RewardSpec:
-    return RewardSpec(
+def spec(folder: Path, rules: Sandbox | None) -> TaskProcessSpec:
+    return TaskProcessSpec(
         ((f"{folder}/r.py:fn", 1.0),), timeout_s=60.0, processes=1, memory_mib=2048, sandbox=rules
     )  # fmt: skip
 
@@ -231,8 +231,8 @@ def rules(folder: Path, **changes: object) -> Sandbox:
 
 
 @pytest_asyncio.fixture
-async def pool(folder: Path) -> AsyncIterator[RewardPool]:
-    made = RewardPool(spec(folder, rules(folder)))
+async def pool(folder: Path) -> AsyncIterator[TaskPool]:
+    made = TaskPool(spec(folder, rules(folder)))
     yield made
     await made.close()
 
@@ -292,7 +292,7 @@ NEED_NAMESPACES = {"many_files", "change_mode {folder}/r.py"}
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("target", ATTACKS)
-async def test_an_attack_is_named_and_costs_one_group(pool: RewardPool, places: dict[str, str], target: str) -> None:
+async def test_an_attack_is_named_and_costs_one_group(pool: TaskPool, places: dict[str, str], target: str) -> None:
     permitted = in_python(NAMESPACES)
     for attack, says in ATTACKS[target]:
         if attack in NEED_NAMESPACES and not permitted:
@@ -305,9 +305,9 @@ async def test_an_attack_is_named_and_costs_one_group(pool: RewardPool, places: 
 
 
 def _sleeps_for_ever(process: psutil.Process) -> bool:
-    """Return True for a reward process that is left over: one without a coordinator."""
+    """Return True for a task process that is left over: one without a coordinator."""
     try:
-        return "coordinator.tasks.reward_child" in process.cmdline() and process.ppid() == 1
+        return "coordinator.tasks.task_child" in process.cmdline() and process.ppid() == 1
     except psutil.Error:
         return False
 
@@ -323,7 +323,7 @@ OTHERWISE_LIMITED = {"memory", "loud", "swallowed {tcp}"}
 
 @pytest.mark.asyncio
 async def test_the_attacks_succeed_without_a_sandbox(folder: Path, places: dict[str, str]) -> None:
-    pool = RewardPool(spec(folder, None))
+    pool = TaskPool(spec(folder, None))
     try:
         for attack in (attack for attacks in ATTACKS.values() for attack, _ in attacks):
             if attack not in SYSTEM_MAY_FORBID | OTHERWISE_LIMITED:
@@ -340,7 +340,7 @@ def test_the_settings_of_a_round_reach_the_sandbox(folder: Path) -> None:
             "reward.network=true", 'reward.readable=["/data/judge"]', "reward.processes_max=7", "reward.scratch_mib=9",
         ],
     )  # fmt: skip
-    made = reward_spec(config).sandbox
+    made = process_spec(config).sandbox
     assert made is not None
     assert (made.network, made.readable, made.processes_max, made.scratch_mib) == (True, ("/data/judge",), 7, 9)
     assert {f"{folder}/round", f"{folder}/evm.key"} <= set(made.hidden)
@@ -351,10 +351,10 @@ def test_only_environments_whose_parts_are_servers_may_listen() -> None:
     granted = {
         name
         for name in ENVIRONMENTS
-        if (made := reward_spec(load(None, [f"task.name={name}", "reward.network=true"])).sandbox) and made.listening
+        if (made := process_spec(load(None, [f"task.name={name}", "reward.network=true"])).sandbox) and made.listening
     }
     assert granted == {"verifiers"}
-    alone = reward_spec(load(None, ["task.name=verifiers"])).sandbox
+    alone = process_spec(load(None, ["task.name=verifiers"])).sandbox
     assert alone is not None
     assert not alone.listening
 
@@ -384,7 +384,7 @@ def test_a_mode_is_not_changed_where_mounts_cannot_be_read_only(tmp_path: Path) 
 async def test_granted_network_reaches_a_judge_but_no_socket_of_the_machine(
     folder: Path, places: dict[str, str]
 ) -> None:
-    pool = RewardPool(spec(folder, rules(folder, network=True)))
+    pool = TaskPool(spec(folder, rules(folder, network=True)))
     try:
         assert await pool.judge(job(f"tcp {places['tcp']}")) == FINE
         for where in (places["unix"], places["abstract"]):
@@ -398,11 +398,11 @@ async def test_granted_network_reaches_a_judge_but_no_socket_of_the_machine(
 async def test_a_process_listens_only_where_that_is_granted_and_only_on_a_port_that_the_kernel_chooses(
     folder: Path,
 ) -> None:
-    pool = RewardPool(spec(folder, rules(folder, network=True)))
+    pool = TaskPool(spec(folder, rules(folder, network=True)))
     with pytest.raises(VerifierFailed, match=CALL):
         await pool.judge(job("listen 127.0.0.1"))
     await pool.close()
-    pool = RewardPool(spec(folder, rules(folder, network=True, listening=True)))
+    pool = TaskPool(spec(folder, rules(folder, network=True, listening=True)))
     try:
         assert await pool.judge(job("listen 127.0.0.1")) == FINE
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -416,12 +416,12 @@ async def test_a_process_listens_only_where_that_is_granted_and_only_on_a_port_t
 @pytest.mark.asyncio
 async def test_granted_paths_can_be_read_and_written(folder: Path, places: dict[str, str]) -> None:
     elsewhere = Path(places["elsewhere"])
-    pool = RewardPool(spec(folder, rules(folder, readable=(str(elsewhere),))))
+    pool = TaskPool(spec(folder, rules(folder, readable=(str(elsewhere),))))
     assert await pool.judge(job(f"read {elsewhere}")) == FINE
     with pytest.raises(VerifierFailed, match=r"reward\.writable"):
         await pool.judge(job(f"write {elsewhere}"))
     await pool.close()
-    pool = RewardPool(spec(folder, rules(folder, writable=(str(elsewhere.parent),))))
+    pool = TaskPool(spec(folder, rules(folder, writable=(str(elsewhere.parent),))))
     assert await pool.judge(job(f"write {elsewhere.parent}/new.txt")) == FINE
     assert await pool.judge(job(f"read {elsewhere.parent}/new.txt")) == FINE
     await pool.close()
@@ -431,14 +431,14 @@ async def test_granted_paths_can_be_read_and_written(folder: Path, places: dict[
 @pytest.mark.asyncio
 async def test_code_that_attacks_when_it_is_loaded_is_in_the_sandbox_already(folder: Path) -> None:
     (folder / "r.py").write_text(HOSTILE + f'\nread("{folder}/round/keys/operator.key")\n')
-    pool = RewardPool(spec(folder, rules(folder)))
+    pool = TaskPool(spec(folder, rules(folder)))
     with pytest.raises(VerifierDown, match=r"Permission denied.*reward\.readable"):
         await pool.judge(job("fine"))
 
 
 @pytest.mark.asyncio
 async def test_the_scratch_folder_is_removed_with_its_process(folder: Path) -> None:
-    pool = RewardPool(spec(folder, rules(folder)))
+    pool = TaskPool(spec(folder, rules(folder)))
     assert await pool.judge(job("fine")) == FINE
     (child,) = [place.child for place in pool._places if place.child]
     assert child._scratch.is_dir()

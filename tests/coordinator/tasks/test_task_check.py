@@ -13,6 +13,7 @@ from coordinator.base.children import script
 from coordinator.commands import task
 from coordinator.config import load
 from coordinator.environments.games.catalogue import GAMES
+from coordinator.learner import start
 from coordinator.tasks.kinds import ENVIRONMENTS, SHIPPED
 from coordinator.tasks.task_check import TaskIssue, check
 from protocol.tasks import BUILT_IN
@@ -31,7 +32,7 @@ def problems(split, seed):
 def findings(folder: Path, reward: str, *settings: str, problems: str = PROBLEMS) -> list[TaskIssue]:
     (folder / "my_task.py").write_text(problems + reward)
     config = load(None, [f"task.name={folder}/my_task.py", "sampling.samples_per_group=4", *settings])
-    return asyncio.run(check(config, folder / "thrown away"))
+    return asyncio.run(check(config, folder / "thrown away", start.text_reader(config)))
 
 
 def documented(folder: Path) -> None:
@@ -152,7 +153,38 @@ def test_a_prompt_that_is_too_long_for_the_model_is_found(tmp_path: Path) -> Non
     long = PROBLEMS.replace("{number}+1=", "{number}+1+1=")
     (one,) = findings(tmp_path, SOUND, *settings, problems=long)
     assert one.code == "prompt_too_long"
-    assert "+1+1=" in one.place
+    assert re.fullmatch(r"my_task.py: [a-z_]+ problem \d+: '\d\d\+1\+1='", one.place)
+    assert one.message.startswith("The prompt has 7 tokens, and at most 5 are allowed: the model's 13 positions minus")
+    assert one.next_step.startswith("Set sampling.max_new_tokens to 6 or less, ")
+
+
+def test_the_longest_prompt_is_found_wherever_it_is(tmp_path: Path) -> None:
+    """More problems than are encoded, and the long one is held out."""
+    many = """
+def problems(split, seed):
+    for number in range({"train": 3000, "validation": 5, "held_out": 300}[split]):
+        yield {"prompt": f"{split} {number}", "answer": str(number)}
+    if split == "held_out":
+        yield {"prompt": "word " * 200, "answer": "1"}
+"""
+    (one,) = [each for each in findings(tmp_path, SOUND, problems=many) if each.code == "prompt_too_long"]
+    assert one.place.startswith("my_task.py: held_out problem 301: 'word word")
+    assert findings(tmp_path, SOUND, problems=many.replace("* 200", "* 20")) == []
+
+
+def test_the_tools_of_a_prompt_count_as_its_text(tmp_path: Path) -> None:
+    write_policy(tmp_path / "model")
+    template = "{% for each in messages %}{{ each.content }}{% endfor %}{% for _ in tools or () %}++++++++{% endfor %}"
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    shape = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 16}))
+    settings = (f"model.path={tmp_path}/model", "sampling.max_new_tokens=8", "data.chat=true")
+    sound = "def reward(problem, completion): return float(completion == problem.answer)"
+    assert not findings(tmp_path, sound, *settings)
+    tools = PROBLEMS.replace('"answer":', '"tools": [{"name": "add"}], "answer":')
+    (one,) = findings(tmp_path, sound, *settings, problems=tools)
+    assert one.code == "prompt_too_long"
+    assert one.message.startswith("The prompt has 13 tokens, and at most 8 are allowed")
 
 
 def test_a_system_prompt_that_no_chat_template_renders_is_found(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Evaluations: who measures, what comes of it, and that the learner never sees or misses a thing."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import sqlalchemy as sa
 from coordinator.commands import evaluate
 from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
-from coordinator.transactions import evaluations
+from coordinator.transactions import evaluations, scoring
 from coordinator.transactions.evaluations import EvaluationTerms
 from protocol.errors import NotFound, OutOfOrder, Unreachable
 from protocol.wire.signing import NodeKey
-from protocol.work.lease import Lease
+from protocol.work.lease import Lease, Prefix
 from protocol.work.messages import LeaseReply
 from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.world import END, SAMPLES, World, answer, claim, fragment, honest_sample, rest
@@ -168,6 +169,20 @@ def test_a_share_of_the_nodes_measures_while_the_others_train(world: World) -> N
     assert [bool(measured(reply)) for reply in replies] == [True, True, *[False] * 6], "a quarter of eight"
     assert all(len(reply.leases) == 2 for reply in replies)
     assert [reply.stays for reply in replies] == [True, True, *[False] * 6]
+
+
+def test_who_waits_for_the_next_turn_of_an_evaluation_still_measures(world: World) -> None:
+    world.terms = replace(world.terms, turn_tokens_max=2)
+    world.judge = replace(world.judge, terms=world.terms, reward=None)
+    first, second = start_in_the_middle(world, 2)
+    (lease,) = measured(world.offer(first, version=3))
+    assert world.submit(first, answer(first, lease)).outcome == "accepted"
+    (waiting,) = world.run(scoring.waiting, 64)
+    goes_on = [Prefix(tokens=b"", finish="")] * lease.samples
+    answered = partial(scoring.answered, timeout_ms=world.terms.timeout_ms, now_ms=world.now_ms)
+    assert world.run(answered, waiting.claim_id, goes_on, [None] * lease.samples)
+    assert world.group_states()[waiting.group_no] == "turn"
+    assert not measured(world.offer(second, version=3)), "one of two nodes may measure"
 
 
 def test_who_measures_keeps_its_version_until_nothing_is_left(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.store import tables
-from coordinator.transactions import offers, scoring
+from coordinator.transactions import offers, scoring, standings
 from protocol.errors import LeaseMismatch
 from protocol.tasks import Reward
 from protocol.wire.signing import NodeKey
@@ -92,6 +92,23 @@ def played(world: World, key: NodeKey) -> list[Lease]:
         if not following:
             return leases
         leases += following
+
+
+def test_a_group_between_two_turns_counts_for_the_share_of_its_owner(play: World) -> None:
+    """With four owners at work, half of four groups may be one owner's."""
+    play.terms = replace(play.terms, max_owner_share=0.5, groups_per_update=4, staleness=0)
+    play.judge = replace(play.judge, terms=play.terms)
+    greedy, *others = [play.join(number) for number in range(1, 5)]
+    leases = {key.node_id: first_turn(play, key)[0] for key in (greedy, *others)}
+    environment(play)
+    assert list(play.group_states().values()) == ["turn"] * 4
+    for key in (greedy, *others):
+        assert play.run(standings.at_work, key.node_id) == 1
+    assert play.run(standings.share_of, 4, 0.5, proven_only=False) == 2
+    (following,) = turns_for(play, greedy, leases[greedy.node_id])
+    assert play.run(standings.at_work, greedy.node_id) == 1, "a lease and its earlier turn are one group"
+    play.submit(greedy, say(greedy, following))
+    assert play.run(standings.at_work, greedy.node_id) == 1
 
 
 def tokens(packed: bytes) -> list[int]:

@@ -118,6 +118,8 @@ def test_every_reason_is_told_and_the_strictest_decides() -> None:
         {"zone": "../etc"},
         {"vram_share": 0.0},
         {"vram_share": 1.01},
+        {"turns_mib": -1},
+        {"turns_mib": 0.5},
         {"idle_minutes": -1.0},
         {"upload_gb": float("nan")},
         {"price_floor": 1.5},

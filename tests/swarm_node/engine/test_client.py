@@ -13,7 +13,10 @@ import trio.testing
 
 from protocol import limits
 from protocol.errors import EngineFailed
+from protocol.work.lease import Prefix
 from protocol.work.rollout import pack_tokens, unpack_tokens
+from swarm_node.allowance import settings
+from swarm_node.commands.options import EngineChoice, EngineName
 from swarm_node.engine import memory
 from swarm_node.engine.choose import ENGINES, EngineOptions, for_policy
 from swarm_node.engine.client import EngineClient, open_engine
@@ -87,6 +90,30 @@ async def test_load_generate_measure_and_cancel(policy: Path) -> None:
             pid = engine.pid
         assert pid is not None
         assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("name", ["llama", "torch"])
+@pytest.mark.parametrize(("turns_mib", "all_again"), [(0, True), (1, False)])
+async def test_the_owner_bounds_the_memory_for_finished_turns(
+    name: str, turns_mib: int, all_again: bool, policy: Path, tmp_path: Path
+) -> None:
+    """From limits.toml to the child: without that memory a next turn computes its whole text again."""
+    settings.write(tmp_path, settings.changed(tmp_path, {"turns_mib": turns_mib}))
+    options = EngineChoice(engine=EngineName(name)).within(settings.read(tmp_path))
+    first = request("first", max_new_tokens=64).model_copy(update={"turn_tokens_max": 4})
+    with trio.fail_after(DEADLINE_S):
+        async with open_engine(ENGINES[name].command(options._replace(threads=1))) as engine:
+            await engine.load(policy, 1)
+            await engine.submit([first])
+            answered = await engine.finished()
+            assert isinstance(answered, GroupDone)
+            await engine.measured()
+            read = [one.tokens + pack_tokens([21, 23]) for one in answered.samples]
+            prefixes = tuple(Prefix(tokens=tokens, finish="") for tokens in read)
+            await engine.submit([first.model_copy(update={"request_id": "next", "prefixes": prefixes})])
+            assert isinstance(await engine.finished(), GroupDone)
+            whole = sum(3 + len(tokens) // 4 for tokens in read)
+            assert (await engine.measured()).prompt_tokens == (whole if all_again else 3 * len(read))
 
 
 @pytest.mark.parametrize("name", ["llama", "torch"])

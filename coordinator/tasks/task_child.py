@@ -1,9 +1,10 @@
-"""A reward process: it loads the operator's functions or environment, then answers one question at a time.
+"""A task process: it loads the operator's functions or environment, then answers one question at a time.
 
 - The functions' output goes to standard error, of which the coordinator keeps the end.
 - Its memory, and its processor time for each question, are limited: the kernel ends it at the limit, even after the
   coordinator has ended.
 - It enters its sandbox before it loads anything of the operator's.
+- A function that can judge nothing for now, such as a judge without a budget, raises `VerifierDown`: the group waits.
 - It ends with the coordinator, at any time.
 """
 
@@ -21,8 +22,8 @@ from coordinator.environments.host import EpisodeHost, TurnQuestion
 from coordinator.tasks import reward_functions, sandbox
 from coordinator.tasks.problem_file import from_value
 from coordinator.tasks.reward_functions import Job, Weighted
-from coordinator.tasks.reward_process import LENGTH, pack, reward_to
-from protocol.errors import ConfigInvalid
+from coordinator.tasks.task_process import LENGTH, pack, reward_to
+from protocol.errors import ConfigInvalid, VerifierDown
 
 START_CPU_S = 120
 """The processor time for the imports of the functions; torch needs a tenth of it."""
@@ -84,6 +85,8 @@ def _answer(answer: Answer, question: dict[str, Any]) -> dict[str, Any]:
     _allow_cpu(question["timeout_s"])
     try:
         return answer(question)
+    except VerifierDown as down:
+        return {"down": down.message, "hint": down.hint}
     except BaseException as error:  # any error of the operator's code is the answer
         return {"error": _reason(error)}
 

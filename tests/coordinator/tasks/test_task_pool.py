@@ -1,4 +1,4 @@
-"""Reward processes that hang, crash, eat memory or answer nonsense: named, killed, and replaced by sound ones."""
+"""Task processes that hang, crash, eat memory or answer nonsense: named, killed, and replaced by sound ones."""
 
 import asyncio
 import os
@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import RewardPool, checked
-from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.task_pool import TaskPool, checked
+from coordinator.tasks.task_process import TaskProcessSpec
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Problem, Reward
 
@@ -71,9 +71,9 @@ def fn(completions, **kwargs):
 
 
 @pytest_asyncio.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[RewardPool]:
+async def pool(tmp_path: Path) -> AsyncIterator[TaskPool]:
     (tmp_path / "r.py").write_text(FUNCTIONS)
-    made = RewardPool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),), timeout_s=30.0, processes=1, memory_mib=1024))
+    made = TaskPool(TaskProcessSpec(((f"{tmp_path}/r.py:fn", 1.0),), timeout_s=30.0, processes=1, memory_mib=1024))
     yield made
     await made.close()
 
@@ -82,14 +82,14 @@ def job(what: str) -> Job:
     return Job(Problem("p"), [what], [[1]])
 
 
-async def pid(pool: RewardPool) -> int:
+async def pid(pool: TaskPool) -> int:
     """The child that judges now."""
     (reward,) = await pool.judge(job("fine"))
     return int(reward.score)
 
 
 @pytest.mark.asyncio
-async def test_a_child_judges_many_groups(pool: RewardPool) -> None:
+async def test_a_child_judges_many_groups(pool: TaskPool) -> None:
     first = await pid(pool)
     assert first != os.getpid()
     assert [await pid(pool) for _ in range(3)] == [first] * 3
@@ -105,7 +105,7 @@ async def test_secrets_of_the_operators_environment_are_none_of_a_rewards(
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     place = f"{tmp_path}/r.py:fn"
-    pool = RewardPool(RewardSpec(((place, 1.0),), timeout_s=30.0, processes=1, variables=("JUDGE_KEY",)))
+    pool = TaskPool(TaskProcessSpec(((place, 1.0),), timeout_s=30.0, processes=1, variables=("JUDGE_KEY",)))
     found = {name for name in there if (await pool.judge(job(f"has {name}")))[0].score}
     await pool.close()
     assert found == {"JUDGE_KEY", "HF_HOME", "LC_ALL", "PATH"}
@@ -126,7 +126,7 @@ async def test_secrets_of_the_operators_environment_are_none_of_a_rewards(
         ("pipe", "bytes; at most 1048576 are allowed|not JSON"),
     ],
 )
-async def test_a_child_that_fails_is_named_and_replaced(pool: RewardPool, what: str, says: str) -> None:
+async def test_a_child_that_fails_is_named_and_replaced(pool: TaskPool, what: str, says: str) -> None:
     before = await pid(pool)
     with pytest.raises(VerifierFailed, match=says):
         await pool.judge(job(what))
@@ -138,7 +138,7 @@ async def test_a_child_that_fails_is_named_and_replaced(pool: RewardPool, what: 
 @pytest.mark.parametrize("what", ["spin", "regex", "sleep", "offspring"])
 async def test_a_child_that_hangs_is_killed_with_all_it_started(tmp_path: Path, what: str) -> None:
     (tmp_path / "r.py").write_text(FUNCTIONS)
-    pool = RewardPool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),), timeout_s=2.0, processes=1))
+    pool = TaskPool(TaskProcessSpec(((f"{tmp_path}/r.py:fn", 1.0),), timeout_s=2.0, processes=1))
     child = psutil.Process(await pid(pool))
     with pytest.raises(VerifierFailed, match="did not answer within 2 s"):
         await pool.judge(job(what))
@@ -167,7 +167,7 @@ def _session(process: int) -> int:
 
 
 @pytest.mark.asyncio
-async def test_what_functions_print_and_read_harms_nothing(pool: RewardPool) -> None:
+async def test_what_functions_print_and_read_harms_nothing(pool: TaskPool) -> None:
     assert await pool.judge(job("noise")) == [Reward(1.0, "ok", {"fn": 1.0})]
     assert await pool.judge(job("reads")) == [Reward(0.0, "ok", {"fn": 0.0})]
 
@@ -175,7 +175,7 @@ async def test_what_functions_print_and_read_harms_nothing(pool: RewardPool) -> 
 @pytest.mark.asyncio
 async def test_functions_that_cannot_be_loaded_are_the_operators_to_mend(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("import no_such_library\n")
-    pool = RewardPool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),)))
+    pool = TaskPool(TaskProcessSpec(((f"{tmp_path}/r.py:fn", 1.0),)))
     with pytest.raises(VerifierDown, match=r"no_such_library.*r\.py:1"):
         await pool.judge(job("fine"))
     (tmp_path / "r.py").write_text(FUNCTIONS)
@@ -231,14 +231,14 @@ DEADLINE_S = 120
 ASKING = """
 import asyncio, sys
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import RewardPool
-from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.sandbox import Sandbox
 from protocol.tasks import Problem
 
 async def ask():
     sandbox = Sandbox(writable=(sys.argv[1].rpartition("/")[0],))
-    pool = RewardPool(RewardSpec(((sys.argv[1], 1.0),), timeout_s=2.0, processes=1, sandbox=sandbox))
+    pool = TaskPool(TaskProcessSpec(((sys.argv[1], 1.0),), timeout_s=2.0, processes=1, sandbox=sandbox))
     (reward,) = await pool.judge(Job(Problem("p"), ["fine"], [[1]]))
     print(int(reward.score), flush=True)
     print((await pool.judge(Job(Problem("p"), [sys.argv[2]], [[1]]))), flush=True)

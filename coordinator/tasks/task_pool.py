@@ -1,9 +1,10 @@
-"""Reward processes: a few children that judge or play, are killed when they misbehave, and are replaced.
+"""Task processes: a few children that judge or play, are killed when they misbehave, and are replaced.
 
 - `judge` either returns a reward for every completion or raises `VerifierFailed` with the reason: a timeout, a crash,
   out of memory, an exception, or an invalid answer. In all these cases the child is killed, and the next question gets
   another.
-- If a child does not start, `VerifierDown` is raised: this is no fault of any completion.
+- If a child does not start, or reports that it can judge nothing for now, `VerifierDown` is raised: this is no fault of
+  any completion.
 - The answer of a child is not trusted: its length is bounded, and every number is checked again.
 """
 
@@ -25,7 +26,7 @@ from coordinator.environments.interface import Observation
 from coordinator.tasks import sandbox
 from coordinator.tasks.problem_file import to_value
 from coordinator.tasks.reward_functions import SCORE_MAX, Job, unsound
-from coordinator.tasks.reward_process import ANSWER_MAX_BYTES, LENGTH, RewardSpec, pack
+from coordinator.tasks.task_process import ANSWER_MAX_BYTES, LENGTH, TaskProcessSpec, pack
 from protocol import limits
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Reward
@@ -68,10 +69,10 @@ class _Place:
     child: "_Child | None" = None
 
 
-class RewardPool:
-    """The reward processes, as many as the operator allows; each is started when it is first needed."""
+class TaskPool:
+    """The task processes, as many as the operator allows; each is started when it is first needed."""
 
-    def __init__(self, spec: RewardSpec) -> None:
+    def __init__(self, spec: TaskProcessSpec) -> None:
         self._spec = spec
         self._places = [_Place(asyncio.Lock()) for _ in range(spec.processes)]
         self._homes: OrderedDict[str, _Place] = OrderedDict()
@@ -112,6 +113,9 @@ class RewardPool:
                 place.child = None
                 try:
                     answer = await question(child)
+                except VerifierDown:
+                    place.child = child
+                    raise
                 except BaseException:
                     await child.end()
                     raise
@@ -129,12 +133,12 @@ class _Child:
         self._listening = asyncio.create_task(self._listen())
 
     @staticmethod
-    async def start(spec: RewardSpec, gaps: set[str]) -> "_Child":
+    async def start(spec: TaskProcessSpec, gaps: set[str]) -> "_Child":
         """Start a child, and return it when it has loaded its functions; add the gaps of its sandbox to `gaps`."""
         scratch = sandbox.make_scratch()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "coordinator.tasks.reward_child"),
+                *(sys.executable, "-P", "-m", "coordinator.tasks.task_child"),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
@@ -143,13 +147,13 @@ class _Child:
             )
         except OSError as error:  # no memory, no file descriptor, no process left
             sandbox.remove_scratch(scratch)
-            raise VerifierDown(f"No reward process can be started: {error}.") from error
+            raise VerifierDown(f"No task process can be started: {error}.") from error
         child = _Child(process, scratch)
         try:
             ready = await child._ask(spec.for_child(scratch), START_TIMEOUT_S)
         except VerifierFailed as failure:
             await child.end()
-            raise VerifierDown(f"The reward process did not start: {failure.message}") from failure
+            raise VerifierDown(f"The task process did not start: {failure.message}") from failure
         except BaseException:
             await child.end()
             raise
@@ -167,8 +171,7 @@ class _Child:
             "timeout_s": timeout_s,
         }
         answer = await self._ask(question, timeout_s)
-        if "error" in answer:
-            raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
+        _require_judged(answer)
         return checked(answer.get("rewards"), [len(text) for text in job.completions])
 
     async def play(self, asked: TurnQuestion, timeout_s: float) -> list[EpisodeAnswer | None]:
@@ -180,8 +183,7 @@ class _Child:
             "timeout_s": timeout_s,
         }
         answer = await self._ask(question, timeout_s)
-        if "error" in answer:
-            raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
+        _require_judged(answer)
         return checked_episodes(answer.get("episodes"), asked)
 
     async def end(self) -> None:
@@ -239,6 +241,13 @@ class _Child:
             if self._printed_bytes > PRINTED_MAX_BYTES:
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _require_judged(answer: dict[str, Any]) -> None:
+    if "error" in answer:
+        raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
+    if "down" in answer:
+        raise VerifierDown(str(answer["down"])[:REASON_MAX_CHARS], hint=str(answer.get("hint", ""))[:REASON_MAX_CHARS])
 
 
 def checked(said: Any, sizes: Sequence[int]) -> list[Reward]:

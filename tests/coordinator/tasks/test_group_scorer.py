@@ -1,23 +1,31 @@
 """The scorer with real processes on a real store: hangs and crashes cost their own groups at most."""
 
 import asyncio
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.service import reward_scorer
-from coordinator.service.reward_scorer import RewardScorer
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from coordinator.base.children import script
+from coordinator.reports import health
+from coordinator.service import group_scorer
+from coordinator.service.group_scorer import GroupScorer
 from coordinator.service.turn_watch import TurnWatch
 from coordinator.store import tables
 from coordinator.store.state import Database
-from coordinator.tasks.reward_process import RewardSpec
 from coordinator.tasks.sandbox import Sandbox
+from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
 from coordinator.transactions.prompts import PromptRef
 from protocol.tasks import Problem
 from protocol.tasks.arithmetic import Arithmetic
 from tests.coordinator.policy_files import policy_files
+from tests.coordinator.tasks.test_reward_judge import FakeJudge, says
 from tests.coordinator.world import World
 
 FUNCTION = """
@@ -60,7 +68,7 @@ def judged(
     until: Callable[[dict[int, str]], bool],
     problem: Callable[[PromptRef], Problem] | None = None,
     *,
-    given_up_max: int = reward_scorer.GIVEN_UP_MAX,
+    given_up_max: int = group_scorer.GIVEN_UP_MAX,
 ) -> dict[int, str]:
     """Let one node answer a group for each prompt, and the scorer work until the states are so."""
     world.judge = replace(world.judge, reward=None)
@@ -68,25 +76,31 @@ def judged(
     for _ in prompts:
         world.earn(key)
     (folder / "mine.py").write_text(FUNCTION)
-    here = Here(world)
     sandbox = Sandbox(writable=(str(folder),))
-    spec = RewardSpec(((f"{folder}/mine.py:fn", 2.0),), timeout_s=60.0, processes=1, sandbox=sandbox)
-
-    async def work() -> None:
-        about = problem or (lambda source: Problem(prompts[source.number]))
-        scoring_all = RewardScorer(here, spec, about, lambda: world.now_ms, pause_s=0.2, given_up_max=given_up_max)
-        running = asyncio.create_task(scoring_all.run())
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                while not until(states(world)):
-                    done, _ = await asyncio.wait([running], timeout=0.05)
-                    assert not done
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(work())
+    spec = TaskProcessSpec(((f"{folder}/mine.py:fn", 2.0),), timeout_s=60.0, processes=1, sandbox=sandbox)
+    about = problem or (lambda source: Problem(prompts[source.number]))
+    asyncio.run(scored_until(world, spec, about, lambda: until(states(world)), given_up_max=given_up_max))
     return states(world)
+
+
+async def scored_until(
+    world: World,
+    spec: TaskProcessSpec,
+    problem: Callable[[PromptRef], Problem],
+    until: Callable[[], bool],
+    *,
+    given_up_max: int = group_scorer.GIVEN_UP_MAX,
+) -> None:
+    scoring_all = GroupScorer(Here(world), spec, problem, lambda: world.now_ms, pause_s=0.2, given_up_max=given_up_max)
+    running = asyncio.create_task(scoring_all.run())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not until():
+                done, _ = await asyncio.wait([running], timeout=0.05)
+                assert not done
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def states(world: World) -> dict[int, str]:
@@ -132,6 +146,62 @@ def test_a_reward_that_is_broken_for_all_gives_few_groups_up_and_goes_on_when_me
     assert "4 groups in a row" in seen[0]
     assert "ValueError: broken" in seen[0]
     assert world.run(scoring.trouble)["down"] is False
+
+
+def test_a_judge_without_a_budget_pauses_the_round_and_loses_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More groups wait than are given up for failures, and the judge is asked again and again."""
+    world.judge = replace(world.judge, reward=None)
+    key = world.join(1)
+    for _ in range(6):
+        world.earn(key)
+    fake = FakeJudge(says("SCORE: 0.5"))
+    spec = TaskProcessSpec(
+        (("judge", 1.0),), timeout_s=60.0, processes=2, sandbox=Sandbox(network=True, writable=(str(tmp_path),))
+    )
+    paused = list[str]()
+    requests_while_paused = list[int]()
+
+    def all_are_judged_after_the_pause() -> bool:
+        trouble = world.run(scoring.trouble)
+        if trouble.get("down") and trouble["ms"] == world.now_ms:
+            requests_while_paused.append(len(fake.requests))
+            paused.append(world.run(health.figures, None, 1)["alarm"])
+            world.now_ms += 1  # the next look is another one
+            if len(paused) == 3:
+                assert "verifier_error" not in states(world).values()
+                add = ["task", "budget", str(tmp_path / "judge"), "--calls", "100"]
+                subprocess.run([script("swarm-coordinator"), *add], check=True, capture_output=True)
+        return "unscored" not in states(world).values()
+
+    async def work() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", fake.answer)
+        server = TestServer(app)
+        await server.start_server()
+        for name, value in {"URL": server.make_url("/v1"), "MODEL": "m", "FOLDER": tmp_path / "judge"}.items():
+            monkeypatch.setenv(f"SWARM_JUDGE_{name}", str(value))
+        monkeypatch.setenv("SWARM_JUDGE_CALLS_MAX", "3")
+        try:
+            await scored_until(world, spec, lambda source: Problem(str(source.number)), all_are_judged_after_the_pause)
+        finally:
+            await server.close()
+
+    with caplog.at_level("INFO", logger=group_scorer.__name__):
+        asyncio.run(work())
+    assert set(states(world).values()) == {"buffered"}
+    assert "The judge's budget is used up: 3 of 3 calls." in paused[0]
+    assert "swarm-coordinator task budget" in paused[0]
+    assert set(requests_while_paused) == {3}
+    assert world.run(scoring.trouble)["down"] is False
+    assert world.run(scoring.trouble)["groups"] == 0
+    logged = [record.message for record in caplog.records]
+    assert len(logged) == 2, logged
+    assert "groups are judged again" in logged[1]
+    batch = world.batch(1)
+    assert batch is not None
+    assert {sample.reward for group in batch.groups for sample in group.samples} == {0.5}
 
 
 def test_completions_that_crash_every_reward_do_not_hold_up_those_behind_them(world: World, tmp_path: Path) -> None:

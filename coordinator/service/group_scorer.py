@@ -1,10 +1,11 @@
-"""The reward scorer: finds accepted groups without rewards, has them judged or played on, and stores the results.
+"""The group scorer: finds accepted groups without rewards, has them judged or played on, and stores the results.
 
 - Waiting groups are read from the store, so a crash at any moment loses nothing.
 - A group that fails is retried in a fresh process, `TRIES` times in all, and then given up with its reason.
 - If groups fail one after the other, the cause is not in the groups: after `GIVEN_UP_MAX` in a row none is given up
   until one is judged. They wait, the status tells the operator, and since batches lack them, nodes get no more work
   than S allows.
+- If nothing can be judged for now, such as with a judge whose budget is used up, groups wait in the same way.
 - Failed groups are retried after all others, so that a group that no reward function can judge does not block a round.
 """
 
@@ -19,8 +20,8 @@ from coordinator.service.turn_watch import TurnWatch
 from coordinator.store.state import Database
 from coordinator.tasks.group_play import GroupPlay
 from coordinator.tasks.reward_functions import Job
-from coordinator.tasks.reward_pool import RewardPool
-from coordinator.tasks.reward_process import RewardSpec
+from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
 from coordinator.transactions.leases import LeaseTerms
@@ -58,13 +59,13 @@ class Here(Protocol):
     async def text(self) -> TaskText: ...
 
 
-class RewardScorer:
+class GroupScorer:
     """The judging of all groups of a round; `problem` returns the problem of a group."""
 
     def __init__(
         self,
         round_: Here,
-        spec: RewardSpec,
+        spec: TaskProcessSpec,
         problem: Callable[[PromptRef], Problem],
         now_ms: Callable[[], int],
         *,
@@ -75,10 +76,14 @@ class RewardScorer:
         self._round, self._spec, self._problem, self._now_ms = round_, spec, problem, now_ms
         self._pause_s, self._given_up_max = pause_s, given_up_max
         self._episodes = episodes or EpisodeSection()
-        self._pool = RewardPool(spec)
+        self._pool = TaskPool(spec)
         self._taken: set[str] = set()
         self._given_up = 0
         """Number of groups given up since the last judged one."""
+        self._stands = ""
+        """The reason why nothing is judged; empty if groups are."""
+        self._halts = 0
+        """Number of times that nothing could be judged: a group that began before the last one ends no halt."""
         self._put_off: set[str] = set()
         """Failed groups that were not given up, and wait until all others were tried."""
 
@@ -127,6 +132,7 @@ class RewardScorer:
 
     async def _settle(self, waiting: Unscored) -> None:
         """Judge one group, or have its episodes go on, and store the result, or its failure if that is final."""
+        halts = self._halts
         try:
             if waiting.episodes:
                 await self._record_answer(waiting, *await self._play(waiting))
@@ -136,11 +142,13 @@ class RewardScorer:
                     scoring.scored, waiting.claim_id, rewards, rules=rules, now_ms=self._now_ms()
                 )
             self._given_up = 0
+            if halts == self._halts:
+                self._go_on()
             self._round.batch_ready.set()
         except VerifierFailed as failure:
             await self._failed(waiting, failure)
         except VerifierDown as failure:
-            await self._stand_still(failure.message)
+            await self._stand_still(failure.message, failure.hint)
         except NotFound:
             pass  # no version is published, so no group can be real
 
@@ -199,7 +207,16 @@ class RewardScorer:
             scoring.give_up, waiting.claim_id, failure.message, audits=self._round.audits, now_ms=self._now_ms()
         )
 
-    async def _stand_still(self, reason: str) -> None:
-        log.error("no rewards: %s", reason)
-        await self._round.database.run(scoring.stand_still, reason, now_ms=self._now_ms())
+    async def _stand_still(self, reason: str, next_step: str = "") -> None:
+        """Record that nothing is judged, log it once for each reason, and wait."""
+        if reason != self._stands:
+            log.error("no rewards, groups wait: %s %s", reason, next_step)
+        self._stands, self._halts = reason, self._halts + 1
+        await self._round.database.run(scoring.stand_still, reason, next_step, now_ms=self._now_ms())
         await asyncio.sleep(self._pause_s)
+
+    def _go_on(self) -> None:
+        """Log that groups are judged again, if none was."""
+        if self._stands:
+            log.info("groups are judged again")
+        self._stands = ""

@@ -1,4 +1,4 @@
-"""A reward process: its functions or its environment, its limits, its environment variables, and its messages.
+"""A task process: its functions or its environment, its limits, its environment variables, and its messages.
 
 A message is JSON after its length; a question is followed by its answer.
 
@@ -8,7 +8,8 @@ to the child    {"functions": [[place, weight], …], "environment": null or [pl
                 {"problem", "key", "turns": [[text, …] or null, …], "over", "timeout_s"}  for each turn of a group
 from the child  {"ready": true, "missing": […]} or {"error": "…"}                  once
                 {"rewards": [[score, status, components, weight, skip], …]} or {"error": "…"}, or
-                {"episodes": [{"read": [text or messages, …], "reward": null or such a list} or null, …]}
+                {"episodes": [{"read": [text or messages, …], "reward": null or such a list} or null, …]}, or
+                {"down": "…", "hint": "…"}  if nothing can be judged for now
 """
 
 import json
@@ -48,7 +49,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
-class RewardSpec:
+class TaskProcessSpec:
     """The functions by their places with their weights, and the limits of a process."""
 
     functions: tuple[tuple[str, float], ...]

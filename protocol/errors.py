@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from protocol.breach import UNSAID, Breach
 from protocol.text.plain import one_line
 
-Fault = Literal["node", "peer", "coordinator", "operator", "network"]
+Fault = Literal["node", "peer", "coordinator", "operator", "network", "caller"]
 
 
 class SwarmError(Exception):
@@ -226,6 +226,18 @@ class BudgetExhausted(SwarmError):
     """The round's remaining budget does not cover another lease."""
 
     code, http_status, fault = "budget_exhausted", 402, "operator"
+
+
+class KeyRefused(SwarmError):
+    """The API key of a query is missing, unknown, expired or revoked."""
+
+    code, http_status, fault = "key_refused", 401, "caller"
+
+
+class KeyBudgetUsed(SwarmError):
+    """The budget of an API key does not cover a query."""
+
+    code, http_status, fault = "key_budget_used", 429, "caller"
 
 
 class UnknownTask(SwarmError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator.rules.lifecycle import GroupState, is_evaluation
+from coordinator.rules.lifecycle import GroupState
 from coordinator.store.tables import IS_OPEN, evaluations, groups, leases, nodes
 from coordinator.transactions import standings
 from coordinator.transactions.admission import NOT_NEEDED, Admitted
@@ -105,8 +105,9 @@ def _left_for(on_trial: bool) -> list[str]:
 
 def _at_work(connection: sa.Connection, *, proven_only: bool) -> tuple[set[str], set[str]]:
     """Return the nodes with open leases, and those of them that measure; with `proven_only`, without newcomers."""
-    held = sa.select(leases.c.node_id, sa.func.min(leases.c.group_no)).where(IS_OPEN).group_by(leases.c.node_id)
+    held = sa.select(leases.c.node_id, sa.func.max(groups.c.evaluation)).where(IS_OPEN).group_by(leases.c.node_id)
+    held = held.join_from(leases, groups, groups.c.group_no == leases.c.group_no)
     if proven_only:
-        held = held.join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(standings.IS_KNOWN)
-    lowest = {node: int(group_no) for node, group_no in connection.execute(held)}
-    return set(lowest), {node for node, group_no in lowest.items() if is_evaluation(group_no)}
+        held = held.join(nodes, nodes.c.node_id == leases.c.node_id).where(standings.IS_KNOWN)
+    measures = {node: evaluation is not None for node, evaluation in connection.execute(held)}
+    return set(measures), {node for node, does in measures.items() if does}

@@ -25,7 +25,7 @@ ELSEWHERE = {
     for kind in (
         SwarmError, errors.NotAuthorised, errors.AgentTooOld, errors.OwnerBanned, errors.OwnerConflict,
         errors.UnknownOwner, errors.StatementStale, errors.TooManyStatements, errors.PayoutFailed,
-        errors.PriceTooHigh, errors.NotInvited,
+        errors.PriceTooHigh, errors.NotInvited, errors.KeyRefused, errors.KeyBudgetUsed,
         errors.FragmentMismatch, errors.UnknownTask, errors.UnknownChunk, errors.NotFound, errors.OutOfOrder,
         errors.ChunkMismatch, errors.PeerFault, errors.ManifestInvalid, errors.PatchInvalid, errors.UntrustedRoot,
         errors.UntrustedMetadata, errors.RolledBack, errors.MetadataExpired, errors.LedgerForked,

@@ -460,6 +460,10 @@ facts = sa.Table(
 )
 
 
+QUERY_WAITS = sa.exists().where(QUERY_OPEN, groups.c.group_no == queries.c.group_no, groups.c.state == "open")
+"""The condition that a query waits for a node."""
+
+
 def is_for_training(group_no: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     """Return the condition that the group is made for the learner: `coordinator.rules.lifecycle` has it in Python."""
     return group_no >= 0

@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from coordinator.rules import lease_allowance
 from coordinator.rules.lease_allowance import admissible_groups, is_stale, room_in_buffer
 from coordinator.store.state import get_fact
-from coordinator.store.tables import IS_OPEN, batches, facts, leases, nodes, parts, rollouts, versions
+from coordinator.store.tables import IS_OPEN, QUERY_WAITS, batches, facts, leases, nodes, parts, rollouts, versions
 from coordinator.store.tables import tally as tally_table
-from coordinator.transactions import newcomers, queries, staleness_bound, standings, tally
+from coordinator.transactions import newcomers, staleness_bound, standings, tally
 from coordinator.transactions.leases import LeaseTerms, is_held_up, last_expired_ms, latest_batch
 from ledger.accounts import BUDGET
 from ledger.prepared import Prepared
@@ -51,7 +51,7 @@ _stands = Prepared(
         .label("visible_update"),
         sa.select(sa.func.max(batches.c.batch)).scalar_subquery().label("learner_update"),
         sa.select(tally_table.c.unfinished).scalar_subquery().label("unfinished"),
-        queries.IS_WAITED_FOR.label("queries_wait"),
+        QUERY_WAITS.label("queries_wait"),
     )
 )
 """The state of the round, for a node that holds `version`."""

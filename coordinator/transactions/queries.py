@@ -19,8 +19,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState, RolloutState
-from coordinator.store.tables import IS_OPEN, QUERY_OPEN, groups, leases, parts, queries, rollouts
-from coordinator.transactions import api_keys
+from coordinator.store.tables import IS_OPEN, QUERY_OPEN, groups, leases, nodes, parts, queries, rollouts
+from coordinator.transactions import admission, api_keys
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.prompts import QUERY
 from ledger.entry import amount
@@ -36,30 +36,26 @@ KEY_OPEN_MAX = 1024
 """Open queries of one key."""
 
 # Built once: making a statement costs more than running it, and these run while queries wait.
-_busy = groups.alias("busy")
 _asked = queries.alias("asked")
 _under_way = (
-    sa.select(sa.func.count())
-    .select_from(_asked.join(_busy, _busy.c.group_no == _asked.c.group_no))
-    .where(_asked.c.api_key == queries.c.api_key, _asked.c.state == sa.text("'open'"))
-    .where(_busy.c.state == GroupState.LEASED.value)
-    .scalar_subquery()
+    sa.select(_asked.c.api_key, sa.func.count().label("leased"))
+    .join_from(_asked, groups, groups.c.group_no == _asked.c.group_no)
+    .where(_asked.c.state == sa.text("'open'"), groups.c.state == GroupState.LEASED.value)
+    .group_by(_asked.c.api_key)
+    .subquery()
 )
 _place = sa.func.row_number().over(partition_by=queries.c.api_key, order_by=queries.c.number)
 _waiting = Prepared(
     sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version, queries.c.samples, queries.c.tokens_max)
     .join_from(queries, groups, groups.c.group_no == queries.c.group_no)
+    .outerjoin(_under_way, _under_way.c.api_key == queries.c.api_key)
     .where(QUERY_OPEN, groups.c.state == GroupState.OPEN.value)
     .where(queries.c.until_ms > sa.bindparam("now", type_=sa.BigInteger))
     .where(queries.c.version.is_(None) | (queries.c.version == sa.bindparam("version", type_=sa.BigInteger)))
-    .order_by(_under_way + _place, queries.c.number)
+    .order_by(sa.func.coalesce(_under_way.c.leased, 0) + _place, queries.c.number)
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
 _asked_for = Prepared(sa.select(queries).where(queries.c.number == sa.bindparam("number")))
-IS_WAITED_FOR = sa.exists().where(
-    QUERY_OPEN, groups.c.group_no == queries.c.group_no, groups.c.state == GroupState.OPEN.value
-)
-"""The condition that a query waits for a node."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +116,13 @@ def ask(
     return numbers
 
 
+def versions_held(connection: sa.Connection, *, terms: LeaseTerms, alive_since_ms: int) -> list[int]:
+    """Return the versions that live nodes hold and may still sample, the newest first."""
+    held = sa.select(nodes.c.version).where(nodes.c.last_seen_ms >= alive_since_ms, nodes.c.version > 0).distinct()
+    found = connection.execute(held.order_by(nodes.c.version.desc())).scalars().all()
+    return [version for version in found if not admission.is_past(connection, version, terms)]
+
+
 def _require_room(connection: sa.Connection, key: int, more: int) -> None:
     counts = sa.select(sa.func.count(), sa.func.count().filter(queries.c.api_key == key)).where(QUERY_OPEN)
     everybody, own = connection.execute(counts).one()
@@ -165,6 +168,12 @@ def record_answer(connection: sa.Connection, number: int, now_ms: int) -> None:
     if _end(connection, number, "answered", now_ms):
         spent = _credited(connection, row.group_no)
         api_keys.settle(connection, row.api_key, reserved_micros=row.reserved_micros, spent_micros=spent)
+
+
+def withdraw_open(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) -> None:
+    """Withdraw those of these queries that are still open; the usual case is that none is."""
+    still = sa.select(queries.c.number).where(queries.c.number.in_(numbers), QUERY_OPEN)
+    withdraw(connection, connection.execute(still).scalars().all(), now_ms=now_ms)
 
 
 def withdraw(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) -> int:

@@ -49,9 +49,9 @@ class SampleReply:
     """None for a part that is not the last one."""
     receipt: str = ""
     token_texts: Sequence[str] = ()
-    """The text that each token adds, as `token_texts` returns it; needed if the query asks for log-probabilities."""
+    """The text that each token adds, as `token_texts` or a `DecodeWindow` returns it, for log-probabilities."""
     offset_chars: int = 0
-    """The characters of the sample's text before this part."""
+    """The characters in the `token_texts` of all parts before this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +221,13 @@ def _message(
 
 
 def _logprobs(sample: SampleReply) -> dict[str, Any]:
-    """Return log-probabilities as a completion has them; a token of the cut part begins where the text ends."""
-    end = sample.offset_chars + len(sample.text)
+    """Return log-probabilities as a completion has them; tokens of a stop string begin at the end of the text."""
     starts = accumulate(map(len, sample.token_texts), initial=sample.offset_chars)
     return {
         "tokens": list(sample.token_texts),
         "token_logprobs": [float(value) for value in sample.logprobs],
         "top_logprobs": None,
-        "text_offset": [min(start, end) for start, _ in zip(starts, sample.logprobs, strict=False)],
+        "text_offset": [start for start, _ in zip(starts, sample.token_texts, strict=False)],
     }
 
 

@@ -305,6 +305,9 @@ CONNECTION_CONTROL_MAX_BYTES = 64 * KIB
 QUERY_MAX_DEPTH = 32
 """Nesting of a query to the endpoint: the JSON schema of a tool has ten levels."""
 
+QUERY_MAX_ITEMS = 100_000
+"""Values of a query, where a list of token ids counts as one: the longest chat has about ten thousand."""
+
 QUERY_PROMPTS_MAX = 64
 """Prompts of one query: each is a group of up to `SAMPLES_MAX` samples."""
 

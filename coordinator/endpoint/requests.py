@@ -410,7 +410,7 @@ def _json(text: str, name: str) -> Any:
     """Return the JSON value in a text; an error names the field `name` that the text is in."""
     try:
         value = _DECODER.decode(text)
-        _require_sound(value)
+        _require_sound(value, name)
     except _NotStrict as error:
         reason = str(error)
     except json.JSONDecodeError as error:
@@ -418,9 +418,7 @@ def _json(text: str, name: str) -> Any:
     except ValueError:
         reason = "a number has too many digits"
     except RecursionError:
-        raise MessageTooLarge(
-            f"{name or 'The body'} is nested more than {limits.QUERY_MAX_DEPTH} deep.", breach=Breach(name)
-        ) from None
+        raise _too_deep(name) from None
     else:
         return value
     raise MalformedMessage(f"{name or 'The body'} is not JSON: {reason}.", hint=_SEND_JSON, breach=Breach(name))
@@ -443,11 +441,13 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 _PLAIN = {int, bool, type(None)}
 
 
-def _require_sound(value: Any) -> None:
-    """Refuse infinite numbers, texts that are no Unicode, and deep nesting; a list of integers costs little."""
-    level, depth = [value], 0
+def _require_sound(value: Any, name: str) -> None:
+    """Refuse infinite numbers, texts that are no Unicode, deep nesting and many values; a list of integers is one."""
+    level, depth, items = [value], 0, 0
     while level:
-        depth += 1
+        depth, items = depth + 1, items + len(level)
+        if items > limits.QUERY_MAX_ITEMS:
+            raise _too_large(name, f"{limits.QUERY_MAX_ITEMS:,} values", items)
         inner: list[Any] = []
         for each in level:
             if isinstance(each, str):
@@ -456,7 +456,7 @@ def _require_sound(value: Any) -> None:
                 raise _NotStrict("a number is too large")
             elif isinstance(each, list | dict):
                 if depth > limits.QUERY_MAX_DEPTH:
-                    raise RecursionError
+                    raise _too_deep(name)
                 if isinstance(each, dict):
                     inner += [*each, *each.values()]
                 elif not set(map(type, each)) <= _PLAIN:
@@ -483,6 +483,12 @@ def _shown(value: Any) -> str:
     return json.dumps(short, ensure_ascii=False) if isinstance(value, str) else short
 
 
+def _too_deep(name: str) -> SwarmError:
+    return MessageTooLarge(
+        f"{name or 'The body'} is nested more than {limits.QUERY_MAX_DEPTH} deep.", breach=Breach(name)
+    )
+
+
 def _missing(name: str) -> SwarmError:
     return MalformedMessage(f"{name} is missing.", hint=f"Send {name}.", breach=Breach(name))
 
@@ -498,7 +504,7 @@ def _refused(name: str, rule: str, value: Any) -> SwarmError:
 
 
 def _too_large(name: str, limit: str, observed: int) -> SwarmError:
-    message = f"{name} is too large: {observed:,}, and the limit is {limit}."
+    message = f"{name or 'The body'} is too large: {observed:,}, and the limit is {limit}."
     return MessageTooLarge(message, breach=Breach(name, limit, str(observed)))
 
 

@@ -180,7 +180,8 @@ WRONG: list[tuple[dict[str, Any], type[SwarmError], str]] = [
     ({"stop": ""}, MalformedMessage, "stop"),
     ({"stop": 5}, MalformedMessage, "stop"),
     ({"stop": ["a", None]}, MalformedMessage, "stop"),
-    ({"stop": ["a"] * 10**6}, MessageTooLarge, "stop"),
+    ({"stop": ["a"] * 10**4}, MessageTooLarge, "stop"),
+    ({"stop": ["a"] * 10**6}, MessageTooLarge, ""),
     ({"stop": "a" * (limits.STOP_MAX_CHARS + 1)}, MessageTooLarge, "stop"),
     ({"top_p": True}, FieldRefused, "top_p"),
     ({"echo": 0}, FieldRefused, "echo"),
@@ -277,7 +278,9 @@ BODIES = {
     "half of a pair": (START + rb'"\ud83d"}', MalformedMessage, "half of a surrogate pair"),
     "a key twice": (START + b'"x", "n": 1, "n": 2}', MalformedMessage, "twice"),
     "a long list": (START + b"[" + b"1," * 2 * 10**6 + b"1]}", MessageTooLarge, "2,000,001, and the limit is 32,768"),
-    "many texts": (START + b"[" + b'"a",' * 10**6 + b'"a"]}', MessageTooLarge, "the limit is 64 prompts"),
+    "many texts": (START + b"[" + b'"a",' * 10**4 + b'"a"]}', MessageTooLarge, "the limit is 64 prompts"),
+    "many lists": (START + b"[" + b"[]," * 10**6 + b"[]]}", MessageTooLarge, "the limit is 100,000 values"),
+    "many objects": (START + b"[" + b"{}," * 10**6 + b"{}]}", MessageTooLarge, "the limit is 100,000 values"),
 }
 
 

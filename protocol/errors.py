@@ -50,6 +50,12 @@ class MessageTooLarge(SwarmError):
     code, http_status, fault = "message_too_large", 413, "node"
 
 
+class FieldRefused(SwarmError):
+    """A field of a query is unknown, out of range, or has a value that the endpoint does not offer."""
+
+    code, http_status, fault = "field_refused", 400, "operator"
+
+
 class NotCanonical(SwarmError):
     """The message can be decoded, but it is not in the canonical encoding."""
 

@@ -34,35 +34,57 @@ def findings(folder: Path, reward: str, *settings: str, problems: str = PROBLEMS
     return asyncio.run(check(config, folder / "thrown away"))
 
 
-def documented(folder: Path) -> Path:
-    """The files of the manual, as a reader copies them."""
-    code, *_ = re.findall(r"```python\n(.*?)```", MANUAL, re.DOTALL)
-    round_, *_ = re.findall(r"```toml\n(.*?)```", MANUAL, re.DOTALL)
-    (folder / "my_task.py").write_text(code)
-    (folder / "my_round.toml").write_text(round_)
-    return folder / "my_round.toml"
+def documented(folder: Path) -> None:
+    """Write the files of the manual as a reader copies them; a block that names a file again continues it."""
+    blocks = re.findall(r"```(?:python|toml)\n# ([\w.]+)\n(.*?)```", MANUAL, re.DOTALL)
+    assert len(blocks) == len(re.findall(r"```(?:python|toml)\n", MANUAL)), "each block names its file"
+    for name, text in blocks:
+        with (folder / name).open("a") as file:
+            file.write(text)
+    (rows,) = re.findall(r"```json\n(.*?)```", MANUAL, re.DOTALL)
+    (folder / "problems.jsonl").write_text(rows)
 
 
-def test_the_documented_lesson_is_sound(tmp_path: Path) -> None:
-    """The example of weights and spans, on problems that it fits."""
-    _, lesson, *_ = re.findall(r"```python\n(.*?)```", MANUAL, re.DOTALL)
-    assert findings(tmp_path, lesson) == []
-
-
-def test_the_documented_task_is_sound(tmp_path: Path) -> None:
-    """The commands of the manual, as they are typed."""
-    path = documented(tmp_path)
+def checked(folder: Path, name: str, *settings: str) -> set[str]:
+    """Run `task check` as a reader types it, and return the codes of its findings."""
+    overrides = [word for setting in settings for word in ("--set", setting)]
     done = subprocess.run(
-        [script("swarm-coordinator"), "task", "check", path.name, "--json"],
-        cwd=tmp_path,
+        [script("swarm-coordinator"), "task", "check", name, "--json", *overrides],
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert {each["code"] for each in json.loads(done.stdout)} == {"duplicates"}, (
-        "ten thousand prompts, four thousand drawn"
-    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {each["code"] for each in json.loads(done.stdout)}
+
+
+def test_the_documented_lesson_is_sound(tmp_path: Path) -> None:
+    """The example of weights and spans, on problems that it fits."""
+    documented(tmp_path)
+    lesson = (tmp_path / "my_lesson.py").read_text()
+    assert findings(tmp_path, lesson) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("data_round.toml", {"no_held_out", "few_problems"}),  # two problems
+        ("my_round.toml", {"duplicates"}),  # ten thousand prompts, four thousand drawn
+        ("env_round.toml", {"duplicates"}),
+    ],
+)
+def test_the_documented_rounds_are_sound(tmp_path: Path, name: str, codes: set[str]) -> None:
+    documented(tmp_path)
+    assert checked(tmp_path, name) == codes
+
+
+def test_the_documented_tools_are_sound(tmp_path: Path) -> None:
+    documented(tmp_path)
+    write_policy(tmp_path / "model")
+    template = "{{ tools or '' }}{% for each in messages %}{{ each.content }}{% endfor %}"
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    assert checked(tmp_path, "my_tools.py", "model.path=model", "sampling.max_new_tokens=64") <= {"duplicates"}
 
 
 BETTER_WRONG = "def reward(completions, answer): return [float(a != b) for a, b in zip(completions, answer)]"

@@ -18,6 +18,7 @@ from aiohttp import web
 from coordinator.api import (
     appeals,
     auditor,
+    completions,
     learner,
     ledger,
     nodes,
@@ -90,6 +91,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         stats,
         probes,
         appeals,
+        completions,
         *([learner, auditor, operator] if round_.leads else []),
     )
     tables = [module.routes for module in modules]

@@ -17,6 +17,7 @@ import typer
 from coordinator.base import logs
 from coordinator.base.files import private_from_now_on
 from coordinator.commands import (
+    api_keys,
     appeals,
     audit,
     backup,
@@ -58,6 +59,7 @@ app.add_typer(evaluate.app, name="eval")
 app.add_typer(samples.app, name="samples")
 app.add_typer(task.app, name="task")
 app.add_typer(policy.app, name="policy")
+app.add_typer(api_keys.app, name="api-keys")
 app.command(
     epilog=lesson(
         "swarm-coordinator calibrate round.toml --node NODE_ID --class vllm/bf16/cuda",

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from protocol.breach import UNSAID, Breach
 from protocol.text.plain import one_line
 
-Fault = Literal["node", "peer", "coordinator", "operator", "network"]
+Fault = Literal["node", "peer", "coordinator", "operator", "network", "caller"]
 
 
 class SwarmError(Exception):
@@ -48,6 +48,12 @@ class MessageTooLarge(SwarmError):
     """The message exceeds a size, count or depth limit of `protocol.limits`."""
 
     code, http_status, fault = "message_too_large", 413, "node"
+
+
+class FieldRefused(SwarmError):
+    """A field of a query is unknown, out of range, or has a value that the endpoint does not offer."""
+
+    code, http_status, fault = "field_refused", 400, "operator"
 
 
 class NotCanonical(SwarmError):
@@ -226,6 +232,18 @@ class BudgetExhausted(SwarmError):
     """The round's remaining budget does not cover another lease."""
 
     code, http_status, fault = "budget_exhausted", 402, "operator"
+
+
+class KeyRefused(SwarmError):
+    """The API key of a query is missing, unknown, expired or revoked."""
+
+    code, http_status, fault = "key_refused", 401, "caller"
+
+
+class KeyBudgetUsed(SwarmError):
+    """The budget of an API key does not cover a query."""
+
+    code, http_status, fault = "key_budget_used", 429, "caller"
 
 
 class UnknownTask(SwarmError):

@@ -301,3 +301,24 @@ bytes costs us about 5 microseconds, so a flood can take 20 ms of every 10 s."""
 
 CONNECTION_CONTROL_MAX_BYTES = 64 * KIB
 """Answers (pongs, resets) queued for a peer that does not read: about five thousand."""
+
+QUERY_MAX_DEPTH = 32
+"""Nesting of a query to the endpoint: the JSON schema of a tool has ten levels."""
+
+QUERY_MAX_ITEMS = 100_000
+"""Values of a query, where a list of token ids counts as one: the longest chat has about ten thousand."""
+
+QUERY_PROMPTS_MAX = 64
+"""Prompts of one query: each is a group of up to `SAMPLES_MAX` samples."""
+
+QUERY_MESSAGES_MAX = 1024
+"""Messages of a chat: `TURNS_MAX` turns with two calls of tools each."""
+
+QUERY_TOOLS_MAX = 128
+"""Tools of a chat, as many as the services that clients are written for accept."""
+
+STOPS_MAX, STOP_MAX_CHARS = 16, 128
+"""Stop strings of a query: each is searched for in every new piece of text."""
+
+TOKEN_ID_MAX = 2**31 - 1
+"""The largest id of a token that a query may contain: it fits into 32 bits. The policy's vocabulary is far smaller."""

@@ -219,16 +219,21 @@ def reply_json(value: Any) -> web.Response:
     return web.json_response(value, headers={"Cache-Control": "no-store"})
 
 
+def error_headers(error: SwarmError) -> dict[str, str] | None:
+    """Return the headers of an error that say when to come again."""
+    if isinstance(error, Overloaded):  # random, so that clients rejected together do not come back together
+        return {"Retry-After": str(random.randint(*RETRY_AFTER_S))}
+    if isinstance(error, TooManyStatements):
+        return {"Retry-After": str(error.retry_after_s)}
+    return None
+
+
 def _error(request: web.Request, error: SwarmError) -> web.Response:
     accepted = request.headers.get("Accept", "")
     page = request.app.get(ERROR_PAGE)
     if page and isinstance(error, NotFound) and "html" in accepted and not request.path.startswith("/v1/"):
         return page(request, error)
-    headers = None
-    if isinstance(error, Overloaded):  # random, so that clients rejected together do not come back together
-        headers = {"Retry-After": str(random.randint(*RETRY_AFTER_S))}
-    elif isinstance(error, TooManyStatements):
-        headers = {"Retry-After": str(error.retry_after_s)}
+    headers = error_headers(error)
     if "json" in accepted or "html" in accepted:
         text, kind = json.dumps(error.to_wire()), "application/json"
         return web.Response(text=text, content_type=kind, status=error.http_status, headers=headers)

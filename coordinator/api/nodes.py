@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -109,13 +110,15 @@ async def newer_version(request: web.Request) -> web.Response:
 
 @routes.post("/v1/leases")
 async def lease(request: web.Request) -> web.Response:
-    """Offer leases; if only a newer version can bring some, hold the answer until there is one."""
+    """Offer leases; if only a newer version or a query can bring some, hold the answer until there is one."""
     round_ = request.app[ROUND]
-    draw = await round_.draw()
+    draw, change = await round_.draw(), round_.next_change  # a change during the offer counts, too
     offered = await act(request, LeaseRequest, offers.offer, terms=round_.terms, draw=draw, place=_place(request))
     if offered.reason == "ahead":
-        newest = await round_.version_after(offered.newest_version, patience_s=HOLD_S)
-        offered = offered.model_copy(update={"newest_version": newest})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HOLD_S):
+                await change.wait()
+        offered = offered.model_copy(update={"newest_version": round_.news.version})
     return reply(offered)
 
 
@@ -145,6 +148,7 @@ async def submit(request: web.Request) -> web.Response:
     verdicts = await commit(request, said, _take_all, rollouts=rollouts, judge=judge)
     round_.batch_ready.set()
     round_.unscored.set()
+    round_.query_watch.look()
     turns = await _next_turns(request, said, rollouts, verdicts) if round_.plays and round_.leads else ()
     return reply(SubmissionReply(verdicts=verdicts, leases=turns))
 

@@ -71,11 +71,16 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/v1/operator/appeals": JSON, "/v1/operator/appeals/{number}": JSON,
     "/stats/{file}": ("text/csv", JSON, "application/xml", "application/gzip"),
     "/static/{name}": ("text/css", "text/javascript", "image/svg+xml"),
+    "/v1/models": JSON, "/v1/completions": (JSON, "text/event-stream"),
+    "/v1/chat/completions": (JSON, "text/event-stream"),
 }  # fmt: skip
 """Content types of replies that are not messages; all others are bytes."""
 
 OPERATORS = ("/v1/learner/", "/v1/auditor/", "/v1/operator/", "/v1/measured")
 """Prefixes of the paths that require the operator's token."""
+
+KEYED = ("/v1/models", "/v1/completions", "/v1/chat/completions")
+"""The paths that require an API key, and whose bodies and errors have OpenAI's forms (docs/endpoint.md)."""
 
 ERROR = {
     "type": "object",
@@ -111,7 +116,10 @@ def describe(tables: Sequence[Routes]) -> dict[str, Any]:
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": {**schemas["$defs"], "Error": ERROR},
-            "securitySchemes": {"operator": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "operator": {"type": "http", "scheme": "bearer"},
+                "api_key": {"type": "http", "scheme": "bearer"},
+            },
         },
     }
 
@@ -130,6 +138,9 @@ def _operation(route: web.RouteDef, path: str, parameters: list[dict[str, Any]])
     }
     if path.startswith(OPERATORS):
         operation["security"] = [{"operator": []}]
+    if path in KEYED:
+        operation["security"] = [{"api_key": []}]
+        operation["responses"]["default"] = {"description": "An error in OpenAI's form.", "content": {JSON: {}}}
     if route.method in ("POST", "PUT"):
         operation["requestBody"] = _body(path, asked)
     return operation
@@ -139,6 +150,8 @@ def _body(path: str, asked: Kind | None) -> dict[str, Any]:
     if path in SIGNED and asked is not None:
         said = f"A signed request around the message {asked.__name__}."
         return {"description": said, "required": True, "content": {MSGPACK: {"x-message": _ref(asked)}}}
+    if path in KEYED:
+        return {"description": "docs/endpoint.md", "required": True, "content": {JSON: {"schema": {"type": "object"}}}}
     kind, schema = (MSGPACK, {"schema": _ref(asked)}) if asked is not None else (BYTES, {})
     return {"required": True, "content": {kind: schema}}
 

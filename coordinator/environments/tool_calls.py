@@ -300,7 +300,7 @@ _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": Fal
 
 def _typed(value: str, schema: Mapping[str, Any]) -> Any:
     """Return a text as its parameter's type; a text that has another type stays a text."""
-    kinds = {option.get("type") for option in (schema, *schema.get("anyOf", ()))} - {None}
+    kinds = _kinds(schema)
     if not kinds or "string" in kinds:
         return value
     if value.strip() in _WORDS:
@@ -310,6 +310,16 @@ def _typed(value: str, schema: Mapping[str, Any]) -> Any:
     except _BadCall:
         return value
     return made if _skip(value, end) == len(value) else value
+
+
+def _kinds(schema: Any) -> set[str]:
+    """Return the types that a schema names; a schema may come from a client, and have any form."""
+    options = schema.get("anyOf") if isinstance(schema, Mapping) else None
+    kinds: set[str] = set()
+    for option in (schema, *(options if isinstance(options, list | tuple) else ())):
+        named = option.get("type") if isinstance(option, Mapping) else None
+        kinds.update(each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str))
+    return kinds
 
 
 PYTHON_TAG = "<|python_tag|>"

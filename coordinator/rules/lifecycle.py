@@ -1,6 +1,7 @@
 """The lifecycle of groups and rollouts: their states, and the moves between them. Pure.
 
-- A group is a prompt that is worked on until the learner has a rollout of it, or an evaluation has.
+- A group is a prompt that is worked on until there is a rollout of it: for the learner, for an evaluation, or for a
+  query of the endpoint.
 - A rollout is a claim that was accepted; the rollout that answers a group first is used, others are only paid.
 - `coordinator.transactions.leases.set_group` moves groups, `coordinator.transactions.rollouts.move` moves rollouts.
   Both compare and set: a move that is not listed here changes nothing.
@@ -42,6 +43,8 @@ class RolloutState(StrEnum):
     """The rollout waits for a batch."""
     MEASURED = "measured"
     """The rollout is part of an evaluation."""
+    SERVED = "served"
+    """The rollout answers a query of the endpoint."""
     BATCHED = "batched"
     STALE = "stale"
     """The rollout became older than the staleness bound before a batch took it."""
@@ -57,9 +60,9 @@ class RolloutState(StrEnum):
     """The rollout could not be judged: paid, and never trained on."""
 
 
-def is_evaluation(group_no: int) -> bool:
-    """Return True if an evaluation made the group; such groups have negative numbers."""
-    return group_no < 0
+def is_for_learner(group_no: int) -> bool:
+    """Return True if the group was made for the learner; those of evaluations and queries have negative numbers."""
+    return group_no >= 0
 
 
 UNFINISHED = (GroupState.LEASED, GroupState.ACCEPTED, GroupState.TURN)
@@ -101,6 +104,7 @@ ROLLOUT_MOVES: Mapping[RolloutState, tuple[RolloutState, ...]] = {
         RolloutState.RETRACTED,
     ),
     RolloutState.MEASURED: (RolloutState.RETRACTED,),
+    RolloutState.SERVED: (RolloutState.RETRACTED,),
     RolloutState.BATCHED: (),
     RolloutState.STALE: (),
     RolloutState.SURPLUS: (),
@@ -109,7 +113,10 @@ ROLLOUT_MOVES: Mapping[RolloutState, tuple[RolloutState, ...]] = {
     RolloutState.RETRACTED: (),
     RolloutState.UNJUDGED: (),
 }
-"""The states that may follow each state of a rollout; the first state is unscored, buffered, measured or surplus."""
+"""The states that may follow each state of a rollout.
+
+The first state is unscored, buffered, measured, served or surplus.
+"""
 
 
 def groups_before(state: GroupState) -> list[GroupState]:

@@ -30,6 +30,7 @@ from coordinator.rules.calibration import Calibration
 from coordinator.service import local_nodes, opening
 from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication
+from coordinator.service.query_watch import QueryWatch
 from coordinator.service.turn_watch import TurnWatch
 from coordinator.store.state import Database, get_fact, set_fact
 from coordinator.tasks.chat import Chat
@@ -115,6 +116,7 @@ class Round:
         self.unscored = asyncio.Event()
         """Set when a group was accepted whose rewards need a process."""
         self.turn_watch = TurnWatch()
+        self.query_watch = QueryWatch(self.database)
         self.seeder: Peer | None = None
         self.seeder_up = 0.0
         """Bytes that the seeder sent in its best recent second."""
@@ -244,8 +246,17 @@ class Round:
         news = await self.database.run(News.read)
         if news != self.news:
             self.news = news
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self.wake_idle_nodes()
+
+    def wake_idle_nodes(self) -> None:
+        """Let nodes that wait for a newer version ask again, since there is other work."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def next_change(self) -> asyncio.Event:
+        """Return the event that is set when there is a newer version, or other work for idle nodes."""
+        return self._changed
 
     async def version_after(self, version: int, *, patience_s: float) -> int:
         """Return the newest version, as soon as it is above `version` or after `patience_s`."""

@@ -148,12 +148,12 @@ nonces = sa.Table(
     sa.Column("sent_ms", sa.BigInteger, nullable=False, index=True),
 )
 
-# Groups: those for the learner are numbered from 0 up, those of evaluations below 0.
+# Groups: those for the learner are numbered from 0 up, those of evaluations and of queries below 0.
 groups = sa.Table(
     "groups",
     metadata,
     sa.Column("group_no", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("split", sa.String, nullable=False),  # split of the task, and the problem's number in it
+    sa.Column("split", sa.String, nullable=False),  # of the task, and the problem's number; or `query` and its number
     sa.Column("prompt", sa.Integer, nullable=False),
     sa.Column("evaluation", sa.Integer, nullable=True, index=True),
     sa.Column("state", sa.String, nullable=False, index=True),  # open, leased, accepted, turn, trained
@@ -259,7 +259,8 @@ rollouts = sa.Table(
     ),  # components of the rewards, as in `coordinator.transactions.reward_columns`
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
-    # unscored, turn, part, buffered, batched, stale, unused, surplus, alike, retracted, verifier_error, measured
+    # unscored, turn, part, buffered, batched, stale, unused, surplus, alike, retracted, verifier_error, measured,
+    # served
     sa.Column("state", sa.String, nullable=False),
     sa.Column("batch", sa.Integer, nullable=True),
 )
@@ -404,6 +405,43 @@ evaluations = sa.Table(
     sa.Column("result", sa.JSON, nullable=True),  # as in `coordinator.rules.scores`
 )
 
+# Keys to the endpoint, and the budget of each in micro-units.
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("name", sa.String, nullable=False, unique=True),
+    sa.Column("digest", sa.String, nullable=False, unique=True),  # of the key, which is not stored
+    sa.Column("budget_micros", sa.BigInteger, nullable=False),
+    sa.Column("spent_micros", sa.BigInteger, nullable=False),  # credited to nodes for its queries
+    sa.Column("reserved_micros", sa.BigInteger, nullable=False),  # what its open queries may cost at their dearest
+    sa.Column("made_ms", sa.BigInteger, nullable=False),
+    sa.Column("expires_ms", sa.BigInteger, nullable=True),
+    sa.Column("revoked_ms", sa.BigInteger, nullable=True),
+)
+
+# Prompts that callers of the endpoint want completed: each is one group.
+queries = sa.Table(
+    "queries",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("api_key", sa.Integer, nullable=False),
+    sa.Column("group_no", sa.Integer, nullable=False, unique=True),
+    sa.Column("state", sa.String, nullable=False),  # open, answered, withdrawn
+    sa.Column("version", sa.BigInteger, nullable=True),  # the only version that may answer it
+    sa.Column("prompt", sa.LargeBinary, nullable=False),  # tokens, 32-bit little-endian
+    sa.Column("samples", sa.Integer, nullable=False),
+    sa.Column("tokens_max", sa.Integer, nullable=False),  # of a completion
+    sa.Column("seed", sa.BigInteger, nullable=True),  # null: any
+    sa.Column("reserved_micros", sa.BigInteger, nullable=False),
+    sa.Column("asked_ms", sa.BigInteger, nullable=False),
+    sa.Column("until_ms", sa.BigInteger, nullable=False),  # its caller waits no longer
+    sa.Column("ended_ms", sa.BigInteger, nullable=True),
+)
+QUERY_OPEN = queries.c.state == sa.text("'open'")
+"""The queries that wait for an answer. The value is literal text, so that SQLite can use the index."""
+sa.Index("queries_open", queries.c.api_key, queries.c.number, sqlite_where=QUERY_OPEN, postgresql_where=QUERY_OPEN)
+
 versions = sa.Table(
     "versions",
     metadata,
@@ -422,6 +460,10 @@ facts = sa.Table(
 )
 
 
+QUERY_WAITS = sa.exists().where(QUERY_OPEN, groups.c.group_no == queries.c.group_no, groups.c.state == "open")
+"""The condition that a query waits for a node."""
+
+
 def is_for_training(group_no: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Return the condition that the learner trains on the group: `coordinator.rules.lifecycle.is_evaluation` in SQL."""
+    """Return the condition that the group is made for the learner: `coordinator.rules.lifecycle` has it in Python."""
     return group_no >= 0

@@ -50,7 +50,11 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Any] = ()) -> str:
         """Return the messages as text that ends where the policy's answer begins; `tools` are JSON schemas."""
-        return self._render([message._asdict() for message in messages], tools)
+        return self.render_fields([message._asdict() for message in messages], tools)
+
+    def render_fields(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
+        """Return messages with further fields, such as calls of tools, in the same form."""
+        return self._render(messages, tools)
 
     def after_turn(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
         """Return the text from the end of a turn, its end token included, to the begin of the next turn.

@@ -5,7 +5,7 @@
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -35,6 +35,10 @@ class Coder:
         """Encode text as it is, and messages with the policy's template; no tokens are added."""
         return self.codec.encode(prompt if isinstance(prompt, str) else self._template.render(prompt, tools))
 
+    def encode_messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[int]:
+        """Encode a chat of any fields that the policy's template may read."""
+        return self.codec.encode(self._template.render_fields(messages, tools))
+
     def observed(self, problem: Problem, observation: Observation, turn: Sequence[int], ends: frozenset[int]) -> bytes:
         """Return the packed tokens to add to an episode after a turn: what the policy reads before its next turn."""
         if isinstance(problem.prompt, str):
@@ -62,6 +66,8 @@ class TaskText(Coder):
         self.problem: Callable[[PromptRef], Problem] = lru_cache(PROBLEMS_KEPT)(partial(problem_of, task))
         """The cached lookup of a problem; each sample of a group is judged with the same problem."""
         self.bounds = policy_bounds(read_file, max_new_tokens)
+        self.positions = positions_of(read_file)
+        """The most tokens of a prompt with its completion; 0 if the policy does not say."""
 
     @property
     def judges(self) -> bool:
@@ -100,6 +106,11 @@ class TaskText(Coder):
     def judged_text(self, completion: Sequence[int]) -> str:
         """Return the text to judge: all before the end token, or the whole completion if it did not end."""
         return self.decode(completion[:-1] if completion[-1] in self.bounds.end_tokens else completion)
+
+
+def positions_of(read_file: ReadFile) -> int:
+    """Return the number of a policy's positions, read from its files; 0 if they do not say."""
+    return int(json.loads(read_file("config.json")).get("max_position_embeddings") or 0)
 
 
 def policy_bounds(read_file: ReadFile, max_new_tokens: int) -> PolicyBounds:

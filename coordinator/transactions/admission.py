@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from coordinator.rules import lease_allowance
 from coordinator.rules.lease_allowance import admissible_groups, is_stale, room_in_buffer
 from coordinator.store.state import get_fact
-from coordinator.store.tables import IS_OPEN, batches, facts, leases, nodes, parts, rollouts, versions
+from coordinator.store.tables import IS_OPEN, QUERY_WAITS, batches, facts, leases, nodes, parts, rollouts, versions
 from coordinator.store.tables import tally as tally_table
 from coordinator.transactions import newcomers, staleness_bound, standings, tally
 from coordinator.transactions.leases import LeaseTerms, is_held_up, last_expired_ms, latest_batch
@@ -51,6 +51,7 @@ _stands = Prepared(
         .label("visible_update"),
         sa.select(sa.func.max(batches.c.batch)).scalar_subquery().label("learner_update"),
         sa.select(tally_table.c.unfinished).scalar_subquery().label("unfinished"),
+        QUERY_WAITS.label("queries_wait"),
     )
 )
 """The state of the round, for a node that holds `version`."""
@@ -93,6 +94,8 @@ class Admitted(NamedTuple):
     on_trial: bool = False
     """True if it gets only trials, as a newcomer; it may begin `trials` of them."""
     trials: int = 0
+    queries_wait: bool = False
+    """True if queries of the endpoint wait for a node."""
 
 
 def how_many(
@@ -116,7 +119,7 @@ def how_many(
     if not reason:
         admissible = min(left, _share_left(connection, worker.owner, window, terms, now_ms, proven_only=others_ask))
         count, reason = _for_learner(connection, stands, worker, message, admissible, terms, now_ms)
-    return Admitted(count, reason, stands.newest or 0, others_ask, on_trial, trials)
+    return Admitted(count, reason, stands.newest or 0, others_ask, on_trial, trials, bool(stands.queries_wait))
 
 
 def _room_for(connection: sa.Connection, stands: Any, terms: LeaseTerms) -> tuple[int, int]:

@@ -221,7 +221,7 @@ def group(connection: sa.Connection, row: Any) -> TrainingGroup:
     lease = Lease.from_bytes(row["offer"])
     rewards = np.frombuffer(row["rewards"], dtype="<f4").tolist()
     lessons = reward_columns.learned(row["marks"], len(rewards))
-    wholes, earlier = _of_turns(connection, row) if lease.turn_tokens_max else _of_parts(connection, row)
+    wholes, earlier = whole_samples(connection, row)
     samples = tuple(
         TrainingSample(tokens=tokens, logprobs=logprobs, reward=reward, sampled=sampled, weight=weight, skip=skip)
         for (tokens, logprobs, sampled), reward, (weight, skip) in zip(wholes, rewards, lessons, strict=True)
@@ -233,6 +233,12 @@ def group(connection: sa.Connection, row: Any) -> TrainingGroup:
         samples=samples,
         earlier=earlier,
     )
+
+
+def whole_samples(connection: sa.Connection, row: Any) -> tuple[list[WholeSample], tuple[Earlier, ...]]:
+    """Return the samples of a stored rollout with what it continued, and the claims of earlier nodes or turns."""
+    is_turn = Lease.from_bytes(row["offer"]).turn_tokens_max > 0
+    return _of_turns(connection, row) if is_turn else _of_parts(connection, row)
 
 
 def _of_turns(connection: sa.Connection, row: Any) -> tuple[list[WholeSample], tuple[Earlier, ...]]:

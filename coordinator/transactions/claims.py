@@ -30,7 +30,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from coordinator.rules.lease_allowance import is_stale
-from coordinator.rules.lifecycle import GroupState, RolloutState, is_evaluation
+from coordinator.rules.lifecycle import GroupState, RolloutState, is_for_learner
 from coordinator.store.tables import (
     IS_OPEN,
     batches,
@@ -49,6 +49,7 @@ from coordinator.transactions import (
     evaluations,
     foresight,
     partial_rollouts,
+    queries,
     reward_columns,
     turns,
 )
@@ -57,7 +58,7 @@ from coordinator.transactions.checked_rollouts import CheckedRollout, Unreadable
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.partial_rollouts import SignedFragment, Told
-from coordinator.transactions.prompts import PromptRef
+from coordinator.transactions.prompts import QUERY, PromptRef
 from ledger.accounts import BUDGET
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
@@ -203,7 +204,7 @@ def _check(
     lease = Lease.from_bytes(row.offer)
     policy_update, learner_update, free_micros = _stands(connection, version=lease.version).single_row()
     bound = judge.terms.staleness
-    is_extra = row.surplus or is_evaluation(row.group_no)  # the learner does not wait for it
+    is_extra = row.surplus or not is_for_learner(row.group_no)  # the learner does not wait for it
     late = is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update)
     if late and not is_extra:  # (6)
         raise _stale(lease.version, policy_update, learner_update, bound)
@@ -250,7 +251,9 @@ def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Ju
     _enter(connection, sound, judge, now_ms)
     if sound.is_extra:
         escrow.used(connection, [pending.claim_id], terms=judge.audits, now_ms=now_ms)
-        if is_evaluation(row.group_no):
+        if row.split == QUERY:
+            queries.record_answer(connection, row.prompt, now_ms)
+        elif not is_for_learner(row.group_no):
             evaluations.record_group(connection, row.group_no, now_ms)
     return _verdict("accepted", lease.lease_id, pending.tokens, pending.amount_micros)
 
@@ -283,7 +286,7 @@ def _stale(version: int, policy_update: int, learner_update: int, bound: int) ->
 
 def _rewards(whole: Sequence[Tokens], source: PromptRef, judge: Judge) -> dict[str, Any]:
     """Return the samples' rewards if the task is built in; else unknown ones, which are known later."""
-    if judge.reward is None:
+    if judge.reward is None or source.split == QUERY:
         return reward_columns.unknown(len(whole))
     return reward_columns.stored([judge.reward(source, tokens.tolist()) for tokens in whole])
 
@@ -297,9 +300,7 @@ def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], j
     lease, surplus = sound.row, sound.is_surplus
     lease_id = lease.lease_id
     place = {"lease_id": lease_id, "group_no": lease.group_no, "node_id": lease.node_id}
-    scored = RolloutState.MEASURED if sound.is_extra and is_evaluation(lease.group_no) else RolloutState.BUFFERED
-    state = RolloutState.SURPLUS if surplus else scored if judge.reward else RolloutState.UNSCORED
-    _accepted(connection, state=str(state), **place, **accepted)
+    _accepted(connection, state=str(_first_state(sound, judge)), **place, **accepted)
     lease_table.advance(connection, lease, LeaseEvent.ACCEPT, judge.terms, now_ms)
     if lease.has_told:
         partial_rollouts.forget(connection, [lease_id])
@@ -309,6 +310,17 @@ def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], j
         lease_table.answered(connection, lease)
     elif not lease.surplus:
         lease_table.reopen(connection, lease.group_no)
+
+
+def _first_state(sound: _Sound, judge: Judge) -> RolloutState:
+    """Return the state in which a rollout is stored."""
+    if sound.is_surplus:
+        return RolloutState.SURPLUS
+    if sound.row.split == QUERY:
+        return RolloutState.SERVED
+    if judge.reward is None:
+        return RolloutState.UNSCORED
+    return RolloutState.BUFFERED if is_for_learner(sound.row.group_no) else RolloutState.MEASURED
 
 
 def _remember(

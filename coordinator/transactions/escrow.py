@@ -30,7 +30,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules import trust
-from coordinator.rules.lifecycle import RolloutState, is_evaluation
+from coordinator.rules.lifecycle import RolloutState, is_for_learner
 from coordinator.rules.trust import Finding
 from coordinator.store.state import get_fact
 from coordinator.store.tables import HELD, LOST, WAITS, audits, leases, nodes, rollouts
@@ -41,6 +41,7 @@ from coordinator.transactions import (
     lottery,
     owners,
     partial_rollouts,
+    queries,
     standings,
     turns,
 )
@@ -368,8 +369,9 @@ def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> s
     for row in taken:
         turns.abandon(connection, row.group_no)
         lease_table.reopen(connection, row.group_no)
-        if is_evaluation(row.group_no):
+        if not is_for_learner(row.group_no):
             evaluations.record_group(connection, row.group_no, now_ms)
+            queries.refund(connection, row.group_no)
     return _use(connection, [row.claim_id for row in taken])
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator.rules.lifecycle import GroupState, is_evaluation
+from coordinator.rules.lifecycle import GroupState
 from coordinator.store.tables import IS_OPEN, evaluations, groups, leases, nodes
 from coordinator.transactions import standings
 from coordinator.transactions.admission import NOT_NEEDED, Admitted
@@ -110,8 +110,9 @@ def _at_work(connection: sa.Connection, *, proven_only: bool) -> tuple[set[str],
     """
     leased = sa.select(leases.c.node_id, leases.c.group_no).where(IS_OPEN)
     held = sa.union_all(leased, standings.LAST_TURNS).subquery()
-    lowest_of_each = sa.select(held.c.node_id, sa.func.min(held.c.group_no)).group_by(held.c.node_id)
+    measured = sa.select(held.c.node_id, sa.func.max(groups.c.evaluation)).group_by(held.c.node_id)
+    measured = measured.join_from(held, groups, groups.c.group_no == held.c.group_no)
     if proven_only:
-        lowest_of_each = lowest_of_each.join(nodes, nodes.c.node_id == held.c.node_id).where(standings.IS_KNOWN)
-    lowest = {node: int(group_no) for node, group_no in connection.execute(lowest_of_each)}
-    return set(lowest), {node for node, group_no in lowest.items() if is_evaluation(group_no)}
+        measured = measured.join(nodes, nodes.c.node_id == held.c.node_id).where(standings.IS_KNOWN)
+    measures = {node: evaluation is not None for node, evaluation in connection.execute(measured)}
+    return set(measures), {node for node, does in measures.items() if does}

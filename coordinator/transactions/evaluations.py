@@ -170,6 +170,8 @@ def axes(connection: sa.Connection, update: int) -> dict[str, float]:
 def record_group(connection: sa.Connection, group_no: int, now_ms: int) -> None:
     """Update an evaluation after one of its groups was answered, or its answer retracted."""
     number = connection.execute(sa.select(groups.c.evaluation).where(groups.c.group_no == group_no)).scalar_one()
+    if number is None:
+        return  # the group of a query
     state = connection.execute(sa.select(evaluations.c.state).where(evaluations.c.number == number)).scalar_one()
     left = sa.select(groups.c.group_no).where(groups.c.evaluation == number, groups.c.state.in_(UNANSWERED))
     unscored = sa.select(rollouts.c.claim_id).join(groups, groups.c.group_no == rollouts.c.group_no)

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.rules import lease_allowance
-from coordinator.rules.lifecycle import UNFINISHED, GroupState, RolloutState, groups_before, is_evaluation
+from coordinator.rules.lifecycle import UNFINISHED, GroupState, RolloutState, groups_before, is_for_learner
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import IS_OPEN, batches, groups, is_for_training, leases, nodes, rollouts, versions
@@ -158,6 +158,16 @@ class LeaseTerms:
         longest = min(self.max_new_tokens, self.turn_tokens_max or self.max_new_tokens)
         return amount((samples or self.samples_per_group) * longest, price)
 
+    def samples_of(self, samples: int, tokens_max: int) -> int:
+        """Return how many samples of a usual lease cost as much as so many of at most `tokens_max` tokens."""
+        usual = min(self.max_new_tokens, self.turn_tokens_max or self.max_new_tokens)
+        return -(-samples * tokens_max // usual)
+
+    def lease_cost_micros(self, lease: Lease) -> int:
+        """Return the cost of the dearest honest answer to this lease."""
+        longest = min(self.max_new_tokens, lease.turn_tokens_max or self.max_new_tokens)
+        return amount(lease.samples * longest, lease.price_micros_per_mtok)
+
     def context_tokens_paid(self, prompt: bytes, prefixes: Sequence[Prefix]) -> int:
         """Return the tokens that are paid for computing the context of a lease."""
         each = [len(prefix.tokens) for prefix in prefixes if not prefix.finish]
@@ -264,7 +274,7 @@ def end_unanswered(
         until_ms = now_ms + (terms.timeout_ms if terms else 0)
         left = partial_rollouts.left_by(connection, row.lease_id, sound=sound)
         reopen(connection, row.group_no, left, until_ms=until_ms)
-    elif is_evaluation(row.group_no):  # only a newcomer and a second node share a group of an evaluation
+    elif not is_for_learner(row.group_no):  # only a newcomer and a second node share a group of an evaluation
         set_group(connection, row.group_no, GroupState.TRIAL)
     return True
 
@@ -309,7 +319,7 @@ def set_group(connection: sa.Connection, group_no: int, state: GroupState) -> bo
         move_group = _moves.get((state, counted))
         if move_group is not None and move_group(connection, group=group_no).rowcount:
             more = (state in UNFINISHED) - counted
-            if more and not is_evaluation(group_no):
+            if more and is_for_learner(group_no):
                 tally.change(connection, groups=more)
             return True
     return False

@@ -28,6 +28,7 @@ from coordinator.transactions import (
     newcomers,
     partial_rollouts,
     prompts,
+    queries,
     registry,
     standings,
     stragglers,
@@ -37,7 +38,7 @@ from coordinator.transactions import (
 from coordinator.transactions.admission import Admitted
 from coordinator.transactions.leases import LeaseTerms, expire, reopen, set_group
 from coordinator.transactions.partial_rollouts import Told
-from coordinator.transactions.prompts import PromptRef
+from coordinator.transactions.prompts import QUERY, PromptRef
 from coordinator.transactions.turns import AcceptedTurn
 from ledger.entry import amount
 from ledger.prepared import Prepared
@@ -118,6 +119,9 @@ def offer(
     expire(connection, terms=terms, now_ms=now_ms)
     admitted = admission.how_many(connection, worker, message, terms, place, now_ms)
     count, reason = admitted.groups, admitted.reason
+    served = _serve(connection, worker, message, admitted, terms, draw, now_ms)
+    message = message.model_copy(update={"groups": message.groups - len(served)}) if served else message
+    count = min(count, message.groups)
     measured, stays, alone = _measure(connection, worker, message, admitted, terms, draw, now_ms)
     if measured:
         message = message.model_copy(update={"groups": message.groups - len(measured)})
@@ -142,7 +146,7 @@ def offer(
         )
         groups = _with_their_turns(connection, late[:hands], version, terms)
         reason = "" if groups else reason
-    given = measured + _give(connection, node, groups, message, price, terms, draw, now_ms)
+    given = served + measured + _give(connection, node, groups, message, price, terms, draw, now_ms)
     if given and admitted.on_trial:
         newcomers.record_begun(connection, place, terms, now_ms)
     reason = "" if given else reason
@@ -214,6 +218,31 @@ def _take_turns(
     return taken
 
 
+def _serve(
+    connection: sa.Connection,
+    worker: Any,
+    message: LeaseRequest,
+    admitted: Admitted,
+    terms: LeaseTerms,
+    draw: PromptDraw,
+    now_ms: int,
+) -> list[Lease]:
+    """Return leases of queries, which go before all other groups; a newcomer on trial gets none."""
+    if not admitted.queries_wait or admitted.on_trial or message.finishing:
+        return []
+    if admitted.reason not in ("", *admission.NOT_NEEDED) or admission.is_past(connection, message.version, terms):
+        return []
+    node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
+    most = min(message.groups, terms.groups_per_request, admission.free_hands(connection, node, terms, now_ms))
+    waiting = queries.waiting(connection, message.version, most, now_ms) if most > 0 else []
+    dearest = max((terms.samples_of(query.samples, query.tokens_max) for query in waiting), default=1)
+    payable = admission.affordable(connection, terms, price, now_ms, dearest)
+    taken = [(query.group_no, query.begun, query.begun_version) for query in waiting[:payable]]
+    for group_no, _, _ in taken:
+        set_group(connection, group_no, GroupState.LEASED)
+    return _give(connection, node, taken, message, price, terms, draw, now_ms)
+
+
 def _with_their_turns(
     connection: sa.Connection, late: Sequence[int], version: int | None, terms: LeaseTerms
 ) -> list[Taken]:
@@ -241,7 +270,7 @@ def _measure(
 ) -> tuple[list[Lease], bool, bool]:
     """Return leases of evaluation groups, whether the node stays with its version, and whether it gets no others."""
     on_trial = admitted.on_trial
-    if admitted.reason not in ("", *admission.NOT_NEEDED) or (on_trial and not admitted.trials):
+    if not message.groups or admitted.reason not in ("", *admission.NOT_NEEDED) or (on_trial and not admitted.trials):
         return [], False, False
     node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
     asked = min(message.groups, terms.groups_per_request)
@@ -289,7 +318,20 @@ def _give(
             if partials:
                 partial_rollouts.forget(connection, [partial.lease.lease_id for partial in partials])
             source = prompts.source_of(connection, group_no)
-            lease, begun = _begin(source, samples, version, draw, price, terms, now_ms), None
+            if source.split == QUERY:
+                lease = queries.first_lease(
+                    connection,
+                    source.number,
+                    lease_id=draw.lease_id(),
+                    version=version,
+                    seed=draw.seed(),
+                    price=price,
+                    terms=terms,
+                    now_ms=now_ms,
+                )
+            else:
+                lease = _begin(source, samples, version, draw, price, terms, now_ms)
+            begun = None
         lease = lease.model_copy(update={"judged_as": "" if terms.judges_alike else message.numerics})
         room_bytes -= sum(len(prefix.tokens) for prefix in lease.prefixes)
         if room_bytes < 0:
@@ -376,11 +418,9 @@ def _go_on(partials: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms
     if not partials:
         return None
     last = partials[-1]
-    samples = last.lease.samples
-    left = samples * terms.max_new_tokens - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
-    if sum(partial.pending.amount_micros for partial in partials) + amount(left, price) > terms.max_cost_micros(
-        price, samples
-    ):
+    left = last.lease.samples * terms.max_new_tokens - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
+    begun_anew = terms.lease_cost_micros(last.lease.model_copy(update={"price_micros_per_mtok": price}))
+    if sum(partial.pending.amount_micros for partial in partials) + amount(left, price) > begun_anew:
         return None
     change = {
         "lease_id": draw.lease_id(),
@@ -401,8 +441,8 @@ def _store(
     terms: LeaseTerms,
     now_ms: int,
 ) -> None:
-    price = lease.price_micros_per_mtok
-    max_cost_micros = terms.max_cost_micros(price, lease.samples) + amount(lease.context_tokens_paid, price)
+    context_micros = amount(lease.context_tokens_paid, lease.price_micros_per_mtok)
+    max_cost_micros = terms.lease_cost_micros(lease) + context_micros
     given = {
         "lease_id": lease.lease_id,
         "group_no": group_no,

@@ -1,6 +1,7 @@
 """The problem that a group is about, as effects.
 
-- A group of the learner's is about a problem of the train split; one of an evaluation, of another split.
+- A group of the learner's is about a problem of the train split; one of an evaluation, of another split. A group may
+  also be about a query of the endpoint, which is no problem of the task.
 - The problem is chosen once, when the group is made, and stored with it: it does not change with the group's leases.
 """
 
@@ -13,17 +14,19 @@ from ledger.prepared import Prepared
 from protocol.tasks import Problem, Split, Task
 
 TRAIN: Literal["train"] = "train"
+QUERY: Literal["query"] = "query"
 
 
 class PromptRef(NamedTuple):
-    """A problem of the task."""
+    """A problem of the task, or a query by its number."""
 
-    split: Split
+    split: Split | Literal["query"]
     number: int
 
 
 def problem_of(task: Task, source: PromptRef) -> Problem:
     """Return the problem that `source` names."""
+    assert source.split != QUERY, "a query is no problem"
     if source.split == TRAIN:
         return task.problem(source.number)
     return task.problems(source.split)[source.number]

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.rules.lifecycle import GroupState, RolloutState, is_evaluation
+from coordinator.rules.lifecycle import GroupState, RolloutState, is_for_learner
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import groups, leases, rollouts
@@ -177,10 +177,10 @@ def scored(
     """Record a rollout's rewards, and move it to the buffer or to its evaluation; return False if it waits no more."""
     _recovered(connection)
     group_no = _group_of(connection, claim_id)
-    state = RolloutState.MEASURED if is_evaluation(group_no) else RolloutState.BUFFERED
+    state = RolloutState.BUFFERED if is_for_learner(group_no) else RolloutState.MEASURED
     if not move(connection, rollouts.c.claim_id == claim_id, state, **reward_columns.stored(rewards)):
         return False
-    if is_evaluation(group_no):
+    if not is_for_learner(group_no):
         evaluations.record_group(connection, group_no, now_ms)
     elif rules.chooses:
         offer = sa.select(leases.c.offer).join(rollouts, rollouts.c.lease_id == leases.c.lease_id)
@@ -197,7 +197,7 @@ def give_up(connection: sa.Connection, claim_id: str, reason: str, *, audits: Au
     group_no = _group_of(connection, claim_id)
     turns.abandon(connection, group_no)
     lease_table.set_group(connection, group_no, GroupState.UNJUDGED)
-    if is_evaluation(group_no):
+    if not is_for_learner(group_no):
         evaluations.record_group(connection, group_no, now_ms)
     escrow.used(connection, [claim_id], terms=audits, now_ms=now_ms)
     _note(connection, reason, now_ms, groups=1, down=False)

@@ -8,8 +8,9 @@ import pytest
 from tests.coordinator.world import World
 
 ON_BOTH = (
-    "test_appeals", "test_batches", "test_casework", "test_continuation", "test_escrow", "test_intake", "test_leases",
-    "test_logged_roots", "test_names", "test_newcomers", "test_owners", "test_parts", "test_payouts", "test_statements",
+    "test_appeals", "test_audits", "test_batches", "test_claims", "test_escrow", "test_leases", "test_logged_roots",
+    "test_naming", "test_newcomers", "test_owners", "test_partial_rollouts", "test_parts", "test_payouts",
+    "test_queries", "test_statements", "test_turns",
 )  # fmt: skip
 """Modules whose tests are run on SQLite and on PostgreSQL."""
 

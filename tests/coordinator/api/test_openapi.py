@@ -17,6 +17,7 @@ from schemathesis.schemas import APIOperation
 from coordinator.api import (
     appeals,
     auditor,
+    completions,
     learner,
     ledger,
     nodes,
@@ -30,7 +31,7 @@ from coordinator.api import (
 )
 from tests.coordinator.served import serve
 
-ROOMS = (nodes, ledger, public, pages, watch, stats, probes, appeals, learner, auditor, operator)
+ROOMS = (nodes, ledger, public, pages, watch, stats, probes, appeals, completions, learner, auditor, operator)
 HELD_OPEN = "/v1/events"
 """An answer that does not end."""
 

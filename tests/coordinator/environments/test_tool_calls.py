@@ -102,6 +102,23 @@ def test_parameters_get_the_types_of_the_schema() -> None:
     assert parse(said.format("3")).calls[0].arguments == {"a": "3", "note": "3"}
 
 
+ANY_SCHEMA: list[tuple[Any, Any]] = [
+    ({"type": ["integer", "null"]}, 3),
+    ({"type": ["string", "null"]}, "3"),
+    ({"anyOf": [{"type": "integer"}, True]}, 3),
+    ({"anyOf": 5}, "3"),
+    ({"type": {"type": "integer"}}, "3"),
+    (True, "3"),
+]
+
+
+@pytest.mark.parametrize(("schema", "value"), ANY_SCHEMA)
+def test_a_schema_of_a_client_may_have_any_form(schema: Any, value: Any) -> None:
+    tool = {"function": {"name": "add", "parameters": {"properties": {"a": schema}}}}
+    (call,) = parse("<function=add><parameter=a>3</parameter></function>", tools=[tool]).calls
+    assert call.arguments == {"a": value}
+
+
 def test_python_texts_are_read_without_running_them() -> None:
     turn = parse(r"""[f(a='it\'s', b="x\n\x41\u00e9\d", c='''two
 lines''', d=true, e=null, g={"k": [1, {}]})]""")

@@ -25,14 +25,14 @@ ELSEWHERE = {
     for kind in (
         SwarmError, errors.NotAuthorised, errors.AgentTooOld, errors.OwnerBanned, errors.OwnerConflict,
         errors.UnknownOwner, errors.StatementStale, errors.TooManyStatements, errors.PayoutFailed,
-        errors.PriceTooHigh, errors.NotInvited,
+        errors.PriceTooHigh, errors.NotInvited, errors.KeyRefused, errors.KeyBudgetUsed,
         errors.FragmentMismatch, errors.UnknownTask, errors.UnknownChunk, errors.NotFound, errors.OutOfOrder,
         errors.ChunkMismatch, errors.PeerFault, errors.ManifestInvalid, errors.PatchInvalid, errors.UntrustedRoot,
         errors.UntrustedMetadata, errors.RolledBack, errors.MetadataExpired, errors.LedgerForked,
         errors.CheckpointInvalid, errors.ProofInvalid, errors.NotWitnessed, errors.DiskFull, errors.EngineFailed,
         errors.EngineNotStarted,
         errors.AuditFailed, errors.VerifierFailed, errors.VerifierDown, errors.Unreachable, errors.Overloaded,
-        errors.ConfigInvalid,
+        errors.ConfigInvalid, errors.FieldRefused,
     )
 }  # fmt: skip
 """No submitted rollout is rejected with these; `disk_full` and `overloaded` say when to send it again."""

@@ -1,0 +1,136 @@
+"""`swarm-coordinator api-keys`: the keys of those who may query the round's endpoint.
+
+The commands write to the store; a running coordinator accepts a new key at once.
+"""
+
+import json
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.commands.asking import launched, local_url, opened_store
+from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
+from coordinator.config import load
+from coordinator.pages.words import line
+from protocol.text.lesson import lesson
+from protocol.text.plain import counted
+
+if TYPE_CHECKING:
+    from coordinator.config import Config
+
+app = typer.Typer(help="Let others query the swarm over HTTP.", no_args_is_help=True, add_completion=False)
+
+DAY_MS = 24 * 3_600_000
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key: who uses it, and for what.")]
+Budget = Annotated[
+    int,
+    typer.Option(
+        min=0, help="The most that its queries may cost in all, in micro-units: a part of the round's budget."
+    ),
+]
+
+
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator api-keys create round.toml evaluations --budget 5000000",
+        "give the key to its user; docs/endpoint.md has the first request.",
+        EXIT_CODES,
+    )
+)
+def create(
+    config_file: ConfigFile,
+    name: Name,
+    settings: Settings,
+    budget: Budget,
+    days: Annotated[float, typer.Option(min=0, help="Days until it expires; 0: never.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Create a key and print it. It is shown only now: the store keeps no copy."""
+    from coordinator.base.clock import now_ms
+    from coordinator.transactions import api_keys
+
+    config, moment_ms = load(config_file, settings), now_ms()
+    expires_ms = moment_ms + int(days * DAY_MS) if days else None
+    with closing(opened_store(config)) as database:
+        key = database.run_now(api_keys.make, name, budget, expires_ms=expires_ms, now_ms=moment_ms)
+    if as_json:
+        typer.echo(json.dumps({"key": key, "url": _url(config)}))
+        return
+    typer.echo(f"key  {key}\nurl  {_url(config)}")
+    typer.echo(f"Try it: curl {_url(config)}/models -H 'Authorization: Bearer {key}'")
+
+
+@app.command(
+    "list",
+    epilog=lesson(
+        "swarm-coordinator api-keys list round.toml", "`api-keys budget` raises one; `revoke` ends one.", EXIT_CODES
+    ),
+)
+def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
+    """List the keys, with their budgets and what they have spent."""
+    from coordinator.base.clock import now_ms
+    from coordinator.transactions import api_keys
+
+    with closing(opened_store(load(config_file, settings))) as database:
+        rows = database.run_now(api_keys.list_keys)
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    for row in rows:
+        typer.echo(
+            f"{line(row['name']):24} {_state(row, now_ms()):22} spent {row['spent_micros']:,} "
+            f"of {row['budget_micros']:,} micro-units, {counted(row['open_queries'], 'open query', 'open queries')}"
+        )
+    if not rows:
+        typer.echo("There are no keys yet: make one with `swarm-coordinator api-keys create`.")
+
+
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator api-keys budget round.toml evaluations --budget 9000000",
+        "`api-keys list` shows what is left.",
+        EXIT_CODES,
+    )
+)
+def budget(config_file: ConfigFile, name: Name, settings: Settings, budget: Budget) -> None:
+    """Set the budget of a key. What it has spent stays spent."""
+    from coordinator.transactions import api_keys
+
+    with closing(opened_store(load(config_file, settings))) as database:
+        database.run_now(api_keys.set_budget, name, budget)
+    typer.echo(f"The budget of {name} is {budget:,} micro-units.")
+
+
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator api-keys revoke round.toml evaluations",
+        "its open queries are answered and charged; new ones are refused.",
+        EXIT_CODES,
+    )
+)
+def revoke(config_file: ConfigFile, name: Name, settings: Settings) -> None:
+    """Revoke a key. It cannot be used again."""
+    from coordinator.base.clock import now_ms
+    from coordinator.transactions import api_keys
+
+    with closing(opened_store(load(config_file, settings))) as database:
+        database.run_now(api_keys.revoke, name, now_ms=now_ms())
+    typer.echo(f"The key {name} is revoked.")
+
+
+def _url(config: "Config") -> str:
+    there = launched(config)
+    return f"{there.round.public_url.rstrip('/') or local_url(there)}/v1"
+
+
+def _state(row: dict[str, int | None], now_ms: int) -> str:
+    if row["revoked_ms"] is not None:
+        return "revoked"
+    expires_ms = row["expires_ms"]
+    if expires_ms is None:
+        return "valid"
+    when = f"{datetime.fromtimestamp(expires_ms / 1000, UTC):%Y-%m-%d}"
+    return f"expired {when}" if expires_ms <= now_ms else f"valid until {when}"

@@ -1,0 +1,96 @@
+"""API keys: who may query the endpoint, and for how much, as effects.
+
+- A key is shown once, when it is made. The store has only its digest.
+- Each open query reserves what its dearest answer costs; when it ends, the key is charged what nodes were credited. So
+  a key never spends more than its budget, which is a part of the round's.
+- A revoked or expired key asks nothing more. Its open queries are answered and charged.
+"""
+
+import secrets
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.store.tables import QUERY_OPEN, api_keys, queries
+from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotFound
+from protocol.policy import chunks
+
+PREFIX = "es-"
+"""The beginning of every key, so that scanners of leaked secrets find it."""
+
+SECRET_BYTES = 24
+
+NAME_MAX_CHARS = 64
+
+
+def make(
+    connection: sa.Connection, name: str, budget_micros: int, *, expires_ms: int | None = None, now_ms: int
+) -> str:
+    """Make a key with a budget, and return it."""
+    if not name or len(name) > NAME_MAX_CHARS or not name.isprintable():
+        raise ConfigInvalid(f"The name of a key has 1 to {NAME_MAX_CHARS} printable characters.")
+    if connection.execute(sa.select(api_keys.c.number).where(api_keys.c.name == name)).first() is not None:
+        raise ConfigInvalid(f"There is a key {name!r} already.", hint="Choose another name, or revoke that key.")
+    key = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    number = 1 + (connection.execute(sa.select(sa.func.max(api_keys.c.number))).scalar() or 0)
+    row = {"number": number, "name": name, "digest": _digest(key), "budget_micros": budget_micros, "made_ms": now_ms}
+    connection.execute(sa.insert(api_keys).values(**row, spent_micros=0, reserved_micros=0, expires_ms=expires_ms))
+    return key
+
+
+def revoke(connection: sa.Connection, name: str, *, now_ms: int) -> None:
+    """Revoke a key for ever."""
+    which = (api_keys.c.name == name) & api_keys.c.revoked_ms.is_(None)
+    if not connection.execute(sa.update(api_keys).where(which).values(revoked_ms=now_ms)).rowcount:
+        raise NotFound(f"There is no key {name!r} to revoke.", hint="See `swarm-coordinator api-keys list`.")
+
+
+def set_budget(connection: sa.Connection, name: str, budget_micros: int) -> None:
+    """Change the budget of a key; what it has spent stays spent."""
+    stmt = sa.update(api_keys).where(api_keys.c.name == name).values(budget_micros=budget_micros)
+    if not connection.execute(stmt).rowcount:
+        raise NotFound(f"There is no key {name!r}.", hint="See `swarm-coordinator api-keys list`.")
+
+
+def list_keys(connection: sa.Connection) -> list[dict[str, Any]]:
+    """Return all keys, the oldest first, with what they have spent and their open queries."""
+    waiting = sa.select(sa.func.count()).where(queries.c.api_key == api_keys.c.number, QUERY_OPEN).scalar_subquery()
+    shown = [column for column in api_keys.c if column.name not in ("number", "digest")]
+    rows = connection.execute(sa.select(*shown, waiting.label("open_queries")).order_by(api_keys.c.number))
+    return [dict(row) for row in rows.mappings()]
+
+
+def number_of(connection: sa.Connection, key: str, *, now_ms: int) -> int:
+    """Return the number of a key that may be used now."""
+    row = connection.execute(sa.select(api_keys).where(api_keys.c.digest == _digest(key))).first()
+    if row is None:
+        raise KeyRefused("This API key is not known in this round.", hint="Ask the operator for a key.")
+    if row.revoked_ms is not None or (row.expires_ms is not None and row.expires_ms <= now_ms):
+        ended = "revoked" if row.revoked_ms is not None else "valid until a time that is over"
+        raise KeyRefused(f"The API key {row.name!r} was {ended}.", hint="Ask the operator for a new key.")
+    return int(row.number)
+
+
+def reserve(connection: sa.Connection, number: int, micros: int) -> None:
+    """Reserve what a query costs at its dearest; raise `KeyBudgetUsed` if the budget does not cover it."""
+    left = api_keys.c.budget_micros - api_keys.c.spent_micros - api_keys.c.reserved_micros
+    stmt = sa.update(api_keys).where(api_keys.c.number == number, left >= micros)
+    if not connection.execute(stmt.values(reserved_micros=api_keys.c.reserved_micros + micros)).rowcount:
+        row = connection.execute(sa.select(left.label("left")).where(api_keys.c.number == number)).one()
+        raise KeyBudgetUsed(
+            f"This query may cost {micros:,} micro-units, and {max(0, row.left):,} are left of the key's budget.",
+            hint="Ask for fewer tokens, wait for open queries to end, or ask the operator for a larger budget.",
+        )
+
+
+def settle(connection: sa.Connection, number: int, *, reserved_micros: int, spent_micros: int) -> None:
+    """Charge a key for a query that has ended, in the place of what was reserved for it."""
+    values = {
+        "reserved_micros": api_keys.c.reserved_micros - reserved_micros,
+        "spent_micros": api_keys.c.spent_micros + spent_micros,
+    }
+    connection.execute(sa.update(api_keys).where(api_keys.c.number == number).values(**values))
+
+
+def _digest(key: str) -> str:
+    return chunks.digest(key.encode(errors="surrogateescape"))

@@ -1,0 +1,219 @@
+"""Queries: prompts that callers of the endpoint want completed, as effects.
+
+    open ──a node's rollout is accepted──▶ answered
+        └──its caller waits no more──────▶ withdrawn
+
+- A query is one group, below zero like those of evaluations: leased, signed, paid and audited as any other, and never
+  trained on. Where a query names a version, only that one answers it; else the version of whichever node takes it.
+- Queries go before other groups (`coordinator.transactions.offers`). The key with the fewest queries under way goes
+  first, then the oldest query: a key with a thousand queries does not delay a key with one.
+- A limit of tokens below the round's makes the completion a turn: it ends there. The longest completions have
+  fragments, and another node continues them.
+- An open lease of a withdrawn query is surplus: its node may stop, and is paid if it does not. Its key is not charged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.rules.lifecycle import GroupState, RolloutState
+from coordinator.store.tables import IS_OPEN, QUERY_OPEN, groups, leases, nodes, parts, queries, rollouts
+from coordinator.transactions import admission, api_keys
+from coordinator.transactions.leases import LeaseTerms
+from coordinator.transactions.prompts import QUERY
+from ledger.entry import amount
+from ledger.prepared import Prepared
+from protocol.errors import Overloaded
+from protocol.work.lease import Lease
+from protocol.work.rollout import pack_tokens
+
+OPEN_MAX = 4096
+"""Open queries of all keys: more would wait for hours, and their callers are told to come back."""
+
+KEY_OPEN_MAX = 1024
+"""Open queries of one key."""
+
+# Built once: making a statement costs more than running it, and these run while queries wait.
+_asked = queries.alias("asked")
+_under_way = (
+    sa.select(_asked.c.api_key, sa.func.count().label("leased"))
+    .join_from(_asked, groups, groups.c.group_no == _asked.c.group_no)
+    .where(_asked.c.state == sa.text("'open'"), groups.c.state == GroupState.LEASED.value)
+    .group_by(_asked.c.api_key)
+    .subquery()
+)
+_place = sa.func.row_number().over(partition_by=queries.c.api_key, order_by=queries.c.number)
+_waiting = Prepared(
+    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version, queries.c.samples, queries.c.tokens_max)
+    .join_from(queries, groups, groups.c.group_no == queries.c.group_no)
+    .outerjoin(_under_way, _under_way.c.api_key == queries.c.api_key)
+    .where(QUERY_OPEN, groups.c.state == GroupState.OPEN.value)
+    .where(queries.c.until_ms > sa.bindparam("now", type_=sa.BigInteger))
+    .where(queries.c.version.is_(None) | (queries.c.version == sa.bindparam("version", type_=sa.BigInteger)))
+    .order_by(sa.func.coalesce(_under_way.c.leased, 0) + _place, queries.c.number)
+    .limit(sa.bindparam("count", type_=sa.Integer))
+)
+_asked_for = Prepared(sa.select(queries).where(queries.c.number == sa.bindparam("number")))
+
+
+@dataclass(frozen=True)
+class Query:
+    """A prompt to complete, and what its answer may be."""
+
+    prompt: Sequence[int]
+    samples: int
+    tokens_max: int
+    version: int | None = None
+    """The only version that may answer; None: any that nodes hold."""
+    seed: int | None = None
+
+    def max_cost_micros(self, terms: LeaseTerms, price: int) -> int:
+        """Return the cost of the dearest answer at a price."""
+        context = terms.context_tokens_paid(pack_tokens(list(self.prompt)), ())
+        return amount(self.samples * self.tokens_max + context, price)
+
+
+def ask(
+    connection: sa.Connection,
+    key: str,
+    asked: Sequence[Query],
+    *,
+    terms: LeaseTerms,
+    max_price: int,
+    patience_ms: int,
+    now_ms: int,
+) -> list[int]:
+    """Record the queries of one request by an API key, all or none, and return their numbers."""
+    number = api_keys.number_of(connection, key, now_ms=now_ms)
+    _end_forgotten(connection, now_ms)
+    _require_room(connection, number, len(asked))
+    last = connection.execute(sa.select(sa.func.max(queries.c.number))).scalar() or 0
+    lowest = min(0, connection.execute(sa.select(sa.func.min(groups.c.group_no))).scalar() or 0)
+    numbers = list[int]()
+    for place, query in enumerate(asked, 1):
+        cost = query.max_cost_micros(terms, max_price)
+        api_keys.reserve(connection, number, cost)
+        row = {
+            "number": last + place,
+            "api_key": number,
+            "group_no": lowest - place,
+            "state": "open",
+            "version": query.version,
+            "prompt": pack_tokens(list(query.prompt)),
+            "samples": query.samples,
+            "tokens_max": query.tokens_max,
+            "seed": query.seed,
+            "reserved_micros": cost,
+            "asked_ms": now_ms,
+            "until_ms": now_ms + patience_ms,
+        }
+        connection.execute(sa.insert(queries).values(**row))
+        group = {"group_no": lowest - place, "state": GroupState.OPEN.value, "split": QUERY, "prompt": last + place}
+        connection.execute(sa.insert(groups).values(**group))
+        numbers.append(last + place)
+    return numbers
+
+
+def versions_held(connection: sa.Connection, *, terms: LeaseTerms, alive_since_ms: int) -> list[int]:
+    """Return the versions that live nodes hold and may still sample, the newest first."""
+    held = sa.select(nodes.c.version).where(nodes.c.last_seen_ms >= alive_since_ms, nodes.c.version > 0).distinct()
+    found = connection.execute(held.order_by(nodes.c.version.desc())).scalars().all()
+    return [version for version in found if not admission.is_past(connection, version, terms)]
+
+
+def _require_room(connection: sa.Connection, key: int, more: int) -> None:
+    counts = sa.select(sa.func.count(), sa.func.count().filter(queries.c.api_key == key)).where(QUERY_OPEN)
+    everybody, own = connection.execute(counts).one()
+    if own + more > KEY_OPEN_MAX or everybody + more > OPEN_MAX:
+        whose, most = ("this key", KEY_OPEN_MAX) if own + more > KEY_OPEN_MAX else ("all keys", OPEN_MAX)
+        raise Overloaded(f"The open queries of {whose} would be more than {most}.", hint="Wait for some to end.")
+
+
+def waiting(connection: sa.Connection, version: int, count: int, now_ms: int) -> list[Any]:
+    """Return up to `count` queries that wait for a node with this version, those that go first before others."""
+    return list(_waiting(connection, version=version, now=now_ms, count=count))
+
+
+def first_lease(
+    connection: sa.Connection,
+    number: int,
+    *,
+    lease_id: str,
+    version: int,
+    seed: int,
+    price: int,
+    terms: LeaseTerms,
+    now_ms: int,
+) -> Lease:
+    """Return a lease that answers a query from the start; `seed` is used if the query has none."""
+    row = _asked_for(connection, number=number).single_row()
+    return Lease(
+        lease_id=lease_id,
+        version=version,
+        seed=seed if row.seed is None else row.seed,
+        samples=row.samples,
+        prompt=row.prompt,
+        price_micros_per_mtok=price,
+        expires_ms=now_ms + terms.timeout_ms,
+        turn_tokens_max=row.tokens_max if row.tokens_max < terms.max_new_tokens else 0,
+        context_tokens_paid=terms.context_tokens_paid(row.prompt, ()),
+    )
+
+
+def record_answer(connection: sa.Connection, number: int, now_ms: int) -> None:
+    """Record that a rollout of a query was accepted, and charge its key."""
+    row = _asked_for(connection, number=number).single_row()
+    if _end(connection, number, "answered", now_ms):
+        spent = _credited(connection, row.group_no)
+        api_keys.settle(connection, row.api_key, reserved_micros=row.reserved_micros, spent_micros=spent)
+
+
+def withdraw_open(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) -> None:
+    """Withdraw those of these queries that are still open; the usual case is that none is."""
+    still = sa.select(queries.c.number).where(queries.c.number.in_(numbers), QUERY_OPEN)
+    withdraw(connection, connection.execute(still).scalars().all(), now_ms=now_ms)
+
+
+def withdraw(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) -> int:
+    """End open queries that nobody waits for, and return how many there were."""
+    ended = 0
+    for number in numbers:
+        row = _asked_for(connection, number=number).single_row()
+        if _end(connection, number, "withdrawn", now_ms):
+            ended += 1
+            api_keys.settle(connection, row.api_key, reserved_micros=row.reserved_micros, spent_micros=0)
+            which = IS_OPEN & (leases.c.group_no == row.group_no)
+            connection.execute(sa.update(leases).where(which).values(surplus=sa.true()))
+    return ended
+
+
+def _end_forgotten(connection: sa.Connection, now_ms: int) -> None:
+    """End the open queries whose callers waited at a process that was killed."""
+    forgotten = sa.select(queries.c.number).where(QUERY_OPEN, queries.c.until_ms <= now_ms)
+    withdraw(connection, connection.execute(forgotten).scalars().all(), now_ms=now_ms)
+
+
+def refund(connection: sa.Connection, group_no: int) -> None:
+    """Give a key back what it was charged for an answer that was retracted for a fault."""
+    row = connection.execute(sa.select(queries).where(queries.c.group_no == group_no)).first()
+    if row is not None and row.state == "answered":
+        spent = _credited(connection, group_no)
+        api_keys.settle(connection, row.api_key, reserved_micros=0, spent_micros=-spent)
+
+
+def _end(connection: sa.Connection, number: int, state: str, now_ms: int) -> bool:
+    stmt = sa.update(queries).where(queries.c.number == number, QUERY_OPEN).values(state=state, ended_ms=now_ms)
+    return bool(connection.execute(stmt).rowcount)
+
+
+def _credited(connection: sa.Connection, group_no: int) -> int:
+    """Return what nodes were credited for the answer of a group, parts included."""
+    served = rollouts.c.state.in_((RolloutState.SERVED.value, RolloutState.RETRACTED.value))
+    wholes = sa.select(rollouts.c.claim_id, rollouts.c.credit_micros).where(rollouts.c.group_no == group_no, served)
+    answered = connection.execute(wholes.order_by(rollouts.c.accepted_ms).limit(1)).first()
+    if answered is None:
+        return 0
+    of_parts = sa.select(sa.func.sum(parts.c.credit_micros)).where(parts.c.whole == answered.claim_id)
+    return int(answered.credit_micros) + int(connection.execute(of_parts).scalar() or 0)

@@ -1,0 +1,267 @@
+"""The endpoint over HTTP: what callers get, while nodes work, die or are not there."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import pytest_asyncio
+from aiohttp import ClientResponse, ClientSession, TCPConnector
+
+from coordinator.api import completions
+from coordinator.base.clock import now_ms
+from coordinator.store import tables
+from coordinator.transactions import api_keys
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.messages import Heartbeat, HeartbeatReply, Transfer
+from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
+from tests.coordinator.policy_files import END_TOKEN, encode
+from tests.coordinator.served import Served, serve
+
+BEAT = Heartbeat(
+    session="0" * 16,
+    version=1,
+    phase="idle",
+    tokens_per_s=0.0,
+    transfer=Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0),
+    blames=(),
+    reached=(),
+)
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serve(tmp_path) as made:
+        await made.publish()
+        yield made
+
+
+async def make_key(served: Served, budget_micros: int = 10**6) -> str:
+    key: str = await served.round.database.run(api_keys.make, "caller", budget_micros, now_ms=now_ms())
+    return key
+
+
+def echoed(served: Served, key: NodeKey, lease: Lease) -> bytes:
+    """An answer that repeats the prompt, as far as the lease allows."""
+    said = [*unpack_tokens(lease.prompt).tolist(), END_TOKEN][: lease.turn_tokens_max or 6]
+    finish: Literal["stop", "length"] = "stop" if said[-1] == END_TOKEN else "length"
+    sample = Sample(tokens=pack_tokens(said), logprobs=pack_logprobs([-0.5] * len(said)), finish=finish)
+    fields = {"round_id": served.round.round_id, "lease_id": lease.lease_id, "lease_digest": lease.digest}
+    return key.seal("rollout", RolloutClaim(**fields, samples=(sample,) * lease.samples).to_bytes())
+
+
+@asynccontextmanager
+async def working(served: Served, number: int = 1) -> AsyncIterator[list[Lease]]:
+    """A node that answers queries and leaves other groups; yield the leases that it has answered."""
+    node, answered = await served.join(number), list[Lease]()
+    await served.call(node, "/v1/heartbeat", BEAT, HeartbeatReply)
+
+    async def work() -> None:
+        while True:
+            for lease in await served.lease(node, groups=4):
+                if len(unpack_tokens(lease.prompt)) < len("47+38="):
+                    answered.append(lease)
+                    await served.submit(node, echoed(served, node, lease))
+            await asyncio.sleep(0.01)
+
+    task = asyncio.create_task(work())
+    try:
+        yield answered
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def post(served: Served, key: str, body: Any, path: str = "/v1/completions") -> ClientResponse:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return await served.client.post(path, data=data, headers={"Authorization": f"Bearer {key}"})
+
+
+async def ask(served: Served, key: str, **fields: Any) -> dict[str, Any]:
+    response = await post(served, key, {"model": "swarm", "prompt": "1+2=", **fields})
+    found: dict[str, Any] = await response.json()
+    assert response.status == 200, found
+    return found
+
+
+async def refused(served: Served, key: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+    response = await post(served, key, {"model": "swarm", "prompt": "1+2=", **fields})
+    found = await response.json()
+    assert set(found) == {"error"}, found
+    return response.status, found["error"]
+
+
+async def test_a_node_answers_in_openais_form(served: Served) -> None:
+    key = await make_key(served)
+    async with working(served):
+        found = await ask(served, key, n=2, logprobs=1, return_token_ids=True)
+    first, second = found["choices"]
+    assert (first["index"], first["text"], first["finish_reason"]) == (0, "1+2=", "stop")
+    assert second["index"] == 1
+    assert first["prompt_token_ids"] == encode("1+2=")
+    assert first["token_ids"] == [*encode("1+2="), END_TOKEN]
+    assert first["logprobs"]["token_logprobs"] == [-0.5] * 5
+    assert found["usage"] == {"prompt_tokens": 4, "completion_tokens": 10, "total_tokens": 14}
+    assert (found["object"], found["model"], found["version"]) == ("text_completion", "swarm", 1)
+    rows = await served.round.database.read(lambda connection: connection.execute(tables.rollouts.select()).all())
+    assert {choice["receipt"] for choice in found["choices"]} == {row.claim_id for row in rows}
+
+
+async def test_prompts_are_answered_in_their_order(served: Served) -> None:
+    key = await make_key(served)
+    async with working(served) as answered:
+        found = await ask(served, key, prompt=["1=", encode("22="), "3="], n=2)
+    assert [choice["text"] for choice in found["choices"]] == ["1=", "1=", "22=", "22=", "3=", "3="]
+    assert len(answered) == 3
+
+
+async def test_a_limit_and_a_stop_text_end_an_answer(served: Served) -> None:
+    key = await make_key(served)
+    async with working(served):
+        limited = await ask(served, key, max_tokens=2)
+        stopped = await ask(served, key, stop=["2"], logprobs=0, return_token_ids=True)
+    assert [(choice["text"], choice["finish_reason"]) for choice in limited["choices"]] == [("1+", "length")]
+    (choice,) = stopped["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == ("1+", "stop", encode("1+2"))
+
+
+async def test_a_stream_ends_with_usage_and_done(served: Served) -> None:
+    key = await make_key(served)
+    body = {"model": "swarm", "prompt": "1=", "stream": True, "stream_options": {"include_usage": True}}
+    async with working(served):
+        response = await post(served, key, body)
+        text = await response.text()
+    assert response.content_type == "text/event-stream"
+    *events, last = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+    assert last == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == "1="
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+
+
+async def test_a_chat_without_a_template_is_refused_by_name(served: Served) -> None:
+    key = await make_key(served)
+    body = {"model": "swarm", "messages": [{"role": "user", "content": "1+2="}]}
+    response = await post(served, key, body, "/v1/chat/completions")
+    found = await response.json()
+    assert response.status == 422
+    assert "no chat template" in found["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "says"),
+    [
+        ({"model": "gpt-9"}, 404, "not_found", "Models: swarm"),
+        ({"model": "swarm@7"}, 404, "not_found", "Models: swarm"),
+        ({"temperature": 0.5}, 400, "field_refused", "temperature 1"),
+        ({"top_p": 0.5}, 400, "field_refused", "top_p"),
+        ({"prompt": [999]}, 400, "field_refused", "vocabulary"),
+        ({"prompt": ""}, 400, "malformed_message", "prompt"),
+        ({"n": 0}, 400, "field_refused", "n"),
+        ({"maxtokens": 3}, 400, "field_refused", "max_tokens"),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused_by_name(
+    served: Served, fields: dict[str, Any], status: int, code: str, says: str
+) -> None:
+    key = await make_key(served)
+    found, error = await refused(served, key, **fields)
+    assert (found, error["code"]) == (status, code), error
+    assert says in error["message"]
+
+
+async def test_a_key_is_needed_and_its_budget_kept(served: Served) -> None:
+    poor = await make_key(served, budget_micros=5)
+    assert (await refused(served, "es-unknown"))[1]["code"] == "key_refused"
+    response = await served.client.post("/v1/completions", data=b"{}")
+    assert (response.status, (await response.json())["error"]["type"]) == (401, "authentication_error")
+    status, error = await refused(served, poor, n=64)
+    assert (status, error["code"]) == (429, "key_budget_used")
+
+
+async def test_the_models_are_the_versions_that_nodes_hold(served: Served) -> None:
+    key = await make_key(served)
+    headers = {"Authorization": f"Bearer {key}"}
+    async with working(served):
+        await ask(served, key)
+        found = await (await served.client.get("/v1/models", headers=headers)).json()
+        assert {model["id"]: model["version"] for model in found["data"]} == {"swarm": 1, "swarm@1": 1}
+        assert (await ask(served, key, model="swarm@1"))["version"] == 1
+
+
+async def test_a_caller_that_leaves_withdraws_its_queries(served: Served) -> None:
+    key = await make_key(served)
+    waiting = asyncio.create_task(ask(served, key))
+    await until(served, ["open"])
+    waiting.cancel()
+    with suppress(asyncio.CancelledError):
+        await waiting
+    await until(served, ["withdrawn"])
+
+
+async def until(served: Served, wanted: list[str]) -> None:
+    """Wait until the states of all queries are these."""
+    while await queries(served) != wanted:  # noqa: ASYNC110 - another process might as well have changed them
+        await asyncio.sleep(0.01)
+
+
+async def queries(served: Served) -> list[str]:
+    """The states of all queries."""
+    rows = await served.round.database.read(lambda connection: connection.execute(tables.queries.select()).all())
+    return [row.state for row in rows]
+
+
+async def test_nobody_answers(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completions, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(completions, "ALIVE_S", 0.01)
+    key = await make_key(served)
+    status, error = await refused(served, key)
+    assert (status, error["code"], error["type"]) == (503, "unreachable", "server_error")
+    response = await post(served, key, {"model": "swarm", "prompt": "1+2=", "stream": True})
+    text = await response.text()
+    assert text.startswith(": the nodes")
+    assert '"code":"unreachable"' in text
+    assert await queries(served) == ["withdrawn"] * 2
+
+
+async def test_an_idle_node_is_woken(served: Served) -> None:
+    """A node that waits for the next version gets a query at once."""
+    key, node = await make_key(served), await served.join()
+    while leases := await served.lease(node, groups=8):
+        for lease in leases:
+            await served.submit(node, served.answer(node, lease))
+    idle = asyncio.create_task(served.lease(node))
+    await asyncio.sleep(0.2)
+    assert not idle.done()
+    waiting = asyncio.create_task(ask(served, key))
+    assert await idle == (), "it is told to ask again"
+    (lease,) = await served.lease(node)
+    await served.submit(node, echoed(served, node, lease))
+    assert (await waiting)["choices"][0]["text"] == "1+2="
+
+
+async def test_hundreds_of_callers_are_answered_at_once(served: Served) -> None:
+    key, url = await make_key(served, 10**9), served.client.make_url("/v1/completions")
+    headers = {"Authorization": f"Bearer {key}"}
+
+    async def digit(session: ClientSession, number: int) -> str:
+        body = {"model": "swarm", "prompt": f"{number % 10}="}
+        while True:
+            async with session.post(url, json=body, headers=headers) as response:
+                found = await response.json()
+                if response.status == 200:
+                    return str(found["choices"][0]["text"])
+            assert found["error"]["code"] == "overloaded", found
+            await asyncio.sleep(int(response.headers["Retry-After"]))
+
+    async with ClientSession(connector=TCPConnector(limit=0)) as session, working(served, 1), working(served, 2):
+        found = await asyncio.gather(*(digit(session, number) for number in range(300)))
+    assert found == [f"{number % 10}=" for number in range(300)]
+    assert set(await queries(served)) == {"answered"}

@@ -1,0 +1,1 @@
+"""Tests of the forms of the OpenAI-compatible endpoint."""

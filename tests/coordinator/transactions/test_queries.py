@@ -1,0 +1,295 @@
+"""Queries of the endpoint: who answers them, in which order, and what they cost whom."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from coordinator.rules.trust import TrustRules
+from coordinator.store import tables
+from coordinator.transactions import api_keys, queries, query_answers
+from coordinator.transactions.queries import Query
+from coordinator.transactions.query_answers import QueryAnswer
+from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotFound, Overloaded
+from protocol.wire.signing import NodeKey
+from protocol.work.lease import Lease
+from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_logprobs, unpack_tokens
+from tests.coordinator.world import END, MAX_NEW, PRICE, World, answer, claim, fragment, honest_sample
+
+Finish = Literal["stop", "length"]
+PATIENCE_MS = 60_000
+PROMPT = (70, 71)
+
+
+def new_key(world: World, name: str = "someone", budget_micros: int = 1000, **more: Any) -> str:
+    key: str = world.run(api_keys.make, name, budget_micros, now_ms=world.now_ms, **more)
+    return key
+
+
+def ask(world: World, key: str, *asked: Query, max_price: int = PRICE) -> list[int]:
+    numbers: list[int] = world.run(
+        queries.ask,
+        key,
+        asked or (query(),),
+        terms=world.terms,
+        max_price=max_price,
+        patience_ms=PATIENCE_MS,
+        now_ms=world.now_ms,
+    )
+    return numbers
+
+
+def query(samples: int = 1, tokens_max: int = MAX_NEW, **more: Any) -> Query:
+    return Query(PROMPT, samples, tokens_max, **more)
+
+
+def answers(world: World, numbers: Sequence[int]) -> dict[int, QueryAnswer]:
+    read: dict[int, QueryAnswer] = world.run(query_answers.read_answers, numbers)
+    return read
+
+
+def asked_in(leases: Sequence[Lease]) -> list[Lease]:
+    """The leases that answer queries."""
+    return [lease for lease in leases if unpack_tokens(lease.prompt).tolist() == list(PROMPT)]
+
+
+def shown(world: World, name: str = "someone") -> dict[str, Any]:
+    (row,) = (row for row in world.run(api_keys.list_keys) if row["name"] == name)
+    return dict(row)
+
+
+def respond(key: NodeKey, lease: Lease, tokens: Sequence[int] = (72, END), finish: Finish = "stop") -> bytes:
+    """An answer with one sample."""
+    logprobs = pack_logprobs([-0.25] * len(tokens))
+    sample = Sample(tokens=pack_tokens(list(tokens)), logprobs=logprobs, finish=finish)
+    return answer(key, lease, samples=(sample,))
+
+
+def test_a_query_is_leased_before_all_groups_and_its_answer_can_be_read(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    (number,) = ask(world, key)
+    (lease,) = world.offer(node).leases
+    assert (lease.samples, unpack_tokens(lease.prompt).tolist(), lease.turn_tokens_max) == (1, list(PROMPT), 0)
+    assert answers(world, [number]) == {}
+    assert world.submit(node, respond(node, lease)).outcome == "accepted"
+    found = answers(world, [number])[number]
+    (sample,) = found.samples
+    assert (unpack_tokens(sample.tokens).tolist(), sample.finish) == ([72, END], "stop")
+    assert unpack_logprobs(sample.logprobs).tolist() == [-0.25] * 2
+    assert (found.version, found.claims) == (1, (world.rows(tables.rollouts)[0]["claim_id"],))
+    assert not asked_in(world.offer(node, groups=3).leases), "it was answered"
+
+
+def test_an_answer_is_paid_and_never_trained_on(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    ask(world, key)
+    world.earn(node)
+    (rollout,) = world.rows(tables.rollouts)
+    assert rollout["state"] == "served"
+    assert world.rows(tables.audits)[0]["used"]
+    for _ in range(2):
+        world.submit(node, answer(node, world.lease(node)))
+    trained = world.train(1)
+    assert rollout["claim_id"] not in {group.claim_id for group in trained.groups}
+
+
+def test_a_limit_of_tokens_ends_the_completion(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    (number,) = ask(world, key, query(tokens_max=2))
+    (lease,) = world.offer(node).leases
+    assert lease.turn_tokens_max == 2
+    assert world.submit(node, respond(node, lease, [72, 73, END])).code == "tokens_invalid"
+    (lease,) = world.offer(node).leases
+    assert world.submit(node, respond(node, lease, [72, 73], "length")).outcome == "accepted"
+    assert answers(world, [number])[number].samples[0].finish == "length"
+
+
+def test_only_the_version_that_a_query_names_answers_it(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    world.publish(2, 1)
+    ask(world, key, query(version=1))
+    assert not asked_in(world.offer(node, version=2).leases)
+    (lease,) = asked_in(world.offer(node, version=1).leases)
+    assert lease.version == 1
+
+
+def test_a_version_past_the_bound_answers_nothing(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    ask(world, key)
+    world.tighten(0)
+    world.publish(2, 1)
+    for _ in range(2):
+        world.submit(node, answer(node, world.lease(node, version=2)))
+        if not world.group_states():
+            break
+    assert world.rows(tables.rollouts)[0]["version"] == 2, "the newest one answers"
+
+
+def test_the_same_seed_goes_to_every_node(world: World) -> None:
+    first, second, key = world.join(1), world.join(2), new_key(world)
+    ask(world, key, query(seed=4242))
+    (lease,) = world.offer(first).leases
+    assert lease.seed == 4242
+    world.give_back(first, lease)
+    (again,) = world.offer(second).leases
+    assert (again.seed, again.lease_id != lease.lease_id) == (4242, True)
+
+
+def test_a_node_that_dies_costs_a_continuation(world: World) -> None:
+    first, second, key = world.join(1), world.join(2), new_key(world)
+    (number,) = ask(world, key)
+    (lease,) = world.offer(first).leases
+    assert world.tell(first, fragment(first, lease, {0: [72]})).taken
+    world.now_ms += world.terms.timeout_ms + 1
+    world.expire()
+    (after,) = world.offer(second, continues=True).leases
+    assert [unpack_tokens(prefix.tokens).tolist() for prefix in after.prefixes] == [[72]]
+    assert world.submit(second, respond(second, after, [73, END])).outcome == "accepted"
+    found = answers(world, [number])[number]
+    assert unpack_tokens(found.samples[0].tokens).tolist() == [72, 73, END]
+    assert len(found.claims) == 2
+    assert [world.owed(node.node_id)[1] for node in (first, second)] == [1, 2]
+    assert shown(world)["spent_micros"] == 3, "both nodes are paid"
+
+
+def test_a_key_is_charged_what_nodes_are_credited(world: World) -> None:
+    node, key = world.join(1, price=PRICE // 2), new_key(world)
+    ask(world, key, query(samples=3))
+    assert (shown(world)["reserved_micros"], shown(world)["spent_micros"]) == (3 * MAX_NEW, 0)
+    (lease,) = world.offer(node).leases
+    samples = tuple(honest_sample(lease) for _ in range(3))
+    verdict = world.submit(node, node.seal("rollout", claim(lease, samples=samples).to_bytes()))
+    assert (shown(world)["reserved_micros"], shown(world)["spent_micros"]) == (0, verdict.credit_micros)
+    assert verdict.credit_micros > 0
+
+
+def test_a_budget_covers_all_queries_of_a_request_or_none(world: World) -> None:
+    key = new_key(world, budget_micros=2 * MAX_NEW)
+    with pytest.raises(KeyBudgetUsed, match=f"{2 * MAX_NEW - MAX_NEW * 2} are left"):
+        ask(world, key, query(), query(), query())
+    assert world.rows(tables.queries) == []
+    assert shown(world)["reserved_micros"] == 0
+    assert len(ask(world, key, query(), query())) == 2
+    world.run(api_keys.set_budget, "someone", 3 * MAX_NEW)
+    assert len(ask(world, key)) == 1
+
+
+def test_a_key_may_be_unknown_expired_or_revoked(world: World) -> None:
+    key = new_key(world, expires_ms=world.now_ms + 1000)
+    other = new_key(world, "other")
+    with pytest.raises(KeyRefused, match="not known"):
+        ask(world, key + "x")
+    world.now_ms += 1000
+    with pytest.raises(KeyRefused, match="'someone'"):
+        ask(world, key)
+    world.run(api_keys.revoke, "other", now_ms=world.now_ms)
+    with pytest.raises(KeyRefused, match="revoked"):
+        ask(world, other)
+    with pytest.raises(NotFound, match="no key 'other' to revoke"):
+        world.run(api_keys.revoke, "other", now_ms=world.now_ms)
+
+
+def test_a_key_has_a_name_of_its_own_and_is_stored_nowhere(world: World) -> None:
+    key = new_key(world)
+    with pytest.raises(ConfigInvalid, match="There is a key 'someone' already"):
+        new_key(world)
+    assert key.startswith(api_keys.PREFIX)
+    assert key not in str(world.dump())
+
+
+def test_a_key_with_many_queries_does_not_delay_a_key_with_one(world: World) -> None:
+    node, many, few = world.join(1), new_key(world, "many"), new_key(world, "few")
+    ask(world, many, *(query(seed=1) for _ in range(20)))
+    ask(world, few, query(seed=2), query(seed=2))
+    taken = world.offer(node, groups=4).leases
+    assert sorted(lease.seed for lease in taken) == [1, 1, 2, 2]
+    world.offer(node, groups=1)
+    ask(world, few, query(seed=3))
+    (lease,) = world.offer(node).leases
+    assert lease.seed == 3, "fewer of its queries are under way"
+
+
+def test_open_queries_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "KEY_OPEN_MAX", 2)
+    monkeypatch.setattr(queries, "OPEN_MAX", 3)
+    one, two = new_key(world, "one"), new_key(world, "two")
+    ask(world, one, query(), query())
+    with pytest.raises(Overloaded, match="this key"):
+        ask(world, one)
+    ask(world, two)
+    with pytest.raises(Overloaded, match="all keys"):
+        ask(world, two)
+
+
+def test_a_withdrawn_query_costs_its_key_nothing_and_its_node_is_paid(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    numbers = ask(world, key, query(), query())
+    (lease,) = world.offer(node).leases
+    assert world.run(queries.withdraw, numbers, now_ms=world.now_ms) == 2
+    assert (shown(world)["reserved_micros"], shown(world)["open_queries"]) == (0, 0)
+    assert world.tell(node, held=[lease]).gone == (lease.lease_id,) or world.lease_states()
+    assert not asked_in(world.offer(node, groups=4).leases)
+    assert world.run(queries.withdraw, numbers, now_ms=world.now_ms) == 0
+    assert shown(world)["spent_micros"] == 0
+
+
+def test_a_node_that_answers_a_withdrawn_query_is_paid(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    numbers = ask(world, key)
+    (lease,) = world.offer(node).leases
+    world.run(queries.withdraw, numbers, now_ms=world.now_ms)
+    verdict = world.submit(node, respond(node, lease))
+    assert (verdict.outcome, verdict.credit_micros) == ("accepted", 2)
+    assert (answers(world, numbers), shown(world)["spent_micros"]) == ({}, 0)
+
+
+def test_queries_of_a_killed_process_end_after_their_time(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    ask(world, key)
+    world.now_ms += PATIENCE_MS
+    assert not asked_in(world.offer(node).leases)
+    ask(world, key, query(seed=5))
+    assert [row["state"] for row in world.rows(tables.queries)] == ["withdrawn", "open"]
+    assert shown(world)["reserved_micros"] == MAX_NEW
+
+
+def test_a_fault_gives_the_key_its_money_back(tmp_path: Path) -> None:
+    world = World(tmp_path, rules=TrustRules())
+    world.publish(1, 0)
+    node, key = world.join(1), new_key(world)
+    numbers = ask(world, key)
+    (lease,) = world.offer(node).leases
+    world.submit(node, respond(node, lease))
+    assert shown(world)["spent_micros"] == 2
+    (claim_id,) = world.take_cases()
+    assert world.find(claim_id, "hard")
+    assert world.rows(tables.rollouts)[0]["state"] == "retracted"
+    assert shown(world)["spent_micros"] == 0
+    assert answers(world, numbers), "its caller may still read what it was answered"
+
+
+def test_a_query_never_reserves_more_than_the_round_has(world: World, tmp_path: Path) -> None:
+    (tmp_path / "poor").mkdir()
+    poor = World(tmp_path / "poor", staleness=2, size=2, budget_micros=10)
+    poor.publish(1, 0)
+    node, key = poor.join(1), new_key(poor)
+    ask(poor, key, query(samples=3), query(samples=1), query(samples=2))
+    assert not asked_in(poor.offer(node, groups=3).leases), "12 micro-units may be needed, and there are 10"
+
+
+def test_newcomers_on_trial_get_no_queries(world: World) -> None:
+    known, newcomer, key = world.join(1), world.join(2), new_key(world)
+    world.prove(known)
+    world.offer(known)
+    ask(world, key)
+    assert not asked_in(world.offer(newcomer).leases)
+    assert asked_in(world.offer(known).leases)
+
+
+def test_statements_of_a_lease_do_not_change_without_queries(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    before = world.offer(node)
+    numbers = ask(world, key)
+    world.run(queries.withdraw, numbers, now_ms=world.now_ms)
+    assert asked_in(world.offer(node).leases) == asked_in(before.leases) == []

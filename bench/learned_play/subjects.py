@@ -14,7 +14,7 @@ from statistics import fmean
 from bench.learned_play.warehouse import GOODS, TOOLS
 from bench.learning.subjects import MIDDLE, Subject
 from bench.learning.trial import Trial
-from coordinator.learner.embedded import END, START
+from coordinator.learner.embedded_text import END, START
 from protocol.tasks import Problem
 
 TEMPLATE = (

@@ -3,7 +3,7 @@
 - Every request has an API key (`coordinator.transactions.api_keys`). A prompt becomes a query, and is answered by the
   node that takes it; the answer names the version that sampled it and the claims, whose receipts anybody can verify.
 - `model` is `swarm`, for the version of whichever node answers, or `swarm@12` for version 12, while nodes hold it.
-- A caller that disconnects, or waits for longer than `PATIENCE_S`, withdraws its queries.
+- A caller that disconnects, or waits for longer than `Bounds.query_s`, withdraws its queries.
 - Errors have OpenAI's form, with the code of `protocol.errors` inside.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from coordinator.api.guard import BOUNDS
 from coordinator.api.http import ROUND, body, error_headers
 from coordinator.base.clock import now_ms
 from coordinator.endpoint import replies
@@ -36,12 +37,6 @@ from protocol.work.rollout import unpack_logprobs, unpack_tokens
 routes = web.RouteTableDef()
 
 MODEL = "swarm"
-
-PATIENCE_S = 600.0
-"""The longest that a query waits for its answer; the clients of OpenAI's own API wait as long."""
-
-ALIVE_S = 15.0
-"""Time after which a stream without news gets a comment, so that no proxy closes it."""
 
 JSON = "application/json"
 
@@ -110,40 +105,40 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuery]) -> web.StreamResponse:
-    round_, key = request.app[ROUND], _key(request)
+    round_, key, patience_s = request.app[ROUND], _key(request), request.app[BOUNDS].query_s
     if not request.content.is_eof():  # a body that did not arrive with its head costs memory
         await round_.database.read(api_keys.number_of, key, now_ms=now_ms())
     data = await body(request, BODY_MAX_BYTES)
     query = await round_.beside_the_loop(lambda: read(data))
-    asked = await _ask(round_, key, query)
+    asked = await _ask(round_, key, query, patience_s)
     try:
         with round_.query_watch.awaited(asked.numbers) as answers:
             if query.stream:
                 return await _stream(request, asked, answers)
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 found = [await answer for answer in answers]
             samples = await round_.beside_the_loop(lambda: _samples(asked, found))
             head = asked.head(min(answer.version for answer in found))
             return _json(replies.whole_reply(head, query, asked.prompts, samples))
     except TimeoutError:
-        raise _unanswered() from None
+        raise _unanswered(patience_s) from None
     finally:
         await asyncio.shield(_withdraw(round_, asked.numbers))
 
 
 async def _stream(request: web.Request, asked: AskedQueries, answers: Sequence[Answer]) -> web.StreamResponse:
     """Send each prompt's samples as they come."""
-    round_, query = request.app[ROUND], asked.query
+    round_, bounds, query = request.app[ROUND], request.app[BOUNDS], asked.query
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
     number = {answer: place for place, answer in enumerate(answers)}
-    left, until_s, sampled = set(answers), asyncio.get_running_loop().time() + PATIENCE_S, 0
+    left, until_s, sampled = set(answers), asyncio.get_running_loop().time() + bounds.query_s, 0
     while left:
-        came, left = await asyncio.wait(left, timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+        came, left = await asyncio.wait(left, timeout=bounds.query_alive_s, return_when=asyncio.FIRST_COMPLETED)
         if not came:
             await response.write(b": the nodes have not answered yet\n\n")
         if left and asyncio.get_running_loop().time() > until_s:
-            _, found = replies.error_reply(_unanswered())
+            _, found = replies.error_reply(_unanswered(bounds.query_s))
             await response.write(replies.as_event(found))
             return response
         for answer in came:
@@ -175,7 +170,7 @@ async def _withdraw(round_: Round, numbers: Sequence[int]) -> None:
     await round_.database.run(queries.withdraw_open, numbers, now_ms=now_ms())
 
 
-async def _ask(round_: Round, key: str, query: CompletionQuery) -> AskedQueries:
+async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: float) -> AskedQueries:
     """Record a request's queries, and wake the nodes that wait for work."""
     text = await round_.text()
     version = await _version(round_, query.model)
@@ -197,7 +192,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery) -> AskedQueries:
             [Query(prompt, query.n, most, version, _seed(query.seed)) for prompt in prompts],
             terms=round_.terms,
             max_price=round_.config.market.max_price_micros_per_mtok,
-            patience_ms=int(PATIENCE_S * 1000),
+            patience_ms=int(patience_s * 1000),
             now_ms=now_ms(),
         )
     round_.wake_idle_nodes()
@@ -284,5 +279,5 @@ def _json(found: Mapping[str, Any]) -> web.Response:
     return web.Response(body=replies.as_json(found), content_type=JSON, headers={"Cache-Control": "no-store"})
 
 
-def _unanswered() -> Unreachable:
-    return Unreachable(f"No node answered within {PATIENCE_S:.0f} s.", hint="Ask for fewer tokens, or ask later.")
+def _unanswered(patience_s: float) -> Unreachable:
+    return Unreachable(f"No node answered within {patience_s:g} s.", hint="Ask for fewer tokens, or ask later.")

@@ -95,6 +95,10 @@ class Bounds:
     """Total of all unread answers: enough for a few slow readers of the largest files of the ledger and the board."""
     bodies_bytes: int = 256 * MIB
     """Total of all bodies: about thirty of the largest. A body is in memory twice while its pieces are joined."""
+    query_s: float = 600.0
+    """The longest that a query waits for its answer: as long as the clients of OpenAI's own API wait."""
+    query_alive_s: float = 15.0
+    """Time after which a stream of the endpoint without news gets a comment, so that no proxy closes it."""
     listeners: int = 1000
     """Open event streams; each costs a socket and a few kilobytes. Further clients are asked to poll instead."""
 

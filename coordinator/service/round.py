@@ -102,8 +102,7 @@ class Round:
         self.invited = None if config.fleet.strangers else own
         """The nodes that may join; None: all."""
         probes = own.union(config.audit.probes)
-        self.audits = replace(opening.audit_terms(config, self.folder), probes=probes)
-        self.database.run_now(lottery.open_first_epoch, self.audits, now_ms())
+        self.audits = self._open_audits(probes)
         self.roots = self.metadata.roots()
         self.led_as = opening.led_as(config, len(self.roots))
         if leads:
@@ -140,6 +139,11 @@ class Round:
         self._evidence: tuple[int, blames.BlameEvidence] | None = None
         self.evaluation_terms = EvaluationTerms.from_config(config)
         self.terms = replace(terms_of(config), probes=probes, turn_tokens_max=turn_tokens_max(config))
+
+    def _open_audits(self, probes: frozenset[str]) -> lottery.AuditTerms:
+        terms = replace(opening.audit_terms(self.config, self.folder), probes=probes)
+        self.database.run_now(lottery.open_first_epoch, terms, now_ms())
+        return terms
 
     def _open_publisher(self) -> Publisher:
         config = self.config

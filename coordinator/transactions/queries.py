@@ -84,11 +84,13 @@ def ask(
     max_price: int,
     patience_ms: int,
     now_ms: int,
+    open_max: int = OPEN_MAX,
+    key_open_max: int = KEY_OPEN_MAX,
 ) -> list[int]:
     """Record the queries of one request by an API key, all or none, and return their numbers."""
     number = api_keys.number_of(connection, key, now_ms=now_ms)
     _end_forgotten(connection, now_ms)
-    _require_room(connection, number, len(asked))
+    _require_room(connection, number, len(asked), open_max, key_open_max)
     last = connection.execute(sa.select(sa.func.max(queries.c.number))).scalar() or 0
     lowest = min(0, connection.execute(sa.select(sa.func.min(groups.c.group_no))).scalar() or 0)
     numbers = list[int]()
@@ -123,11 +125,11 @@ def versions_held(connection: sa.Connection, *, terms: LeaseTerms, alive_since_m
     return [version for version in found if not admission.is_past(connection, version, terms)]
 
 
-def _require_room(connection: sa.Connection, key: int, more: int) -> None:
+def _require_room(connection: sa.Connection, key: int, more: int, open_max: int, key_open_max: int) -> None:
     counts = sa.select(sa.func.count(), sa.func.count().filter(queries.c.api_key == key)).where(QUERY_OPEN)
     everybody, own = connection.execute(counts).one()
-    if own + more > KEY_OPEN_MAX or everybody + more > OPEN_MAX:
-        whose, most = ("this key", KEY_OPEN_MAX) if own + more > KEY_OPEN_MAX else ("all keys", OPEN_MAX)
+    if own + more > key_open_max or everybody + more > open_max:
+        whose, most = ("this key", key_open_max) if own + more > key_open_max else ("all keys", open_max)
         raise Overloaded(f"The open queries of {whose} would be more than {most}.", hint="Wait for some to end.")
 
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientResponse, ClientSession, TCPConnector
 
-from coordinator.api import completions
+from coordinator.api.guard import Bounds
 from coordinator.base.clock import now_ms
 from coordinator.store import tables
 from coordinator.transactions import api_keys
@@ -218,17 +218,17 @@ async def queries(served: Served) -> list[str]:
     return [row.state for row in rows]
 
 
-async def test_nobody_answers(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(completions, "ALIVE_S", 0.01)
-    key = await make_key(served)
-    status, error = await refused(served, key)
-    assert (status, error["code"], error["type"]) == (503, "unreachable", "server_error")
-    response = await post(served, key, {"model": "swarm", "prompt": "1+2=", "stream": True})
-    text = await response.text()
-    assert text.startswith(": the nodes")
-    assert '"code":"unreachable"' in text
-    assert await queries(served) == ["withdrawn"] * 2
+async def test_nobody_answers(tmp_path: Path) -> None:
+    async with serve(tmp_path, bounds=Bounds(query_s=0.05, query_alive_s=0.01)) as served:
+        await served.publish()
+        key = await make_key(served)
+        status, error = await refused(served, key)
+        assert (status, error["code"], error["type"]) == (503, "unreachable", "server_error")
+        response = await post(served, key, {"model": "swarm", "prompt": "1+2=", "stream": True})
+        text = await response.text()
+        assert text.startswith(": the nodes")
+        assert '"code":"unreachable"' in text
+        assert await queries(served) == ["withdrawn"] * 2
 
 
 async def test_an_idle_node_is_woken(served: Served) -> None:

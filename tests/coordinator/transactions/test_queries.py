@@ -27,7 +27,7 @@ def new_key(world: World, name: str = "someone", budget_micros: int = 1000, **mo
     return key
 
 
-def ask(world: World, key: str, *asked: Query, max_price: int = PRICE) -> list[int]:
+def ask(world: World, key: str, *asked: Query, max_price: int = PRICE, **bounds: int) -> list[int]:
     numbers: list[int] = world.run(
         queries.ask,
         key,
@@ -36,6 +36,7 @@ def ask(world: World, key: str, *asked: Query, max_price: int = PRICE) -> list[i
         max_price=max_price,
         patience_ms=PATIENCE_MS,
         now_ms=world.now_ms,
+        **bounds,
     )
     return numbers
 
@@ -210,16 +211,15 @@ def test_a_key_with_many_queries_does_not_delay_a_key_with_one(world: World) -> 
     assert lease.seed == 3, "fewer of its queries are under way"
 
 
-def test_open_queries_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "KEY_OPEN_MAX", 2)
-    monkeypatch.setattr(queries, "OPEN_MAX", 3)
+def test_open_queries_are_bounded(world: World) -> None:
+    bounds = {"open_max": 3, "key_open_max": 2}
     one, two = new_key(world, "one"), new_key(world, "two")
-    ask(world, one, query(), query())
+    ask(world, one, query(), query(), **bounds)
     with pytest.raises(Overloaded, match="this key"):
-        ask(world, one)
-    ask(world, two)
+        ask(world, one, **bounds)
+    ask(world, two, **bounds)
     with pytest.raises(Overloaded, match="all keys"):
-        ask(world, two)
+        ask(world, two, **bounds)
 
 
 def test_a_withdrawn_query_costs_its_key_nothing_and_its_node_is_paid(world: World) -> None:

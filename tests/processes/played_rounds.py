@@ -60,10 +60,11 @@ def playing_policy(folder: Path) -> Path:
     return folder
 
 
-def settings_of(task: PlayedTask) -> Settings:
+def settings_of(task: PlayedTask, policy: Path) -> Settings:
     """The settings of a round that goes on for as long as a test looks."""
     return {
         "task": task.settings,
+        "model": {"path": str(policy)},
         "episode": {"turn_tokens_max": 8},
         "sampling": {"samples_per_group": 8, "max_new_tokens": 320},
         "reward": {"timeout_s": 600.0, "processes": 1},

@@ -36,7 +36,7 @@ def played(
 ) -> Iterator[tuple[Swarm, Coordinator]]:
     """A round of the task, for one node after the other."""
     swarm = Swarm(tmp_path_factory.mktemp("swarm"))
-    coordinator = Coordinator(swarm, settings_of(task)).start()
+    coordinator = Coordinator(swarm, settings_of(task, policy)).start()
     operator_of(swarm, coordinator, policy).publish()
     yield swarm, coordinator
     swarm.close()

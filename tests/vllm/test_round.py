@@ -40,7 +40,7 @@ def test_vllm_plays_episodes_to_their_ends_and_a_replay_finds_its_tokens(
     swarm: Swarm, python: str, tmp_path: Path, task: str
 ) -> None:
     policy = playing_policy(tmp_path / "playing")
-    coordinator = Coordinator(swarm, settings_of(TASKS[task])).start()
+    coordinator = Coordinator(swarm, settings_of(TASKS[task], policy)).start()
     operator_of(swarm, coordinator, policy).publish()
     node = join(swarm, "vllm", coordinator.join_string, "--engine", "vllm", "--vllm-python", python)
     groups = played_groups(coordinator, node_id_of(node), 4, within_s=STARTS_WITHIN_S)

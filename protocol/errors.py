@@ -53,7 +53,7 @@ class MessageTooLarge(SwarmError):
 class FieldRefused(SwarmError):
     """A field of a query is unknown, out of range, or has a value that the endpoint does not offer."""
 
-    code, http_status, fault = "field_refused", 400, "operator"
+    code, http_status, fault = "field_refused", 400, "caller"
 
 
 class NotCanonical(SwarmError):

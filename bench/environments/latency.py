@@ -22,7 +22,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Latencies:
-    """What a node's record says, in seconds."""
+    """Times in a node's record, in seconds."""
 
     turns: list[float]
     """From a submission to the next turn of the same group in the engine."""

@@ -28,10 +28,10 @@ STEPS = {"up": 1, "down": -1, "up twice": 2, "down twice": -2}
 """The user's words in `counting.py`."""
 
 CALLS_TIMES, RIGHT_TOOL_TIMES, RIGHT_GOOD_TIMES = 0.75, 0.6, 0.5
-"""How often the player of the warehouse calls at all, calls the right tool, and asks for the right good."""
+"""Chances that the player of the warehouse calls at all, calls the right tool, and asks for the right good."""
 
 RIGHT_DIGIT_TIMES = 0.6
-"""How often the player who counts on takes care; else the digit is any."""
+"""Chance that the player who counts on takes care; else the digit is any."""
 
 
 def asks_carelessly(number: int, problem: Problem, read: Sequence[str]) -> str:

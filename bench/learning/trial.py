@@ -68,7 +68,7 @@ class Trial:
         self.publish()
 
     def imitate_play(self, steps: int) -> None:
-        """The same for a game, with so many steps."""
+        """Warm-start by imitation of a game's player, with so many steps."""
         game = playing.game_of(self._config)
         assert game is not None
         text = playing.GameText(self._config.task.name, game, self.text, self._config.data.chat, self.end)
@@ -76,7 +76,7 @@ class Trial:
         self.publish()
 
     def imitate_player(self, player: Player, steps: int, episodes: int) -> None:
-        """The same for any environment, with a player of the bench, whose episodes are shown again and again."""
+        """Warm-start by imitation of a player of the bench, whose episodes are shown again and again."""
         assert self._player is not None
         lessons = cycle(islice(self._player.lessons(self.task, player, self.end), episodes))
         playing.imitate_player(self.crew.policy.model, lessons, lambda *_: None, steps=steps)

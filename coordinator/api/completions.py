@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from aiohttp import web
@@ -65,6 +65,7 @@ class AskedQueries:
 def _in_openai_form(handler: Handler) -> Handler:
     """Return the handler with its errors in OpenAI's form."""
 
+    @wraps(handler)
     async def answered(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
@@ -74,7 +75,6 @@ def _in_openai_form(handler: Handler) -> Handler:
                 body=replies.as_json(found), content_type=JSON, status=status, headers=error_headers(error)
             )
 
-    answered.__doc__, answered.__name__, answered.__module__ = handler.__doc__, handler.__name__, handler.__module__
     return answered
 
 
@@ -110,20 +110,22 @@ async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuer
         await round_.database.read(api_keys.number_of, key, now_ms=now_ms())
     data = await body(request, BODY_MAX_BYTES)
     query = await round_.beside_the_loop(lambda: read(data))
-    asked = await _ask(round_, key, query, patience_s)
+    asked, is_answered = await _ask(round_, key, query, patience_s), False
     try:
         with round_.query_watch.awaited(asked.numbers) as answers:
             if query.stream:
                 return await _stream(request, asked, answers)
             async with asyncio.timeout(patience_s):
                 found = [await answer for answer in answers]
+            is_answered = True
             samples = await round_.beside_the_loop(lambda: _samples(asked, found))
             head = asked.head(min(answer.version for answer in found))
             return _json(replies.whole_reply(head, query, asked.prompts, samples))
     except TimeoutError:
         raise _unanswered(patience_s) from None
     finally:
-        await asyncio.shield(_withdraw(round_, asked.numbers))
+        if not is_answered:
+            await asyncio.shield(_withdraw(round_, asked.numbers))
 
 
 async def _stream(request: web.Request, asked: AskedQueries, answers: Sequence[Answer]) -> web.StreamResponse:
@@ -132,22 +134,24 @@ async def _stream(request: web.Request, asked: AskedQueries, answers: Sequence[A
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
     number = {answer: place for place, answer in enumerate(answers)}
-    left, until_s, sampled = set(answers), asyncio.get_running_loop().time() + bounds.query_s, 0
+    left, until_s = set(answers), asyncio.get_running_loop().time() + bounds.query_s
+    version = sampled = 0
     while left:
         came, left = await asyncio.wait(left, timeout=bounds.query_alive_s, return_when=asyncio.FIRST_COMPLETED)
         if not came:
             await response.write(b": the nodes have not answered yet\n\n")
         if left and asyncio.get_running_loop().time() > until_s:
-            _, found = replies.error_reply(_unanswered(bounds.query_s))
-            await response.write(replies.as_event(found))
+            _, error = replies.error_reply(_unanswered(bounds.query_s))
+            await response.write(replies.as_event(error))
             return response
         for answer in came:
-            place = number[answer]
-            events, tokens = await round_.beside_the_loop(partial(_events, asked, place, answer.result()))
-            sampled += tokens
+            found = answer.result()
+            events, tokens = await round_.beside_the_loop(partial(_events, asked, number[answer], found))
+            version, sampled = found.version, sampled + tokens
             await response.write(events)
     if query.include_usage:
-        await response.write(replies.as_event(replies.usage_chunk(asked.head(0), query, asked.prompts, sampled)))
+        usage = replies.usage_chunk(asked.head(version), query, asked.prompts, sampled)
+        await response.write(replies.as_event(usage))
     await response.write(replies.STREAM_END)
     return response
 
@@ -166,7 +170,7 @@ def _events(asked: AskedQueries, place: int, answer: QueryAnswer) -> tuple[bytes
 
 
 async def _withdraw(round_: Round, numbers: Sequence[int]) -> None:
-    """End the queries that are still open: their caller is gone."""
+    """End the queries that are still open, as their caller waits no more."""
     await round_.database.run(queries.withdraw_open, numbers, now_ms=now_ms())
 
 
@@ -184,7 +188,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
     prompts = await round_.beside_the_loop(lambda: _prompts(text, query))
     most = min(query.max_tokens or text.bounds.max_new_tokens, text.bounds.max_new_tokens)
     for prompt in prompts:
-        _require_fitting(prompt, most, text)
+        _require_fitting(prompt, text)
     async with round_.query_watch.asking:
         numbers = await round_.database.run_for_node(
             queries.ask,
@@ -233,23 +237,24 @@ async def _version(round_: Round, model: str) -> int | None:
 
 
 def _prompts(text: TaskText, query: CompletionQuery) -> tuple[tuple[int, ...], ...]:
-    """Return the prompts of a request as tokens."""
-    if query.messages:
+    """Return the prompts of a request as tokens; those of a chat may come as tokens beside the messages."""
+    if not query.prompts:
         return (tuple(text.encode_messages(query.messages, query.tools)),)
     return tuple(tuple(text.encode(prompt) if isinstance(prompt, str) else prompt) for prompt in query.prompts)
 
 
-def _require_fitting(prompt: Sequence[int], most: int, text: TaskText) -> None:
+def _require_fitting(prompt: Sequence[int], text: TaskText) -> None:
+    """Refuse a prompt that an engine would refuse: it must leave room for the longest completion of the round."""
     if not prompt:
         raise FieldRefused("The prompt has no tokens.", hint="Send some text.", breach=Breach("prompt"))
     if (highest := max(prompt)) >= text.bounds.vocab_size:
         said = f"The prompt has the token {highest}; the vocabulary has {text.bounds.vocab_size}."
         raise FieldRefused(said, breach=Breach("prompt"))
-    room = min(text.positions or limits.TOKENS_MAX, limits.TOKENS_MAX) - most
-    if len(prompt) > room:
+    most = text.bounds.max_new_tokens
+    if text.positions and len(prompt) > (room := text.positions - most):
         raise FieldRefused(
-            f"The prompt has {len(prompt):,} tokens; with {most:,} new ones, there is room for {max(0, room):,}.",
-            hint="Shorten the prompt, or ask for fewer tokens with `max_tokens`.",
+            f"The prompt has {len(prompt):,} tokens; beside the round's {most:,} new ones, there is room for {room:,}.",
+            hint="Shorten the prompt.",
             breach=Breach("prompt"),
         )
 

@@ -14,6 +14,7 @@ from coordinator.environments.interface import Observation
 from coordinator.tasks.chat import PLAIN_CHAT, Chat, ChatTemplate
 from coordinator.transactions.prompts import PromptRef, problem_of
 from protocol.errors import VerifierFailed
+from protocol.policy.architectures import positions_of
 from protocol.policy.codec import PolicyCodec
 from protocol.tasks import Judging, Problem, Prompt, Reward, Task
 from protocol.work.rollout import PolicyBounds, end_tokens, pack_tokens
@@ -66,7 +67,7 @@ class TaskText(Coder):
         self.problem: Callable[[PromptRef], Problem] = lru_cache(PROBLEMS_KEPT)(partial(problem_of, task))
         """The cached lookup of a problem; each sample of a group is judged with the same problem."""
         self.bounds = policy_bounds(read_file, max_new_tokens)
-        self.positions = positions_of(read_file)
+        self.positions = positions_of(json.loads(read_file("config.json")))
         """The most tokens of a prompt with its completion; 0 if the policy does not say."""
 
     @property
@@ -106,11 +107,6 @@ class TaskText(Coder):
     def judged_text(self, completion: Sequence[int]) -> str:
         """Return the text to judge: all before the end token, or the whole completion if it did not end."""
         return self.decode(completion[:-1] if completion[-1] in self.bounds.end_tokens else completion)
-
-
-def positions_of(read_file: ReadFile) -> int:
-    """Return the number of a policy's positions, read from its files; 0 if they do not say."""
-    return int(json.loads(read_file("config.json")).get("max_position_embeddings") or 0)
 
 
 def policy_bounds(read_file: ReadFile, max_new_tokens: int) -> PolicyBounds:

@@ -144,7 +144,7 @@ def _for_learner(
     hands = free_hands(connection, worker.node_id, terms, now_ms)
     if not hands:
         return 0, "busy"
-    payable = affordable(connection, terms, worker.price_micros_per_mtok, now_ms)
+    payable = affordable(connection, terms, terms.max_cost_micros(worker.price_micros_per_mtok), now_ms)
     if not payable:
         return 0, "budget"
     return min(message.groups, terms.groups_per_request, admissible, payable, hands), ""
@@ -244,9 +244,8 @@ def _share_left(
     return left or (window if is_held_up(connection, terms, now_ms) else 0)
 
 
-def affordable(connection: sa.Connection, terms: LeaseTerms, price: int, now_ms: int, samples: int = 0) -> int:
+def affordable(connection: sa.Connection, terms: LeaseTerms, max_cost: int, now_ms: int) -> int:
     """Return how many more leases the free budget, and what is left of the hourly budget, cover at their dearest."""
-    max_cost = terms.max_cost_micros(price, samples)
     if not max_cost:
         return 2**31
     free, reserved = _money(connection).single_row()

@@ -153,20 +153,10 @@ class LeaseTerms:
         """Return the most leases that any node may hold."""
         return LEASES_HELD_FACTOR * self.groups_per_request
 
-    def max_cost_micros(self, price: int, samples: int = 0) -> int:
-        """Return the cost of the dearest honest answer to one lease; `samples` is 0 for a group's usual number."""
-        longest = min(self.max_new_tokens, self.turn_tokens_max or self.max_new_tokens)
+    def max_cost_micros(self, price: int, samples: int = 0, tokens_max: int = 0) -> int:
+        """Return the cost of the dearest honest answer to one lease; 0 stands for the samples and tokens of a group."""
+        longest = min(self.max_new_tokens, tokens_max or self.turn_tokens_max or self.max_new_tokens)
         return amount((samples or self.samples_per_group) * longest, price)
-
-    def samples_of(self, samples: int, tokens_max: int) -> int:
-        """Return how many samples of a usual lease cost as much as so many of at most `tokens_max` tokens."""
-        usual = min(self.max_new_tokens, self.turn_tokens_max or self.max_new_tokens)
-        return -(-samples * tokens_max // usual)
-
-    def lease_cost_micros(self, lease: Lease) -> int:
-        """Return the cost of the dearest honest answer to this lease."""
-        longest = min(self.max_new_tokens, lease.turn_tokens_max or self.max_new_tokens)
-        return amount(lease.samples * longest, lease.price_micros_per_mtok)
 
     def context_tokens_paid(self, prompt: bytes, prefixes: Sequence[Prefix]) -> int:
         """Return the tokens that are paid for computing the context of a lease."""

@@ -142,7 +142,7 @@ def offer(
         hands = min(
             message.groups,
             admission.free_hands(connection, node, terms, now_ms),
-            admission.affordable(connection, terms, price, now_ms),
+            admission.affordable(connection, terms, terms.max_cost_micros(price), now_ms),
         )
         groups = _with_their_turns(connection, late[:hands], version, terms)
         reason = "" if groups else reason
@@ -172,7 +172,8 @@ def offer_turns(
     if not answered or not worker.works or worker.paused_ms is not None:
         return ()
     hands = admission.free_hands(connection, node, terms, now_ms)
-    payable = admission.affordable(connection, terms, worker.price_micros_per_mtok, now_ms)
+    max_cost = terms.max_cost_micros(worker.price_micros_per_mtok)
+    payable = admission.affordable(connection, terms, max_cost, now_ms)
     others_ask = newcomers.is_fresh(get_fact(connection, newcomers.OTHERS), terms, now_ms)
     on_trial = others_ask and worker.node_id not in terms.probes and newcomers.is_newcomer(connection, worker, terms)
     given = list[Lease]()
@@ -203,7 +204,7 @@ def _take_turns(
         return []
     node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
     hands = admission.free_hands(connection, node, terms, now_ms)
-    payable = admission.affordable(connection, terms, price, now_ms)
+    payable = admission.affordable(connection, terms, terms.max_cost_micros(price), now_ms)
     most = min(message.groups, terms.groups_per_request, hands, payable)
     if most < 1:
         return []
@@ -235,8 +236,8 @@ def _serve(
     node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
     most = min(message.groups, terms.groups_per_request, admission.free_hands(connection, node, terms, now_ms))
     waiting = queries.waiting(connection, message.version, most, now_ms) if most > 0 else []
-    dearest = max((terms.samples_of(query.samples, query.tokens_max) for query in waiting), default=1)
-    payable = admission.affordable(connection, terms, price, now_ms, dearest)
+    costs = [terms.max_cost_micros(price, query.samples, query.tokens_max) for query in waiting]
+    payable = admission.affordable(connection, terms, max(costs, default=0), now_ms)
     taken = [(query.group_no, query.begun, query.begun_version) for query in waiting[:payable]]
     for group_no, _, _ in taken:
         set_group(connection, group_no, GroupState.LEASED)
@@ -278,7 +279,7 @@ def _measure(
     part = evaluation_leases.part(connection, node, message.version, asked, terms.evaluation_share, admitted)
     if part is None:
         return [], False, False
-    affordable = admission.affordable(connection, terms, price, now_ms, part.samples)
+    affordable = admission.affordable(connection, terms, terms.max_cost_micros(price, part.samples), now_ms)
     hands = min(part.most, admission.free_hands(connection, node, terms, now_ms), affordable)
     version = message.version if message.continues else None
     taken = evaluation_leases.lease_evaluation_groups(connection, part.evaluation, hands, version, on_trial=on_trial)
@@ -419,7 +420,7 @@ def _go_on(partials: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms
         return None
     last = partials[-1]
     left = last.lease.samples * terms.max_new_tokens - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
-    begun_anew = terms.lease_cost_micros(last.lease.model_copy(update={"price_micros_per_mtok": price}))
+    begun_anew = terms.max_cost_micros(price, last.lease.samples, terms.max_new_tokens)
     if sum(partial.pending.amount_micros for partial in partials) + amount(left, price) > begun_anew:
         return None
     change = {
@@ -441,8 +442,8 @@ def _store(
     terms: LeaseTerms,
     now_ms: int,
 ) -> None:
-    context_micros = amount(lease.context_tokens_paid, lease.price_micros_per_mtok)
-    max_cost_micros = terms.lease_cost_micros(lease) + context_micros
+    price, tokens_max = lease.price_micros_per_mtok, lease.turn_tokens_max or terms.max_new_tokens
+    max_cost_micros = terms.max_cost_micros(price, lease.samples, tokens_max) + amount(lease.context_tokens_paid, price)
     given = {
         "lease_id": lease.lease_id,
         "group_no": group_no,

@@ -155,6 +155,24 @@ async def test_a_chat_without_a_template_is_refused_by_name(served: Served) -> N
     assert "no chat template" in found["error"]["message"]
 
 
+async def test_a_chat_may_be_exact_to_the_token(served: Served) -> None:
+    """The messages beside the tokens are not rendered: this policy has no template."""
+    key = await make_key(served)
+    body = {
+        "model": "swarm",
+        "messages": [{"role": "user", "content": "anything"}],
+        "prompt_token_ids": encode("1+2="),
+        "return_token_ids": True,
+    }
+    async with working(served):
+        response = await post(served, key, body, "/v1/chat/completions")
+        found = await response.json()
+    assert found["prompt_token_ids"] == encode("1+2=")
+    (choice,) = found["choices"]
+    assert choice["message"]["content"] == "1+2="
+    assert choice["token_ids"] == [*encode("1+2="), END_TOKEN]
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "code", "says"),
     [
@@ -175,6 +193,17 @@ async def test_what_cannot_be_answered_is_refused_by_name(
     found, error = await refused(served, key, **fields)
     assert (found, error["code"]) == (status, code), error
     assert says in error["message"]
+
+
+async def test_a_prompt_leaves_room_for_the_longest_completion_of_the_round(served: Served) -> None:
+    """Engines refuse a prompt without that room, however few tokens are asked for."""
+    key = await make_key(served)
+    (await served.round.text()).positions = 10
+    status, error = await refused(served, key, prompt="10+2=", max_tokens=1)
+    assert (status, error["code"], error["param"]) == (400, "field_refused", "prompt")
+    assert "5 tokens" in error["message"]
+    async with working(served):
+        assert (await ask(served, key, prompt="1+2=", max_tokens=1))["choices"][0]["text"] == "1"
 
 
 async def test_a_key_is_needed_and_its_budget_kept(served: Served) -> None:

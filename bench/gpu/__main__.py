@@ -1,12 +1,13 @@
 """`make bench-gpu`: what can only be said on a GPU; without one it says so, and that is no failure.
 
-- The torch engine on CUDA against the CPU; the learner at the shapes of Qwen3-0.6B and 4B; then vLLM's tests and bench,
-  where `SWARM_VLLM_PYTHON` names an environment that runs on CUDA.
-- `QUICK=1` without a GPU runs the learner's part on the CPU, at a tiny shape: it shows that it works, and no more.
+- The torch engine on CUDA against the CPU, and against `generate` of transformers; the learner at the shapes of
+  Qwen3-0.6B and 4B; then vLLM's tests and bench, where `SWARM_VLLM_PYTHON` names an environment that runs on CUDA.
+- `QUICK=1` without a GPU runs the learner's and the engine's part on the CPU, at a tiny shape: it shows that they work.
 - Nothing of this was run by its authors, who had no GPU: what it finds is news.
 """
 
 import argparse
+import gc
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import torch
 
 from bench.engines import SHAPES, make_version
 from bench.engines import requests as one_of_each
-from bench.gpu import learner
+from bench.gpu import learner, sampling
 from bench.gpu.shapes import SHAPES as LEARNER_SHAPES
 from bench.gpu.shapes import TINY
 from bench.harness import Bench, quick_from_environment
@@ -71,22 +72,42 @@ def run_vllm(bench: Bench) -> None:
         bench.check(f"vLLM's {name}", subprocess.run([sys.executable, "-P", "-m", *words], check=False).returncode == 0)
 
 
+def measure_sampling(bench: Bench, rounds: int, *, quick: bool) -> None:
+    """The smallest shape of the learner's, against `generate`."""
+    name, shape = next(iter(LEARNER_SHAPES.items()))
+    demand = sampling.Demand(longest=64) if quick else sampling.Demand()
+    sampling.measure(bench, name, shape, demand, device="cuda", rounds=rounds)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def measure_learner(bench: Bench, peak: float | None, rounds: int) -> None:
-    """Each shape that fits."""
+    """Each shape that fits, and how its memory compares with what was predicted."""
     for name, shape in LEARNER_SHAPES.items():
-        if not learner.fits(shape, "cuda"):
-            print(f"{name} skipped: its weights, gradients and moments do not fit into this device")
+        load, (free, _) = learner.Load(), torch.cuda.mem_get_info()
+        found = learner.fitting(shape, load, free)
+        if found is None:
+            print(f"{name} skipped: it is predicted not to fit into {free / 2**30:.0f} GiB")
             continue
+        settings, predicted = found
+        name = f"{name}, {settings.optimizer_dtype} moments"
         torch.cuda.reset_peak_memory_stats()
-        learner.measure(bench, name, shape, learner.Load(), device="cuda", peak=peak, rounds=rounds)
+        learner.measure(bench, name, shape, load, settings, peak=peak, rounds=rounds)
+        bench.measure(f"{name}: peak memory", torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
+        bench.measure(f"{name}: predicted with a version written beside", predicted / 2**30, unit="GiB")
+        gc.collect()
         torch.cuda.empty_cache()
 
 
 def try_on_cpu() -> int:
     """The learner's part where there is no GPU."""
     bench = Bench("gpu", inputs={"device": "cpu", "torch": torch.__version__}, quick=True)
-    learner.measure(bench, "a tiny shape", TINY, learner.SMALL, device="cpu", peak=None, rounds=1)
+    settings = learner.settings_of(learner.SMALL, "cpu", "float32")
+    learner.measure(bench, "a tiny shape", TINY, learner.SMALL, settings, peak=None, rounds=1)
     bench.check("the learner's part runs", bench.median("a tiny shape: completion tokens") > 0)
+    sampling.measure(
+        bench, "a tiny shape", TINY, sampling.Demand(groups=2, samples=2, prompt=8, longest=16), device="cpu", rounds=1
+    )
     return bench.finish()
 
 
@@ -113,6 +134,7 @@ def main() -> int:
         for name, shape in SHAPES.items():
             folder = make_version(Path(scratch) / str(shape.hidden), 1, shape)
             measure_torch(bench, name, folder, 1 if quick else 3)
+    measure_sampling(bench, 1 if quick else 3, quick=quick)
     measure_learner(bench, peak, 1 if quick else 5)
     run_vllm(bench)
     return bench.finish()

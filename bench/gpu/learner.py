@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
-from bench.gpu.shapes import LearnerShape, write
+from bench.gpu.shapes import LearnerShape, configuration, write
 from bench.harness import Bench
+from coordinator.learner.memory import Estimate, LargestBatch, Simulations
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.work.learning import TrainingGroup, TrainingSample
@@ -37,11 +39,8 @@ PEAK_TFLOPS = {
 }
 """Dense bf16 by the data sheets, the longer names before those that they hold."""
 
-BYTES_PER_PARAMETER = 16
-"""Weights, gradients and two moments in float32."""
-
-ROOM = 0.7
-"""Of a device's memory that these may take: the rest is for what a step needs on its way."""
+MOMENTS: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+"""Precisions of the optimizer's moments: the first with which a shape fits is measured."""
 
 EXTENT = 8192
 """Of the matrix product; 256 MiB of operands."""
@@ -92,28 +91,49 @@ def peak_tflops(device: str) -> float | None:
     return next((float(peak) for name, peak in PEAK_TFLOPS.items() if name in device), None)
 
 
-def fits(shape: LearnerShape, device: str) -> bool:
-    """Return True if the training state fits into the device's memory; always True on a CPU."""
-    if device == "cpu":
-        return True
-    _, total = torch.cuda.mem_get_info()
-    return shape.parameters * BYTES_PER_PARAMETER <= ROOM * total
-
-
-def measure(
-    bench: Bench, name: str, shape: LearnerShape, load: Load, *, device: str, peak: float | None, rounds: int
-) -> None:
-    """A shape's steps; the first one, which makes the optimizer's state, is not counted."""
-    settings = TrainSettings(
+def settings_of(load: Load, device: str, moments: Literal["float32", "bfloat16"]) -> TrainSettings:
+    """Return the settings with which a large model is trained whole."""
+    return TrainSettings(
         learning_rate=1e-6,
         micro_batch_tokens=load.micro_batch_tokens,
         gradient_checkpointing=True,
         dtype="bfloat16",
+        optimizer_dtype=moments,
         device=device,
         max_completion_length=load.completion[1],
     )
+
+
+def predicted_bytes(shape: LearnerShape, load: Load, settings: TrainSettings) -> int:
+    """Return the memory that `launch` and `plan` say a shape needs."""
+    batch = LargestBatch(load.groups, load.samples, load.prompt)
+    estimate = Estimate(Simulations(configuration(shape)), settings, batch)
+    return estimate.footprint(1, device=settings.device).peak_bytes
+
+
+def fitting(shape: LearnerShape, load: Load, free_bytes: int) -> tuple[TrainSettings, int] | None:
+    """Return the first settings that fit into a card, and what they should take; None if none fits."""
+    for moments in MOMENTS:
+        settings = settings_of(load, "cuda", moments)
+        if (needed := predicted_bytes(shape, load, settings)) <= free_bytes:
+            return settings, needed
+    return None
+
+
+def measure(
+    bench: Bench,
+    name: str,
+    shape: LearnerShape,
+    load: Load,
+    settings: TrainSettings,
+    *,
+    peak: float | None,
+    rounds: int,
+) -> None:
+    """A shape's steps; the first one, which makes the optimizer's state, is not counted."""
+    device = settings.device
     with tempfile.TemporaryDirectory() as scratch:
-        write(shape, Path(scratch))
+        write(shape, Path(scratch), device)
         policy = TrainedPolicy(Path(scratch), settings)
     for number in range(rounds + 1):
         groups = load.batch(shape.vocabulary, number)
@@ -128,8 +148,6 @@ def measure(
             if peak:
                 bench.measure(f"{name}: MFU", 100 * flops / TERA / peak, unit="%")
     bench.ratio(f"{name}: of a matrix product", f"{name}: arithmetic", f"{name}: matrix product")
-    if device == "cuda":
-        bench.measure(f"{name}: peak memory", torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
 
 
 def product_flops(device: str) -> float:

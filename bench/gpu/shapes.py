@@ -58,9 +58,9 @@ TINY = LearnerShape(64, 2, 4, 2, 16, 192, 320)
 """For a look at whether all this works, on any machine."""
 
 
-def write(shape: LearnerShape, folder: Path) -> None:
-    """A folder in hub format, in bfloat16 as such models come."""
-    config = Qwen3Config(
+def configuration(shape: LearnerShape) -> Qwen3Config:
+    """Return the configuration of the model, in bfloat16 as such models come."""
+    return Qwen3Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
@@ -74,10 +74,15 @@ def write(shape: LearnerShape, folder: Path) -> None:
         pad_token_id=0,
         dtype=torch.bfloat16,
     )
+
+
+def write(shape: LearnerShape, folder: Path, device: str) -> None:
+    """Write a folder in hub format; the device draws the weights, since a CPU needs minutes for billions."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        Qwen3ForCausalLM(config).save_pretrained(folder)
+        with torch.device(device):
+            Qwen3ForCausalLM(configuration(shape)).save_pretrained(folder)
     finally:
         torch.set_default_dtype(before)
     make_tokenizer().save_pretrained(folder)

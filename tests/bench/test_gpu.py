@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.gpu import __main__ as program
-from bench.gpu import learner
+from bench.gpu import learner, sampling
 from bench.gpu.shapes import SHAPES, TINY, LearnerShape
 from bench.harness import Bench
 
@@ -46,9 +46,27 @@ def test_an_unknown_device_has_no_peak() -> None:
 
 def test_the_learners_part_runs_on_a_cpu(tmp_path: Path) -> None:
     bench = Bench("gpu", inputs={}, results=tmp_path, quick=True)
-    learner.measure(bench, "tiny", TINY, learner.SMALL, device="cpu", peak=0.01, rounds=1)
+    settings = learner.settings_of(learner.SMALL, "cpu", "float32")
+    learner.measure(bench, "tiny", TINY, learner.SMALL, settings, peak=0.01, rounds=1)
     for case in ("completion tokens", "arithmetic", "matrix product", "MFU"):
         assert bench.median(f"tiny: {case}") > 0
+
+
+def test_the_engines_part_runs_on_a_cpu(tmp_path: Path) -> None:
+    bench = Bench("gpu", inputs={}, results=tmp_path, quick=True)
+    demand = sampling.Demand(groups=2, samples=2, prompt=8, longest=16)
+    sampling.measure(bench, "tiny", TINY, demand, device="cpu", rounds=1)
+    for case in ("torch engine, bf16", "generate, bf16"):
+        assert bench.median(f"tiny: {case}") > 0
+
+
+def test_a_shape_that_does_not_fit_is_tried_with_smaller_moments() -> None:
+    whole = learner.predicted_bytes(TINY, learner.SMALL, learner.settings_of(learner.SMALL, "cuda", "float32"))
+    found = learner.fitting(TINY, learner.SMALL, whole - 1)
+    assert found is not None
+    assert found[0].optimizer_dtype == "bfloat16"
+    assert found[1] < whole
+    assert learner.fitting(TINY, learner.SMALL, 1000) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

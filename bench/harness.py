@@ -1,7 +1,7 @@
 """The one form of every bench: measure, compare within the same run, judge by goals, leave a record.
 
-- A bench prints a table, writes `bench/results/NAME.json`, and ends with the line `RESULT NAME met` or
-  `RESULT NAME missed: WHICH`; its exit status is 0 only if every goal is met.
+- A bench prints each value when it is measured, then a table; it writes `bench/results/NAME.json`. Its last line is
+  `RESULT NAME met` or `RESULT NAME missed: WHICH`; its exit status is 0 only if every goal is met.
 - The record holds the inputs, the machine, the date and every measured value, so that a median can be doubted later.
 - What is compared is measured in turns, round by round; a ratio is the median of the ratios of the rounds, which a
   machine that is busy for a while disturbs less than two medians taken apart.
@@ -172,9 +172,10 @@ class Bench:
         self._goals: dict[str, Goal] = {}
 
     def measure(self, case: str, value: float, *, unit: str = "") -> None:
-        """Record one value of a case; the unit is that of its first value."""
+        """Record one value of a case, and print it at once; the unit is that of its first value."""
         self._require_finite(case, value)
         self._cases.setdefault(case, Case(unit)).values.append(float(value))
+        print(f"{case}: {_figure(value)} {unit}".rstrip(), file=sys.stderr, flush=True)
 
     def median(self, case: str) -> float:
         """The median of a case so far."""

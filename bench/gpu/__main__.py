@@ -3,7 +3,7 @@
 - The torch engine on CUDA against the CPU, and against `generate` of transformers; the learner at the shapes of
   Qwen3-0.6B and 4B; then vLLM's tests and bench, where `SWARM_VLLM_PYTHON` names an environment that runs on CUDA.
 - `QUICK=1` without a GPU runs the learner's and the engine's part on the CPU, at a tiny shape: it shows that they work.
-- Nothing of this was run by its authors, who had no GPU: what it finds is news.
+- The learner's part comes first: it takes a minute or two, the comparison with the CPU several.
 """
 
 import argparse
@@ -130,12 +130,12 @@ def main() -> int:
     if peak is None:
         print(f"MFU is left out: {device} is not known here; its data sheet goes into --peak-tflops")
     bench = Bench("gpu", inputs={"device": device, "torch": torch.__version__, "peak": peak or 0.0}, quick=quick)
+    measure_learner(bench, peak, 1 if quick else 5)
+    measure_sampling(bench, 1 if quick else 3, quick=quick)
     with tempfile.TemporaryDirectory() as scratch:
         for name, shape in SHAPES.items():
             folder = make_version(Path(scratch) / str(shape.hidden), 1, shape)
             measure_torch(bench, name, folder, 1 if quick else 3)
-    measure_sampling(bench, 1 if quick else 3, quick=quick)
-    measure_learner(bench, peak, 1 if quick else 5)
     run_vllm(bench)
     return bench.finish()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, Qwen3Config
 
 from bench.gpu.learner import Load
 from coordinator.learner.memory import Estimate, LargestBatch, Simulations
@@ -13,8 +14,9 @@ from coordinator.learner.objective import Metrics
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from swarm_node.engine.torch.engine import TorchEngine
-from tests.gpu.conftest import CONFIGURATIONS
+from tests.gpu.conftest import SIZES
 from tests.gpu.training import BATCH
+from tests.tiny_policy import make_other_policy
 
 SETTINGS = TrainSettings(learning_rate=1e-4, warmup_updates=1, max_completion_length=64)
 
@@ -66,22 +68,24 @@ def test_a_checkpoint_resumes_to_the_bit(policy: Path, device: str, tmp_path: Pa
         assert torch.equal(one, other)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a CUDA device counts what it allocates")
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_is_what_the_preflight_predicts(device: str, way: str, tmp_path: Path) -> None:
-    from tests.tiny_policy import make_other_policy
-
-    sizes = {"hidden_size": 1024, "num_hidden_layers": 12, "intermediate_size": 4096, "vocab_size": 32_000}
-    config = type(CONFIGURATIONS["qwen3"])(**{**CONFIGURATIONS["qwen3"].to_dict(), **sizes})
-    folder = make_other_policy(tmp_path / "policy", config, dtype=torch.bfloat16)
-    settings = replace(WAYS[way], device=device, max_completion_length=512, micro_batch_tokens=2048)
-    batch = LargestBatch(groups=4, samples=4, prompt=128)
-    predicted = Estimate(Simulations(config), settings, batch).footprint(1, device=device).peak_bytes
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    policy = TrainedPolicy(folder, settings)
+    on_card = device == "cuda"
+    large = {"hidden_size": 1024, "num_hidden_layers": 12, "intermediate_size": 4096, "vocab_size": 32_000}
+    written = Qwen3Config(**{**SIZES, **(large if on_card else {})}, head_dim=32, tie_word_embeddings=True)
+    folder = make_other_policy(tmp_path / "policy", written, dtype=torch.bfloat16)
     load = Load(groups=4, samples=4, prompt=128, completion=(512, 512), micro_batch_tokens=2048)
+    settings = replace(WAYS[way], device=device, max_completion_length=512, micro_batch_tokens=load.micro_batch_tokens)
+    config = AutoConfig.from_pretrained(folder)
+    batch = LargestBatch(load.groups, load.samples, load.prompt)
+    predicted = Estimate(Simulations(config), settings, batch).footprint(1, device=device).peak_bytes
+    if on_card:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    policy = TrainedPolicy(folder, settings)
     for seed in range(2):
-        policy.train_step(load.batch(32_000, seed))
+        policy.train_step(load.batch(config.vocab_size, seed))
     policy.save_hub(tmp_path / "out")
+    if not on_card:
+        pytest.skip("only a CUDA device counts what it allocates")
     assert torch.cuda.max_memory_allocated() == pytest.approx(predicted, rel=0.1)

@@ -117,7 +117,7 @@ bench-learned-play: BENCH_PYTHON = $(ENVIRONMENTS)/bin/python
 
 bench-engines: export OMP_WAIT_POLICY = PASSIVE
 
-bench-vllm bench-gpu bench-real: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
+bench-vllm bench-gpu bench-real bench-endpoint: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
 
 bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench
 	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \

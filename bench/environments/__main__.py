@@ -18,9 +18,9 @@ from statistics import median
 from bench.environments.delayed_line import DelayedLine, obstacle
 from bench.environments.kinds import SAMPLES, WAYS, interpreter, kinds, turns_per_s
 from bench.environments.latency import measured
-from bench.environments.round import make_policy
 from bench.environments.throughput import NODES, episodes_per_s
 from bench.harness import Bench, Child, quick_from_environment
+from bench.rounds.served import make_policy
 
 PARTS = ("kinds", "latency", "throughput")
 ROUND_TRIP_S = 0.1

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.environments.delayed_line import ADDRESSES, DelayedLine
-from bench.environments.round import SokobanRound
+from bench.environments.round import settings
+from bench.rounds.served import BenchRound
 
 Event = Mapping[str, Any]
 
@@ -58,12 +59,12 @@ def measured(policy: Path, folder: Path, *, turns: int, line: DelayedLine | None
     """Play until there are so many next turns, on loopback or over a delayed line."""
     record = folder / "events.jsonl"
     if line is None:
-        round_ = SokobanRound(folder, policy)
+        round_ = BenchRound(folder, policy, settings())
     else:
         host = ADDRESSES["coordinator"]
-        round_ = SokobanRound(folder, policy, host=host, command=line.command, call=line.call)
+        round_ = BenchRound(folder, policy, settings(), host=host, command=line.command, call=line.call)
     with round_:
-        program = [sys.executable, "-P", "-m", "bench.environments.timed_node", str(record)]
+        program = [sys.executable, "-P", "-m", "bench.rounds.timed_node", str(record)]
         round_.add_node("node", "--groups", "1", "--no-share", program=program)
         round_.wait_for(
             f"{turns} next turns", lambda: sum(event.get("is_next", False) for event in read(record)) >= turns

@@ -7,8 +7,9 @@
 import time
 from pathlib import Path
 
-from bench.environments.round import CHAINS, NODE_SIDE, SAMPLES, SokobanRound
+from bench.environments.round import CHAINS, NODE_SIDE, SAMPLES, settings, whole_groups
 from bench.harness import ROOT
+from bench.rounds.served import BenchRound
 
 NODES = 2
 WARM_GROUPS = 16
@@ -17,11 +18,11 @@ WARM_GROUPS = 16
 def episodes_per_s(policy: Path, folder: Path, measured_s: float, *, before: Path | None = None) -> float:
     """Measure a round of this checkout, or of the one at `before`."""
     play, code = (CHAINS, ROOT) if before is None else (NODE_SIDE, before.absolute())
-    with SokobanRound(folder, policy, play, code) as round_:
+    with BenchRound(folder, policy, settings(play), code) as round_:
         for number in range(NODES):
             round_.add_node(f"node-{number}", "--no-share")
-        round_.wait_for(f"{WARM_GROUPS} groups", lambda: round_.whole_groups() >= WARM_GROUPS)
-        began, first = time.monotonic(), round_.whole_groups()
+        round_.wait_for(f"{WARM_GROUPS} groups", lambda: whole_groups(folder) >= WARM_GROUPS)
+        began, first = time.monotonic(), whole_groups(folder)
         time.sleep(measured_s)  # the measurement
-        took_s, last = time.monotonic() - began, round_.whole_groups()
+        took_s, last = time.monotonic() - began, whole_groups(folder)
     return SAMPLES * (last - first) / took_s

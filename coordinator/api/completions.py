@@ -199,7 +199,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
             patience_ms=int(patience_s * 1000),
             now_ms=now_ms(),
         )
-    round_.wake_idle_nodes()
+    round_.idle_nodes.call(len(prompts))
     kind = "chatcmpl" if query.is_chat else "cmpl"
     identity = f"{kind}-{round_.round_id[:12]}-{numbers[0]}"
     return AskedQueries(query, prompts, numbers, text, identity, int(time.time()))

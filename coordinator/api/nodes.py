@@ -1,8 +1,8 @@
 """Routes for nodes: register, heartbeat, lease, submit, return leases, and request a fetch plan."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -49,6 +49,7 @@ from protocol.work.messages import (
     HeartbeatReply,
     LeaseProgress,
     LeaseProgressReply,
+    LeaseReply,
     LeaseRequest,
     PlanRequest,
     Register,
@@ -111,15 +112,32 @@ async def newer_version(request: web.Request) -> web.Response:
 @routes.post("/v1/leases")
 async def lease(request: web.Request) -> web.Response:
     """Offer leases; if only a newer version or a query can bring some, hold the answer until there is one."""
-    round_ = request.app[ROUND]
-    draw, change = await round_.draw(), round_.next_change  # a change during the offer counts, too
-    offered = await act(request, LeaseRequest, offers.offer, terms=round_.terms, draw=draw, place=_place(request))
+    round_, said = request.app[ROUND], await read_signed_request(request, LeaseRequest)
+    draw, version, calls = await round_.draw(), round_.news.version, round_.idle_nodes.calls
+    offer = partial(commit, request, said, offers.offer, terms=round_.terms, draw=draw, place=_place(request))
+    offered = await offer()
+    if offered.reason == "ahead" and round_.idle_nodes.calls > calls:  # a query came during the offer
+        offered = await offer()
     if offered.reason == "ahead":
-        with suppress(TimeoutError):
-            async with asyncio.timeout(HOLD_S):
-                await change.wait()
-        offered = offered.model_copy(update={"newest_version": round_.news.version})
+        offered = await _offer_when_called(request, offer, offered, version)
     return reply(offered)
+
+
+async def _offer_when_called(
+    request: web.Request, offer: Callable[[], Awaitable[LeaseReply]], offered: LeaseReply, version: int
+) -> LeaseReply:
+    """Hold a request that got nothing until there is a version above `version`, or leases that answer a query."""
+    round_, loop = request.app[ROUND], asyncio.get_running_loop()
+    until_s = loop.time() + HOLD_S
+    with round_.idle_nodes.waiting() as node:
+        while offered.reason == "ahead" and round_.news.version <= version:
+            if not await node.called(until_s - loop.time()):
+                break
+            if request.transport is not None and round_.news.version <= version:  # else it has left, or is behind
+                offered = await offer()
+            if not offered.leases:
+                node.pass_on()
+    return offered.model_copy(update={"newest_version": round_.news.version})
 
 
 @routes.post("/v1/leases/return")

@@ -28,6 +28,7 @@ from coordinator.reports import standby, summary
 from coordinator.rules import calibration
 from coordinator.rules.calibration import Calibration
 from coordinator.service import local_nodes, opening
+from coordinator.service.idle_nodes import IdleNodes
 from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication
 from coordinator.service.query_watch import QueryWatch
@@ -134,6 +135,7 @@ class Round:
             splits=lambda: self.evaluated,
             refresh=self.refresh,
         )
+        self.idle_nodes = IdleNodes()
         self._changed = asyncio.Event()
         self._text: TaskText | None = None
         self._evidence: tuple[int, blames.BlameEvidence] | None = None
@@ -250,17 +252,9 @@ class Round:
         news = await self.database.run(News.read)
         if news != self.news:
             self.news = news
-            self.wake_idle_nodes()
-
-    def wake_idle_nodes(self) -> None:
-        """Let nodes that wait for a newer version ask again, since there is other work."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    @property
-    def next_change(self) -> asyncio.Event:
-        """Return the event that is set when there is a newer version, or other work for idle nodes."""
-        return self._changed
+            self._changed.set()
+            self._changed = asyncio.Event()
+            self.idle_nodes.call_all()
 
     async def version_after(self, version: int, *, patience_s: float) -> int:
         """Return the newest version, as soon as it is above `version` or after `patience_s`."""

@@ -91,7 +91,7 @@ class TestVault:
         finally:
             await pool.close()
         assert read is not None
-        assert read.read == ([{"role": "tool", "content": "click"}],)
+        assert read.read == ([{"role": "tool", "content": "click", "name": "safe_turn"}],)
         assert last is not None
         assert last.reward == Reward(1.0, "ok", {"opened": 1.0, "polite": 0.0, "tries": 1.0})
 

@@ -1,6 +1,6 @@
 """`swarm-node join` with a clock beside its requests; everything else is the shipped node.
 
-`python -P -m bench.environments.timed_node FILE JOIN_STRING OPTIONS …`
+`python -P -m bench.rounds.timed_node FILE JOIN_STRING OPTIONS …`
 
 - Each request for leases, each submission and each group that goes to the engine is a line of JSON in FILE, which is
   written when its answer is there. Times are of the monotonic clock.

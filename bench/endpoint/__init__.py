@@ -1,0 +1,1 @@
+"""The endpoint: its overhead, many callers at once, and fairness between keys."""

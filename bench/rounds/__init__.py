@@ -1,0 +1,1 @@
+"""Rounds of shipped programs that several benches measure."""

@@ -5,8 +5,8 @@
 - `crowd`: a thousand callers at once over four nodes, each with one short completion; none may fail. The nodes' own
   speed is the limit: tokens per second that one engine samples in one process, in batches as large as it likes.
 - `fairness`: the time that a caller with a few queries waits while another key has hundreds open, against alone.
-- `first`: the time to the first token of a short prompt, against vLLM's own server with the same engine, where
-  `SWARM_VLLM_PYTHON` names an environment with vLLM.
+- `first`: the time to the only token of a short prompt, against vLLM's own server with the same engine and the smallest
+  model, where `SWARM_VLLM_PYTHON` names an environment with vLLM.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SETTINGS = {
     "task.name": "arithmetic",
     "sampling.max_new_tokens": 64,
     "sampling.samples_per_group": 2,
-    "learner.groups_per_update": 1,
+    "learner.groups_per_update": 64,
     "staleness.max_updates": 0,
     "audit.first_groups": 0,
     "audit.floor": 0,
@@ -43,7 +43,7 @@ SETTINGS = {
     "leases.over_issue": 0,
     "market.budget_micros": 10**12,
 }
-"""Training needs one group in all, so that the nodes are there for the callers."""
+"""Training needs a few groups in all: nodes that have proven themselves are then there for the callers."""
 
 BUDGET = "100000000000"
 
@@ -63,7 +63,7 @@ class ServedRound:
         self.round.close()
 
     def add_nodes(self, count: int, *options: str, record: Path | None = None) -> None:
-        """Start nodes, the first one with a clock if there is a `record`, and wait until they answer."""
+        """Start nodes, the first with a clock if there is a `record`, and wait until all have passed their trial."""
         for number in range(count):
             program: Sequence[str] = ()
             if record is not None and not number:
@@ -71,7 +71,7 @@ class ServedRound:
             self.round.add_node(f"node-{number}", "--no-share", *options, program=program)
         logs = [self.folder / f"node-{number}.log" for number in range(count)]
         self.round.wait_for(
-            "version at every node", lambda: all("version loaded" in log.read_text(errors="replace") for log in logs)
+            "credit of every node", lambda: all("credited" in log.read_text(errors="replace") for log in logs)
         )
 
     def endpoint(self, name: str) -> Endpoint:
@@ -143,7 +143,7 @@ def measure_fairness(bench: Bench, policy: Path, folder: Path, rounds: int, floo
     bench.goal("a key with one query at a time waits a fifth of what a flood waits", times, at_least=5.0)
 
 
-def until_answers(url: str, patience_s: float, is_running: Callable[[], bool]) -> None:
+def until_answers(url: str, patience_s: float, is_running: Callable[[], bool], log: Path) -> None:
     """Wait for a server."""
     deadline = time.monotonic() + patience_s
     while True:
@@ -153,7 +153,7 @@ def until_answers(url: str, patience_s: float, is_running: Callable[[], bool]) -
         except httpx.HTTPError:
             pass
         if time.monotonic() > deadline or not is_running():
-            raise RuntimeError(f"No server answers at {url}.")
+            raise RuntimeError(f"No server answers at {url}.\n{log.read_text(errors='replace')[-2000:]}")
         time.sleep(1)
 
 
@@ -169,12 +169,12 @@ def measure_first(bench: Bench, policy: Path, folder: Path, python: str, rounds:
         "--port",
         address.split(":")[1],
     ]
-    options = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--served-model-name", "swarm"]
+    options = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--served-model-name", "swarm"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
     with (folder / "vllm.log").open("wb") as log:
         server = subprocess.Popen([*words, "--host", "127.0.0.1", *options], stdout=log, stderr=log, env=environment)
         try:
-            until_answers(f"http://{address}/v1", 300, lambda: server.poll() is None)
+            until_answers(f"http://{address}/v1", 300, lambda: server.poll() is None, folder / "vllm.log")
             theirs = Endpoint(f"http://{address}/v1")
             with ServedRound(folder / "first", policy) as served:
                 served.add_nodes(1, "--engine", "vllm", "--vllm-python", python)

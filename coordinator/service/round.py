@@ -135,8 +135,7 @@ class Round:
             splits=lambda: self.evaluated,
             refresh=self.refresh,
         )
-        self.idle_nodes = IdleNodes()
-        self._changed = asyncio.Event()
+        self._changed, self.idle_nodes = asyncio.Event(), IdleNodes()
         self._text: TaskText | None = None
         self._evidence: tuple[int, blames.BlameEvidence] | None = None
         self.evaluation_terms = EvaluationTerms.from_config(config)

@@ -2,8 +2,7 @@
 
 - `overhead`: the time that a lone caller waits, without the time for which the node has the query: from passing it to
   the engine until its answer is signed and sent.
-- `crowd`: a thousand callers at once over four nodes, each with one short completion; none may fail. The nodes' own
-  speed is the limit: tokens per second that one engine samples in one process, in batches as large as it likes.
+- `crowd`: a thousand callers at once over four nodes, each with one short completion; none may fail.
 - `fairness`: the time that a caller with a few queries waits while another key has hundreds open, against alone.
 - `first`: the time to the only token of a short prompt, against vLLM's own server with the same engine and the smallest
   model, where `SWARM_VLLM_PYTHON` names an environment with vLLM.
@@ -46,6 +45,15 @@ SETTINGS = {
 """Training needs a few groups in all: nodes that have proven themselves are then there for the callers."""
 
 BUDGET = "100000000000"
+
+FLOOD_COMES_S = 1.0
+"""The time in which hundreds of requests are recorded; the last of them is answered seconds later."""
+
+LOOK_S = 0.5
+"""Between two looks whether a server answers."""
+
+SERVER_S = 300.0
+"""Until vLLM's server answers: it imports much, and the machine may have other work."""
 
 
 class ServedRound:
@@ -133,14 +141,14 @@ def measure_fairness(bench: Bench, policy: Path, folder: Path, rounds: int, floo
             bench.measure("fairness: alone", 1000 * median(call(small, range(20), tokens=TOKENS).seconds), unit="ms")
             with ThreadPoolExecutor(1) as pool:
                 flooding = pool.submit(call, large, range(flood), tokens=TOKENS, at_once=flood)
-                time.sleep(1)  # the flood has come in
+                time.sleep(FLOOD_COMES_S)  # part of what is measured: the other key asks once the flood is there
                 beside = call(small, range(20), tokens=TOKENS).seconds
                 bench.measure("fairness: beside a flood", 1000 * median(beside), unit="ms")
                 bench.measure("fairness: the flood waits", 1000 * median(flooding.result().seconds), unit="ms")
     times = bench.ratio(
         "fairness: the flood's wait / the other's", "fairness: the flood waits", "fairness: beside a flood"
     )
-    bench.goal("a key with one query at a time waits a fifth of what a flood waits", times, at_least=5.0)
+    bench.goal("a key with one query at a time waits at most a fifth of what a flood waits", times, at_least=5.0)
 
 
 def until_answers(url: str, patience_s: float, is_running: Callable[[], bool], log: Path) -> None:
@@ -154,7 +162,7 @@ def until_answers(url: str, patience_s: float, is_running: Callable[[], bool], l
             pass
         if time.monotonic() > deadline or not is_running():
             raise RuntimeError(f"No server answers at {url}.\n{log.read_text(errors='replace')[-2000:]}")
-        time.sleep(1)
+        time.sleep(LOOK_S)  # a server that starts tells nobody when it listens
 
 
 def measure_first(bench: Bench, policy: Path, folder: Path, python: str, rounds: int, count: int) -> None:
@@ -174,7 +182,7 @@ def measure_first(bench: Bench, policy: Path, folder: Path, python: str, rounds:
     with (folder / "vllm.log").open("wb") as log:
         server = subprocess.Popen([*words, "--host", "127.0.0.1", *options], stdout=log, stderr=log, env=environment)
         try:
-            until_answers(f"http://{address}/v1", 300, lambda: server.poll() is None, folder / "vllm.log")
+            until_answers(f"http://{address}/v1", SERVER_S, lambda: server.poll() is None, folder / "vllm.log")
             theirs = Endpoint(f"http://{address}/v1")
             with ServedRound(folder / "first", policy) as served:
                 served.add_nodes(1, "--engine", "vllm", "--vllm-python", python)

@@ -113,11 +113,11 @@ async def newer_version(request: web.Request) -> web.Response:
 async def lease(request: web.Request) -> web.Response:
     """Offer leases; if only a newer version or a query can bring some, hold the answer until there is one."""
     round_, said = request.app[ROUND], await read_signed_request(request, LeaseRequest)
-    draw, version, calls = await round_.draw(), round_.news.version, round_.idle_nodes.calls
+    draw, version = await round_.draw(), round_.news.version
     offer = partial(commit, request, said, offers.offer, terms=round_.terms, draw=draw, place=_place(request))
-    offered = await offer()
-    if offered.reason == "ahead" and round_.idle_nodes.calls > calls:  # a query came during the offer
-        offered = await offer()
+    calls, offered = round_.idle_nodes.calls, await offer()
+    while offered.reason == "ahead" and round_.idle_nodes.calls > calls:  # a query came during the offer
+        calls, offered = round_.idle_nodes.calls, await offer()
     if offered.reason == "ahead":
         offered = await _offer_when_called(request, offer, offered, version)
     return reply(offered)

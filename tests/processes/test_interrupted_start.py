@@ -1,6 +1,7 @@
 """Ctrl-C in the seconds in which a program still reads its modules ends it in silence."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ def test_whoever_interrupts_the_imports_sees_no_traceback(program: str, tmp_path
     ended = subprocess.run(
         [sys.executable, "-P", "-m", program, "--help"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it may be ignored here, which is inherited
         capture_output=True,
         text=True,
         check=False,

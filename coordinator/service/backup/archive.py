@@ -93,7 +93,7 @@ class Writer(Protocol):
     def add(self, name: str, source: IO[bytes], size_bytes: int) -> Entry: ...
 
 
-class Reader(Protocol):
+class ArchiveReader(Protocol):
     """A source from which files are read."""
 
     def open(self, name: str) -> IO[bytes]: ...
@@ -237,7 +237,7 @@ def writing(target: Path) -> Iterator[tuple[Writer, Path]]:
 
 
 @contextmanager
-def reading(source: Path) -> Iterator[Reader]:
+def reading(source: Path) -> Iterator[ArchiveReader]:
     """Yield a reader of a backup that `writing` wrote, or of a standby copy."""
     if source.is_dir():
         yield _StandbyReader(source) if is_standby(source) else _FolderReader(source)
@@ -274,7 +274,7 @@ def described(folder: Path, name: str) -> Entry:
     return Entry(name=name, size_bytes=size_bytes, digest=hashed.hasher.hexdigest())
 
 
-def require_sound(reader: Reader, entry: Entry) -> None:
+def require_sound(reader: ArchiveReader, entry: Entry) -> None:
     """Read a file of a backup, and compare its size and digest with its entry."""
     hasher, size = blake3(), 0
     with reader.open(entry.name) as file:
@@ -320,7 +320,7 @@ class Contents(Section):
         return blake3(self.model_copy(update={"files": others}).model_dump_json(exclude=young).encode()).digest()
 
     @classmethod
-    def read(cls, reader: Reader) -> "Contents":
+    def read(cls, reader: ArchiveReader) -> "Contents":
         with reader.open(CONTENTS) as file:
             data = file.read(CONTENTS_MAX_BYTES)
         try:

@@ -23,9 +23,9 @@ from coordinator.service import opening
 from coordinator.service.backup import database, forks, taking_over
 from coordinator.service.backup.archive import (
     SEALED,
+    ArchiveReader,
     BackupInvalid,
     Contents,
-    Reader,
     discard,
     plain,
     reading,
@@ -150,7 +150,7 @@ def _require_usable(contents: Contents, store_url: str, seen: Sequence[str], not
         )
 
 
-def _unpack(reader: Reader, contents: Contents, partial: Path, tell: Tell) -> None:
+def _unpack(reader: ArchiveReader, contents: Contents, partial: Path, tell: Tell) -> None:
     """Verify all files of a backup, then write those of the round's folder."""
     for number, entry in enumerate(contents.files):
         tell("verifying", number, len(contents.files))
@@ -165,7 +165,7 @@ def _unpack(reader: Reader, contents: Contents, partial: Path, tell: Tell) -> No
     _copy(reader, "operator.toml", partial / "operator.toml")
 
 
-def _copy(reader: Reader, name: str, target: Path) -> None:
+def _copy(reader: ArchiveReader, name: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with reader.open(name) as source, target.open("xb") as file:
         shutil.copyfileobj(source, file, PIECE_BYTES)
@@ -272,7 +272,7 @@ def _continued(
     return Restored(contents, size, version, said, number, signatures)
 
 
-def _unseal(reader: Reader, contents: Contents, partial: Path, passphrase: str | None) -> None:
+def _unseal(reader: ArchiveReader, contents: Contents, partial: Path, passphrase: str | None) -> None:
     if passphrase is None:
         raise ConfigInvalid("The keys of this backup are sealed.", hint="Give the passphrase with --passphrase-file.")
     with reader.open(SEALED) as file:

@@ -28,6 +28,7 @@ from coordinator.api import (
     probes,
     public,
     stats,
+    trainers,
     watch,
 )
 from coordinator.api.guard import BODIES, BOUNDS, Bodies, Bounds, Callers, Runner, held_until_answered, listen
@@ -92,7 +93,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         probes,
         appeals,
         completions,
-        *([learner, auditor, operator] if round_.leads else []),
+        *([learner, auditor, operator, trainers] if round_.leads else []),
     )
     tables = [module.routes for module in modules]
     for table in tables:
@@ -133,6 +134,7 @@ async def run(
     round_ = Round(config)
     stop = _stop_on_signals()
     await round_.publication.settle_orders()
+    await asyncio.to_thread(round_.offered.forget_all)
     await round_.database.run(programs.launched, now_ms())
     runner = make_runner(round_)
     await runner.setup()

@@ -140,7 +140,8 @@ def launch(
     config = load(config_file, settings)
     for line in [*manual.warnings(config), *start.warnings(config.model)]:
         typer.echo(f"warning: {line}", err=True)
-    if learner and preflight and not (config.round.directory / "resolved.json").exists():
+    trains = learner and not config.learner.external
+    if trains and preflight and not (config.round.directory / "resolved.json").exists():
         require_fits(config, auditor=auditor)
     show = None if plain or quiet or logs.are_objects() else screen.for_launch()
     asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo, show=show))
@@ -374,10 +375,10 @@ def learner(
     if config.learner.processes > 1 and not launch.is_rank():
         words = [word for word in sys.argv[1:] if word != "--child"]
         sys.exit(launch.launch([script("swarm-coordinator"), *words, "--child"], config))
-    from coordinator.learner.loop import run
+    from coordinator.learner import external, loop
 
-    url = coordinator or f"http://{config.round.listen}"
-    run(config, url, token or config.round.directory / "operator.token")
+    url, secret = coordinator or f"http://{config.round.listen}", token or config.round.directory / "operator.token"
+    (external if config.learner.external else loop).run(config, url, secret)
 
 
 def main() -> None:

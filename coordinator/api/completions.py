@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.api.guard import BOUNDS
-from coordinator.api.http import ROUND, body, error_headers
+from coordinator.api.http import ROUND, body, error_headers, require_key
 from coordinator.base.clock import now_ms
 from coordinator.endpoint import replies
 from coordinator.endpoint.replies import ReplyHead, SampleReply, ServedModel
@@ -31,7 +31,7 @@ from coordinator.transactions.queries import Query
 from coordinator.transactions.query_answers import QueryAnswer, SampledAnswer
 from protocol import limits
 from protocol.breach import Breach
-from protocol.errors import FieldRefused, KeyRefused, NotFound, SwarmError, Unreachable
+from protocol.errors import FieldRefused, NotFound, SwarmError, Unreachable
 from protocol.work.rollout import unpack_logprobs, unpack_tokens
 
 routes = web.RouteTableDef()
@@ -83,7 +83,7 @@ def _in_openai_form(handler: Handler) -> Handler:
 async def models(request: web.Request) -> web.Response:
     """List the versions that nodes hold, as models."""
     round_ = request.app[ROUND]
-    await round_.database.read(api_keys.number_of, _key(request), now_ms=now_ms())
+    await round_.database.read(api_keys.number_of, require_key(request), now_ms=now_ms())
     text, held = await round_.text(), await _held(round_)
     names = [(MODEL, round_.news.version), *((f"{MODEL}@{version}", version) for version in held)]
     made_s, positions = round_.up_since_ms // 1000, text.positions or None
@@ -105,7 +105,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuery]) -> web.StreamResponse:
-    round_, key, patience_s = request.app[ROUND], _key(request), request.app[BOUNDS].query_s
+    round_, key, patience_s = request.app[ROUND], require_key(request), request.app[BOUNDS].query_s
     if not request.content.is_eof():  # a body that did not arrive with its head costs memory
         await round_.database.read(api_keys.number_of, key, now_ms=now_ms())
     data = await body(request, BODY_MAX_BYTES)
@@ -210,27 +210,20 @@ def _seed(seed: int | None) -> int | None:
     return None if seed is None else seed % 2**63
 
 
-def _key(request: web.Request) -> str:
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
-        raise KeyRefused("The request has no API key.", hint="Send it as `Authorization: Bearer KEY`.")
-    return key.strip()
-
-
-async def _held(round_: Round) -> list[int]:
-    """Return the versions that live nodes hold and that may still be sampled, the newest first."""
+async def _held(round_: Round) -> dict[int, int]:
+    """Return the versions that live nodes hold and that may still be sampled, the newest first, and how many do."""
     return await round_.database.read(
         queries.versions_held, terms=round_.terms, alive_since_ms=now_ms() - round_.silent_after_ms
     )
 
 
 async def _version(round_: Round, model: str) -> int | None:
-    """Return the version that a model's name asks for; None for any."""
+    """Return the version that a model's name asks for; None for any. The newest one need not be at a node yet."""
     name, _, number = model.partition("@")
     if name == MODEL and not number:
         return None
     held = await _held(round_)
-    if name == MODEL and number.isascii() and number.isdigit() and int(number) in held:
+    if name == MODEL and number.isascii() and number.isdigit() and int(number) in (*held, round_.news.version):
         return int(number)
     there = ", ".join([MODEL, *(f"{MODEL}@{version}" for version in held)])
     raise NotFound(f"The model {model[:60]!r} is not here.", hint=f"Models: {there}.")

@@ -16,6 +16,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
@@ -23,10 +24,12 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 
 from coordinator.api.guard import BODIES, BOUNDS
 from coordinator.base.clock import now_ms
+from coordinator.base.files import ArrivingFile
 from coordinator.service.round import Round
 from coordinator.transactions import registry
 from protocol import limits
 from protocol.errors import (
+    KeyRefused,
     MalformedMessage,
     MessageTooLarge,
     NotAuthorised,
@@ -55,6 +58,9 @@ LINGER_S = 10.0
 
 RETRY_AFTER_S = (2, 8)
 """Bounds of Retry-After; a client that comes too early costs a tenth of a request."""
+
+WRITTEN_AT_ONCE_BYTES = limits.MIB
+"""Bytes of an upload kept in memory, besides the server's own buffer, before they are written."""
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -198,6 +204,45 @@ async def _next_piece(request: web.Request, until_s: float) -> bytes:
         ) from None
     except web.RequestPayloadError as error:
         raise MalformedMessage("The encoding of the request's body does not match its headers.") from error
+
+
+async def receive_file(request: web.Request, path: Path, digest: str, *, max_bytes: int) -> None:
+    """Write the request's body to `path`, if it has this BLAKE3 digest."""
+    arriving = await _arriving(path)
+    try:
+        waiting = bytearray()
+        async for piece in pieces(request, max_bytes):
+            waiting += piece
+            if len(waiting) >= WRITTEN_AT_ONCE_BYTES:
+                await asyncio.to_thread(arriving.write, waiting)
+                waiting = bytearray()
+        await asyncio.to_thread(arriving.write, waiting)
+        await asyncio.to_thread(arriving.finish, digest)
+    finally:
+        arriving.discard()
+
+
+async def _arriving(path: Path) -> ArrivingFile:
+    """Create a file to write into; if the client disconnects during that, remove the file."""
+    making = asyncio.ensure_future(asyncio.to_thread(ArrivingFile, path))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_discard)
+        raise
+
+
+def _discard(made: asyncio.Future[ArrivingFile]) -> None:
+    if made.exception() is None:
+        made.result().discard()
+
+
+def require_key(request: web.Request) -> str:
+    """Return the API key that the request has."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise KeyRefused("The request has no API key.", hint="Send it as `Authorization: Bearer KEY`.")
+    return key.strip()
 
 
 def require_operator(request: web.Request) -> Round:

@@ -2,25 +2,31 @@
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator.api.http import ROUND, body, pieces, reply, require_operator
+from coordinator.api.http import ROUND, body, receive_file, reply, require_operator
 from coordinator.base.clock import now_ms
-from coordinator.base.files import ArrivingFile
 from coordinator.reports import programs
 from coordinator.service import publication
 from coordinator.store.state import get_fact, set_fact
 from coordinator.transactions import batches, escrow, evaluations, fleet, lottery, policy_versions
 from ledger import store
-from protocol import limits
 from protocol.errors import MalformedMessage, NotFound
 from protocol.policy.manifest import FileName, PolicyManifest
-from protocol.work.learning import KnownUploads, LearnerProgress, LearnerState, Publication, UpdateReport, UploadedFile
+from protocol.work.learning import (
+    KnownUploads,
+    LearnerProgress,
+    LearnerState,
+    OfferedVersion,
+    OfferOutcome,
+    Publication,
+    UpdateReport,
+    UploadedFile,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +35,15 @@ routes = web.RouteTableDef()
 BATCH_WAIT_S = 20.0
 """Longest time a request for a batch is held open; the learner then repeats it."""
 
+OFFER_WAIT_S = 20.0
+"""Longest time a request for an offer of a trainer is held open; the learner's process then repeats it."""
+
 LOOK_AGAIN_S = 0.5
 """Time between two looks: another API process, or a request whose client disconnected, may store a submission
 without setting the event."""
 
 UPLOAD_MAX_BYTES = 2**40
 """Uploads have no real limit but the disk: the operator's own learner is trusted."""
-
-WRITTEN_AT_ONCE_BYTES = limits.MIB
-"""Bytes of an upload kept in memory, besides the server's own buffer, before they are written."""
 
 _FILE_NAME = TypeAdapter(FileName)
 
@@ -84,35 +90,9 @@ async def upload(request: web.Request) -> web.Response:
         name = _FILE_NAME.validate_python(request.match_info["name"])
     except ValidationError:
         raise MalformedMessage("The name of the policy file is not valid.") from None
-    folder = round_.publisher.uploads / str(int(request.match_info["version"]))
-    arriving = await _arriving(folder / name)
-    try:
-        waiting = bytearray()
-        async for piece in pieces(request, UPLOAD_MAX_BYTES):
-            waiting += piece
-            if len(waiting) >= WRITTEN_AT_ONCE_BYTES:
-                await asyncio.to_thread(arriving.write, waiting)
-                waiting = bytearray()
-        await asyncio.to_thread(arriving.write, waiting)
-        await asyncio.to_thread(arriving.finish, request.query.get("digest", ""))
-    finally:
-        arriving.discard()
+    path = round_.publisher.uploads / str(int(request.match_info["version"])) / name
+    await receive_file(request, path, request.query.get("digest", ""), max_bytes=UPLOAD_MAX_BYTES)
     return web.Response(status=204)
-
-
-async def _arriving(path: Path) -> ArrivingFile:
-    """Create a file to write into; if the client disconnects during that, remove the file."""
-    making = asyncio.ensure_future(asyncio.to_thread(ArrivingFile, path))
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        making.add_done_callback(_discard)
-        raise
-
-
-def _discard(made: asyncio.Future[ArrivingFile]) -> None:
-    if made.exception() is None:
-        made.result().discard()
 
 
 @routes.post("/v1/learner/versions")
@@ -176,6 +156,26 @@ async def batch(request: web.Request) -> web.Response:
         except TimeoutError:
             if asyncio.get_running_loop().time() >= deadline:
                 return web.Response(status=204)
+
+
+@routes.get("/v1/learner/offers")
+async def offered(request: web.Request) -> web.Response:
+    """Return the weights that a trainer offers as the next version; hold the request open until there are some."""
+    round_ = require_operator(request)
+    await round_.database.run(programs.heard, now_ms())
+    offer = await round_.offered.next(OFFER_WAIT_S)
+    if offer is None:
+        return web.Response(status=204)
+    version, update = await round_.database.read(policy_versions.newest_version)
+    return reply(OfferedVersion(offer=offer.identity, version=version + 1, update=update + offer.updates))
+
+
+@routes.post("/v1/learner/offers")
+async def answer_offer(request: web.Request) -> web.Response:
+    """Tell a trainer which version has its weights, or why they are refused."""
+    round_ = require_operator(request)
+    round_.offered.answer(OfferOutcome.from_bytes(await body(request)))
+    return web.Response(status=204)
 
 
 @routes.post("/v1/learner/reports")

@@ -53,6 +53,7 @@ SAID: dict[str, tuple[Kind | None, Kind | None]] = {
     "/v1/learner/batches/{number}": (None, learning.TrainingBatch),
     "/v1/learner/reports": (learning.UpdateReport, None),
     "/v1/learner/progress": (learning.LearnerProgress, None),
+    "/v1/learner/offers": (learning.OfferOutcome, learning.OfferedVersion),
     "/v1/origins": (None, OriginList),
     "/v1/probe/upload": (None, probe.Uploaded),
     "/v1/appeals": (None, appeal.AppealReply),
@@ -73,6 +74,7 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/static/{name}": ("text/css", "text/javascript", "image/svg+xml"),
     "/v1/models": JSON, "/v1/completions": (JSON, "text/event-stream"),
     "/v1/chat/completions": (JSON, "text/event-stream"),
+    "/v1/key": JSON, "/v1/trainer/versions": JSON,
 }  # fmt: skip
 """Content types of replies that are not messages; all others are bytes."""
 

@@ -14,6 +14,7 @@ from coordinator.commands.asking import launched, local_url, opened_store
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from coordinator.pages.words import line
+from protocol.errors import ConfigInvalid
 from protocol.text.lesson import lesson
 from protocol.text.plain import counted
 
@@ -46,6 +47,9 @@ def create(
     settings: Settings,
     budget: Budget,
     days: Annotated[float, typer.Option(min=0, help="Days until it expires; 0: never.")] = 0,
+    publishes: Annotated[
+        bool, typer.Option("--publishes", help="Also let its user publish versions; needs learner.external.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a key and print it. It is shown only now: the store keeps no copy."""
@@ -53,9 +57,16 @@ def create(
     from coordinator.transactions import api_keys
 
     config, moment_ms = load(config_file, settings), now_ms()
+    if publishes and not config.learner.external:
+        raise ConfigInvalid(
+            "In this round, only its own learner publishes versions.",
+            hint="A trainer of your own needs a new round with learner.external=true (docs/trainers.md).",
+        )
     expires_ms = moment_ms + int(days * DAY_MS) if days else None
     with closing(opened_store(config)) as database:
-        key = database.run_now(api_keys.make, name, budget, expires_ms=expires_ms, now_ms=moment_ms)
+        key = database.run_now(
+            api_keys.make, name, budget, expires_ms=expires_ms, publishes=publishes, now_ms=moment_ms
+        )
     if as_json:
         typer.echo(json.dumps({"key": key, "url": _url(config)}))
         return
@@ -83,6 +94,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
         typer.echo(
             f"{line(row['name']):24} {_state(row, now_ms()):22} spent {row['spent_micros']:,} "
             f"of {row['budget_micros']:,} micro-units, {counted(row['open_queries'], 'open query', 'open queries')}"
+            f"{', may publish' if row['publishes'] else ''}"
         )
     if not rows:
         typer.echo("There are no keys yet: make one with `swarm-coordinator api-keys create`.")

@@ -12,6 +12,10 @@ AlgorithmName = Literal["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo
 class LearnerSection(Section):
     """Settings of the learner: algorithm, optimizer, memory and devices."""
 
+    external: bool = Field(
+        False,
+        description="no training here: trainers with a key publish the versions and query the nodes (docs/trainers.md)",
+    )
     algorithm: AlgorithmName = Field(
         "grpo", description="grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, cispo or echo2 (docs/learning.md)"
     )
@@ -68,6 +72,12 @@ class LearnerSection(Section):
     wandb: str = Field(
         "", pattern=r"^[\w.-]{0,128}$", description="Weights & Biases project that also receives metrics; empty: none"
     )
+
+    @model_validator(mode="after")
+    def _publishes_by_one_process(self) -> "LearnerSection":
+        if self.external and self.processes > 1:
+            raise ValueError("external needs processes = 1: this machine trains nothing")
+        return self
 
     @model_validator(mode="after")
     def _has_small_moments_on_one_card(self) -> "LearnerSection":

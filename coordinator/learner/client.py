@@ -31,6 +31,8 @@ from protocol.work.learning import (
     KnownUploads,
     LearnerProgress,
     LearnerState,
+    OfferedVersion,
+    OfferOutcome,
     Publication,
     TrainingBatch,
     UpdateReport,
@@ -118,6 +120,15 @@ class CoordinatorClient:
         """Report progress in the middle of a step, without waiting: if the coordinator is away, the report is lost."""
         with suppress(Unreachable):
             self._once("POST", "/v1/learner/progress", progress)
+
+    def offer(self) -> OfferedVersion | None:
+        """Return the weights that a trainer offers; None if nobody offers any for a while."""
+        data = self._call("GET", "/v1/learner/offers")
+        return OfferedVersion.from_bytes(data) if data else None
+
+    def answer(self, outcome: OfferOutcome) -> None:
+        """Tell a trainer which version has its weights, or why they are refused."""
+        self._call("POST", "/v1/learner/offers", outcome)
 
     def finish(self) -> None:
         self._call("POST", "/v1/learner/finish")

@@ -120,6 +120,17 @@ class Learner:
         self._tracker.close()
         self._crew.over()
 
+    def publish_start(self) -> None:
+        """Publish the starting policy, for trainers that are not ours."""
+        try:
+            self._begin()
+            self._release()
+            self._outgoing.finish()
+        finally:
+            self._outgoing.abandon()
+        self._tracker.close()
+        self._crew.over()
+
     def _train(self) -> None:
         """Make all remaining updates, and wait until the last version is published."""
         if not self._crew.resumed:

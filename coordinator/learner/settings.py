@@ -9,6 +9,7 @@ from coordinator.learner.algorithm import PRESETS, Algorithm
 from coordinator.model.products import Products
 
 NOT_OF_AN_UPDATE = {
+    "external",
     "algorithm",
     "groups_per_update",
     "threads",

@@ -46,6 +46,9 @@ from protocol.work.learning import Publication, UploadedFile
 PATCHED = ".safetensors"
 """The files that may be patched; the others are small, or never change."""
 
+OFFERED = "offered"
+"""The folder below `uploads/` with the files that trainers have sent."""
+
 WORTH_IT = 2
 """The factor by which a patch must be smaller than the file: a larger one costs nodes more time than it saves."""
 

@@ -79,6 +79,7 @@ FIXED = (
     "sampling.temperature",
     "sampling.samples_per_group",
     "sampling.max_new_tokens",
+    "learner.external",
     "learner.groups_per_update",
     "learner.lora_rank",
     "learner.lora_targets",

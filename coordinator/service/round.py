@@ -29,6 +29,7 @@ from coordinator.rules import calibration
 from coordinator.rules.calibration import Calibration
 from coordinator.service import local_nodes, opening
 from coordinator.service.idle_nodes import IdleNodes
+from coordinator.service.offered_versions import OfferedVersions
 from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication
 from coordinator.service.query_watch import QueryWatch
@@ -206,6 +207,11 @@ class Round:
     def public_settings(self) -> dict[str, Any]:
         """Return the settings that nodes and visitors need."""
         return summary.public_settings(self.config, self.round_id)
+
+    @cached_property
+    def offered(self) -> OfferedVersions:
+        """Return the versions that trainers offer, in the process that leads."""
+        return OfferedVersions(self.publisher.uploads)
 
     @cached_property
     def ledger_key(self) -> NoteKey:

@@ -418,6 +418,7 @@ api_keys = sa.Table(
     sa.Column("made_ms", sa.BigInteger, nullable=False),
     sa.Column("expires_ms", sa.BigInteger, nullable=True),
     sa.Column("revoked_ms", sa.BigInteger, nullable=True),
+    sa.Column("publishes", sa.Boolean, nullable=False, server_default=sa.false()),  # its holder may publish versions
 )
 
 # Prompts that callers of the endpoint want completed: each is one group.
@@ -460,8 +461,10 @@ facts = sa.Table(
 )
 
 
-QUERY_WAITS = sa.exists().where(QUERY_OPEN, groups.c.group_no == queries.c.group_no, groups.c.state == "open")
-"""The condition that a query waits for a node."""
+QUERY_WAITS = sa.exists().where(
+    QUERY_OPEN, groups.c.group_no == queries.c.group_no, groups.c.state.in_(("open", "trial"))
+)
+"""The condition that a query waits for a node; a newcomer may work on it already."""
 
 
 def is_for_training(group_no: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:

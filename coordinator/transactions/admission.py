@@ -49,7 +49,10 @@ _stands = Prepared(
         .where(versions.c.version == sa.bindparam("version"))
         .scalar_subquery()
         .label("visible_update"),
-        sa.select(sa.func.max(batches.c.batch)).scalar_subquery().label("learner_update"),
+        sa.func.coalesce(
+            sa.select(sa.func.max(batches.c.batch)).scalar_subquery(),
+            sa.select(sa.func.max(versions.c.policy_update)).scalar_subquery(),  # of a trainer that is not ours
+        ).label("learner_update"),
         sa.select(tally_table.c.unfinished).scalar_subquery().label("unfinished"),
         QUERY_WAITS.label("queries_wait"),
     )
@@ -124,6 +127,8 @@ def how_many(
 
 def _room_for(connection: sa.Connection, stands: Any, terms: LeaseTerms) -> tuple[int, int]:
     """Return how many untrained groups there may be in all, and how many more may start now."""
+    if not terms.trains:
+        return 0, 0
     updates = (stands.visible_update, stands.learner_update or 0)
     unfinished = tally.read(connection).unfinished if stands.unfinished is None else stands.unfinished
     return _window(terms, *updates, 0), _window(terms, *updates, unfinished)
@@ -175,7 +180,7 @@ def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: LeaseTerms)
 def room(connection: sa.Connection, terms: LeaseTerms) -> int:
     """Return how many more groups may start for a node that holds the newest version."""
     newest = _newest_update(connection).scalar()
-    if newest is None:
+    if newest is None or not terms.trains:
         return 0
     return _window(_offered(connection, terms), newest, latest_batch(connection), tally.read(connection).unfinished)
 

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.store.tables import QUERY_OPEN, api_keys, queries
-from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotFound
+from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotAuthorised, NotFound
 from protocol.policy import chunks
 
 PREFIX = "es-"
@@ -24,7 +24,13 @@ NAME_MAX_CHARS = 64
 
 
 def make(
-    connection: sa.Connection, name: str, budget_micros: int, *, expires_ms: int | None = None, now_ms: int
+    connection: sa.Connection,
+    name: str,
+    budget_micros: int,
+    *,
+    expires_ms: int | None = None,
+    publishes: bool = False,
+    now_ms: int,
 ) -> str:
     """Make a key with a budget, and return it."""
     if not name or len(name) > NAME_MAX_CHARS or not name.isprintable():
@@ -33,8 +39,15 @@ def make(
         raise ConfigInvalid(f"There is a key {name!r} already.", hint="Choose another name, or revoke that key.")
     key = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     number = 1 + (connection.execute(sa.select(sa.func.max(api_keys.c.number))).scalar() or 0)
-    row = {"number": number, "name": name, "digest": _digest(key), "budget_micros": budget_micros, "made_ms": now_ms}
-    connection.execute(sa.insert(api_keys).values(**row, spent_micros=0, reserved_micros=0, expires_ms=expires_ms))
+    row: dict[str, Any] = {
+        "number": number,
+        "name": name,
+        "digest": _digest(key),
+        "budget_micros": budget_micros,
+        "made_ms": now_ms,
+    }
+    row |= {"spent_micros": 0, "reserved_micros": 0, "expires_ms": expires_ms, "publishes": publishes}
+    connection.execute(sa.insert(api_keys).values(**row))
     return key
 
 
@@ -62,13 +75,36 @@ def list_keys(connection: sa.Connection) -> list[dict[str, Any]]:
 
 def number_of(connection: sa.Connection, key: str, *, now_ms: int) -> int:
     """Return the number of a key that may be used now."""
+    return int(_usable(connection, key, now_ms).number)
+
+
+def publisher(connection: sa.Connection, key: str, *, now_ms: int) -> int:
+    """Return the number of a key whose holder may publish versions now."""
+    row = _usable(connection, key, now_ms)
+    if not row.publishes:
+        raise NotAuthorised(
+            f"The API key {row.name!r} may not publish versions.",
+            hint="The operator makes a key for a trainer with `swarm-coordinator api-keys create --publishes`.",
+        )
+    return int(row.number)
+
+
+def state_of(connection: sa.Connection, key: str, *, now_ms: int) -> dict[str, Any]:
+    """Return what the holder of a key may know about it."""
+    row = _usable(connection, key, now_ms)
+    names = ("name", "budget_micros", "spent_micros", "reserved_micros", "expires_ms", "publishes")
+    return {name: getattr(row, name) for name in names}
+
+
+def _usable(connection: sa.Connection, key: str, now_ms: int) -> Any:
+    """Return the row of a key that may be used now."""
     row = connection.execute(sa.select(api_keys).where(api_keys.c.digest == _digest(key))).first()
     if row is None:
         raise KeyRefused("This API key is not known in this round.", hint="Ask the operator for a key.")
     if row.revoked_ms is not None or (row.expires_ms is not None and row.expires_ms <= now_ms):
         ended = "revoked" if row.revoked_ms is not None else "valid until a time that is over"
         raise KeyRefused(f"The API key {row.name!r} was {ended}.", hint="Ask the operator for a new key.")
-    return int(row.number)
+    return row
 
 
 def reserve(connection: sa.Connection, number: int, micros: int) -> None:

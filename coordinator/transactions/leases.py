@@ -129,6 +129,8 @@ class LeaseTerms:
     """Claims that wait for an auditor before no more work is offered."""
     turn_tokens_max: int = 0
     """The most tokens of a turn, if the samples are episodes; else 0."""
+    trains: bool = True
+    """True if the round's own learner trains; else there are no groups for it, only queries and evaluations."""
     context_share: float = 0.0
     """The payment for a token of the context, as a share of the price of a drawn token."""
 
@@ -210,6 +212,7 @@ def terms_of(config: Config) -> LeaseTerms:
         buffered_max=config.staleness.buffered_max if config.staleness.admission == "buffer" else 0,
         evaluation_share=config.eval.share,
         selection=rules_of(config),
+        trains=not config.learner.external,
         context_share=config.market.context_share,
     )
 

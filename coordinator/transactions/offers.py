@@ -120,6 +120,8 @@ def offer(
     admitted = admission.how_many(connection, worker, message, terms, place, now_ms)
     count, reason = admitted.groups, admitted.reason
     served = _serve(connection, worker, message, admitted, terms, draw, now_ms)
+    if served and admitted.on_trial:
+        admitted = admitted._replace(trials=admitted.trials - len(served))
     message = message.model_copy(update={"groups": message.groups - len(served)}) if served else message
     count = min(count, message.groups)
     measured, stays, alone = _measure(connection, worker, message, admitted, terms, draw, now_ms)
@@ -228,19 +230,25 @@ def _serve(
     draw: PromptDraw,
     now_ms: int,
 ) -> list[Lease]:
-    """Return leases of queries, which go before all other groups; a newcomer on trial gets none."""
-    if not admitted.queries_wait or admitted.on_trial or message.finishing:
+    """Return leases of queries, which go before all other groups.
+
+    A newcomer on trial gets none if the round trains: a group for training is its trial. Else a query is.
+    """
+    if not admitted.queries_wait or message.finishing or (admitted.on_trial and terms.trains):
         return []
     if admitted.reason not in ("", *admission.NOT_NEEDED) or admission.is_past(connection, message.version, terms):
         return []
     node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
     most = min(message.groups, terms.groups_per_request, admission.free_hands(connection, node, terms, now_ms))
-    waiting = queries.waiting(connection, message.version, most, now_ms) if most > 0 else []
+    most = min(most, admitted.trials) if admitted.on_trial else most
+    waiting = []
+    if most > 0:
+        waiting = queries.waiting(connection, message.version, most, on_trial=admitted.on_trial, now_ms=now_ms)
     costs = [terms.max_cost_micros(price, query.samples, query.tokens_max) for query in waiting]
     payable = admission.affordable(connection, terms, max(costs, default=0), now_ms)
     taken = [(query.group_no, query.begun, query.begun_version) for query in waiting[:payable]]
     for group_no, _, _ in taken:
-        set_group(connection, group_no, GroupState.LEASED)
+        set_group(connection, group_no, GroupState.TRIAL if admitted.on_trial else GroupState.LEASED)
     return _give(connection, node, taken, message, price, terms, draw, now_ms)
 
 

@@ -67,3 +67,9 @@ def newest_version(connection: sa.Connection) -> tuple[int, int]:
     """Return the newest version and its update; (0, 0) before the first."""
     row = _newest(connection).first()
     return (row[0], row[1]) if row else (0, 0)
+
+
+def newest_size_bytes(connection: sa.Connection) -> int:
+    """Return the size of the newest version's files; 0 if there is none."""
+    newest = sa.select(versions.c.size_bytes).order_by(versions.c.version.desc()).limit(1)
+    return int(connection.execute(newest).scalar() or 0)

@@ -49,10 +49,10 @@ _waiting = Prepared(
     sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version, queries.c.samples, queries.c.tokens_max)
     .join_from(queries, groups, groups.c.group_no == queries.c.group_no)
     .outerjoin(_under_way, _under_way.c.api_key == queries.c.api_key)
-    .where(QUERY_OPEN, groups.c.state == GroupState.OPEN.value)
+    .where(QUERY_OPEN, groups.c.state.in_(sa.bindparam("states", expanding=True)))
     .where(queries.c.until_ms > sa.bindparam("now", type_=sa.BigInteger))
     .where(queries.c.version.is_(None) | (queries.c.version == sa.bindparam("version", type_=sa.BigInteger)))
-    .order_by(sa.func.coalesce(_under_way.c.leased, 0) + _place, queries.c.number)
+    .order_by(groups.c.state == sa.text("'trial'"), sa.func.coalesce(_under_way.c.leased, 0) + _place, queries.c.number)
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
 _asked_for = Prepared(sa.select(queries).where(queries.c.number == sa.bindparam("number")))
@@ -118,11 +118,13 @@ def ask(
     return numbers
 
 
-def versions_held(connection: sa.Connection, *, terms: LeaseTerms, alive_since_ms: int) -> list[int]:
-    """Return the versions that live nodes hold and may still sample, the newest first."""
-    held = sa.select(nodes.c.version).where(nodes.c.last_seen_ms >= alive_since_ms, nodes.c.version > 0).distinct()
-    found = connection.execute(held.order_by(nodes.c.version.desc())).scalars().all()
-    return [version for version in found if not admission.is_past(connection, version, terms)]
+def versions_held(connection: sa.Connection, *, terms: LeaseTerms, alive_since_ms: int) -> dict[int, int]:
+    """Return the versions that live nodes hold and may still sample, the newest first, with the number of nodes."""
+    held = sa.select(nodes.c.version, sa.func.count()).where(
+        nodes.c.last_seen_ms >= alive_since_ms, nodes.c.version > 0
+    )
+    found = connection.execute(held.group_by(nodes.c.version).order_by(nodes.c.version.desc())).all()
+    return {version: count for version, count in found if not admission.is_past(connection, version, terms)}
 
 
 def _require_room(connection: sa.Connection, key: int, more: int, open_max: int, key_open_max: int) -> None:
@@ -133,9 +135,13 @@ def _require_room(connection: sa.Connection, key: int, more: int, open_max: int,
         raise Overloaded(f"The open queries of {whose} would be more than {most}.", hint="Wait for some to end.")
 
 
-def waiting(connection: sa.Connection, version: int, count: int, now_ms: int) -> list[Any]:
-    """Return up to `count` queries that wait for a node with this version, those that go first before others."""
-    return list(_waiting(connection, version=version, now=now_ms, count=count))
+def waiting(connection: sa.Connection, version: int, count: int, *, on_trial: bool, now_ms: int) -> list[Any]:
+    """Return up to `count` queries that wait for a node with this version, those that go first before others.
+
+    Those that only newcomers work on come last; another newcomer gets none of them.
+    """
+    states = [GroupState.OPEN.value] if on_trial else [GroupState.OPEN.value, GroupState.TRIAL.value]
+    return list(_waiting(connection, version=version, now=now_ms, count=count, states=states))
 
 
 def first_lease(

@@ -98,6 +98,25 @@ class Publication(Message):
     files: tuple[UploadedFile, ...] = Field(min_length=1, max_length=limits.MANIFEST_MAX_FILES)
 
 
+class OfferedVersion(Message):
+    """Weights that a trainer has sent, for the learner's process to check, complete and publish."""
+
+    offer: str = Field(pattern=r"^[0-9a-f]{32}$")
+    version: int = Field(ge=1, le=limits.VERSION_MAX)
+    update: int = Field(ge=0, le=limits.VERSION_MAX)
+
+
+class OfferOutcome(Message):
+    """The learner's answer to an offer: the version that has the weights, or why they are refused."""
+
+    offer: str = Field(pattern=r"^[0-9a-f]{32}$")
+    version: int = Field(0, ge=0, le=limits.VERSION_MAX)
+    code: str = Field("", max_length=40)
+    """The code of the error; empty if the version is published."""
+    message: str = Field("", max_length=1000)
+    hint: str = Field("", max_length=1000)
+
+
 class Evaluated(Message):
     """The result of an evaluation."""
 

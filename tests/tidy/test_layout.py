@@ -27,6 +27,7 @@ FRAGMENTS = {
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "coordinator/transactions/rails/manual.py": "one module per rail",
+    "echo_swarm/weights.py": "reads and writes files, apart from the requests",
     "protocol/wire/generation.py": "the one number that changes with the protocol",
     "swarm_node/engine/described.py": "a program of its own: the child that describes a model",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",

@@ -1,6 +1,7 @@
 """Queries of the endpoint: who answers them, in which order, and what they cost whom."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -285,6 +286,58 @@ def test_newcomers_on_trial_get_no_queries(world: World) -> None:
     ask(world, key)
     assert not asked_in(world.offer(newcomer).leases)
     assert asked_in(world.offer(known).leases)
+
+
+def not_training(world: World) -> World:
+    """A round whose trainer is not ours: there are no groups for a learner."""
+    world.terms = replace(world.terms, trains=False)
+    world.judge = replace(world.judge, terms=world.terms)
+    return world
+
+
+def test_a_round_that_does_not_train_offers_queries_only(world: World) -> None:
+    node, key = not_training(world).join(1), new_key(world)
+    reply = world.offer(node, groups=3)
+    assert (reply.leases, reply.reason) == ((), "ahead")
+    ask(world, key)
+    assert len(asked_in(world.offer(node, groups=3).leases)) == 1
+
+
+def test_a_newcomer_on_trial_answers_a_query_where_nothing_is_trained(world: World) -> None:
+    known, newcomer, key = not_training(world).join(1), world.join(2), new_key(world)
+    world.prove(known)
+    world.offer(known)  # one that is no newcomer asks
+    (number,) = ask(world, key)
+    (lease,) = asked_in(world.offer(newcomer, groups=3).leases)
+    assert not world.offer(newcomer).leases, "it has one lease at a time"
+    assert world.submit(newcomer, respond(newcomer, lease)).outcome == "accepted"
+    assert number in answers(world, [number])
+    assert world.rows(tables.rollouts)[0]["state"] == "served"
+
+
+def test_a_query_of_a_silent_newcomer_goes_to_a_known_node_at_once(world: World) -> None:
+    known, newcomer, key = not_training(world).join(1), world.join(2), new_key(world, budget_micros=4)
+    world.prove(known)
+    world.offer(known)
+    (number,) = ask(world, key)
+    (trial,) = asked_in(world.offer(newcomer).leases)
+    assert not world.offer(world.join(3)).leases, "another newcomer does not double it"
+    (lease,) = asked_in(world.offer(known).leases)
+    assert world.submit(known, respond(known, lease)).outcome == "accepted"
+    assert number in answers(world, [number])
+    spent = shown(world)["spent_micros"]
+    assert world.submit(newcomer, respond(newcomer, trial)).outcome == "accepted", "it is paid, and proves its owner"
+    assert shown(world)["spent_micros"] == spent, "the key pays for one answer"
+    assert [row["state"] for row in world.rows(tables.rollouts)] == ["served", "surplus"]
+
+
+def test_the_staleness_bound_counts_the_updates_of_a_trainer(world: World) -> None:
+    node, key = not_training(world).join(1), new_key(world)
+    world.publish(2, 1)
+    world.publish(3, 1 + world.terms.staleness)
+    ask(world, key)
+    assert not world.offer(node, version=1).leases, "three updates behind, two are allowed"
+    assert asked_in(world.offer(node, version=2).leases)
 
 
 def test_statements_of_a_lease_do_not_change_without_queries(world: World) -> None:

@@ -1,0 +1,179 @@
+"""The client of the swarm for asyncio.
+
+- Each prompt is a request of its own: one that a node answers late delays no other, and its version is exact.
+- While the round has no room, or does not answer, a request is repeated, until `patience_s` is over.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx
+
+from echo_swarm.rollouts import Budget, Rollout, Versions, read_budget, read_rollout, read_versions
+from echo_swarm.weights import files_to_send
+from protocol.errors import ERRORS, FieldRefused, NotFound, Overloaded, SwarmError, Unreachable
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, token ids, or the messages of a chat."""
+
+CONNECTIONS = 256
+"""Requests under way at once; others wait here."""
+
+PATIENCE_S = 600.0
+
+RETRY_S = 1.0
+"""The wait before a request is repeated, if the answer does not say."""
+
+LOOK_S = 0.25
+"""Time between two questions who holds a version."""
+
+PIECE_BYTES = 1 << 20
+
+
+class AsyncSwarm:
+    """A round of the swarm, for the holder of an API key."""
+
+    def __init__(self, url: str, key: str, *, patience_s: float = PATIENCE_S, connections: int = CONNECTIONS) -> None:
+        self._patience_s = patience_s
+        self._free = asyncio.Semaphore(connections)
+        limits = httpx.Limits(max_connections=connections + 1, max_keepalive_connections=connections + 1)
+        self._http = httpx.AsyncClient(
+            base_url=url.partition("#")[0].rstrip("/").removesuffix("/v1"),
+            headers={"Authorization": f"Bearer {key}", "Accept": "application/json"},
+            timeout=httpx.Timeout(patience_s, connect=10.0),
+            limits=limits,
+        )
+
+    async def __aenter__(self) -> "AsyncSwarm":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def sample(
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        version: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Rollout]:
+        """Return `n` samples of each prompt, in the order of the prompts.
+
+        With `version`, only that version answers; without, each prompt is answered by the version of its node, which is
+        at most `Versions.max_staleness` updates behind the newest one. What is left out has the round's defaults.
+        """
+        if isinstance(prompts, str):
+            raise FieldRefused("`prompts` is one text.", hint="Give a list of prompts: swarm.sample([prompt]).")
+        model = "swarm" if version is None else f"swarm@{version}"
+        shared: dict[str, Any] = {"model": model, "n": n, "return_token_ids": True}
+        optional = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "stop": stop, "tools": tools}
+        shared |= {name: value for name, value in optional.items() if value not in (None, (), [])}
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._sampled(shared, prompt)) for prompt in prompts]
+        return [task.result() for task in tasks]
+
+    async def publish(self, weights: Any, *, updates: int = 1) -> int:
+        """Publish weights as the next version, and return its number.
+
+        `weights` is a folder in hub format, an adapter's folder, a model with `save_pretrained`, or a state_dict.
+        `updates` is the number of training steps since the version before: the staleness bound counts them. Weights
+        that are those of the newest version change nothing.
+        """
+        until = time.monotonic() + self._patience_s
+        with files_to_send(weights) as files:
+            offer = {"files": {path.name: digest for path, digest in files.items()}, "updates": updates}
+            while True:
+                for path, digest in files.items():
+                    await self._call("PUT", f"/v1/trainer/files/{digest}", path)
+                try:
+                    body = await self._call("POST", "/v1/trainer/versions", offer)
+                except NotFound:  # the coordinator ended after it had received the files
+                    if time.monotonic() > until:
+                        raise
+                else:
+                    return int(body["version"])
+
+    async def versions(self) -> Versions:
+        """Return the round's newest version, and which versions nodes hold."""
+        return read_versions(await self._call("GET", "/v1/trainer/versions"))
+
+    async def held(self, version: int, nodes: int = 1) -> None:
+        """Wait until so many nodes hold a version, or newer ones."""
+        until = time.monotonic() + self._patience_s
+        while True:
+            versions = await self.versions()
+            if sum(count for number, count in versions.held.items() if number >= version) >= nodes:
+                return
+            if time.monotonic() > until:
+                raise Unreachable(f"Fewer than {nodes} nodes hold version {version} after {self._patience_s:g} s.")
+            await asyncio.sleep(LOOK_S)  # no event of the public API tells who holds a version
+
+    async def budget(self) -> Budget:
+        """Return the budget of the key, and what it has spent."""
+        return read_budget(await self._call("GET", "/v1/key"))
+
+    async def _sampled(self, shared: Mapping[str, Any], prompt: Prompt) -> Rollout:
+        """Return the samples of one prompt."""
+        if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+            text = prompt if isinstance(prompt, str) else list(prompt)
+            address, body = "/v1/completions", {**shared, "prompt": text, "logprobs": 1}
+        else:
+            address, body = "/v1/chat/completions", {**shared, "messages": list(prompt), "logprobs": True}
+        async with self._free:
+            return read_rollout(await self._call("POST", address, body))
+
+    async def _call(self, method: str, address: str, body: Mapping[str, Any] | Path | None = None) -> Any:
+        """Send a request until it is answered, refused, or `patience_s` is over; return the JSON of the answer."""
+        until = time.monotonic() + self._patience_s
+        while True:
+            retry_s = RETRY_S
+            try:
+                if isinstance(body, Path):
+                    response = await self._http.request(method, address, content=_pieces(body))
+                else:
+                    response = await self._http.request(method, address, json=body)
+                if response.is_success:
+                    return response.json() if response.content else None
+                error = _error(response)
+                with suppress(ValueError):
+                    retry_s = float(response.headers.get("Retry-After", ""))
+            except httpx.TransportError as broken:
+                error = Unreachable(f"The round does not answer ({str(broken) or type(broken).__name__}).")
+            if not isinstance(error, Overloaded | Unreachable) or time.monotonic() + retry_s > until:
+                raise error
+            await asyncio.sleep(retry_s)  # the answer says when to come again
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    """Yield a file in pieces, so that weights need not fit into memory twice."""
+    with path.open("rb") as file:  # a local file: reading 1 MiB takes less time than a change of threads
+        while piece := file.read(PIECE_BYTES):
+            yield piece
+
+
+def _error(response: httpx.Response) -> SwarmError:
+    """Return the error of an answer, which has OpenAI's form or ours."""
+    try:
+        said = response.json()
+    except ValueError:  # from a proxy or another server
+        said = None
+    if isinstance(said, dict):
+        said = said.get("error", said)
+        if isinstance(said, dict) and said.get("code") in ERRORS:
+            return SwarmError.from_wire(said)
+    if response.status_code >= 500:
+        return Unreachable(f"The answer is HTTP {response.status_code}.")
+    return NotFound(f"The answer is HTTP {response.status_code}, and not from a coordinator.", hint="Check the URL.")

@@ -179,6 +179,7 @@ $(TRL): $(STAMP)
 	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	  > "$$(.venv-trl/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
 	@.venv-trl/bin/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt 'trl==1.16.0' wandb
+	@ln -sf ../../$(BIN)/swarm-coordinator ../../$(BIN)/swarm-node .venv-trl/bin/
 	@touch $(TRL)
 
 # The package carries a trained model (93 MB), and accelerate reads its format. What both want besides, a program for

@@ -21,7 +21,7 @@ STEPS, PROMPTS, SAMPLES, CLIP = 30, 16, 16, 0.2
 def main(url: str, key: str, folder: str, steps: int = STEPS) -> None:
     """Train the policy of `folder` on sums, and print the mean reward of each step."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-5, weight_decay=0.0)
     draw = random.Random(0)
     with Swarm(url, key) as swarm:
         for step in range(1, steps + 1):

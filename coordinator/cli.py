@@ -24,6 +24,7 @@ from coordinator.commands import (
     config,
     evaluate,
     export,
+    finish,
     init,
     keys,
     nodes,
@@ -178,6 +179,15 @@ app.command(
         EXIT_CODES,
     )
 )(status.status)
+
+
+app.command(
+    epilog=lesson(
+        "swarm-coordinator finish round.toml",
+        "`status` shows what waits for an audit; then `payout`.",
+        EXIT_CODES,
+    )
+)(finish.finish)
 
 
 @app.command(

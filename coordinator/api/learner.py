@@ -12,6 +12,7 @@ from coordinator.api.http import ROUND, body, receive_file, reply, require_opera
 from coordinator.base.clock import now_ms
 from coordinator.reports import programs
 from coordinator.service import publication
+from coordinator.service.round import Round
 from coordinator.store.state import get_fact, set_fact
 from coordinator.transactions import batches, escrow, evaluations, fleet, lottery, policy_versions
 from ledger import store
@@ -211,18 +212,24 @@ async def progress(request: web.Request) -> web.Response:
 
 @routes.post("/v1/learner/finish")
 async def finish(request: web.Request) -> web.Response:
-    """Finish the round after the last update: grant no more leases, and settle pending claims, after their audits."""
-    round_ = require_operator(request)
+    """Finish the round after the last update."""
+    await finish_round(require_operator(request))
+    return web.Response(status=204)
 
-    def end(connection: sa.Connection) -> None:
+
+async def finish_round(round_: Round) -> bool:
+    """Grant no more leases, and settle pending claims, after their audits; return False if that was done before."""
+
+    def end(connection: sa.Connection) -> bool:
         if get_fact(connection, "finished", False):
-            return
+            return False
         set_fact(connection, "finished", True)
         evaluations.stop_all(connection, now_ms())
         batches.release_leftovers(connection, audits=round_.audits, now_ms=now_ms())
         lottery.end(connection, round_.audits, now_ms())
         escrow.settle_all(connection, round_.audits, now_ms())
+        return True
 
-    await round_.database.run(end)
+    is_first = await round_.database.run(end)
     await round_.refresh()
-    return web.Response(status=204)
+    return is_first

@@ -68,7 +68,7 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/v1/events": "text/event-stream",
     "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON, "/openapi.json": JSON,
     "/v1/operator/status": JSON, "/v1/operator/nodes": JSON, "/v1/operator/nodes/{node}": JSON,
-    "/v1/operator/orders": JSON, "/v1/operator/rulings": JSON,
+    "/v1/operator/orders": JSON, "/v1/operator/finish": JSON, "/v1/operator/rulings": JSON,
     "/v1/operator/appeals": JSON, "/v1/operator/appeals/{number}": JSON,
     "/stats/{file}": ("text/csv", JSON, "application/xml", "application/gzip"),
     "/static/{name}": ("text/css", "text/javascript", "image/svg+xml"),

@@ -10,6 +10,7 @@ from aiohttp import web
 from pydantic import Field, ValidationError
 
 from coordinator.api.http import body, reply_json, require_operator
+from coordinator.api.learner import finish_round
 from coordinator.base.clock import now_ms
 from coordinator.config.section import Section
 from coordinator.reports import moderation
@@ -18,7 +19,7 @@ from coordinator.service.round import Round
 from coordinator.transactions import fleet
 from coordinator.transactions.orders import REASON_MAX_CHARS, Action
 from protocol import limits
-from protocol.errors import MalformedMessage
+from protocol.errors import MalformedMessage, OutOfOrder
 
 routes = web.RouteTableDef()
 
@@ -80,6 +81,18 @@ async def replace_version(request: web.Request) -> web.Response:
     except (ValidationError, json.JSONDecodeError) as error:
         raise MalformedMessage(f"The order is not valid: {error}.") from None
     return reply_json(await round_.publication.replace(wanted))
+
+
+@routes.post("/v1/operator/finish")
+async def finish(request: web.Request) -> web.Response:
+    """Finish a round whose trainer is not ours; one with a learner ends after its last update."""
+    round_ = require_operator(request)
+    if not round_.config.learner.external:
+        raise OutOfOrder(
+            "The learner of this round finishes it after its last update.",
+            hint="To end it early, launch it again with a smaller round.max_updates.",
+        )
+    return reply_json({"changed": await finish_round(round_)})
 
 
 @routes.get("/v1/measured")

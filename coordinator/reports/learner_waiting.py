@@ -51,6 +51,10 @@ def explain_waiting(told: Mapping[str, Any], config: Config, *, backlog: int) ->
         )
     if cause := _nothing_comes(told, config, backlog):
         return LearnerWaiting("will wait" if told["batch"] > told["update"] else "waits", cause)
+    if config.learner.external:
+        return LearnerWaiting(
+            "works", f"Versions come from a trainer with a key: the newest is of update {told['version_update']}."
+        )
     waits_s, load = told["learner_waits_s"], told["load"] or {}
     cycle_s = sum(load.get(part, 0.0) for part in ("train_s", "broadcast_s", "rollout_s"))
     if waits_s > (WAITS_TOO_LONG * cycle_s + config.fleet.window_s if cycle_s else FIRST_WAIT_S):

@@ -118,3 +118,15 @@ def test_a_key_without_the_right_samples_and_does_not_publish(
         assert reader.sample(["1+2="])[0].samples
         with pytest.raises(NotAuthorised):
             reader.publish(policy)
+
+
+def test_a_finished_round_gives_no_work_and_settles_what_nodes_are_owed(
+    swarm: Swarm, coordinator: Coordinator, trainer: Round
+) -> None:
+    trainer.sample(["1+2="])
+    words = ("finish", str(coordinator.config_file), "--yes")
+    assert said(swarm, "swarm-coordinator", *words) == "The round is finished.\n"
+    assert said(swarm, "swarm-coordinator", *words) == "The round was finished before.\n"
+    until("all audits and payments", lambda: not coordinator.status()["audit"]["unsettled"])
+    assert coordinator.status()["finished"]
+    assert_ledger_is_sound(coordinator)

@@ -1,0 +1,31 @@
+"""`swarm-coordinator finish`: end a round whose versions come from a trainer of your own."""
+
+from typing import Annotated
+
+import typer
+
+from coordinator.commands.options import ConfigFile, Settings
+from coordinator.config import load
+from protocol.errors import Unreachable
+
+
+def finish(
+    config_file: ConfigFile,
+    settings: Settings,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """End a round without a learner of its own (learner.external): no node gets work any more.
+
+    What nodes are owed is paid out of escrow once its audits are done; keep the coordinator running until then. A
+    finished round cannot be continued. A round that trains ends after its last update by itself.
+    """
+    from coordinator.commands.asking import ask, require_round
+
+    config = load(config_file, settings)
+    require_round(config)
+    if not yes:
+        typer.confirm("End the round? It cannot be continued.", abort=True, err=True)
+    done = ask(config, "POST", "/v1/operator/finish")
+    if done is None:
+        raise Unreachable("No coordinator runs for this round.", hint="Launch it, so that its last audits are done.")
+    typer.echo("The round is finished." if done["changed"] else "The round was finished before.")

@@ -48,7 +48,7 @@ demo-real: $(REAL)/.installed  ## train a real model of 135M parameters on three
 # Hundreds of programs start here: none is to compile our modules again, where PYTHONDONTWRITEBYTECODE is set.
 # What fails beside other tests runs once more, alone: only a failure on a quiet machine is one of the program.
 test: lint $(REAL)/.installed  ## lint and all tests, WORKERS=3 at a time; ARGS go to pytest
-	@$(BIN)/python -m compileall -q coordinator ledger protocol swarm_node
+	@$(BIN)/python -m compileall -q coordinator ledger protocol swarm_node echo_swarm
 	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
 	  [ $$? -eq 1 ] && echo 'make test: the tests that failed run once more, one at a time.' >&2 && \
 	  env -u SWARM_VLLM_PYTHON $(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst $(ARGS); }

@@ -11,7 +11,7 @@ class RolloutSample:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """The log-probability of each token, at the temperature of the request, as the node computed it."""
+    """The log-probability of each token at the round's temperature, as the node computed it."""
     text: str
     finish_reason: str
     """`stop` if it ended itself, `length` if it reached the limit of tokens."""

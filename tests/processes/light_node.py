@@ -39,7 +39,7 @@ from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_toke
 M = TypeVar("M", bound=Message)
 
 VOCABULARY, END = 320, 2
-"""Of the embedded tokenizer."""
+"""Size and end token of the embedded tokenizer."""
 
 PRICE = 1_000_000
 

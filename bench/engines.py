@@ -143,7 +143,7 @@ def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> N
 
 
 def measure_threads(bench: Bench, name: str, folder: Path, rounds: int) -> float:
-    """Measure a batch by one thread and by two; what of the time the second leaves."""
+    """Measure a batch by one thread and by two; return the share of the time that the second leaves."""
     engine = TorchEngine()
     engine.load(folder, 1)
     batch = [request.model_copy(update={"samples": 16, "max_new_tokens": 8}) for request in requests(1)[:8]]

@@ -91,9 +91,7 @@ def compare(bench: Bench, case: Case, result: Measured) -> None:
 
 
 def judge(bench: Bench, admission: str) -> None:
-    """Require each round within ten per cent of what its own inputs foretold; figures near nothing must be near each
-    other.
-    """
+    """Require each round within ten per cent of what its inputs foretold, or near it where both are near nothing."""
     for name in COMPARED:
         measured, predicted = (bench.median(f"{admission}, {name}: {which}") for which in ("measured", "foretold"))
         goal = f"{admission}, {name}: measured against foretold"

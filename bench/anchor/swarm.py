@@ -32,8 +32,7 @@ print(start_of(demo, 0, Path(sys.argv[1])))
 """The program that warms up the policy, in a process of its own: what it imports is large."""
 
 PATIENCE_S = 600.0
-"""The limit until all have joined: eight programs and their engines start at once, and the machine may have other work.
-"""
+"""The limit until all have joined: eight programs and engines start at once, and the machine may have other work."""
 
 LOOK_S = 0.5
 """The time between two looks into a store that other processes write."""

@@ -17,9 +17,7 @@ from swarm_node.picker.sources import PickerRules
 
 DISTURBED_MAX = 1.3
 SMALL_MAX = 1.45
-"""The bound on the loss with 4 MiB, where a worker stops before it has sent anything to some, or when what is left
-takes less than a silence does.
-"""
+"""The bound with 4 MiB, where it stops before some got anything from it, or when the rest takes less than a silence."""
 
 RULES = (PickerRules(), replace(PickerRules(), silence_s=1e9))
 """The usual ones, and those of a node to which silence means nothing."""

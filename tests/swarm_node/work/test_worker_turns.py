@@ -92,7 +92,7 @@ class Games(World):
 
 
 async def test_a_turn_wakes_a_worker_that_waits_for_work(mock_clock: MockClock) -> None:
-    """Whatever it waits for: the coordinator's work, a pause after a failure, or proof that its version is sound."""
+    """A worker may wait for the coordinator's work, a pause after a failure, or proof that its version is sound."""
     mock_clock.autojump_threshold = 1.0
     for wait in ("work", "pause", "proof"):
         world = Games()
@@ -149,7 +149,7 @@ async def test_an_engine_that_fails_with_a_turn_loses_none_of_the_leases_in_the_
 
 
 async def test_turns_that_cannot_be_begun_are_returned_at_once() -> None:
-    """Of an older version, of an unknown one, before the first load, while the gate is closed, and after the end."""
+    """Turns of an older version or an unknown one, before the first load, behind a closed gate, and after the end."""
     world = Games()
     await world.worker.take_turns([turn(1)])
     world.worker._loaded = policy(2)

@@ -240,7 +240,7 @@ def measure_run(bench: Bench, run: Run, versions: int) -> Iterator[str]:
 
 
 def measure_adapters(bench: Bench, folder: Path, start: Path, versions: int) -> Iterator[str]:
-    """The same learner of adapters, whose versions are adapters, and merged weights as patches."""
+    """Measure the same learner with adapters, whose versions are adapters, and merged weights as patches."""
     for case in ("adapter", "merged"):
         run = Run(folder / case, start, learning_rate=LORA_LEARNING_RATE, lora_rank=LORA_RANK, merged=case == "merged")
         full, _, same = run.follow(run.publish()[0])

@@ -91,7 +91,7 @@ def ours(engine: TorchEngine) -> float:
 
 
 def hugging_face(model: Any) -> float:
-    """The same of `generate`."""
+    """Return the rate of `generate` at the same work."""
     wanted = requests(1)
     prompts = torch.tensor([unpack_tokens(request.prompt).tolist() for request in wanted])
     started = time.process_time()
@@ -143,7 +143,7 @@ def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> N
 
 
 def measure_threads(bench: Bench, name: str, folder: Path, rounds: int) -> float:
-    """The same batch by one thread and by two; what of the time the second leaves."""
+    """Measure a batch by one thread and by two; return the share of the time that the second leaves."""
     engine = TorchEngine()
     engine.load(folder, 1)
     batch = [request.model_copy(update={"samples": 16, "max_new_tokens": 8}) for request in requests(1)[:8]]

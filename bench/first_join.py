@@ -25,7 +25,7 @@ from coordinator.base.children import script
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_S = 0.05
-"""Between two looks at programs that tell nobody how far they are; far below a stage's seconds."""
+"""The time between two looks at programs that tell nobody how far they are; far below a stage's seconds."""
 
 PATIENCE_S = 300.0
 STAGES = ("registered", "policy held", "first credit")

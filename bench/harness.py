@@ -118,7 +118,7 @@ class Child:
             env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         )
         self.ready = self._answer()
-        """Its first line, once it has loaded everything."""
+        """The child's first line, once it has loaded everything."""
 
     def ask(self, question: object) -> dict[str, Any]:
         """Have it compute, and return its answer."""

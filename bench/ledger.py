@@ -79,7 +79,7 @@ class Appending:
 
 
 def bare_rate(connection: sqlite3.Connection, first: int, batches: int, batch: int) -> float:
-    """The same number of bytes into one table without an index."""
+    """Write the same number of bytes into one table without an index, and return the rate."""
     waiting = [[(entry.body,) for entry in entries(first + n * batch, batch // 2)] for n in range(batches)]
     started = time.perf_counter()
     for rows in waiting:

@@ -59,7 +59,7 @@ def ours(engine: Engine, count: int) -> float:
 
 
 def theirs(model: llama_cpp.Llama, count: int) -> float:
-    """The same of llama-cpp-python's loop."""
+    """Return the rate of llama-cpp-python's loop at the same work."""
     wanted = requests(1)[:count]
     started = time.process_time()
     for request in wanted:

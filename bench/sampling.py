@@ -34,7 +34,7 @@ def inverse_cdf(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel_max(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The same from noise per token; the uniform of the row is its key."""
+    """Draw from noise per token; the uniform of the row is its key."""
     keys = (uniforms * 2.0**53).long()[:, None]  # [N, 1]
     words = keys + torch.arange(logits.shape[1]) * _GOLDEN  # [N, V]
     for shift, factor in zip((30, 27), _MIX, strict=True):

@@ -44,7 +44,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "filtered": ("selection.filter_after=1",),
     "the best half": ("selection.share=0.5",),
 }
-"""What each says in `[selection]`."""
+"""The lines of each rule in `[selection]`."""
 
 
 def even(seed: int) -> list[Problem]:

@@ -17,7 +17,7 @@ from coordinator.sim.scenario import Links, Scenario, SimulatedPool
 from coordinator.sim.world import Simulation
 
 LIMIT_S = 60.0
-"""Of processor time, for a thousand nodes over two hundred updates."""
+"""The limit of processor time, for a thousand nodes over two hundred updates."""
 
 
 def swarm(nodes: int, updates: int) -> Scenario:

@@ -144,7 +144,7 @@ async def stock(role: str, chunks: int, address: str) -> None:
 
 
 async def tcp(role: str, chunks: int, address: str) -> None:
-    """The same frames without encryption or streams: what the machine can do in Python."""
+    """Send the frames without encryption or streams: what the machine can do in Python."""
 
     def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Send, Receive]:
         frames = FrameReader()
@@ -185,7 +185,7 @@ def play(case: str, role: str, chunks: int, address: str) -> None:
 
 
 def start(case: str, role: str, chunks: int, address: str = "") -> "subprocess.Popen[str]":
-    """The same in a process of its own."""
+    """Start such a run in a process of its own."""
     command = [sys.executable, "-P", __file__, case, role, str(chunks), address]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -141,9 +141,10 @@ def launch(
     config = load(config_file, settings)
     for line in [*manual.warnings(config), *start.warnings(config.model)]:
         typer.echo(f"warning: {line}", err=True)
-    trains = learner and not config.learner.external
-    if trains and preflight and not (config.round.directory / "resolved.json").exists():
-        require_fits(config, auditor=auditor)
+    if learner and not (config.round.directory / "resolved.json").exists():
+        start.require_here(config.model)
+        if preflight and not config.learner.external:
+            require_fits(config, auditor=auditor)
     show = None if plain or quiet or logs.are_objects() else screen.for_launch()
     asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo, show=show))
 

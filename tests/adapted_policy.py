@@ -25,7 +25,7 @@ def make_adapted(policy: Path, target: Path, *, seed: int) -> Path:
 
 
 def make_merged(adapted: Path, target: Path) -> Path:
-    """The same version as one policy."""
+    """Write the adapted version as one policy."""
     shutil.copytree(adapted, target)
     adapter_files.merge(target)
     return target

@@ -1,4 +1,4 @@
-"""What all tests share: untimed properties, since a busy machine is no counterexample; a PostgreSQL; a tiny disk."""
+"""Fixtures of all tests: untimed properties, since a busy machine is no counterexample; a PostgreSQL; a tiny disk."""
 
 import os
 import subprocess

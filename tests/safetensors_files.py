@@ -30,7 +30,7 @@ def raw_file(header: object, data: bytes = b"") -> bytes:
 
 
 def nudged(data: bytes, *, share: float, rng: Random, width: int = 2) -> bytes:
-    """The same with some elements changed in their lowest bit, as a small step of an optimizer does."""
+    """Return the file with some elements changed in their lowest bit, as a small step of an optimizer does."""
     changed = bytearray(data)
     for start in range(0, len(data), width):
         if rng.random() < share:
@@ -53,6 +53,6 @@ def policy_file(seed: int = 1, elements: int = 20_000) -> bytes:
 
 
 def next_file(file: bytes, *, seed: int = 1, share: float = 0.01) -> bytes:
-    """What a version after it could be: the same header, and a few weights nudged."""
+    """Return what a version after it could be: the same header, and a few weights nudged."""
     begin = 8 + int.from_bytes(file[:8], "little")
     return file[:begin] + nudged(file[begin:], share=share, rng=Random(seed))

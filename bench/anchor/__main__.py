@@ -30,7 +30,7 @@ SEEDS = 16
 NEAR = 0.1
 
 SHARE_NEAR = 0.02
-"""Of a share that is near zero, where a ratio says nothing."""
+"""The tolerance of a share that is near zero, where a ratio says nothing."""
 
 SHARES = ("bubble", "discarded share")
 
@@ -41,11 +41,11 @@ COMPARED = {
     "$/step": "cost_per_update",
     "age": "age_mean",
 }
-"""What is held against what, by the names of `Measured`."""
+"""The figures that are compared, by the names of `Measured`."""
 
 
 def foretold(case: Case, measured: Measured) -> Measured:
-    """The same round under the virtual clock."""
+    """Run the round under the virtual clock."""
     given = case.scenario()
     links = replace(given.links, size_mb=measured.size_mb, hear_s=measured.hear_s, load_s=measured.load_s)
     seeded = [replace(given, train_s=measured.train_s, links=links, seed=seed) for seed in range(SEEDS)]
@@ -91,7 +91,7 @@ def compare(bench: Bench, case: Case, result: Measured) -> None:
 
 
 def judge(bench: Bench, admission: str) -> None:
-    """Within ten per cent, each round of what was foretold from its own inputs; near nothing, near each other."""
+    """Require each round within ten per cent of what its inputs foretold, or near it where both are near nothing."""
     for name in COMPARED:
         measured, predicted = (bench.median(f"{admission}, {name}: {which}") for which in ("measured", "foretold"))
         goal = f"{admission}, {name}: measured against foretold"

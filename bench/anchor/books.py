@@ -40,17 +40,17 @@ class Measured:
     """The figures of a round, once its pipeline was full."""
 
     train_s: float
-    """From a batch until the next one is asked for, saving and publishing included."""
+    """Seconds from a batch until the next one is asked for, saving and publishing included."""
     size_mb: float
     answer_s: float
-    """What asking for a group and bringing the answer added to its sampling."""
+    """Seconds that asking for a group and bringing the answer added to its sampling."""
     hear_s: float
-    """From a publication until a node knows of it."""
+    """Seconds from a publication until a node knows of it."""
     load_s: float
     step_s: float
     bubble: float
     broadcast_s: float
-    """From a publication until half of the nodes had it in their engines, in the median."""
+    """Seconds from a publication until half of the nodes had it in their engines, in the median."""
     discarded_share: float
     age_mean: float
     cost_per_update: float

@@ -16,7 +16,7 @@ from swarm_node.engine.messages import GroupDone, SampleRequest, SamplingStats
 from swarm_node.engine.torch.engine import TorchEngine
 
 LOOK_S = 0.02
-"""How often to look for commands while everything sleeps."""
+"""The time between two looks for commands while everything sleeps."""
 
 
 class PacedEngine(TorchEngine):

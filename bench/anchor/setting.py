@@ -20,7 +20,7 @@ MACHINES = 4
 
 NODES, AT_ONCE = 6, 2
 TRAIN_S = 11.0
-"""Of the learner's sleep; what it adds by saving and publishing is measured."""
+"""Seconds of the learner's sleep; what it adds by saving and publishing is measured."""
 
 BYTE_BITS = 8
 

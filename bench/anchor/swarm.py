@@ -29,13 +29,13 @@ torch.set_num_threads(1)
 demo = next(subject for subject in SUBJECTS if subject.name == "arithmetic")
 print(start_of(demo, 0, Path(sys.argv[1])))
 """
-"""In a process of its own: what it imports is large."""
+"""The program that warms up the policy, in a process of its own: what it imports is large."""
 
 PATIENCE_S = 600.0
-"""Until all have joined: eight programs and their engines start at once, and the machine may have other work."""
+"""The limit until all have joined: eight programs and engines start at once, and the machine may have other work."""
 
 LOOK_S = 0.5
-"""Between two looks into a store that other processes write."""
+"""The time between two looks into a store that other processes write."""
 
 SLOWEST_UPDATE_S = 120.0
 """An update that takes longer than this will never end."""

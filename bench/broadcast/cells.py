@@ -16,13 +16,13 @@ MBIT = 1_000_000
 MIB = 2**20
 
 PAYLOAD_SHARE = 0.956
-"""Of a link, with TCP over Ethernet."""
+"""The share of a link that is payload, with TCP over Ethernet."""
 
 NAT_PERCENT = 50
-"""Behind NAT in a cell that does not say how many."""
+"""The share of workers behind NAT in a cell that does not say how many."""
 
 MIXED_UPLINKS = (0.5, 1.0, 2.0)
-"""Of a worker's nominal rate, in turns; every downlink of a mixed cell is twice the nominal rate."""
+"""Factors on a worker's nominal rate, in turns; every downlink of a mixed cell is twice the nominal rate."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Cell:
         return self.workers * 8 * self.size_bytes / self.bound_s / MBIT
 
     def within(self, together_mbit_s: float) -> Self:
-        """The same cell with slower links, so that all workers together receive no more than this."""
+        """Return the cell with slower links, so that all workers together receive no more than this."""
         slower = min(1.0, together_mbit_s / self.together_mbit_s)
         return replace(self, worker_mbit_s=slower * self.worker_mbit_s)
 

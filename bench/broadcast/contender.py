@@ -28,7 +28,7 @@ class Outcome:
     """Unix time of the announcement."""
     seconds: Mapping[str, float]
     bad_bytes: int
-    """In the files that workers hold to be complete."""
+    """Wrong bytes in the files that workers hold to be complete."""
     bytes_from: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -22,7 +22,7 @@ from bench.broadcast.race import links_of, patience_s, scratch
 UNDISTURBED = "undisturbed"
 
 MIDWAY = 0.4
-"""Of the bound: the victim holds some chunks, and others wait for it."""
+"""The share of the bound at which the victim holds some chunks, and others wait for it."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Disturbed:
 
     case: str
     outcome: Outcome
-    """Of the others."""
+    """The outcome of the others."""
     lies: int
     """Chunks that the victim sent with a wrong byte."""
 

@@ -21,7 +21,7 @@ from protocol.policy import chunks
 
 PORT = 8800
 CHUNK_BYTES = limits.MIB
-"""As ours by default."""
+"""The size of a chunk: ours by default."""
 
 AT_ONCE = 4
 

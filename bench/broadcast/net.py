@@ -33,7 +33,7 @@ INSIDE = "10.78"
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 QUEUE_MS = 50
-"""What a link holds back before it drops: a home router's."""
+"""The time that a link holds back before it drops: a home router's."""
 
 BURST_S = 0.005
 BURST_MIN_BYTES = 16_384

@@ -1,4 +1,4 @@
-"""Our contender: a launched coordinator with its seeder at the source, and a mirror at every worker.
+"""Contender "ours": a launched coordinator with its seeder at the source, and a mirror at every worker.
 
 - The bench plays the learner over its HTTP API, from the source's own place: uploads do not cross a capped link.
 - The round is warm, as a round is after its first minutes: a version of 16 MiB goes before those that are timed.
@@ -24,7 +24,7 @@ from coordinator.learner.client import CoordinatorClient
 from swarm_node.p2p.host import HostSettings
 
 PORTS = {True: (8700, 8701, 4001), False: (8710, 8711, 4011)}
-"""Of API, seeder and mirrors; the star runs beside the swarm."""
+"""The ports of API, seeder and mirrors; the star runs beside the swarm."""
 
 WARM_UP_BYTES = 16 << 20
 
@@ -32,7 +32,7 @@ PUNCHED_AFTER = 5
 """Versions: one whose receipts say who cannot be dialled, one for observers, one with holes, and two that measure."""
 
 LOOK_S = 0.5
-"""Between two looks at who has registered; no lap has begun then."""
+"""The time between two looks at who has registered; no lap has begun then."""
 
 SOURCES = ("from_peers", "from_seeder", "from_http")
 

@@ -1,4 +1,4 @@
-"""The same cell on paper: the shipped planner and picker in virtual time, over what TCP leaves of the links."""
+"""A cell on paper: the shipped planner and picker in virtual time, over what TCP leaves of the links."""
 
 from bench.broadcast.cells import PAYLOAD_SHARE, Cell
 from bench.broadcast.net import QUEUE_MS
@@ -8,7 +8,7 @@ from protocol.policy import chunks
 from swarm_node.picker.sources import PickerRules
 
 TICK = 0.5
-"""Of a chunk's time on a downlink: comes out as finer ones do, in seconds instead of minutes."""
+"""The tick as a share of a chunk's time on a downlink: comes out as finer ones do, in seconds instead of minutes."""
 
 AGREES_WITHIN = 0.15
 

@@ -14,7 +14,7 @@ from typing import Any
 from bench.broadcast.net import Net
 
 START_S = 120.0
-"""For sixteen interpreters that start at once on two cores."""
+"""The time limit for sixteen interpreters that start at once on two cores."""
 
 END_S = 15.0
 

@@ -26,7 +26,7 @@ CONTENDERS: dict[str, Callable[[Net, Path], Contender]] = {
 }
 
 MEMORY = Path("/dev/shm")
-"""Where there is such a folder, all contenders write into memory: the links are to be the limit, not the disk."""
+"""The folder in memory. Where it exists, all contenders write into it: the links are to be the limit, not the disk."""
 
 
 @dataclass(frozen=True)

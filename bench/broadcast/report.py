@@ -39,7 +39,7 @@ def received(cell: Cell, lap: Lap) -> float:
 
 
 def write_timelines(laps: Laps, path: Path) -> None:
-    """Per lap, the seconds of each worker and the shares of the links over time."""
+    """Write per lap the seconds of each worker and the shares of the links over time."""
     record = [
         {
             "cell": cell.name,

@@ -56,7 +56,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def compare(bench: Bench, kind: str, round_: Round, rivals: Server, say: Callable[[Fleet], Prepared]) -> list[Reply]:
-    """The same bodies of all nodes to the coordinator and to both rivals, in turn."""
+    """Send the bodies of all nodes to the coordinator and to both rivals, in turn."""
     replies, ours, took_s = list[Reply](), list[float](), 0.0
     theirs: dict[str, list[float]] = {rival: [] for rival in RIVALS}
     for part in round_.fleet.parts(SIGNED_AT_ONCE):

@@ -25,7 +25,7 @@ from tests.coordinator.policy_files import write_policy
 from tests.processes.programs import free_address, script
 
 LOOK_S = 0.1
-"""Between two looks at a process that starts; nothing is measured meanwhile."""
+"""The time between two looks at a process that starts; nothing is measured meanwhile."""
 
 BATCH = 64
 SETTINGS = {

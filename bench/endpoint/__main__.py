@@ -50,10 +50,10 @@ FLOOD_COMES_S = 1.0
 """The time in which hundreds of requests are recorded; the last of them is answered seconds later."""
 
 LOOK_S = 0.5
-"""Between two looks whether a server answers."""
+"""The time between two looks whether a server answers."""
 
 SERVER_S = 300.0
-"""Until vLLM's server answers: it imports much, and the machine may have other work."""
+"""The limit until vLLM's server answers: it imports much, and the machine may have other work."""
 
 
 class ServedRound:

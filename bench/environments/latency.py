@@ -26,7 +26,7 @@ class Latencies:
     """Times in a node's record, in seconds."""
 
     turns: list[float]
-    """From a submission to the next turn of the same group in the engine."""
+    """Seconds from a submission to the next turn of the same group in the engine."""
     submissions: list[float]
     """Round trips of the submissions whose answers had next turns."""
     leases: list[float]

@@ -43,7 +43,7 @@ MOMENTS: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
 """Precisions of the optimizer's moments: the first with which a shape fits is measured."""
 
 EXTENT = 8192
-"""Of the matrix product; 256 MiB of operands."""
+"""The extent of the matrix product; 256 MiB of operands."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ SHAPES = {
 }
 
 TINY = LearnerShape(64, 2, 4, 2, 16, 192, 320)
-"""For a look at whether all this works, on any machine."""
+"""The shape for a look at whether all this works, on any machine."""
 
 
 def configuration(shape: LearnerShape) -> Qwen3Config:

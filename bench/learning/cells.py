@@ -14,13 +14,13 @@ LATELY = 0.25
 """The last part of a run, over which its reward is averaged."""
 
 NEAR = 3
-"""Up to this age both objectives are expected to learn alike."""
+"""The age up to which both objectives are expected to learn alike."""
 
 OBJECTIVES: dict[str, tuple[str, ...]] = {
     "corrected": (),
     "plain": ("correction.mode=none",),
 }
-"""What each changes in an example's settings, which correct."""
+"""The changes of each objective to an example's settings, which correct."""
 
 Name = tuple[str, int, str, int, int]
 

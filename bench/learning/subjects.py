@@ -23,8 +23,9 @@ SMALL = EmbeddedShape(hidden=64, layers=2, heads=4, intermediate=256)
 MIDDLE = EmbeddedShape(hidden=96, layers=3, heads=4, intermediate=384)
 
 SEEING_STEPS = 600
-"""Of imitation. Up to the 200th a policy solves no more rooms than a walk about does: it does not see them yet, and
-reward alone would have to teach it that."""
+"""Steps of imitation. Up to the 200th a policy solves no more rooms than a walk about does: it does not see them yet,
+and reward alone would have to teach it that.
+"""
 
 COUNTED = 500
 """Held-out problems that are decoded greedily: a standard error of two points at most."""
@@ -39,7 +40,7 @@ class Subject:
 
     name: str
     example: str
-    """Whose settings it takes."""
+    """The example whose settings it takes."""
     settings: tuple[str, ...]
     updates: int
     every: int
@@ -47,15 +48,15 @@ class Subject:
     figure: str
     unit: str
     top: float
-    """Of the plot."""
+    """The top of the plot."""
     measure: Callable[[Trial], float]
     gain_wanted: float
-    """Of every seed, where groups are fresh."""
+    """The gain of every seed that is wanted, where groups are fresh."""
     rises: bool = True
-    """Whether more of the figure is better."""
+    """True if more of the figure is better."""
     shape: EmbeddedShape = DEFAULT_SHAPE
     words: tuple[str, ...] = ()
-    """What the policy's tokenizer knows as tokens of their own, where the task does not say that itself."""
+    """Words that the policy's tokenizer knows as tokens of their own, where the task does not say that itself."""
     template: str = ""
     """The policy's chat template, if prompts are messages."""
     begin: Callable[[Trial], object] = Trial.warm_start

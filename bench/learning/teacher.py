@@ -14,7 +14,7 @@ from coordinator.learner.warmstart import warm_start
 from protocol.tasks import Problem, Task
 
 Slip = Callable[[Problem], str]
-"""What is said by who does not take care."""
+"""The answer of somebody who does not take care."""
 
 CARELESS_TIMES, OF = 3, 5
 

@@ -49,7 +49,7 @@ class Line:
 
     @property
     def saved(self) -> float:
-        """Against central synchronous training."""
+        """Return the saving against central synchronous training."""
         return 1 - self.cost / (CENTRAL_PER_HOUR * SYNC_S / HOUR_S)
 
 

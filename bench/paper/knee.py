@@ -17,7 +17,7 @@ STALENESS = (3, 4, 6, 11)
 WORKERS = tuple(range(3, 13))
 GROUP = 8
 NODES = 8
-"""In the search for the knee, where throughput varies and their number does not."""
+"""The number of nodes in the search for the knee, where throughput varies and their number does not."""
 
 IDLE = 0.005
 """A learner that waits less than this is busy."""

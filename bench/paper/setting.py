@@ -13,14 +13,14 @@ STALENESS = 3
 GAMMA = 1.1
 
 TRAIN_S = 1631.2
-"""Of one update, at S = 3."""
+"""Seconds of one update, at S = 3."""
 
 BROADCAST_S = 1437.0
 MODEL_MB = 16_380.0
 """8.19 billion parameters in bf16."""
 
 LOAD_S = BROADCAST_S - 8 * MODEL_MB / 100
-"""What is left of T_bcast when the bytes have passed a link of 100 Mbit/s."""
+"""The rest of T_bcast when the bytes have passed a link of 100 Mbit/s."""
 
 LEARNER_PER_HOUR = 4 * 3.06
 CENTRAL_PER_HOUR = 8 * 3.06

@@ -32,7 +32,7 @@ PUBLISHED = (
 
 
 def reproduced(seed: int = 0) -> list[Row]:
-    """The same rows by our model; how many machines the full run takes is the fleet's own decision."""
+    """Return the rows by our model; how many machines the full run takes is the fleet's own decision."""
     full, nine, ten, blind = PUBLISHED
     target = GAMMA * OVERLAP.min_rate(load(full.broadcast_s), OVERLAP.kappa(load(full.broadcast_s)))
     order = sorted(MACHINES, key=lambda machine: machine.cost_per_group)

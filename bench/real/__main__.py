@@ -30,7 +30,7 @@ FOLDER = Path(os.environ.get("SWARM_SMOLLM2", ROOT / ".venv-real" / "smollm2"))
 PARTS = ("sampling", "update", "versions", "curve")
 
 FULL_RATE = 2e-6
-"""That of `examples/smollm2.toml`."""
+"""The learning rate of `examples/smollm2.toml`."""
 
 
 def measure_versions(bench: Bench, folder: Path, scratch: Path, versions: int) -> None:

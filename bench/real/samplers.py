@@ -74,7 +74,7 @@ def with_engine(engine: Engine, folder: Path) -> Sampler:
 
 
 def with_torch(folder: Path, dtype: str, threads: int) -> Sampler:
-    """Our engine on torch."""
+    """Sample with our engine on torch."""
     import torch
 
     from swarm_node.engine.torch.engine import TorchEngine
@@ -84,7 +84,7 @@ def with_torch(folder: Path, dtype: str, threads: int) -> Sampler:
 
 
 def with_llama(folder: Path, dtype: str, threads: int) -> Sampler:
-    """Our engine on llama.cpp."""
+    """Sample with our engine on llama.cpp."""
     from swarm_node.engine.llama.engine import LlamaEngine
 
     return with_engine(LlamaEngine(dtype=dtype, threads=threads, gpu_layers=0), folder)

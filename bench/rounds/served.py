@@ -26,7 +26,7 @@ make_policy(Path(sys.argv[1]), seed=1)
 """
 
 PATIENCE_S = 180.0
-"""Until a program says what is awaited: it imports much, and the machine may have other work."""
+"""The limit until a program says what is awaited: it imports much, and the machine may have other work."""
 
 LOOK_S = 0.1
 END_S = 30.0

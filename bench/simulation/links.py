@@ -31,7 +31,7 @@ class Links:
         self._left[stream] = max(size_bytes, 1.0)
 
     def stop(self, stream: int) -> None:
-        """Whatever a stream still had to send is not sent."""
+        """Stop a stream: whatever it still had to send is not sent."""
         self._left[stream] = 0.0
 
     def flow(self, seconds: float) -> list[tuple[int, float]]:

@@ -15,7 +15,7 @@ BELIEFS: dict[str, Callable[[NodeLinks, Random], float]] = {
     "equal": lambda node, rng: LINK_BYTES_PER_S,
     "wrong": lambda node, rng: node.up * 2 ** rng.uniform(-1, 1),
 }
-"""What the planner takes for a node's uplink."""
+"""The uplink that the planner believes a node to have."""
 
 
 def swarm(count: int, mix: str) -> list[NodeLinks]:
@@ -28,6 +28,6 @@ def swarm(count: int, mix: str) -> list[NodeLinks]:
 
 
 def believed(nodes: Sequence[NodeLinks], belief: str, seed: int) -> list[NodeLinks]:
-    """The same nodes as the planner sees them."""
+    """Return the nodes as the planner sees them."""
     rng = Random(seed)
     return [NodeLinks(node.name, BELIEFS[belief](node, rng), node.down) for node in nodes]

@@ -26,10 +26,10 @@ from swarm_node.picker.sources import ChunkSource, PickerRules, PlanPace
 LIMITS = ServeLimits()
 
 TELL_S = LIMITS.news_s
-"""Between two HAVEs to the same node."""
+"""The time between two HAVEs to the same node."""
 
 TICK = 1 / 8
-"""Of the time that a chunk takes on the fastest downlink."""
+"""The tick as a share of the time that a chunk takes on the fastest downlink."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,9 +43,9 @@ class _Stream:
     ready: list[ChunkId] = field(default_factory=list)
     waiting: set[ChunkId] = field(default_factory=set)
     is_behind: bool = False
-    """What the requester said of itself with its last WANT."""
+    """The requester's statement about itself in its last WANT."""
     last_ticks: list[int] = field(default_factory=lambda: [0, 0])
-    """When the last frame arrives at the source, and at the target."""
+    """The ticks at which the last frame arrives at the source, and at the target."""
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +59,7 @@ class _Node:
     turns: Turns[_Stream] = field(default_factory=lambda: Turns(LIMITS.turns))
     picker: Picker | None = None
     news: list[ChunkId] = field(default_factory=list)
-    """What it got and has not told yet."""
+    """Chunks that it got and has not told yet."""
     told_tick: int = -1_000_000
     has_heard: bool = True
     """Something reached it in this tick."""

@@ -142,7 +142,7 @@ def play(kind: str, honest: int) -> Times:
 
 
 SETTLE_S = 2.0
-"""For the seeder's next word on whom it served."""
+"""The time for the seeder's next word on whom it served."""
 
 
 def _settled(keys: FreeKeys) -> None:

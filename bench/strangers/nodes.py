@@ -27,7 +27,7 @@ from tests.coordinator.policy_files import END_TOKEN, encode
 M = TypeVar("M", bound=Message)
 
 PAUSE_S = 0.25
-"""After an error, as when the coordinator is overloaded."""
+"""The pause after an error, as when the coordinator is overloaded."""
 
 TRIES = 3
 """Requests of a new key that gets no lease, until the next key comes."""

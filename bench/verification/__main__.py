@@ -52,7 +52,7 @@ FP32, BF16 = "torch/fp32/cpu", "torch/bf16/cpu"
 LLAMA = {"llama/fp32/cpu": "float32", "llama/fp16/cpu": "float16", "llama/q8_0/cpu": "q8_0"}
 CLASSES = (FP32, BF16, *LLAMA)
 BACK = (1, 2, 4)
-"""How far back the versions lie that auditors compare with."""
+"""The distances back to the versions that auditors compare with."""
 PARTS = ("honest", "cheats", "stale", "cost")
 QUICK_SHAPE = EmbeddedShape(hidden=64, layers=2, heads=2, intermediate=128)
 
@@ -131,7 +131,7 @@ def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
 
 
 def shipped(engine: Engine, folder: Path, groups: Sequence[Group], text: Text) -> Said:
-    """The same leases, answered by an engine that nodes run."""
+    """Answer the leases with an engine that nodes run."""
     done = list[GroupDone]()
     engine.load(folder, 0)
     engine.generate(asked(groups, text), done.append)
@@ -139,7 +139,7 @@ def shipped(engine: Engine, folder: Path, groups: Sequence[Group], text: Text) -
 
 
 def by_child(command: list[str], folder: Path, groups: Sequence[Group], text: Text) -> Said:
-    """The same by an engine's child."""
+    """Answer the leases with an engine's child."""
 
     async def sample() -> list[GroupDone]:
         done = []

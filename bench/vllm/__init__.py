@@ -1,1 +1,1 @@
-"""Our vLLM child against vLLM itself."""
+"""Comparison of our vLLM child with vLLM itself."""

@@ -46,7 +46,7 @@ RIVAL = Path(__file__).with_name("rival.py")
 
 
 TURNS = 3
-"""Of either side, in each round."""
+"""Turns of either side, in each round."""
 
 
 class Side:

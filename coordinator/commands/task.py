@@ -66,6 +66,8 @@ def check(
     except ConfigInvalid as error:
         read_file = None
         typer.echo(f"warning: The lengths of the prompts are not checked: {error.message}", err=True)
+    else:
+        start.require_text(config.model, read_file)
     with tempfile.TemporaryDirectory(prefix="task-check-") as folder:
         findings = asyncio.run(look(config, Path(folder), read_file, (lambda _: None) if as_json else typer.echo))
     if as_json:

@@ -7,6 +7,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from coordinator.environments.games.catalogue import GAMES, open_game
 from coordinator.learner.embedded_text import text_files
 from protocol import limits
 from protocol.errors import ConfigInvalid
-from protocol.policy import adapter, architectures
+from protocol.policy import adapter, architectures, model_config
+from protocol.policy.codec import PolicyCodec
 from protocol.policy.folder import kind_of
 
 HUB, EMBEDDED = "hf://", "embedded"
@@ -105,6 +107,42 @@ def text_reader(config: Config) -> Callable[[str], bytes]:
     return lambda name: (source / name).read_bytes()
 
 
+def require_text(model: ModelSection, read_file: Callable[[str], bytes]) -> None:
+    """Refuse a policy whose files for encoding text are damaged, such as by a download that was cut off."""
+    if model.path == EMBEDDED:
+        return
+    _require_undamaged(model, "config.json", read_file, _check_object)
+    _require_undamaged(model, "tokenizer.json", read_file, _check_tokenizer)
+    with suppress(FileNotFoundError):  # not every policy has this file
+        _require_undamaged(model, "tokenizer_config.json", read_file, _check_object)
+
+
+def _require_undamaged(
+    model: ModelSection, name: str, read_file: Callable[[str], bytes], check: Callable[[bytes], None]
+) -> None:
+    try:
+        check(read_file(name))
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # `tokenizers` raises bare exceptions
+        reason = str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__
+        where = "after deleting the model from the hub's cache" if model.path.startswith(HUB) else "into that folder"
+        raise ConfigInvalid(
+            f"{name} of model.path {model.path} is damaged or unreadable: {reason}.",
+            hint=f"Download the model again, {where}.",
+        ) from error
+
+
+def _check_object(data: bytes) -> None:
+    if not isinstance(json.loads(data), dict):
+        raise ValueError("it is not a JSON object")
+
+
+def _check_tokenizer(data: bytes) -> None:
+    model_config.require_tokenizer(data)
+    PolicyCodec(data.decode())
+
+
 def warnings(model: ModelSection) -> list[str]:
     """Return the warnings about a starting policy that is allowed."""
     config = _configuration(model)
@@ -162,4 +200,5 @@ def require(source: Path, name: str) -> None:
         raise ConfigInvalid(
             f"{name} has no weights as safetensors.", hint="Pickled weights run code; convert them first."
         )
+    require_text(ModelSection(path=str(source)), lambda each: (source / each).read_bytes())
     require_usable(ModelSection(path=str(source)))

@@ -86,6 +86,8 @@ class GroupScorer:
         """Number of times that nothing could be judged: a group that began before the last one ends no halt."""
         self._put_off: set[str] = set()
         """Failed groups that were not given up, and wait until all others were tried."""
+        self._leaves_some = False
+        """True if the last look may have left groups for lack of places."""
 
     async def run(self) -> None:
         """Score groups until cancelled."""
@@ -105,6 +107,7 @@ class GroupScorer:
     async def _look(self) -> list[Unscored]:
         """Return waiting groups that are not being judged, up to the number of free places."""
         free = 2 * self._spec.processes - len(self._taken)
+        self._leaves_some = free <= 0
         if free <= 0:
             return []
         try:
@@ -114,6 +117,7 @@ class GroupScorer:
             return []
         if not groups:
             self._put_off.clear()
+        self._leaves_some = len(groups) >= free
         return groups
 
     async def _score(self, waiting: Unscored) -> None:
@@ -128,7 +132,8 @@ class GroupScorer:
             await asyncio.sleep(self._pause_s)
         finally:
             self._taken.discard(waiting.claim_id)
-            self._round.unscored.set()
+            if self._leaves_some or self._put_off:  # else a look would delay the answer to the node for nothing
+                self._round.unscored.set()
 
     async def _settle(self, waiting: Unscored) -> None:
         """Judge one group, or have its episodes go on, and store the result, or its failure if that is final."""

@@ -160,6 +160,7 @@ def _checked_copy(config: Config, held: ExitStack) -> Path | None:
     except ConfigInvalid as error:
         log.warning("The lengths of the prompts are not checked: %s", error.message)
     else:
+        start.require_text(config.model, read_file)
         if long := prompt_too_long(copied, open_task(copied), read_file):
             raise ConfigInvalid(f"{long.place} is too long. {long.message}", hint=long.next_step)
     return aside / FOLDER if needs_data(config) else None

@@ -50,13 +50,23 @@ class EvaluationPart:
 
 
 def part(
-    connection: sa.Connection, node: NodeId, version: int, asked: int, share: float, admitted: Admitted
+    connection: sa.Connection,
+    node: NodeId,
+    version: int,
+    asked: int,
+    share: float,
+    admitted: Admitted,
+    *,
+    plays: bool = False,
 ) -> EvaluationPart | None:
-    """Return the node's part in an evaluation of its version, when it requests `asked` groups; None if it has none."""
+    """Return the node's part in an evaluation of its version, when it requests `asked` groups; None if it has none.
+
+    `plays` is True in a round of episodes.
+    """
     running = _running(connection, version=version, states=_left_for(admitted.on_trial)).first()
     if running is None:
         return None
-    at_work, measuring = _at_work(connection, proven_only=admitted.others_ask)
+    at_work, measuring = _at_work(connection, proven_only=admitted.others_ask, plays=plays)
     busy = len(at_work | {node})
     chosen = busy > 1 and (node in measuring or len(measuring) < max(1, int(share * busy)))
     if running.why in FIRST or admitted.reason in NOT_NEEDED or chosen:
@@ -103,13 +113,14 @@ def _left_for(on_trial: bool) -> list[str]:
     return left if on_trial else [*left, GroupState.TRIAL.value]
 
 
-def _at_work(connection: sa.Connection, *, proven_only: bool) -> tuple[set[str], set[str]]:
+def _at_work(connection: sa.Connection, *, proven_only: bool, plays: bool) -> tuple[set[str], set[str]]:
     """Return the nodes that sample or are between two turns, and those of them that measure.
 
-    With `proven_only`, newcomers are not among them.
+    With `proven_only`, newcomers are not among them. In a round of episodes (`plays`), a node whose environment has not
+    answered yet is between two turns.
     """
     leased = sa.select(leases.c.node_id, leases.c.group_no).where(IS_OPEN)
-    held = sa.union_all(leased, standings.LAST_TURNS).subquery()
+    held = sa.union_all(leased, standings.LAST_TURNS, *([standings.UNSCORED] if plays else [])).subquery()
     measured = sa.select(held.c.node_id, sa.func.max(groups.c.evaluation)).group_by(held.c.node_id)
     measured = measured.join_from(held, groups, groups.c.group_no == held.c.group_no)
     if proven_only:

@@ -67,6 +67,7 @@ _leave_to = Prepared(
     .where(_this)
     .values(begun=sa.bindparam("by"), begun_version=sa.bindparam("of_version"), waits_until_ms=sa.bindparam("until_ms"))
 )
+_offer_of = Prepared(sa.select(leases.c.offer).where(leases.c.lease_id == sa.bindparam("lease")))
 _others = (leases.c.group_no == sa.bindparam("group")) & (leases.c.lease_id != sa.bindparam("lease"))
 _in_vain = Prepared(sa.update(leases).where(_others, IS_OPEN).values(surplus=sa.true()))
 _allow = Prepared(
@@ -292,7 +293,7 @@ def reopen(connection: sa.Connection, group_no: int, begun: str | None = None, *
 
     If it is the next turn of an episode, it waits until `until_ms` for a node with the same version.
     """
-    offer = connection.execute(sa.select(leases.c.offer).where(leases.c.lease_id == begun)).scalar()
+    offer = None if begun is None else _offer_of(connection, lease=begun).scalar()
     lease = Lease.from_bytes(offer) if offer else None
     is_turn = lease is not None and lease.turn_tokens_max > 0
     set_group(connection, group_no, GroupState.TURN if is_turn else GroupState.OPEN)

@@ -138,9 +138,8 @@ def offer(
     if groups:
         reason = ""
     if reason == "ahead" and terms.over_issue and not admitted.on_trial:
-        late = stragglers.late_groups(
-            connection, node, size=terms.groups_per_update, bound=terms.over_issue, now_ms=now_ms
-        )
+        size, bound, plays = terms.groups_per_update, terms.over_issue, bool(terms.turn_tokens_max)
+        late = stragglers.late_groups(connection, node, size=size, bound=bound, plays=plays, now_ms=now_ms)
         hands = min(
             message.groups,
             admission.free_hands(connection, node, terms, now_ms),
@@ -284,7 +283,8 @@ def _measure(
     node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
     asked = min(message.groups, terms.groups_per_request)
     asked = min(asked, admitted.trials) if on_trial else asked
-    part = evaluation_leases.part(connection, node, message.version, asked, terms.evaluation_share, admitted)
+    share, plays = terms.evaluation_share, bool(terms.turn_tokens_max)
+    part = evaluation_leases.part(connection, node, message.version, asked, share, admitted, plays=plays)
     if part is None:
         return [], False, False
     affordable = admission.affordable(connection, terms, terms.max_cost_micros(price, part.samples), now_ms)

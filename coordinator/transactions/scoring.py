@@ -26,7 +26,7 @@ from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.rollouts import move
 from coordinator.transactions.turns import AcceptedTurn
-from ledger.prepared import say
+from ledger.prepared import Prepared, say
 from protocol.tasks import Reward
 from protocol.wire.signing import open_envelope
 from protocol.work.lease import Lease, Prefix
@@ -37,6 +37,25 @@ log = logging.getLogger(__name__)
 FACT = "verifier"
 """The fact of failed verification: how often, the last reason and next step, when, and whether nothing is judged."""
 
+
+# Built once: making a statement costs more than running it, and these run for every turn.
+_waiting = Prepared(
+    sa.select(
+        *(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.lease_id, rollouts.c.envelope),
+        *(leases.c.offer, groups.c.split, groups.c.prompt),
+    )
+    .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
+    .join(groups, groups.c.group_no == rollouts.c.group_no)
+    .where(
+        rollouts.c.state == RolloutState.UNSCORED.value,
+        rollouts.c.claim_id.not_in(sa.bindparam("but", expanding=True)),
+    )
+    .order_by(rollouts.c.accepted_ms, rollouts.c.group_no)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+_answered = Prepared(
+    sa.select(rollouts.c.lease_id, rollouts.c.group_no).where(rollouts.c.claim_id == sa.bindparam("claim"))
+)
 
 Tokens = tuple[int, ...]
 
@@ -67,23 +86,7 @@ class Unscored:
 
 def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset()) -> list[Unscored]:
     """Return the oldest rollouts that wait, without the claims in `but`."""
-    rows = connection.execute(
-        sa.select(
-            rollouts.c.claim_id,
-            rollouts.c.group_no,
-            rollouts.c.lease_id,
-            rollouts.c.envelope,
-            leases.c.offer,
-            groups.c.split,
-            groups.c.prompt,
-        )
-        .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
-        .join(groups, groups.c.group_no == rollouts.c.group_no)
-        .where(rollouts.c.state == RolloutState.UNSCORED.value, rollouts.c.claim_id.not_in(but))
-        .order_by(rollouts.c.accepted_ms, rollouts.c.group_no)
-        .limit(limit)
-    )
-    return [_unscored(connection, row) for row in rows.all()]
+    return [_unscored(connection, row) for row in _waiting(connection, but=sorted(but), most=limit)]
 
 
 def _unscored(connection: sa.Connection, row: Any) -> Unscored:
@@ -123,9 +126,7 @@ def answered(
     `answer` has what to insert after each sample's turn, and `rewards` the rewards of the episodes that ended with it.
     """
     _recovered(connection)
-    row = connection.execute(
-        sa.select(rollouts.c.lease_id, rollouts.c.group_no).where(rollouts.c.claim_id == claim_id)
-    ).one()
+    row = _answered(connection, claim=claim_id).single_row()
     if not all(each.finish for each in answer):
         if not turns.record_answer(connection, claim_id, answer, rewards):
             return False

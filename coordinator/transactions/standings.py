@@ -77,6 +77,8 @@ LAST_TURNS = (
     .where(groups.c.state == GroupState.TURN.value)
 )
 """The last turns of the groups whose next turn nobody has leased yet."""
+UNSCORED = sa.select(rollouts.c.node_id, rollouts.c.group_no).where(rollouts.c.state == RolloutState.UNSCORED.value)
+"""The rollouts that wait for their rewards; in a round of episodes, the turns that wait for their environments."""
 _turns = LAST_TURNS.where(is_for_training(groups.c.group_no))
 _theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == sa.bindparam("of"))
 # A part is in escrow until its group is trained on: so the query reads no history.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from coordinator.rules.lease_allowance import MEASURED_MAX
-from coordinator.rules.lifecycle import WAITING, GroupState
+from coordinator.rules.lifecycle import WAITING, GroupState, RolloutState
 from coordinator.store.tables import IS_OPEN, batches, groups, is_for_training, leases, rollouts
 from protocol.ids import NodeId
 from protocol.work.lease import LeaseState
@@ -47,10 +47,16 @@ def choose(
     return [group.group_no for group in late[: max(0, bound - sum(group.nodes > 1 for group in groups))]]
 
 
-def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: int, now_ms: int) -> list[int]:
-    """Return the late groups of a batch of `size` groups that the node may be given beside another."""
+def late_groups(
+    connection: sa.Connection, node: NodeId, *, size: int, bound: int, plays: bool = False, now_ms: int
+) -> list[int]:
+    """Return the late groups of a batch of `size` groups that the node may be given beside another.
+
+    In a round of episodes (`plays`), the learner does not have a group whose turn waits for its environment.
+    """
     newest = connection.execute(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1)).first()
-    buffered = sa.select(sa.func.count()).select_from(rollouts).where(rollouts.c.state.in_(WAITING))
+    has = (RolloutState.BUFFERED,) if plays else WAITING
+    buffered = sa.select(sa.func.count()).where(rollouts.c.state.in_(has), is_for_training(rollouts.c.group_no))
     missing = size - connection.execute(buffered).scalar_one()
     typical_ms, helper_ms = _answer_ms(connection, None), _answer_ms(connection, node)
     if (newest is not None and newest.reported_ms is None) or typical_ms is None or helper_ms is None:

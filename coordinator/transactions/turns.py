@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from coordinator.rules.lifecycle import RolloutState
+from coordinator.rules.lifecycle import RolloutState, rollouts_before
 from coordinator.store.tables import IS_OPEN, audits, groups, leases, parts, rollouts
 from coordinator.transactions import reward_columns
 from coordinator.transactions.rollouts import move
@@ -40,6 +40,19 @@ _turn = Prepared(
     )
     .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
     .where(leases.c.lease_id == sa.bindparam("lease"))
+)
+_goes_on = Prepared(
+    sa.update(rollouts)
+    .where(
+        rollouts.c.claim_id == sa.bindparam("claim"),
+        rollouts.c.state.in_([state.value for state in rollouts_before(RolloutState.TURN)]),
+    )
+    .values(
+        state=RolloutState.TURN.value,
+        inserted=sa.bindparam("answer"),
+        rewards=sa.bindparam("known_rewards"),
+        marks=sa.bindparam("known_marks"),
+    )
 )
 _open_of = Prepared(sa.select(leases.c.lease_id).where(IS_OPEN, leases.c.node_id == sa.bindparam("node")).limit(1))
 _waits_for = Prepared(
@@ -139,7 +152,8 @@ def record_answer(
     """Store what the environment answered to a turn after which episodes go on; return False if nobody waits for it."""
     inserted = EnvironmentAnswer(samples=tuple(answer)).to_bytes()
     known = reward_columns.stored([reward or reward_columns.UNKNOWN for reward in rewards])
-    return bool(move(connection, rollouts.c.claim_id == claim_id, RolloutState.TURN, inserted=inserted, **known))
+    columns = {f"known_{name}": value for name, value in known.items()}
+    return bool(_goes_on(connection, claim=claim_id, answer=inserted, **columns).rowcount)
 
 
 def join_parts(connection: sa.Connection, whole: str, earlier: Sequence[AcceptedTurn], now_ms: int) -> None:

@@ -88,6 +88,9 @@ DECLINED_PAUSE_S = 30.0
 TURNS_WAITING_MAX = limits.LEASES_PER_REQUEST_MAX
 """Turns that wait until they are begun; more are returned, as the coordinator offers more than this node answered."""
 
+TURN_DUE = "the environments of its episodes have not answered yet; the next turns come by themselves"
+"""The reason why a node between two turns has no work."""
+
 LAST_WORD_S = 1.0
 """Time-out for a pending answer when the agent stops, and for returning its leases."""
 
@@ -153,6 +156,8 @@ class Worker:
         self._samples_done = self._tokens_done = 0
         self._stays = False
         """True while the coordinator may have more work with the loaded version: to measure, or a next turn."""
+        self._plays = False
+        """True if the last leases that were begun are turns of episodes."""
         self.idle_for = ""
         """Reason why there is no work, from the coordinator's answer or offer; empty if there is work."""
         self.phase = Phase.OFFLINE
@@ -287,7 +292,8 @@ class Worker:
     async def _sample(self, leases: Sequence[Lease], policy: HeldVersion) -> None:
         """Pass leases to the engine."""
         self.phase = Phase.GENERATING
-        self._stays |= _has_turns(leases)  # until the coordinator knows of no next turn
+        self._plays = _has_turns(leases)
+        self._stays |= self._plays  # until the coordinator knows of no next turn
         self._open |= {lease.lease_id: lease for lease in leases}
         for lease in leases:
             self._teller.start(lease)
@@ -496,8 +502,10 @@ class Worker:
         return offer.begun
 
     def _say_why(self, reason: Reason) -> None:
-        """Log why there is no work, when the reason changes."""
-        if reason in NO_WORK and self.idle_for != NO_WORK[reason]:
+        """Log why there is no work, when the reason changes; a next turn that is due is no reason to log."""
+        if reason not in NO_WORK and self.idle_for in ("", TURN_DUE):
+            self.idle_for = TURN_DUE if self._stays and self._plays else ""
+        elif reason in NO_WORK and self.idle_for != NO_WORK[reason]:
             log.warning("no work: %s", NO_WORK[reason])
             self.idle_for = NO_WORK[reason]
 

@@ -43,13 +43,13 @@ from tests.tiny_policy import make_tiny_policy, with_canary
 DEMO = Path(__file__).parents[2] / "examples" / "demo.toml"
 
 RISE = 0.2
-"""What training must add to the accuracy on unseen sums: the goal of bench/recipe.py."""
+"""The accuracy on unseen sums that training must add: the goal of bench/recipe.py."""
 
 NICENESS = 10
-"""It takes hours, and nobody waits for it."""
+"""The niceness of the run: it takes hours, and nobody waits for it."""
 
 PATIENT_OWNERS, PATIENT_GROUPS = 400, 2_000
-"""Of whom the rules alone say what patience earns."""
+"""Owners and groups of whom the rules alone say what patience earns."""
 
 HEADING = """\
 | attack | class | groups, cheats | noticed by | after cheats | banned | gain, groups | honest: groups, hard faults |

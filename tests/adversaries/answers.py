@@ -45,7 +45,7 @@ SPELLINGS: dict[str, Callable[[int], str]] = {
     "endless": lambda number: "inf",
     "as large as there is room": lambda number: "9" * 10_000,
 }
-"""As far as there is room in a completion."""
+"""Other spellings of an answer, as far as there is room in a completion."""
 
 
 class Speller(Canned):

@@ -48,7 +48,7 @@ SHIPPED_SETTINGS = Config()
 
 TURN_MS = 1_000
 CLASS = "torch/bf16/cpu"
-"""What nodes say that they compute with: the loosest class that ships, which a liar would name."""
+"""The class that nodes claim to compute with: the loosest that ships, which a liar would name."""
 UPDATES_PER_VERSION = SHIPPED_SETTINGS.staleness.kappa
 
 

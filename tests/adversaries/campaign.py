@@ -25,7 +25,7 @@ class Result:
     cheats: int
     """Groups that it did not work for."""
     groups: int
-    """With those that it did."""
+    """Groups that were sent, with those that it did."""
     noticed_after: int | None
     """Cheats until the first was found; None if none ever was."""
     by: str
@@ -33,7 +33,7 @@ class Result:
     gain_micros: int
     """Paid for cheats, less voided of honest work."""
     per_group_micros: float
-    """What an honest group earned on the mean."""
+    """Mean micro-units that an honest group earned."""
     honest_groups: int
     honest_hard_faults: int
     honest_voided_micros: int

@@ -45,7 +45,7 @@ AT_ONCE: tuple[type[Adversary], ...] = (
     poisoning.Poisoner,
     waiting.Whitewasher,
 )
-"""Those that cheat from their first group on."""
+"""Adversaries that cheat from their first group on."""
 
 PATIENT: tuple[type[waiting.Sleeper], ...] = (
     waiting.Sleeper,
@@ -55,4 +55,4 @@ PATIENT: tuple[type[waiting.Sleeper], ...] = (
     theft.KeyThief,
     theft.GreedyThief,
 )
-"""Those that cheat when not all is audited; what they gain is chance, so they are played with several secrets."""
+"""Adversaries that cheat when not all is audited; what they gain is chance, so they are played with several secrets."""

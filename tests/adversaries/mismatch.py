@@ -84,7 +84,7 @@ PARTS: dict[str, Callable[[Fragment], Fragment]] = {
     "another lease": lambda sound: sound.model_copy(update={"lease_digest": "0" * 64}),
     "nothing told before": lambda sound: sound.model_copy(update={"previous": ""}),
 }
-"""Of a second fragment that would go with the first."""
+"""Changes to a second fragment that would go with the first."""
 
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "keys in another order": lambda payload: msgpack.packb(dict(reversed(canonical.decode(payload).items()))),
@@ -94,7 +94,7 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
     "text as bytes": lambda payload: canonical.encode(canonical.decode(payload) | {"round_id": ROUND.encode()}),
     "bytes behind the end": lambda payload: payload + b"\xc0",
 }
-"""Of a claim's payload: other bytes that a careless reader takes for the same claim, or for another one."""
+"""Other bytes of a claim's payload that a careless reader takes for the same claim, or for another one."""
 
 
 class Disagreeing(Adversary):

@@ -35,10 +35,10 @@ class Node:
         self.cheated: set[str] = set()
         """Leases that it did not work for."""
         self.noticed_after: int | None = None
-        """How many cheats it had sent when the first was found."""
+        """The number of cheats that it had sent when the first was found."""
         self.hard_faults = 0
         self.codes: list[str] = []
-        """Why answers were rejected."""
+        """The reasons for which answers were rejected."""
 
     @property
     def key(self) -> NodeKey:
@@ -95,7 +95,7 @@ class Adversary(Node):
     """A node that forges what it is asked for, always or as `cheats` says."""
 
     attack: ClassVar[str]
-    """What it is called in the table."""
+    """The name in the table."""
 
     def cheats(self, lease: Lease) -> bool:
         """Return True if it cheats with this lease."""

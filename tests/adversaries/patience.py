@@ -20,10 +20,10 @@ from coordinator.rules.trust import OwnerStanding, TrustRules
 from ledger.drawing import ALL_PPM
 
 HONEST_MICROS = 1_000
-"""What an honest group earns; a plan may forge dearer ones."""
+"""The pay of an honest group; a plan may forge dearer ones."""
 
 Plan = Callable[[int, OwnerStanding, int], int]
-"""From groups so far, the standing, and what the window holds, to the worth of a forgery; 0 is honest work."""
+"""A plan: from groups so far, the standing, and what the window holds, to the worth of a forgery; 0 is honest work."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ PLANS: dict[str, Plan] = {
 
 
 Load = Callable[[int], float]
-"""From groups so far to how far rates are eased, since auditors are behind."""
+"""A load: from groups so far to how far rates are eased, since auditors are behind."""
 
 
 def gain(

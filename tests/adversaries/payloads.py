@@ -68,7 +68,7 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     "a nest of 10,000": (lambda *_: b"\x91" * 10_000, "message_too_large"),
     "ten megabytes": (lambda *_: bytes(10**7), "message_too_large"),
 }
-"""What is sent, and the error that names it."""
+"""The spoilt messages that are sent, each with the error that names it."""
 
 
 class Hostile(Adversary):
@@ -79,7 +79,7 @@ class Hostile(Adversary):
     def __init__(self, arena: "Arena", number: int) -> None:
         super().__init__(arena, number)
         self.said: dict[str, set[str]] = {}
-        """What each kind was answered with."""
+        """The answers to each kind of message."""
 
     def work(self, lease: Lease, said: Samples) -> None:
         self.cheated.add(lease.lease_id)

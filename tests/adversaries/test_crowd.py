@@ -47,7 +47,7 @@ SEED = 2
 """A secret by which a forgery of each crowd is drawn and found."""
 
 Plan = Callable[["Crowd", NodeKey], bool]
-"""Whether an identity forges its next group."""
+"""A plan that returns True if an identity forges its next group."""
 
 
 class Crowd(World):

@@ -44,7 +44,7 @@ def updates(folder: Path, workers: int, *, fixed: int = 0, new_each_turn: int = 
 
 @cache
 def undisturbed_updates(workers: int) -> int:
-    """The same without attackers, once for all attacks."""
+    """Return the updates without attackers, once for all attacks."""
     with TemporaryDirectory() as folder:
         return updates(Path(folder), workers)
 

@@ -22,7 +22,7 @@ from tests.adversaries.tournament import alone
 ROOT = Path(__file__).parents[2]
 
 PATIENCE_S = 1_800
-"""For all tests of one attack, beside whatever else this machine does; each has deadlines of its own."""
+"""The time limit of all tests of one attack, beside whatever else this machine does; each has deadlines of its own."""
 
 HEADING = """\
 | attack | played by | withstood |

@@ -60,7 +60,7 @@ GROUPS = tuple(
 
 
 class Row(NamedTuple):
-    """What each part makes of one architecture."""
+    """The results of each part for one architecture."""
 
     launch: str
     learner: str
@@ -73,7 +73,9 @@ class Row(NamedTuple):
 
 
 def alone(folder: Path) -> Callable[[list[int], list[int]], torch.Tensor]:
-    """What transformers says of one completion of a policy, whose files must hold all of its tensors and no other."""
+    """Return what transformers says of one completion of a policy, whose files must hold all of its tensors and no
+    other.
+    """
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )

@@ -42,7 +42,7 @@ def test_nothing_is_wrong_with_a_sound_store(loaded: tuple[World, Heard]) -> Non
 
 
 class Found(Exception):
-    """What was wrong; being raised, it undoes the lie."""
+    """A finding: what was wrong; being raised, it undoes the lie."""
 
     def __init__(self, wrong: dict[str, list[str]]) -> None:
         super().__init__(wrong)

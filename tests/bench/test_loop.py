@@ -1,4 +1,4 @@
-"""What bench/loop makes of the moments at which updates ended."""
+"""Results of bench/loop from the moments at which updates ended."""
 
 import pytest
 

@@ -17,7 +17,7 @@ from swarm_node.picker.sources import PickerRules
 
 DISTURBED_MAX = 1.3
 SMALL_MAX = 1.45
-"""Of 4 MiB, where it stops before it has sent anything to some, or when what is left takes less than a silence does."""
+"""The bound with 4 MiB, where it stops before some got anything from it, or when the rest takes less than a silence."""
 
 RULES = (PickerRules(), replace(PickerRules(), silence_s=1e9))
 """The usual ones, and those of a node to which silence means nothing."""
@@ -31,7 +31,7 @@ def cell_of(name: str, mib: int) -> Cell:
 
 
 def others_done_s(cell: Cell, seed: int, stopped_at: float | None = None) -> float:
-    """When all but the last worker have everything, if that one stops at a share of the bound."""
+    """Return when all but the last worker have everything, if that one stops at a share of the bound."""
     world, victim = paper.world(cell, seed=seed), f"w{cell.workers}"
     if stopped_at is not None:
         world.run(limit_s=stopped_at * cell.bound_s)
@@ -53,7 +53,7 @@ def test_a_stalled_parent_costs_the_others_little_whatever_the_size(name: str, m
 
 
 def halts(seed: int, workers: int) -> Iterator[tuple[float, str, float]]:
-    """When which worker halts, and for how long: always somebody or other."""
+    """Yield when which worker halts, and for how long: always somebody or other."""
     chance, at_s = Random(seed), 0.0
     while True:
         at_s += chance.uniform(*BETWEEN_S)

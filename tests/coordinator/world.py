@@ -173,7 +173,7 @@ class World:
             self.run(store.append, Deposit(reference="opening", amount_micros=budget_micros), 0)
 
     def problem(self, source: PromptRef) -> PromptRef:
-        """The same one again after so many, where the train split ends."""
+        """Return a problem; the first one comes again after so many, where the train split ends."""
         return PromptRef(source.split, source.number % self.problems) if self.problems else source
 
     def reward(self, source: PromptRef, completion: list[int]) -> Reward:

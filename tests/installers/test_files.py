@@ -133,13 +133,13 @@ def test_the_compose_file_uses_settings_that_exist() -> None:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Which volume lies where, but for files of the host's."""
+    """Return which volume lies where, but for files of the host's."""
     found = [mount.split(":") for mount in service.get("volumes", ())]
     return {volume: place for volume, place, *_ in found if volume[0] not in "/.$"}
 
 
 def test_only_the_coordinator_holds_the_round_and_nodes_run_as_somebody_else() -> None:
-    """Its keys, the operator's token: whoever reads them is the operator."""
+    """Keys and the operator's token: whoever reads them is the operator."""
     services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
     (directory,) = re.findall(r"--set=round\.directory=(\S+)", services["coordinator"]["command"][0])
     (private,) = [volume for volume, place in mounts(services["coordinator"]).items() if directory.startswith(place)]

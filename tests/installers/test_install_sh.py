@@ -57,7 +57,7 @@ def test_commands_of_root_look_where_the_service_lives(machine: Machine, user: s
 
 
 def test_modules_that_lie_where_root_stands_are_not_run(machine: Machine, tmp_path: Path) -> None:
-    """Who may write to a folder in which root runs the installer, such as /tmp, must not become root."""
+    """A user who may write to a folder in which root runs the installer, such as /tmp, must not become root."""
     lying, ran = tmp_path / "anybodys", tmp_path / "ran"
     lying.mkdir()
     for name in ("ensurepip", "venv", "pip", "zipfile", "hashlib", "pathlib"):

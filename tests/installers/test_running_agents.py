@@ -1,4 +1,4 @@
-"""What an update, and a removal, mean to an agent that runs: no code of its own is ever taken from under it."""
+"""Updates and removals beside a running agent: no code of its own is ever taken from under it."""
 
 import os
 import signal

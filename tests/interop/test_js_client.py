@@ -39,7 +39,7 @@ Change = Callable[[bytes], bytes]
 
 @pytest.fixture(scope="session", autouse=True)
 def _node() -> None:
-    """Of the widest scope, so that nothing is made for tests that are then skipped."""
+    """Choose the widest scope, so that nothing is made for tests that are then skipped."""
     npm.require_node()
 
 
@@ -50,7 +50,7 @@ def coordinator(swarm: Swarm) -> Coordinator:
 
 @pytest.fixture(scope="module")
 def operator(swarm: Swarm, coordinator: Coordinator, policy: Path) -> Operator:
-    """Of a round with one version."""
+    """Start the operator of a round with one version."""
     made = operator_of(swarm, coordinator, policy)
     made.publish()
     return made
@@ -62,7 +62,7 @@ def join_string(coordinator: Coordinator, operator: Operator) -> str:
 
 
 def client(command: str, join_string: str, folder: Path, *options: str, code: int = 0) -> Said:
-    """What a command of the client says."""
+    """Return what a command of the client says."""
     words = ["node", str(CLIENT), command, join_string, str(folder), *options]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ran.returncode, ran.stderr) == (code, ""), ran.stdout

@@ -42,7 +42,7 @@ class Environment:
 
 @pytest.fixture(scope="session", autouse=True)
 def _node() -> None:
-    """Of the widest scope, so that nothing is made for tests that are then skipped."""
+    """Choose the widest scope, so that nothing is made for tests that are then skipped."""
     npm.require_node()
 
 

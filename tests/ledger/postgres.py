@@ -26,7 +26,7 @@ def binaries() -> Path | None:
 
 
 def missing() -> str:
-    """Why no PostgreSQL can be tested here, or nothing."""
+    """Return why no PostgreSQL can be tested here, or nothing."""
     if binaries() is None:
         return "PostgreSQL is not installed (Debian: apt-get install postgresql)"
     if importlib.util.find_spec("psycopg") is None:
@@ -42,7 +42,7 @@ class Server:
     folder: Path
 
     def kill(self) -> None:
-        """As a machine that is lost ends it: without a word to anybody."""
+        """End the server as a machine that is lost ends it: without a word to anybody."""
         control(self.folder, "-m", "immediate", "stop")
 
 
@@ -55,7 +55,7 @@ def cluster(*, durable: bool) -> Iterator[str]:
 
 @contextmanager
 def server(*, durable: bool) -> Iterator[Server]:
-    """The same, with its folder; it may have been ended meanwhile."""
+    """Return the server with its folder; it may have been ended meanwhile."""
     with _folder() as folder:
         _run(
             folder, str(_binary("initdb")), "-D", f"{folder}/data", "-U", USER, "-A", "trust", "-N", "--locale=C.UTF-8"

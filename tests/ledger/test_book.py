@@ -53,7 +53,7 @@ PATHS: dict[ClaimState, list[Entry]] = {
     ClaimState.PAYING: [credit(1), post(1), batch(1), payout(1)],
     ClaimState.PAID: [credit(1), post(1), batch(1), payout(1), paid(1)],
 }
-"""How a claim or a payout gets into each state."""
+"""The entries by which a claim or a payout gets into each state."""
 
 
 def after(*entries: Entry) -> BookState:
@@ -328,7 +328,7 @@ def test_fold_is_apply_repeated() -> None:
 
 
 def test_step_reads_only_the_accounts_of_its_route() -> None:
-    """What the store relies on when it reads a slice of the book."""
+    """The property that the store relies on when it reads a slice of the book."""
     whole = after(deposit(1_000), credit(1), credit(2, of=2))
     accounts = book.route(post(1), node(1))
     part = BookState({account: whole.balance(account) for account in accounts}, {claim(1): whole.claims[claim(1)]})

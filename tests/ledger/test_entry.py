@@ -187,7 +187,7 @@ def test_entries_about_owners_and_payouts_out_of_bounds_are_refused(entry: Entry
 
 
 def test_no_claim_can_have_the_name_of_a_payout() -> None:
-    """They share a table: a claim's name is 64 hex digits."""
+    """Claims and payouts share a table: a claim's name is 64 hex digits."""
     assert payout(1).claim_id == paid(1).claim_id == f"1:{node(1)}"
     assert len(payout(10**9).claim_id) <= 64
     with pytest.raises(MalformedMessage):

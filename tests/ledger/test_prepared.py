@@ -104,4 +104,4 @@ SAME = (
     test_changed_rows_are_counted_and_told,
     test_what_the_database_refuses_is_sqlalchemys_error,
 )
-"""For connections that know a shorter way."""
+"""Statements for connections that know a shorter way."""

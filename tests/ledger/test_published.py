@@ -1,4 +1,4 @@
-"""What others made and published reads, verifies and is named here as it is with them."""
+"""Logs that others made and published are read, verified and named here as with them."""
 
 import pytest
 

@@ -146,7 +146,7 @@ def test_many_entries_in_one_transaction(engine: Engine) -> None:
 
 
 def test_a_batch_costs_few_statements_and_each_entry_few_calls() -> None:
-    """What the rate of the ledger rests on, counted instead of timed; PostgreSQL's driver makes calls of its own."""
+    """The basis of the ledger's rate, counted instead of timed; PostgreSQL's driver makes calls of its own."""
     engine, pairs = sqlite_memory(), 200
     with engine.begin() as conn:
         store.create(conn)
@@ -285,7 +285,7 @@ def test_batch_is_filled_and_paid_in_one_transaction_or_in_many(engine: Engine) 
 
 
 def test_rebuild_finds_money_that_was_moved_outside_of_a_batch(engine: Engine) -> None:
-    """As a coordinator would write it that goes round the book."""
+    """An entry as a coordinator would write it that goes round the book."""
     append(engine, *BEGUN, payout(1, of=2, micros=200))
     moved = payout(2, of=2, micros=200)
     with engine.begin() as conn:

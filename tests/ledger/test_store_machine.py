@@ -71,7 +71,7 @@ NUMBERS = st.integers(1, 6)
 """Few claims, so that they meet again."""
 
 SHARES = st.sampled_from([(1, 3), (2, 300), (1, 300), (2, 3)])
-"""Of a batch: a node, and how much; two of them come to all of one."""
+"""Shares of a batch: a node, and how much; two of them come to all of one."""
 
 OUTCOMES: list[Literal["granted", "denied"]] = ["granted", "denied"]
 SECRETS = [bytes(32), b"\1" * 32]
@@ -140,7 +140,7 @@ class Auditor:
         return self.of_node(number)[1] - sum(self.payouts_of(number))
 
     def allows(self, entry: Entry) -> bool:
-        """Whether an honest clerk would book it."""
+        """Return True if an honest clerk would book it."""
         if isinstance(entry, Reveal) and entry.commitment not in self.happened:
             return False
         if isinstance(entry, RulingEntry) and not self.asked_about(entry.claim_id):
@@ -166,15 +166,15 @@ class Auditor:
         return len(same) == 1
 
     def lines(self, number: int) -> list[Payout]:
-        """What has gone into a batch."""
+        """Return what has gone into a batch."""
         return [entry for entry in self.happened if isinstance(entry, Payout) and entry.batch == number]
 
     def published(self, number: int) -> int:
-        """What a batch is to come to; 0 if nobody has said so."""
+        """Return what a batch is to come to; 0 if nobody has said so."""
         return sum(old.amount_micros for old in self.happened if isinstance(old, PayoutBatch) and old.batch == number)
 
     def is_published(self, entry: Payout) -> bool:
-        """Whether a line can be one of its batch: every payee who is not served yet must still get something."""
+        """Return True if a line can be one of its batch: every payee who is not served yet must still get something."""
         lines = [*self.lines(entry.batch), entry]
         heads = [old for old in self.happened if isinstance(old, PayoutBatch) and old.batch == entry.batch]
         left = self.published(entry.batch) - sum(line.amount_micros for line in lines)
@@ -239,13 +239,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(by=st.integers(1, 2), numbers=st.lists(NUMBERS, min_size=1, max_size=3), outcome=st.sampled_from(OUTCOMES))
     def appeal_and_rule(self, by: int, numbers: list[int], outcome: Literal["granted", "denied"]) -> None:
-        """What random entries seldom line up to."""
+        """Run a sequence that random entries seldom line up to."""
         self.append_in_one_transaction([void(by), *map(void, numbers), appeal(by), ruling(by, outcome)])
         self.append_in_one_transaction([reinstate(number, by=by) for number in [by, *numbers]])
 
     @rule(number=st.integers(1, 2), payees=st.integers(1, 3), shares=st.lists(SHARES, min_size=1, max_size=3))
     def pay_out(self, number: int, payees: int, shares: list[tuple[int, int]]) -> None:
-        """The same: who earned something, a batch of some of that, and its payouts, in one transaction or in many."""
+        """Pay out: who earned something, a batch of some of that, and its payouts, in one transaction or in many."""
         self.append_in_one_transaction([deposit(2_000), credit(1), credit(2, of=2), post(1), post(2)])
         self.append(batch(number, micros=303, payees=payees))
         for of, micros in shares:
@@ -335,7 +335,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 class LedgerOnDiskMachine(LedgerMachine):
-    """The same on a file, whose connections are closed now and then."""
+    """The machine on a file, whose connections are closed now and then."""
 
     def open_engine(self) -> Engine:
         self.folder = TemporaryDirectory()

@@ -25,7 +25,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def large_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same a hundred times as large, 4.5 MB."""
+    """Write the policy a hundred times as large, 4.5 MB."""
     return _made(tmp_path_factory.mktemp("policy") / "large", hidden=128, layers=4, heads=4, intermediate=512)
 
 

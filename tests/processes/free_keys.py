@@ -154,7 +154,7 @@ class FreeKeys:
         self.names = [key.name for key in self.keys]
         self.newest = 1
         self.streams = self.wants = 0
-        """What honest nodes opened to them, and asked of them."""
+        """Streams that honest nodes opened to them, and chunks asked of them."""
         self.settled = 0
         """The newest version whose plan all have asked for, and whose receipts all have sent."""
         self._up, self._end = threading.Event(), trio.Event()

@@ -23,7 +23,7 @@ class Impostor:
         self.metadata: Path | None = None
         """The folder whose documents he serves; None passes those of the coordinator on."""
         self.lies: dict[str, bytes] = {}
-        """What he says in place of single files, by path."""
+        """Contents that it serves in place of single files, by path."""
         self.blocked = ""
         """Paths that begin so are answered as by a proxy that is broken; nothing is blocked at first."""
         self.asked: Counter[str] = Counter()

@@ -39,7 +39,7 @@ from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_toke
 M = TypeVar("M", bound=Message)
 
 VOCABULARY, END = 320, 2
-"""Of the embedded tokenizer."""
+"""Size and end token of the embedded tokenizer."""
 
 PRICE = 1_000_000
 
@@ -142,7 +142,7 @@ class LightNode:
         )
 
     def _sample(self) -> Sample:
-        """Up to the end token, or as long as it may be; every token as likely as chance."""
+        """Draw a sample up to the end token, or as long as it may be; every token as likely as chance."""
         drawn = self._chance.integers(0, VOCABULARY, self._max_new_tokens)
         ends = np.flatnonzero(drawn == END)
         tokens = drawn[: ends[0] + 1] if len(ends) else drawn

@@ -94,7 +94,7 @@ def episodes_of(groups: list[list[AcceptedTurn]], policy: Path) -> list[str]:
 
 
 def replay(coordinator: Coordinator, claim: str) -> dict[str, Any]:
-    """What the operator's command finds about a claim."""
+    """Return what the operator's command finds about a claim."""
     command = [script("swarm-coordinator"), "audit", "replay", str(coordinator.config_file), claim, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -25,7 +25,7 @@ import pytest
 T = TypeVar("T")
 
 PATIENCE_S = 90.0
-"""For anything that should take seconds: importing torch alone may take twenty of them on a busy machine."""
+"""The limit of anything that should take seconds: importing torch alone may take twenty of them on a busy machine."""
 
 ENDS_WITHIN_S = 15.0
 """Ctrl-C is to end everything in 5 s; the deadline leaves room for a machine that is busy with other things."""

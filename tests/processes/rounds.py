@@ -32,10 +32,10 @@ WHOLE_VERSIONS: Settings = {
     "leases": {"heartbeat_s": 2.0},  # who misses three is no part of a broadcast; one that is stopped here must be
     "publish": {"chunk_size_bytes": 1024, "patches": False},
 }
-"""For a test that follows versions on their way: many chunks each, no patches, and news of them at once."""
+"""Settings for a test that follows versions on their way: many chunks each, no patches, and news of them at once."""
 
 NOBODY_LEARNS: Settings = {"learner": {"groups_per_update": 512}, "staleness": {"max_updates": 200}}
-"""There is work for longer than any test looks, however fast the machine."""
+"""Settings under which there is work for longer than any test looks, however fast the machine."""
 
 NO_AUDITS = {"first_groups": 0, "floor": 0.0, "trusted_floor": 0.0}
 """A test that is about something else needs no auditor to be paid."""
@@ -205,7 +205,7 @@ def node_id_of(node: Program) -> str:
 
 
 def other_weights(policy: Path, target: Path) -> Path:
-    """The same policy with every weight's last bits changed: no chunk of the weights is the same."""
+    """Write the policy with every weight's last bits changed: no chunk of the weights is the same."""
     shutil.copytree(policy, target)
     weights = target / "model.safetensors"
     data = bytearray(weights.read_bytes())

@@ -27,7 +27,7 @@ FAST = Link(50 * MBIT, 50 * MBIT)
 SIZE_BYTES = 1 << 20
 LAP_S = 90.0
 VERSIONS_MAX = 40
-"""To find out who cannot be dialled: a dial into a NAT is given up after ten seconds, and the next receipt says so."""
+"""Versions until it is known who cannot be dialled: a dial into a NAT ends after ten seconds, as a receipt says."""
 
 
 class Lab:

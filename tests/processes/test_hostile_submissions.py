@@ -39,10 +39,10 @@ SETTINGS: Settings = {
 
 HUGE = 100 * limits.MIB
 FLOOD_GROWTH_MAX = 32 * limits.MIB
-"""What is refused may be held up to the limit for a moment; a hundred megabytes may not."""
+"""The most that refused requests may hold for a moment: up to the limit; a hundred megabytes may not."""
 
 COPIES_MAX = 16
-"""Of the largest message, at most, as it is read, decoded, checked and decoded again inside; nothing adds up."""
+"""Copies of the largest message, at most, as it is read, decoded, checked and decoded again inside; nothing adds up."""
 
 
 @dataclass

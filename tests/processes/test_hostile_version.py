@@ -28,7 +28,7 @@ GROWTH_MAX_BYTES = 64 * limits.MIB
 
 
 def hostile(sound: Path, folder: Path) -> Path:
-    """The same policy, but one text becomes a million million characters."""
+    """Write the policy with one text that becomes a million million characters."""
     shutil.copytree(sound, folder)
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text())

@@ -35,7 +35,7 @@ def everything(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
 
 @pytest.fixture
 def coordinator(everything: Coordinator) -> Coordinator:
-    """Up, with a learner in the middle of its round."""
+    """A coordinator that is up, with a learner in the middle of its round."""
     if not everything.program.running:
         everything.start(learner=True)
     everything.reaches("update", int(everything.status()["update"]) + 2 * KAPPA + 2)

@@ -37,7 +37,7 @@ SAMPLES, TURNS, TURN_TOKENS = 32, 3, 100
 LEASE_TIMEOUT_S = 6.0
 SAMPLER = Sampler(temperature=1.0, max_new_tokens=400)
 NATS = 1e-5
-"""Between keys and values that were computed token by token, and the same from a prefix."""
+"""The difference between keys and values that were computed token by token, and the same from a prefix."""
 
 ENVIRONMENT = """
 import time

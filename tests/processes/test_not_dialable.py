@@ -20,7 +20,7 @@ SETTINGS: Settings = {
 """No patches: a version has enough chunks for everybody to feed somebody."""
 
 VERSIONS_MAX = 20
-"""Until the seeder has served a node, which may have all of a version from others, it feeds nobody."""
+"""Versions until the seeder has served a node: until then that node, which may have all from others, feeds nobody."""
 
 
 def uploaded(coordinator: Coordinator, sender: str) -> int:

@@ -28,7 +28,7 @@ SETTINGS: Settings = {
 
 GIGABIT = Link(1e9, 1e9)
 VERSIONS_MAX = 12
-"""Within which both must have fed each other: a first plan knows nobody's uplink, and small versions are soon over."""
+"""Versions within which both must have fed each other: a first plan knows no uplink, and small versions end soon."""
 
 PARTIES = ("coordinator", "first", "second", "silent")
 

@@ -86,7 +86,7 @@ class Strangers(threading.Thread):
         self._http = httpx.Client(base_url=url)
         self._enough = threading.Event()
         self.notes: dict[int, bytes] = {}
-        """By size; two of one size are the same, or that is a fork."""
+        """Notes by size; two of one size are the same, or that is a fork."""
         self.forks: list[tuple[bytes, bytes]] = []
 
     def run(self) -> None:

@@ -55,11 +55,11 @@ class Caught:
     honest: str
     """A lease."""
     lease: Lease
-    """Of the forged answer."""
+    """The lease of the forged answer."""
     answer: Explanations
-    """What the coordinator tells of it."""
+    """The coordinator's explanation of it."""
     entry: int
-    """Of the log, with the verdict on it."""
+    """The entry of the log with the verdict on it."""
 
     @property
     def told(self) -> Explanation:

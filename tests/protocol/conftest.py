@@ -1,4 +1,4 @@
-"""What several tests of the protocol start from."""
+"""Objects from which several tests of the protocol start."""
 
 import pytest
 

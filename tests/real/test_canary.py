@@ -25,7 +25,7 @@ LAYERS = 30
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EVERY = [(layer, name) for layer in range(LAYERS) for name in PROJECTIONS]
 WEAKEST = [(5, "v_proj"), (5, "o_proj"), (29, "q_proj"), (29, "k_proj")]
-"""Those of 210 that show least when they are scaled by a tenth."""
+"""The weights of 210 that show least when they are scaled by a tenth."""
 
 SABOTAGED = [*WEAKEST, *EVERY[::30]]
 """Some of every part of the model; `make test-real ALL=1` damages every one."""
@@ -78,7 +78,7 @@ def test_sound_weights_pass_in_float32(version: Path) -> None:
 
 
 def test_sound_weights_pass_in_a_lower_precision(version: Path, model: Any) -> None:
-    """In bf16 the canary of meaningless text was 0.76 nats off where 0.15 were allowed."""
+    """The canary of meaningless text was 0.76 nats off in bf16, where 0.15 were allowed."""
     check(version, model)
 
 

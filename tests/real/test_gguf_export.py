@@ -17,8 +17,9 @@ from coordinator.learner.settings import TrainSettings
 from tests.coordinator.learner.groups import UNEQUAL
 
 NATS_MEAN = {"float32": 1e-4, "auto": 5e-2}
-"""As `tests.real.test_llama` asks of the engine; auto is bf16. q8_0 is not asked: that bound, 0.08, is for tokens that
-the model drew, and on this text it was 0.081 off."""
+"""Bounds as `tests.real.test_llama` asks of the engine; auto is bf16. q8_0 is not asked: that bound, 0.08, is for
+tokens that the model drew, and on this text it was 0.081 off.
+"""
 
 TEXT = "The capital of France is Paris. It's 1234 km away, isn't it?\n\nDef f(x): return 3.14"
 

@@ -16,7 +16,7 @@ from swarm_node.engine.llama.engine import LlamaEngine
 from tests.swarm_node.engine.asking import asked, sample
 
 NATS_MEAN = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 5e-2, "q8_0": 8e-2}
-"""From what the model says in float32, for 64 tokens; q8_0 is about as near to it as bf16."""
+"""The distance from what the model says in float32, for 64 tokens; q8_0 is about as near to it as bf16."""
 
 
 @pytest.fixture(scope="module")

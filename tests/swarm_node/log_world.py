@@ -23,7 +23,7 @@ MORE: list[Entry] = [credit(number) for number in range(10, 600)]
 
 
 def otherwise_signed(checkpoint: bytes) -> bytes:
-    """The same checkpoint with other last bits in its signature's base64."""
+    """Return the checkpoint with other last bits in its signature's base64."""
     return checkpoint[:-3] + (b"E" if checkpoint[-3:-2] == b"A" else b"A") + b"=\n"
 
 
@@ -50,7 +50,7 @@ class Log:
             store.publish(conn, self.key, self.metadata.sign_for_ledger)
 
     def log_roots(self) -> None:
-        """What a coordinator does at its start."""
+        """Do what a coordinator does at its start."""
         self.add([Root.from_document(number, document) for number, document in enumerate(self.metadata.roots(), 1)])
 
     def checkpoint(self) -> Checkpoint:

@@ -132,6 +132,6 @@ async def close_all(host: Any) -> None:
 
 
 def info_of(host: Any) -> PeerInfo:
-    """Where to dial it."""
+    """Return the address at which to dial it."""
     listeners = host.get_network().listeners
     return PeerInfo(host.get_id(), [address for listener in listeners.values() for address in listener.get_addrs()])

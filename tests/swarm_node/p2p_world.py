@@ -146,7 +146,7 @@ async def fetch(
 
 
 async def next_want(link: Link) -> Want:
-    """What the other side asks for next."""
+    """Return what the other side asks for next."""
     while True:
         for message in await link.receive():
             assert isinstance(message, Want)

@@ -92,7 +92,7 @@ def lacks(request: Handler) -> None:
 
 
 def hides(request: Handler) -> None:
-    """As an object store says that nothing is here."""
+    """Answer as an object store says that nothing is here."""
     request.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
 
 

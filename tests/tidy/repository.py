@@ -1,4 +1,4 @@
-"""What the tidy tests look at: the repository's own files, as git would carry them.
+"""Files that the tidy tests look at: the repository's own, as git would carry them.
 
 - Files that git ignores are nobody's business here; files that are new and not yet added are.
 - Without git (an unpacked source archive) every file outside hidden folders counts.

@@ -1,4 +1,4 @@
-"""What is installed under our names is ours, and the wheel holds nothing else.
+"""Distribution: what is installed under our names is ours, and the wheel holds nothing else.
 
 - libp2p's wheel puts `examples`, `docs`, `interop`, `stubs` and `newsfragments` beside everybody's packages; a
   neighbour that took one of our names would be imported in our place.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.repository import ROOMS, python_files, report, tree
+from tests.tidy.repository import python_files, report, tree
 
 PRONOUNS = "he her here his i it its my our she that their there these they this those we you your"
 PREPOSITIONS = (
@@ -75,4 +75,4 @@ def test_docstrings_of_values_and_of_everything_else_are_read() -> None:
 
 
 def test_every_docstring_begins_with_its_subject() -> None:
-    report([mistake for path in python_files(*ROOMS) for mistake in mistakes(path)])
+    report([mistake for path in python_files() for mistake in mistakes(path)])

@@ -69,7 +69,7 @@ def test_every_help_ends_in_an_example_that_parses_and_in_the_next_step() -> Non
 
 
 def mistakes(command: Any, name: str, example: str) -> list[str]:
-    """What the command's own parser does not like about a line that is typed, files apart."""
+    """Return what the command's own parser does not like about a line that is typed, files apart."""
     typed = shlex.split(example.removeprefix(name))
     context = command.make_context(name, [], resilient_parsing=True)
     try:
@@ -81,7 +81,7 @@ def mistakes(command: Any, name: str, example: str) -> list[str]:
 
 
 def make_targets() -> set[str]:
-    """What `make` knows by name; a bench counts if its file exists."""
+    """Return what `make` knows by name; a bench counts if its file exists."""
     named = set(re.findall(r"^([a-z][a-z-]*):", text(Path("Makefile")), re.MULTILINE))
     modules = python_files("bench")
     benches = {path.stem for path in modules if len(path.parts) == 2} - {"__init__", "harness"}
@@ -98,7 +98,7 @@ def shell_lines(document: Path) -> Iterator[str]:
 
 
 def what_is_wrong_with(line: str) -> str:
-    """Why a command line would not run here, or nothing."""
+    """Return why a command line would not run here, or nothing."""
     words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
     program = Path(words[0]).name if words else ""
     if program == "make":

@@ -41,7 +41,7 @@ def real() -> dict[str, set[Fields]]:
 
 
 def written(where: re.Pattern[str]) -> list[tuple[str, Fields]]:
-    """What stands in the document: the names that a pattern finds before a brace, and the fields within."""
+    """Return what stands in the document: the names that a pattern finds before a brace, and the fields within."""
     document = text(PROTOCOL)
     return [(match[1], frozenset(names_from(document[match.end() :]))) for match in where.finditer(document)]
 

@@ -68,7 +68,7 @@ def test_every_folder_of_modules_is_a_package() -> None:
 
 
 def reason_in(comment: str) -> bool:
-    """Whether a comment says more than its directive."""
+    """Return True if a comment says more than its directive."""
     rest = re.sub(r"type:\s*ignore(\[[\w, -]*\])?|noqa(:\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*)?|pragma:\s*no cover", "", comment)
     return len(re.findall(r"[^\W\d_]{2,}", rest)) >= 2
 
@@ -84,7 +84,7 @@ def test_every_ignore_gives_its_reason() -> None:
 
 
 def catches_everything(node: ast.AST) -> bool:
-    """Whether a handler swallows whatever comes; one that only cleans up and raises on does not."""
+    """Return True if a handler swallows whatever comes; one that only cleans up and raises on does not."""
     return (
         isinstance(node, ast.ExceptHandler)
         and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
@@ -153,7 +153,7 @@ def pure_modules() -> list[Path]:
 
 
 def test_pure_rooms_touch_no_file_clock_or_global_chance() -> None:
-    """What import-linter can't see: builtins, and names inside modules that are fine otherwise."""
+    """Builtins, and names inside modules that are fine otherwise, which import-linter can't see."""
     problems = [f"{p}:{line}: {name}()" for p in pure_modules() for line, name in calls(p) if name in IMPURE_CALLS]
     for path in pure_modules():
         for line, name in imports(path):

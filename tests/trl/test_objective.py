@@ -1,4 +1,4 @@
-"""The same tensors through TRL's losses and through ours: equal numbers, equal gradients.
+"""Equal numbers and equal gradients: the same tensors through TRL's losses and through ours.
 
 - TRL's trainers run their own `_compute_loss`; only what a model would say is put in their hands.
 - Where TRL has no counterpart (the geometric mask, the veto), the numbers by hand in tests/coordinator/learner suffice.
@@ -134,7 +134,7 @@ def test_presets(folder: Path, batch: dict[str, torch.Tensor], name: str, option
 
 
 def test_rloo(folder: Path, batch: dict[str, torch.Tensor]) -> None:
-    """Its trainer takes one old log-probability for a sample."""
+    """TRL's trainer takes one old log-probability for a sample."""
     made = trainer(folder, "RLOO")
     found = theirs(made, batch, old_logps=(batch["old"] * batch["mask"]).sum(1))
     assert_equal(ours(replace(PRESETS["rloo"], correction=FRESH), batch), found)

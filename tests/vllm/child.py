@@ -72,7 +72,7 @@ class Child:
         return answer
 
     def ends(self, *requests: SampleRequest) -> list[Ended]:
-        """How these requests end, in that order."""
+        """Return how these requests end, in that order."""
         self.tell(Generate(requests=requests))
         return self.next_ends(len(requests))
 

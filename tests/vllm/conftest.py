@@ -16,7 +16,7 @@ from tests.tiny_policy import make_other_policy, with_canary
 from tests.vllm.child import Child
 
 SHAPE = EmbeddedShape(hidden=64, layers=2, heads=2, intermediate=96)
-"""Its heads have 32 dimensions, the fewest that vLLM's attention takes on a CPU."""
+"""A shape whose heads have 32 dimensions, the fewest that vLLM's attention takes on a CPU."""
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with other weights."""
+    """A policy folder with other weights."""
     return _made(tmp_path_factory.mktemp("other"), seed=2)
 
 

@@ -34,19 +34,19 @@ def packed(vram_share: float = 1.0) -> dict[str, Any]:
 
 
 def reload(worker: Any, folder: str) -> None:
-    """What vLLM offers for the purpose."""
+    """Reload the weights by the call that vLLM offers for the purpose."""
     worker.reload_weights(weights_path=folder)
 
 
 def scarce(model: Any) -> Any:
-    """What torch says where memory ends."""
+    """Raise what torch says where memory ends."""
     if model.rows > ROWS_THAT_FIT:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
     return step(model)
 
 
 def refused(engine: Any, first: Path, then: Path) -> str:
-    """Why the second policy is not loaded over the first."""
+    """Return why the second policy is not loaded over the first."""
     engine.load(first, 1)
     try:
         engine.load(then, 2)

@@ -40,7 +40,7 @@ BLOCK = 128
 """The tokens of such a block on a CPU."""
 
 NATS = 2e-5
-"""Between two engines in float32."""
+"""The distance between two engines in float32."""
 
 
 def changed(policy: Path, folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
@@ -222,7 +222,7 @@ def test_turns_are_the_parts_of_an_undisturbed_sample(child: Child, policy: Path
 
 
 def test_a_turn_after_an_observation_has_the_tokens_that_torch_draws(child: Child, policy: Path) -> None:
-    """In a long context, of which vLLM has most in its prefix cache when the second turn comes."""
+    """A long context, of which vLLM has most in its prefix cache when the second turn comes."""
     child.load(policy)
     first = asked(LONG_PROMPT, 4, turn_tokens_max=5, max_new_tokens=40)
     drawn = child.sample(first)["seed 4"]
@@ -246,7 +246,7 @@ def computed_by(child: Child, request: SampleRequest) -> tuple[int, tuple[Sample
 def test_a_turn_computes_only_the_blocks_that_are_not_in_the_prefix_cache(
     child: Child, policy: Path, other: Path
 ) -> None:
-    """What the policy drew and read before is cached as soon as it fills a block; another version has nothing."""
+    """Blocks that the policy drew or read before are cached as soon as they are full; another version has nothing."""
     child.load(policy)
     turn = asked(LONG_PROMPT, 11, turn_tokens_max=5, max_new_tokens=180)
     known, kept = [len(LONG_PROMPT)] * 5, [0] * 5

@@ -1,4 +1,4 @@
-"""What must not go unnoticed, or cost the node: swaps that are silently wrong, memory that ends, kill -9."""
+"""Trouble that must not go unnoticed, or cost the node: swaps that are silently wrong, memory that ends, kill -9."""
 
 import os
 import signal

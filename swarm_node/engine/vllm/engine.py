@@ -28,6 +28,7 @@ from swarm_node.engine.groups import check_prefixes, opened
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest, SamplingStats
 from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
 from swarm_node.engine.vllm.model import ROWS_MAX, NewTokens, VllmModel
+from swarm_node.engine.vllm.step_times import StepTimes
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,13 @@ class VllmGroup:
         """Number of these tokens that vLLM computed; the others came from its prefix cache."""
         return self.prefill_tokens - sum(sample.cached for sample in self.unfinished_samples)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of computed tokens, with a prompt without prefixes counted once for all samples."""
+        if self.request.prefixes:
+            return self.computed_tokens
+        return len(self.prompt) - min(sample.cached for sample in self.samples)
+
 
 class VllmEngine:
     """Engine that holds one policy and samples from it."""
@@ -99,7 +107,7 @@ class VllmEngine:
         self._groups: dict[str, VllmGroup] = {}
         self._samples: dict[str, tuple[VllmGroup, VllmSample]] = {}
         """Unfinished samples by vLLM's request id."""
-        self._spent = _nothing_spent()
+        self._spent, self._times = _nothing_spent(), StepTimes()
 
     @property
     def busy(self) -> bool:
@@ -167,12 +175,16 @@ class VllmEngine:
         now = time.monotonic()
         for new_tokens in drawn:
             self._note(new_tokens, now)
-        self._count(now - started, begun)
+        decoded = sum(not sample.finished for group in begun for sample in group.samples)
+        new = [group for group in self._begun() if group not in begun]
+        self._times.record(now - started, decoded=decoded, begun=new)
+        self._times.settle()
         return [self._end(group) for group in list(self._groups.values()) if group.complete]
 
     def cancel(self, request_ids: Collection[str]) -> list[str]:
         """Cancel the known requests among `request_ids`; return their ids."""
         gone = [self._groups.pop(name) for name in list(self._groups) if name in request_ids]
+        self._times.leave_out(gone)
         for group in gone:
             self._abort(group)
         return [group.request.request_id for group in gone]
@@ -180,7 +192,8 @@ class VllmEngine:
     def measured(self) -> SamplingStats:
         """Return the sampling statistics since the last call."""
         spent, self._spent = self._spent, _nothing_spent()
-        return SamplingStats(**spent)
+        prefill_s, decode_s = self._times.take()
+        return SamplingStats(prefill_s=prefill_s, decode_s=decode_s, **spent)
 
     def _loaded(self) -> VllmModel:
         if self._model is None:
@@ -225,7 +238,7 @@ class VllmEngine:
         if not all(math.isfinite(logprob) for sample in group.samples for logprob in sample.logprobs):
             self._config = {}  # vLLM's cache now contains NaN, which would affect the next version even when masked
             return _failed(group, "The policy returns NaN probabilities.")
-        self._spent["prompt_tokens"] += group.computed_tokens if request.prefixes else len(group.prompt)
+        self._spent["prompt_tokens"] += group.prompt_tokens
         self._spent["first_tokens"] += len(group.unfinished_samples)
         self._spent["later_tokens"] += sum(len(sample.tokens) - 1 for sample in group.unfinished_samples)
         samples = tuple(sample.whole(self._ends) for sample in group.samples)
@@ -234,14 +247,6 @@ class VllmEngine:
 
     def _begun(self) -> list[VllmGroup]:
         return [group for group in self._groups.values() if group.first_token_at is not None]
-
-    def _count(self, seconds: float, begun: Collection[VllmGroup]) -> None:
-        """Divide the time of a step between prompts and decoding by their tokens: vLLM does both at once."""
-        prompts = sum(group.prefill_tokens for group in self._begun() if group not in begun)
-        decoded = sum(not sample.finished for group in begun for sample in group.samples)
-        share = prompts / (prompts + decoded) if prompts else 0.0
-        self._spent["prefill_s"] += share * seconds
-        self._spent["decode_s"] += (1 - share) * seconds
 
     def _abort(self, group: VllmGroup) -> None:
         names = [name for name, (owner, _) in self._samples.items() if owner is group]
@@ -261,6 +266,7 @@ class VllmEngine:
         self._rows = max(1, at_once // 2)
         log.warning("out of memory; from now on %d samples at once", self._rows)
         self._samples.clear()
+        self._times.leave_out([*self._groups.values()])
         self._loaded().close()
         self._model = VllmModel(self._folder, self._dtype, rows=self._rows, vram_share=self._vram_share)
         for group in self._groups.values():
@@ -283,8 +289,8 @@ def _failed(group: VllmGroup, message: str, hint: str = "") -> GroupFailed:
     return GroupFailed.from_error(group.request.request_id, EngineFailed(message, hint=hint))
 
 
-def _nothing_spent() -> dict[str, Any]:
-    return {"prompt_tokens": 0, "first_tokens": 0, "prefill_s": 0.0, "later_tokens": 0, "decode_s": 0.0}
+def _nothing_spent() -> dict[str, int]:
+    return {"prompt_tokens": 0, "first_tokens": 0, "later_tokens": 0}
 
 
 def _out_of_memory(error: Exception) -> bool:

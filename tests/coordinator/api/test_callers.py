@@ -22,7 +22,7 @@ LARGE = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 OFTEN = Bounds(look_s=0.02)
 
 STRANGERS = replace(OFTEN, own_addresses=())
-"""Who calls from this machine is nobody special, and checked often."""
+"""Bounds under which callers from this machine are nobody special, and checked often."""
 
 
 async def connect(served: Served) -> tuple[StreamReader, StreamWriter]:

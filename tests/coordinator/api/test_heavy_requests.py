@@ -22,7 +22,7 @@ VALUES = 99_900
 FLOOD = [0] * VALUES
 
 STATEMENTS_MAX = 16
-"""That the writer runs for a request of which nothing can be accepted."""
+"""The most statements that the writer runs for a request of which nothing can be accepted."""
 
 VALUES_MAX = 5_000
 """Decoded for such a request, in all threads together."""

@@ -102,7 +102,7 @@ def test_the_description_is_valid_openapi(server: str) -> None:
 
 
 def test_asked_anything_the_server_never_fails(server: str) -> None:
-    """Whatever is asked within the description, or beside it: a named error or an answer of the kind described."""
+    """Requests within the description, or beside it, get a named error or an answer of the kind described."""
     described = schemathesis.openapi.from_url(f"{server}/openapi.json")
 
     for result in described.get_all_operations():

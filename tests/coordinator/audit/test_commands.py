@@ -53,7 +53,7 @@ class Played:
     claims: list[str]
     lies: list[str]
     shared: list[str]
-    """Of one group that two nodes worked on."""
+    """Claim ids of one group that two nodes worked on."""
 
     def run(self, *words: str) -> tuple[int, str]:
         """A command as an operator types it: its exit code and output."""

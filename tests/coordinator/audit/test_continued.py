@@ -31,7 +31,7 @@ FIRST, SECOND = NodeKey(b"\1" * 32), NodeKey(b"\2" * 32)
 ROUND, SEED, NEW_TOKENS = "0" * 64, 7, 12
 PROMPT = pack_tokens([19, 20, 13, 31])
 CUTS = (5, 0, NEW_TOKENS)
-"""Of each sample, how many tokens the first node made: some, none, all."""
+"""The number of tokens of each sample that the first node made: some, none, all."""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def _name(envelopes: list[bytes]) -> str:
 
 
 def wrong(samples: tuple[Sample, ...], number: int, position: int) -> tuple[Sample, ...]:
-    """The same with one other token, which ends nothing."""
+    """Return the claim with one other token, which ends nothing."""
     tokens = unpack_tokens(samples[number].tokens).copy()
     tokens[position] = 19 if tokens[position] != 19 else 20
     return tuple(

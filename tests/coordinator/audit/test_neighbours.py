@@ -22,7 +22,7 @@ WEIGHTS = "model.safetensors"
 
 
 def with_last_bits_of(folder: Path, target: Path, count: int) -> Path:
-    """The same policy, but for the last bits of so many weights."""
+    """Write the same policy, but for the last bits of so many weights."""
     shutil.copytree(folder, target)
     tensors, chance = load_file(target / WEIGHTS), np.random.Generator(np.random.Philox(count))
     names = sorted(name for name, tensor in tensors.items() if tensor.dim() == 2)
@@ -35,7 +35,7 @@ def with_last_bits_of(folder: Path, target: Path, count: int) -> Path:
 
 
 def shifted(folder: Path, target: Path, by: float) -> Path:
-    """The same policy after a step of this size in every weight."""
+    """Write the same policy after a step of this size in every weight."""
     shutil.copytree(folder, target)
     tensors, random = load_file(target / WEIGHTS), torch.Generator().manual_seed(1)
     moved = {name: one + by * torch.randn(one.shape, generator=random).sign() for name, one in tensors.items()}

@@ -39,7 +39,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])
 def umask(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever the user that runs us has set."""
+    """Set the umask, whatever the user that runs us has set."""
     before = os.umask(request.param)
     yield
     os.umask(before)

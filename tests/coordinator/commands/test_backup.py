@@ -37,7 +37,7 @@ from tests.coordinator.world import World
 
 PASSPHRASE = "correct horse"
 LOCAL_KEY = "local/node-1/node.key"
-"""Of a node of the operator's own."""
+"""The key of a node of the operator's own."""
 
 
 def quiet(_what: str, _done: int, _total: int) -> None:

@@ -1,4 +1,4 @@
-"""Which games of an environment are trained on, and which are kept apart."""
+"""The split of an environment's games: those that are trained on, and those that are kept apart."""
 
 from typing import Any
 

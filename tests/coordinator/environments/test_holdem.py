@@ -121,7 +121,7 @@ def test_there_is_always_something_to_do(game: Holdem, seed: int) -> None:
 
 
 def test_all_in_where_one_cannot_raise_is_a_call() -> None:
-    """Against another who is all in already."""
+    """A call against another who is all in already."""
     hands = (Holdem(opponent="aggressive", stack=2).reset(seed) for seed in range(100))
     hand = next(hand for hand in hands if hand.table.raise_bounds is None)
     assert hand.meant("raise") is None

@@ -29,7 +29,7 @@ def uneven(name: str, count: int) -> list[float]:
 
 
 def theirs(rules: BettingRules, weights: Callable[[str, int], list[float]]) -> Any:
-    """The same strategy as open_spiel has it."""
+    """Return the strategy as open_spiel has it."""
     game = pyspiel.load_game(f"{rules.name}_poker")
     tabular = policies.TabularPolicy(game)
     for state in tabular.states:
@@ -49,7 +49,7 @@ def action_of(rules: BettingRules, letter: str, legal: str, actions: list[int]) 
 
 
 def named(rules: BettingRules, state: Any, player: int) -> tuple[str, str]:
-    """What we call a situation of open_spiel's, and what is legal there, replayed from its history."""
+    """Return our name of a situation of open_spiel's, and what is legal there, replayed from its history."""
     table, cards, board = BettingTable(rules), list[str](), ""
     for action in state.history():
         if len(cards) < 2:
@@ -86,7 +86,7 @@ def test_the_frozen_strategy_is_what_solving_the_game_gives(rules: BettingRules)
 
 @GAMES
 def test_a_situation_is_reached_by_its_transcript(rules: BettingRules) -> None:
-    """What a policy is asked at an evaluation is what it would have read in a hand."""
+    """The prompt of an evaluation is what the policy would have read in a hand."""
     hands = {"kuhn": Kuhn(opponent="random"), "leduc": Leduc(opponent="random")}[rules.name]
     wanted = {name for name, _ in situations(rules)}
     met = set[str]()
@@ -117,7 +117,7 @@ def test_opponents_only_do_what_is_legal(rules: BettingRules) -> None:
 
 @given(st.integers(0, 2**63 - 1), st.sampled_from(["fold", "call", "raise"]), st.sampled_from(OPPONENTS))
 def test_chips_are_won_from_each_other(seed: int, action: str, opponent: str) -> None:
-    """Whatever one says again and again, a hand ends, and nobody wins or loses more than is on the table."""
+    """A hand ends, whatever one says again and again, and nobody wins or loses more than is on the table."""
     hand = Leduc(opponent=opponent).reset(seed)
     for _ in range(10):
         if hand.step(action) is None:

@@ -37,7 +37,7 @@ def moves_of(table: NoLimitTable) -> list[Move]:
 
 
 def assert_same(table: NoLimitTable, state: State) -> None:
-    """Before each move."""
+    """Compare both sides before each move."""
     assert state.actor_index == table.actor
     assert state.can_fold() == table.may_fold
     assert state.checking_or_calling_amount == table.to_call

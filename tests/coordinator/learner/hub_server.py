@@ -18,7 +18,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.created: list[dict[str, Any]] = []
         self.large: dict[str, bytes] = {}
-        """By their SHA-256."""
+        """Large files by their SHA-256."""
         self.files: dict[str, bytes] = {}
         self.commits: list[str] = []
 

@@ -43,7 +43,7 @@ def test_equal_rewards_teach_nothing(name: str, reward: float) -> None:
 
 @pytest.mark.parametrize("baseline", ["batch", "none"])
 def test_no_advantage_is_divided_by_a_deviation_of_nothing(baseline: Baseline) -> None:
-    """Against the mean of a batch, a group of equal rewards lies above or below; but it has no deviation of its own."""
+    """A group of equal rewards lies above or below the mean of a batch; but it has no deviation of its own."""
     rewards, owners = torch.tensor([1.0, 1.0, 0.0, 0.5]), torch.tensor([0, 0, 1, 1])
     found = advantages(rewards, owners, 2, Algorithm(baseline=baseline, scale_rewards="group"))
     assert found[:2].tolist() == [0.0, 0.0]

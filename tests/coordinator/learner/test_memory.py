@@ -215,7 +215,7 @@ def test_products_in_bf16_need_no_second_copy_of_the_weights(settings: TrainSett
 
 
 def test_a_base_that_is_not_trained_is_as_large_as_it_came_and_learns_the_same(tmp_path: Path) -> None:
-    """The same numbers in bf16 and in float32: what is learned beside them is bit for bit the same."""
+    """Equal numbers in bf16 and in float32: what is learned beside them is bit for bit the same."""
     config, _ = FAMILIES["tied head"]
     narrow = make_other_policy(tmp_path / "bf16", config, dtype=torch.bfloat16)
     wide = shutil.copytree(narrow, tmp_path / "float32")

@@ -35,7 +35,7 @@ def plain_logprobs(policy: TrainedPolicy, one: TrainingGroup, sample: int) -> to
 
 
 def fresh(policy: TrainedPolicy, groups: tuple[TrainingGroup, ...]) -> tuple[TrainingGroup, ...]:
-    """The same groups, with the log-probabilities that this policy gives them."""
+    """Return the groups with the log-probabilities that this policy gives them."""
     return tuple(
         group(
             number,
@@ -140,7 +140,7 @@ def test_a_published_folder_is_the_policy_as_it_stands(policy_folder: Path, tmp_
 
 
 def bf16_folder(policy_folder: Path, target: Path) -> Path:
-    """The same policy with bf16 weights."""
+    """Write the policy with bf16 weights."""
     shutil.copytree(policy_folder, target)
     AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.bfloat16).save_pretrained(target)
     return target

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 from coordinator.config import ModelSection, parse
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from coordinator.learner.start import place, require_here, warnings
+from coordinator.learner.start import place, require_here, require_text, text_reader, warnings
 from coordinator.model.loading import load_model
 from coordinator.service.round import Round
 from protocol.errors import ConfigInvalid
@@ -115,6 +115,48 @@ def test_a_folder_that_lacks_something_is_refused(policy_folder: Path, tmp_path:
     (tmp_path / "source" / missing).unlink()
     with pytest.raises(ConfigInvalid, match=said):
         place(ModelSection(path=str(tmp_path / "source")), tmp_path / "start", seed=0)
+
+
+DAMAGES = {
+    "empty": b"",
+    "half of the file": None,
+    "another JSON": b'{"version": "1.0"}',
+    "no object": b"[1]",
+    "no text": b"\xff\xfe{}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_tokenizer_is_refused_with_a_next_step(policy_folder: Path, tmp_path: Path, damage: str) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "source")
+    whole = (folder / "tokenizer.json").read_bytes()
+    require_here(ModelSection(path=str(folder)))
+    content = DAMAGES[damage]
+    (folder / "tokenizer.json").write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(ConfigInvalid, match=r"tokenizer\.json of model\.path .* is damaged") as refused:
+        require_here(ModelSection(path=str(folder)))
+    assert refused.value.hint == "Download the model again, into that folder."
+    config = parse({"round": {"directory": str(tmp_path / "round")}, "model": {"path": str(folder)}})
+    with pytest.raises(ConfigInvalid, match=r"tokenizer\.json of model\.path .* is damaged"):
+        Round(config)
+    assert not (tmp_path / "round").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_damaged_settings_of_a_policy_are_refused_by_name(policy_folder: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "source")
+    (folder / name).write_text('{"model_type": "lla')
+    with pytest.raises(ConfigInvalid, match=rf"^{name} of model\.path .* is damaged"):
+        require_here(ModelSection(path=str(folder)))
+
+
+def test_a_damaged_download_of_the_hub_is_refused_and_its_cache_is_named(hub_cache: Path, tmp_path: Path) -> None:
+    (snapshot,) = (hub_cache / "snapshots").iterdir()
+    (snapshot / "tokenizer.json").write_text("{")
+    config = parse({"round": {"directory": str(tmp_path / "round")}, "model": {"path": "hf://someone/tiny"}})
+    with pytest.raises(ConfigInvalid, match=r"tokenizer\.json of model\.path hf://someone/tiny") as refused:
+        require_text(config.model, text_reader(config))
+    assert refused.value.hint == "Download the model again, after deleting the model from the hub's cache."
 
 
 def test_an_architecture_that_nobody_can_sample_is_refused_before_a_key_is_made(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.coordinator.learner.groups import group
 
 ALL = Correction(mode="decoupled", sequence_low=0.0, sequence_high=1e9, veto=0.0)
 SETTINGS = TrainSettings(learning_rate=3e-3, warmup_updates=1, eps=1e-3, max_completion_length=6)
-"""With a larger eps than usual: else Adam makes a whole step of what is only a rounding of a gradient."""
+"""Settings with a larger eps than usual: else Adam makes a whole step of what is only a rounding of a gradient."""
 
 TEXTS = (
     ([19, 20, 31], [([21, 22, 2], -5.7, 1.0), ([23, 2], -5.9, 0.0), ([24, 2], -6.4, 0.0)]),
@@ -35,7 +35,7 @@ GROUPS = tuple(
 """Five groups: three in the first of two parts, two in the second."""
 
 Loss = Callable[[Any, list["Said"]], torch.Tensor]
-"""Of a model and some samples."""
+"""The loss of a model and some samples."""
 
 
 class Said:

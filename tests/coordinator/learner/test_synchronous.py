@@ -84,7 +84,7 @@ def lose(world: World, key: NodeKey, lease: Lease, samples: tuple[Sample, ...]) 
 
 
 def swarm(world: World, folder: Path, seeds: list[tuple[bytes, int]], sampler: Sampler) -> TrainedPolicy:
-    """The same by leases, claims, batches and reports; notes which prompts and seeds were leased."""
+    """Run the updates by leases, claims, batches and reports; record which prompts and seeds were leased."""
     policy, key = TrainedPolicy(folder, SETTINGS), world.join(1)
     bounds = PolicyBounds(policy.model.config.vocab_size, frozenset({policy.model.config.eos_token_id}), MAX_NEW)
     world.judge = replace(world.judge, bounds=bounds, reward=reward)

@@ -38,7 +38,7 @@ SENT_BACK_AT = 3
 """Updates until this policy's own first version is taken; its checkpoint is one of the second rise of the rate."""
 UPDATES = 5
 BATCHES = [UNEQUAL, UNEQUAL[:2], UNEQUAL[1:], UNEQUAL[2:], UNEQUAL, UNEQUAL[:1]]
-"""Of the fourth nobody learns anything, and in the last there are fewer samples than pieces could be."""
+"""Batches: nobody learns anything of the fourth, and in the last there are fewer samples than pieces could be."""
 
 
 def train(folder: Path, settings: TrainSettings, results: Path, ranks: Ranks, resumed: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The same fresh round as the coordinator's other tests have."""
+"""Fixtures of the pages: the same fresh round as the coordinator's other tests have."""
 
 from tests.coordinator.conftest import store_url, world
 

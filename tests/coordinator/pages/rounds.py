@@ -28,7 +28,7 @@ HOSTILE = {
     "formula": "=HYPERLINK(0)",
     "team": "rig@<b>heron</b>\u202e",
 }
-"""What strangers may call themselves; the store holds what registration would refuse, too."""
+"""Names that strangers may call themselves; the store holds what registration would refuse, too."""
 
 
 @asynccontextmanager

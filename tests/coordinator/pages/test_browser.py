@@ -40,7 +40,7 @@ PAGES = (
 WIDER = """[...document.querySelectorAll('body *')]
   .filter((one) => one.getBoundingClientRect().right > innerWidth && !one.closest('.wide'))
   .map((one) => one.outerHTML.slice(0, 80))"""
-"""What reaches beyond the window outside of the frames."""
+"""A script that finds what reaches beyond the window outside of the frames."""
 
 TABLES_THAT_SCROLL = """[...document.querySelectorAll('main .wide')]
   .filter((one) => one.scrollWidth > one.clientWidth && one.querySelector('table'))

@@ -141,7 +141,7 @@ class Log:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.missing: list[str] = []
-        """What a reader would have missed, after each request."""
+        """Files that a reader would have missed, after each request."""
         self.failing = 0
 
     async def handle(self, request: web.Request) -> web.Response:

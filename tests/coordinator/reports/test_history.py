@@ -34,7 +34,7 @@ from tests.coordinator.world import (
 
 STALENESS, SIZE = 1, 1
 TOP_UP = 2 * MAX_COST
-"""What the operator deposits at a time."""
+"""The sum that the operator deposits at a time."""
 
 
 class History(RuleBasedStateMachine):

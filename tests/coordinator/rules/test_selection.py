@@ -142,7 +142,7 @@ def test_every_prompt_is_taken_or_left_for_a_reason(
 
 @given(rules=rules, seen=st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=2), min_size=1))
 def test_no_prompt_is_left_out_more_often_in_a_row_than_is_set(rules: SelectionRules, seen: list[list[float]]) -> None:
-    """Whatever its rewards are: a data set of five prompts, over and over."""
+    """A data set of five prompts, over and over, whatever its rewards are."""
     known = {number: PromptOutcome() for number in range(5)}
     for around in range(40):
         window = [PromptCandidate(number, str(number), outcome) for number, outcome in known.items()]

@@ -136,9 +136,9 @@ LOOSE = EXACT.model_copy(
     update={name: EXACT.margin.model_copy(update={"tolerance": 0.3, "far": 9.0}) for name in ("margin", "error")}
     | {"mean_error": 1.0}
 )
-"""By which nothing but a neighbour betrays a claim."""
+"""Tolerances by which nothing but a neighbour betrays a claim."""
 FREE = LOOSE.model_copy(update={"error": LOOSE.error.model_copy(update={"tolerance": 5.0, "far": 50.0})})
-"""By which nothing else does, however far off a log-probability is."""
+"""Tolerances by which nothing else does, however far off a log-probability is."""
 
 
 def test_a_claim_of_another_versions_numbers_bit_for_bit_is_that_versions() -> None:
@@ -240,7 +240,7 @@ def test_no_single_context_accuses_however_near(count: int, expected: AuditOutco
 def test_no_noise_brings_honest_claims_near_to_another_version(
     noise: float, tails: Callable[[np.random.Generator], float]
 ) -> None:
-    """Whatever its size and its tails, beside versions 1e-3 nats apart: what chance gives once in 100 is no more."""
+    """Noise of any size and tails, beside versions 1e-3 nats apart: what chance gives once in 100 is no more."""
     chance, measured, rare = np.random.Generator(np.random.Philox(7)), honest(20), 0
     other = replace(measured, logprobs=measured.logprobs + np.linspace(-1e-3, 1e-3, 20))
     for _ in range(2000):

@@ -93,7 +93,7 @@ def what_is_missing(where: Path | str) -> str:
 
 
 def test_an_upgraded_store_has_the_tables_of_a_new_one(old: Path | str, tmp_path: Path) -> None:
-    """Whoever changes a table writes the step to it, or fails here."""
+    """A change of a table needs a migration step, or it fails here."""
     assert upgraded(old) == schema.SCHEMA - 1
     before, code = described(old), what_is_missing(old)
     if isinstance(old, str):

@@ -151,7 +151,7 @@ def test_an_environment_of_the_operators_goes_on_turn_by_turn_to_its_rewards(pla
 
 
 def test_a_killed_process_changes_nothing(play: World, tmp_path: Path) -> None:
-    """The same prefixes as without: the episode is played again from its turns."""
+    """The prefixes are those without the kill: the episode is played again from its turns."""
     key = play.join(1)
     play.submit(key, say(key, play.lease(key), "2", "3"))
     scored(play, tmp_path, lambda: states(play) == ["turn"])

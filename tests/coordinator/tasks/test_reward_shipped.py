@@ -54,7 +54,7 @@ HANGING = (
     r"\boxed{2^{2^{2^{2^{2^{2^{2}}}}}}}",
     r"\boxed{(10^9)!}",
 )
-"""What users of the library found in answers of models, with its timeouts on, or the like of it."""
+"""Answers of models that users of the library found, with its timeouts on, or the like of it."""
 
 
 @pytest.mark.asyncio

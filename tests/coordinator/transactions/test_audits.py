@@ -117,7 +117,7 @@ def test_a_late_verdict_counts_if_nobody_was_faster(audited: World) -> None:
 def test_a_case_that_kills_auditors_is_pardoned_in_the_end_and_the_others_are_judged(
     audited: World, same: bool
 ) -> None:
-    """Whoever hides forgeries behind one of those would have them all paid unseen."""
+    """Forgeries hidden behind one of those cases would all be paid unseen."""
     claims = earn(audited, audited.join(1), 5)
     poison, deaths = claims[2], 0
     for number in range(20):

@@ -187,7 +187,7 @@ def test_a_rollout_of_a_version_past_the_bound_is_refused(world: World) -> None:
 
 
 def test_a_lease_that_was_changed_on_the_way_is_nobodys_fault(world: World) -> None:
-    """Whoever sits on the wire has a node asked something else; the audit would find its honest answer forged."""
+    """An attacker on the wire has a node asked something else; the audit would find its honest answer forged."""
     key = world.join(1)
     lease = world.lease(key)
     asked = lease.model_copy(update={"prompt": pack_tokens([END])})

@@ -43,7 +43,7 @@ class Escrow(RuleBasedStateMachine):
         self.found: dict[str, Finding] = {}
         self.posted: set[str] = set()
         self.windows = dict.fromkeys(self.earned, 0)
-        """As they were after the step before."""
+        """The windows as they were after the step before."""
         self.batch = 0
         self.given_back: set[str] = set()
         """Claims that an appeal has paid."""

@@ -178,6 +178,7 @@ def test_who_waits_for_the_next_turn_of_an_evaluation_still_measures(world: Worl
     (lease,) = measured(world.offer(first, version=3))
     assert world.submit(first, answer(first, lease)).outcome == "accepted"
     (waiting,) = world.run(scoring.waiting, 64)
+    assert not measured(world.offer(second, version=3)), "its environment has not answered yet"
     goes_on = [Prefix(tokens=b"", finish="")] * lease.samples
     answered = partial(scoring.answered, timeout_ms=world.terms.timeout_ms, now_ms=world.now_ms)
     assert world.run(answered, waiting.claim_id, goes_on, [None] * lease.samples)

@@ -41,7 +41,7 @@ KEY = NodeKey(b"n" * 32)
 PATH = "/v1/rollouts"
 
 SOKOBAN = 3
-"""Of the games there: one in which the environment answers every turn."""
+"""The place among the games there of one in which the environment answers every turn."""
 
 
 def of_claim(code: str, change: dict[str, object]) -> Callable[[World], RejectionEvidence]:
@@ -183,7 +183,7 @@ CASES: dict[str, tuple[Callable[[World], RejectionEvidence], bool]] = {
     "logprobs_invalid": (of_claim("logprobs_invalid", a_sample([10, END], [-0.1, 0.5])), True),
     "budget_exhausted": (poor, False),
 }  # fmt: skip
-"""How each comes about, and whether single tokens are at fault."""
+"""The ways in which each code comes about, and whether single tokens are at fault."""
 
 
 def test_every_code_there_is_has_its_evidence_or_is_none_of_intakes() -> None:

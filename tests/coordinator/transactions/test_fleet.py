@@ -176,7 +176,7 @@ def test_who_boasts_of_its_speed_takes_the_place_of_one_node_and_not_of_all(
 
 
 def test_a_learner_that_waits_far_too_long_has_everybody_at_work(three: tuple[World, list[NodeKey]]) -> None:
-    """Whoever was counted on gives nothing: it asks for no work, returns what it gets, or lets it expire."""
+    """The node that was counted on gives nothing: it asks for no work, returns what it gets, or lets it expire."""
     world, (cheap, middling, dear) = three
     steer(world, config())
     assert not at_work(world)[dear.node_id]

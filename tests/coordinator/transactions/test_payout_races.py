@@ -30,7 +30,7 @@ from tests.coordinator.world import NOW_MS, ROUND, World
 from tests.processes.programs import until
 
 TRIES = 3
-"""Of each pair, each with a seed of its own."""
+"""Tries of each pair, each with a seed of its own."""
 
 OWED = 600
 LATER_MS = NOW_MS + 1_000_000
@@ -100,7 +100,7 @@ PAIRS: dict[str, tuple[bool, Act, Act, set[str]]] = {
     "settle-settle-other": (True, settle_by("SEPA-1"), settle_by("SEPA-2"), {"done", "payout_failed"}),
     "settle-settle-bank": (True, alone(settle_at_the_bank), alone(settle_at_the_bank), {"done", "payout_busy"}),
 }
-"""Whether a batch is there before, what meets what, and what may be said of that."""
+"""Pairs of acts: whether a batch is there before, what meets what, and what may be said of that."""
 
 
 def named(act: Act, database: Database, folder: Path) -> str:

@@ -72,7 +72,7 @@ class RoundMachine(RuleBasedStateMachine):
         )
         self.hourly = hourly
         self.spent: list[tuple[int, int]] = []
-        """When, and how much in all until then."""
+        """Times and sums spent: when, and how much in all until then."""
         self.bound, self.kappa, self.budget = staleness, 1 + late % (staleness + 1), budget
         self.world.publish(1, 0)
         self.versions = {1: 0}

@@ -1,6 +1,7 @@
 """Late groups go to a second node: seldom, to a fast one, at nobody's expense."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,17 @@ def late(world: World) -> tuple[NodeKey, Lease, NodeKey, Lease]:
     assert again.seed != lease.seed
     assert world.offer(fast, version=2).reason == "ahead", "once is enough"
     return slow, lease, fast, again
+
+
+def test_a_turn_that_waits_for_its_environment_is_no_group_that_the_learner_has(world: World) -> None:
+    """A batch of two lacks both groups, more than may be given twice: one is late, one waits for its environment."""
+    world.terms = replace(world.terms, turn_tokens_max=2)
+    world.judge = replace(world.judge, terms=world.terms, reward=None)
+    slow, fast = world.join(1), world.join(2)
+    world.lease(slow, version=2)
+    assert world.submit(fast, answer(fast, world.lease(fast, version=2))).outcome == "accepted"
+    world.now_ms += 200
+    assert world.offer(fast, version=2).reason == "ahead"
 
 
 @pytest.mark.parametrize("first", ["slow", "fast"])

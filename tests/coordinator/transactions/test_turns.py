@@ -95,7 +95,7 @@ def played(world: World, key: NodeKey) -> list[Lease]:
 
 
 def test_a_group_between_two_turns_counts_for_the_share_of_its_owner(play: World) -> None:
-    """With four owners at work, half of four groups may be one owner's."""
+    """The share of an owner is half of four groups, with four owners at work."""
     play.terms = replace(play.terms, max_owner_share=0.5, groups_per_update=4, staleness=0)
     play.judge = replace(play.judge, terms=play.terms)
     greedy, *others = [play.join(number) for number in range(1, 5)]

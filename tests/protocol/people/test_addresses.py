@@ -1,4 +1,4 @@
-"""Where callers come from: what costs a stranger one address is one place, however a socket tells it."""
+"""Places of callers: what costs a stranger one address is one place, however a socket tells it."""
 
 import pytest
 

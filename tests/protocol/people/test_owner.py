@@ -1,4 +1,4 @@
-"""What owners sign: who said it, in one form, to places where somebody could be paid."""
+"""Owners' statements: who said it, in one form, to places where somebody could be paid."""
 
 from datetime import UTC, datetime
 
@@ -119,7 +119,7 @@ def test_what_nobody_could_be_paid_at_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize("moment_ms", [-1, limits.MOMENT_MAX_MS + 1, 2**63, 2**64 - 1])
 def test_a_moment_that_no_calendar_has_is_refused(moment_ms: int) -> None:
-    """Who tells an owner of it writes it as a date."""
+    """A time that an owner is told is written as a date, so it must be one."""
     amounts = dict.fromkeys(("pending_micros", "payable_micros", "paying_micros", "paid_micros"), 0)
     total = NodeEarnings(node_id=OWNER.node_id, name="", revoked=False, **amounts)
     earned = {"owner": OWNER.node_id, "nodes": (), "total": total.model_dump(), "address": "", "next_address": "x"}

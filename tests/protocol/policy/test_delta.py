@@ -177,7 +177,7 @@ def test_bytes_after_the_patch_are_refused() -> None:
 
 @given(st.integers(0, len(PATCH) - 1), st.integers(1, 255))
 def test_a_flipped_bit_gives_the_same_file_or_a_named_error(place: int, flip: int) -> None:
-    """The same only where zstd has bits that mean nothing."""
+    """A flipped bit gives the same file only where zstd has bits that mean nothing."""
     patch = bytearray(PATCH)
     patch[place] ^= flip
     try:
@@ -219,7 +219,7 @@ def forged(draw: st.DrawFn) -> bytes:
 
 
 def digest_of(file: bytes, name: str) -> bytes:
-    """Of one tensor as it is in the file."""
+    """Return the digest of one tensor as it is in the file."""
     tensor = next(tensor for tensor in layout(HEADER, len(file)) if tensor.name == name)
     return bytes.fromhex(digest(file[tensor.begin : tensor.end]))
 

@@ -1,4 +1,4 @@
-"""Which versions are refused by their manifest alone."""
+"""Versions that are refused by their manifest alone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a configuration may promise: no code, and no sizes that its files do not bear out."""
+"""Promises of a configuration: no code, and no sizes that its files do not bear out."""
 
 from typing import Any
 

@@ -23,7 +23,7 @@ from tests.protocol.tuf_repository import DAY, HOUR, NOW, ROLES, YEAR, Repositor
 
 
 class TestTheHonestWay:
-    """What a refresh does when nobody lies."""
+    """Refreshes when nobody lies."""
 
     def test_a_newcomer_gets_the_newest_version(self) -> None:
         repository = Repository()
@@ -72,7 +72,7 @@ class TestTheHonestWay:
         )
 
     def test_a_node_that_slept_for_a_month_catches_up(self, seen: Seen) -> None:
-        """Its own timestamp is long expired: that is no reason to refuse a fresh one."""
+        """An own timestamp that is long expired is no reason to refuse a fresh one."""
         repository, stored = seen
         repository.timestamp.expires = NOW + 31 * DAY
         repository.publish(3)
@@ -111,7 +111,7 @@ class TestRollback:
         refused(repository, stored, RolledBack, NOW + 2 * DAY)
 
     def test_a_new_timestamp_over_an_older_snapshot_is_refused(self, seen: Seen) -> None:
-        """What an attacker with only the timestamp key could do."""
+        """The powers of an attacker with only the timestamp key."""
         repository, stored = seen
         repository.timestamp.version += 1
         repository.timestamp.snapshot_meta = MetaFile(2)
@@ -119,7 +119,7 @@ class TestRollback:
         refused(repository, stored, RolledBack)
 
     def test_a_new_snapshot_over_older_targets_is_refused(self, seen: Seen) -> None:
-        """What an attacker with the keys of snapshot and timestamp could do."""
+        """The powers of an attacker with the keys of snapshot and timestamp."""
         repository, stored = seen
         repository.snapshot.version += 1
         repository.snapshot.meta = {"targets.json": MetaFile(2)}

@@ -164,7 +164,7 @@ class TestMixAndMatch:
 
 
 class TestBounds:
-    """What a stranger's bytes may cost."""
+    """The most that a stranger's bytes may cost."""
 
     def test_every_document_has_a_limit_before_it_is_fetched(self, seen: Seen) -> None:
         repository, _ = seen

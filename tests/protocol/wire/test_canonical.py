@@ -34,7 +34,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 
 
 def depth(value: Any) -> int:
-    """How many containers stand around the innermost value."""
+    """Return how many containers stand around the innermost value."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return max((1 + depth(item) for item in inner), default=0)
 

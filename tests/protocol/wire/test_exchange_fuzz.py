@@ -40,7 +40,7 @@ QUESTIONS = NAMES.map(lambda name: encode(Want(name))) | NAMES.map(
     lambda name: encode(Want(name)) + encode(Cancel(name))
 )
 DEEDS = st.lists(st.sampled_from(["wait", "take", "chunk", "reject"]), min_size=1, max_size=8)
-"""What a responder does after each message, in turns."""
+"""A responder's deeds after each message, in turns."""
 
 LENGTHS = st.sampled_from(
     [
@@ -69,7 +69,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 def wire(likely: st.SearchStrategy[bytes], others: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[bytes]]:
-    """What a peer sends that is sound for a while, then is not, in any pieces."""
+    """Draw what a peer sends that is sound for a while, then is not, in any pieces."""
     hostile = raw_frames() | damaged() | st.binary(max_size=40)
     sent = st.tuples(st.lists(likely, max_size=30), st.lists(others | hostile, max_size=6))
     cuts = st.lists(st.integers(1, 400), max_size=12)

@@ -126,7 +126,7 @@ def test_a_signature_cannot_be_bent_into_a_second_one() -> None:
 
 
 def test_a_key_of_small_order_cannot_sign_for_everybody() -> None:
-    """Under such a key R = identity, S = 0 fits any message, and a node could deny whatever it signed."""
+    """A message of any content fits such a key with R = identity, S = 0, so a node could deny whatever it signed."""
     identity = b"\x01" + bytes(31)
     points = small_order_encodings()
     assert len(points) == 14

@@ -1,4 +1,4 @@
-"""What learner and coordinator say to each other: bounded, typed, and safe to use as file names."""
+"""Messages between learner and coordinator: bounded, typed, and safe to use as file names."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ from protocol.work.lease import OPEN, TRANSITIONS, LeaseEvent, LeaseState
 
 ENDS = set(LeaseState) - set(OPEN)
 WORDS = {LeaseEvent.HOLD, LeaseEvent.BEGIN}
-"""What a node says of a lease while it is open."""
+"""Events that a node reports of a lease while it is open."""
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(LeaseState, sorted(set(LeaseEvent) - WORDS))))

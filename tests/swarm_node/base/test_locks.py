@@ -1,4 +1,4 @@
-"""Where the system has no POSIX locks, as on Windows itself, the agent says so, and has changed nothing."""
+"""Systems without POSIX locks, such as Windows itself: the agent says so, and has changed nothing."""
 
 import subprocess
 import sys

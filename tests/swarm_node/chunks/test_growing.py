@@ -77,7 +77,7 @@ def test_a_chunk_that_went_bad_in_the_store_leaves_it_and_makes_no_file(
 
 
 def test_a_chunk_that_grew_in_the_store_does_not_lengthen_the_file(tmp_path: Path, blobs: BlobStore) -> None:
-    """What would stand behind the end of the file is covered by no digest."""
+    """Bytes behind the end of the file are covered by no digest."""
     whole = DATA[: 4 * SIZE]
     last = chunk_id(whole[-SIZE:])
     blobs.path(last).write_bytes(whole[-SIZE:] + b"more")

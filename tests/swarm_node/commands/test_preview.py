@@ -1,4 +1,4 @@
-"""What is told of a round before it is joined: a range by those who work there, or that nobody knows."""
+"""The preview of a round before it is joined: a range by those who work there, or that nobody knows."""
 
 from pathlib import Path
 from typing import Any

@@ -132,7 +132,7 @@ def test_an_answer_about_something_else_is_none(answered: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("named", [CLAIM, ""])
 def test_a_claim_that_is_not_the_one_it_is_called_is_the_coordinators_fault(tmp_path: Path, named: str) -> None:
-    """What the log says of the one would be believed of the other."""
+    """The log's text about one claim would be believed of the other."""
     key, join = NodeKey(bytes(32)), JoinString("http://127.0.0.1:1", "0" * 64)
     sample = Sample(tokens=pack_tokens([1]), logprobs=bytes(4), finish="stop")
     claim = RolloutClaim(round_id="0" * 64, lease_id=LEASE, lease_digest="2" * 64, samples=(sample,)).to_bytes()

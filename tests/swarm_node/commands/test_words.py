@@ -1,4 +1,4 @@
-"""What a coordinator says to a node's owner on a terminal: words, and nothing that steers it."""
+"""Words of a coordinator on the terminal of a node's owner: words, and nothing that steers it."""
 
 import json
 

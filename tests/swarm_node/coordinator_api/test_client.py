@@ -1,4 +1,4 @@
-"""What a node does when its coordinator has too much to do."""
+"""A node whose coordinator has too much to do."""
 
 from collections.abc import Iterator
 from contextlib import suppress

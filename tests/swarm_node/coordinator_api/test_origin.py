@@ -82,7 +82,7 @@ async def test_one_byte_more_than_was_signed_is_refused() -> None:
 
 
 async def test_zip_bomb_is_not_unpacked() -> None:
-    """It is refused by its label, and without one it is what it is: other bytes."""
+    """A chunk is refused by its label, and without one it is what it is: other bytes."""
     bomb = gzip.compress(bytes(100 * MB))
 
     def labelled(request: Handler) -> None:

@@ -83,7 +83,7 @@ async def test_without_origins_the_coordinator_is_asked() -> None:
     ],
 )  # fmt: skip
 async def test_a_bad_origin_costs_time_and_the_chunk_comes_from_the_next(bad: Manner) -> None:
-    """Whoever of them is asked first; and the bad one is not asked again at once."""
+    """The first origin that is asked may be either; and the bad one is not asked again at once."""
     async with swarm(bad, serves(FILES)) as here:
         bad_one = here.webs[0]
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""What the tests of an engine ask of it."""
+"""Questions and answers that the tests of an engine use."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from swarm_node.engine.messages import GroupDone, SampleRequest
 
 END = 2
 PROMPTS = ([19], [19, 20, 31], [19, 20, 13, 21, 22, 31], list(range(10, 30)))
-"""Of unequal length, so that all but one are padded."""
+"""Prompts of unequal length, so that all but one are padded."""
 SIZES: dict[str, Any] = {
     "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 40_960, "eos_token_id": END, "pad_token_id": 0,

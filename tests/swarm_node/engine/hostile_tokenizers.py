@@ -108,7 +108,7 @@ def unigram(vocab: list[Any], **changes: Any) -> Parts:
 
 
 def charsmap(size_bytes: int) -> str:
-    """What Precompiled takes: the length of a trie, the trie, and the texts that it leads to."""
+    """Return the input of Precompiled: the length of a trie, the trie, and the texts that it leads to."""
     trie = struct.pack("<I", 0xFFFFFFFF) * (size_bytes // 4)
     return base64.b64encode(struct.pack("<I", len(trie)) + trie + b"9" * size_bytes).decode()
 

@@ -20,7 +20,7 @@ from tests.swarm_node.engine.conftest import Make
 
 
 def said(engine: Engine, version: int) -> list[tuple[bytes, bytes]]:
-    """What the engine samples, to the last bit."""
+    """Return what the engine samples, to the last bit."""
     requests = [asked(prompt, seed, version=version) for seed, prompt in enumerate(PROMPTS)]
     return [(one.tokens, one.logprobs) for group in sample(engine, *requests).values() for one in group]
 

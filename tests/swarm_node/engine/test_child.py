@@ -122,7 +122,7 @@ def test_a_library_that_is_broken_is_named_and_the_child_ends(tmp_path: Path) ->
 
 
 def test_transformers_fetches_nothing_in_a_child_of_ours() -> None:
-    """Whatever a policy's configuration asks it for."""
+    """Transformers fetches nothing, whatever a policy's configuration asks it for."""
     code = """
 import swarm_node.engine.child as child
 child.stay_offline()

@@ -1,4 +1,4 @@
-"""Which engine is taken for which machine, and what is said of it."""
+"""The choice of an engine for each machine, and the reason that is given."""
 
 import sys
 
@@ -15,7 +15,7 @@ VLLMS: dict[str, VllmInstallation | str] = {
     "/vllm/python": VllmInstallation("0.32.0", "cuda"),
     "/broken/python": "it has no module vllm",
 }
-"""By interpreter; another one, or none, must not be asked for."""
+"""Installations of vLLM by interpreter; another one, or none, must not be asked for."""
 
 
 def machine(packages: frozenset[str], *, nvidia: bool = False, llama_offloads: bool = False) -> HostMachine:

@@ -97,7 +97,7 @@ async def test_load_generate_measure_and_cancel(policy: Path) -> None:
 async def test_the_owner_bounds_the_memory_for_finished_turns(
     name: str, turns_mib: int, all_again: bool, policy: Path, tmp_path: Path
 ) -> None:
-    """From limits.toml to the child: without that memory a next turn computes its whole text again."""
+    """The limit goes from limits.toml to the child: without that memory a next turn computes its whole text again."""
     settings.write(tmp_path, settings.changed(tmp_path, {"turns_mib": turns_mib}))
     options = EngineChoice(engine=EngineName(name)).within(settings.read(tmp_path))
     first = request("first", max_new_tokens=64).model_copy(update={"turn_tokens_max": 4})

@@ -40,7 +40,7 @@ def plain(policy: Path) -> Any:
 
 
 def reference(policy: Path, prompt: Sequence[int], tokens: Sequence[int], temperature: float) -> torch.Tensor:
-    """What a plain forward pass says about each completion token: [T, V] log-probabilities."""
+    """Return what a plain forward pass says about each completion token: [T, V] log-probabilities."""
     with torch.inference_mode():
         logits = plain(policy)(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
     scores: torch.Tensor = torch.log_softmax(logits / temperature, dim=-1)

@@ -20,10 +20,10 @@ from tests.swarm_node.engine.hostile_tokenizers import ENCODING, make_hostile
 
 DEADLINE_S = 300.0
 AGENT_MAX_BYTES = 64 * limits.MIB
-"""By which the agent may grow, whatever comes."""
+"""The bytes by which the agent may grow, whatever comes."""
 
 CHILD_MAX_BYTES = policy_text.MEMORY_MAX_BYTES + 512 * limits.MIB
-"""What the child may have at any time: the library's share, and what it is without a tokenizer."""
+"""The bytes that the child may have at any time: the library's share, and what it is without a tokenizer."""
 
 COMMAND = ENGINES["llama"].command(EngineOptions())
 
@@ -59,7 +59,7 @@ class Watch:
 
 
 async def attacked(folder: Path, sound: Path) -> tuple[str, Watch]:
-    """What the agent was told of a hostile version, and what that took; the next version works."""
+    """Return what the agent was told of a hostile version, and what that took; the next version works."""
     said = ""
     async with open_engine(COMMAND) as engine, trio.open_nursery() as nursery:
         watch = Watch(engine)

@@ -1,4 +1,4 @@
-"""What only the llama engine does: conversion, precision, room that grows, and weights written in place."""
+"""Properties of the llama engine alone: conversion, precision, room that grows, and weights written in place."""
 
 import json
 import shutil
@@ -122,7 +122,7 @@ def test_a_swap_that_leaves_old_weights_behind_is_caught_by_the_canary(
 def test_weights_that_cannot_be_found_are_loaded_anew(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As with a llama.cpp whose tensors have another layout."""
+    """A llama.cpp whose tensors have another layout gives such weights."""
     monkeypatch.setattr(ggml, "_name", lambda _address: b"another")
     engine = LlamaEngine(dtype="float16")
     engine.load(policy, 1)

@@ -1,4 +1,4 @@
-"""How much memory an engine child may have, and how much it has."""
+"""The memory that an engine child may have, and the memory that it has."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Which engine and precision a round's model gets, by its size, its architecture, free memory and admitted classes."""
+"""The engine and precision for a round's model, by its size, its architecture, free memory and admitted classes."""
 
 import json
 from typing import Any

@@ -35,7 +35,7 @@ class Talk:
             self._session.handle(Command(body=command).to_bytes())
 
     def go_on(self, steps: int = 1000) -> list[str]:
-        """Until there is nothing left to do, or for so many steps; what was said since the last time."""
+        """Step until there is nothing left to do, or for so many steps; return what was said since the last time."""
         while steps and not self._session.idle:
             self._session.go_on()
             steps -= 1
@@ -147,7 +147,7 @@ def test_an_engine_is_limited_before_it_loads_and_texts_are_encoded_with_what_it
 
 
 def test_a_long_group_reports_progress_every_second_of_its_steps(policy: Path) -> None:
-    """Without a word for 300 s the agent stopped an engine that was sampling a long text."""
+    """The agent stopped an engine that was sampling a long text after 300 s without a word."""
     ticks = count()
     talk = Talk(TorchEngine(), now=lambda: 0.4 * next(ticks))
     talk.tell(LoadVersion(folder=str(policy), version=1), generate("long", max_new_tokens=40))

@@ -16,7 +16,7 @@ from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
 from tests.swarm_node.engine.conftest import Make
 
 OBSERVED = [21, END, 23]
-"""What an environment answers; it may contain any token."""
+"""The environment's answer; it may contain any token."""
 
 
 def loaded(make: Make, folder: Path, slots: int = 64) -> Engine:
@@ -66,7 +66,9 @@ def test_turns_without_an_answer_between_them_make_the_undisturbed_sample(
 
 
 def test_a_turn_after_an_observation_equals_a_continuation_of_the_same_prefix(pair: tuple[Make, Path]) -> None:
-    """It stops after `turn_tokens_max` tokens, where an ordinary sample goes on; the observation counts for neither."""
+    """A turn stops after `turn_tokens_max` tokens, where an ordinary sample goes on; the observation counts for
+    neither.
+    """
     make, folder = pair
     first = asked(PROMPTS[2], 5, turn_tokens_max=3, max_new_tokens=16)
     engine = loaded(make, folder)

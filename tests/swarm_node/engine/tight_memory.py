@@ -13,7 +13,7 @@ from swarm_node.engine.torch.engine import TorchEngine
 
 GROUPS, SAMPLES = 32, 64
 ROOM_BYTES = 20 * 2**20
-"""For the keys and values of about 700 samples."""
+"""Room for the keys and values of about 700 samples."""
 
 
 def sample(engine: Engine, groups: int, prompt: list[int]) -> list[GroupDone | GroupFailed]:

@@ -1,4 +1,4 @@
-"""What a node is told of a verdict is what the public log says of it, or `why` says loudly that it is not."""
+"""A verdict that a node is told is what the public log says of it, or `why` says loudly that it is not."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def verdict(outcome: Literal["pass", "hard"] = "hard", report: bytes = REPORT, o
 
 
 def told(**change: Any) -> Explanation:
-    """What the coordinator says to the node."""
+    """Return what the coordinator says to the node."""
     words = {
         "lease_id": f"{CLAIM:032x}", "claim_id": claim(CLAIM), "state": "voided", "code": "replay_mismatch", "said": "",
         "finding": "hard", "appeal": "possible", "ruling": "", "report": REPORT, "lease": b"", "rollout": b"",
@@ -191,7 +191,7 @@ def test_what_an_appeal_gave_back_is_posted_by_the_log_too(log: Log, tmp_path: P
 
 
 def test_another_report_than_the_logged_one_is_the_coordinators_lie(log: Log, tmp_path: Path) -> None:
-    """It tells the node one story, and the log another."""
+    """The coordinator tells the node one story, and the log another."""
     log.add([verdict(), void(CLAIM), *MORE])
     error = refuses(log, tmp_path, told(report=REPORT + b" "))
     assert (error.fault, "Entry 2" in error.message) == ("coordinator", True)

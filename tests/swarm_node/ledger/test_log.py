@@ -249,7 +249,7 @@ class TestVerify:
         ids=["no batch", "beyond its total", "fewer than its payees", "less than its total"],
     )
     def test_money_moved_outside_of_a_published_batch_is_refused(self, log: Log, moved: list[Entry], said: str) -> None:
-        """By an operator who signs it, and who would show each payee a proof of some batch."""
+        """The batch is published by an operator who signs it, and who would show each payee a proof of some batch."""
         bodies = [entry.body for entry in [*LIFE, *moved]]
         log.lies[f"ledger/tile/entries/000.p/{len(bodies)}"] = b"".join(len(body).to_bytes(2) + body for body in bodies)
         log.sign(len(bodies), bytes(32))

@@ -51,7 +51,7 @@ def verified(log: Log, reader: LogReader | None = None) -> Verified:
 
 
 def three_epochs(log: Log) -> None:
-    """Of six claims two are drawn: one passes, one is pardoned."""
+    """Record six claims, of which two are drawn: one passes, one is pardoned."""
     log.add([credit(1), credit(2), found(1), post(1), post(2)])
     reveal(log, 1, {1: ALL_PPM, 2: NEVER})
     log.add([credit(3), credit(4), found(3, "pardon"), post(3)])

@@ -1,4 +1,4 @@
-"""What a node sees of the ledger must continue what it saw before."""
+"""A node's view of the ledger must continue what it saw before."""
 
 import resource
 from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ def watcher(tmp_path: Path, log: Log) -> Watcher:
 
 @contextmanager
 def no_room_for_files() -> Iterator[None]:
-    """What a quota does: no file of this process can be longer than a few bytes."""
+    """Limit files as a quota does: no file of this process can be longer than a few bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
     try:
@@ -204,7 +204,7 @@ class Changing:
 
 
 class TestPatience:
-    """What ends a node that works, and what it waits for."""
+    """Events that end a node that works, and those that it waits for."""
 
     def run(self, watcher: Watcher, log: Log, change: Callable[[int], None], looks: int = 10) -> None:
         """Let the watch run, with a change before each look."""
@@ -276,7 +276,7 @@ class TestPatience:
         assert len([one for one in caplog.records if "not its proof" in one.getMessage()]) == 2
 
     def test_why_that_is_asked_again_and_again_ends_no_agent(self, watcher: Watcher, log: Log) -> None:
-        """It keeps a newer checkpoint while each of the agent's looks is under way."""
+        """The command keeps a newer checkpoint while each of the agent's looks is under way."""
         looks, more = 3 * TRIES, iter(MORE)
 
         class Between(LogReader):

@@ -46,7 +46,7 @@ def rotate(folder: Path, role: str) -> SignedMetadata:
 
 
 def another(folder: Path, role: str) -> SignedMetadata:
-    """What the holder of the same root keys could show in the place of the next root."""
+    """Return what the holder of the same root keys could show in the place of the next root."""
     for name in ("keys", "metadata"):
         shutil.copytree(folder / name, folder / "another" / name)
     return rotate(folder / "another", role)

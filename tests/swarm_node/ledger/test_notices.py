@@ -25,7 +25,7 @@ def earnings(address: str = "", then: str = "", from_ms: int = 0) -> Earnings:
 
 
 def told(caplog: pytest.LogCaptureFixture, folder: Path, news: Earnings) -> str:
-    """What a node that starts now says of the news."""
+    """Return what a node that starts now says of the news."""
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         Notices(Coordinator("http://127.0.0.1:1", "a" * 64, NODE), folder).announce(news)

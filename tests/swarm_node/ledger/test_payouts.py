@@ -16,7 +16,7 @@ from tests.ledger.values import credit, paid, payout, post
 from tests.swarm_node.log_world import LIFE, NOW, Log, otherwise_signed
 
 PAYEES = [Payee(f"owner {number}", f"text:account {number}", 60 * number) for number in (1, 2, 3)]
-"""Of a batch of 360, out of three nodes' earnings."""
+"""Payees of a batch of 360, out of three nodes' earnings."""
 MINE = 1
 EARNED: list[Entry] = [post(3), credit(4), credit(5, of=3), post(4), post(5)]
 PAID: list[Entry] = [paid(1), paid(1, of=2), paid(1, of=3)]
@@ -41,7 +41,7 @@ def log(metadata: SignedMetadata) -> Log:
 
 
 def shown(log: Log, number: int = 1, place: int = MINE) -> PayoutProof:
-    """As a coordinator makes it, for an owner of the first node."""
+    """Return the batch as a coordinator makes it, for an owner of the first node."""
     effects = [f"payout_batch:{number}", payout(number).effect, paid(number).effect]
     with log.engine.begin() as conn:
         note, entries = store.prove(conn, effects, about="the batch")
@@ -119,7 +119,7 @@ class Coordinator:
 
 
 class TestFetching:
-    """What a node keeps."""
+    """Files that a node keeps."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:

@@ -8,7 +8,7 @@ from swarm_node.machine import cores
 
 
 def machine(root: Path, siblings: list[str], *, quota: str = "", group: str = "/") -> cores.LinuxFiles:
-    """What Linux tells of a processor with these threads on each core, below a limit of containers or services."""
+    """Write Linux's files of a processor with these threads on each core, below a limit of containers or services."""
     cpu = root / "cpu"
     for core in siblings:
         first, _, last = core.partition("-")

@@ -1,4 +1,4 @@
-"""Who uses a machine, by the files and words of several."""
+"""Users of a machine, by the files and words of several."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What an owner reads of a running agent: in every state, and never a zero for what is not known."""
+"""The status of a running agent as its owner reads it: in every state, and never a zero for what is not known."""
 
 import io
 from typing import Any
@@ -96,7 +96,7 @@ def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view()
 
 
 def test_a_node_that_rests_has_put_its_version_down() -> None:
-    """It was loaded before, and will be again."""
+    """The version was loaded before, and will be again."""
     assert status_lines.version(told(version=0, resting="paused by you")) == "none loaded while paused (latest 8)"
     assert (
         status_lines.version(told(version=0, newest_version=0, resting="paused by you")) == "none loaded while paused"

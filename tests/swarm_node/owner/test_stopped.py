@@ -1,4 +1,4 @@
-"""Why an agent ended: noted for its owner, and never hidden by the disk that cannot take the note."""
+"""The reason why an agent ended: noted for its owner, and never hidden by the disk that cannot take the note."""
 
 from pathlib import Path
 

@@ -58,7 +58,7 @@ class Moved(Round):
 @pytest.mark.trio
 @pytest.mark.parametrize("is_large", [False, True], ids=["small swarm", "large swarm"])
 async def test_a_node_whose_seeder_has_moved_hears_of_that_within_seconds(tmp_path: Path, is_large: bool) -> None:
-    """In a large swarm, where it is knocked at a seeder's door for a minute, too."""
+    """The node is in a large swarm, where it is knocked at a seeder's door for a minute, too."""
     async with node(1, honest(store(tmp_path / "seeder", VERSION.chunks))) as seeder, node(2) as me:
         here = as_seeder(seeder)
         there = here.model_copy(update={"address": NOBODY.address})
@@ -72,7 +72,7 @@ async def test_a_node_whose_seeder_has_moved_hears_of_that_within_seconds(tmp_pa
 
 @pytest.mark.trio
 async def test_when_all_are_lost_in_the_middle_the_rest_comes_from_who_is_named_next(tmp_path: Path) -> None:
-    """What came stays, what is on its way from an origin goes on, and both senders are in the report."""
+    """Chunks that came stay, what is on its way from an origin goes on, and both senders are in the report."""
     blobs, full = store(tmp_path / "me"), store(tmp_path / "full", VERSION.chunks)
     half = dict(list(VERSION.chunks.items())[::2])
     asked, came = list[int](), trio.Event()

@@ -163,7 +163,7 @@ def has_ipv6() -> bool:
 @pytest.mark.parametrize(("ip", "neighbourhood"), [("127.0.0.1", "127.0.0.1"), ("::1", "::/64")])
 @pytest.mark.trio
 async def test_a_link_knows_where_its_peer_is(ip: str, neighbourhood: str) -> None:
-    """Of IPv6, stock libp2p does not; so the bounds of one address would be those of all."""
+    """Stock libp2p does not know it of IPv6; so the bounds of one address would be those of all."""
     if ":" in ip and not has_ipv6():
         pytest.skip("no IPv6 on loopback here")  # of IPv4 it is tested everywhere
     seen: list[str] = []

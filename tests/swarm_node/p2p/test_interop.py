@@ -15,7 +15,7 @@ from tests.swarm_node.p2p_world import PATIENT_SECONDS
 pytestmark = pytest.mark.trio
 
 SIZES = (1, 2, 100, 65_507, 65_508, 262_143, 262_144, 262_145, 300_000, 700_000)
-"""Around nothing, one frame, one window; and several windows."""
+"""Sizes around nothing, one frame, one window; and several windows."""
 STREAMS = 24
 
 

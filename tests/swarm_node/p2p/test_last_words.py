@@ -1,4 +1,6 @@
-"""What arrived before an exchange ended counts: a lie is a lie and a chunk a chunk, however the peer leaves."""
+"""Last words: what arrived before an exchange ended counts. A lie is a lie and a chunk a chunk, however the peer
+leaves.
+"""
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -70,7 +72,7 @@ ENDS = [
     pytest.param(b"\xff" * 5, wait, id="no frame"),
     pytest.param(encode(Want(CHUNKS[0])), wait, id="a question"),
 ]
-"""What comes right behind the last chunk, and what the peer does then."""
+"""Ends: what comes right behind the last chunk, and what the peer does then."""
 
 
 def answering(bytes_of: Callable[[ChunkId], bytes], behind: bytes, leave: Leave) -> Callable[[Link], Awaitable[None]]:

@@ -104,7 +104,7 @@ def test_what_is_missing_is_known_once_the_length_is_here() -> None:
 
 
 def paced(pace: SendPace, bytes_per_s: float, *, from_s: float = 0.0) -> int:
-    """What is given ahead after two seconds of writing to a link of that pace."""
+    """Return what is given ahead after two seconds of writing to a link of that pace."""
     write_s = 65_536 / bytes_per_s
     return [pace.write(65_536, from_s + number * write_s) for number in range(2 + int(2 / write_s))][-1]
 

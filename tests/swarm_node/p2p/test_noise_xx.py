@@ -167,7 +167,7 @@ def test_a_static_key_of_low_order_proves_nothing_and_is_refused(role: Role, poi
 
 @given(st.data())
 def test_a_changed_cut_or_longer_message_never_completes_a_handshake(data: st.DataObject) -> None:
-    """Whoever changes the first message is found out by the second, which covers the transcript."""
+    """A change of the first message is found out by the second, which covers the transcript."""
     turns, changed = in_turns(fresh()), data.draw(st.integers(0, MESSAGES - 1))
     kind = data.draw(st.sampled_from(["flip", "cut", "grow"]))
 
@@ -208,7 +208,7 @@ def test_garbage_never_completes_a_handshake(garbage: list[bytes], role: Role) -
 
 @given(st.integers(0, MESSAGES - 1), st.integers(0, MESSAGES - 1))
 def test_a_message_of_another_handshake_does_not_fit_this_one(number: int, of_number: int) -> None:
-    """With the same static keys; only the first message says nothing that hangs on the connection."""
+    """A handshake with the same static keys; only the first message says nothing that hangs on the connection."""
     other = []
     for writer, reader in in_turns(fresh()):
         other.append(writer.write(b"payload"))

@@ -1,4 +1,4 @@
-"""In a large swarm the seeder's connections are for those whom it feeds, and for others while they need it."""
+"""Connections of the seeder in a large swarm: for those whom it feeds, and for others while they need it."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How long both sides of an exchange wait: for whoever is alive, and not for whoever is not."""
+"""The waits of both sides of an exchange: for whoever is alive, and not for whoever is not."""
 
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -31,7 +31,7 @@ PATIENCE_S = Deadlines().patience_s
 DIAL_S = 5.0
 
 Event = tuple[float, Message | ChunkId]
-"""After so many seconds the other side sends this; a bare name is the beginning of its chunk."""
+"""An event: the other side sends this after so many seconds; a bare name is the beginning of its chunk."""
 
 
 class Scripted(Link):

@@ -52,7 +52,7 @@ class World:
 
 
 async def settled() -> None:
-    """What is on the way over loopback has arrived, and everybody waits."""
+    """Wait until what is on the way over loopback has arrived, and everybody waits."""
     for _ in range(20):
         await trio.sleep(0.01)  # the kernel's part is nothing that trio can wait for
         await wait_all_tasks_blocked()
@@ -89,7 +89,7 @@ async def test_the_half_that_waits_follows_when_one_of_its_own_is_done(tmp_path:
 
 
 async def test_nobody_waits_for_long_for_one_behind(tmp_path: Path) -> None:
-    """Who is behind may be as slow as it likes."""
+    """A peer that is behind may be as slow as it likes."""
     async with crowded(tmp_path) as world:
         await world.ask(CHUNKS[0])
         assert await answers(world.waits, 1) == [chunk(CHUNKS[0])]
@@ -107,7 +107,7 @@ async def test_who_waits_for_its_turn_hears_at_once_that_a_want_is_taken_back_an
 
 
 async def test_a_turn_dies_with_its_stream(tmp_path: Path) -> None:
-    """Who is behind vanishes in the middle of its chunk, and who waits has taken everything back."""
+    """The peer that is behind vanishes in the middle of its chunk, and who waits has taken everything back."""
     async with crowded(tmp_path) as world:
         await world.ask(CHUNKS[0])
         await world.waits.send(Cancel(CHUNKS[0]), stall_s=STALL_S)

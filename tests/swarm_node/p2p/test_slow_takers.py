@@ -1,4 +1,4 @@
-"""Who takes its chunk slowly keeps its turn only while nobody waits for one."""
+"""Slow takers of their chunks: they keep their turn only while nobody waits for one."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +37,7 @@ async def be_served(client: Host, host: Host) -> None:
 
 @pytest.mark.trio
 async def test_identities_that_take_their_bytes_drop_by_drop_do_not_keep_others_from_the_turns(tmp_path: Path) -> None:
-    """As many streams as there are turns, each just fast enough not to stall, for as long as they like."""
+    """Streams, as many as there are turns, each just fast enough not to stall, for as long as they like."""
     big = make_version(chunk_count=1, chunk_size=limits.CHUNK_MAX_BYTES)
     blobs = store(tmp_path, VERSION.chunks | big.chunks)
     bounds = ServeLimits(turns=4, turn_s=0.5, stall_s=PATIENT_SECONDS)

@@ -94,7 +94,7 @@ async def use(way: Callable[[Link], Awaitable[None]], link: Link) -> None:
 
 
 def footprint(server: Host) -> Counter[str]:
-    """What must not grow."""
+    """Return what must not grow."""
     gc.collect()
     alive = Counter(type(found).__name__ for found in gc.get_objects() if type(found) in _OURS)
     return alive + Counter(

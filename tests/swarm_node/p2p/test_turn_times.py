@@ -1,4 +1,4 @@
-"""When turns begin and end, on a mock clock: whoever has one takes its chunk, and whoever waits is not forgotten."""
+"""Begins and ends of turns, on a mock clock: whoever has one takes its chunk, and whoever waits is not forgotten."""
 
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -39,7 +39,7 @@ class Paced(Link):
         self._bytes: Any = self
         self._taken = FrameReader()
         self.begun: list[tuple[float, Message]] = []
-        """What it was sent, and when that began."""
+        """Messages that it was sent, and when each began."""
 
     async def receive(self) -> list[Message]:
         if not self._said:
@@ -62,7 +62,7 @@ class Paced(Link):
 
 
 class Floods(Paced):
-    """While its first chunk is on the way it begins to ask and to take back, for ever."""
+    """A peer that begins to ask and to take back, for ever, while its first chunk is on the way."""
 
     async def receive(self) -> list[Message]:
         if self._said:
@@ -140,7 +140,7 @@ async def test_one_address_gets_no_turn_before_another_that_has_fewer(
 
 
 async def test_who_waited_for_its_turn_is_not_cut_off_for_that(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Its turn comes while a small answer is on the way, and somebody wants it at once."""
+    """A turn comes while a small answer is on the way, and somebody wants it at once."""
     asks: list[tuple[float, Message]] = [(1.0, Want(CHUNKS[0])), (10.0, Want(CHUNKS[1])), (10.1, Want(CHUNKS[2]))]
     patient = Paced([*asks, (10.5, Cancel(CHUNKS[2]))], small_s=1.0, chunk_s=1.0)
     before = Paced([(9.0, Want(CHUNKS[3]))], chunk_s=2.0)

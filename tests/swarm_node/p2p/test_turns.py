@@ -1,4 +1,4 @@
-"""Whose chunk leaves next: in turn, and with more of the link for those behind; nobody is kept out by a word."""
+"""The order of chunks: in turn, and with more of the link for those behind; nobody is kept out by a word."""
 
 import math
 from collections import Counter

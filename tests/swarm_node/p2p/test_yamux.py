@@ -87,7 +87,7 @@ async def test_a_cancelled_write_ends_its_stream_and_not_its_neighbours() -> Non
 
 
 async def test_what_arrived_before_a_reset_is_read_by_whoever_asked_for_it_and_kept_for_nobody_else() -> None:
-    """Who opened the stream reads what came of it; of others' streams, made and reset without end, nothing is kept."""
+    """The opener of a stream reads what came of it; of others' streams, made and reset without end, nothing is kept."""
     async with face_to_face() as (one, two):
         asked, unread = await one.muxed.open_stream(), await two.muxed.open_stream()
         await asked.write(b"?")

@@ -68,7 +68,7 @@ EVENTS = [kind.__name__ for kind in (Opened, Arrived, Ended, Reset, Left)]
 
 
 def met_by(wire: list[bytes], side: bool, met: Counter[str]) -> int:
-    """What a machine makes of it, counted in `met`; how many events there were."""
+    """Give a machine the bytes; count what it makes of them in `met`, and return how many events there were."""
     machine = YamuxMachine(initiator=side, limits=SMALL)
     machine.open()
     kept = events = 0
@@ -92,7 +92,7 @@ def met_by(wire: list[bytes], side: bool, met: Counter[str]) -> int:
 
 
 class Model:
-    """What two applications said to each other on every stream, however the machines carried it."""
+    """A model of what two applications said to each other on every stream, however the machines carried it."""
 
     def __init__(self) -> None:
         self.said: dict[tuple[int, int], bytes] = defaultdict(bytes)

@@ -1,4 +1,4 @@
-"""Who has less of a version than its peers goes ahead, and everybody soon has something that others lack."""
+"""Nodes that are behind: who has less of a version goes ahead, and everybody soon has something that others lack."""
 
 from dataclasses import replace
 from random import Random
@@ -38,7 +38,7 @@ def test_one_of_two_peers_that_boasts_puts_nobody_behind() -> None:
 
 
 def test_what_a_peer_says_twice_or_of_another_version_counts_once_or_not_at_all() -> None:
-    """It tells everything again on a new stream, and when it begins to fetch another version."""
+    """A peer tells everything again on a new stream, and when it begins to fetch another version."""
     picker = picker_for(PEER_A, PEER_C, chunks=MANY)
     others = [chunk_id(number.to_bytes(3)) for number in range(300)]
     for peer in (PEER_A, PEER_C):
@@ -65,7 +65,7 @@ def test_who_is_behind_takes_over_what_it_can_before_anybody_is_late() -> None:
 
 
 def test_nodes_that_ask_the_seeder_ask_for_different_chunks() -> None:
-    """In one order, all would have the same at any time, and nothing to give to each other."""
+    """Nodes that asked in one order would all have the same at any time, and nothing to give to each other."""
     alone = ChunkSource("seeder", "seeder", range(3))
     first = [
         Picker(MANY, MANY, [alone], stripes=3, rng=Random(seed), now=0.0, rules=replace(RULES, window=16)).next(0.0)

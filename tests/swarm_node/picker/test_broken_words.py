@@ -79,7 +79,7 @@ def test_an_origin_that_sends_on_what_was_taken_back_is_not_asked_for_it_again()
 
 
 def lost_by(source: ChunkSource, chunks: list[ChunkId], picker: Picker, now: float) -> None:
-    """It says that it holds these, and has none of them when asked."""
+    """Lose a peer that says that it holds these, and has none of them when asked."""
     picker.had(source.name, chunks, now)
     for chunk in chunks:
         picker.refused(source.name, chunk, Reason.ABSENT, now)

@@ -25,7 +25,7 @@ SIZES = (1, 2, 5, 12, 40)
 """Chunks: the last one alone, more than a window, more than all windows."""
 PEERS_MAX = 4
 ENDS_S = 240.0
-"""Where the origin alone is honest, it is asked for two chunks each time that patience has run out: 80 s for 40."""
+"""The end where only the origin is honest: it is asked for two chunks each time patience has run out, 80 s for 40."""
 
 REFUSALS = {"absent": Reason.ABSENT, "boasts": Reason.ABSENT, "busy": Reason.BUSY}
 FAILURES = {"fails": Picker.failed, "parts": Picker.parted, "lies": Picker.lied, "silent": Picker.failed}
@@ -42,7 +42,7 @@ class Player:
     source: ChunkSource
     habit: str
     holds: list[ChunkId]
-    """What it says it holds; of these, who is honest has all, and who is absent or boasts none."""
+    """Chunks that it says it holds; of these, who is honest has all, and who is absent or boasts none."""
     owes: dict[ChunkId, object] = field(default_factory=dict)
     """Each with a mark of this WANT, since the same chunk may be asked for again."""
 
@@ -51,7 +51,9 @@ class Player:
         return self.source.name
 
     def wants_max(self, window: int) -> int:
-        """What it can send at once; a peer also what waits there, and may begin while as many are kept for it."""
+        """Return how much it can send at once; a peer also what waits there, and may begin while as many are kept for
+        it.
+        """
         return 2 * window + RULES.waits if self.source.kind == "peer" else window
 
 
@@ -76,7 +78,7 @@ class Play:
             self._after(8 * chance.random(), self._follow_another_plan)
 
     def run(self) -> None:
-        """Until every chunk is here."""
+        """Run until every chunk is here."""
         while self._missing:
             assert self._now < ENDS_S, "it does not end"
             assert not self._picker.hopeless(self._now), f"given up with {self._honest.name} at hand"
@@ -102,7 +104,7 @@ class Play:
         return named
 
     def _follow_another_plan(self) -> bool:
-        """Who owes something stays, with no part of its own."""
+        """Follow another plan: who owes something stays, with no part of its own."""
         busy = {player.name: replace(player.source, stripes=()) for player in self._players.values() if player.owes}
         self._plan = busy | self._drawn_plan()
         self._picker.follow(self._plan.values(), stripes=STRIPES, pace=self._pace)
@@ -122,11 +124,11 @@ class Play:
             )
 
     def _after(self, seconds: float, act: Callable[[], bool]) -> None:
-        """What will happen; it says whether that calls for decisions at once."""
+        """Plan what will happen; `act` returns True if that calls for decisions at once."""
         heappush(self._to_come, (self._now + seconds, next(self._numbers), act))
 
     def _after_unless_settled(self, seconds: float, player: Player, chunk: ChunkId, act: Callable[[], bool]) -> None:
-        """The same, of a WANT, as long as it is open."""
+        """Plan what will happen to a WANT, as long as it is open."""
         want = player.owes[chunk]
         self._after(seconds, lambda: player.owes.get(chunk) is want and act())
 
@@ -153,7 +155,7 @@ class Play:
         self._after_unless_settled(seconds, player, chunk, lambda: self._answer(player, chunk, habit))
 
     def _answer_to(self, player: Player, chunk: ChunkId) -> tuple[str, float]:
-        """What it does when asked, and how much later; what an honest peer lacks comes there late or not at all."""
+        """Return its answer when asked, and how much later; what an honest peer lacks comes to it late or never."""
         chance, habit = self._chance, player.habit
         if habit == "any":
             habit = chance.choice(HABITS)

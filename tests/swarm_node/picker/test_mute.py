@@ -11,7 +11,7 @@ from tests.swarm_node.picker_world import PEER_A, PEER_C, RULES, SEEDER, STRIPES
 
 CHUNKS = [chunk_id(number.to_bytes(2)) for number in range(30)]
 CHUNK_S = 0.01
-"""For the seeder and the sound peer to deliver a chunk."""
+"""Seconds for the seeder and the sound peer to deliver a chunk."""
 
 PACED = PlanPace(help_s=1000.0)
 """A large swarm, in which the seeder helps hardly ever."""

@@ -1,4 +1,4 @@
-"""When a source is left alone, and for how long; when nobody counts on it, and when it is never asked again."""
+"""Pauses of a source: when it is left alone, and for how long; when nobody counts on it or ever asks it again."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ LONGEST_S = 1.25 * RULES.failure_pause_max_s
 
 
 def pauses_s(picker: Picker, times: int) -> list[float]:
-    """How long a source is left alone after each of so many failures."""
+    """Return how long a source is left alone after each of so many failures."""
     now, found = 0.0, []
     for _ in range(times):
         picker.failed(PEER_A.name, now)
@@ -105,7 +105,7 @@ def test_requests_of_the_origin_that_fail_in_one_outage_count_once() -> None:
 
 
 def test_what_was_kept_for_an_origin_that_failed_is_open_to_others() -> None:
-    """Of two chunks nobody is planned to send the second; the origin gets it, and shall get the first."""
+    """Two chunks: nobody is planned to send the second; the origin gets it, and shall get the first."""
     rules = replace(RULES, strikes_max=1, first_word_s=60.0)
     picker, now = picker_for(PEER_A, HTTP, chunks=CHUNKS[:2], rules=rules), 10.0
     assert picker.next(0.0) == [Ask(PEER_A.name, CHUNKS[0])]

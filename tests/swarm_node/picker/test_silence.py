@@ -1,4 +1,4 @@
-"""Who is silent for several times its usual answer time loses its turn; nobody does because this node was busy."""
+"""Silence for several times its usual answer time costs a source its turn; that this node was busy costs none."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,7 +60,7 @@ class Talk:
 
 
 def talk_of(*sources: ChunkSource, every_s: float = 0.1, pace: PlanPace | None = None) -> Talk:
-    """They have talked for a while; each holds everything."""
+    """Let sources talk for a while; each holds everything."""
     talk = Talk(picker_for(*sources, chunks=MANY, pace=pace), *sources, every_s=every_s)
     for source in sources:
         if source.kind == "peer":
@@ -70,7 +70,7 @@ def talk_of(*sources: ChunkSource, every_s: float = 0.1, pace: PlanPace | None =
 
 
 def may_be_silent_s(talk: Talk, source: ChunkSource) -> float:
-    """How long it takes until all is taken back that a source owes which stops now."""
+    """Return how long it takes until all is taken back that a source owes which stops now."""
     talk.stopped.add(source.name)
     began, taken_back = talk.now, list[ChunkId]()
     while talk.now < began + RULES.overdue_s:
@@ -130,7 +130,7 @@ def test_who_speaks_again_is_asked_again_and_may_finish_what_it_was_sending() ->
 
 
 def test_bytes_that_arrive_are_a_word() -> None:
-    """Of a chunk of several MiB a slow peer sends the first bytes long before the last."""
+    """A slow peer sends the first bytes of a chunk of several MiB long before the last."""
     talk = talk_of(PEER_A, PEER_C, SEEDER)
     talk.stopped.add(PEER_A.name)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""How much is asked of a source at once, and how that depends on its link."""
+"""The number of chunks that are asked of a source at once, and how that depends on its link."""
 
 import pytest
 
@@ -8,7 +8,9 @@ from tests.swarm_node.picker_world import CHUNKS, PEER_A, PEER_C, RULES, SEEDER,
 
 
 def open_wants(*phases: tuple[int, float]) -> list[int]:
-    """How many WANTs a source has after each phase: so many chunks, each taking 0.1 s, so long after one another."""
+    """Return how many WANTs a source has after each phase: so many chunks, each taking 0.1 s, so long after one
+    another.
+    """
     many = [chunk_id(number.to_bytes(2)) for number in range(400)]
     alone = ChunkSource("seeder", "seeder", range(STRIPES))
     picker = picker_for(alone, chunks=many)

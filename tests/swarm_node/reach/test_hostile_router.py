@@ -106,7 +106,7 @@ async def test_a_flood_of_garbage_does_not_hold_the_node() -> None:
 
 
 async def test_a_reply_of_another_machine_is_not_heard() -> None:
-    """It knows the nonce and the port, as nobody does who does not see the request."""
+    """The other machine knows the nonce and the port, as nobody does who does not see the request."""
     forged = trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM)
     with forged, trio.fail_after(PATIENT_SECONDS):
         await forged.bind(("127.0.0.1", 0))
@@ -134,7 +134,7 @@ async def test_a_reply_of_another_machine_is_not_heard() -> None:
     ],
 )
 async def test_an_external_address_that_nobody_can_dial_is_reported_and_not_advertised(address: str, port: int) -> None:
-    """As behind a provider's NAT (CGNAT), and of a router that lies."""
+    """An address as behind a provider's NAT (CGNAT), and of a router that lies."""
     reach = Reachability(shares=True, own=("0.0.0.0:8703",))
     async with router(lambda request: [pcp_reply(request, address, port=port)]) as made, trio.open_nursery() as nursery:
         nursery.start_soon(mapper(reach, Pcp(server_port=made.port)).run)
@@ -244,7 +244,7 @@ def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 
 
 async def refusal(device: Device) -> str:
-    """Why UPnP maps nothing with this device."""
+    """Return why UPnP maps nothing with this device."""
     async with router(device.search) as made, trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, device.serve, 0, host="127.0.0.1"))
         device.http_port = listener.socket.getsockname()[1]

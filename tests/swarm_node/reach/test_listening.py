@@ -1,4 +1,4 @@
-"""Where a member listens: everywhere for a coordinator elsewhere, on loopback for one on this machine."""
+"""The addresses at which a member listens: all for a coordinator elsewhere, loopback for one on this machine."""
 
 import socket
 
@@ -125,7 +125,7 @@ def test_an_address_that_may_be_dialled_is_advertised(advertise: str) -> None:
 
 @pytest.mark.trio
 async def test_the_listening_port_can_be_dialled_from() -> None:
-    """As hole punching needs it: the caller's port is the one on which others reach it."""
+    """Hole punching needs it: the caller's port is the one on which others reach it."""
     async with open_host(key(1), EVERYWHERE, 0) as host, node(2) as other:
         port = host_and_port(host.addresses[0])[1]
         with socket.socket() as caller:

@@ -1,4 +1,4 @@
-"""From chunks to a policy folder: whole, checked, and never outside its place."""
+"""Policy folders from chunks: whole, checked, and never outside their place."""
 
 from pathlib import Path
 

@@ -65,7 +65,7 @@ class Line:
         return manifest_of(model, config, version=number + 1, chunk_size=C)
 
     def anchored(self, number: int) -> PolicyManifest:
-        """The same version as an anchor: in full, and with its patches for those who follow."""
+        """Publish the version as an anchor: in full, and with its patches for those who follow."""
         return self._manifest(number, anchor=number)
 
     def fetch(self, manifest: PolicyManifest) -> int:
@@ -136,7 +136,7 @@ def test_a_newcomer_at_an_anchor_takes_no_patch(line: Line) -> None:
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 def test_a_harmed_base_is_no_base(line: Line, harm: str) -> None:
-    """What went bad on the disk is found out before it is built upon, and the way from the anchor is taken."""
+    """A base that went bad on the disk is found out before it is built upon, and the way from the anchor is taken."""
     victim = line.take(line.manifests[0]) / MODEL
     if harm == "remove":
         victim.unlink()

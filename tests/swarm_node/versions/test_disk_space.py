@@ -70,7 +70,7 @@ def test_the_files_of_a_version_are_finished_one_after_the_other() -> None:
 
 
 def enormous() -> PolicyManifest:
-    """As large as a version may be that names one file's worth of chunks: together more than a disk holds."""
+    """Return a version as large as may be that names one file's worth of chunks: together more than a disk holds."""
     most = limits.MANIFEST_MAX_CHUNKS * limits.CHUNK_MAX_BYTES
     names = tuple(f"{number:064x}" for number in range(limits.MANIFEST_MAX_CHUNKS))
     whole = FileEntry(path="0.safetensors", size_bytes=most, digest="0" * 64, chunks=names)

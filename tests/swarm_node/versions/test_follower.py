@@ -1,4 +1,4 @@
-"""When a node looks for news of the policy by itself."""
+"""The times at which a node looks for news of the policy by itself."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
@@ -64,10 +64,10 @@ class Round:
         self.called: list[list[Peer]] = []
         self.plans = 0
         self.trouble: SwarmError | None = None
-        """What the next question for a plan is answered with; of a stubborn one, all."""
+        """The error with which the next question for a plan is answered; of a stubborn one, all."""
         self.stubborn = False
         self.doubts: SwarmError | None = None
-        """What the next look at the newest version comes to."""
+        """The error that the next look at the newest version comes to."""
         self.planned = plan_of().model_copy(update={"calls": (child,)})
         self.proved_until = None
         self.own_network = True
@@ -294,7 +294,7 @@ def hostile(path: str, count: int, *, version: int = 2) -> Version:
 async def test_a_gigabyte_of_one_repeated_chunk_is_refused_by_name_before_a_byte_is_fetched(
     tmp_path: Path, path: str, count: int, why: str
 ) -> None:
-    """It was fetched as one chunk, written 256 times, and only then was its name looked at, by an engine."""
+    """The file was fetched as one chunk, written 256 times, and only then was its name looked at, by an engine."""
     bad, good = hostile(path, count), make_version(3)
     here = Round(bad, CHILD)
     follower = here.follower(tmp_path, held=make_version(1, seed=9))

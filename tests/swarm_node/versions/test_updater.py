@@ -157,7 +157,7 @@ async def test_an_origin_alone_can_prove_a_new_version(scene: Scene) -> None:
 
 
 async def test_freeze_by_an_origin_ends_with_the_timestamp(scene: Scene) -> None:
-    """While the coordinator is silent an old copy proves something, but not for longer than it says itself."""
+    """An old copy proves something while the coordinator is silent, but not for longer than it says itself."""
     assert await scene.sees() == 1
     until = scene.updater.proved_until
     scene.home_manner = manners.fails

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.trio
 
 
 class Leaving(World):
-    """Its agent is told to leave while a lease request is on its way."""
+    """An agent that is told to leave while a lease request is on its way."""
 
     answer_s = LAST_WORD_S / 2
     scope = trio.CancelScope()

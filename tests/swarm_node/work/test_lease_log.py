@@ -103,7 +103,7 @@ def test_the_notes_are_bounded_and_the_last_ones_are_there(tmp_path: Path) -> No
 @pytest.mark.trio
 @pytest.mark.parametrize("trouble", [DiskFull("No room."), LeaseClosed("Offered again.")], ids=lambda error: error.code)
 async def test_leases_that_cannot_be_noted_go_back_unsampled(trouble: SwarmError) -> None:
-    """There is no room for the note, or one of them says other things than it did before."""
+    """Leases go back when there is no room for the note, or one of them says other things than it did before."""
     world = World(leases=8)
     world.trouble["keep"] = trouble
     log = await world.run()

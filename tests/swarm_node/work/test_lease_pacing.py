@@ -1,4 +1,4 @@
-"""Which leases are begun."""
+"""The choice of the leases that are begun."""
 
 from protocol.work.lease import Lease, Prefix
 from protocol.work.rollout import pack_tokens

@@ -1,4 +1,4 @@
-"""What a node tells of long groups: in order, once each, and nothing of short ones."""
+"""Reports of a node on long groups: in order, once each, and nothing of short ones."""
 
 from typing import Any, cast
 

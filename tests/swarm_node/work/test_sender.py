@@ -20,7 +20,7 @@ def accepted() -> tuple[LeaseId, Verdict]:
 
 
 async def has_tripped(guard: Guard) -> RejectedTooOften | None:
-    """What the guard raises, if it does before anything else happens."""
+    """The error that the guard raises, if it does before anything else happens."""
     if not guard.tripped:
         return None
     with pytest.raises(RejectedTooOften) as caught:

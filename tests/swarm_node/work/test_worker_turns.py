@@ -13,6 +13,7 @@ from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest
 from protocol.work.rollout import pack_tokens
 from swarm_node.engine.messages import GroupDone, GroupFailed
+from swarm_node.work.worker import TURN_DUE
 from tests.swarm_node.worker_world import DEADLINE_S, World, answered, policy
 
 pytestmark = pytest.mark.trio
@@ -45,6 +46,8 @@ class Games(World):
         """Turns that the sender gets while the worker awaits the engine for the n-th time, counted from 1."""
         self.arriving_before: dict[int, Lease] = {}
         """Turns that the sender gets before the answer to the n-th request for work, counted from 1."""
+        self.reasons = list[str]()
+        """The worker's reason for having no work, at each request."""
         self.awaited = 0
         self.published = trio.Event()
 
@@ -57,6 +60,7 @@ class Games(World):
         self.replies.append(LeaseReply(leases=leases, newest_version=1, reason=reason, retry_s=retry_s, stays=stays))
 
     async def lease(self, request: LeaseRequest) -> LeaseReply:
+        self.reasons.append(self.worker.idle_for)
         if not self.replies:
             return await super().lease(request)
         self.note(f"lease v{request.version}")
@@ -88,7 +92,7 @@ class Games(World):
 
 
 async def test_a_turn_wakes_a_worker_that_waits_for_work(mock_clock: MockClock) -> None:
-    """Whatever it waits for: the coordinator's work, a pause after a failure, or proof that its version is sound."""
+    """A worker may wait for the coordinator's work, a pause after a failure, or proof that its version is sound."""
     mock_clock.autojump_threshold = 1.0
     for wait in ("work", "pause", "proof"):
         world = Games()
@@ -145,7 +149,7 @@ async def test_an_engine_that_fails_with_a_turn_loses_none_of_the_leases_in_the_
 
 
 async def test_turns_that_cannot_be_begun_are_returned_at_once() -> None:
-    """Of an older version, of an unknown one, before the first load, while the gate is closed, and after the end."""
+    """Turns of an older version or an unknown one, before the first load, behind a closed gate, and after the end."""
     world = Games()
     await world.worker.take_turns([turn(1)])
     world.worker._loaded = policy(2)
@@ -224,6 +228,16 @@ async def test_a_newer_version_waits_for_the_last_turn_and_asks_are_a_pause_apar
     assert log[11:] == ["lease v1", "load v2", "lease v2"]
     assert [(one.version, one.finishing) for one in world.asked] == [(1, False), *[(1, True)] * 4, (2, False)]
     assert trio.current_time() == 2 * RETRY_S
+
+
+async def test_who_waits_for_its_environment_says_so_until_nothing_is_due(mock_clock: MockClock) -> None:
+    mock_clock.autojump_threshold = 1.0
+    world = Games()
+    world.replies_with(turn(0))
+    world.replies_with(stays=True)
+    world.replies_with()
+    await world.run()
+    assert world.reasons[:4] == ["", "", TURN_DUE, ""]
 
 
 async def test_a_turn_that_comes_while_a_newer_version_waits_is_begun_first(mock_clock: MockClock) -> None:

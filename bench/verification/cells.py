@@ -68,7 +68,7 @@ def replayed(scorer: VersionScorer, groups: Sequence[Group], said: Said) -> list
     """Replay completions under a version."""
     scored = scorer.score([prefill(group, completions) for group, completions in zip(groups, said, strict=True)])
     return [
-        measure(completions, score, group.seed) for group, completions, score in zip(groups, said, scored, strict=True)
+        measure(completions, score) for completions, score in zip(said, scored, strict=True)
     ]
 
 

@@ -76,7 +76,7 @@ def bounds(smollm2_folder: Path) -> PolicyBounds:
 
 def replayed(scorer: VersionScorer, group: Group, said: Sequence[Completion]) -> ReplayMeasurement:
     claim = Prefill(np.array(group.prompt, np.uint32), [one.tokens for one in said], group.seed, 1.0)
-    return measure(said, scorer.score([claim])[0], group.seed)
+    return measure(said, scorer.score([claim])[0])
 
 
 def outcomes(measured: Iterable[ReplayMeasurement], tolerance: Tolerance) -> list[AuditOutcome]:

@@ -45,7 +45,7 @@ def drawn(table: NDArray[np.float64], seed: int, number: int = 0) -> Completion:
 def replayed(table: NDArray[np.float64], said: Completion, seed: int, number: int = 0) -> ReplayMeasurement:
     """Return the measurement of an auditor with these logits."""
     scored = score(table, uniforms(seed, number, len(table)), said.tokens.tolist())
-    return measure([said], [scored], seed, [number])
+    return measure([said], [scored], [number])
 
 
 def honest(

@@ -82,7 +82,7 @@ def test_samples_keep_their_numbers_and_places() -> None:
     table = logits(3)
     said = [drawn(table, 9, number) for number in range(2)]
     scored = [score(table, uniforms(9, number, 3), one.tokens.tolist()) for number, one in enumerate(said)]
-    measured = joined([measure(said, scored, 9), measure(said[1:], scored[1:], 9, [1])])
+    measured = joined([measure(said, scored), measure(said[1:], scored[1:], [1])])
     assert measured.sample.tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 1]
     assert measured.position.tolist() == [0, 1, 2] * 3
     assert (measured.margins == 0).all()

@@ -8,7 +8,7 @@
   high probability.
 - Nats are those at the version's temperature, for which tolerances are measured. A lease with a temperature of its own
   has margins and log-probabilities in the same nats: noise of the logits has one size at every temperature.
-- At temperature 0 the largest logit dictates the token, and the margin is how far the claimed token's logit is below it.
+- At temperature 0 the largest logit dictates the token. The margin is how far the claimed token's logit is below it.
 - The *error* of a position is the claimed log-probability less the replayed one.
 - The *context* of a position is all tokens before it. Samples that begin with the same tokens share contexts there, and
   with them the effects of rounding: such positions count as one observation, however many they are.

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-
 OwnTemperatures = Sequence[float | None]
 """The temperature at which each row is drawn, where it has one of its own; empty if no row has."""
 

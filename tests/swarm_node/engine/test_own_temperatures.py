@@ -24,7 +24,9 @@ OWN = (None, 0.0, 0.3, 2.0)
 VERSIONS = 0.8
 
 
-def expected(folder: Path, prompt: Sequence[int], tokens: list[int], chances: np.ndarray, own: float | None) -> list[int]:
+def expected(
+    folder: Path, prompt: Sequence[int], tokens: list[int], chances: np.ndarray, own: float | None
+) -> list[int]:
     """The tokens that the definition dictates after each beginning of a sample."""
     if own == 0:
         return [int(row.argmax()) for row in reference(folder, prompt, tokens, 1.0)]
@@ -70,7 +72,8 @@ def test_a_continuation_keeps_the_temperature(make: Make, policy: Path, own: flo
     begun = tuple(Prefix(tokens=one.tokens[: 4 * (1 + number)], finish="") for number, one in enumerate(whole))
     assert all(len(one.tokens) > len(prefix.tokens) for one, prefix in zip(whole, begun, strict=True))
     (rest,) = sample(engine, request.model_copy(update={"prefixes": begun})).values()
-    assert [prefix.tokens + one.tokens for prefix, one in zip(begun, rest, strict=True)] == [one.tokens for one in whole]
+    joined = [prefix.tokens + one.tokens for prefix, one in zip(begun, rest, strict=True)]
+    assert joined == [one.tokens for one in whole]
 
 
 @pytest.mark.parametrize("own", [None, 0.0, 1.5])

@@ -60,6 +60,10 @@ LOGPROB_MIN = -104.0
 """The lowest log-probability of a drawn token, in nats: e to this power is less than the smallest float32 above 0, so
 no float32 softmax gives a token less. A uniform of 53 bits hardly ever draws one below 2^-53, which is -36.7 nats."""
 
+TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 2.0
+"""A lease's own temperature, if it is not 0. At a lower one, rounding alone picks among near tokens, and logits divided
+by it may overflow float32. At a higher one, nearly any token is drawn."""
+
 TOKENS_MAX = 32_768
 """Tokens of one prompt or completion; the longest contexts that consumer cards sample."""
 

@@ -67,9 +67,7 @@ def generate(model: Any, groups: Sequence[Group], text: Text, **how: float) -> S
 def replayed(scorer: VersionScorer, groups: Sequence[Group], said: Said) -> list[ReplayMeasurement]:
     """Replay completions under a version."""
     scored = scorer.score([prefill(group, completions) for group, completions in zip(groups, said, strict=True)])
-    return [
-        measure(completions, score, group.seed) for group, completions, score in zip(groups, said, scored, strict=True)
-    ]
+    return [measure(completions, score) for completions, score in zip(said, scored, strict=True)]
 
 
 def prefill(group: Group, completions: Sequence[Completion]) -> Prefill:

@@ -3,6 +3,7 @@
 - Every request has an API key (`coordinator.transactions.api_keys`). A prompt becomes a query, and is answered by the
   node that takes it; the answer names the version that sampled it and the claims, whose receipts anybody can verify.
 - `model` is `swarm`, for the version of whichever node answers, or `swarm@12` for version 12, while nodes hold it.
+- `temperature` is the request's, from 0 to 2, or else the round's. At 0 the likeliest tokens are the answer.
 - A caller that disconnects, or waits for longer than `Bounds.query_s`, withdraws its queries.
 - Errors have OpenAI's form, with the code of `protocol.errors` inside.
 """
@@ -178,13 +179,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
     """Record a request's queries, and wake the nodes that wait for work."""
     text = await round_.text()
     version = await _version(round_, query.model)
-    temperature = round_.config.sampling.temperature
-    if query.temperature not in (None, temperature):
-        raise FieldRefused(
-            f"This round samples at temperature {temperature:g}, so that every answer can be audited.",
-            hint=f"Leave `temperature` out, or send {temperature:g}.",
-            breach=Breach("temperature"),
-        )
+    temperature = _own_temperature(query.temperature, round_.config.sampling.temperature)
     prompts = await round_.beside_the_loop(lambda: _prompts(text, query))
     most = min(query.max_tokens or text.bounds.max_new_tokens, text.bounds.max_new_tokens)
     for prompt in prompts:
@@ -193,7 +188,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
         numbers = await round_.database.run_for_node(
             queries.ask,
             key,
-            [Query(prompt, query.n, most, version, _seed(query.seed)) for prompt in prompts],
+            [Query(prompt, query.n, most, version, _seed(query.seed), temperature) for prompt in prompts],
             terms=round_.terms,
             max_price=round_.config.market.max_price_micros_per_mtok,
             patience_ms=int(patience_s * 1000),
@@ -208,6 +203,13 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
 def _seed(seed: int | None) -> int | None:
     """Return the seed of a lease for that of a request, which may be negative."""
     return None if seed is None else seed % 2**63
+
+
+def _own_temperature(asked: float | None, usual: float) -> float | None:
+    """Return the temperature of the leases; None for the round's usual one. One that is nearly 0 is 0."""
+    if asked is None or asked == usual:
+        return None
+    return 0.0 if asked < limits.TEMPERATURE_MIN else asked
 
 
 async def _held(round_: Round) -> dict[int, int]:

@@ -17,6 +17,7 @@ from pydantic.json_schema import models_json_schema
 
 from coordinator.api.http import MSGPACK
 from ledger import payout_proof, witness
+from protocol import limits
 from protocol.errors import ERRORS
 from protocol.people import owner
 from protocol.policy.origin import OriginList
@@ -80,6 +81,14 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
 
 OPERATORS = ("/v1/learner/", "/v1/auditor/", "/v1/operator/", "/v1/measured")
 """Prefixes of the paths that require the operator's token."""
+
+TEMPERATURE = {
+    "type": ["number", "null"],
+    "minimum": 0,
+    "maximum": limits.TEMPERATURE_MAX,
+    "description": "0: the likeliest tokens. Without it: the round's `sampling.temperature`.",
+}
+"""The schema of the only field that changes the distribution of an answer."""
 
 KEYED = ("/v1/models", "/v1/completions", "/v1/chat/completions")
 """The paths that require an API key, and whose bodies and errors have OpenAI's forms (docs/endpoint.md)."""
@@ -153,7 +162,8 @@ def _body(path: str, asked: Kind | None) -> dict[str, Any]:
         said = f"A signed request around the message {asked.__name__}."
         return {"description": said, "required": True, "content": {MSGPACK: {"x-message": _ref(asked)}}}
     if path in KEYED:
-        return {"description": "docs/endpoint.md", "required": True, "content": {JSON: {"schema": {"type": "object"}}}}
+        schema = {"type": "object", "properties": {"temperature": TEMPERATURE}}
+        return {"description": "docs/endpoint.md", "required": True, "content": {JSON: {"schema": schema}}}
     kind, schema = (MSGPACK, {"schema": _ref(asked)}) if asked is not None else (BYTES, {})
     return {"required": True, "content": {kind: schema}}
 

@@ -307,6 +307,7 @@ class Auditor:
             for place, case, replayed, report in zip(places, cases, replays, judged, strict=True):
                 if (
                     taken[place].is_probe
+                    and case.lease.temperature is None
                     and not isinstance(replayed, SwarmError)
                     and report.outcome is not AuditOutcome.HARD
                 ):

@@ -76,7 +76,7 @@ def replay(cases: Sequence[Case], score: Score) -> list[Replay | SwarmError]:
             assert not isinstance(measured, SwarmError)
             own = [rows.since(completion.start) for rows, completion in zip(replayed, said, strict=True)]
             lease = cases[number].lease
-            measured[version] = measure(said, own, lease.seed, whole=whole_tokens(lease, said))
+            measured[version] = measure(said, own, whole=whole_tokens(lease, said))
     return replays
 
 
@@ -94,4 +94,5 @@ def _own(case: Case) -> tuple[Completion, ...]:
 def _prefill(case: Case, completions: Sequence[Completion]) -> Prefill:
     whole = whole_tokens(case.lease, completions)
     fed = [tokens if len(said.tokens) else said.tokens for tokens, said in zip(whole, completions, strict=True)]
-    return Prefill(unpack_tokens(case.lease.prompt), fed, case.lease.seed, case.sampler.temperature)
+    lease, prompt = case.lease, unpack_tokens(case.lease.prompt)
+    return Prefill(prompt, fed, lease.seed, case.sampler.temperature, lease.temperature)

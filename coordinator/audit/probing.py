@@ -7,7 +7,8 @@
 3. Several probes of one class widen it: the widest value of each limit counts.
 4. A group that fails hard by measurements of this policy does not count, and no renewal widens a limit beyond `WIDEST`
    times the first calibration. So a stolen probe can widen it no farther. `swarm-coordinator calibrate` may.
-5. The floor of torch's float32 needs no probe, and classes that nodes did not name themselves get none.
+5. A group with a temperature of its own does not count: tolerances are those of the version's temperature.
+6. The floor of torch's float32 needs no probe, and classes that nodes did not name themselves get none.
 
 Pure: measured groups in, tolerances out.
 """

@@ -89,7 +89,7 @@ def honest_groups(every: Iterable[Drawing], draw: Draw, score: Score) -> Iterato
     for drawing in every:
         said = draw(drawing)
         prefill = Prefill(drawing.prompt, [completion.tokens for completion in said], drawing.seed, drawing.temperature)
-        group = measure(said, score([prefill])[0], drawing.seed)
+        group = measure(said, score([prefill])[0])
         positions += len(group)
         yield group
         if positions >= POSITIONS_MIN:

@@ -32,7 +32,7 @@ from coordinator.model.head import Head
 from coordinator.model.loading import keep_as_published, load_model
 from coordinator.model.lora import weights_by_stored_name
 from coordinator.publishing import weights
-from coordinator.rules.replay import Prefill, Scored
+from coordinator.rules.replay import MARGIN_MAX, Prefill, Scored
 from protocol import limits
 from protocol.errors import AuditFailed
 from protocol.policy import architectures, model_config
@@ -47,7 +47,7 @@ HEAD_LOGITS_MAX = 2**23
 BLOCK = 256
 """The tokens of the vocabulary whose probabilities are summed at once; only the claimed token needs its own."""
 
-NOTHING = Scored(logprobs=np.zeros(0), below=np.zeros(0), upto=np.zeros(0), dictated=np.zeros(0, np.int64))
+NOTHING = Scored(logprobs=np.zeros(0), margins=np.zeros(0), dictated=np.zeros(0, np.int64))
 """The score of an empty completion."""
 
 NARROW = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -133,12 +133,18 @@ class VersionScorer:
         places = places.cpu()
         device = states.device
         chances = pad_sequence(drawn, True).flatten()[places].to(device)  # [M]
-        temperatures = torch.tensor([claims[place].temperature for place, _ in chosen])[places // width].to(device)
+        heats = [(claims[place].temperature, claims[place].own_temperature) for place, _ in chosen]
+        temperatures = torch.tensor([version for version, _ in heats])[places // width].to(device)
+        own = None
+        if any(drawn_at is not None for _, drawn_at in heats):
+            every = torch.tensor([version if drawn_at is None else drawn_at for version, drawn_at in heats])
+            own = every[places // width].to(device)
         step = max(1, HEAD_LOGITS_MAX // self._vocabulary)
         parts = []
         for start in range(0, len(source), step):
             at = slice(start, start + step)
-            parts.append(self._slice(states[source[at]], targets[at], chances[at], temperatures[at]))
+            logits = self._head.logits(states[source[at]])
+            parts.append(_slice(logits, targets[at], chances[at], temperatures[at], None if own is None else own[at]))
             self._moved()
         tables = []
         for part in zip(*parts, strict=True):
@@ -146,27 +152,79 @@ class VersionScorer:
             tables.append(values.new_zeros(len(chosen) * width).index_put_((places,), values).view(-1, width).numpy())
         return [Scored(*(table[row, :length] for table in tables)) for row, length in enumerate(lengths)]
 
-    def _slice(
-        self, states: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor, temperatures: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Compute `replay.score` of positions: states [t, H] → log-probability, below, upto, dictated: [t] each."""
-        scores = torch.log_softmax(self._head.logits(states) / temperatures[:, None], dim=-1)  # [t, V]
-        claimed = tokens[:, None]
-        logprobs = scores.gather(1, claimed)[:, 0].double()
-        odds = pad(scores.exp_(), (0, -self._vocabulary % BLOCK)).view(len(tokens), -1, BLOCK)  # [t, B, BLOCK]
-        cumulative = odds.sum(-1, dtype=torch.float64).cumsum(-1)  # [t, B] of whole blocks
-        total = cumulative[:, -1]
-        if not torch.isfinite(total).all():
-            raise AuditFailed("The policy gives probabilities that are not numbers.", hint="Its weights are damaged.")
-        target = torch.minimum(chances * total, torch.nextafter(total, torch.zeros_like(total)))
-        block = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
-        within = _within(odds, cumulative, block)
-        offset = torch.searchsorted(within, target[:, None], right=True)[:, 0].clamp(max=BLOCK - 1)
-        theirs = _within(odds, cumulative, tokens // BLOCK)
-        upto = theirs.gather(1, claimed % BLOCK)[:, 0]
-        before = _before(cumulative, tokens // BLOCK)
-        below = theirs.gather(1, (claimed % BLOCK - 1).clamp(min=0))[:, 0].where(tokens % BLOCK > 0, before)
-        return logprobs, below / total, upto / total, block * BLOCK + offset
+
+def _slice(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    chances: torch.Tensor,
+    temperatures: torch.Tensor,
+    own: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """Compute `replay.score` of positions: logits [t, V] → log-probability, margin, dictated: [t] each.
+
+    `own` are the temperatures at which the tokens were to be drawn; None: the versions' in all positions.
+    """
+    scores = torch.log_softmax(logits / temperatures[:, None], dim=-1)  # [t, V]
+    logprobs = scores.gather(1, tokens[:, None])[:, 0].double()
+    if own is None:
+        dictated, below, upto = _picked(scores, tokens, chances)
+        missed = _missed(_log_odds(below), _log_odds(upto), chances, torch.ones_like(below))
+    else:
+        drawn = torch.log_softmax(logits / own.where(own > 0, 1.0)[:, None], dim=-1)
+        edges = _edges(drawn, tokens)
+        dictated, _, _ = _picked(drawn, tokens, chances)
+        missed = _missed(*edges, chances, (own.where(own > 0, 1.0) / temperatures).double())
+        likeliest = logits.max(-1)
+        behind = (likeliest.values - logits.gather(1, tokens[:, None])[:, 0]) / temperatures
+        dictated = dictated.where(own > 0, likeliest.indices)
+        missed = missed.where(own > 0, behind.double())
+    return logprobs, missed.clamp(max=MARGIN_MAX).where(dictated != tokens, 0.0), dictated
+
+
+def _picked(scores: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the token that each uniform picks, and the probabilities below and up to the claimed one: [t] each.
+
+    It overwrites the log-probabilities `scores` [t, V].
+    """
+    vocabulary = scores.shape[1]
+    odds = pad(scores.exp_(), (0, -vocabulary % BLOCK)).view(len(tokens), -1, BLOCK)  # [t, B, BLOCK]
+    cumulative = odds.sum(-1, dtype=torch.float64).cumsum(-1)  # [t, B] of whole blocks
+    total = cumulative[:, -1]
+    if not torch.isfinite(total).all():
+        raise AuditFailed("The policy gives probabilities that are not numbers.", hint="Its weights are damaged.")
+    target = torch.minimum(chances * total, torch.nextafter(total, torch.zeros_like(total)))
+    block = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    within = _within(odds, cumulative, block)
+    offset = torch.searchsorted(within, target[:, None], right=True)[:, 0].clamp(max=BLOCK - 1)
+    theirs = _within(odds, cumulative, tokens // BLOCK)
+    upto = theirs.gather(1, tokens[:, None] % BLOCK)[:, 0]
+    before = _before(cumulative, tokens // BLOCK)
+    below = theirs.gather(1, (tokens[:, None] % BLOCK - 1).clamp(min=0))[:, 0].where(tokens % BLOCK > 0, before)
+    return block * BLOCK + offset, below / total, upto / total
+
+
+def _edges(scores: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-odds below and up to the claimed tokens: [t] each, exact where probabilities would be 0 or 1."""
+    ids, claimed = torch.arange(scores.shape[1], device=scores.device), tokens[:, None]
+    masks = (ids >= claimed, ids < claimed, ids > claimed, ids <= claimed)
+    low, rest, high, after = (scores.masked_fill(mask, -torch.inf).logsumexp(-1).double() for mask in masks)
+    return low - rest, high - after
+
+
+def _missed(below: torch.Tensor, upto: torch.Tensor, chances: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Compute `replay.score`'s distance between each uniform and the claimed token's part of the distribution: [t]."""
+    target = _log_odds(chances)
+    bounds = _log_odds(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
+    lowest, highest = (bound * (1 / scales).clamp(min=1.0) for bound in bounds)
+    short = below.maximum(lowest).minimum(highest) - target
+    beyond = target - upto.maximum(lowest).minimum(highest)
+    return short.maximum(beyond).clamp(min=0.0) * scales
+
+
+def _log_odds(chances: torch.Tensor) -> torch.Tensor:
+    """Compute `replay.log_odds`."""
+    inner = chances.clamp(2.0**-54, 1 - 2.0**-53)
+    return inner.log() - (-inner).log1p()
 
 
 def _before(cumulative: torch.Tensor, block: torch.Tensor) -> torch.Tensor:

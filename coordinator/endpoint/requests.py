@@ -5,8 +5,9 @@
 
 - Untrusted: any bytes give a query or an error that names the field (`error.breach.field`). The caller has limited the
   size of the body.
-- A sample is drawn with the policy's own distribution from a seed, so that an auditor can repeat the draw. A field that
-  would change the distribution is refused by its name, except with the value that changes nothing.
+- A sample is drawn with the policy's own distribution from a seed, so that an auditor can repeat the draw. Only a
+  temperature may change the distribution. Another field that would is refused by its name, except with the value that
+  changes nothing.
 - A field that changes nothing about the samples is ignored. An unknown field is refused with the nearest name.
 - A field that is null counts as absent.
 """
@@ -105,7 +106,7 @@ def _common(fields: "_Fields") -> dict[str, Any]:
         "model": model,
         "n": n,
         "max_tokens": next((value for value in at_most if value is not None), None),
-        "temperature": fields.number("temperature", 0, 2),
+        "temperature": fields.number("temperature", 0, limits.TEMPERATURE_MAX),
         "stop": _stops(fields.get("stop")),
         "seed": fields.integer("seed", -(2**63), 2**63 - 1),
         "stream": fields.flag("stream"),
@@ -371,7 +372,7 @@ class _Fields:
         if type(value) not in (int, float):
             raise _wrong(self._within + name, "a number", value)
         if not low <= value <= high:
-            raise _refused(self._within + name, f"it must be from {low} to {high}", value)
+            raise _refused(self._within + name, f"it must be from {low:g} to {high:g}", value)
         return float(value)
 
     def token_ids(self, name: str) -> tuple[int, ...] | None:

@@ -1,11 +1,14 @@
 """Replay measurements: how far claimed tokens and log-probabilities are from those that policy and seed dictate.
 
-- A *scored* sample is the result of one prefill: for each position the log-probability of the claimed token, the
-  probability of all tokens before it in token-id order, the same with it, and the token that the lease's uniform picks.
+- A *scored* sample is the result of one prefill: for each position the log-probability of the claimed token, the token
+  that the lease's uniform picks, and the margin between both.
 - The *margin* of a position is 0 if the claimed token is the one dictated. Else it is the number of nats that all
   logits on one side of the claimed token's edge must rise against those on the other until the uniform picks the
   claimed token. So the noise of other arithmetic has the same size everywhere in the distribution, also at tokens with
   high probability.
+- Nats are those at the version's temperature, for which tolerances are measured. A lease with a temperature of its own
+  has margins and log-probabilities in the same nats: noise of the logits has one size at every temperature.
+- At temperature 0 the largest logit dictates the token. The margin is how far the claimed token's logit is below it.
 - The *error* of a position is the claimed log-probability less the replayed one.
 - The *context* of a position is all tokens before it. Samples that begin with the same tokens share contexts there, and
   with them the effects of rounding: such positions count as one observation, however many they are.
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import NonFiniteNumber
 from protocol.work.rollout import Completion, Tokens
-from protocol.work.sampling import pick, uniforms
+from protocol.work.sampling import pick
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -31,12 +34,15 @@ MARGIN_MAX = 100.0
 
 @dataclass(frozen=True)
 class Prefill:
-    """A claim to score: its prompt, its completions (some may be empty), and the seed and temperature of its lease."""
+    """A claim to score: its prompt, its completions (some may be empty), the seed of its lease, and temperatures."""
 
     prompt: Tokens
     completions: Sequence[Tokens]
     seed: int
     temperature: float
+    """The version's."""
+    own_temperature: float | None = None
+    """The lease's, at which tokens were to be drawn; None: the version's."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +51,12 @@ class Scored:
 
     logprobs: Floats
     """Log-probabilities of the claimed tokens."""
-    below: Floats
-    """Probabilities of all tokens with smaller ids."""
-    upto: Floats
-    """The probabilities of `below`, with the claimed token."""
+    margins: Floats
     dictated: Integers
 
     def since(self, start: int) -> "Scored":
         """Return the positions from `start` on."""
-        return Scored(self.logprobs[start:], self.below[start:], self.upto[start:], self.dictated[start:])
+        return Scored(self.logprobs[start:], self.margins[start:], self.dictated[start:])
 
 
 @dataclass(frozen=True)
@@ -87,37 +90,58 @@ class ReplayMeasurement:
         return self.sums(values) / self.sums(np.ones_like(values))
 
 
-def score(logits: NDArray[np.floating], chances: Floats, tokens: Sequence[int], temperature: float = 1.0) -> Scored:
+def score(
+    logits: NDArray[np.floating],
+    chances: Floats,
+    tokens: Sequence[int],
+    temperature: float = 1.0,
+    own_temperature: float | None = None,
+) -> Scored:
     """Score T tokens by a policy's logits [T, V]."""
+    places, claimed = np.arange(len(tokens)), np.asarray(tokens, np.int64)
     scaled = logits.astype(np.float64) / temperature
     odds = np.exp(scaled - scaled.max(-1, keepdims=True))  # [T, V]
-    cumulative = odds.cumsum(-1)
-    total = cumulative[:, -1]
+    total = odds.sum(-1)
     if not np.isfinite(total).all():
         raise NonFiniteNumber("The policy's logits are not numbers.")
-    places, claimed = np.arange(len(tokens)), np.asarray(tokens)
-    before = np.concatenate([np.zeros((len(tokens), 1)), cumulative], axis=-1)  # [T, V + 1]
+    if own_temperature == 0:
+        dictated = scaled.argmax(-1)
+        missed = scaled.max(-1) - scaled[places, claimed]
+    else:
+        own = temperature if own_temperature is None else own_temperature
+        nats = scaled * (temperature / own)
+        weights = np.exp(nats - nats.max(-1, keepdims=True))
+        dictated = np.array([pick(row, chance) for row, chance in zip(weights, chances, strict=True)], np.int64)
+        missed = _missed(nats, claimed, chances, own / temperature)
     return Scored(
         logprobs=np.log(np.maximum(odds[places, claimed] / total, np.finfo(np.float64).tiny)),
-        below=before[places, claimed] / total,
-        upto=cumulative[places, claimed] / total,
-        dictated=np.array([pick(row, chance) for row, chance in zip(odds, chances, strict=True)], np.int64),
+        margins=np.where(dictated == claimed, 0.0, np.minimum(missed, MARGIN_MAX)),
+        dictated=dictated,
     )
 
 
-def margins(scored: Scored, claimed: Integers, chances: Floats) -> Floats:
-    """Return the margin of each claimed token, in nats."""
-    target = _log_odds(chances)
-    short = _log_odds(scored.below) - target  # > 0: the uniform lies before the claimed token
-    beyond = target - _log_odds(scored.upto)  # ≥ 0: it lies behind
-    missed = np.clip(np.maximum(short, beyond), 0.0, MARGIN_MAX)
-    return np.where(scored.dictated == claimed, 0.0, missed)
+def _missed(nats: Floats, claimed: Integers, chances: Floats, scale: float) -> Floats:
+    """Return how far each uniform lies outside of its claimed token's part, in log-odds times `scale`; 0 within."""
+    before, upto = np.arange(nats.shape[1]) < claimed[:, None], np.arange(nats.shape[1]) <= claimed[:, None]
+    low, rest, high, after = (
+        np.logaddexp.reduce(np.where(part, nats, -np.inf), axis=-1) for part in (before, ~before, upto, ~upto)
+    )
+    target = log_odds(chances)
+    lowest, highest = log_odds(np.array([0.0, 1.0])) * max(1.0, 1 / scale)
+    short = np.clip(low - rest, lowest, highest) - target  # > 0: the uniform lies before the claimed token
+    beyond = target - np.clip(high - after, lowest, highest)  # ≥ 0: it lies behind
+    return np.maximum(np.maximum(short, beyond), 0.0) * scale
+
+
+def log_odds(chances: Floats) -> Floats:
+    """Return log(x / (1 − x)), finite at both ends: the smallest uniform above zero is 2^-53."""
+    inner = np.clip(chances, 2.0**-54, 1 - 2.0**-53)
+    return np.log(inner) - np.log1p(-inner)
 
 
 def measure(
     completions: Sequence[Completion],
     scored: Sequence[Scored],
-    seed: int,
     numbers: Sequence[int] | None = None,
     *,
     whole: Sequence[Tokens] | None = None,
@@ -131,7 +155,7 @@ def measure(
     rows = contexts([said.tokens for said in completions] if whole is None else whole)
     return _together(
         [
-            _measure(number, completion, replay, uniforms(seed, number, completion.start + len(completion.tokens)), row)
+            _measure(number, completion, replay, row)
             for number, completion, replay, row in zip(numbers, completions, scored, rows, strict=True)
         ]
     )
@@ -161,9 +185,7 @@ def _together(parts: Sequence[ReplayMeasurement]) -> ReplayMeasurement:
     return ReplayMeasurement(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
 
 
-def _measure(
-    number: int, completion: Completion, scored: Scored, chances: Floats, context: Integers
-) -> ReplayMeasurement:
+def _measure(number: int, completion: Completion, scored: Scored, context: Integers) -> ReplayMeasurement:
     claimed = completion.tokens.astype(np.int64)
     return ReplayMeasurement(
         sample=np.full(len(claimed), number, np.int64),
@@ -171,13 +193,7 @@ def _measure(
         context=context[len(context) - len(claimed) :],
         claimed=claimed,
         dictated=scored.dictated,
-        margins=margins(scored, claimed, chances[completion.start :]),
+        margins=scored.margins,
         claimed_logprobs=completion.logprobs.astype(np.float64),
         logprobs=scored.logprobs,
     )
-
-
-def _log_odds(chances: Floats) -> Floats:
-    """Return log(x / (1 − x)), finite at both ends: the smallest uniform above zero is 2^-53."""
-    inner = np.clip(chances, 2.0**-54, 1 - 2.0**-53)
-    return np.log(inner) - np.log1p(-inner)

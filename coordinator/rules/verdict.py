@@ -79,7 +79,7 @@ def normal_of_t(t: float, freedom: float) -> float:
     return math.copysign(size, t)
 
 
-VALIDATOR = "replay/4"
+VALIDATOR = "replay/5"
 
 SOFT_CHANCE, HARD_CHANCE = 1e-3, 1e-6
 MEAN_HARD = 2.0

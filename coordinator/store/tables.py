@@ -438,6 +438,7 @@ queries = sa.Table(
     sa.Column("asked_ms", sa.BigInteger, nullable=False),
     sa.Column("until_ms", sa.BigInteger, nullable=False),  # its caller waits no longer
     sa.Column("ended_ms", sa.BigInteger, nullable=True),
+    sa.Column("temperature", sa.Float, nullable=True),  # of its leases; null: the version's
 )
 QUERY_OPEN = queries.c.state == sa.text("'open'")
 """The queries that wait for an answer. The value is literal text, so that SQLite can use the index."""

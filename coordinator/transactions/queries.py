@@ -68,6 +68,8 @@ class Query:
     version: int | None = None
     """The only version that may answer; None: any that nodes hold."""
     seed: int | None = None
+    temperature: float | None = None
+    """The temperature of its leases; None: that of the version that answers."""
 
     def max_cost_micros(self, terms: LeaseTerms, price: int) -> int:
         """Return the cost of the dearest answer at a price."""
@@ -107,6 +109,7 @@ def ask(
             "samples": query.samples,
             "tokens_max": query.tokens_max,
             "seed": query.seed,
+            "temperature": query.temperature,
             "reserved_micros": cost,
             "asked_ms": now_ms,
             "until_ms": now_ms + patience_ms,
@@ -167,6 +170,7 @@ def first_lease(
         expires_ms=now_ms + terms.timeout_ms,
         turn_tokens_max=row.tokens_max if row.tokens_max < terms.max_new_tokens else 0,
         context_tokens_paid=terms.context_tokens_paid(row.prompt, ()),
+        temperature=row.temperature,
     )
 
 

@@ -10,7 +10,7 @@ from datetime import date
 from protocol.errors import AgentTooOld
 from protocol.wire import canonical
 
-CURRENT = 5
+CURRENT = 6
 
 RETIRED = {
     0: date(2026, 11, 22),
@@ -18,6 +18,7 @@ RETIRED = {
     2: date(2026, 11, 23),
     3: date(2026, 11, 25),
     4: date(2026, 11, 27),
+    5: date(2026, 11, 28),
 }
 """Generation → the day from which on its work does not count."""
 

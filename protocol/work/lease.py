@@ -6,17 +6,19 @@
   in time), `skipped` (its node will not answer it) or `cancelled` (the coordinator no longer needs it; no fault).
 - Only an open lease can be answered. The group of a lease that ended without an answer is offered again.
 - The price is locked when the lease is issued. The answer signs the digest of the whole lease.
-- A lease may continue another: its `prefixes` are the tokens before, with the same seed and version. Its answer has
-  only the tokens after them.
+- A lease may continue another: its `prefixes` are the tokens before, with the same seed, version and temperature. Its
+  answer has only the tokens after them.
 - An episode of several turns is a chain of leases. Each asks for one turn, of at most `turn_tokens_max` tokens; its
   prefixes are the earlier turns, each followed by what the environment answered. A sample whose episode is over has a
   `finish`.
+- A lease may have a `temperature` of its own; else it has no such field, and its tokens are drawn at the temperature of
+  its version. At 0 the likeliest token is drawn, and the seed plays no part.
 """
 
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from protocol import limits
 from protocol.ids import Digest, Hex32
@@ -25,6 +27,16 @@ from protocol.wire.message import Message
 
 Numerics = Annotated[str, StringConstraints(pattern=r"^([a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20})?$")]
 """The class of a node, as engine/dtype/device; empty if it reports none."""
+
+
+def _within_limits(temperature: float | None) -> float | None:
+    if temperature and not limits.TEMPERATURE_MIN <= temperature <= limits.TEMPERATURE_MAX:
+        raise ValueError(f"a temperature is 0, or from {limits.TEMPERATURE_MIN:g} to {limits.TEMPERATURE_MAX:g}")
+    return temperature
+
+
+OwnTemperature = Annotated[float | None, AfterValidator(_within_limits)]
+"""A temperature that replaces the version's; None: the version's."""
 
 
 class Prefix(Message):
@@ -54,6 +66,8 @@ class Lease(Message):
     """The most tokens of a sample's answer, which is one turn of its episode; 0: a sample is one completion."""
     context_tokens_paid: int = Field(0, ge=0, le=limits.CONTEXT_PAID_MAX)
     """Tokens that are paid for computing the prompt and the prefixes, beside the tokens that are drawn."""
+    temperature: OwnTemperature = Field(None, exclude_if=lambda temperature: temperature is None)
+    """The temperature at which tokens are drawn, with the digest of a lease without it unchanged if it is None."""
 
     @property
     def digest(self) -> Digest:

@@ -8,14 +8,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+OwnTemperatures = Sequence[float | None]
+"""The temperature at which each row is drawn, where it has one of its own; empty if no row has."""
+
 
 class Logits(Protocol):
     """Next-token logits of some rows; valid until the model's next step."""
 
-    def draw(self, temperatures: Sequence[float], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
-        """Draw a token for each row, by `protocol.work.sampling`; also return its log-probability at that temperature.
+    def draw(
+        self, temperatures: Sequence[float], uniforms: Sequence[float], own: OwnTemperatures = ()
+    ) -> tuple[list[int], list[float]]:
+        """Draw a token for each row, by `protocol.work.sampling`; also return its log-probability at `temperatures`.
 
-        The log-probability is NaN where the logits are no distribution; the token is then meaningless.
+        A row with a temperature in `own` is drawn at that one. The log-probability is NaN where the logits are no
+        distribution; the token is then meaningless.
         """
 
     def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:

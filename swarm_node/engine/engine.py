@@ -10,7 +10,7 @@
 - If a request asks for it, a running group reports its new tokens at intervals.
 - Out of memory: all running samples are queued again, and restarted without the kept rows, or if there were none with
   half as many slots. A sample that does not fit alone fails with its own error.
-- Log-probabilities are those of the sampled distribution, at the request's temperature.
+- Log-probabilities are those at the version's temperature, also of tokens that were drawn at a request's own.
 """
 
 import logging
@@ -264,8 +264,9 @@ class Engine(ABC):
         """Draw the next token of every sample from `first` on, and remove the samples that end with it."""
         drawn = self._running[first:]
         temperatures = [sample.group.request.temperature for sample in drawn]
+        own = [sample.group.request.own_temperature for sample in drawn]
         uniforms = [float(sample.uniforms[len(sample.tokens)]) for sample in drawn]
-        tokens, logprobs = logits.draw(temperatures, uniforms)
+        tokens, logprobs = logits.draw(temperatures, uniforms, own)
         now, leaving, broken = time.monotonic(), [], dict[RunningGroup, None]()
         for row, (sample, token, logprob) in enumerate(zip(drawn, tokens, logprobs, strict=True), first):
             group = sample.group

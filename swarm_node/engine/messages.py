@@ -28,7 +28,7 @@ from protocol.errors import SwarmError
 from protocol.policy.manifest import Sampler
 from protocol.wire.message import Message
 from protocol.work.fragment import FragmentPart
-from protocol.work.lease import Lease, Prefix, length_max
+from protocol.work.lease import Lease, OwnTemperature, Prefix, length_max
 from protocol.work.rollout import Sample
 
 LENGTH_BYTES = 4
@@ -48,6 +48,9 @@ class SampleRequest(Message):
     max_new_tokens: int = Field(ge=1, le=limits.TOKENS_MAX)
     """Limit for a whole sample, including its prefix."""
     temperature: float = Field(gt=0)
+    """The version's temperature, at which log-probabilities are reported."""
+    own_temperature: OwnTemperature = None
+    """The temperature at which tokens are drawn; None: `temperature`."""
     prefixes: tuple[Prefix, ...] = Field((), max_length=limits.SAMPLES_MAX)
     """Start of each sample, or empty; only for an engine that reports `continues`."""
     turn_tokens_max: int = Field(0, ge=0, le=limits.TOKENS_MAX)
@@ -66,6 +69,7 @@ class SampleRequest(Message):
             samples=lease.samples,
             max_new_tokens=sampler.max_new_tokens,
             temperature=sampler.temperature,
+            own_temperature=lease.temperature,
             prefixes=lease.prefixes,
             turn_tokens_max=lease.turn_tokens_max,
             tell_every_s=0.0 if lease.turn_tokens_max else tell_every_s,  # a turn has no fragments

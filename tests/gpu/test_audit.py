@@ -36,7 +36,7 @@ def tolerance(qwen3: Path, scorer: VersionScorer, device: str) -> Tolerance:
 
 def replayed(scorer: VersionScorer, lease: Leased, said: Sequence[Completion]) -> ReplayMeasurement:
     claim = Prefill(np.array(lease.prompt, np.uint32), [one.tokens for one in said], lease.seed, 1.0)
-    return measure(said, scorer.score([claim])[0], lease.seed)
+    return measure(said, scorer.score([claim])[0])
 
 
 def outcomes(

@@ -74,9 +74,11 @@ def bounds(smollm2_folder: Path) -> PolicyBounds:
     return PolicyBounds(config["vocab_size"], end_tokens(config, generation), NEW_TOKENS)
 
 
-def replayed(scorer: VersionScorer, group: Group, said: Sequence[Completion]) -> ReplayMeasurement:
-    claim = Prefill(np.array(group.prompt, np.uint32), [one.tokens for one in said], group.seed, 1.0)
-    return measure(said, scorer.score([claim])[0], group.seed)
+def replayed(
+    scorer: VersionScorer, group: Group, said: Sequence[Completion], own: float | None = None
+) -> ReplayMeasurement:
+    claim = Prefill(np.array(group.prompt, np.uint32), [one.tokens for one in said], group.seed, 1.0, own)
+    return measure(said, scorer.score([claim])[0])
 
 
 def outcomes(measured: Iterable[ReplayMeasurement], tolerance: Tolerance) -> list[AuditOutcome]:
@@ -135,3 +137,41 @@ def test_cheats_are_found_in_the_first_groups(
     prefilled = [replace(measured, claimed_logprobs=measured.logprobs) for measured in as_drawn]
     assert AuditOutcome.HARD in outcomes(as_drawn, tolerance)
     assert AuditOutcome.HARD in outcomes(prefilled, tolerance), "true log-probabilities do not hide other tokens"
+
+
+@pytest.mark.parametrize("own", [0.0, 0.3, 2.0])
+def test_leases_at_other_temperatures_are_judged_by_what_was_measured_at_the_versions(
+    smollm2_folder: Path, scorer: VersionScorer, tolerance: Tolerance, groups: list[Group], own: float
+) -> None:
+    """Honest groups pass; those that were drawn at temperature 1 in spite of their lease do not."""
+    engine, done = TorchEngine(dtype="bfloat16"), list[GroupDone]()
+    engine.load(smollm2_folder, 1)
+    wanted = [
+        SampleRequest(
+            request_id=f"{group.number} {drawn_at}",
+            version=1,
+            prompt=pack_tokens(group.prompt),
+            seed=group.seed,
+            samples=CHEATING,
+            max_new_tokens=NEW_TOKENS,
+            temperature=1.0,
+            own_temperature=drawn_at,
+        )
+        for group in groups
+        for drawn_at in (own, None)
+    ]
+    engine.generate(wanted, done.append)
+    samples = {one.request_id: one.samples for one in done}
+
+    def found(drawn_at: float | None) -> list[AuditOutcome]:
+        said = [
+            [
+                Completion(unpack_tokens(row.tokens), np.frombuffer(row.logprobs, "<f4"), row.finish)
+                for row in samples[f"{group.number} {drawn_at}"]
+            ]
+            for group in groups
+        ]
+        return outcomes((replayed(scorer, *pair, own) for pair in zip(groups, said, strict=True)), tolerance)
+
+    assert found(own) == [AuditOutcome.PASS] * HONEST
+    assert found(None) == [AuditOutcome.HARD] * HONEST

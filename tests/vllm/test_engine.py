@@ -81,6 +81,20 @@ def test_tokens_and_logprobs_are_those_of_the_torch_engine(
     assert_same(child.sample(*requests), of_torch(folder, *requests))
 
 
+def test_leases_of_a_batch_are_drawn_each_at_its_own_temperature(child: Child, policy: Path) -> None:
+    """More samples than fit at once: rows of one temperature take the places of rows of another."""
+    child.load(policy)
+    requests = [
+        asked(prompt, seed, samples=64, max_new_tokens=4 + 3 * seed, temperature=0.8, own_temperature=own)
+        for seed, (prompt, own) in enumerate(zip((*PROMPTS, [40]), (None, 0.0, 0.3, 2.0, 0.0), strict=True))
+    ]
+    found = child.sample(*requests)
+    assert_same(found, of_torch(policy, *requests))
+    assert [len({one.tokens for one in found[f"seed {seed}"]}) == 1 for seed in range(5)] == [
+        False, True, False, False, True
+    ]  # fmt: skip
+
+
 def test_seeds_of_64_bits_draw_what_they_dictate(child: Child, policy: Path) -> None:
     child.load(policy)
     requests = [asked(PROMPTS[1], seed) for seed in (0, 2**63, 2**64 - 1)]

@@ -32,8 +32,9 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol import limits
 from protocol.work.sampling import pick
-from swarm_node.engine.decoder import SavedRow
+from swarm_node.engine.decoder import OwnTemperatures, SavedRow
 from swarm_node.engine.llama.ggml import Type
 from swarm_node.engine.llama.model import LlamaModel
 
@@ -53,13 +54,15 @@ class NumpyLogits:
 
     values: NDArray[np.float32]
 
-    def draw(self, temperatures: Sequence[float], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
+    def draw(
+        self, temperatures: Sequence[float], uniforms: Sequence[float], own: OwnTemperatures = ()
+    ) -> tuple[list[int], list[float]]:
         step = max(1, BLOCK_VALUES // self.values.shape[1])
         tokens: list[int] = []
         logprobs: list[float] = []
         for first in range(0, len(self.values), step):
             rows = slice(first, first + step)
-            drawn = _draw(self.values[rows], np.array(temperatures[rows], np.float32), uniforms[rows])
+            drawn = _draw(self.values[rows], temperatures[rows], uniforms[rows], own[rows])
             tokens += drawn[0]
             logprobs += drawn[1]
         return tokens, logprobs
@@ -73,19 +76,41 @@ class NumpyLogits:
 
 @np.errstate(invalid="ignore")  # infinite logits become NaN, which is reported
 def _draw(
-    logits: NDArray[np.float32], temperatures: NDArray[np.float32], uniforms: Sequence[float]
+    logits: NDArray[np.float32], temperatures: Sequence[float], uniforms: Sequence[float], own: OwnTemperatures
 ) -> tuple[list[int], list[float]]:
+    scores, flat, weights, sums = _weights(logits, temperatures)
+    if all(each is None for each in own):
+        drawn = [_search(*row) for row in zip(flat, weights, sums, uniforms, strict=True)]
+    else:
+        drawn = _draw_at(logits, temperatures, uniforms, own)
+    places = (np.arange(len(logits)), drawn)
+    # Rounding may exceed 0; a token drawn at a higher temperature may be less likely than any that this one draws.
+    logprobs = np.clip(scores[places] - np.log(sums[:, -1]), limits.LOGPROB_MIN, 0.0).astype(np.float32)
+    return drawn, logprobs.tolist()
+
+
+def _draw_at(
+    logits: NDArray[np.float32], temperatures: Sequence[float], uniforms: Sequence[float], own: OwnTemperatures
+) -> list[int]:
+    """Return the token of each row, drawn at its own temperature where it has one."""
+    chosen = [temperature if each is None else each or 1.0 for temperature, each in zip(temperatures, own, strict=True)]
+    _, flat, weights, sums = _weights(logits, chosen)
+    return [
+        int(logits[row].argmax()) if each == 0 else _search(flat[row], weights[row], sums[row], uniforms[row])
+        for row, each in enumerate(own)
+    ]
+
+
+def _weights(logits: NDArray[np.float32], temperatures: Sequence[float]) -> tuple[NDArray[np.float32], Any, Any, Any]:
+    """Return logits divided by temperatures, below 0; their powers of e, whole and in parts; and the sums of these."""
     rows, vocabulary = logits.shape
-    scores = logits if (temperatures == 1).all() else logits / temperatures[:, None]
+    divisors = np.array(temperatures, np.float32)
+    scores = logits if (divisors == 1).all() else logits / divisors[:, None]
     scores = scores - scores.max(-1, keepdims=True)
     weights = np.zeros((rows, -(-vocabulary // PART), PART), np.float32)  # padding of the last part is never drawn
     flat = weights.reshape(rows, -1)
     np.exp(scores, out=flat[:, :vocabulary])
-    sums = weights.sum(-1, dtype=np.float64).cumsum(-1)  # [rows, parts]
-    drawn = [_search(*row) for row in zip(flat, weights, sums, uniforms, strict=True)]
-    places = (np.arange(rows), drawn)
-    logprobs = np.minimum(scores[places] - np.log(sums[:, -1]), 0.0).astype(np.float32)  # rounding may exceed 0
-    return drawn, logprobs.tolist()
+    return scores, flat, weights, weights.sum(-1, dtype=np.float64).cumsum(-1)  # sums: [rows, parts]
 
 
 def _search(flat: NDArray[np.float32], parts: NDArray[np.float32], sums: NDArray[np.float64], uniform: float) -> int:

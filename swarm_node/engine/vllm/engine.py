@@ -8,7 +8,7 @@
 - Out of memory: vLLM is rebuilt for half as many samples at once, and running samples are restarted; their tokens
   depend only on the seed. A sample that does not fit alone fails with its own error.
 - After any other failure in a step the state of vLLM is unknown: the process exits, and the agent starts another.
-- Log-probabilities are those of the sampled distribution, at the request's temperature.
+- Log-probabilities are those at the version's temperature, also of tokens that were drawn at a request's own.
 """
 
 import logging

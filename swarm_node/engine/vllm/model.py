@@ -98,6 +98,7 @@ class VllmModel:
             "seed": request.seed,
             "sample": number,
             "temperature": request.temperature,
+            "own_temperature": request.own_temperature,
             "start": len(prefix),
             "forced": [],
         }
@@ -118,7 +119,7 @@ class VllmModel:
         ahead = count_ahead(tokens, lengths)
         for length in lengths:
             forced = list(tokens[length : length + ahead])
-            wanted = {"seed": 0, "sample": 0, "temperature": 1.0, "start": 0, "forced": forced}
+            wanted = {"seed": 0, "sample": 0, "temperature": 1.0, "own_temperature": None, "start": 0, "forced": forced}
             self._add(f"{CANARY}/{length}", list(tokens[:length]), ahead, (), wanted, stream=False)
         scores = np.full((ahead, len(lengths)), np.nan)
         while self.busy:

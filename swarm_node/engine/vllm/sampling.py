@@ -1,11 +1,11 @@
 """`protocol.work.sampling` inside vLLM: a logits processor of its V1 model runner, for every row of a batch at once.
 
 - It draws the token itself, and keeps only one finite logit per row: that of the token, with its log-probability at the
-  request's temperature as the value. vLLM then samples greedily, with `logprobs_mode="processed_logits"`, and can only
+  version's temperature as the value. vLLM then samples greedily, with `logprobs_mode="processed_logits"`, and can only
   return this token.
 - Where the logits are no distribution, that value is infinite, which no valid policy gives.
-- `extra_args` of a request define the draw: `seed`, `sample`, `temperature` and `start`, the position of its first
-  token; or `forced`, fixed tokens whose log-probabilities the canary needs.
+- `extra_args` of a request define the draw: `seed`, `sample`, `temperature`, `own_temperature`, and `start`, the
+  position of its first token; or `forced`, fixed tokens whose log-probabilities the canary needs.
 - The position is `start` plus the request's number of tokens, also after a preemption, which computes a text again.
 """
 
@@ -25,6 +25,7 @@ class RequestDraw:
     """Draw parameters of one request."""
 
     temperature: float
+    own_temperature: float | None
     uniforms: list[float]
     """The uniform number of each position from `start` on."""
     forced: list[int]
@@ -49,7 +50,8 @@ class SeedBound(LogitsProcessor):  # type: ignore[misc]  # vLLM is not there whe
         added = [(index, params, drawn) for index, params, _, drawn in batch_update.added]
         for (index, params, drawn), uniforms in zip(added, _uniforms([params for _, params, _ in added]), strict=True):
             wanted = params.extra_args
-            self._rows[index] = RequestDraw(wanted["temperature"], uniforms, wanted["forced"], drawn)
+            temperatures = wanted["temperature"], wanted["own_temperature"]
+            self._rows[index] = RequestDraw(*temperatures, uniforms, wanted["forced"], drawn)
         for first, second, direction in batch_update.moved:
             moving, other = self._rows.pop(first, None), self._rows.pop(second, None)
             if moving is not None:
@@ -60,10 +62,11 @@ class SeedBound(LogitsProcessor):  # type: ignore[misc]  # vLLM is not there whe
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         rows = [self._rows[index] for index in range(len(logits))]
         places = [len(row.drawn) for row in rows]
-        temperatures = torch.tensor([row.temperature for row in rows], device=logits.device)
+        temperatures = [row.temperature for row in rows]
+        own = sampler.drawn_at(temperatures, [row.own_temperature for row in rows], logits.device)
         chances = [row.uniforms[place] for row, place in zip(rows, places, strict=True)]
         uniforms = torch.tensor(chances, dtype=torch.float64, device=logits.device)
-        tokens, logprobs = sampler.draw(logits, temperatures, uniforms)
+        tokens, logprobs = sampler.draw(logits, torch.tensor(temperatures, device=logits.device), uniforms, own)
         for number, (row, place) in enumerate(zip(rows, places, strict=True)):
             if row.forced:
                 tokens[number] = row.forced[place]

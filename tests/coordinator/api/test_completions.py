@@ -114,6 +114,31 @@ async def test_a_node_answers_in_openais_form(served: Served) -> None:
     assert {choice["receipt"] for choice in found["choices"]} == {row.claim_id for row in rows}
 
 
+@pytest.mark.parametrize(
+    ("asked", "leased"),
+    [(0, 0.0), (-0.0, 0.0), (1e-6, 0.0), (0.01, 0.01), (0.7, 0.7), (2, 2.0), (1, None), (1.0, None), (None, None)],
+)
+async def test_a_lease_has_the_temperature_of_its_request_if_it_is_not_the_rounds(
+    served: Served, asked: float | None, leased: float | None
+) -> None:
+    key = await make_key(served)
+    async with working(served) as answered:
+        found = await ask(served, key, temperature=asked)
+    assert found["choices"][0]["text"] == "1+2="
+    assert [(lease.temperature, "temperature" in str(lease.to_bytes())) for lease in answered] == [
+        (leased, leased is not None)
+    ]
+
+
+async def test_a_chat_has_its_own_temperature_too(served: Served) -> None:
+    key = await make_key(served)
+    body = {"model": "swarm", "messages": [], "prompt_token_ids": encode("1+2="), "temperature": 0}
+    async with working(served) as answered:
+        response = await post(served, key, body, "/v1/chat/completions")
+        assert response.status == 200, await response.text()
+    assert [lease.temperature for lease in answered] == [0.0]
+
+
 async def test_prompts_are_answered_in_their_order(served: Served) -> None:
     key = await make_key(served)
     async with working(served) as answered:
@@ -178,7 +203,11 @@ async def test_a_chat_may_be_exact_to_the_token(served: Served) -> None:
     [
         ({"model": "gpt-9"}, 404, "not_found", "Models: swarm"),
         ({"model": "swarm@7"}, 404, "not_found", "Models: swarm"),
-        ({"temperature": 0.5}, 400, "field_refused", "temperature 1"),
+        ({"temperature": 3}, 400, "field_refused", "temperature"),
+        ({"temperature": -1}, 400, "field_refused", "temperature"),
+        ({"temperature": True}, 400, "malformed_message", "temperature"),
+        ({"temperature": "0"}, 400, "malformed_message", "temperature"),
+        ({"temperature": float("nan")}, 400, "malformed_message", "NaN"),
         ({"top_p": 0.5}, 400, "field_refused", "top_p"),
         ({"prompt": [999]}, 400, "field_refused", "vocabulary"),
         ({"prompt": ""}, 400, "malformed_message", "prompt"),

@@ -33,25 +33,32 @@ def logits(count: int, *, seed: int = 0) -> NDArray[np.float64]:
     return made
 
 
-def drawn(table: NDArray[np.float64], seed: int, number: int = 0) -> Completion:
-    """Return the completion of an honest node with these logits."""
+def drawn(table: NDArray[np.float64], seed: int, number: int = 0, own: float | None = None) -> Completion:
+    """Return the completion of an honest node with these logits, for a lease with a temperature of its own or not."""
     chances = uniforms(seed, number, len(table))
-    tokens = score(table, chances, [0] * len(table)).dictated
+    tokens = score(table, chances, [0] * len(table), 1.0, own).dictated
     odds = np.exp(table - table.max(-1, keepdims=True))
     logprobs = np.log(odds[np.arange(len(table)), tokens] / odds.cumsum(-1)[:, -1])  # as `score` has them
     return Completion(tokens.astype(np.uint32), logprobs.astype(np.float32), "length")
 
 
-def replayed(table: NDArray[np.float64], said: Completion, seed: int, number: int = 0) -> ReplayMeasurement:
+def replayed(
+    table: NDArray[np.float64], said: Completion, seed: int, number: int = 0, own: float | None = None
+) -> ReplayMeasurement:
     """Return the measurement of an auditor with these logits."""
-    scored = score(table, uniforms(seed, number, len(table)), said.tokens.tolist())
-    return measure([said], [scored], seed, [number])
+    scored = score(table, uniforms(seed, number, len(table)), said.tokens.tolist(), 1.0, own)
+    return measure([said], [scored], [number])
 
 
 def honest(
-    count: int, *, noise: float = 0.0, seed: int = 1, shift: NDArray[np.float64] | None = None
+    count: int,
+    *,
+    noise: float = 0.0,
+    seed: int = 1,
+    shift: NDArray[np.float64] | None = None,
+    own: float | None = None,
 ) -> ReplayMeasurement:
     """Positions of a node whose logits differ from the auditor's by noise and a shift."""
     table = logits(count)
     rough = table + noise * logits(count, seed=99) + (0 if shift is None else shift)
-    return replayed(table, drawn(rough, seed), seed)
+    return replayed(table, drawn(rough, seed, own=own), seed, own=own)

@@ -62,7 +62,7 @@ def sampled(folder: Path) -> list[Completion]:
 
 def replayed(folder: Path, said: list[Completion]) -> ReplayMeasurement:
     prefill = Prefill(np.array(PROMPT, np.uint32), [one.tokens for one in said], SEED, 1.0)
-    return measure(said, VersionScorer(folder).score([prefill])[0], SEED)
+    return measure(said, VersionScorer(folder).score([prefill])[0])
 
 
 def judged(said: list[Completion], claimed: Path, other: Path, tolerance: str) -> AuditReport:

@@ -79,7 +79,7 @@ def test_it_ends_with_enough_positions() -> None:
         return [Completion(tokens, tokens.astype(np.float32), "length")] * drawing.count
 
     def score(claims: Sequence[Prefill]) -> list[list[Scored]]:
-        scored = Scored(table, table, table + 1, table.astype(np.int64))
+        scored = Scored(table, table, table.astype(np.int64))
         return [[scored] * len(claim.completions) for claim in claims]
 
     groups = list(honest_groups(drawings([(DRAWING.prompt, 1)], max_new_tokens=50, temperature=1.0), draw, score))
@@ -94,7 +94,7 @@ def test_the_reference_node_samples_as_an_honest_node_in_its_precision(policy: P
     [scored] = VersionScorer(policy).score(
         [Prefill(DRAWING.prompt, [one.tokens for one in said], DRAWING.seed, DRAWING.temperature)]
     )
-    group = measure(said, scored, DRAWING.seed)
+    group = measure(said, scored)
     assert len(said) == DRAWING.count
     assert len({one.tokens.tobytes() for one in said}) > 1, "each sample has draws of its own"
     assert (group.claimed == group.dictated).mean() > 0.8

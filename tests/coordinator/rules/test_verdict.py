@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.rules.calibration import SHIPPED, Tolerance, read
-from coordinator.rules.replay import ReplayMeasurement, joined, margins, score
+from coordinator.rules.replay import ReplayMeasurement, joined, score
 from coordinator.rules.verdict import (
     EVIDENCE_MAX,
     AuditOutcome,
@@ -268,7 +268,7 @@ def steered(contexts: int, *, of: int = 8, samples: int = 64, noise: float = 0.0
     table = np.repeat(logits(of, seed=seed), samples, 0)
     rough = table + np.repeat(noise * logits(of, seed=10**6 + seed) / 2, samples, 0)
     chances, likeliest = uniforms(1, 0, len(table)), table.argmax(-1)
-    misses = margins(score(table, chances, likeliest.tolist()), likeliest, chances)
+    misses = score(table, chances, likeliest.tolist()).margins
     takes = (misses < BF16.margin.far) & (np.arange(len(table)) < samples * contexts)
     tokens = np.where(takes, likeliest, drawn(rough, 1).tokens)
     logprobs = score(rough, chances, tokens.tolist()).logprobs

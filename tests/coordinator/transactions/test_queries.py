@@ -138,6 +138,30 @@ def test_the_same_seed_goes_to_every_node(world: World) -> None:
     assert (again.seed, again.lease_id != lease.lease_id) == (4242, True)
 
 
+@pytest.mark.parametrize("temperature", [None, 0.0, 0.7])
+def test_every_lease_of_a_query_has_its_temperature(world: World, temperature: float | None) -> None:
+    first, second, key = world.join(1), world.join(2), new_key(world)
+    (number,) = ask(world, key, query(temperature=temperature))
+    (lease,) = world.offer(first).leases
+    world.give_back(first, lease)
+    (again,) = world.offer(first).leases
+    assert world.tell(first, fragment(first, again, {0: [72]})).taken
+    world.now_ms += world.terms.timeout_ms + 1
+    world.expire()
+    (after,) = world.offer(second, continues=True).leases
+    assert after.prefixes
+    assert [one.temperature for one in (lease, again, after)] == [temperature] * 3
+    assert world.submit(second, respond(second, after, [73, END])).outcome == "accepted"
+    assert unpack_tokens(answers(world, [number])[number].samples[0].tokens).tolist() == [72, 73, END]
+
+
+def test_leases_for_training_have_the_versions_temperature(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    ask(world, key, query(temperature=0.0))
+    leases = world.offer(node, groups=3).leases
+    assert [lease.temperature for lease in leases] == [0.0, None, None]
+
+
 def test_a_node_that_dies_costs_a_continuation(world: World) -> None:
     first, second, key = world.join(1), world.join(2), new_key(world)
     (number,) = ask(world, key)

@@ -61,11 +61,11 @@ async function version (trust, folder) {
 function answer (model, manifest, lease) {
   const prompt = readU32(lease.prompt)
   const { temperature, max_new_tokens: maxNewTokens } = manifest.sampler
-  const { seed, turn_tokens_max: turnTokensMax } = lease
+  const { seed, turn_tokens_max: turnTokensMax, temperature: own = temperature } = lease
   const unbegun = { tokens: Buffer.alloc(0), finish: '' }
   return Array.from({ length: lease.samples }, (_, index) => {
     const prefix = lease.prefixes[index] ?? unbegun
-    return sample(model, { prompt, prefix, seed, index, temperature, maxNewTokens, turnTokensMax })
+    return sample(model, { prompt, prefix, seed, index, temperature, own, maxNewTokens, turnTokensMax })
   })
 }
 

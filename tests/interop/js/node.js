@@ -5,7 +5,7 @@ import { digest } from './blake3.js'
 import { decode, encode, fields, Float } from './canonical.js'
 import { Refused } from './errors.js'
 
-const GENERATION = 5
+const GENERATION = 6
 const PATIENCE_MS = 30_000
 
 const HEARTBEAT_REPLY = ['newest_version', 'heartbeat_s', 'finished']
@@ -22,6 +22,9 @@ const EXPLANATION = [
   'lease_id', 'claim_id', 'state', 'code', 'said', 'finding', 'appeal', 'ruling', 'report', 'lease', 'rollout',
   'fragments'
 ]
+
+// A lease at the manifest's temperature has no temperature of its own.
+const leaseFields = (lease) => fields(lease, ...LEASE, ...('temperature' in lease ? ['temperature'] : []))
 
 export class Node {
   #session = randomBytes(8).toString('hex')
@@ -81,7 +84,7 @@ export class Node {
   async leases (version, groups, finishing = false) {
     const asked = { version, groups, continues: true, finishing, numerics: 'js/float64/cpu' }
     const reply = await this.#call('/v1/leases', asked, ...LEASE_REPLY)
-    reply.leases.forEach((lease) => fields(lease, ...LEASE))
+    reply.leases.forEach(leaseFields)
     return reply
   }
 
@@ -99,7 +102,7 @@ export class Node {
   async submit (...claims) {
     const rollouts = claims.map((claim) => this.key.seal('rollout', claim))
     const { verdicts, leases } = await this.#call('/v1/rollouts', { rollouts }, 'verdicts', 'leases')
-    leases.forEach((lease) => fields(lease, ...LEASE))
+    leases.forEach(leaseFields)
     for (const verdict of verdicts) {
       fields(verdict, ...VERDICT)
       if (verdict.evidence) fields(verdict.evidence, ...EVIDENCE)

@@ -39,6 +39,13 @@ export function pick (weights, u) {
   return weights.findIndex((weight) => (sum += weight) > bound)
 }
 
+// (3) The token that a uniform draws at a temperature; at 0 the first of the likeliest.
+function draw (logits, temperature, u) {
+  const highest = logits.reduce((a, b) => Math.max(a, b))
+  if (Number(temperature) === 0) return logits.indexOf(highest)
+  return pick(logits.map((logit) => Math.exp((logit - highest) / temperature)), u)
+}
+
 // How likely a token is by logits, in nats.
 export function logprob (logits, token) {
   const highest = logits.reduce((a, b) => Math.max(a, b))
@@ -46,7 +53,7 @@ export function logprob (logits, token) {
 }
 
 // One sample of a lease: { tokens, logprobs, finish }, without the tokens of its prefix, which take part in the count.
-export function sample (model, { prompt, prefix, seed, index, temperature, maxNewTokens, turnTokensMax }) {
+export function sample (model, { prompt, prefix, seed, index, temperature, own, maxNewTokens, turnTokensMax }) {
   const [tokens, logprobs] = [[], []]
   if (prefix.finish) return { tokens, logprobs, finish: prefix.finish }
   const state = model.begin()
@@ -55,12 +62,9 @@ export function sample (model, { prompt, prefix, seed, index, temperature, maxNe
   for (const token of [...prompt, ...begun]) logits = model.step(state, token)
   const most = Math.min(maxNewTokens - begun.length, turnTokensMax || maxNewTokens)
   while (tokens.length < most) {
-    const scaled = logits.map((logit) => logit / temperature)
-    const highest = scaled.reduce((a, b) => Math.max(a, b))
-    const weights = scaled.map((logit) => Math.exp(logit - highest)) // (3)
-    const token = pick(weights, uniform(seed, index, begun.length + tokens.length))
+    const token = draw(logits, own, uniform(seed, index, begun.length + tokens.length))
     tokens.push(token)
-    logprobs.push(logprob(scaled, token))
+    logprobs.push(Math.max(-104, logprob(logits.map((logit) => logit / temperature), token)))
     if (model.ends.includes(token)) return { tokens, logprobs, finish: 'stop' } // (5)
     if (tokens.length < most) logits = model.step(state, token)
   }

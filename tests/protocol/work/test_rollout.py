@@ -47,6 +47,7 @@ OTHERWISE: dict[str, Any] = {
     "prefixes": (Prefix(tokens=pack_tokens([10]), finish=""),) * 2,
     "turn_tokens_max": 2,
     "context_tokens_paid": 1,
+    "temperature": 0.0,  # of somebody who wants likelier answers
 }
 
 

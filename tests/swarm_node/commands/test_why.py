@@ -60,7 +60,7 @@ def test_a_position_says_what_was_claimed_and_what_is_so_in_tokens_and_in_log_pr
     text = "\n".join(why.lines(told("hard", a_report())))
     assert "sample 0, position 2: token 2 claimed with -0.5000; expected 77 by 31.2 nats" in text
     assert "sample 0, position 5: token 5 claimed with -0.1250, the expected token; the replay gives -40.5000" in text
-    assert "validator replay/4, tolerances torch/fp32/cpu" in text
+    assert "validator replay/5, tolerances torch/fp32/cpu" in text
 
 
 @pytest.mark.parametrize(("finding", "appeal"), [("soft", ""), ("hard", "denied"), ("hard", "possible"), ("", "")])

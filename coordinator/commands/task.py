@@ -61,10 +61,10 @@ def check(
 
     plain = source.suffix == ".py"
     config = load(None if plain else source, [f"task.name={source}", *settings] if plain else settings)
+    read_file = None
     try:
         read_file = start.text_reader(config)
     except ConfigInvalid as error:
-        read_file = None
         typer.echo(f"warning: The lengths of the prompts are not checked: {error.message}", err=True)
     else:
         start.require_text(config.model, read_file)

@@ -63,4 +63,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(sys.argv[1], sys.argv[2], sys.argv[3])

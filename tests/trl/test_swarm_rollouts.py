@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 from coordinator.learner.embedded import EmbeddedShape, make_policy
 from echo_swarm import Swarm as Round
 from tests.processes.programs import Swarm, said
-from tests.processes.rounds import Coordinator, assert_ledger_is_sound, join
+from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "trainers"))
 
@@ -34,7 +33,11 @@ def test_each_step_of_grpo_trainer_is_sampled_by_its_own_version(tmp_path: Path)
     try:
         policy = tmp_path / "policy"
         make_policy(policy, seed=1, shape=EmbeddedShape(hidden=16, layers=1, heads=2, intermediate=32))
-        settings = {"model": {"path": str(policy)}, "learner": {"external": True}, "sampling": {"max_new_tokens": 4}}
+        settings: Settings = {
+            "model": {"path": str(policy)},
+            "learner": {"external": True},
+            "sampling": {"max_new_tokens": 4},
+        }
         coordinator = Coordinator(swarm, settings).start(learner=True)
         coordinator.reaches("version", 1)
         join(swarm, "node", coordinator.join_string, "--engine", "torch")
@@ -50,6 +53,5 @@ def test_each_step_of_grpo_trainer_is_sampled_by_its_own_version(tmp_path: Path)
             served = connection.exec_driver_sql("SELECT version, SUM(tokens) FROM rollouts GROUP BY version").all()
         assert [row[0] for row in served] == list(range(1, steps + 1))
         assert_ledger_is_sound(coordinator)
-        assert AutoModelForCausalLM.from_pretrained(policy), "the starting policy is untouched"
     finally:
         swarm.close()

@@ -193,7 +193,7 @@ class VllmEngine:
         """Return the sampling statistics since the last call."""
         spent, self._spent = self._spent, _nothing_spent()
         prefill_s, decode_s = self._times.take()
-        return SamplingStats(prefill_s=prefill_s, decode_s=decode_s, **spent)
+        return SamplingStats.model_validate({"prefill_s": prefill_s, "decode_s": decode_s, **spent})
 
     def _loaded(self) -> VllmModel:
         if self._model is None:

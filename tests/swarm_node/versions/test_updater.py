@@ -227,7 +227,7 @@ async def test_the_description_is_the_signed_one(scene: Scene) -> None:
     scene.metadata.set_description(said, datetime.now(UTC))
     await scene.sees()
     assert await scene.updater.description() == said
-    forged = RoundSection(title="Diffs").describe(scene.metadata.round_id).to_bytes()
+    forged = RoundSection(title="Diff").describe(scene.metadata.round_id).to_bytes()
     scene.home_manner = lambda request: request.answer(200, forged)
     with pytest.raises(UntrustedMetadata, match="hash"):
         await scene.updater.description()

@@ -75,8 +75,8 @@ def _now(figures: FrontFigures) -> Any:
     shown = _helpers(figures.board)
     shown["Versions"] = (words.whole(status["version"]), _published(figures.board))
     if found.newest is not None:
-        before = "" if found.first is None else f"from {score(found.first)} "
-        shown["Score"] = (score(found.newest), f"{before}at update {words.whole(found.update)}")
+        at = f"at update {words.whole(found.update)}"
+        shown["Score"] = (score(found.newest), at if found.first is None else f"from {score(found.first)} at the start")
     update, most = status["update"], status["max_updates"]
     ends = f"Update {words.whole(update)} of {words.whole(most)}", words.percent(update / most)
     progress = el("p", (el("span", end) for end in ends), class_="ends")

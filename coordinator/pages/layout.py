@@ -216,5 +216,6 @@ def node_link(node_id: str, name: str) -> Markup:
 
 def error_page(title: str, message: str, hint: str, site: Site) -> str:
     """Build a page that shows an error, its hint, and the way back."""
-    ways = el("p", el("a", "Overview", href="/", class_="button"), " ", el("a", "Leaderboard", href="/leaderboard"))
+    home, board = el("a", "Overview", href="/", class_="button"), el("a", "Leaderboard", href="/leaderboard")
+    ways = el("p", home, " ", board, class_="actions")
     return document(title, "", site, el("p", message, class_="lead"), el("p", hint, class_="soft"), ways)

@@ -91,7 +91,7 @@ def _helpers(board: BoardFigures) -> dict[str, tuple[Any, Any]]:
     tokens = words.whole(sum(line.validated_tokens for line in nodes))
     if board.status["finished"]:
         return {"Computers": (words.whole(len(nodes)), f"of {owners}"), "Tokens": (tokens, "verified")}
-    speed = words.figure(sum(line.tokens_per_s for line in present))
+    speed = words.figure(sum(line.tokens_per_s for line in present if line.validated_tokens))  # others may boast
     return {
         "Computers helping": (words.whole(len(present)), f"of {owners}; {words.whole(len(nodes))} so far"),
         "Tokens per second": (speed, f"{tokens} verified so far"),

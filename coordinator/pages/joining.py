@@ -48,5 +48,5 @@ def render(site: Site) -> str:
         "Whom do I trust?": "The part after # of the join string is the fingerprint of the round's keys. Your node "
         "runs only weights that these keys have signed, whoever answers at this address.",
     }  # fmt: skip
-    asked = (el("div", el("h3", question), el("p", answer)) for question, answer in questions.items())
+    asked = (el("div", el("h2", question), el("p", answer)) for question, answer in questions.items())
     return document("Join this round", "/join", site, commands(site), el("div", asked, class_="questions"))

@@ -145,10 +145,10 @@ ROUND_TITLE_MAX_CHARS = 80
 ROUND_FACT_MAX_CHARS = 200
 """The licence, operator or contact of a round: a line each, or an address."""
 
-ROUND_TEXT_MAX_CHARS = 1000
-"""The description or purpose of a round: a paragraph that visitors read before they join."""
+ROUND_TEXT_MAX_CHARS = 500
+"""The description or purpose of a round: a paragraph that visitors read in ten seconds, before they join."""
 
-DESCRIPTION_MAX_BYTES = 16 * KIB
+DESCRIPTION_MAX_BYTES = 8 * KIB
 """The description of a round: its texts at their limits, in the longest UTF-8."""
 
 ADDRESSES_MAX = 8

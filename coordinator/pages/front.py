@@ -14,6 +14,9 @@ from coordinator.reports.ranking import RankingLine
 
 LEADERS_SHOWN = 5
 
+TITLE_CHARS, LEAD_CHARS = 40, 200
+"""Lengths up to which the title and the description are set in large type."""
+
 AWAY = ("silent", "left")
 
 
@@ -47,8 +50,8 @@ def _hero(board: BoardFigures) -> Markup:
     return el(
         "div",
         el("p", _state(board.status), class_="kicker"),
-        el("h1", el("bdi", site.title)),
-        el("p", site.lead, class_="lead"),
+        el("h1", el("bdi", site.title), class_="long" if len(site.title) > TITLE_CHARS else None),
+        el("p", site.lead, class_="lead long" if len(site.lead) > LEAD_CHARS else "lead"),
         el("p", el("strong", "Why: "), said.purpose, class_="why") if said.purpose else None,
         el("p", _first_step(board.status), " ", el("a", "How it works", href="/join"), class_="actions"),
         class_="hero",

@@ -40,6 +40,12 @@ _WORDS = {
     "cost": (FAST, "Credit per update, by the learner", "Credit of the answers, in the operator's unit."),
 }
 
+_SECONDARY = frozenset(
+    ("reward/std", "reward/taught", "kl/k1", "is/ratio_mean", "is/ratio_min", "is/ratio_max", "is/chi2", "clip/low",
+     "clip/high", "learner/learning_rate", "staleness/mean", "cost")
+)  # fmt: skip
+"""Metrics that only experts read: they are folded."""
+
 _FAMILIES = {"reward": LEARNING, "eval": LEARNING, "length": LEARNING, "learner": HEALTHY}
 
 
@@ -47,6 +53,11 @@ def question(name: str) -> str:
     """Return the question that the metric `name` helps to answer."""
     known = _WORDS.get(name)
     return known[0] if known else _FAMILIES.get(name.partition("/")[0], HEALTHY)
+
+
+def is_secondary(name: str) -> bool:
+    """Return True if the chart of the metric `name` is folded."""
+    return name in _SECONDARY
 
 
 def caption(name: str) -> Caption:

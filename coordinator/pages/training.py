@@ -158,26 +158,33 @@ def render(figures: Training) -> str:
 
 
 def _drawn(figures: Training, question: str, *others: tuple[bool, Markup]) -> Any:
-    """Build the charts of the metrics for one question; those that never change are folded.
+    """Build the charts of the metrics for one question; those for experts and those that never change are folded.
 
     `others` are charts that come first, each with whether it is flat.
     """
     moving = [chart for is_flat, chart in others if not is_flat]
     flat = [chart for is_flat, chart in others if is_flat]
+    secondary: list[Markup] = []
     for number, (name, points) in enumerate(figures.metrics.items()):
         if metric_words.question(name) == question:
             caption = metric_words.caption(name)
             drawn = charts.lines(
                 f"metric-{number}", caption, "update", {caption.title: points}, from_zero=name == REWARD
             )
-            (flat if charts.is_flat(points) else moving).append(drawn)
-    folded = None
-    if flat:
-        said = f"{words.counted(len(flat), 'chart')} that {'does' if len(flat) == 1 else 'do'} not change"
-        folded = el(
-            "details", el("summary", said), el("div", flat, class_="charts"), id=f"flat-{question}", class_="more"
-        )
-    return el("div", moving, class_="charts"), folded
+            place = flat if charts.is_flat(points) else secondary if metric_words.is_secondary(name) else moving
+            place.append(drawn)
+    return (
+        el("div", moving, class_="charts"),
+        _folded(f"more-{question}", "more chart", secondary),
+        _folded(f"flat-{question}", "chart without a change", flat, "charts without a change"),
+    )
+
+
+def _folded(name: str, noun: str, drawn: Sequence[Markup], many: str = "") -> Markup | None:
+    if not drawn:
+        return None
+    summary = el("summary", words.counted(len(drawn), noun, many))
+    return el("details", summary, el("div", drawn, class_="charts"), id=name, class_="more")
 
 
 def _health(figures: Training) -> Any:

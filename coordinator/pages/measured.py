@@ -1,4 +1,4 @@
-"""How good the model is now: the newest evaluation, with the first one to compare it with."""
+"""Quality of the model now: the newest evaluation, with the first one to compare it with."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

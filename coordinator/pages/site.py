@@ -1,4 +1,4 @@
-"""What all pages of a round share: its description, its task, and the string to join it."""
+"""Data that all pages of a round share: its description, its task, and the string to join it."""
 
 from dataclasses import dataclass
 

@@ -36,7 +36,7 @@ Passage = Annotated[str, Field(max_length=limits.ROUND_TEXT_MAX_CHARS), AfterVal
 
 
 class RoundDescription(Message):
-    """What an operator says about a round; an empty text is not given."""
+    """Texts of an operator about a round; an empty text is not given."""
 
     round_id: Hex64
     title: Title

@@ -202,7 +202,7 @@ def _newest(answer: RoundAnswer) -> str:
 
 
 BRIEFLY = ("title", "operator", "licence")
-"""What fits one line about a round."""
+"""Texts that fit one line about a round."""
 
 
 def told(answer: RoundAnswer) -> dict[str, str]:

@@ -122,7 +122,7 @@ def bars(name: str, title: str | Caption, across: str, points: Sequence[Point], 
         for x, y in points
     ]  # fmt: skip
     rows = [[words.figure(x), tell(y)] for x, y in points]
-    return _figure(name, caption, across, scale, drawn, None, [across, caption.title], rows)
+    return _figure(name, caption, across, scale, drawn, None, [across, caption.title], rows, newest="")
 
 
 def _marks(marks: Mapping[float, str], scale: "_Scale") -> list[Markup]:
@@ -201,13 +201,15 @@ def _figure(
     legend: Markup | None,
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
+    newest: str | None = None,
 ) -> Markup:
+    """Build a chart; `newest` is shown beside its title, by default the first figure of the last row."""
     grid = [
         el("line", x1=0, x2=SIDE, y1=f"{scale.y(value):.2f}", y2=f"{scale.y(value):.2f}", class_="grid")
         for value in scale.ticks
     ]
-    many, newest = words.counted(len(rows), "point"), ", ".join(rows[-1][1:])
-    last = f"{many}; {across} {rows[-1][0]}: {newest}. The table below has all of them."
+    many, last_row = words.counted(len(rows), "point"), ", ".join(rows[-1][1:])
+    last = f"{many}; {across} {rows[-1][0]}: {last_row}. The table below has all of them."
     svg = el(
         "svg", el("title", caption.title, id=f"{name}-title"), el("desc", last, id=f"{name}-desc"), grid, drawn,
         viewBox=f"0 0 {SIDE} {SIDE}", preserveAspectRatio="none", role="img",
@@ -219,7 +221,7 @@ def _figure(
     plot = el("div", el("div", up, class_="up", aria_hidden="true"), svg, along, class_="plot")
     return el(
         "figure",
-        _caption(caption, newest if len(rows[-1]) == 2 else rows[-1][1]),
+        _caption(caption, rows[-1][1] if newest is None else newest),
         plot,
         legend,
         _table(name, caption.title, heads, rows),

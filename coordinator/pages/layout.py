@@ -160,7 +160,7 @@ def wanted(status: Mapping[str, Any]) -> Markup | None:
     return el("p", el("strong", "We need more GPUs: "), el("a", "join this round", href="/join"), ".", class_="notice")
 
 
-def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0, accuracy: str = "") -> Markup:
+def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0, score: str = "") -> Markup:
     """Build the line of figures about the round's state."""
     figures = {
         "phase": status["phase"],
@@ -170,7 +170,7 @@ def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0, accuracy: str
         "last update": words.DASH if (age := status["update_age_s"]) is None else words.ago(int(1000 * age) + age_ms),
         "nodes up to date": f"{status['nodes_up_to_date']} / {status['nodes_alive']}",
         "learner idle": words.percent(status["learner_idle_share_lately"]),
-        "accuracy": accuracy,
+        "score": score,
     }
     return live("strip", aged(age_ms), wanted(status), facts(figures))
 

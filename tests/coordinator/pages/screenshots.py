@@ -60,7 +60,7 @@ async def _take(browser: Browser, home: str) -> None:
             if name == "node":
                 await tab.click("button[data-claim]")
                 await tab.until("document.getElementById('checked').textContent")
-                await tab.look("document.getElementById('receipts').scrollIntoView()")
+                await tab.look("document.getElementById('receipts').scrollIntoView({ behavior: 'instant' })")
             (PICTURES / f"{name}.webp").write_bytes(await tab.picture())
 
 

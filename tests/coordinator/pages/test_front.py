@@ -1,5 +1,6 @@
 """The front page and what all pages say about the round: hostile, missing and very long texts; what visitors see."""
 
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from coordinator.pages import entries, feed
+from coordinator.pages import charts, entries, feed, metric_words
 from coordinator.pages.layout import wanted
 from coordinator.pages.measured import done, main_curve, quality
 from coordinator.pages.site import SOFTWARE, Site
@@ -17,7 +18,7 @@ from ledger import store
 from ledger.entry import Deposit
 from protocol import limits
 from protocol.policy.description import RoundDescription
-from tests.coordinator.pages.rounds import furnished
+from tests.coordinator.pages.rounds import earn, furnished
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -128,6 +129,36 @@ class TestVisitors:
         icon = await served.client.get("/favicon.ico")
         assert (await icon.read()).startswith(b"\x89PNG")
         assert "Disallow: /v1/" in await read(served, "/robots.txt")
+
+
+class TestTraining:
+    async def test_charts_stand_below_their_question_with_both_names(self, served: Served) -> None:
+        page = await read(served, "/training")
+        places = [
+            page.index(part) for part in ("Is it learning?", "<code>reward/mean</code>", "Is it healthy?", "Fleet")
+        ]
+        assert places == sorted(places)
+        assert '<span class="name">Reward</span>' in page
+
+    async def test_a_chart_that_does_not_change_is_folded(self, tmp_path: Path) -> None:
+        async with furnished(tmp_path) as longer:
+            await earn(longer, await longer.join(1))
+            page = await read(longer, "/training")
+        (folded,) = re.findall(r'<details id="flat-health".*?</details></figure></div></details>', page)
+        assert "<summary>1 chart without a change</summary>" in folded
+        assert "&lt;b&gt;kl/k3" in folded
+        assert "reward/mean" not in folded
+
+    @pytest.mark.parametrize(
+        ("values", "flat"),
+        [([1.0, 1.0], True), ([0.0, 0.0, 0.0], True), ([1.0], False), ([1e-9, 2e-9], False), ([], False)],
+    )
+    async def test_a_curve_is_flat_if_no_value_differs(self, values: list[float], flat: bool) -> None:
+        assert charts.is_flat([(float(x), y) for x, y in enumerate(values)]) is flat
+
+    async def test_unknown_metrics_keep_their_names(self) -> None:
+        assert metric_words.caption("my/own_metric") == charts.Caption("my/own metric", "my/own_metric")
+        assert metric_words.question("reward/of_style") == metric_words.LEARNING
 
 
 WORKS: dict[str, Any] = {"finished": False, "version": 3, "nodes_alive": 2, "learner_idle_share_lately": 0.0}

@@ -83,7 +83,7 @@ class TestPages:
     async def test_what_was_not_measured_yet_has_no_place_above_the_pages(self, served: Served) -> None:
         page = await (await served.client.get("/training")).text()
         assert "<dt>learner idle</dt>" in page
-        assert "<dt>accuracy</dt>" not in page
+        assert "<dt>score</dt>" not in page
         assert "<dt>Score</dt>" not in await (await served.client.get("/")).text()
 
     @pytest.mark.parametrize("name", ["..%2findex.py", "live.js%00", "nothing.js", "STYLE.css"])

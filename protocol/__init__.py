@@ -32,6 +32,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **data**: the problems of a task that are read from files or from the model hub
 - **delegation**: the owner's signed statement that a node works for the owner
 - **deposit**: what the operator puts into the budget when the round is made
+- **description**: the operator's signed texts about a round: title, purpose, licence, operator, contact
 - **drawn**: chosen by an epoch's secret for an audit
 - **engine**: the program that samples: torch, llama or vllm
 - **entry**: one record of the ledger; entries are only ever appended

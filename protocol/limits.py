@@ -143,6 +143,18 @@ NAME_MAX_CHARS = 40
 NAME_MARKS_MAX = 2
 """Combining marks on one letter: no language stacks more, and a hundred of them would cover the lines around."""
 
+ROUND_TITLE_MAX_CHARS = 80
+"""The title of a round. It must fit one line of a terminal, and the title of a browser's tab."""
+
+ROUND_FACT_MAX_CHARS = 200
+"""The licence, operator or contact of a round: a line each, or an address."""
+
+ROUND_TEXT_MAX_CHARS = 500
+"""The description or purpose of a round: a paragraph that visitors read in ten seconds, before they join."""
+
+DESCRIPTION_MAX_BYTES = 8 * KIB
+"""The description of a round: its texts at their limits, in the longest UTF-8."""
+
 ADDRESSES_MAX = 8
 """Addresses a node may register: other nodes try each of them."""
 

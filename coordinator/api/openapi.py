@@ -64,7 +64,9 @@ SAID: dict[str, tuple[Kind | None, Kind | None]] = {
 """Unsigned messages and their replies, by path: of the operator's own programs, and public ones."""
 
 PRODUCES: dict[str, str | tuple[str, ...]] = {
-    "/": "text/html", "/training": "text/html", "/nodes/{node}": "text/html", "/entries/{index}": "text/html",
+    "/": "text/html", "/join": "text/html", "/leaderboard": "text/html", "/entries": "text/html",
+    "/favicon.ico": "image/png", "/robots.txt": "text/plain", "/feed.atom": "application/atom+xml",
+    "/training": "text/html", "/nodes/{node}": "text/html", "/entries/{index}": "text/html",
     "/metrics": "text/plain", "/healthz": "text/plain", "/v1/ledger/checkpoint": "text/plain",
     "/v1/events": "text/event-stream",
     "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON, "/openapi.json": JSON,
@@ -72,7 +74,7 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/v1/operator/orders": JSON, "/v1/operator/finish": JSON, "/v1/operator/rulings": JSON,
     "/v1/operator/appeals": JSON, "/v1/operator/appeals/{number}": JSON,
     "/stats/{file}": ("text/csv", JSON, "application/xml", "application/gzip"),
-    "/static/{name}": ("text/css", "text/javascript", "image/svg+xml"),
+    "/static/{name}": ("text/css", "text/javascript", "image/svg+xml", "image/png"),
     "/v1/models": JSON, "/v1/completions": (JSON, "text/event-stream"),
     "/v1/chat/completions": (JSON, "text/event-stream"),
     "/v1/key": JSON, "/v1/trainer/versions": JSON,

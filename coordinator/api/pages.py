@@ -1,4 +1,4 @@
-"""Routes of the pages: leaderboard, training, a node, the ledger's entries, and the static files that they use.
+"""Routes of the pages: front page, leaderboard, training, a node, the ledger's entries, and their static files.
 
 - First paint needs no script: the server renders everything (`coordinator.pages`), a script only refreshes it.
 - The leaderboard and the training page are built once per snapshot and sent compressed; a browser that has a page
@@ -15,12 +15,13 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator.api.http import ROUND
-from coordinator.api.snapshot import Page
-from coordinator.api.watch import WATCH
-from coordinator.pages import board, entries, layout, node, training
+from coordinator.api.snapshot import SECURITY, Page
+from coordinator.api.watch import WATCH, site_of
+from coordinator.pages import board, entries, feed, front, joining, layout, node, training
 from coordinator.pages.board import Wish
 from coordinator.reports import history
 from coordinator.reports.ranking import RankingLine
+from coordinator.store.tables import versions
 from ledger import store
 from ledger.store import Recorded
 from protocol.errors import NotFound
@@ -32,6 +33,28 @@ STATIC_AGE_S = 60
 
 
 @routes.get("/")
+async def front_page(request: web.Request) -> web.Response:
+    """Return the front page; the leaderboard had this address once, with a query."""
+    if Wish.asks(request.query):
+        return web.Response(
+            status=302, headers={**SECURITY, "Location": f"/leaderboard?{request.rel_url.raw_query_string}"}
+        )
+    watch = request.app[WATCH]
+    moment, age_ms = await watch.front.get(), watch.board.age_ms()
+
+    def make(figures: front.FrontFigures) -> Page:
+        return _html(front.render(replace(figures, board=replace(figures.board, age_ms=age_ms))))
+
+    return moment.page(f"/ {age_ms}", make).reply(request)
+
+
+@routes.get("/join")
+async def join_page(request: web.Request) -> web.Response:
+    """Return the page with the commands to join."""
+    return _html(joining.render(site_of(request.app[ROUND]))).reply(request)
+
+
+@routes.get("/leaderboard")
 async def leaderboard(request: web.Request) -> web.Response:
     """Return the leaderboard as a page."""
     wish = Wish.parse(request.query)
@@ -77,7 +100,7 @@ async def node_page(request: web.Request) -> web.Response:
             claims=history.claims(connection, line.node_id),
             round_id=round_.round_id,
             now_ms=figures.now_ms,
-            join_string=figures.join_string,
+            site=figures.site,
         )
 
     return _html(node.render(await round_.database.read(read, line))).reply(request)
@@ -86,15 +109,25 @@ async def node_page(request: web.Request) -> web.Response:
 @routes.get("/entries/{index:[0-9]{1,18}}")
 async def entries_page(request: web.Request) -> web.Response:
     """Return the page of the ledger's entries from an index on."""
+    return await _entries(request, int(request.match_info["index"]))
+
+
+@routes.get("/entries")
+async def newest_entries(request: web.Request) -> web.Response:
+    """Return the page of the ledger's newest entries."""
+    return await _entries(request, None)
+
+
+async def _entries(request: web.Request, index: int | None) -> web.Response:
     round_ = request.app[ROUND]
-    start = int(request.match_info["index"])
 
-    def read(connection: sa.Connection) -> tuple[list[Recorded], int]:
-        return store.entries(connection, start, entries.SHOWN), store.size(connection)
+    def read(connection: sa.Connection) -> tuple[int, list[Recorded], int]:
+        size = store.size(connection)
+        start = max(0, size - entries.SHOWN) if index is None else index
+        return start, store.entries(connection, start, entries.SHOWN), size
 
-    recorded, size = await round_.database.read(read)
-    join = round_.config.round.join_string(round_.round_id)
-    return _html(entries.render(start, recorded, size, join)).reply(request)
+    start, recorded, size = await round_.database.read(read)
+    return _html(entries.render(start, recorded, size, site_of(round_))).reply(request)
 
 
 @routes.get("/static/{name:[a-z]+[.][a-z]+}")
@@ -104,6 +137,36 @@ async def static(request: web.Request) -> web.Response:
     if page is None:
         raise NotFound(f"There is nothing at {request.path[:100]}.")
     return page.reply(request)
+
+
+@routes.get("/feed.atom")
+async def news(request: web.Request) -> web.Response:
+    """Return the last versions and incidents as an Atom feed."""
+    round_ = request.app[ROUND]
+
+    def read(connection: sa.Connection) -> tuple[list[feed.PublishedVersion], list[history.Incident]]:
+        newest = sa.select(versions).order_by(versions.c.version.desc()).limit(feed.ENTRIES_MAX)
+        rows = [
+            feed.PublishedVersion(row.version, row.policy_update, row.published_ms)
+            for row in connection.execute(newest)
+        ]
+        return rows, history.incidents(connection)
+
+    text = feed.render(site_of(round_), *await round_.database.read(read), round_.round_id)
+    return Page(text.encode(errors="replace"), "application/atom+xml; charset=utf-8").reply(request)
+
+
+@routes.get("/favicon.ico")
+async def favicon(request: web.Request) -> web.Response:
+    """Return the icon, for browsers that ask for it by this name."""
+    return _static()["icon.png"].reply(request)
+
+
+@routes.get("/robots.txt")
+async def robots(request: web.Request) -> web.Response:
+    """Return what search engines may index: the pages, and not the data of programs."""
+    text = "User-agent: *\nDisallow: /v1/\nDisallow: /stats/\nDisallow: /metrics\n"
+    return Page(text.encode(), "text/plain; charset=utf-8", f"max-age={STATIC_AGE_S}").reply(request)
 
 
 @cache
@@ -130,5 +193,5 @@ def _html(text: str, status: int = 200) -> Page:
 def missing(request: web.Request, error: NotFound) -> web.Response:
     """Render the page for a wrong address."""
     round_ = request.app[ROUND]
-    text = layout.error_page("Not found", error.message, error.hint, round_.config.round.join_string(round_.round_id))
+    text = layout.error_page("Not found", error.message, error.hint, site_of(round_))
     return _html(text, error.http_status).reply(request)

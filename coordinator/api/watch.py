@@ -36,18 +36,27 @@ from coordinator.api.guard import HERE, Bounds, caller, place
 from coordinator.api.snapshot import SECURITY, PageSnapshot
 from coordinator.base.clock import now_ms
 from coordinator.pages.board import BoardFigures
+from coordinator.pages.front import FrontFigures
+from coordinator.pages.site import Site
 from coordinator.pages.training import Training
 from coordinator.reports import curves, history, summary
 from coordinator.reports.curves import Curves
 from coordinator.reports.ranking import Fold, by_node, by_owner, by_team
 from coordinator.service.round import Round
 from coordinator.store.tables import versions
+from coordinator.tasks.kinds import task_label
 from coordinator.transactions import evaluations, orders, standings
 from ledger import store
 
 LOOK_S = 2.0
 SHARES = 4
 """The share of all streams for this machine is 1 / `SHARES`: a proxy that does not name its clients serves many."""
+
+
+def site_of(round_: Round) -> Site:
+    """Return what all pages of a round share."""
+    settings, round_id = round_.config.round, round_.round_id
+    return Site(settings.join_string(round_id), settings.describe(round_id), task_label(round_.config))
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class Watch:
         self._curves = Curves()
         self.board = PageSnapshot(self._board)
         self.training = PageSnapshot(self._training)
+        self.front = PageSnapshot(self._front)
         self.listeners = Counter[str]()
         """Number of open streams by place."""
         self._streams: dict[asyncio.Timeout, str] = {}
@@ -83,6 +93,7 @@ class Watch:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+        await self.front.close()
         await self.board.close()
         await self.training.close()
 
@@ -160,7 +171,7 @@ class Watch:
             days=dict(self._fold.days),
             ledger_size=store.size(connection),
             now_ms=moment_ms,
-            join_string=self._round.config.round.join_string(self._round.round_id),
+            site=site_of(self._round),
         )
 
     async def _training(self) -> Training:
@@ -181,9 +192,14 @@ class Watch:
             branches=curves.tree(connection, last["version"]) if last else [],
             incidents=history.incidents(connection),
             orders=orders.about(connection),
+            published=curves.published(connection),
             now_ms=moment_ms,
-            join_string=self._round.config.round.join_string(self._round.round_id),
+            site=site_of(self._round),
         )
+
+    async def _front(self) -> FrontFigures:
+        board, training = await self.board.get(), await self.training.get()
+        return FrontFigures(board.figures, training.figures)
 
     def _status(self, connection: sa.Connection, moment_ms: int) -> dict[str, Any]:
         round_ = self._round

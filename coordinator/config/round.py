@@ -9,6 +9,7 @@ from coordinator.config.modes import ModeName
 from coordinator.config.section import Section
 from protocol.errors import ConfigInvalid
 from protocol.people.addresses import host_and_port
+from protocol.policy.description import Fact, Passage, RoundDescription, Title
 
 STORE = r"^$|^postgresql(\+psycopg)?://"
 
@@ -30,6 +31,12 @@ class RoundSection(Section):
     """The round: its mode, folder, addresses and length."""
 
     mode: ModeName = Field("echo2", description="set of defaults: echo2, push-pull, sequential or colocated")
+    title: Title = Field("", description="title of the round on its pages and for volunteers; signed")
+    description: Passage = Field("", description="what is trained, in a sentence or two; signed")
+    purpose: Passage = Field("", description="why it is trained and who will use the result; signed")
+    licence: Fact = Field("", description="licence of the trained weights, for example Apache-2.0; signed")
+    operator: Fact = Field("", description="name of the person or organisation that runs the round; signed")
+    contact: Fact = Field("", description="how to reach the operator: an e-mail address or a URL; signed")
     directory: Path = Field(
         Path("round"), description="folder of the round: keys, state, checkpoints and published versions"
     )
@@ -57,6 +64,18 @@ class RoundSection(Section):
         """Return what volunteers join with: the URL of the coordinator and the fingerprint of the round."""
         url = self.public_url or (f"https://{self.tls_listen}" if self.tls_listen else f"http://{self.listen}")
         return f"{url}#{round_id}"
+
+    def describe(self, round_id: str) -> RoundDescription:
+        """Return what the operator says about this round."""
+        return RoundDescription(
+            round_id=round_id,
+            title=self.title,
+            description=self.description,
+            purpose=self.purpose,
+            licence=self.licence,
+            operator=self.operator,
+            contact=self.contact,
+        )
 
 
 class ModelSection(Section):

@@ -7,7 +7,8 @@ from urllib.parse import urlencode
 
 from coordinator.pages import words
 from coordinator.pages.html import Markup, el
-from coordinator.pages.layout import Column, Screen, document, live, node_link, strip, table
+from coordinator.pages.layout import Column, Screen, aged, document, live, node_link, numbers, table, wanted
+from coordinator.pages.site import Site
 from coordinator.reports.ranking import SORTS, Day, RankingLine
 
 LINES_PER_PAGE = 100
@@ -68,11 +69,16 @@ class Wish:
             page=max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 7 else 1,
         )
 
+    @staticmethod
+    def asks(query: Mapping[str, str]) -> bool:
+        """Return True if `query` chooses something of the leaderboard."""
+        return not {"view", "sort", "q", "page"}.isdisjoint(query)
+
     def link(self, **change: Any) -> str:
         """Return the address of this choice with `change` applied."""
         wish = {"view": self.view, "sort": self.sort, "q": self.search, "page": self.page} | change
         usual = {"view": "nodes", "sort": "score", "q": "", "page": 1}
-        return "/?" + urlencode({name: value for name, value in wish.items() if value != usual[name]})
+        return "/leaderboard?" + urlencode({name: value for name, value in wish.items() if value != usual[name]})
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class BoardFigures:
     days: Mapping[int, Day]
     ledger_size: int
     now_ms: int
-    join_string: str
+    site: Site
     age_ms: int = 0
     """Age of the figures when the page is built; 0 while they are fresh enough."""
 
@@ -100,13 +106,26 @@ def render(board: BoardFigures, wish: Wish) -> str:
     part = _days(board) if wish.view == "days" else _lines(board, wish)
     return document(
         "Leaderboard",
-        "/",
-        board.join_string,
-        strip(board.status, board.now_ms, board.age_ms),
+        "/leaderboard",
+        board.site,
+        live("totals", aged(board.age_ms), wanted(board.status), _totals(board)),
         el("div", el("nav", views, class_="tabs", aria_label="Views"),
            None if wish.view == "days" else _search(wish), class_="tools"),
         live("board", part),
     )  # fmt: skip
+
+
+def _totals(board: BoardFigures) -> Markup:
+    status, nodes = board.status, board.nodes
+    credit = sum(line.posted_micros for line in nodes)
+    return numbers(
+        {
+            "Nodes": (words.whole(status["nodes_alive"]), f"active, of {words.whole(len(nodes))}"),
+            "Owners": (words.whole(len(board.owners)), words.counted(len(board.teams), "team")),
+            "Tokens": (words.whole(sum(line.validated_tokens for line in nodes)), "verified"),
+            "Credit": (words.whole(credit), el("a", "in the ledger", href="/entries")),
+        }
+    )
 
 
 def _search(wish: Wish) -> Markup:
@@ -117,7 +136,7 @@ def _search(wish: Wish) -> Markup:
         el("label", "Name or id ", el("input", type="search", name="q", value=wish.search, maxlength=SEARCH_MAX)),
         el("button", "Search"),
         role="search",
-        action="/",
+        action="/leaderboard",
     )
 
 
@@ -154,10 +173,13 @@ def _sortable(name: str, column: Column, wish: Wish) -> Column:
 def _cells(rank: int, line: RankingLine, view: str) -> list[Any]:
     name: Any = node_link(line.node_id, line.name)
     if view == "owners" and (line.nodes > 1 or line.owner != line.node_id):
-        members = f"/?{urlencode({'q': line.owner})}"
+        members = f"/leaderboard?{urlencode({'q': line.owner})}"
         name = [el("a", el("bdi", words.owner(line.owner)), href=members, title=line.owner), f" ({line.nodes})"]
     if view == "teams":
-        name = [el("a", el("bdi", line.team), href=f"/?{urlencode({'q': '@' + line.team})}"), f" ({line.nodes})"]
+        name = [
+            el("a", el("bdi", line.team), href=f"/leaderboard?{urlencode({'q': '@' + line.team})}"),
+            f" ({line.nodes})",
+        ]
     node = f"/nodes/{line.node_id}"
     return [
         rank,

@@ -1,19 +1,21 @@
 """Charts as SVG, each with a table of the same figures for readers without sight or a mouse.
 
-- Colours come from the style sheet, by class; axis labels are page text.
+- The picture stretches to the width of its frame, and its lines keep their width. Its labels are text of the page
+  beside it, so they have the same size on every screen.
+- Colours come from the style sheet, by class.
 - Every chart describes itself in `title` and `desc`; the caller leaves out values that are not finite.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, inf, log10
 from typing import Any
 
 from coordinator.pages import words
 from coordinator.pages.html import Markup, el
 
-WIDTH, HEIGHT = 640, 200
-RIGHT, TOP, BOTTOM = 12, 10, 26
-LEFT, SIGN, GAP = 64, 9.7, 6
-"""The axis is at LEFT, or further right for long labels: SIGN (the widest digit) per character, plus GAP."""
+SIDE = 100
+"""Width and height of the picture in its own units."""
 
 DIGITS = range(3, 10)
 """Numbers of digits to try for axis labels: the first that makes all labels different is used."""
@@ -21,29 +23,64 @@ DIGITS = range(3, 10)
 SERIES = 2
 """Number of lines in a chart for which the style sheet has a colour."""
 
+TICKS_MAX = 5
+"""The most labels of the vertical axis."""
+
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0, 20.0)
+"""Distances between labels, in powers of ten: the first with which few enough cover the figures is used."""
+
+SLACK = 1e-9
+"""The part of a step by which a figure may miss a label through rounding."""
+
+MARKS_MAX = 60
+"""The most marks below a curve; of more, every second, third, … is drawn."""
+
+BAR_SHARE = 0.7
+"""The share of its place that a bar fills."""
+
 Point = tuple[float, float]
 Tell = Callable[[float | None], str]
 
 
+@dataclass(frozen=True)
+class Caption:
+    """The title of a chart in words, the name that programs use for it, and a line that explains it."""
+
+    title: str
+    raw: str = ""
+    about: str = ""
+
+
+def is_flat(points: Sequence[Point]) -> bool:
+    """Return True if a curve of several points never changes visibly."""
+    values = [y for _, y in points]
+    return len(values) > 1 and max(values) - min(values) <= 1e-9 * max(map(abs, values))
+
+
 def lines(
     name: str,
-    title: str,
+    title: str | Caption,
     across: str,
     curves: Mapping[str, Sequence[Point]],
     *,
     tell: Tell = words.figure,
     from_zero: bool = False,
     interval: tuple[str, str] | None = None,
+    marks: Mapping[float, str] | None = None,
 ) -> Markup:
-    """Draw each of `curves` as a line; the two that `interval` names are bounds, drawn as a band."""
+    """Draw each of `curves` as a line; the two that `interval` names are bounds, drawn as a band.
+
+    `marks` are drawn below the curve, each at its place, with a text.
+    """
     assert len(curves) - 2 * bool(interval) <= SERIES, "the style sheet has no more colours"
+    caption = title if isinstance(title, Caption) else Caption(title)
     points = [point for curve in curves.values() for point in curve]
     if not points:
-        return _nothing(title)
+        return _nothing(caption)
     scale = _Scale(points, from_zero, tell)
     low, high = interval or ("", "")
     plain = {title: curve for title, curve in curves.items() if title not in (low, high)}
-    drawn = []
+    drawn: list[Any] = [_marks(marks or {}, scale)]
     if interval:
         around = [*curves[low], *reversed(curves[high])]
         drawn.append(el("polygon", points=scale.places(around), class_="band"))
@@ -53,100 +90,153 @@ def lines(
         if len(curve) > 1
     ]
     drawn += [
-        el("circle", cx=f"{scale.x(x):.1f}", cy=f"{scale.y(y):.1f}", r=3, class_=f"dot s{number}")
+        el("path", d=f"M{scale.x(x):.2f} {scale.y(y):.2f}h0", class_=f"dot s{number}")
         for number, curve in enumerate(plain.values())
         for x, y in curve[-1:]
     ]
     by_x = {x: [tell(dict(curve).get(x)) for curve in curves.values()] for x, _ in sorted(points)}
     rows = [[words.figure(x), *values] for x, values in by_x.items()]
-    legend = None
-    if len(curves) > 1:
-        keys = [el("li", text, class_=f"key s{number}") for number, text in enumerate(plain)]
-        if interval:
-            keys.append(el("li", f"{low} to {high}", class_="key band"))
-        legend = el("ul", keys, class_="legend")
-    return _figure(name, title, across, scale, drawn, legend, [across, *curves], rows)
+    keys = [el("li", text, class_=f"key s{number}") for number, text in enumerate(plain)] if len(curves) > 1 else []
+    if interval:
+        keys.append(el("li", f"{low} to {high}", class_="key band"))
+    if marks:
+        keys.append(el("li", "version published", class_="key mark"))
+    legend = el("ul", keys, class_="legend") if keys else None
+    return _figure(name, caption, across, scale, drawn, legend, [across, *curves], rows)
 
 
-def bars(name: str, title: str, across: str, points: Sequence[Point], *, tell: Tell = words.figure) -> Markup:
-    """Draw one bar for each of `points`."""
+def bars(name: str, title: str | Caption, across: str, points: Sequence[Point], *, tell: Tell = words.figure) -> Markup:
+    """Draw a bar for each point, from zero."""
+    caption = title if isinstance(title, Caption) else Caption(title)
     if not points:
-        return _nothing(title)
-    low, high = points[0][0] - 0.5, points[-1][0] + 0.5
-    scale = _Scale([(low, 0.0), (high, 0.0), *points], True, tell)
-    width = 0.8 * (WIDTH - scale.axis - RIGHT) / (high - low)
+        return _nothing(caption)
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    step = min((b - a for (a, _), (b, _) in zip(sorted(points), sorted(points)[1:], strict=False)), default=1.0) or 1.0
+    scale = _Scale([(left - step / 2, 0.0), (right + step / 2, 0.0), *points], True, tell)
+    width = BAR_SHARE * SIDE * step / (right - left + step)
     drawn = [
-        el("rect", x=f"{scale.x(x) - width / 2:.1f}", y=f"{scale.y(y):.1f}", width=f"{width:.1f}",
-           height=f"{HEIGHT - BOTTOM - scale.y(y):.1f}", class_="bar s0")
+        el(
+            "rect", x=f"{scale.x(x) - width / 2:.2f}", y=f"{min(scale.y(y), scale.y(0.0)):.2f}",
+            width=f"{width:.2f}", height=f"{abs(scale.y(0.0) - scale.y(y)):.2f}", class_="bar s0",
+        )
         for x, y in points
     ]  # fmt: skip
     rows = [[words.figure(x), tell(y)] for x, y in points]
-    return _figure(name, title, across, scale, drawn, None, [across, title], rows)
+    return _figure(name, caption, across, scale, drawn, None, [across, caption.title], rows, newest="")
+
+
+def _marks(marks: Mapping[float, str], scale: "_Scale") -> list[Markup]:
+    every = max(1, -(-len(marks) // MARKS_MAX))
+    kept = [(x, text) for x, text in list(marks.items())[::-1][::every] if scale.left <= x <= scale.right]
+    return [
+        el(
+            "line",
+            el("title", text),
+            x1=f"{scale.x(x):.2f}",
+            x2=f"{scale.x(x):.2f}",
+            y1=SIDE - 5,
+            y2=SIDE,
+            class_="mark",
+        )
+        for x, text in kept
+    ]
 
 
 class _Scale:
-    """The mapping from figures to positions in the picture."""
+    """The mapping from figures to positions in the picture; it begins and ends at round figures, evenly spaced."""
 
     def __init__(self, points: Sequence[Point], from_zero: bool, tell: Tell) -> None:
         self.left, self.right = min(x for x, _ in points), max(x for x, _ in points)
-        self.bottom, self.top = min(y for _, y in points), max(y for _, y in points)
+        bottom, top = min(y for _, y in points), max(y for _, y in points)
         if from_zero:
-            self.bottom = min(0.0, self.bottom)
-        if self.top == self.bottom:
-            self.top += abs(self.top) or 1.0
-        self.ticks = _ticks([self.bottom, (self.bottom + self.top) / 2, self.top], tell)
-        self.axis = min(max(LEFT, GAP + SIGN * max(map(len, self.ticks.values()))), WIDTH / 2)
+            bottom, top = min(0.0, bottom), max(0.0, top)
+        if top == bottom:
+            top += abs(top) or 1.0
+        values = _round_figures(bottom, top)
+        self.bottom, self.top = values[0], values[-1]
+        self.ticks = _ticks(values, tell)
 
     def x(self, value: float) -> float:
-        share = (value - self.left) / (self.right - self.left) if self.right > self.left else 0.5
-        return self.axis + (WIDTH - self.axis - RIGHT) * share
+        return SIDE * ((value - self.left) / (self.right - self.left) if self.right > self.left else 0.5)
 
     def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.bottom) / (self.top - self.bottom)
+        return SIDE - SIDE * (value - self.bottom) / (self.top - self.bottom)
 
     def places(self, curve: Sequence[Point]) -> str:
         """Return the points of `curve` in SVG notation."""
-        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in curve)
+        return " ".join(f"{self.x(x):.2f},{self.y(y):.2f}" for x, y in curve)
+
+
+def _round_figures(bottom: float, top: float) -> list[float]:
+    """Return evenly spaced round figures around `bottom` and `top`, at most `TICKS_MAX`."""
+    least = (top - bottom) / (TICKS_MAX - 1)
+    if not 0 < least < inf:
+        return [bottom, top]
+    power = 10.0 ** floor(log10(least))
+    for step in (factor * power for factor in STEPS):
+        first, last = floor(bottom / step + SLACK), ceil(top / step - SLACK)
+        if step > 0 and last - first < TICKS_MAX:
+            return [round(number * step, 12 - floor(log10(step))) for number in range(first, last + 1)]
+    return [bottom, top]
 
 
 def _ticks(values: Sequence[float], tell: Tell) -> dict[float, str]:
-    """Return the labels of an axis, with as many digits as make them different."""
+    """Return the labels of an axis, with as many digits as make them different, and no more."""
     labels = [tell(value) for value in values]
     for digits in DIGITS if tell is words.figure else ():
         labels = [words.figure(value, digits) for value in values]
         if len(set(labels)) == len(labels):
             break
+    if all(".0\u202f" in label for label in labels):
+        labels = [label.replace(".0\u202f", "\u202f") for label in labels]
     return dict(zip(values, labels, strict=True))
 
 
 def _figure(
     name: str,
-    title: str,
+    caption: Caption,
     across: str,
     scale: _Scale,
     drawn: Sequence[Markup],
     legend: Markup | None,
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
+    newest: str | None = None,
 ) -> Markup:
-    axes: list[Any] = []
-    for value, label in scale.ticks.items():
-        y = f"{scale.y(value):.1f}"
-        axes.append(el("line", x1=f"{scale.axis:.1f}", x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
-        axes.append(el("text", label, x=f"{scale.axis - GAP:.1f}", y=y, class_="end"))
-    if len(rows) > 1:
-        axes.append(el("text", rows[0][0], x=f"{scale.axis:.1f}", y=HEIGHT - 6))
-        axes.append(el("text", f"{across} {rows[-1][0]}", x=WIDTH - RIGHT, y=HEIGHT - 6, class_="end"))
-    else:
-        middle = f"{(scale.axis + WIDTH - RIGHT) / 2:.1f}"
-        axes.append(el("text", f"{across} {rows[0][0]}", x=middle, y=HEIGHT - 6, class_="middle"))
-    many, newest = words.counted(len(rows), "point"), ", ".join(rows[-1][1:])
-    last = f"{many}; {across} {rows[-1][0]}: {newest}. The table below has all of them."
+    """Build a chart; `newest` is shown beside its title, by default the first figure of the last row."""
+    grid = [
+        el("line", x1=0, x2=SIDE, y1=f"{scale.y(value):.2f}", y2=f"{scale.y(value):.2f}", class_="grid")
+        for value in scale.ticks
+    ]
+    many, last_row = words.counted(len(rows), "point"), ", ".join(rows[-1][1:])
+    last = f"{many}; {across} {rows[-1][0]}: {last_row}. The table below has all of them."
     svg = el(
-        "svg", el("title", title, id=f"{name}-title"), el("desc", last, id=f"{name}-desc"), axes, drawn,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_labelledby=f"{name}-title {name}-desc",
+        "svg", el("title", caption.title, id=f"{name}-title"), el("desc", last, id=f"{name}-desc"), grid, drawn,
+        viewBox=f"0 0 {SIDE} {SIDE}", preserveAspectRatio="none", role="img",
+        aria_labelledby=f"{name}-title {name}-desc",
     )  # fmt: skip
-    return el("figure", el("figcaption", title), svg, legend, _table(name, title, heads, rows), class_="chart")
+    up = (el("span", label) for label in reversed(scale.ticks.values()))
+    ends = [rows[0][0], f"{across} {rows[-1][0]}"] if len(rows) > 1 else [f"{across} {rows[0][0]}"]
+    along = el("div", (el("span", label) for label in ends), class_="along" if len(ends) > 1 else "along single")
+    plot = el("div", el("div", up, class_="up", aria_hidden="true"), svg, along, class_="plot")
+    return el(
+        "figure",
+        _caption(caption, rows[-1][1] if newest is None else newest),
+        plot,
+        legend,
+        _table(name, caption.title, heads, rows),
+        class_="chart",
+    )
+
+
+def _caption(caption: Caption, newest: str = "") -> Markup:
+    return el(
+        "figcaption",
+        el("span", caption.title, class_="name"),
+        el("span", newest, class_="newest") if newest else None,
+        el("span", caption.about, " " if caption.about else None, el("code", caption.raw) if caption.raw else None,
+           class_="about") if caption.about or caption.raw else None,
+    )  # fmt: skip
 
 
 def _table(name: str, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
@@ -157,5 +247,5 @@ def _table(name: str, title: str, heads: Sequence[str], rows: Sequence[Sequence[
     return el("details", el("summary", "as a table"), frame, id=f"{name}-table")
 
 
-def _nothing(title: str) -> Markup:
-    return el("figure", el("figcaption", title), el("p", "No data yet.", class_="soft"), class_="chart")
+def _nothing(caption: Caption) -> Markup:
+    return el("figure", _caption(caption), el("p", "No data yet.", class_="soft"), class_="chart")

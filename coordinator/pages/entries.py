@@ -6,6 +6,7 @@ from typing import Any
 from coordinator.pages import words
 from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, Screen, document, table
+from coordinator.pages.site import Site
 from ledger import tiles
 from ledger.entry import (
     AppealEntry,
@@ -39,7 +40,7 @@ COLUMNS = (
 )
 
 
-def render(start: int, records: Sequence[Recorded], size: int, join_string: str) -> str:
+def render(start: int, records: Sequence[Recorded], size: int, site: Site) -> str:
     """Return the page with the entries from index `start` on, in a log of `size` entries."""
     rows = [
         [el("a", recorded.index, href=f"/entries/{recorded.index}"), recorded.entry.kind, _says(recorded),
@@ -65,7 +66,7 @@ def render(start: int, records: Sequence[Recorded], size: int, join_string: str)
         aria_label="Pages of the log",
     )
     listed = table(f"Entries from {start} on", COLUMNS, rows, empty="The log ends before this index.")
-    return document("Ledger", "/entries/0", join_string, about, listed, pager)
+    return document("Ledger", "/entries", site, about, listed, pager)
 
 
 def _bundle(index: int, size: int) -> Tile:

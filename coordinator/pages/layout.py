@@ -6,9 +6,11 @@ from enum import StrEnum
 from typing import Any
 
 from coordinator.pages import words
-from coordinator.pages.html import Markup, el, join
+from coordinator.pages.html import Markup, el
+from coordinator.pages.site import SOFTWARE, Site
+from coordinator.reports.health import IDLE_MAX
 
-PLACES = {"/": "Leaderboard", "/training": "Training", "/entries/0": "Ledger"}
+PLACES = {"/": "Overview", "/training": "Training", "/leaderboard": "Leaderboard", "/entries": "Ledger"}
 
 EXPORTS = {
     "/stats/nodes.csv": "nodes as CSV",
@@ -18,6 +20,7 @@ EXPORTS = {
     "/v1/status": "status",
     "/v1/broadcast": "broadcast",
     "/v1/ledger/checkpoint": "signed checkpoint",
+    "/feed.atom": "news as Atom feed",
 }
 
 
@@ -41,65 +44,135 @@ class Column:
     sorted: str = ""
 
 
-def document(title: str, place: str, join_string: str, *main: Any) -> str:
-    """Build a complete page."""
-    head = el(
+def document(title: str, place: str, site: Site, *main: Any, heading: bool = True) -> str:
+    """Build a complete page; without `heading`, `main` has the page's own h1."""
+    links = (el("a", name, href=href, aria_current="page" if href == place else None) for href, name in PLACES.items())
+    brand = el("a", _logo(), el("bdi", site.title), href="/", class_="brand", title=site.title)
+    join = el("a", "Join", href="/join", class_="button", aria_current="page" if place == "/join" else None)
+    header = el("header", el("div", brand, el("nav", links, aria_label="Pages"), join, class_="top"))
+    skip = el("a", "Skip to content", href="#main", class_="skip")
+    top = el("h1", title) if heading else None
+    body = el("body", skip, header, el("main", top, *main, id="main", tabindex="-1"), _footer(site))
+    return f"<!doctype html>\n{el('html', _head(title, site), body, lang='en')}\n"
+
+
+def _head(title: str, site: Site) -> Markup:
+    shown = f"{title} · {SOFTWARE if title == site.title else site.title}"
+    preview = {
+        "og:type": "website", "og:site_name": site.title, "og:title": shown, "og:description": site.lead,
+        "og:image": f"{site.home}/static/card.png", "og:image:width": 1200, "og:image:height": 630,
+        "og:image:alt": "A curve that rises, drawn by many connected computers",
+    }  # fmt: skip
+    return el(
         "head",
         el("meta", charset="utf-8"),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{title} · Echo Swarm"),
+        el("title", shown),
+        el("meta", name="description", content=site.lead),
+        (el("meta", property=name, content=content) for name, content in preview.items()),
+        el("meta", name="twitter:card", content="summary_large_image"),
         el("link", rel="icon", href="/static/icon.svg"),
+        el("link", rel="alternate", type="application/atom+xml", title="News of this round", href="/feed.atom"),
         el("link", rel="stylesheet", href="/static/style.css"),
         el("script", type="module", src="/static/live.js"),
+        el("script", type="module", src="/static/look.js"),
     )
-    links = (el("a", name, href=href, aria_current="page" if href == place else None) for href, name in PLACES.items())
-    header = el("header", el("a", "Echo Swarm", href="/", class_="brand"), el("nav", links, aria_label="Pages"))
+
+
+def _logo() -> Markup:
+    """Draw the icon: a node in the middle, and four that it reaches."""
+    ways = el("path", d="M16 16 6 7M16 16l11-8M16 16l2 12M16 16 4 21")
+    places = ((16, 16, 5), (6, 7, 3), (27, 8, 3), (18, 28, 3), (4, 21, 3))
+    dots = (el("circle", cx=x, cy=y, r=radius) for x, y, radius in places)
+    return el("svg", ways, dots, viewBox="0 0 32 32", aria_hidden="true", class_="logo", width=24, height=24)
+
+
+def _footer(site: Site) -> Markup:
+    facts = (el("div", el("dt", name), el("dd", _contact(text))) for name, text in site.facts().items())
     exports = (el("li", el("a", name, href=href)) for href, name in EXPORTS.items())
-    footer = el(
+    return el(
         "footer",
-        el("p", "Amounts are in millionths of the operator's unit; times are in UTC. To join: ",
-           el("code", f"swarm-node join {join_string}")),
+        el("dl", facts, class_="about") if site.facts() else None,
+        el("p", f"Made with {SOFTWARE}. Amounts are in millionths of the operator's unit; times are in UTC."),
         el("ul", exports, aria_label="Data exports"),
         el("p", "", id="live", role="status"),
-    )  # fmt: skip
-    skip = el("a", "Skip to content", href="#main", class_="skip")
-    body = el("body", skip, header, el("main", el("h1", title), *main, id="main", tabindex="-1"), footer)
-    return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
-
-
-def live(name: str, *children: Any, heading: str = "") -> Markup:
-    """Build a part of a page that the script refreshes."""
-    title = el("h2", heading, id=f"{name}-heading") if heading else None
-    return el(
-        "section", title, *children, id=name, data_live=True, aria_labelledby=f"{name}-heading" if heading else None
     )
 
 
-def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0) -> Markup:
-    """Build the line of figures about the round's state, and the alarm, if there is one."""
-    buffered = status["rollouts"].get("buffered", 0)
-    measured = [status[f"accuracy_{when}"] for when in ("before", "after")]
-    facts = {
+def _contact(text: str) -> Any:
+    """Link a text that is a web or mail address as a whole."""
+    words_ = text.split()
+    if len(words_) == 1 and text.startswith(("https://", "http://")):
+        return el("a", text, href=text, rel="nofollow noopener")
+    if len(words_) == 1 and text.count("@") == 1 and ":" not in text:
+        return el("a", text, href=f"mailto:{text}")
+    return text
+
+
+def live(name: str, *children: Any, heading: str = "", lead: str = "") -> Markup:
+    """Build a part of a page that the script refreshes."""
+    title = el("h2", heading, id=f"{name}-heading") if heading else None
+    told = el("p", lead, class_="lead") if lead else None
+    return el(
+        "section", title, told, *children, id=name, data_live=True,
+        aria_labelledby=f"{name}-heading" if heading else None,
+    )  # fmt: skip
+
+
+def facts(figures: Mapping[str, Any]) -> Markup:
+    """Build a list of named figures; one without a value is left out."""
+    shown = (el("div", el("dt", name), el("dd", value)) for name, value in figures.items() if value)
+    return el("dl", shown, class_="facts")
+
+
+def numbers(figures: Mapping[str, tuple[Any, Any]]) -> Markup:
+    """Build a row of large numbers, each with its name and a line about it."""
+    shown = (
+        el("div", el("dt", name), el("dd", el("span", value, class_="number"), el("small", about)))
+        for name, (value, about) in figures.items()
+    )
+    return el("dl", shown, class_="numbers")
+
+
+def bar(share: float) -> Markup:
+    """Draw a bar that is filled to `share`; the figure beside it says the same."""
+    width = f"{100 * min(1.0, max(0.0, share)):.2f}"
+    filled = el("rect", width=width, height=4, class_="full")
+    return el(
+        "svg", el("rect", width=100, height=4, class_="rest"), filled,
+        viewBox="0 0 100 4", preserveAspectRatio="none", aria_hidden="true", class_="meter",
+    )  # fmt: skip
+
+
+def aged(age_ms: int) -> Markup | None:
+    """Build the line that says how old the figures are, if they are old."""
+    old = f"These figures are from {words.ago(age_ms)}: the coordinator's machine is busy."
+    return el("p", old, class_="notice") if age_ms else None
+
+
+def wanted(status: Mapping[str, Any]) -> Markup | None:
+    """Build the call for more nodes, if training waits for their samples. Alarms are for the operator alone."""
+    if status["finished"] or not status["version"]:
+        return None
+    if status["nodes_alive"] and status["learner_idle_share_lately"] <= IDLE_MAX:
+        return None
+    return el("p", el("strong", "We need more GPUs: "), el("a", "join this round", href="/join"), ".", class_="notice")
+
+
+def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0, score: str = "") -> Markup:
+    """Build the line of figures about the round's state."""
+    figures = {
         "phase": status["phase"],
         "version": status["version"],
         "published": words.ago(now_ms + age_ms - status["published_ms"]) if status["published_ms"] else words.DASH,
         "update": f"{status['update']} / {status['max_updates']}",
         "last update": words.DASH if (age := status["update_age_s"]) is None else words.ago(int(1000 * age) + age_ms),
         "nodes up to date": f"{status['nodes_up_to_date']} / {status['nodes_alive']}",
-        "groups waiting": words.whole(buffered),
         "learner idle": words.percent(status["learner_idle_share_lately"]),
-        "accuracy": " → ".join(words.percent(share) for share in measured if share is not None),
+        "score": score,
     }
-    old = f"These figures are from {words.ago(age_ms)}: the coordinator's machine is busy."
-    return live(
-        "strip",
-        el("p", old, class_="alarm") if age_ms else None,
-        el(
-            "dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items() if value), class_="facts"
-        ),
-        el("p", el("strong", "Alarm: "), status["alarm"], class_="alarm") if status["alarm"] else None,
-    )
+    return live("strip", aged(age_ms), wanted(status), facts(figures))
 
 
 def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Any]], *, empty: str) -> Markup:
@@ -141,6 +214,8 @@ def node_link(node_id: str, name: str) -> Markup:
     return el("a", el("bdi", words.readable(name, node_id)), href=f"/nodes/{node_id}", title=node_id)
 
 
-def error_page(title: str, message: str, hint: str, join_string: str) -> str:
-    """Build a page that shows an error and its hint."""
-    return document(title, "", join_string, join(el("p", message), el("p", hint, class_="soft")))
+def error_page(title: str, message: str, hint: str, site: Site) -> str:
+    """Build a page that shows an error, its hint, and the way back."""
+    home, board = el("a", "Overview", href="/", class_="button"), el("a", "Leaderboard", href="/leaderboard")
+    ways = el("p", home, " ", board, class_="actions")
+    return document(title, "", site, el("p", message, class_="lead"), el("p", hint, class_="soft"), ways)

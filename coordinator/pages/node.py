@@ -7,6 +7,7 @@ from typing import Any
 from coordinator.pages import charts, words
 from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, Screen, document, live, table
+from coordinator.pages.site import Site
 from coordinator.reports.ranking import RankingLine
 from protocol.people.nicknames import nickname
 
@@ -45,7 +46,7 @@ class NodeFigures:
     claims: Sequence[Mapping[str, Any]]
     round_id: str
     now_ms: int
-    join_string: str
+    site: Site
 
 
 def render(node: NodeFigures) -> str:
@@ -54,7 +55,7 @@ def render(node: NodeFigures) -> str:
     return document(
         words.readable(line.name, line.node_id),
         "",
-        node.join_string,
+        node.site,
         el("p", el("code", line.node_id)),
         live("node", _facts(node)),
         live("days", _days(node.days), heading="By day"),

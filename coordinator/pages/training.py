@@ -1,4 +1,4 @@
-"""The training page: learning curves, the learner's waiting time and its causes, and the cost of an update.
+"""The training page, by questions: is it learning, is it healthy, is the swarm fast; then fleet, incidents and orders.
 
 Evaluations are shown as a curve for each split, and as a table with all axes.
 """
@@ -9,9 +9,11 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from coordinator.pages import charts, tree, words
+from coordinator.pages import charts, metric_words, tree, words
 from coordinator.pages.html import Markup, el
-from coordinator.pages.layout import Column, Screen, document, live, node_link, strip, table
+from coordinator.pages.layout import Column, Screen, document, facts, live, node_link, strip, table
+from coordinator.pages.measured import quality
+from coordinator.pages.site import Site
 from coordinator.reports.curves import REWARD, Branch, BroadcastSpread, Point, thinned
 from coordinator.reports.history import Incident
 from coordinator.reports.overview import bound_in_force
@@ -42,7 +44,11 @@ def evaluation_parts(rows: Sequence[Mapping[str, Any]]) -> Any:
         for number, (split, of_split) in enumerate(groupby(sorted(rows, key=itemgetter("split")), itemgetter("split")))
     ]
     listed = [_row(row) for row in reversed(rows[-ROWS_MAX:])]
-    return el("div", made, class_="charts"), table("Evaluations", COLUMNS, listed, empty="No evaluations yet.")
+    all_of_them = table("Evaluations", COLUMNS, listed, empty="No evaluations yet.")
+    if listed:
+        summary = el("summary", f"{words.counted(len(listed), 'evaluation')}, with intervals and pass@k")
+        all_of_them = el("details", summary, all_of_them, id="evaluations-table")
+    return el("div", made, class_="charts"), all_of_them
 
 
 def _curve(number: int, split: str, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -52,7 +58,10 @@ def _curve(number: int, split: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     drawn = {name: thinned(points) for name, points in curves.items()} if done else {}
     return charts.lines(
         f"eval-{number}",
-        f"{split.replace('_', '-')} average with its 95 % interval",
+        charts.Caption(
+            f"Score on {split.replace('_', '-')} problems",
+            about="The average of an evaluation, with its 95 % confidence interval.",
+        ),
         "update",
         drawn,
         from_zero=True,
@@ -119,8 +128,10 @@ class Training:
     branches: Sequence[Branch]
     incidents: Sequence[Incident]
     orders: Sequence[Mapping[str, Any]]
+    published: Mapping[float, str]
+    """The versions by the update that they contain."""
     now_ms: int
-    join_string: str
+    site: Site
     age_ms: int = 0
     """Age of the figures when the page is built; 0 while they are fresh enough."""
 
@@ -131,32 +142,65 @@ def render(figures: Training) -> str:
     return document(
         "Training",
         "/training",
-        figures.join_string,
-        strip(status, figures.now_ms, figures.age_ms),
-        live("health", _health(status), heading="Health"),
-        live("learning", _learning(figures), heading="Learning"),
+        figures.site,
+        strip(status, figures.now_ms, figures.age_ms, quality(status, figures.evaluations).text),
+        live("learning", _learning(figures), heading="Is it learning?",
+             lead="The reward and the score on problems that it never trains on should rise."),
         live("evaluations", evaluation_parts(figures.evaluations), heading="Evaluations"),
-        live("pace", _pace(figures), heading="Pace"),
-        live("broadcast", _broadcast(figures), heading="Broadcasts"),
+        live("health", _health(figures), heading="Is it healthy?",
+             lead="Answers come from slightly older versions. They must stay close enough to learn from."),
+        live("pace", _pace(figures), heading="Is the swarm fast?",
+             lead="The learner should seldom wait, and new versions should reach all nodes within seconds."),
         live("fleet", _fleet(status), heading="Fleet"),
         live("incidents", _incidents(figures.incidents), heading="Incidents"),
         live("orders", _orders(figures.orders), heading="Orders"),
+    )  # fmt: skip
+
+
+def _drawn(figures: Training, question: str, *others: tuple[bool, Markup]) -> Any:
+    """Build the charts of the metrics for one question; those for experts and those that never change are folded.
+
+    `others` are charts that come first, each with whether it is flat.
+    """
+    moving = [chart for is_flat, chart in others if not is_flat]
+    flat = [chart for is_flat, chart in others if is_flat]
+    secondary: list[Markup] = []
+    for number, (name, points) in enumerate(figures.metrics.items()):
+        if metric_words.question(name) == question:
+            caption = metric_words.caption(name)
+            drawn = charts.lines(
+                f"metric-{number}", caption, "update", {caption.title: points}, from_zero=name == REWARD
+            )
+            place = flat if charts.is_flat(points) else secondary if metric_words.is_secondary(name) else moving
+            place.append(drawn)
+    return (
+        el("div", moving, class_="charts"),
+        _folded(f"more-{question}", "more chart", secondary),
+        _folded(f"flat-{question}", "chart without a change", flat, "charts without a change"),
     )
 
 
-def _health(status: Mapping[str, Any]) -> Markup:
+def _folded(name: str, noun: str, drawn: Sequence[Markup], many: str = "") -> Markup | None:
+    if not drawn:
+        return None
+    summary = el("summary", words.counted(len(drawn), noun, many))
+    return el("details", summary, el("div", drawn, class_="charts"), id=name, class_="more")
+
+
+def _health(figures: Training) -> Any:
+    status = figures.status
     age, load = status["age"], status["load"]
-    facts = {
-        "learner idle, whole round": words.percent(status["learner_idle_share"]),
+    shown = {
         "wasted work": words.percent(status["in_vain_share"]),
         "staleness in updates": f"mean {age['mean']:.1f}, p99 {age['p99']}, max {age['max']}",
         "max staleness S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
-        "publish interval": words.counted(status["publish_every"], "update"),
         "length bias": words.DASH if status["length_bias"] is None else f"{status['length_bias']:.2f} ×",
         "budget left": words.whole(status["budget_micros"]),
+        "learner idle, whole round": words.percent(status["learner_idle_share"]),
+        "publish interval": words.counted(status["publish_every"], "update"),
     }
     if load:
-        facts |= {
+        shown |= {
             "time per update": words.seconds(load["train_s"]),
             "time per broadcast": words.seconds(load["broadcast_s"]),
             "time per group": words.seconds(load["rollout_s"]),
@@ -164,67 +208,45 @@ def _health(status: Mapping[str, Any]) -> Markup:
     ends = ", ".join(f"{words.whole(count)} {name}" for name, count in sorted(status["leases"].items()))
     refused = ", ".join(f"{words.whole(count)} {code}" for code, count in sorted(status["rejected"].items()))
     wasted = ", ".join(f"{words.whole(count)} {why}" for why, count in sorted(status["in_vain"].items()))
-    return el(
-        "div",
-        el("dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items()), class_="facts"),
-        el(
-            "p",
-            f"Leases: {ends or 'none yet'}. Rejected: {refused or 'none'}. Wasted: {wasted or 'none'}.",
-            class_="soft",
-        ),
+    caption = charts.Caption("Groups by age", about="Groups trained on, by their age in updates.")
+    return (
+        facts(shown),
+        _drawn(figures, metric_words.HEALTHY, (False, charts.bars("ages", caption, "staleness", figures.ages))),
+        el("p", f"Leases: {ends or 'none yet'}. Rejected: {refused or 'none'}. Wasted: {wasted or 'none'}.",
+           class_="soft"),
+    )  # fmt: skip
+
+
+def _learning(figures: Training) -> Any:
+    return _drawn(figures, metric_words.LEARNING)
+
+
+def _pace(figures: Training) -> Any:
+    idle = charts.Caption("Waiting of the learner", about="Share of its time in which the learner waits for groups.")
+    cost = charts.Caption("Credit per update", about="What the answers of an update were credited.")
+    made = (
+        (False, charts.lines("idle", idle, "update", {"idle share": figures.idle_share} if figures.idle_share else {},
+                             tell=words.percent, from_zero=True)),
+        (charts.is_flat(figures.cost_micros),
+         charts.lines("cost", cost, "update", {"credit": figures.cost_micros}, from_zero=True)),
+        (False, _spread(figures)),
+    )  # fmt: skip
+    last = figures.status["broadcast"]
+    return (
+        _drawn(figures, metric_words.FAST, *made),
+        el("h3", f"How version {last['version']} spread") if last else None,
+        tree.picture(last["version"], figures.branches) if last else None,
     )
 
 
-def _learning(figures: Training) -> Markup:
-    made = []
-    status = figures.status
-    for number, (name, points) in enumerate(figures.metrics.items()):
-        shown = name.replace("_", " ")
-        made.append(charts.lines(f"metric-{number}", shown, "update", {shown: points}, from_zero=name == REWARD))
-    before, after = status["accuracy_before"], status["accuracy_after"]
-    ends = [(0.0, before), (float(status["update"]), after)]
-    points = [(x, accuracy) for x, accuracy in ends if accuracy is not None]
-    made.insert(
-        1,
-        charts.lines(
-            "evaluation", "held-out accuracy", "update", {"accuracy": points}, tell=words.percent, from_zero=True
-        ),
-    )
-    return el("div", made, class_="charts")
-
-
-def _pace(figures: Training) -> Markup:
-    share, cost = {"idle share": figures.idle_share}, {"credit": figures.cost_micros}
-    return el(
-        "div",
-        charts.lines(
-            "idle", "share of time the learner waits for groups", "update", share, tell=words.percent, from_zero=True
-        ),
-        charts.lines("cost", "credit per update", "update", cost, from_zero=True),
-        charts.bars("ages", "groups trained on, by staleness in updates", "staleness", figures.ages),
-        class_="charts",
-    )
-
-
-def _broadcast(figures: Training) -> Markup:
+def _spread(figures: Training) -> Markup:
     curves = {
         name: [(float(spread.version), value) for spread in figures.spreads if (value := take(spread)) is not None]
         for name, take in (("median", attrgetter("median_s")), ("slowest", attrgetter("max_s")))
     }
-    last = figures.status["broadcast"]
-    spread = charts.lines(
-        "t-bcast",
-        "time from publication to the first token",
-        "version",
-        curves if any(curves.values()) else {},
-        tell=words.seconds,
-        from_zero=True,
-    )
-    return el(
-        "div",
-        el("div", spread, class_="charts"),
-        el("h3", f"How version {last['version']} spread") if last else None,
-        tree.picture(last["version"], figures.branches) if last else None,
+    caption = charts.Caption("Time to reach the nodes", about="From the publication of a version to its first token.")
+    return charts.lines(
+        "t-bcast", caption, "version", curves if any(curves.values()) else {}, tell=words.seconds, from_zero=True
     )
 
 

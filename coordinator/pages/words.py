@@ -5,6 +5,7 @@
 """
 
 from datetime import UTC, datetime
+from math import isfinite
 
 from coordinator.pages.html import Markup, el
 from protocol.limits import NAME_MAX_CHARS
@@ -44,7 +45,7 @@ def counted(count: int, noun: str, many: str = "") -> str:
 
 def figure(value: float | None, digits: int = 3) -> str:
     """Return a number with about `digits` significant digits."""
-    if value is None:
+    if value is None or not isfinite(value):
         return DASH
     return whole(round(value)) if abs(value) >= 1000 else f"{value:.{digits}g}"
 

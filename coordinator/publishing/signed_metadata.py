@@ -20,6 +20,7 @@ from coordinator.base.files import write_durably
 from coordinator.publishing.role_keys import LEDGER, ROLES, RoleKeys
 from protocol.errors import ConfigInvalid
 from protocol.policy import trust
+from protocol.policy.description import RoundDescription, description_path, find_description
 from protocol.policy.manifest import target_path, version_of
 
 LONG_LIFETIME = timedelta(days=365)
@@ -125,6 +126,22 @@ class SignedMetadata:
         targets.version += 1
         snapshot.version += 1
         timestamp.version += 1
+        self._publish(targets, snapshot, timestamp, now)
+
+    def set_description(self, description: RoundDescription, now: datetime) -> None:
+        """Make `description` the round's only signed description; an empty one removes it. Do nothing if it is."""
+        timestamp, snapshot, targets = self._current()
+        data = description.to_bytes()
+        path = None if description.is_empty else description_path(data)
+        if path == (old := find_description(targets.targets)):
+            return
+        if old is not None:
+            del targets.targets[old]
+        if path is not None:
+            write_durably(self._folder / path, data, public=True)
+            targets.targets[path] = TargetFile.from_data(path, data, ["sha256"])
+        for part in (targets, snapshot, timestamp):
+            part.version += 1
         self._publish(targets, snapshot, timestamp, now)
 
     def renew_timestamp(self, now: datetime) -> None:

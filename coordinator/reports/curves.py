@@ -105,6 +105,12 @@ def thinned(points: Sequence[Point], most: int = POINTS_MAX) -> list[Point]:
     return [(part[-1][0], statistics.fmean(y for _, y in part)) for part in parts]
 
 
+def published(connection: sa.Connection) -> dict[float, str]:
+    """Return the versions by the update that they contain, the oldest first."""
+    rows = connection.execute(sa.select(versions.c.version, versions.c.policy_update).order_by(versions.c.version))
+    return {float(row.policy_update): f"version {row.version}" for row in rows}
+
+
 def ages(connection: sa.Connection) -> list[Point]:
     """Return the number of groups that were trained on at each age, in updates."""
     return [(age, float(count)) for age, count in sorted(health.trained_ages(connection).items())]

@@ -24,6 +24,7 @@ from coordinator.config import Config
 from coordinator.publishing.best import Best
 from coordinator.publishing.mirror import open_mirror
 from coordinator.publishing.publish import Publisher
+from coordinator.publishing.signed_metadata import utc_now
 from coordinator.reports import standby, summary
 from coordinator.rules import calibration
 from coordinator.rules.calibration import Calibration
@@ -165,6 +166,7 @@ class Round:
         opening.require_resumption(self.metadata, self.folder)
         self.database.run_now(opening.log_roots, self.metadata, now_ms())
         opening.mend_metadata(self.metadata, self.folder)
+        self.metadata.set_description(self.config.round.describe(self.round_id), utc_now())
         self.database.run_now(tally.recount)
 
     @classmethod

@@ -37,6 +37,7 @@ from tuf.ngclient.config import EnvelopeType
 
 from protocol import limits
 from protocol.errors import MetadataExpired, RolledBack, UntrustedMetadata, UntrustedRoot
+from protocol.policy.description import find_description
 from protocol.policy.manifest import PolicyManifest, open_manifest, target_path, version_of
 
 
@@ -88,6 +89,16 @@ def pin(root: bytes, expected: str) -> Documents:
             hint="Copy the whole join string again. If it is correct, another server answers as the coordinator.",
         )
     return Documents(round_id=expected, root=root)
+
+
+def wanted_description(documents: Documents) -> WantedDocument | None:
+    """Return the name and size of the round's description, if the targets of a completed refresh list one."""
+    if documents.targets is None:
+        return None
+    with _named():
+        targets = Metadata[Targets].from_bytes(documents.targets).signed.targets
+    path = find_description(targets)
+    return None if path is None else WantedDocument(path, min(targets[path].length, limits.DESCRIPTION_MAX_BYTES))
 
 
 LEDGER_FIELD = "x-echo-swarm-ledger"

@@ -18,7 +18,7 @@ from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.doctor import cards, report
-from swarm_node.doctor.examine import ask, config_bytes, weights_bytes
+from swarm_node.doctor.examine import ask, config_bytes, told, weights_bytes
 from swarm_node.engine.precision import Model, describe_model
 from swarm_node.machine import gpu
 from swarm_node.member import MemberSettings
@@ -139,7 +139,8 @@ async def _look(join: JoinString, settings: MemberSettings, key: NodeKey) -> lis
     size = sum(entry.size_bytes for entry in round_.manifest.files) if round_.manifest else None
     seen = await trio.to_thread.run_sync(gpu.find_cards)
     findings = (cards.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
-    return said + [
+    about = [f"{name.capitalize()}: {text}" for name, text in told(round_).items()]
+    return about + said + [
         f"{LABELS.get(finding.check, finding.check)}: {finding.said} {finding.evidence}".rstrip()
         for finding in findings
         if finding.state != report.CheckState.SKIP

@@ -4,6 +4,7 @@
 - Nothing is registered, and no file is left: the trust state is in a temporary folder.
 """
 
+import logging
 import os
 import secrets
 import stat
@@ -19,6 +20,7 @@ import trio
 from protocol import limits
 from protocol.errors import AgentTooOld, NotFound, SwarmError, named
 from protocol.ids import ChunkId
+from protocol.policy.description import RoundDescription
 from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString
@@ -31,6 +33,8 @@ from swarm_node.keys import identity
 from swarm_node.machine import gpu, use
 from swarm_node.owner.control_socket import FOLDER, PORT, SOCKET
 from swarm_node.versions.updater import Updater
+
+log = logging.getLogger(__name__)
 
 
 def home(folder: Path) -> CheckResult:
@@ -169,7 +173,18 @@ async def ask(coordinator: Coordinator, join: JoinString) -> RoundAnswer:
     with tempfile.TemporaryDirectory(prefix="echo-swarm-doctor-") as folder:
         async with open_origins(coordinator) as origins:
             await origins.learn()
-            return RoundAnswer(coordinator, await Updater(origins, join.round_id, Path(folder) / "trust").refresh())
+            updater = Updater(origins, join.round_id, Path(folder) / "trust")
+            manifest = await updater.refresh()
+            return RoundAnswer(coordinator, manifest, await _description(updater))
+
+
+async def _description(updater: Updater) -> RoundDescription | None:
+    """Return the round's description; a round without a readable one can be joined all the same."""
+    try:
+        return await updater.description()
+    except SwarmError as error:
+        log.warning("the description of the round cannot be used: %s", named(error))
+        return None
 
 
 def _key(home: Path) -> NodeKey:
@@ -182,7 +197,24 @@ def _key(home: Path) -> NodeKey:
 
 
 def _newest(answer: RoundAnswer) -> str:
-    return f"version {answer.manifest.version}" if answer.manifest else "no version is published yet"
+    version = f"version {answer.manifest.version}" if answer.manifest else "no version is published yet"
+    return ", ".join([version, *(f"{name}: {text}" for name, text in told(answer).items() if name in BRIEFLY)])
+
+
+BRIEFLY = ("title", "operator", "licence")
+"""Texts that fit one line about a round."""
+
+
+def told(answer: RoundAnswer) -> dict[str, str]:
+    """Return what the operator says about the round, in the order in which people ask for it."""
+    said = answer.description
+    if said is None:
+        return {}
+    texts = {
+        "title": said.title, "about": said.description, "purpose": said.purpose,
+        "licence": said.licence, "operator": said.operator, "contact": said.contact,
+    }  # fmt: skip
+    return {name: text for name, text in texts.items() if text}
 
 
 def weights_bytes(answer: RoundAnswer) -> int | None:

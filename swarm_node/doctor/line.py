@@ -17,6 +17,7 @@ import trio
 from protocol import limits
 from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.ids import ChunkId
+from protocol.policy.description import RoundDescription
 from protocol.policy.manifest import PolicyManifest
 from protocol.work.probe import Dial
 from swarm_node.coordinator_api.client import Coordinator
@@ -42,6 +43,7 @@ class RoundAnswer(NamedTuple):
 
     coordinator: Coordinator
     manifest: PolicyManifest | None
+    description: RoundDescription | None = None
 
 
 def clock(offset_s: float | None) -> CheckResult:

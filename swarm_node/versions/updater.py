@@ -14,6 +14,7 @@ import trio
 from protocol import limits
 from protocol.errors import MessageTooLarge, NotFound, SwarmError, Unreachable, UntrustedMetadata
 from protocol.policy import trust
+from protocol.policy.description import RoundDescription, open_description
 from protocol.policy.manifest import PolicyManifest
 from protocol.policy.origin import may_change
 from protocol.policy.trust import Documents, WantedDocument
@@ -46,6 +47,16 @@ class Updater:
             self._documents = refreshed.documents
         self.proved_until = refreshed.proved_until
         return refreshed.manifest
+
+    async def description(self) -> RoundDescription | None:
+        """Return what the operator says about the round, as signed at the last refresh; None if nothing is said."""
+        wanted = trust.wanted_description(self._documents) if self._documents else None
+        if wanted is None:
+            return None
+        data = await self._origins.home.document(wanted.name, wanted.max_bytes)
+        if data is None:
+            raise NotFound(f"The coordinator does not serve {wanted.name}.", hint="It may have changed; try again.")
+        return open_description(data, wanted.name, self._round_id)
 
     async def _newest(self, stored: Documents) -> trust.Refreshed:
         """Refresh from the coordinator, or from an origin if the coordinator does not answer."""

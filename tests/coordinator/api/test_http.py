@@ -349,7 +349,7 @@ class TestStrangers:
         response = await served.client.get("/v1/leaderboard")
         assert response.content_type == "application/json"
         assert (await response.json())["nodes"][0]["name"] == "<script>alert 1 </script>"
-        page = await served.client.get("/")
+        page = await served.client.get("/leaderboard")
         assert "default-src 'none'" in page.headers["Content-Security-Policy"]
         assert "<script>alert" not in await page.text()
 
@@ -362,7 +362,8 @@ class TestStrangers:
             await served.call(key, "/v1/nodes", joining, HeartbeatReply)
             boast = BEAT.model_copy(update={"tokens_per_s": 1e308})
             await served.post("/v1/heartbeat", served.sealed(key, "/v1/heartbeat", boast))
-        assert (await served.client.get("/?view=owners")).status == 200
+        assert (await served.client.get("/leaderboard?view=owners")).status == 200
+        assert (await served.client.get("/")).status == 200
         told = await (await served.client.get("/stats/owners.json")).text()
         json.loads(told, parse_constant=pytest.fail)
 

@@ -42,15 +42,17 @@ async def main(folder: Path, config: Path = CONFIG, *more: str) -> None:
 async def _take(browser: Browser, home: str) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     async with browser.tab() as tab:
-        await tab.open(home)
+        await tab.open(f"{home}/leaderboard")
         node = await tab.look("document.querySelector('tbody a').getAttribute('href')")
         for name, path, size, dark in (
-            ("board", "/", DESKTOP, False),
-            ("board-phone", "/", PHONE, True),
+            ("front", "/", DESKTOP | {"height": 1000}, False),
+            ("front-phone", "/", PHONE, True),
+            ("board", "/leaderboard", DESKTOP, False),
+            ("board-phone", "/leaderboard", PHONE, True),
             ("training", "/training", DESKTOP | {"height": 1000}, True),
             ("node", node, DESKTOP, False),
-            ("owners", "/?view=owners", SHORT, True),
-            ("days", "/?view=days", SHORT, False),
+            ("owners", "/leaderboard?view=owners", SHORT, True),
+            ("days", "/leaderboard?view=days", SHORT, False),
             ("ledger", "/entries/0", SHORT, True),
             ("training-phone", "/training", PHONE, False),
         ):
@@ -58,7 +60,7 @@ async def _take(browser: Browser, home: str) -> None:
             if name == "node":
                 await tab.click("button[data-claim]")
                 await tab.until("document.getElementById('checked').textContent")
-                await tab.look("document.getElementById('receipts').scrollIntoView()")
+                await tab.look("document.getElementById('receipts').scrollIntoView({ behavior: 'instant' })")
             (PICTURES / f"{name}.webp").write_bytes(await tab.picture())
 
 

@@ -24,16 +24,18 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
 ]
 
-PAGE_MAX_BYTES = 200_000
+PAGE_MAX_BYTES = 250_000
 EARNER = NodeKey((1).to_bytes(32)).node_id
 PAGES = (
     "/",
-    "/?view=owners",
-    "/?view=teams",
-    "/?view=days",
+    "/leaderboard",
+    "/leaderboard?view=owners",
+    "/leaderboard?view=teams",
+    "/leaderboard?view=days",
     "/training",
     f"/nodes/{EARNER}",
     "/entries/0",
+    "/join",
     "/nodes/nobody",
 )
 
@@ -84,7 +86,7 @@ def url(served: Served, path: str) -> str:
 
 async def test_the_board_is_there_without_scripts(served: Served, tab: Tab) -> None:
     await tab.without_scripts()
-    await tab.call("Page.navigate", url=url(served, "/"))
+    await tab.call("Page.navigate", url=url(served, "/leaderboard"))
     await tab.call("Emulation.setScriptExecutionDisabled", value=False)
     await tab.until("document.querySelectorAll('tbody tr').length")
     assert await tab.look("document.querySelectorAll('tbody tr').length") == 2 + len(HOSTILE)
@@ -108,14 +110,14 @@ async def test_no_page_is_large_complains_or_asks_anybody_else(served: Served, t
 
 async def test_hostile_names_stay_text_and_in_their_place(served: Served, tab: Tab) -> None:
     worst = [f"/nodes/{hostile_id(number)}" for number, kind in enumerate(HOSTILE) if kind in ("markup", "long")]
-    for path in ("/", "/training", *worst):
+    for path in ("/", "/leaderboard", "/training", *worst):
         await tab.open(url(served, path), width=360, height=740)
         assert await tab.look("window.pwned") is None
         assert await tab.look("document.querySelectorAll('script:not([src^=\"/static/\"]), img, b').length") == 0
         assert await tab.look("document.documentElement.scrollWidth <= innerWidth"), path
         assert await tab.look(r"/[\u202a-\u202e\u2066-\u2069]/.test(document.body.textContent)") is False
-    await tab.open(url(served, "/"))
-    names = await tab.look("Object.fromEntries([...document.querySelectorAll('bdi')].map((one) => "
+    await tab.open(url(served, "/leaderboard"))
+    names = await tab.look("Object.fromEntries([...document.querySelectorAll('main bdi')].map((one) => "
                            "[one.parentElement.title, one.textContent]))")  # fmt: skip
     shown = {kind: names[hostile_id(number)] for number, kind in enumerate(HOSTILE)}
     assert shown["markup"].startswith("<script>")
@@ -148,19 +150,44 @@ async def test_a_hash_stays_on_its_line_on_a_tablet(served: Served, tab: Tab) ->
     assert await tab.look(BROKEN_HASHES) == []
 
 
-CUT_OFF = """[...document.querySelectorAll('svg text')]
-  .filter((one) => one.getBoundingClientRect().left < one.closest('svg').getBoundingClientRect().left)
+CUT_OFF = """[...document.querySelectorAll('.up span')]
+  .filter((one) => one.getBoundingClientRect().left < document.querySelector('main').getBoundingClientRect().left
+    || one.getBoundingClientRect().right > one.closest('.plot').querySelector('svg').getBoundingClientRect().left)
   .map((one) => one.textContent)"""
-"""Labels of an axis that begin outside of their picture, where nothing is drawn."""
+"""Labels of an axis that begin outside of the page, or reach into the picture."""
 
 
 @pytest.mark.parametrize("worst", [-0.000477, -5.12e-06, 0.000_123_4, 1_234_567_890.0, 999.9])
 async def test_no_label_of_an_axis_is_cut_off(served: Served, tab: Tab, worst: float) -> None:
-    await tab.open(url(served, "/training"))
+    await tab.open(url(served, "/training"), width=390)
     drawn = str(charts.lines("a", "a", "update", {"a": [(0.0, worst), (1.0, worst * 1.01)]}))
     await tab.look(f"document.querySelector('main').innerHTML = {json.dumps(drawn)}")
-    assert await tab.look("document.querySelectorAll('svg text').length") == 5
+    assert await tab.look("document.querySelectorAll('.up span').length") >= 2
     assert await tab.look(CUT_OFF) == []
+
+
+async def test_labels_have_one_size_on_every_screen(served: Served, tab: Tab) -> None:
+    for width in (390, 1400):
+        await tab.open(url(served, "/"), width=width)
+        size = "getComputedStyle(document.querySelector('.large .up span')).fontSize"
+        assert await tab.look(size) == "13px"
+        assert await tab.look("document.querySelector('.large svg').getBoundingClientRect().width") > 0.7 * min(
+            width, 1100
+        )
+
+
+async def test_the_pointer_shows_the_figures_of_a_chart(served: Served, tab: Tab) -> None:
+    await tab.open(url(served, "/training"))
+    curve = [(float(x), float(x * x)) for x in range(5)]
+    drawn = str(charts.lines("a", "a", "update", {"a": curve}))
+    await tab.look(f"document.querySelector('main').innerHTML = {json.dumps(drawn)}")
+    await tab.look("""(() => {
+      const svg = document.querySelector('.plot svg'), box = svg.getBoundingClientRect();
+      const at = { clientX: box.left + 0.74 * box.width, clientY: box.top + 9, bubbles: true };
+      svg.dispatchEvent(new PointerEvent('pointermove', at));
+    })()""")
+    assert await tab.look("document.querySelector('.tip').textContent") == "update 3: 9"
+    assert tab.complaints == []
 
 
 async def test_the_browser_proves_a_receipt_by_itself(served: Served, tab: Tab) -> None:
@@ -197,7 +224,7 @@ async def test_forged_receipts_prove_nothing(served: Served, tab: Tab) -> None:
 
 
 async def test_a_newcomer_appears_without_a_reload_and_nothing_else_moves(served: Served, tab: Tab) -> None:
-    await tab.open(url(served, "/"))
+    await tab.open(url(served, "/leaderboard"))
     await tab.until("document.getElementById('live').textContent === 'Live.'")
     await tab.look("window.stays = true; document.querySelector('thead a').focus()")
     focused = await tab.look("document.activeElement.getAttribute('href')")
@@ -212,18 +239,18 @@ async def test_a_page_that_is_left_gives_its_connection_back_and_listens_again_o
 ) -> None:
     """Browsers keep pages that are left, and open six connections to a host at the most."""
     await tab.call("Page.addScriptToEvaluateOnNewDocument", source=SHOWS_ITS_SOURCE)
-    await tab.open(url(served, "/"))
+    await tab.open(url(served, "/leaderboard"))
     await tab.look("addEventListener('pagehide', () => { localStorage.left = source.readyState }); window.kept = true")
     await tab.open(url(served, "/training"))
     await tab.until("Number(localStorage.left) === EventSource.CLOSED")
-    await tab.back("/")
+    await tab.back("/leaderboard")
     assert await tab.look("window.kept"), "it was loaded again, which shows nothing of the way back"
     key = await served.join(78)
     await tab.until(f"document.querySelector('a[href=\"/nodes/{key.node_id}\"]')")
 
 
 async def test_everything_is_reached_by_keyboard(served: Served, tab: Tab) -> None:
-    await tab.open(url(served, "/"))
+    await tab.open(url(served, "/leaderboard"))
     await tab.press("Tab")
     assert await tab.look("document.activeElement.className") == "skip"
     await tab.press("Enter")

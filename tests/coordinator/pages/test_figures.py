@@ -169,17 +169,18 @@ class TestWords:
     def test_any_query_is_a_wish_whose_link_means_the_same(self, query: dict[str, str]) -> None:
         wish = Wish.parse(query)
         assert wish.page >= 1
-        assert wish.link().startswith("/?")
+        assert wish.link().startswith("/leaderboard?")
 
 
 def test_everything_in_a_chart_has_a_style() -> None:
     """An element without a rule of its own would be drawn in black, or not at all."""
     curve = [(0.0, 1.0), (1.0, 2.0)]
     two = charts.lines("a", "a", "x", {"one": curve, "other": curve})
-    band = charts.lines("b", "b", "x", {"one": curve, "low": curve, "high": curve}, interval=("low", "high"))
+    three = {"one": curve, "low": curve, "high": curve}
+    band = charts.lines("b", "b", "x", three, interval=("low", "high"), marks={0.0: "version 1"})
     style = (Path(charts.__file__).parent / "static" / "style.css").read_text()
     found = set(re.findall(r'class="([^"]+)"', f"{two}{band}{charts.bars('c', 'c', 'x', curve)}"))
-    assert {"series s0", "series s1", "dot s1", "key s1", "bar s0", "band", "key band"} <= found
+    assert {"series s0", "series s1", "dot s1", "key s1", "bar s0", "band", "key band", "mark", "key mark"} <= found
     assert not [one for one in found if not re.search(rf"\.{one.replace(' ', '[.]')}[ :,]", style)]
     with pytest.raises(AssertionError, match="style sheet"):
         charts.lines("d", "d", "x", {"one": curve, "two": curve, "three": curve})
@@ -187,7 +188,30 @@ def test_everything_in_a_chart_has_a_style() -> None:
 
 def test_labels_of_an_axis_are_told_apart() -> None:
     drawn = str(charts.lines("e", "e", "x", {"ratio": [(0.0, 0.99996), (1.0, 1.00004)]}))
-    assert re.findall(r'class="end">([0-9.]+)<', drawn) == ["0.99996", "1", "1.00004"]
+    assert labels(drawn) == ["1.00004", "1.00002", "1", "0.99998", "0.99996"]
+
+
+def labels(drawn: str) -> list[str]:
+    """The labels of the vertical axis, from top to bottom."""
+    (up,) = re.findall(r'<div class="up"[^>]*>(.*?)</div>', drawn)
+    return re.findall(r"<span>([^<]*)</span>", up)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.0, 0.73, ["0", "0.2", "0.4", "0.6", "0.8"]), (3.0, 17.0, ["0", "5", "10", "15", "20"]),
+     (-0.3, 0.4, ["-0.4", "-0.2", "0", "0.2", "0.4"]), (1.0, 2.0, ["1", "1.25", "1.5", "1.75", "2"])],
+)  # fmt: skip
+def test_an_axis_has_round_labels_around_all_figures(low: float, high: float, expected: list[str]) -> None:
+    assert labels(str(charts.lines("f", "f", "x", {"a": [(0.0, low), (1.0, high)]})))[::-1] == expected
+
+
+@given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300))
+def test_every_figure_is_within_its_axis(low: float, high: float) -> None:
+    drawn = str(charts.lines("g", "g", "x", {"a": [(0.0, low), (1.0, high)]}))
+    assert len(labels(drawn)) <= charts.TICKS_MAX
+    (places,) = re.findall(r'<polyline points="([^"]+)"', drawn)
+    assert all(-0.01 <= float(place.partition(",")[2]) <= charts.SIDE + 0.01 for place in places.split())
 
 
 def test_an_interval_is_a_band_from_its_lower_to_its_upper_bound() -> None:
@@ -198,7 +222,7 @@ def test_an_interval_is_a_band_from_its_lower_to_its_upper_bound() -> None:
         )
     )
     (band,) = re.findall(r'<polygon points="([^"]+)" class="band"', drawn)
-    assert [float(place.partition(",")[2]) for place in band.split()] == [133.0, 133.0, 10.0, 10.0]
+    assert [float(place.partition(",")[2]) for place in band.split()] == [75.0, 75.0, 0.0, 0.0]
     assert "low to high" in drawn
     assert drawn.count("<polyline") == 1
 
@@ -212,6 +236,6 @@ def test_an_axis_with_one_figure_has_one_label(draw: Callable[..., Markup]) -> N
     """The label is below the point, and names it."""
     two = draw("a", "a", "update", [(7.0, 0.5), (8.0, 0.5)])
     single = str(draw("a", "a", "update", [(7.0, 0.5)]))
-    assert re.findall(r"<text[^>]*>((?:update )?7)</text>", single) == ["update 7"]
+    assert re.findall(r"<span>((?:update )?7)</span>", single) == ["update 7"]
     assert "1 point; update 7" in single
-    assert re.findall(r"<text[^>]*>((?:update )?[78])</text>", str(two)) == ["7", "update 8"]
+    assert re.findall(r"<span>((?:update )?[78])</span>", str(two)) == ["7", "update 8"]

@@ -53,7 +53,20 @@ class TestPages:
         assert plain.headers["Vary"] == "Accept-Encoding"
 
     @pytest.mark.parametrize(
-        "path", ["/", "/training", "/entries/0", "/static/live.js", "/stats/nodes.csv", "/nodes/x"]
+        "path",
+        [
+            "/",
+            "/leaderboard",
+            "/join",
+            "/training",
+            "/feed.atom",
+            "/robots.txt",
+            "/?q=a",
+            "/entries/0",
+            "/static/live.js",
+            "/stats/nodes.csv",
+            "/nodes/x",
+        ],
     )
     async def test_no_page_lets_foreign_or_inline_code_run(self, served: Served, path: str) -> None:
         response = await served.client.get(path)
@@ -67,11 +80,11 @@ class TestPages:
         assert response.status == 404
         assert "<script>" not in (await response.text()).replace('<script type="module"', "")
 
-    @pytest.mark.parametrize("path", ["/", "/training"])
-    async def test_what_was_not_measured_yet_has_no_place_above_the_pages(self, served: Served, path: str) -> None:
-        page = await (await served.client.get(path)).text()
+    async def test_what_was_not_measured_yet_has_no_place_above_the_pages(self, served: Served) -> None:
+        page = await (await served.client.get("/training")).text()
         assert "<dt>learner idle</dt>" in page
-        assert "<dt>accuracy</dt>" not in page
+        assert "<dt>score</dt>" not in page
+        assert "<dt>Score</dt>" not in await (await served.client.get("/")).text()
 
     @pytest.mark.parametrize("name", ["..%2findex.py", "live.js%00", "nothing.js", "STYLE.css"])
     async def test_static_files_are_those_of_their_folder_and_no_others(self, served: Served, name: str) -> None:
@@ -81,7 +94,7 @@ class TestPages:
         "query", ["page=9999999", "page=-1", "page=²", "sort=;drop", "view=%00", "q=%ff", f"q={'a' * 5000}"]
     )
     async def test_any_query_is_some_view_of_the_board(self, served: Served, query: str) -> None:
-        assert (await served.client.get(f"/?{query}")).status == 200
+        assert (await served.client.get(f"/leaderboard?{query}")).status == 200
 
     async def test_an_index_beyond_the_log_is_an_empty_page(self, served: Served) -> None:
         response = await served.client.get("/entries/999999999999999999")
@@ -96,8 +109,8 @@ class TestPages:
 
     async def test_search_finds_a_node_by_name_and_by_id(self, served: Served) -> None:
         for sought in ("N1", EARNER[-8:].lower()):
-            assert f"/nodes/{EARNER}" in await (await served.client.get("/", params={"q": sought})).text()
-        assert "/nodes/" not in await (await served.client.get("/", params={"q": "nobody at all"})).text()
+            assert f"/nodes/{EARNER}" in await (await served.client.get("/leaderboard", params={"q": sought})).text()
+        assert "/nodes/" not in await (await served.client.get("/leaderboard", params={"q": "nobody at all"})).text()
 
 
 class TestStats:
@@ -122,9 +135,9 @@ class TestStats:
     async def test_a_team_is_searched_by_its_name(self, served: Served) -> None:
         rows = (await (await served.client.get("/stats/teams.json")).json())["rows"]
         assert [(row["team"], row["nodes"]) for row in rows] == [("<b>heron</b>", 1)]
-        text = await (await served.client.get("/?view=teams")).text()
+        text = await (await served.client.get("/leaderboard?view=teams")).text()
         assert "&lt;b&gt;heron&lt;/b&gt;" in text
-        found = await (await served.client.get("/?q=%40%3Cb%3Eheron")).text()
+        found = await (await served.client.get("/leaderboard?q=%40%3Cb%3Eheron")).text()
         assert hostile_id(list(HOSTILE).index("team")) in found
 
     async def test_boinc_files_are_sound_xml_and_refer_to_each_other(self, served: Served) -> None:

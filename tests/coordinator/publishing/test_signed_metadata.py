@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.config.round import RoundSection
 from coordinator.publishing.role_keys import LEDGER, ROLES
 from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol.errors import ConfigInvalid, MetadataExpired
 from protocol.policy import trust
+from protocol.policy.description import RoundDescription, open_description
 from protocol.policy.manifest import target_path
 from protocol.policy.trust import Documents
 from tests.protocol.tuf_repository import converse, manifest_bytes
@@ -196,3 +198,42 @@ def test_a_name_that_leaves_the_folder_is_nothing(repository: Repository, name: 
     (repository.folder / ".1.root.json.abc").write_bytes(b"half written")
     assert repository.metadata.read(name) is None
     assert repository.metadata.read("1.root.json") is not None
+
+
+class TestDescription:
+    """The operator's text about the round, as a target."""
+
+    def described(self, repository: Repository, title: str) -> RoundDescription:
+        return RoundSection(title=title).describe(repository.metadata.round_id)
+
+    def read(self, repository: Repository) -> RoundDescription | None:
+        repository.look()
+        wanted = trust.wanted_description(repository.node)
+        if wanted is None:
+            return None
+        data = repository.metadata.read(wanted.name)
+        assert data is not None
+        assert len(data) <= wanted.max_bytes
+        return open_description(data, wanted.name, repository.node.round_id)
+
+    def test_nodes_read_the_newest_description_beside_the_versions(self, repository: Repository) -> None:
+        for title in ("First", "Second"):
+            said = self.described(repository, title)
+            repository.metadata.set_description(said, NOW)
+            repository.add(1)
+            assert self.read(repository) == said
+            assert repository.look() == 1
+        assert len([name for name in repository.metadata.targets() if name.startswith("description-")]) == 1
+
+    def test_an_empty_description_removes_it(self, repository: Repository) -> None:
+        repository.metadata.set_description(self.described(repository, "First"), NOW)
+        repository.metadata.set_description(self.described(repository, ""), NOW)
+        assert self.read(repository) is None
+
+    @pytest.mark.parametrize("title", ["", "First"])
+    def test_the_same_description_signs_nothing(self, repository: Repository, title: str) -> None:
+        repository.metadata.set_description(self.described(repository, title), NOW)
+        before = (repository.folder / "timestamp.json").read_bytes()
+        repository.restart()
+        repository.metadata.set_description(self.described(repository, title), NOW)
+        assert (repository.folder / "timestamp.json").read_bytes() == before

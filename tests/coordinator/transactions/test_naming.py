@@ -130,7 +130,7 @@ async def test_every_place_shows_who_is_who(tmp_path: Path) -> None:
         copy = names.with_id("her\u043en", STRANGER.node_id)
         board = (await (await served.client.get("/v1/leaderboard")).json())["nodes"]
         assert {row["name"] for row in board} == {"heron", copy}
-        page = await (await served.client.get("/")).text()
+        page = await (await served.client.get("/leaderboard")).text()
         assert ">heron</bdi>" in page
         assert f">{copy}</bdi>" in page
         rows = csv.DictReader(io.StringIO(await (await served.client.get("/stats/nodes.csv")).text()))
@@ -189,7 +189,7 @@ async def test_an_owner_is_shown_with_its_id_since_keys_with_any_nickname_can_be
     async with serve(tmp_path) as served:
         await register(served, HONEST, "heron", owner=OWNER)
         shown_as = names.with_id(nickname(OWNER.node_id), OWNER.node_id)
-        assert f">{shown_as}</bdi>" in await (await served.client.get("/?view=owners")).text()
+        assert f">{shown_as}</bdi>" in await (await served.client.get("/leaderboard?view=owners")).text()
         assert f">{shown_as}</dd>" in await (await served.client.get(f"/nodes/{HONEST.node_id}")).text()
         assert f"<name>{shown_as}</name>" in await (await served.client.get("/stats/user.xml")).text()
 

@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.config.round import RoundSection
 from protocol.errors import Unreachable
+from protocol.wire.signing import NodeKey
 from swarm_node.cli import app
 from swarm_node.commands.preview import forecast, lines, understood
+from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.doctor.examine import told
+from swarm_node.doctor.line import RoundAnswer
 
 NOW_MS = 1_000_000_000
 STATUS: dict[str, Any] = {
@@ -98,3 +103,10 @@ def test_a_dry_run_that_learns_nothing_fails(tmp_path: Path) -> None:
 def test_a_coordinator_does_not_write_to_the_terminal() -> None:
     said = understood(STATUS | {"update": "\x1b]0;owned\x07\n"}, [], price=1)
     assert said[0].endswith("update ?]0;owned?? of 100")
+
+
+def test_what_the_operator_signed_is_shown_without_empty_texts() -> None:
+    said = RoundSection(title="Sums for all", licence="CC0-1.0").describe("ab" * 32)
+    answer = RoundAnswer(Coordinator("http://127.0.0.1:9", "ab" * 32, NodeKey(b"1" * 32)), None, said)
+    assert told(answer) == {"title": "Sums for all", "licence": "CC0-1.0"}
+    assert told(answer._replace(description=None)) == {}

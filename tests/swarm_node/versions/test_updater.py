@@ -17,6 +17,7 @@ import pytest
 import trio
 from tuf.api.metadata import Snapshot, Targets, Timestamp
 
+from coordinator.config.round import RoundSection
 from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol import limits
 from protocol.errors import MessageTooLarge, MetadataExpired, SwarmError, Unreachable, UntrustedMetadata
@@ -217,3 +218,16 @@ async def test_wrong_size_claim_for_the_manifest_is_not_believed(scene: Scene) -
         scene.origin.manner = scene.honest("/metadata/")
         with pytest.raises((UntrustedMetadata, MessageTooLarge)):
             await scene.sees()
+
+
+async def test_the_description_is_the_signed_one(scene: Scene) -> None:
+    assert await scene.sees() == 1
+    assert await scene.updater.description() is None
+    said = RoundSection(title="Sums").describe(scene.metadata.round_id)
+    scene.metadata.set_description(said, datetime.now(UTC))
+    await scene.sees()
+    assert await scene.updater.description() == said
+    forged = RoundSection(title="Diff").describe(scene.metadata.round_id).to_bytes()
+    scene.home_manner = lambda request: request.answer(200, forged)
+    with pytest.raises(UntrustedMetadata, match="hash"):
+        await scene.updater.description()

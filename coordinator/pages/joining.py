@@ -1,0 +1,52 @@
+"""The two commands that join a round, and the page that has them."""
+
+from typing import Any
+
+from coordinator.pages.html import Markup, el
+from coordinator.pages.layout import document
+from coordinator.pages.site import Site
+
+INSTALL = "sh installers/install.sh"
+"""The command that installs the node from a copy of the software."""
+
+
+def commands(site: Site) -> Markup:
+    """Build the commands, in their order, each with a button that copies it where scripts run."""
+    steps = {"Install the node": INSTALL, "Join this round": f'swarm-node join "{site.join_string}"'}
+    return el("ol", (_step(name, command) for name, command in steps.items()), class_="steps")
+
+
+def _step(name: str, command: str) -> Markup:
+    copy = el("button", "Copy", type="button", data_copy=True, hidden=True, aria_label=f"Copy: {name}")
+    return el("li", el("span", name, class_="step"), el("div", el("code", command), copy, class_="command"))
+
+
+def panel(site: Site) -> Markup:
+    """Build the section of a page that invites visitors to join."""
+    return el(
+        "section",
+        el("h2", "Join with your computer", id="join-heading"),
+        el("p", "Two commands on Linux or macOS; on Windows, in WSL 2. A GPU helps, a CPU is enough to try."),
+        commands(site),
+        el("p", "No account, no open port, no administrator's rights. Pause or leave at any time.", class_="soft"),
+        id="join",
+        class_="join",
+        aria_labelledby="join-heading",
+    )
+
+
+def render(site: Site) -> str:
+    """Return the page for those who want to join."""
+    questions: dict[str, Any] = {
+        "What does my computer do?": "It downloads the newest version of the model, answers problems with it, and "
+        "sends the answers back. The operator's machine learns from them and publishes the next version.",
+        "What do I get?": ["Credit for each verified answer, in a ", el("a", "public ledger", href="/entries"),
+                           " that anybody can check. Before you join, ", el("code", "--dry-run"),
+                           " prints the demand and an estimate."],
+        "What can it cost me?": ["Electricity, disk and traffic, within the limits that you set: ",
+                                 el("code", "swarm-node limits"), " has hours, power, memory and upload."],
+        "Whom do I trust?": "The part after # of the join string is the fingerprint of the round's keys. Your node "
+        "runs only weights that these keys have signed, whoever answers at this address.",
+    }  # fmt: skip
+    asked = (el("div", el("h2", question), el("p", answer)) for question, answer in questions.items())
+    return document("Join this round", "/join", site, commands(site), el("div", asked, class_="questions"))

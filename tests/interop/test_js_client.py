@@ -7,17 +7,20 @@
 import json
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import sqlalchemy as sa
 
 from protocol.policy import chunks
 from protocol.wire import canonical
 from tests import npm
-from tests.processes.programs import PATIENCE_S, Swarm, until
+from tests.processes.programs import PATIENCE_S, Swarm, script, until
 from tests.processes.rounds import Coordinator, Operator, Settings, operator_of
 from tests.swarm_node.web import Handler, web
 
@@ -227,7 +230,7 @@ def test_an_older_timestamp_than_the_one_seen_is_refused(
 def test_what_it_has_sampled_passes_the_audit_and_the_log_has_it(
     work: Work, coordinator: Coordinator, join_string: str
 ) -> None:
-    """The last, since the auditor has to load what it judges with."""
+    """After the others, since the auditor has to load what it judges with."""
     _, introduced, honest, *_ = work.said
 
     def found() -> str:
@@ -254,3 +257,41 @@ def test_what_it_has_sampled_passes_the_audit_and_the_log_has_it(
     (after,) = client("ledger", join_string, work.folder)
     assert after["continues"] >= work.before["size"] + 2
     assert after["entries"][: work.before["size"]] == work.before["entries"]
+
+
+def test_it_answers_queries_at_their_own_temperatures(
+    swarm: Swarm, coordinator: Coordinator, join_string: str, work: Work
+) -> None:
+    """Audited as its other work: the first lease of each run is a query's."""
+    made = swarm.start(
+        "api-keys", script("swarm-coordinator"), "api-keys", "create", str(coordinator.config_file), "someone",
+        "--budget", "1000000", "--json",
+    )  # fmt: skip
+    assert made.process.wait(timeout=PATIENCE_S) == 0, made.log
+    key = json.loads(made.output)["key"]
+
+    def is_waiting() -> bool:
+        with coordinator.copy_of_store() as connection:
+            return bool(connection.execute(sa.text("SELECT count(*) FROM queries WHERE state = 'open'")).scalar())
+
+    def asked(temperature: float) -> dict[str, Any]:
+        body = {"model": "swarm", "prompt": [10, 11, 12], "n": 4, "temperature": temperature, "return_token_ids": True}
+        with ThreadPoolExecutor(1) as callers:
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = callers.submit(
+                httpx.post, f"{coordinator.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S
+            )
+            until("the query", is_waiting)
+            said = client("work", join_string, work.folder)
+            found = answer.result(timeout=PATIENCE_S)
+        assert found.status_code == 200, found.text
+        return {"choices": found.json()["choices"], "lease": said[2]["lease"]}
+
+    greedy, hot = asked(0), asked(2)
+    assert [len({str(choice["token_ids"]) for choice in one["choices"]}) > 1 for one in (greedy, hot)] == [False, True]
+
+    def findings() -> list[str]:
+        told = {one["lease"]: one["finding"] for one in client("why", join_string, work.folder)}
+        return [told[one["lease"]] for one in (greedy, hot)]
+
+    until("the audits", lambda: findings() == ["pass", "pass"])

@@ -132,6 +132,7 @@ def launch(
     from coordinator import app as coordinator
     from coordinator.config import manual
     from coordinator.learner import start
+    from coordinator.learner.boards import require_installed
     from coordinator.learner.preflight import require_fits
     from coordinator.reports import screen
 
@@ -140,6 +141,8 @@ def launch(
     config = load(config_file, settings)
     for line in [*manual.warnings(config), *start.warnings(config.model)]:
         typer.echo(f"warning: {line}", err=True)
+    if learner:
+        require_installed(config)
     if learner and preflight and not (config.round.directory / "resolved.json").exists():
         require_fits(config, auditor=auditor)
     show = None if plain or quiet or logs.are_objects() else screen.for_launch()

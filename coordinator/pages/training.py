@@ -9,13 +9,14 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from coordinator.pages import charts, tree, words
+from coordinator.pages import charts, samples, tree, words
 from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, Screen, document, live, node_link, strip, table
 from coordinator.reports.curves import REWARD, Branch, BroadcastSpread, Point, thinned
 from coordinator.reports.history import Incident
 from coordinator.reports.overview import bound_in_force
 from protocol.text.plain import plural
+from protocol.work.learning import EvaluationSamples
 
 ROWS_MAX = 100
 """Number of evaluations in the table, the newest; the curve has all."""
@@ -121,6 +122,8 @@ class Training:
     orders: Sequence[Mapping[str, Any]]
     now_ms: int
     join_string: str
+    samples: Sequence[EvaluationSamples] | None = None
+    """Samples of evaluations, newest first; None if the round does not publish them."""
     age_ms: int = 0
     """Age of the figures when the page is built; 0 while they are fresh enough."""
 
@@ -136,6 +139,7 @@ def render(figures: Training) -> str:
         live("health", _health(status), heading="Health"),
         live("learning", _learning(figures), heading="Learning"),
         live("evaluations", evaluation_parts(figures.evaluations), heading="Evaluations"),
+        samples.section(figures.samples),
         live("pace", _pace(figures), heading="Pace"),
         live("broadcast", _broadcast(figures), heading="Broadcasts"),
         live("fleet", _fleet(status), heading="Fleet"),

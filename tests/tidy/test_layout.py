@@ -24,6 +24,8 @@ FRAGMENTS = {
     "coordinator/tasks/group_play.py": "one turn of a group, without the service that asks for it",
     "coordinator/environments/verifiers_harness.py": "a program of verifiers, which imports it by name",
     "coordinator/learner/embedded.py": "torch, apart from the text of the policy, which is read without it",
+    "coordinator/learner/tracked_settings.py": "what leaves the machine as settings, apart from the boards it goes to",
+    "coordinator/pages/samples.py": "text of nodes on a page, apart from the figures of training",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "coordinator/transactions/rails/manual.py": "one module per rail",

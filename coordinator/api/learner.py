@@ -10,12 +10,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from coordinator.api.http import ROUND, body, receive_file, reply, require_operator
 from coordinator.base.clock import now_ms
-from coordinator.reports import programs
+from coordinator.reports import evaluation_samples, programs
 from coordinator.service import publication
 from coordinator.service.round import Round
 from coordinator.store.state import get_fact, set_fact
 from coordinator.transactions import batches, escrow, evaluations, fleet, lottery, policy_versions
 from ledger import store
+from protocol import limits
 from protocol.errors import MalformedMessage, NotFound
 from protocol.policy.manifest import FileName, PolicyManifest
 from protocol.work.learning import (
@@ -73,6 +74,23 @@ async def state(request: web.Request) -> web.Response:
         )
 
     return reply(await round_.database.run(read))
+
+
+@routes.get("/v1/learner/evaluations/{number:[0-9]{1,9}}/samples")
+async def samples(request: web.Request) -> web.Response:
+    """Return samples of an evaluation as text, for the learner's boards; `count` limits them."""
+    round_ = require_operator(request)
+    asked = request.query.get("count", "")
+    count = int(asked) if asked.isdecimal() and len(asked) < 6 else limits.EVALUATION_SAMPLES_MAX
+    text = await round_.text()
+    return reply(
+        await round_.database.read(
+            evaluation_samples.of_evaluation,
+            int(request.match_info["number"]),
+            min(count, limits.EVALUATION_SAMPLES_MAX),
+            text.decode,
+        )
+    )
 
 
 @routes.get("/v1/learner/uploads/{version:[0-9]+}")

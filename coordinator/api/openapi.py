@@ -49,6 +49,7 @@ SIGNED: dict[str, tuple[Kind, Kind]] = {
 
 SAID: dict[str, tuple[Kind | None, Kind | None]] = {
     "/v1/learner/state": (None, learning.LearnerState),
+    "/v1/learner/evaluations/{number}/samples": (None, learning.EvaluationSamples),
     "/v1/learner/uploads/{version}": (None, learning.KnownUploads),
     "/v1/learner/versions": (learning.Publication, None),
     "/v1/learner/batches/{number}": (None, learning.TrainingBatch),
@@ -69,7 +70,8 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/training": "text/html", "/nodes/{node}": "text/html", "/entries/{index}": "text/html",
     "/metrics": "text/plain", "/healthz": "text/plain", "/v1/ledger/checkpoint": "text/plain",
     "/v1/events": "text/event-stream",
-    "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON, "/openapi.json": JSON,
+    "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON,
+    "/v1/evaluations/samples": JSON, "/openapi.json": JSON,
     "/v1/operator/status": JSON, "/v1/operator/nodes": JSON, "/v1/operator/nodes/{node}": JSON,
     "/v1/operator/orders": JSON, "/v1/operator/finish": JSON, "/v1/operator/rulings": JSON,
     "/v1/operator/appeals": JSON, "/v1/operator/appeals/{number}": JSON,

@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from coordinator.api.http import ROUND, Handler, reply, require_operator
 from coordinator.api.snapshot import PageSnapshot
+from coordinator.api.watch import WATCH
 from coordinator.base.clock import now_ms
 from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.reports import metrics, summary
@@ -32,6 +33,7 @@ LEADERBOARD = web.AppKey("leaderboard", PageSnapshot[bytes])
 STATUS = web.AppKey("status", PageSnapshot[bytes])
 OPERATOR_STATUS = web.AppKey("operator_status", PageSnapshot[bytes])
 BROADCAST = web.AppKey("broadcast", PageSnapshot[bytes])
+SAMPLES = web.AppKey("samples", PageSnapshot[bytes])
 
 FRESH_S = 0.5
 """Maximum age of the data: scripts read it every few seconds, and nodes do not depend on it."""
@@ -98,6 +100,24 @@ def share(app: web.Application) -> None:
         )
     )
     app[BROADCAST] = shared(lambda conn, since_ms, _now_ms: summary.broadcast(conn, alive_since_ms=since_ms))
+
+    async def read_samples() -> bytes:
+        made = [evaluation.model_dump() for evaluation in await app[WATCH].samples()]
+        return json.dumps({"as_of_ms": now_ms(), "evaluations": made}).encode()
+
+    app[SAMPLES] = PageSnapshot(read_samples)
+    app.on_cleanup.append(lambda _app: app[SAMPLES].close())
+
+
+@routes.get("/v1/evaluations/samples")
+async def samples(request: web.Request) -> web.Response:
+    """Return prompts, completions and rewards of evaluations, newest first, if the round publishes them."""
+    if not request.app[WATCH].publishes_samples:
+        raise NotFound(
+            "This round does not publish samples of its evaluations.",
+            hint="The operator can set eval.publish_samples, and launch the round again.",
+        )
+    return await _shared(request, SAMPLES)
 
 
 async def _shared(request: web.Request, key: web.AppKey[PageSnapshot[bytes]]) -> web.Response:

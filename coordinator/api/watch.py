@@ -25,7 +25,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -41,12 +41,14 @@ from coordinator.pages.site import Site
 from coordinator.pages.training import Training
 from coordinator.reports import curves, history, summary
 from coordinator.reports.curves import Curves
+from coordinator.reports.evaluation_samples import SampleArchive
 from coordinator.reports.ranking import Fold, by_node, by_owner, by_team
 from coordinator.service.round import Round
 from coordinator.store.tables import versions
 from coordinator.tasks.kinds import task_label
 from coordinator.transactions import evaluations, orders, standings
 from ledger import store
+from protocol.work.learning import EvaluationSamples
 
 LOOK_S = 2.0
 SHARES = 4
@@ -75,6 +77,7 @@ class Watch:
         self._bounds = bounds
         self._fold = Fold()
         self._curves = Curves()
+        self._archive = SampleArchive(round_.config.eval.publish_samples)
         self.board = PageSnapshot(self._board)
         self.training = PageSnapshot(self._training)
         self.front = PageSnapshot(self._front)
@@ -175,7 +178,19 @@ class Watch:
         )
 
     async def _training(self) -> Training:
-        return await self._round.database.read(self._read_training, now_ms())
+        training = await self._round.database.read(self._read_training, now_ms())
+        return replace(training, samples=await self.samples() if self.publishes_samples else None)
+
+    @property
+    def publishes_samples(self) -> bool:
+        return self._round.config.eval.publish_samples > 0
+
+    async def samples(self) -> list[EvaluationSamples]:
+        """Return the samples of evaluations, as many as the round publishes, newest evaluation first."""
+        if not self._round.news.version:
+            return []
+        text = await self._round.text()
+        return await self._round.database.read(self._archive.read, text.decode)
 
     def _read_training(self, connection: sa.Connection, moment_ms: int) -> Training:
         self._curves.read(connection)

@@ -22,6 +22,11 @@ def block(text: str, columns: int = 0) -> str:
     return "\n".join(f"{GUTTER}{line}".rstrip() for line in lines)
 
 
+def harmless(text: str) -> str:
+    """Return a text in which no character is invisible, reorders a line, or moves a cursor; its lines stay."""
+    return "\n".join("".join(_harmless(line)) for line in text.split("\n"))
+
+
 def _harmless(line: str) -> list[str]:
     """Return the text that is shown for each character."""
     shown: list[str] = []

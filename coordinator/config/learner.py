@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from coordinator.config.section import Section
+from protocol import limits
 
 AlgorithmName = Literal["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo", "echo2"]
 
@@ -71,6 +72,19 @@ class LearnerSection(Section):
     tensorboard: bool = Field(False, description="also write metrics for TensorBoard to learner/tensorboard")
     wandb: str = Field(
         "", pattern=r"^[\w.-]{0,128}$", description="Weights & Biases project that also receives metrics; empty: none"
+    )
+    mlflow: str = Field(
+        "", pattern=r"^[\w.-]{0,128}$", description="MLflow experiment that also receives metrics; empty: none"
+    )
+    trackio: str = Field(
+        "", pattern=r"^[\w.-]{0,128}$", description="Trackio project that also receives metrics; empty: none"
+    )
+    tracked_samples: int = Field(
+        0,
+        ge=0,
+        le=limits.EVALUATION_SAMPLES_MAX,
+        description="problems of each evaluation whose first sample the trackers receive, with prompt and completion; "
+        "0: none",
     )
 
     @model_validator(mode="after")

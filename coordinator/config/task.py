@@ -130,3 +130,9 @@ class EvalSection(Section):
         600.0, gt=0, description="time limit of an evaluation; it then ends with the results so far"
     )
     solved: float = Field(1.0, description="minimum score of a correct sample in pass@k")
+    publish_samples: int = Field(
+        0,
+        ge=0,
+        le=limits.EVALUATION_SAMPLES_MAX,
+        description="problems of each evaluation whose first sample is public, with prompt and completion; 0: none",
+    )

@@ -28,6 +28,7 @@ from protocol.errors import ChunkMismatch, ManifestInvalid, Unreachable
 from protocol.wire import canonical
 from protocol.wire.message import Message
 from protocol.work.learning import (
+    EvaluationSamples,
     KnownUploads,
     LearnerProgress,
     LearnerState,
@@ -109,6 +110,12 @@ class CoordinatorClient:
         while not (data := self._call("GET", f"/v1/learner/batches/{number}")):
             check()
         return read_batch(data)
+
+    def evaluation_samples(self, number: int, count: int) -> EvaluationSamples:
+        """Return the first `count` samples of an evaluation that has ended, as text."""
+        return EvaluationSamples.from_bytes(
+            self._call("GET", f"/v1/learner/evaluations/{number}/samples?count={count}")
+        )
 
     def report(self, report: UpdateReport) -> None:
         self._call("POST", "/v1/learner/reports", report)

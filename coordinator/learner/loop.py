@@ -38,7 +38,7 @@ from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.crew import Crew
 from coordinator.learner.outgoing import Job, Outgoing
 from coordinator.learner.ranks import Ranks
-from coordinator.learner.tracking import Tracker, boards
+from coordinator.learner.tracking import open_tracker
 from coordinator.model.watchdog import Watchdog
 from protocol.errors import OutOfOrder
 from protocol.work.learning import LearnerProgress, LearnerState, UpdateReport
@@ -91,7 +91,12 @@ class Learner:
             self._seen = (crew.resumed["version"], crew.resumed["ledger_size"])
             self._stand()
             log.info("resumed update=%d", self._policy.update)
-        self._tracker = self._open_tracker()
+        self._tracker = open_tracker(
+            config,
+            run_id=self._stand().round_id[:16],
+            update=self._policy.update,
+            read_samples=client.evaluation_samples,
+        )
         self._version = 0
         """The newest known version."""
         self._taken = int((crew.resumed or {}).get("taken", 0))
@@ -105,10 +110,15 @@ class Learner:
 
     def run(self) -> None:
         """Train from the last checkpoint to the end of the round."""
-        try:
-            self._train()
-        finally:
-            self._outgoing.abandon()
+        with closing(self._tracker):
+            try:
+                self._train()
+            finally:
+                self._outgoing.abandon()
+            self._end()
+
+    def _end(self) -> None:
+        """Wait for the last evaluations, and finish the round."""
         self._progress("evaluating", 1.0, "")
         after = self._crew.accuracy()
         scores = _told(self._crew.evaluate())
@@ -117,7 +127,6 @@ class Learner:
         self._tracker.measured(state.evaluated)
         self._progress("finished", 1.0, f"{self._last} updates{scores}", accuracy_after=after)
         self._client.finish()
-        self._tracker.close()
         self._crew.over()
 
     def publish_start(self) -> None:
@@ -172,13 +181,6 @@ class Learner:
         self._tracker.log(number, self._version, metrics)
         log.info("update=%d %s", number, " ".join(f"{name}={value:.4g}" for name, value in metrics.items()))
         self._progress("learning", number / self._last, f"update {number}, reward {metrics['reward/mean']:.2f}")
-
-    def _open_tracker(self) -> Tracker:
-        """Return the tracker of the metrics from here on, with the boards that the configuration names."""
-        update, settings = self._policy.update, self._config.learner
-        run = self._stand().round_id[:16]
-        trackers = boards(self._folder, update=update, tensorboard=settings.tensorboard, wandb=settings.wandb, run=run)
-        return Tracker(self._folder, update=update, boards=trackers)
 
     def _look(self) -> LearnerState:
         """Return the state of the round; first load the version by which the operator replaced the policy, if any."""

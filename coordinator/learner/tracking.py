@@ -1,46 +1,40 @@
-"""The metrics of every update as a line of JSON, and in TensorBoard and Weights & Biases if configured.
+"""The metrics of every update as a line of JSON, and on the boards that the configuration names.
 
 - Each line is complete and has every axis: update, version, samples, tokens, seconds and cost, the last four counted
   from the start of the round, waiting included. The cost is the credit of the groups, in the operator's unit.
 - A learner that resumes makes some updates again: their lines are removed first, and also an incomplete line after a
   kill. So the file is the same as without the interruption.
-- Each board gets the same row; if it has an earlier row of the same update, the later row counts.
-
-TensorBoard and Weights & Biases:
-
-- Either is an extra: if a setting needs one that is not installed, the start is refused with the command to install it.
-- A run of Weights & Biases has the round's id: a learner that resumes continues the same run. If the service cannot be
-  reached, or with `WANDB_MODE=offline`, its package keeps the rows for `wandb sync`.
+- Each board (`coordinator.learner.boards`) gets the same row, and each evaluation once, with its samples if
+  `learner.tracked_samples` asks for them. A board never delays the loop (`coordinator.learner.board_queue`).
 """
 
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
 
-from protocol.errors import ConfigInvalid
-from protocol.work.learning import Evaluated
+from coordinator.config import Config
+from coordinator.learner.board_queue import QueuedBoard
+from coordinator.learner.boards import COUNTED, Row, TrackingBoard, wanted_boards
+from protocol.work.learning import Evaluated, EvaluationSamples
 
-COUNTED = ("samples", "tokens", "seconds", "cost")
-AXES = ("update", "version", *COUNTED)
-
-Row = Mapping[str, float]
-
-
-class TrackingBoard(Protocol):
-    """A destination of rows beside the file."""
-
-    def log(self, row: Row) -> None: ...
-
-    def close(self) -> None: ...
+ReadSamples = Callable[[int, int], EvaluationSamples]
+"""A function that returns samples of an evaluation, by its number and how many are wanted."""
 
 
 class Tracker:
     """The metrics of one round, from an update on."""
 
-    def __init__(self, folder: Path, *, update: int, boards: tuple[TrackingBoard, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        update: int,
+        boards: tuple[TrackingBoard, ...] = (),
+        read_samples: ReadSamples | None = None,
+        tracked_samples: int = 0,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         kept = [row for row in read(path) if row["update"] <= update]
@@ -51,6 +45,8 @@ class Tracker:
         self._total = {name: kept[-1].get(name, 0.0) if kept else 0.0 for name in COUNTED}
         self._last = time.monotonic()
         self._boards = boards
+        self._read_samples = read_samples if boards and tracked_samples else None
+        self._tracked_samples = tracked_samples
         self._measured = 0
         """The last evaluation that was sent to the boards."""
 
@@ -73,8 +69,15 @@ class Tracker:
                 self._measured = evaluation.number
                 for board in self._boards:
                     board.log({"update": evaluation.update, **evaluation.figures})
+                if self._read_samples is not None:
+                    samples = self._read_samples(evaluation.number, self._tracked_samples)
+                    for board in self._boards:
+                        board.log_samples(samples)
 
     def close(self) -> None:
+        """Write the file to disk, and close the boards, which may take `board_queue.CLOSE_S` each."""
+        if self._file.closed:
+            return
         os.fsync(self._file.fileno())
         self._file.close()
         for board in self._boards:
@@ -89,58 +92,10 @@ def read(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in lines]
 
 
-def boards(folder: Path, *, update: int, tensorboard: bool, wandb: str, run: str) -> tuple[TrackingBoard, ...]:
-    """Return the boards that the configuration names, from an update on."""
-
-    def wanted() -> Iterator[TrackingBoard]:
-        if tensorboard:
-            yield TensorBoard(folder, update)
-        if wandb:
-            yield WeightsAndBiases(folder, project=wandb, run=run)
-
-    return tuple(wanted())
-
-
-class TensorBoard:
-    """A scalar for every metric and axis, by update."""
-
-    def __init__(self, folder: Path, update: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ModuleNotFoundError:
-            raise _lacks("learner.tensorboard", "tensorboard") from None
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
-
-    def log(self, row: Row) -> None:
-        for name in row.keys() - {"update"}:
-            self._writer.add_scalar(name, row[name], int(row["update"]))
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    """A run whose metrics can be drawn over any axis; by default over updates."""
-
-    def __init__(self, folder: Path, *, project: str, run: str) -> None:
-        try:
-            import wandb
-        except ModuleNotFoundError:
-            raise _lacks("learner.wandb", "wandb") from None
-        # The package must neither handle the learner's signals nor read its files.
-        settings = wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_meta=True, silent=True)
-        self._run: Any = wandb.init(project=project, id=run, resume="allow", dir=str(folder), settings=settings)
-        for axis in AXES:
-            self._run.define_metric(axis, hidden=axis != "update")
-        self._run.define_metric("*", step_metric="update")
-
-    def log(self, row: Row) -> None:
-        self._run.log(dict(row))
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def _lacks(setting: str, extra: str) -> ConfigInvalid:
-    return ConfigInvalid(f"{setting} needs a package that is not installed.", hint=f"pip install 'echo-swarm[{extra}]'")
+def open_tracker(config: Config, *, run_id: str, update: int, read_samples: ReadSamples) -> Tracker:
+    """Return the tracker of a round from an update on, with the boards that the configuration names."""
+    folder = config.round.directory / "learner"
+    opening = wanted_boards(config, folder=folder, run_id=run_id, update=update)
+    boards = tuple(QueuedBoard(name, open_board) for name, open_board in opening.items())
+    count = config.learner.tracked_samples
+    return Tracker(folder, update=update, boards=boards, read_samples=read_samples, tracked_samples=count)

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from coordinator.pages import charts, metric_words, tree, words
+from coordinator.pages import charts, metric_words, samples, tree, words
 from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, Screen, document, facts, live, node_link, strip, table
 from coordinator.pages.measured import quality
@@ -18,6 +18,7 @@ from coordinator.reports.curves import REWARD, Branch, BroadcastSpread, Point, t
 from coordinator.reports.history import Incident
 from coordinator.reports.overview import bound_in_force
 from protocol.text.plain import plural
+from protocol.work.learning import EvaluationSamples
 
 ROWS_MAX = 100
 """Number of evaluations in the table, the newest; the curve has all."""
@@ -132,6 +133,8 @@ class Training:
     """The versions by the update that they contain."""
     now_ms: int
     site: Site
+    samples: Sequence[EvaluationSamples] | None = None
+    """Samples of evaluations, newest first; None if the round does not publish them."""
     age_ms: int = 0
     """Age of the figures when the page is built; 0 while they are fresh enough."""
 
@@ -147,6 +150,7 @@ def render(figures: Training) -> str:
         live("learning", _learning(figures), heading="Is it learning?",
              lead="The reward and the score on problems that it never trains on should rise."),
         live("evaluations", evaluation_parts(figures.evaluations), heading="Evaluations"),
+        samples.section(figures.samples),
         live("health", _health(figures), heading="Is it healthy?",
              lead="Answers come from slightly older versions. They must stay close enough to learn from."),
         live("pace", _pace(figures), heading="Is the swarm fast?",

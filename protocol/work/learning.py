@@ -126,6 +126,26 @@ class Evaluated(Message):
     figures: dict[str, float]
 
 
+class EvaluationSample(Message):
+    """A sample of an evaluation as text, cut to a length that people read."""
+
+    problem: int = Field(ge=0)
+    """The place of its problem in the split."""
+    prompt: str = Field(max_length=limits.EVALUATION_TEXT_MAX_CHARS)
+    completion: str = Field(max_length=limits.EVALUATION_TEXT_MAX_CHARS)
+    reward: float
+
+
+class EvaluationSamples(Message):
+    """The first sample of each of the first problems of an evaluation."""
+
+    number: int = Field(ge=1)
+    version: int = Field(ge=1, le=limits.VERSION_MAX)
+    update: int = Field(ge=0)
+    split: str = Field(max_length=40)
+    samples: tuple[EvaluationSample, ...] = Field(max_length=limits.EVALUATION_SAMPLES_MAX)
+
+
 class LearnerState(Message):
     """The state of the round, for a learner that starts or reconnects."""
 

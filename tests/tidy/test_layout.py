@@ -26,6 +26,8 @@ FRAGMENTS = {
     "coordinator/learner/embedded.py": "torch, apart from the text of the policy, which is read without it",
     "coordinator/pages/feed.py": "one page per module",
     "coordinator/pages/metric_words.py": "words of metrics, apart from the page that shows them",
+    "coordinator/learner/tracked_settings.py": "what leaves the machine as settings, apart from the boards it goes to",
+    "coordinator/pages/samples.py": "text of nodes on a page, apart from the figures of training",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "coordinator/transactions/rails/manual.py": "one module per rail",

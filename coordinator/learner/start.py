@@ -126,10 +126,11 @@ def _require_undamaged(
         raise
     except Exception as error:  # `tokenizers` raises bare exceptions
         reason = str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__
-        where = "after deleting the model from the hub's cache" if model.path.startswith(HUB) else "into that folder"
         raise ConfigInvalid(
             f"{name} of model.path {model.path} is damaged or unreadable: {reason}.",
-            hint=f"Download the model again, {where}.",
+            hint="Download the model again, after deleting the model from the hub's cache."
+            if model.path.startswith(HUB)
+            else "Download the model again, into that folder.",
         ) from error
 
 

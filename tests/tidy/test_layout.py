@@ -37,6 +37,7 @@ FRAGMENTS = {
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
     "swarm_node/engine/policy_text.py": "the limits of a hostile tokenizer, apart from the commands of a session",
     "swarm_node/engine/torch/engine.py": "one engine module per library",
+    "swarm_node/engine/vllm/step_times.py": "a division that is tested without vLLM's environment",
     "swarm_node/engine/vllm/worker.py": "loaded by vLLM's own worker process",
     "swarm_node/keys/rotation.py": "one module per kind of key operation",
     "swarm_node/ledger/audit_report.py": "the form of one document",

@@ -289,7 +289,7 @@ def _failed(group: VllmGroup, message: str, hint: str = "") -> GroupFailed:
     return GroupFailed.from_error(group.request.request_id, EngineFailed(message, hint=hint))
 
 
-def _nothing_spent() -> dict[str, int]:
+def _nothing_spent() -> dict[str, Any]:
     return {"prompt_tokens": 0, "first_tokens": 0, "later_tokens": 0}
 
 

@@ -126,7 +126,7 @@ async def test_nothing_but_stalling_peers_is_given_up_with_the_reason(tmp_path: 
 
 @pytest.mark.trio
 async def test_a_parent_that_is_away_for_a_while_is_asked_again(tmp_path: Path) -> None:
-    """A parent is away as for an upgrade: nobody listens, for many more tries than it may miss."""
+    """A parent is away as in an upgrade: nobody listens, for many more tries than make it one that nobody counts on."""
     blobs, full = store(tmp_path / "me"), honest(store(tmp_path / "parent", VERSION.chunks))
     async with node(2, full) as parent:
         plan = plan_of(as_peer(parent))

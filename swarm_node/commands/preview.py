@@ -140,8 +140,12 @@ async def _look(join: JoinString, settings: MemberSettings, key: NodeKey) -> lis
     seen = await trio.to_thread.run_sync(gpu.find_cards)
     findings = (cards.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
     about = [f"{name.capitalize()}: {text}" for name, text in told(round_).items()]
-    return about + said + [
-        f"{LABELS.get(finding.check, finding.check)}: {finding.said} {finding.evidence}".rstrip()
-        for finding in findings
-        if finding.state != report.CheckState.SKIP
-    ]
+    return (
+        about
+        + said
+        + [
+            f"{LABELS.get(finding.check, finding.check)}: {finding.said} {finding.evidence}".rstrip()
+            for finding in findings
+            if finding.state != report.CheckState.SKIP
+        ]
+    )

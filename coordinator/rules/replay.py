@@ -130,7 +130,8 @@ def _missed(nats: Floats, claimed: Integers, chances: Floats, scale: float) -> F
     lowest, highest = log_odds(np.array([0.0, 1.0])) * max(1.0, 1 / scale)
     short = np.clip(low - rest, lowest, highest) - target  # > 0: the uniform lies before the claimed token
     beyond = target - np.clip(high - after, lowest, highest)  # ≥ 0: it lies behind
-    return np.maximum(np.maximum(short, beyond), 0.0) * scale
+    missed: Floats = np.maximum(np.maximum(short, beyond), 0.0) * scale
+    return missed
 
 
 def log_odds(chances: Floats) -> Floats:

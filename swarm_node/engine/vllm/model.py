@@ -94,7 +94,7 @@ class VllmModel:
     ) -> str:
         """Queue one sample and return its id. With `stream` each of its tokens is reported, else only its end."""
         sample_id = f"{request.request_id}/{number}"
-        wanted = {
+        wanted: dict[str, Any] = {
             "seed": request.seed,
             "sample": number,
             "temperature": request.temperature,

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from coordinator.base.children import script
 from protocol.errors import SwarmError
+from protocol.text.money import CREDITS
 from protocol.text.plain import counted
 
 GRACE_S = 4.0
@@ -277,17 +278,17 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     table.add_row("groups audited", f"{summary['audit']['share']:.1%}: {counts}")
     shared = f"learner, auditor and {counted(len(nodes), 'node')} share {os.cpu_count()} processor cores"
     table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}: {shared}")
-    table.add_row("credit per update", f"{summary['credit_micros_per_update']} millionths")
+    table.add_row("credit per update", CREDITS.amount(summary["credit_micros_per_update"]))
     table.add_row("seconds", str(summary["seconds"]))
     console.print(table)
     columns = ("node", "tokens", "price / Mtok", "credit", "from peers", "uploaded")
-    earnings = Table(*columns, title="Credits, in millionths")
+    earnings = Table(*columns, title="Earnings, in credits")
     for node in nodes:
         earnings.add_row(
             node["name"],
             str(node["validated_tokens"]),
-            str(node["price_micros_per_mtok"]),
-            str(node["posted_micros"]),
+            CREDITS.figure(node["price_micros_per_mtok"]),
+            CREDITS.figure(node["posted_micros"]),
             f"{node['from_peers'] / 1e6:.1f} MB",
             f"{node['uploaded_bytes'] / 1e6:.1f} MB",
         )

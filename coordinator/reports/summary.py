@@ -105,6 +105,7 @@ def public_settings(config: Config, round_id: str) -> dict[str, Any]:
         "max_updates": config.round.max_updates,
         "samples_per_group": config.sampling.samples_per_group,
         "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+        "unit": config.round.money.to_json(),
         "classes": list(config.audit.classes),
     }
 

@@ -26,6 +26,7 @@ from coordinator.transactions import partial_rollouts, staleness_bound, tally
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
+from protocol.text.money import CREDITS, Unit
 from protocol.work.lease import OPEN, TRANSITIONS, Lease, LeaseEvent, LeaseState, Prefix
 from protocol.work.messages import ReturnLeases
 
@@ -131,6 +132,8 @@ class LeaseTerms:
     """The most tokens of a turn, if the samples are episodes; else 0."""
     context_share: float = 0.0
     """The payment for a token of the context, as a share of the price of a drawn token."""
+    unit: Unit = CREDITS
+    """The round's unit, for messages to people."""
 
     def offered(self, remembered: Mapping[str, Any] | None) -> "LeaseTerms":
         """Return the terms of new leases, with the bound in force; `remembered` is its stored fact."""
@@ -211,6 +214,7 @@ def terms_of(config: Config) -> LeaseTerms:
         evaluation_share=config.eval.share,
         selection=rules_of(config),
         context_share=config.market.context_share,
+        unit=config.round.money,
     )
 
 

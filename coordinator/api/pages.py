@@ -20,6 +20,7 @@ from coordinator.api.watch import WATCH
 from coordinator.pages import board, entries, layout, node, training
 from coordinator.pages.board import Wish
 from coordinator.reports import history
+from coordinator.reports.earning_rates import OwnerPayouts
 from coordinator.reports.ranking import RankingLine
 from ledger import store
 from ledger.store import Recorded
@@ -69,6 +70,8 @@ async def node_page(request: web.Request) -> web.Response:
             NotFound("No node with this id has joined this round.", hint="Search for the node on the leaderboard."),
         )
 
+    rates = (await request.app[WATCH].rates.get()).figures
+
     def read(connection: sa.Connection, line: RankingLine) -> node.NodeFigures:
         return node.NodeFigures(
             line=line,
@@ -78,6 +81,10 @@ async def node_page(request: web.Request) -> web.Response:
             round_id=round_.round_id,
             now_ms=figures.now_ms,
             join_string=figures.join_string,
+            unit=round_.config.round.money,
+            pace=rates.pace(line.node_id),
+            paid=rates.paid.get(line.owner, OwnerPayouts()),
+            payouts=rates.payouts,
         )
 
     return _html(node.render(await round_.database.read(read, line))).reply(request)
@@ -94,7 +101,7 @@ async def entries_page(request: web.Request) -> web.Response:
 
     recorded, size = await round_.database.read(read)
     join = round_.config.round.join_string(round_.round_id)
-    return _html(entries.render(start, recorded, size, join)).reply(request)
+    return _html(entries.render(start, recorded, size, join, round_.config.round.money)).reply(request)
 
 
 @routes.get("/static/{name:[a-z]+[.][a-z]+}")

@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from coordinator.api.http import ROUND, Handler, reply, require_operator
 from coordinator.api.snapshot import PageSnapshot
+from coordinator.api.watch import WATCH
 from coordinator.base.clock import now_ms
 from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.reports import metrics, summary
@@ -109,6 +110,17 @@ async def aged(figures: PageSnapshot[bytes]) -> bytes:
     """Return the newest figures as JSON, with their age at the time of sending."""
     body = (await figures.get()).figures
     return b'{"age_s": %.1f, ' % figures.age_s() + body.removeprefix(b"{")
+
+
+@routes.get("/v1/owners/{owner:.{1,100}}/rates")
+async def rates(request: web.Request) -> web.Response:
+    """Return the earnings of an owner's nodes in the last hour and day, and what the owner was paid."""
+    figures = (await request.app[WATCH].rates.get()).figures
+    owner = request.match_info["owner"]
+    if owner not in figures.nodes:
+        raise NotFound("No node of this owner has joined this round.")
+    unit = request.app[ROUND].config.round.money.to_json()
+    return web.json_response(figures.to_json(owner) | {"unit": unit}, headers={"Cache-Control": "no-store"})
 
 
 @routes.get("/v1/origins")

@@ -22,6 +22,7 @@ from protocol.text.plain import counted
 UNITS = {
     "_s": "seconds",
     "_h": "hours",
+    "_d": "days",
     "_bytes": "bytes",
     "_micros": "millionths of round.unit",
     "_micros_per_mtok": "millionths of round.unit per million tokens",

@@ -15,6 +15,7 @@ from coordinator.pages.layout import Column, Screen, document, live, node_link, 
 from coordinator.reports.curves import REWARD, Branch, BroadcastSpread, Point, thinned
 from coordinator.reports.history import Incident
 from coordinator.reports.overview import bound_in_force
+from protocol.text.money import MICROS, Unit, parse_unit
 from protocol.text.plain import plural
 
 ROWS_MAX = 100
@@ -35,14 +36,16 @@ COLUMNS = (
 )
 
 
-def evaluation_parts(rows: Sequence[Mapping[str, Any]]) -> Any:
+def evaluation_parts(rows: Sequence[Mapping[str, Any]], unit: Unit) -> Any:
     """Build a curve for each split and the table of evaluations, newest first."""
     made = [
         _curve(number, split, list(of_split))
         for number, (split, of_split) in enumerate(groupby(sorted(rows, key=itemgetter("split")), itemgetter("split")))
     ]
-    listed = [_row(row) for row in reversed(rows[-ROWS_MAX:])]
-    return el("div", made, class_="charts"), table("Evaluations", COLUMNS, listed, empty="No evaluations yet.")
+    listed = [_row(row, unit) for row in reversed(rows[-ROWS_MAX:])]
+    return el("div", made, class_="charts"), table(
+        f"Evaluations; costs in {unit.name}", COLUMNS, listed, empty="No evaluations yet."
+    )
 
 
 def _curve(number: int, split: str, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -60,7 +63,7 @@ def _curve(number: int, split: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     )
 
 
-def _row(row: Mapping[str, Any]) -> list[Any]:
+def _row(row: Mapping[str, Any], unit: Unit) -> list[Any]:
     result = row["result"]
     figures = [words.DASH] * 3
     if result:
@@ -74,7 +77,7 @@ def _row(row: Mapping[str, Any]) -> list[Any]:
         words.whole(int(row["samples"])),
         words.whole(int(row["tokens"])),
         words.figure(row["seconds"]),
-        words.figure(row["cost"]),
+        words.sum_of(unit, row["cost"]),
         row["split"].replace("_", "-"),
         *figures,
         state,
@@ -135,7 +138,9 @@ def render(figures: Training) -> str:
         strip(status, figures.now_ms, figures.age_ms),
         live("health", _health(status), heading="Health"),
         live("learning", _learning(figures), heading="Learning"),
-        live("evaluations", evaluation_parts(figures.evaluations), heading="Evaluations"),
+        live(
+            "evaluations", evaluation_parts(figures.evaluations, parse_unit(status.get("unit"))), heading="Evaluations"
+        ),
         live("pace", _pace(figures), heading="Pace"),
         live("broadcast", _broadcast(figures), heading="Broadcasts"),
         live("fleet", _fleet(status), heading="Fleet"),
@@ -153,7 +158,7 @@ def _health(status: Mapping[str, Any]) -> Markup:
         "max staleness S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
         "publish interval": words.counted(status["publish_every"], "update"),
         "length bias": words.DASH if status["length_bias"] is None else f"{status['length_bias']:.2f} ×",
-        "budget left": words.whole(status["budget_micros"]),
+        "budget left": words.money(parse_unit(status.get("unit")), status["budget_micros"]),
     }
     if load:
         facts |= {
@@ -194,13 +199,15 @@ def _learning(figures: Training) -> Markup:
 
 
 def _pace(figures: Training) -> Markup:
-    share, cost = {"idle share": figures.idle_share}, {"credit": figures.cost_micros}
+    unit = parse_unit(figures.status.get("unit"))
+    cost = {"credit": [(update, micros / MICROS) for update, micros in figures.cost_micros]}
+    share = {"idle share": figures.idle_share}
     return el(
         "div",
         charts.lines(
             "idle", "share of time the learner waits for groups", "update", share, tell=words.percent, from_zero=True
         ),
-        charts.lines("cost", "credit per update", "update", cost, from_zero=True),
+        charts.lines("cost", f"{unit.name} per update", "update", cost, from_zero=True),
         charts.bars("ages", "groups trained on, by staleness in updates", "staleness", figures.ages),
         class_="charts",
     )
@@ -229,12 +236,13 @@ def _broadcast(figures: Training) -> Markup:
 
 
 def _fleet(status: Mapping[str, Any]) -> Any:
+    unit = parse_unit(status.get("unit"))
     rows = [
         [
             node_link(node["node_id"], node["name"]),
             "working" if node["works"] else "standby",
             words.figure(node["groups_per_s"]),
-            words.figure(node["cost_micros_per_s"]),
+            words.sum_of(unit, node["cost_micros_per_s"]),
             words.moment(node["since_ms"]),
             node["reason"],
         ]
@@ -247,7 +255,9 @@ def _fleet(status: Mapping[str, Any]) -> Any:
     total = None
     if working and load:
         total = el(
-            "p", f"Total {words.figure(spent)} credit/s, at most {words.figure(spent * load['train_s'])} credit/update."
+            "p",
+            f"Total {words.money(unit, spent)} per second, "
+            f"at most {words.money(unit, spent * load['train_s'])} per update.",
         )
     return total, table("Working and standby nodes", FLEET_COLUMNS, rows, empty=empty)
 

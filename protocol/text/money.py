@@ -9,6 +9,7 @@
 
 import re
 import unicodedata
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 MICROS = 1_000_000
@@ -150,6 +151,18 @@ def trend_text(unit: Unit, pace: EarningPace, *, separator: str = ",") -> str:
     where = "above" if trend > 0 else "below"
     share = f"{abs(trend):.0%}" if abs(trend) < 10 else "far"
     return f"; the last hour is {share} {where} {usual}"
+
+
+def next_payout(unit: Unit, next_ms: int | None, minimum_micros: int, now_ms: int, separator: str = ",") -> str:
+    """Return when the next payout is due, and the balance that it needs."""
+    least = f"from {unit.exact(minimum_micros, separator=separator)} on"
+    if next_ms is None:
+        return f"no date is announced; {least}"
+    try:
+        day = f"{datetime.fromtimestamp(next_ms / 1000, UTC):%Y-%m-%d}"
+    except (ValueError, OverflowError, OSError):
+        return f"no date is announced; {least}"
+    return f"due on {day}, {least}" if next_ms > now_ms else f"overdue since {day}, {least}"
 
 
 def checked_name(name: str) -> str:

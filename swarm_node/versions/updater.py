@@ -110,12 +110,15 @@ class Updater:
         return trust.pin(root, self._round_id)
 
 
-async def round_unit(origin: Origin, round_id: str, path: Path | None = None) -> Unit:
-    """Return the unit of a round: by the trust state in `path`, or by the first root, which the round id pins."""
+async def round_unit(origin: Origin | None, round_id: str, path: Path | None = None) -> Unit:
+    """Return the unit of a round: by the trust state in `path`, or by the first root, which the round id pins.
+
+    If neither is available, it is `CREDITS`.
+    """
     documents = saved(path) if path else None
     if documents is not None:
         return trust.unit_of(documents.root)
-    root = await origin.document("1.root.json", limits.METADATA_MAX_BYTES)
+    root = await origin.document("1.root.json", limits.METADATA_MAX_BYTES) if origin else None
     return CREDITS if root is None else trust.unit_of(trust.pin(root, round_id).root)
 
 

@@ -155,7 +155,7 @@ def trend_text(unit: Unit, pace: EarningPace, *, separator: str = ",") -> str:
 
 def next_payout(unit: Unit, next_ms: int | None, minimum_micros: int, now_ms: int, separator: str = ",") -> str:
     """Return when the next payout is due, and the balance that it needs."""
-    least = f"from {unit.exact(minimum_micros, separator=separator)} on"
+    least = f"for balances of {unit.exact(minimum_micros, separator=separator)} or more"
     if next_ms is None:
         return f"no date is announced; {least}"
     try:

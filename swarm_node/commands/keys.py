@@ -307,7 +307,9 @@ def show_earnings(summary: "Earnings", rates: "OwnerRates | None", unit: Unit, *
     from swarm_node.ledger.notices import day
     from swarm_node.owner.status_lines import payout_lines
 
-    table = Table("node", "pending", "payable", "being paid", "paid", "last hour", "last day", caption=unit.name)
+    table = Table(
+        "node", "pending", "payable", "being paid", "paid", "last hour", "last day", caption=f"amounts in {unit.name}"
+    )
     for row in (*summary.nodes, summary.total):
         name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"
         amounts = (row.pending_micros, row.payable_micros, row.paying_micros, row.paid_micros)
@@ -316,9 +318,9 @@ def show_earnings(summary: "Earnings", rates: "OwnerRates | None", unit: Unit, *
         table.add_row(Text(one_line(name)), *map(unit.figure, amounts), *lately)
     Console().print(table)
     if rates is None:
-        typer.echo("rate not known: the coordinator does not report it")
+        typer.echo("rate: not known; the coordinator does not report it")
     else:
-        typer.echo(f"rate {pace_text(unit, rates.total)}")
+        typer.echo(f"rate: {pace_text(unit, rates.total)}")
         typer.echo("\n".join(payout_lines(unit, rates.to_json(), now_ms=now_ms())))
     typer.echo(f"owner {summary.owner}")
     nowhere = "no address yet: the owner sets one with `swarm-node keys address`"

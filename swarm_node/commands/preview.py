@@ -29,6 +29,7 @@ CLASSES_MAX = 16
 """Limit of numerics classes read from an answer; a round admits fewer."""
 
 NO_WAIT = "low; training is not waiting for samples now"
+FIRST_NODE = "high; no node works here, and training waits for the first one"
 LABELS = {"disk": "Disk", "vram": "GPU memory"}
 
 
@@ -49,6 +50,8 @@ def lines(
     idle = status.get("learner_idle_share_lately", 0.0)
     left = f"remaining budget: {unit.amount(status['budget_micros'])}"
     waits = f"training waits for samples {idle:.0%} of the time" if idle >= 0.005 else NO_WAIT
+    if not status["nodes_alive"] and not status["finished"]:
+        waits = FIRST_NODE
     yield f"Demand: {waits}; {left}"
     yield from forecast.lines(status, rows, price=price, unit=unit, speed=speed)
 

@@ -67,6 +67,12 @@ def test_demand_tells_who_is_wanted_and_who_stands_by() -> None:
     assert "waits for samples 25% of the time" in said
 
 
+def test_the_first_node_is_told_that_training_waits_for_it() -> None:
+    quiet = STATUS | {"nodes_alive": 0, "learner_idle_share_lately": 0.0}
+    assert "Demand: high; no node works here" in "\n".join(lines(quiet, [], price=1, unit=EUR))
+    assert "high" not in "\n".join(lines(quiet | {"finished": True}, [], price=1, unit=EUR))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [({"nodes_alive": 0}, "Round: 0 active nodes;"), ({"finished": True}, "Round: finished;")],
@@ -135,9 +141,12 @@ def test_a_round_that_pays_nothing_is_said_to_pay_nothing(changes: dict[str, Any
 @pytest.mark.parametrize(
     ("payouts", "said"),
     [
-        ({"batches": 0, "next_ms": None}, "Payouts: none so far; next payout: no date is announced; from 2.00 EUR on"),
-        ({"next_ms": 86_400_000 * 30}, "Payouts: 7.50 EUR in 3 payouts so far; next payout: due on 1970-01-31, from"),
-        ({"next_ms": 86_400_000}, "next payout: overdue since 1970-01-02, from 2.00 EUR on"),
+        (
+            {"batches": 0, "next_ms": None},
+            "Payouts: none so far; next payout: no date is announced; for balances of 2.00 EUR or more",
+        ),
+        ({"next_ms": 86_400_000 * 30}, "Payouts: 7.50 EUR in 3 payouts so far; next payout: due on 1970-01-31, for"),
+        ({"next_ms": 86_400_000}, "next payout: overdue since 1970-01-02, for balances of 2.00 EUR or more"),
         ({"next_ms": 10**30}, "next payout: no date is announced"),
     ],
 )

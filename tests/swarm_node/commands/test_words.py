@@ -61,9 +61,9 @@ def test_earnings_are_shown_in_the_rounds_unit_with_rate_and_payouts(capsys: pyt
     said = capsys.readouterr().out
     assert "EUR" in said
     assert "micro" not in said
-    assert "rate 1.10 EUR per hour, 24.00 EUR in the last day; the last hour is 10% above" in said
+    assert "rate: 1.10 EUR per hour, 24.00 EUR in the last day; the last hour is 10% above" in said
     assert "12.50 EUR paid to the owner in 3 payouts, the last " in said
-    assert "next payout: no date is announced; from 2.00 EUR on" in said
+    assert "next payout: no date is announced; for balances of 2.00 EUR or more" in said
     keys.show_earnings(earned(), rates, Unit("EUR", 2), as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["unit"] == {"name": "EUR", "decimals": 2}
@@ -73,6 +73,6 @@ def test_earnings_are_shown_in_the_rounds_unit_with_rate_and_payouts(capsys: pyt
 
 def test_a_rate_that_the_coordinator_does_not_report_is_not_shown_as_zero(capsys: pytest.CaptureFixture[str]) -> None:
     keys.show_earnings(earned(), None, CREDITS)
-    assert "rate not known" in capsys.readouterr().out
+    assert "rate: not known" in capsys.readouterr().out
     keys.show_earnings(earned(), None, CREDITS, as_json=True)
     assert json.loads(capsys.readouterr().out)["rates"] is None

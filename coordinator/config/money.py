@@ -8,7 +8,7 @@ from coordinator.config.section import Section
 
 
 class MarketSection(Section):
-    """Budget and maximum price, in millionths of the operator's unit."""
+    """Budget and maximum price, in millionths of the round's unit."""
 
     budget_micros: int = Field(1_000_000_000, ge=0, description="budget that `init` deposits in the ledger")
     max_price_micros_per_mtok: int = Field(5_000_000, ge=0, description="maximum price you pay per million tokens")

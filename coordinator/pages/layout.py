@@ -58,7 +58,7 @@ def document(title: str, place: str, join_string: str, *main: Any) -> str:
     exports = (el("li", el("a", name, href=href)) for href, name in EXPORTS.items())
     footer = el(
         "footer",
-        el("p", "Amounts are in millionths of the operator's unit; times are in UTC. To join: ",
+        el("p", "Amounts in exports are in millionths of the round's unit; times are in UTC. To join: ",
            el("code", f"swarm-node join {join_string}")),
         el("ul", exports, aria_label="Data exports"),
         el("p", "", id="live", role="status"),

@@ -167,7 +167,12 @@ def _receipts(node: NodeFigures) -> Any:
     )
     script = el("script", type="module", src="/static/check.js")
     checking = el(
-        "div", about, el("p", "", id="checked", role="status"), data_round=node.round_id, data_node=node.line.node_id
+        "div",
+        about,
+        el("p", "", id="checked", role="status"),
+        data_round=node.round_id,
+        data_node=node.line.node_id,
+        data_unit=node.unit.name,
     )
     return (
         checking,

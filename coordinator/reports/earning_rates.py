@@ -114,7 +114,7 @@ def _entries(start: int, end: int) -> sa.Select[Any]:
 
 
 class OwnerPayouts(NamedTuple):
-    """What an owner was paid by all batches."""
+    """Totals of an owner in all batches."""
 
     paid_micros: int = 0
     under_way_micros: int = 0
@@ -125,7 +125,7 @@ class OwnerPayouts(NamedTuple):
 
 
 class RoundPayouts(NamedTuple):
-    """What a round has paid, and its terms."""
+    """Totals of a round's batches, and the terms of the next one."""
 
     paid_micros: int
     batches: int

@@ -299,7 +299,7 @@ def show_earnings(summary: "Earnings", rates: "OwnerRates | None", unit: Unit, *
         typer.echo(json.dumps(summary.model_dump() | more))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from protocol.text.plain import one_line

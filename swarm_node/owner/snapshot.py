@@ -62,7 +62,7 @@ class AgentSnapshot:
     unit: dict[str, Any]
     """The unit of all amounts: name and decimals. Fields that end in `_micros` are its millionths."""
     rates: dict[str, Any] | None
-    """This node's rate, the owner's payouts and the next one; None if the coordinator has not reported them."""
+    """Rate of the node, payouts of its owner, and the next one; None if the coordinator has not reported them."""
     last_verdict: dict[str, Any] | None
     download: dict[str, Any] | None
     """The version being downloaded, its bytes, and the number of peers."""

@@ -308,7 +308,14 @@ def show_earnings(summary: "Earnings", rates: "OwnerRates | None", unit: Unit, *
     from swarm_node.owner.status_lines import payout_lines
 
     table = Table(
-        "node", "pending", "payable", "being paid", "paid", "last hour", "last day", caption=f"amounts in {unit.name}"
+        Column("node", overflow="fold"),
+        "pending",
+        "payable",
+        "being paid",
+        "paid",
+        "last hour",
+        "last day",
+        caption=f"amounts in {unit.name}",
     )
     for row in (*summary.nodes, summary.total):
         name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from coordinator.base.children import script
 from protocol.errors import SwarmError
+from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import counted
 
 GRACE_S = 4.0
@@ -171,7 +172,7 @@ async def _play(demo: Demo, options: DemoOptions, console: Console, started: flo
         status = (await client.get("/v1/status")).json()
         nodes = (await client.get("/v1/leaderboard")).json()["nodes"]
     summary = summarise(options.seed, status, nodes, time.monotonic() - started)
-    _print(console, summary, nodes)
+    _print(console, summary, nodes, parse_unit(status.get("unit")))
     if options.json_file:
         options.json_file.write_text(json.dumps(summary, indent=2) + "\n")
 
@@ -251,7 +252,7 @@ def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], se
     }
 
 
-def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
+def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]], unit: Unit) -> None:
     table = Table(title="Summary", show_header=False, min_width=60)
     before, after = summary["accuracy_before"], summary["accuracy_after"]
     if before is not None and after is not None:
@@ -277,17 +278,17 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     table.add_row("groups audited", f"{summary['audit']['share']:.1%}: {counts}")
     shared = f"learner, auditor and {counted(len(nodes), 'node')} share {os.cpu_count()} processor cores"
     table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}: {shared}")
-    table.add_row("credit per update", f"{summary['credit_micros_per_update']} millionths")
+    table.add_row("credit per update", unit.amount(summary["credit_micros_per_update"]))
     table.add_row("seconds", str(summary["seconds"]))
     console.print(table)
     columns = ("node", "tokens", "price / Mtok", "credit", "from peers", "uploaded")
-    earnings = Table(*columns, title="Credits, in millionths")
+    earnings = Table(*columns, title=f"Earnings, in {unit.name}")
     for node in nodes:
         earnings.add_row(
             node["name"],
             str(node["validated_tokens"]),
-            str(node["price_micros_per_mtok"]),
-            str(node["posted_micros"]),
+            unit.figure(node["price_micros_per_mtok"]),
+            unit.figure(node["posted_micros"]),
             f"{node['from_peers'] / 1e6:.1f} MB",
             f"{node['uploaded_bytes'] / 1e6:.1f} MB",
         )

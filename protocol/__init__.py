@@ -76,7 +76,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **manifest**: the signed description of a policy version: its files, their chunks, how to sample, the task
 - **margin**: how far, in nats, the claimed token lies from the token that the seed dictated
 - **market**: the operator's deposit and the highest price that the round accepts
-- **micro-unit**: a millionth of the operator's unit of money
+- **micro-unit**: a millionth of the round's unit
 - **mirror**: a node that fetches and passes on versions, and samples nothing
 - **model**: architecture, weights and tokenizer that the round begins from
 - **neighbour**: an earlier or later version that a claim is compared with, to find a node that sampled with it
@@ -116,6 +116,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **punchable**: able to take part in punching
 - **punching**: two nodes that nobody can dial dial each other at the same time, so that each opens its own NAT
 - **rail**: how a payout batch is paid: manual, evm or a plug-in
+- **rate**: of earnings: net credit in the last hour and the last day
 - **receipt**: of the ledger: proof that an entry is in the log; of a transfer: who sent a node which bytes
 - **rejected**: of a claim: refused at intake
 - **rejection**: the refusal of a claim at intake, with a code and evidence
@@ -154,6 +155,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **trial**: a lease of a newcomer, for which nothing waits
 - **trust root**: the first root document of a round, whose hash every node knows from the join string
 - **turn**: what the policy says in an episode up to the environment's next answer; each lease asks for one
+- **unit**: the name in which a round states amounts, such as EUR or credits; its first root document has it
 - **update**: one training step of the learner on one batch
 - **upload**: bytes of chunks that a node passed on to others
 - **validated**: found right by an audit

@@ -270,6 +270,9 @@ TOKENS_PER_S_MAX = 1e9
 NONCE_BYTES = 16
 """Random enough that two honest requests never meet."""
 
+PRICE_DEFAULT_MICROS_PER_MTOK = 10**6
+"""The price that `join` asks if the owner sets none: one of the round's unit."""
+
 PRICE_MAX_MICROS_PER_MTOK = 10**12
 """A million units per million tokens: above any market, and far from overflowing 64 bits when multiplied."""
 

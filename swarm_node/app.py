@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -13,6 +14,7 @@ from swarm_node import member
 from swarm_node.allowance.governor import Governor
 from swarm_node.base.clock import now_ms
 from swarm_node.base.waiting import first_of
+from swarm_node.doctor.forecast import record_speed
 from swarm_node.engine.client import Choose, open_engine
 from swarm_node.ledger.notices import Notices
 from swarm_node.ledger.receipts import Claims
@@ -56,6 +58,8 @@ class RunEarnings:
     rejected: dict[str, int]
     tokens: int
     credit_micros: int
+    unit: dict[str, Any]
+    """The unit of which `credit_micros` are the millionths: its name and decimals."""
 
 
 async def run(settings: AgentSettings) -> RunEarnings:
@@ -126,8 +130,10 @@ async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
             with suppress(SwarmError):  # the round is over, whether or not this still arrives
                 await pulse.beat()
             nursery.cancel_scope.cancel()
+    record_speed(me.folder, worker.tokens_per_s, now_ms())
     accepted = sender.verdicts.pop("accepted", 0) + sender.verdicts.pop("already_accepted", 0)
-    return RunEarnings(accepted, dict(sender.verdicts), sender.tokens, sender.credit_micros), said
+    unit = me.policies.unit.to_json()
+    return RunEarnings(accepted, dict(sender.verdicts), sender.tokens, sender.credit_micros, unit), said
 
 
 async def _let_go(governor: Governor, worker: Worker) -> None:

@@ -121,8 +121,10 @@ def bench(
     from rich.progress import Progress
 
     from protocol.policy.manifest import Sampler
+    from swarm_node.base.clock import now_ms
     from swarm_node.commands import bench as benching
     from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.doctor.forecast import record_speed
     from swarm_node.engine.choose import Choice, for_policy
 
     logs.to_stderr(quiet=True)
@@ -141,6 +143,8 @@ def bench(
         shown = bar.add_task("sampling", total=groups * (batches + 1))
         measuring = partial(benching.run, groups=groups, samples=samples, batches=batches)
         result = trio.run(partial(measuring, subject, choose, on_group=lambda: bar.advance(shown)))
+    if "://" in policy:  # for the estimate of `join --dry-run` and `doctor`
+        record_speed(joining.round_folder(home, joining.parse(policy)), result.tokens_per_s, now_ms())
     if as_json:
         typer.echo(json.dumps(result._asdict()))
     else:

@@ -79,9 +79,9 @@ QUESTIONS_PER_NODE = 2
 async def register(request: web.Request) -> web.Response:
     """Register a node in the round, or change its price, name or address."""
     round_ = request.app[ROUND]
-    price = round_.config.market.max_price_micros_per_mtok
+    market = {"max_price": round_.config.market.max_price_micros_per_mtok, "unit": round_.config.round.money}
     caller = "" if is_proxied(request) else request.remote or ""
-    await act(request, Register, registry.register, max_price=price, invited=round_.invited, caller=caller)
+    await act(request, Register, registry.register, **market, invited=round_.invited, caller=caller)
     return reply(_hint(request))
 
 

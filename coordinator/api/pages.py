@@ -20,6 +20,7 @@ from coordinator.api.watch import WATCH, site_of
 from coordinator.pages import board, entries, feed, front, joining, layout, node, training
 from coordinator.pages.board import Wish
 from coordinator.reports import history
+from coordinator.reports.earning_rates import OwnerPayouts
 from coordinator.reports.ranking import RankingLine
 from coordinator.store.tables import versions
 from ledger import store
@@ -92,6 +93,8 @@ async def node_page(request: web.Request) -> web.Response:
             NotFound("No node with this id has joined this round.", hint="Search for the node on the leaderboard."),
         )
 
+    rates = (await request.app[WATCH].rates.get()).figures
+
     def read(connection: sa.Connection, line: RankingLine) -> node.NodeFigures:
         return node.NodeFigures(
             line=line,
@@ -101,6 +104,10 @@ async def node_page(request: web.Request) -> web.Response:
             round_id=round_.round_id,
             now_ms=figures.now_ms,
             site=figures.site,
+            unit=round_.config.round.money,
+            pace=rates.pace(line.node_id),
+            paid=rates.paid.get(line.owner, OwnerPayouts()),
+            payouts=rates.payouts,
         )
 
     return _html(node.render(await round_.database.read(read, line))).reply(request)
@@ -127,7 +134,8 @@ async def _entries(request: web.Request, index: int | None) -> web.Response:
         return start, store.entries(connection, start, entries.SHOWN), size
 
     start, recorded, size = await round_.database.read(read)
-    return _html(entries.render(start, recorded, size, site_of(round_))).reply(request)
+    page = entries.render(start, recorded, size, site_of(round_), round_.config.round.money)
+    return _html(page).reply(request)
 
 
 @routes.get("/static/{name:[a-z]+[.][a-z]+}")

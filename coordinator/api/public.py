@@ -131,6 +131,17 @@ async def aged(figures: PageSnapshot[bytes]) -> bytes:
     return b'{"age_s": %.1f, ' % figures.age_s() + body.removeprefix(b"{")
 
 
+@routes.get("/v1/owners/{owner:.{1,100}}/rates")
+async def rates(request: web.Request) -> web.Response:
+    """Return the earnings of an owner's nodes in the last hour and day, and what the owner was paid."""
+    figures = (await request.app[WATCH].rates.get()).figures
+    owner = request.match_info["owner"]
+    if owner not in figures.nodes:
+        raise NotFound("No node of this owner has joined this round.")
+    unit = request.app[ROUND].config.round.money.to_json()
+    return web.json_response(figures.to_json(owner) | {"unit": unit}, headers={"Cache-Control": "no-store"})
+
+
 @routes.get("/v1/origins")
 async def origins(request: web.Request) -> web.Response:
     """Return the list of plain servers that have copies of the public files."""

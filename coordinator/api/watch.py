@@ -39,8 +39,9 @@ from coordinator.pages.board import BoardFigures
 from coordinator.pages.front import FrontFigures
 from coordinator.pages.site import Site
 from coordinator.pages.training import Training
-from coordinator.reports import curves, history, summary
+from coordinator.reports import curves, earning_rates, history, summary
 from coordinator.reports.curves import Curves
+from coordinator.reports.earning_rates import EarningRates, RateFigures
 from coordinator.reports.evaluation_samples import SampleArchive
 from coordinator.reports.ranking import Fold, by_node, by_owner, by_team
 from coordinator.service.round import Round
@@ -51,6 +52,9 @@ from ledger import store
 from protocol.work.learning import EvaluationSamples
 
 LOOK_S = 2.0
+RATES_FRESH_S = 20.0
+"""Age up to which rates and payouts are shown without a new computation: every agent asks for its own each minute."""
+
 SHARES = 4
 """The share of all streams for this machine is 1 / `SHARES`: a proxy that does not name its clients serves many."""
 
@@ -81,6 +85,8 @@ class Watch:
         self.board = PageSnapshot(self._board)
         self.training = PageSnapshot(self._training)
         self.front = PageSnapshot(self._front)
+        self._rates = EarningRates()
+        self.rates = PageSnapshot(self._earning_rates, fresh_s=RATES_FRESH_S, shown_at_most_s=3 * RATES_FRESH_S)
         self.listeners = Counter[str]()
         """Number of open streams by place."""
         self._streams: dict[asyncio.Timeout, str] = {}
@@ -99,6 +105,7 @@ class Watch:
         await self.front.close()
         await self.board.close()
         await self.training.close()
+        await self.rates.close()
 
     def has_room(self, address: str) -> bool:
         """Return True if `address` may open another event stream.
@@ -175,6 +182,12 @@ class Watch:
             ledger_size=store.size(connection),
             now_ms=moment_ms,
             site=site_of(self._round),
+        )
+
+    async def _earning_rates(self) -> RateFigures:
+        config = self._round.config
+        return await self._round.database.read(
+            lambda connection: earning_rates.figures(connection, self._rates, config, now_ms())
         )
 
     async def _training(self) -> Training:

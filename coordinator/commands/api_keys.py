@@ -29,7 +29,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key: who 
 Budget = Annotated[
     int,
     typer.Option(
-        min=0, help="The most that its queries may cost in all, in micro-units: a part of the round's budget."
+        min=0,
+        help="The most that its queries may cost, in millionths of round.unit: a part of the round's budget.",
     ),
 ]
 
@@ -85,15 +86,17 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     from coordinator.base.clock import now_ms
     from coordinator.transactions import api_keys
 
-    with closing(opened_store(load(config_file, settings))) as database:
+    config = load(config_file, settings)
+    with closing(opened_store(config)) as database:
         rows = database.run_now(api_keys.list_keys)
     if as_json:
         typer.echo(json.dumps(rows))
         return
+    unit = launched(config).round.money
     for row in rows:
         typer.echo(
-            f"{line(row['name']):24} {_state(row, now_ms()):22} spent {row['spent_micros']:,} "
-            f"of {row['budget_micros']:,} micro-units, {counted(row['open_queries'], 'open query', 'open queries')}"
+            f"{line(row['name']):24} {_state(row, now_ms()):22} spent {unit.amount(row['spent_micros'])} "
+            f"of {unit.exact(row['budget_micros'])}, {counted(row['open_queries'], 'open query', 'open queries')}"
             f"{', may publish' if row['publishes'] else ''}"
         )
     if not rows:
@@ -111,9 +114,10 @@ def budget(config_file: ConfigFile, name: Name, settings: Settings, budget: Budg
     """Set the budget of a key. What it has spent stays spent."""
     from coordinator.transactions import api_keys
 
-    with closing(opened_store(load(config_file, settings))) as database:
+    config = load(config_file, settings)
+    with closing(opened_store(config)) as database:
         database.run_now(api_keys.set_budget, name, budget)
-    typer.echo(f"The budget of {name} is {budget:,} micro-units.")
+    typer.echo(f"The budget of {line(name)} is {launched(config).round.money.exact(budget)}.")
 
 
 @app.command(

@@ -13,12 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.commands import audit
-from coordinator.commands.asking import ask, read_store
+from coordinator.commands.asking import ask, launched, read_store
 from coordinator.commands.nodes import when
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import Unreachable
 from protocol.text.lesson import lesson
+from protocol.text.money import Unit
 from protocol.text.plain import counted
 
 app = typer.Typer(help="Show appeals of nodes, and rule on them.", no_args_is_help=True, add_completion=False)
@@ -86,7 +87,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(row))
     else:
-        _print(row, config_file)
+        _print(row, config_file, launched(config).round.money)
     if replay:
         audit.replay(config_file, settings, row["claim_id"], tolerance=config.audit.tolerance, as_json=as_json)
 
@@ -130,13 +131,14 @@ def rule(
     if not done["changed"]:
         typer.echo(f"appeal {number} was already {done['state']} as {done['reason_code']}; nothing changed")
         return
+    unit = launched(config).round.money
     typer.echo(
         f"appeal {number} {done['state']} as {done['reason_code']}: "
-        f"{counted(done['reinstated_claims'], 'claim')}, {done['reinstated_micros']:,} micro-units reinstated"
+        f"{counted(done['reinstated_claims'], 'claim')}, {unit.exact(done['reinstated_micros'])} reinstated"
     )
 
 
-def _print(row: dict[str, Any], config_file: Path) -> None:
+def _print(row: dict[str, Any], config_file: Path, unit: Unit) -> None:
     from coordinator.base.terminal import block
 
     typer.echo(f"appeal {row['number']}, {row['state']} {row['reason_code']}".rstrip())
@@ -155,8 +157,8 @@ def _print(row: dict[str, Any], config_file: Path) -> None:
     if row["state"] == "open":
         ends = ", and end the ban" if row["ends_ban"] else ""
         typer.echo(
-            f"granting it pays {counted(len(row['claims']), 'claim')}, {row['amount_micros']:,} micro-units of "
-            f"{row['free_micros']:,} free{ends}"
+            f"granting it pays {counted(len(row['claims']), 'claim')}, {unit.exact(row['amount_micros'])} of "
+            f"{unit.exact(row['free_micros'])} free{ends}"
         )
         typer.echo(f"swarm-coordinator appeals show {config_file} {row['number']} --replay")
     elif row["said"]:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import typer
 
-from coordinator.commands.asking import ask, read_store, stopped_line, stopped_since_ms
+from coordinator.commands.asking import ask, launched, read_store, stopped_line, stopped_since_ms
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from coordinator.pages.words import line, readable
@@ -49,12 +49,14 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     if as_json:
         typer.echo(json.dumps(rows))
         return
+    unit = launched(config).round.money
     for row in rows:
         name = readable(row["name"], row["node_id"])
         typer.echo(
             f"{row['node_id'][-8:]} {name:20} {_state(row):10} version {row['version']:<5} "
             f"{row['accepted_rollouts']:,} accepted, {row['rejected_rollouts']:,} rejected, "
-            f"earned {row['posted_micros']:,}, pending {row['pending_micros']:,}, asks {row['price_micros_per_mtok']:,}"
+            f"earned {unit.figure(row['posted_micros'])}, pending {unit.amount(row['pending_micros'])}, "
+            f"asks {unit.price(row['price_micros_per_mtok'])}"
         )
     typer.echo(counted(len(rows), "node"))
     if answer is None:
@@ -80,13 +82,15 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
     if as_json:
         typer.echo(json.dumps(row, default=str))
         return
+    unit = launched(config).round.money
     typer.echo(f"{readable(row['name'], row['node_id'])}, {_state(row)}\nnode  {row['node_id']}\nowner {row['owner']}")
     typer.echo(
         f"last seen {when(row['last_seen_ms'])}, version {row['version']}, {row['tokens_per_s']:.1f} tokens/s, "
-        f"asks {row['price_micros_per_mtok']:,}"
+        f"asks {unit.price(row['price_micros_per_mtok'])}"
     )
     typer.echo(
-        f"earned {row['posted_micros']:,}, pending {row['pending_micros']:,}, void {row['voided_micros']:,}; "
+        f"earned {unit.figure(row['posted_micros'])}, pending {unit.figure(row['pending_micros'])}, "
+        f"void {unit.amount(row['voided_micros'])}; "
         f"leases {json.dumps(row['leases'])}"
     )
     for refusal in row["refusals"]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.commands.asking import opened_store, require_round
+from coordinator.commands.asking import launched, opened_store, require_round
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid
@@ -48,7 +48,8 @@ def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False)
 
     config = load(config_file, settings)
     with _paying(config) as (database, round_id):
-        terms = payouts.PayoutTerms(config.payouts.rail, rails.scheme(config.payouts), config.payouts.minimum_micros)
+        scheme, unit = rails.scheme(config.payouts), launched(config).round.money
+        terms = payouts.PayoutTerms(config.payouts.rail, scheme, config.payouts.minimum_micros, unit)
         number = database.run_now(payouts.create, terms, now_ms=_now_ms())
         _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
 
@@ -149,12 +150,13 @@ def _tell(row: "StoredBatch", batch: "TransferBatch", config: Config, as_json: b
     """Export a batch, and print it with the paths of its files."""
     from coordinator.transactions import payouts
 
+    unit = launched(config).round.money
     table, proofs = payouts.export(batch, config.round.directory / "payouts")
     if as_json:
         typer.echo(json.dumps(row._asdict() | payouts.as_json(batch)))
         return
     typer.echo(
-        f"batch {row.number}: {row.state}, {batch.amount_micros:,} micro-units to "
+        f"batch {row.number}: {row.state}, {unit.exact(batch.amount_micros)} to "
         f"{counted(len(batch.payees), 'payee')} by rail {row.rail}, reference {row.reference or '-'}"
     )
     typer.echo(f"root {batch.root.hex()}")

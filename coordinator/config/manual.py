@@ -22,10 +22,11 @@ from protocol.text.plain import counted
 UNITS = {
     "_s": "seconds",
     "_h": "hours",
+    "_d": "days",
     "_bytes": "bytes",
-    "_micros": "millionths of the operator's unit",
-    "_micros_per_mtok": "millionths of the operator's unit per million tokens",
-    "_micros_per_hour": "millionths of the operator's unit per hour",
+    "_micros": "millionths of round.unit",
+    "_micros_per_mtok": "millionths of round.unit per million tokens",
+    "_micros_per_hour": "millionths of round.unit per hour",
 }
 
 MICROS = 1_000_000
@@ -121,7 +122,7 @@ def effects(config: Config) -> list[str]:
     lines = [
         f"One update trains on B × G = {learner.groups_per_update} × {sampling.samples_per_group} = {samples} samples, "
         f"at most {tokens:,} tokens.",
-        f"It costs at most {dearest_micros:,} micro-units"
+        f"It costs at most {config.round.money.exact(dearest_micros)}"
         + (
             f"; the budget lasts for {lasts:,} such updates of {config.round.max_updates:,}."
             if lasts is not None

@@ -8,7 +8,7 @@ from coordinator.config.section import Section
 
 
 class MarketSection(Section):
-    """Budget and maximum price, in millionths of the operator's unit."""
+    """Budget and maximum price, in millionths of the round's unit."""
 
     budget_micros: int = Field(1_000_000_000, ge=0, description="budget that `init` deposits in the ledger")
     max_price_micros_per_mtok: int = Field(5_000_000, ge=0, description="maximum price you pay per million tokens")
@@ -26,6 +26,9 @@ class PayoutsSection(Section):
 
     rail: str = Field("manual", description="payment method: manual, evm, or module:function of a plug-in")
     minimum_micros: int = Field(1_000_000, gt=0, description="minimum payout; smaller balances wait for a later batch")
+    every_d: float = Field(
+        0.0, ge=0, le=366, description="days between two batches, announced to owners; 0: no schedule is announced"
+    )
     address_delay_h: float = Field(72.0, ge=0, description="hours before a new payout address becomes active")
     evm_rpc: str = Field("", description="JSON-RPC URL of a node of the chain, for rail evm")
     evm_contract: str = Field("", description="address of the payouts contract, for rail evm")

@@ -10,6 +10,7 @@ from coordinator.config.section import Section
 from protocol.errors import ConfigInvalid
 from protocol.people.addresses import host_and_port
 from protocol.policy.description import Fact, Passage, RoundDescription, Title
+from protocol.text.money import DEFAULT_DECIMALS, DEFAULT_NAME, MICRO_DECIMALS, Unit, checked_name
 
 STORE = r"^$|^postgresql(\+psycopg)?://"
 
@@ -25,6 +26,8 @@ def _is_address(said: str) -> str:
 Address = Annotated[str, AfterValidator(_is_address)]
 AddressOrNone = Annotated[str, AfterValidator(lambda said: said and _is_address(said))]
 """An address, or an empty string for none."""
+
+UnitName = Annotated[str, AfterValidator(checked_name)]
 
 
 class RoundSection(Section):
@@ -59,6 +62,19 @@ class RoundSection(Section):
     )
     seed: int = Field(0, ge=0, description="random seed for the embedded model and for the prompts and their order")
     max_updates: int = Field(1000, ge=1, description="learner updates until the round is finished")
+    unit: UnitName = Field(
+        DEFAULT_NAME,
+        description="unit of all amounts, such as EUR or points: letters a to z, or a currency sign; amounts are kept "
+        "in its millionths",
+    )
+    unit_decimals: int = Field(
+        DEFAULT_DECIMALS, ge=0, le=MICRO_DECIMALS, description="decimals with which amounts are shown"
+    )
+
+    @property
+    def money(self) -> Unit:
+        """The unit with its decimals."""
+        return Unit(self.unit, self.unit_decimals)
 
     def join_string(self, round_id: str) -> str:
         """Return what volunteers join with: the URL of the coordinator and the fingerprint of the round."""

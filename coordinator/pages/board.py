@@ -10,6 +10,7 @@ from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, Screen, aged, document, live, node_link, numbers, table, wanted
 from coordinator.pages.site import Site
 from coordinator.reports.ranking import SORTS, Day, RankingLine
+from protocol.text.money import Unit, parse_unit
 
 LINES_PER_PAGE = 100
 DAYS_SHOWN = 100
@@ -152,8 +153,9 @@ def _lines(board: BoardFigures, wish: Wish) -> tuple[Any, ...]:
     page = min(wish.page, pages)
     shown = places[(page - 1) * LINES_PER_PAGE : page * LINES_PER_PAGE]
     columns = [_sortable(name, column, wish) for name, column in COLUMNS]
-    rows = [_cells(rank, line, wish.view) for rank, line in shown]
-    caption = f"{VIEWS[wish.view]}, sorted by {wish.sort}"
+    unit = parse_unit(board.status.get("unit"))
+    rows = [_cells(rank, line, wish.view, unit) for rank, line in shown]
+    caption = f"{VIEWS[wish.view]}, sorted by {wish.sort}; amounts in {unit.name}"
     empty = "No name or id matches this search." if wish.search else EMPTY[wish.view]
     return table(caption, columns, rows, empty=empty), _pager(wish, page, pages, len(places))
 
@@ -170,7 +172,7 @@ def _sortable(name: str, column: Column, wish: Wish) -> Column:
     return Column(column.title, column.help, column.is_text, Screen.ANY if chosen else column.screen, link, chosen)
 
 
-def _cells(rank: int, line: RankingLine, view: str) -> list[Any]:
+def _cells(rank: int, line: RankingLine, view: str, unit: Unit) -> list[Any]:
     name: Any = node_link(line.node_id, line.name)
     if view == "owners" and (line.nodes > 1 or line.owner != line.node_id):
         members = f"/leaderboard?{urlencode({'q': line.owner})}"
@@ -184,13 +186,13 @@ def _cells(rank: int, line: RankingLine, view: str) -> list[Any]:
     return [
         rank,
         name,
-        words.whole(round(line.score_micros)),
-        el("a", words.whole(line.posted_micros), href=f"{node}#days"),
+        words.sum_of(unit, line.score_micros),
+        el("a", words.sum_of(unit, line.posted_micros), href=f"{node}#days"),
         words.percent(line.escrow_share),
         el("a", words.whole(line.validated_tokens), href=f"{node}#receipts"),
         _accepted(line),
         words.DASH if line.lag is None else line.lag,
-        words.figure(line.cost_micros_per_mtok),
+        words.sum_of(unit, line.cost_micros_per_mtok),
         words.size(line.uploaded_bytes),
         words.DASH if view == "teams" else line.trust,
         words.figure(line.tokens_per_s),
@@ -223,14 +225,17 @@ def _pager(wish: Wish, page: int, pages: int, lines: int) -> Markup | None:
 
 def _days(board: BoardFigures) -> Markup:
     days = sorted(board.days.items(), reverse=True)[:DAYS_SHOWN]
+    unit = parse_unit(board.status.get("unit"))
     rows = [
         [
             el("a", words.day(number), href=f"/entries/{day.first_entry}"),
-            words.whole(day.credit_micros),
+            words.sum_of(unit, day.credit_micros),
             words.whole(day.tokens),
             words.whole(day.groups),
             words.whole(day.nodes),
         ]
         for number, day in days
     ]
-    return table("Validated credit by day", DAY_COLUMNS, rows, empty="No credit has been validated yet.")
+    return table(
+        f"Validated credit by day, in {unit.name}", DAY_COLUMNS, rows, empty="No credit has been validated yet."
+    )

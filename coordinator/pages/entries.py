@@ -28,6 +28,7 @@ from ledger.entry import (
 from ledger.store import Recorded
 from ledger.tiles import TILE_HASHES, Tile
 from protocol.people.nicknames import nickname
+from protocol.text.money import Unit
 
 SHOWN = 50
 
@@ -40,10 +41,10 @@ COLUMNS = (
 )
 
 
-def render(start: int, records: Sequence[Recorded], size: int, site: Site) -> str:
+def render(start: int, records: Sequence[Recorded], size: int, site: Site, unit: Unit) -> str:
     """Return the page with the entries from index `start` on, in a log of `size` entries."""
     rows = [
-        [el("a", recorded.index, href=f"/entries/{recorded.index}"), recorded.entry.kind, _says(recorded),
+        [el("a", recorded.index, href=f"/entries/{recorded.index}"), recorded.entry.kind, _says(recorded, unit),
          words.moment(recorded.recorded_ms),
          el("code", f"{recorded.content_hash[:12]}…", title=recorded.content_hash, class_="short")]
         for recorded in records
@@ -73,18 +74,18 @@ def _bundle(index: int, size: int) -> Tile:
     return tiles.tile_of(Tile.BUNDLE, index // TILE_HASHES, size)
 
 
-def _says(recorded: Recorded) -> Any:
+def _says(recorded: Recorded, unit: Unit) -> Any:
     entry = recorded.entry
     if isinstance(entry, Pending):
         node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)
         return (
             node,
-            f" is credited {words.whole(entry.amount_micros)} for {words.whole(entry.tokens)} tokens",
+            f" is credited {words.exact(unit, entry.amount_micros)} for {words.whole(entry.tokens)} tokens",
             _claim(entry),
         )
     if isinstance(entry, Deposit):
         name = "Initial deposit" if entry.reference == "opening" else f"Deposit {entry.reference}"
-        return f"{name}: {words.whole(entry.amount_micros)}"
+        return f"{name}: {words.exact(unit, entry.amount_micros)}"
     if isinstance(entry, Version | Root):
         digest = entry.manifest_digest if isinstance(entry, Version) else entry.root_digest
         return f"{entry.kind} {entry.version} is ", el("code", f"{digest[:16]}…", title=digest)
@@ -95,7 +96,7 @@ def _says(recorded: Recorded) -> Any:
     if isinstance(entry, AppealEntry | RulingEntry | Reinstate):
         return _of_appeal(entry), _claim(entry)
     if isinstance(entry, OwnerAct | PayoutBatch | Payout | Paid):
-        return _of_money(entry)
+        return _of_money(entry, unit)
     return f"rejected: {entry.reason_code}" if isinstance(entry, Void) else "validated", _claim(entry)
 
 
@@ -112,14 +113,16 @@ def _of_appeal(entry: AppealEntry | RulingEntry | Reinstate) -> str:
             return f"credited after a granted appeal about claim {entry.appealed_claim_id[:12]}…"
 
 
-def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid) -> Any:
+def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid, unit: Unit) -> Any:
     if isinstance(entry, OwnerAct):
         return f"owner {words.owner(entry.owner)}: {entry.act}"
     if isinstance(entry, PayoutBatch):
-        return f"payout {entry.batch}: {words.whole(entry.amount_micros)} for {words.counted(entry.payees, 'payee')}"
+        return (
+            f"payout {entry.batch}: {words.exact(unit, entry.amount_micros)} for {words.counted(entry.payees, 'payee')}"
+        )
     node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)
     if isinstance(entry, Payout):
-        return f"payout {entry.batch}: {words.whole(entry.amount_micros)} to ", node
+        return f"payout {entry.batch}: {words.exact(unit, entry.amount_micros)} to ", node
     return f"payout {entry.batch}: reference {entry.reference}, paid to ", node
 
 

@@ -94,7 +94,7 @@ def _footer(site: Site) -> Markup:
     return el(
         "footer",
         el("dl", facts, class_="about") if site.facts() else None,
-        el("p", f"Made with {SOFTWARE}. Amounts are in millionths of the operator's unit; times are in UTC."),
+        el("p", f"Made with {SOFTWARE}. Amounts in exports are in millionths of the round's unit; times are in UTC."),
         el("ul", exports, aria_label="Data exports"),
         el("p", "", id="live", role="status"),
     )

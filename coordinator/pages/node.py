@@ -8,8 +8,10 @@ from coordinator.pages import charts, words
 from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, Screen, document, live, table
 from coordinator.pages.site import Site
+from coordinator.reports.earning_rates import OwnerPayouts, RoundPayouts
 from coordinator.reports.ranking import RankingLine
 from protocol.people.nicknames import nickname
+from protocol.text.money import MICROS, EarningPace, Unit, next_payout, pace_text
 
 DAY_COLUMNS = (
     Column("day", is_text=True),
@@ -47,6 +49,10 @@ class NodeFigures:
     round_id: str
     now_ms: int
     site: Site
+    unit: Unit
+    pace: EarningPace
+    paid: OwnerPayouts
+    payouts: RoundPayouts
 
 
 def render(node: NodeFigures) -> str:
@@ -58,7 +64,8 @@ def render(node: NodeFigures) -> str:
         node.site,
         el("p", el("code", line.node_id)),
         live("node", _facts(node)),
-        live("days", _days(node.days), heading="By day"),
+        live("earnings", _earnings(node), heading="Earnings"),
+        live("days", _days(node.days, node.unit), heading="By day"),
         live("refusals", _refusals(node.refusals), heading="Rejections"),
         el("section", el("h2", "Receipts", id="receipts-heading"), _receipts(node), id="receipts",
            aria_labelledby="receipts-heading"),
@@ -66,7 +73,7 @@ def render(node: NodeFigures) -> str:
 
 
 def _facts(node: NodeFigures) -> Markup:
-    line = node.line
+    line, unit = node.line, node.unit
     owner: Any = words.owner(line.owner) if line.owner != line.node_id else "itself"
     interval = line.accept_interval
     facts = {
@@ -74,16 +81,16 @@ def _facts(node: NodeFigures) -> Markup:
         "owner": owner,
         "state": el("span", line.state, class_=f"state {line.state}"),
         "last seen": words.ago(node.now_ms - line.last_seen_ms),
-        "score": words.whole(round(line.score_micros)),
-        "credit": words.whole(line.posted_micros),
-        "pending": words.whole(line.pending_micros),
-        "void": words.whole(line.voided_micros),
+        "score": words.sum_of(unit, line.score_micros),
+        "credit": words.money(unit, line.posted_micros),
+        "pending": words.money(unit, line.pending_micros),
+        "void": words.money(unit, line.voided_micros),
         "validated tokens": words.whole(line.validated_tokens),
         "accepted": f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}",
         "accept ratio": f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}\u202f%" if interval else words.DASH,
         "staleness": words.DASH if line.lag is None else words.counted(line.lag, "update"),
-        "price / Mtok": words.whole(line.price_micros_per_mtok),
-        "cost / Mtok": words.figure(line.cost_micros_per_mtok),
+        "price / Mtok": words.exact(unit, line.price_micros_per_mtok),
+        "cost / Mtok": words.money(unit, line.cost_micros_per_mtok),
         "uploaded": words.size(line.uploaded_bytes),
         "tokens/s": words.figure(line.tokens_per_s),
         "version": line.version,
@@ -91,17 +98,37 @@ def _facts(node: NodeFigures) -> Markup:
     return el("dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items()), class_="facts")
 
 
-def _days(days: Sequence[Mapping[str, int]]) -> Any:
+def _earnings(node: NodeFigures) -> Markup:
+    """Build the rate with its trend, what the owner was paid, and when the next payout is due."""
+    unit, paid, payouts = node.unit, node.paid, node.payouts
+    rate = pace_text(unit, node.pace, separator=words.NARROW)
+    facts: dict[str, Any] = {
+        "rate": f"{rate[0].upper()}{rate[1:]}.",
+        "paid to the owner": words.exact(unit, paid.paid_micros) if paid.payouts else "nothing yet",
+        "last payout": words.moment(paid.last_ms),
+        "next payout": next_payout(unit, payouts.next_ms, payouts.minimum_micros, node.now_ms, words.NARROW),
+    }
+    return el("dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items()), class_="facts")
+
+
+def _days(days: Sequence[Mapping[str, int]], unit: Unit) -> Any:
     rows = [
         [
             words.day(day["day"]),
-            *(words.whole(day[name]) for name in ("groups", "tokens", "posted", "pending", "voided")),
+            *(words.whole(day[name]) for name in ("groups", "tokens")),
+            *(words.sum_of(unit, day[name]) for name in ("posted", "pending", "voided")),
         ]
         for day in days
     ]
-    points = [(float(day["day"] - days[0]["day"]), float(day["posted"])) for day in reversed(days)]
-    chart = charts.bars("credit-by-day", "validated credit", "days from the last", points) if len(points) > 1 else None
-    return chart, table("Claims by the day of their acceptance", DAY_COLUMNS, rows, empty="No claims yet.")
+    points = [(float(day["day"] - days[0]["day"]), day["posted"] / MICROS) for day in reversed(days)]
+    chart = (
+        charts.bars("credit-by-day", f"validated credit, in {unit.name}", "days from the last", points)
+        if len(points) > 1
+        else None
+    )
+    return chart, table(
+        f"Claims by the day of their acceptance; amounts in {unit.name}", DAY_COLUMNS, rows, empty="No claims yet."
+    )
 
 
 def _refusals(refusals: Sequence[Mapping[str, Any]]) -> Markup:
@@ -124,7 +151,7 @@ def _receipts(node: NodeFigures) -> Any:
             words.moment(claim["accepted_ms"]),
             claim["version"],
             words.whole(claim["tokens"]),
-            _entry(claim["entry"], words.whole(claim["credit_micros"])),
+            _entry(claim["entry"], words.sum_of(node.unit, claim["credit_micros"])),
             _entry(claim["settled_entry"], claim["state"]),
             [el("button", "check", type="button", data_claim=claim["claim_id"]), " ",
              el("a", "file", href=f"/v1/receipts/{claim['claim_id']}", download=f"{claim['claim_id']}.receipt")],
@@ -141,9 +168,18 @@ def _receipts(node: NodeFigures) -> Any:
     )
     script = el("script", type="module", src="/static/check.js")
     checking = el(
-        "div", about, el("p", "", id="checked", role="status"), data_round=node.round_id, data_node=node.line.node_id
+        "div",
+        about,
+        el("p", "", id="checked", role="status"),
+        data_round=node.round_id,
+        data_node=node.line.node_id,
+        data_unit=node.unit.name,
     )
-    return checking, table("The last claims", CLAIM_COLUMNS, rows, empty="No claims yet."), script
+    return (
+        checking,
+        table(f"The last claims; credit in {node.unit.name}", CLAIM_COLUMNS, rows, empty="No claims yet."),
+        script,
+    )
 
 
 def _entry(index: int | None, text: str) -> Any:

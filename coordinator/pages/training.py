@@ -17,6 +17,7 @@ from coordinator.pages.site import Site
 from coordinator.reports.curves import REWARD, Branch, BroadcastSpread, Point, thinned
 from coordinator.reports.history import Incident
 from coordinator.reports.overview import bound_in_force
+from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import plural
 from protocol.work.learning import EvaluationSamples
 
@@ -38,14 +39,14 @@ COLUMNS = (
 )
 
 
-def evaluation_parts(rows: Sequence[Mapping[str, Any]]) -> Any:
+def evaluation_parts(rows: Sequence[Mapping[str, Any]], unit: Unit) -> Any:
     """Build a curve for each split and the table of evaluations, newest first."""
     made = [
         _curve(number, split, list(of_split))
         for number, (split, of_split) in enumerate(groupby(sorted(rows, key=itemgetter("split")), itemgetter("split")))
     ]
-    listed = [_row(row) for row in reversed(rows[-ROWS_MAX:])]
-    all_of_them = table("Evaluations", COLUMNS, listed, empty="No evaluations yet.")
+    listed = [_row(row, unit) for row in reversed(rows[-ROWS_MAX:])]
+    all_of_them = table(f"Evaluations; costs in {unit.name}", COLUMNS, listed, empty="No evaluations yet.")
     if listed:
         summary = el("summary", f"{words.counted(len(listed), 'evaluation')}, with intervals and pass@k")
         all_of_them = el("details", summary, all_of_them, id="evaluations-table")
@@ -70,7 +71,7 @@ def _curve(number: int, split: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     )
 
 
-def _row(row: Mapping[str, Any]) -> list[Any]:
+def _row(row: Mapping[str, Any], unit: Unit) -> list[Any]:
     result = row["result"]
     figures = [words.DASH] * 3
     if result:
@@ -84,7 +85,7 @@ def _row(row: Mapping[str, Any]) -> list[Any]:
         words.whole(int(row["samples"])),
         words.whole(int(row["tokens"])),
         words.figure(row["seconds"]),
-        words.figure(row["cost"]),
+        words.sum_of(unit, row["cost"]),
         row["split"].replace("_", "-"),
         *figures,
         state,
@@ -149,7 +150,8 @@ def render(figures: Training) -> str:
         strip(status, figures.now_ms, figures.age_ms, quality(status, figures.evaluations).text),
         live("learning", _learning(figures), heading="Is it learning?",
              lead="The reward and the score on problems that it never trains on should rise."),
-        live("evaluations", evaluation_parts(figures.evaluations), heading="Evaluations"),
+        live("evaluations", evaluation_parts(figures.evaluations, parse_unit(status.get("unit"))),
+             heading="Evaluations"),
         samples.section(figures.samples),
         live("health", _health(figures), heading="Is it healthy?",
              lead="Answers come from slightly older versions. They must stay close enough to learn from."),
@@ -199,7 +201,7 @@ def _health(figures: Training) -> Any:
         "staleness in updates": f"mean {age['mean']:.1f}, p99 {age['p99']}, max {age['max']}",
         "max staleness S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
         "length bias": words.DASH if status["length_bias"] is None else f"{status['length_bias']:.2f} ×",
-        "budget left": words.whole(status["budget_micros"]),
+        "budget left": words.money(parse_unit(status.get("unit")), status["budget_micros"]),
         "learner idle, whole round": words.percent(status["learner_idle_share"]),
         "publish interval": words.counted(status["publish_every"], "update"),
     }
@@ -227,12 +229,13 @@ def _learning(figures: Training) -> Any:
 
 def _pace(figures: Training) -> Any:
     idle = charts.Caption("Waiting of the learner", about="Share of its time in which the learner waits for groups.")
-    cost = charts.Caption("Credit per update", about="What the answers of an update were credited.")
+    unit = parse_unit(figures.status.get("unit"))
+    cost = charts.Caption(f"Credit per update, in {unit.name}", about="What the answers of an update were credited.")
+    credit = [(update, micros / MICROS) for update, micros in figures.cost_micros]
     made = (
         (False, charts.lines("idle", idle, "update", {"idle share": figures.idle_share} if figures.idle_share else {},
                              tell=words.percent, from_zero=True)),
-        (charts.is_flat(figures.cost_micros),
-         charts.lines("cost", cost, "update", {"credit": figures.cost_micros}, from_zero=True)),
+        (charts.is_flat(credit), charts.lines("cost", cost, "update", {"credit": credit}, from_zero=True)),
         (False, _spread(figures)),
     )  # fmt: skip
     last = figures.status["broadcast"]
@@ -255,12 +258,13 @@ def _spread(figures: Training) -> Markup:
 
 
 def _fleet(status: Mapping[str, Any]) -> Any:
+    unit = parse_unit(status.get("unit"))
     rows = [
         [
             node_link(node["node_id"], node["name"]),
             "working" if node["works"] else "standby",
             words.figure(node["groups_per_s"]),
-            words.figure(node["cost_micros_per_s"]),
+            words.sum_of(unit, node["cost_micros_per_s"]),
             words.moment(node["since_ms"]),
             node["reason"],
         ]
@@ -273,7 +277,9 @@ def _fleet(status: Mapping[str, Any]) -> Any:
     total = None
     if working and load:
         total = el(
-            "p", f"Total {words.figure(spent)} credit/s, at most {words.figure(spent * load['train_s'])} credit/update."
+            "p",
+            f"Total {words.money(unit, spent)} per second, "
+            f"at most {words.money(unit, spent * load['train_s'])} per update.",
         )
     return total, table("Working and standby nodes", FLEET_COLUMNS, rows, empty=empty)
 

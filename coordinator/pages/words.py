@@ -1,7 +1,7 @@
 """Text forms of names, amounts and times on the pages.
 
 - A node's name is untrusted text (`protocol.people.names`). A node without a printable name is shown by its nickname.
-- Amounts are millionths of the operator's unit. A dash stands for an unknown value.
+- Amounts are in the round's unit. A dash stands for an unknown value.
 """
 
 from datetime import UTC, datetime
@@ -11,11 +11,14 @@ from coordinator.pages.html import Markup, el
 from protocol.limits import NAME_MAX_CHARS
 from protocol.people.names import visible, with_id
 from protocol.people.nicknames import nickname
+from protocol.text.money import Unit
 from protocol.text.plain import plural
 
 LINE_MAX = 300
 
 DASH = "–"
+NARROW = "\u202f"
+"""The separator of thousands."""
 
 
 def readable(name: str, node_id: str) -> str:
@@ -35,7 +38,7 @@ def line(text: str) -> str:
 
 def whole(value: int) -> str:
     """Return a whole number with separated thousands."""
-    return f"{value:,}".replace(",", "\u202f")
+    return f"{value:,}".replace(",", NARROW)
 
 
 def counted(count: int, noun: str, many: str = "") -> str:
@@ -48,6 +51,21 @@ def figure(value: float | None, digits: int = 3) -> str:
     if value is None or not isfinite(value):
         return DASH
     return whole(round(value)) if abs(value) >= 1000 else f"{value:.{digits}g}"
+
+
+def money(unit: Unit, micros: float | None) -> str:
+    """Return an amount with the unit's name."""
+    return DASH if micros is None else unit.amount(micros, separator=NARROW)
+
+
+def sum_of(unit: Unit, micros: float | None) -> str:
+    """Return an amount without the unit's name, for a table that names it."""
+    return DASH if micros is None else unit.figure(micros, separator=NARROW)
+
+
+def exact(unit: Unit, micros: int) -> str:
+    """Return an amount with the unit's name and every decimal that is not zero."""
+    return unit.exact(micros, separator=NARROW)
 
 
 def percent(share: float | None) -> str:

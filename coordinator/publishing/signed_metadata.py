@@ -22,6 +22,7 @@ from protocol.errors import ConfigInvalid
 from protocol.policy import trust
 from protocol.policy.description import RoundDescription, description_path, find_description
 from protocol.policy.manifest import target_path, version_of
+from protocol.text.money import CREDITS, Unit
 
 LONG_LIFETIME = timedelta(days=365)
 
@@ -35,13 +36,16 @@ class SignedMetadata:
         self._timestamp_lifetime = timedelta(seconds=timestamp_lifetime_s)
 
     @classmethod
-    def create(cls, keys: Path, folder: Path, timestamp_lifetime_s: float, now: datetime) -> "SignedMetadata":
-        """Create the keys and the first, empty set of documents."""
+    def create(
+        cls, keys: Path, folder: Path, timestamp_lifetime_s: float, now: datetime, *, unit: Unit = CREDITS
+    ) -> "SignedMetadata":
+        """Create the keys and the first, empty set of documents; the first root names the round's unit."""
         self = cls(keys, folder, timestamp_lifetime_s)
         root = Root(version=1, expires=whole(now + LONG_LIFETIME), consistent_snapshot=True)
         for role in ROLES:
             root.add_key(self._keys.make(role, name=role).public_key, role)
         name_ledger_key(root, self._keys.make(LEDGER, name=LEDGER))
+        root.unrecognized_fields[trust.UNIT_FIELD] = unit.to_json()
         document = Metadata(root)
         for signer in self._keys.signers(root, "root"):
             document.sign(signer)

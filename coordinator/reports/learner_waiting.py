@@ -86,9 +86,11 @@ def _nothing_comes(status: Mapping[str, Any], config: Config, backlog: int) -> s
             "Start another `swarm-coordinator auditor`, or see logs/auditor.log."
         )
     dearest = terms_of(config).max_cost_micros(config.market.max_price_micros_per_mtok)
+    unit = config.round.money
     if status["budget_micros"] < dearest:
         return (
-            f"The budget is used up: {status['budget_micros']:,} micro-units are left, and a group may cost {dearest}. "
+            f"The budget is used up: {unit.exact(status['budget_micros'])} are left, and a group may cost "
+            f"{unit.exact(dearest)}. "
             "Lower market.max_price_micros_per_mtok or sampling.max_new_tokens, or end the round."
         )
     return ""

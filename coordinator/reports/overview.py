@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from protocol.text.money import parse_unit
 from protocol.text.plain import counted, duration_text
 
 Tone = Literal["good", "bad", "plain"]
@@ -194,14 +195,14 @@ def _prompts(selection: Mapping[str, int]) -> Iterator[str]:
 
 
 def _credit(status: Mapping[str, Any]) -> Iterator[str]:
-    credit, left = status["credit"], status["budget_micros"]
+    credit, left, unit = status["credit"], status["budget_micros"], parse_unit(status.get("unit"))
     yield (
-        f"earned {credit['posted_micros']:,}, in escrow {credit['pending_micros']:,}, "
-        f"taken back {credit['voided_micros']:,} micro-units"
+        f"earned {unit.figure(credit['posted_micros'])}, in escrow {unit.figure(credit['pending_micros'])}, "
+        f"taken back {unit.amount(credit['voided_micros'])}"
     )
     spent = credit["posted_micros"] + credit["pending_micros"]
     lasts = f", about {left * status['update'] // spent:,} more updates at the current cost" if spent else ""
-    yield f"budget left {left:,} micro-units{lasts}"
+    yield f"budget left {unit.amount(left)}{lasts}"
 
 
 def _audits(status: Mapping[str, Any]) -> Iterator[str]:

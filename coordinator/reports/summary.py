@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.reports import health, history, learner_waiting, programs, standby
+from coordinator.reports import earning_rates, health, history, learner_waiting, programs, standby
 from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, leases, nodes, rejections, rollouts, transfers
 from coordinator.tasks.kinds import task_label
@@ -74,6 +74,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "unfinished_by": _unfinished_by(connection),
         "audit": standings.audited(connection),
         "budget_micros": store.balance(connection, BUDGET),
+        "payouts": earning_rates.round_payouts(connection, config)._asdict(),
         "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
         **_alive(connection, version, alive_since_ms),
         "evaluations": _last_evaluations(connection),
@@ -105,6 +106,7 @@ def public_settings(config: Config, round_id: str) -> dict[str, Any]:
         "max_updates": config.round.max_updates,
         "samples_per_group": config.sampling.samples_per_group,
         "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+        "unit": config.round.money.to_json(),
         "classes": list(config.audit.classes),
     }
 

@@ -62,6 +62,8 @@ NUMBERS_PER_S = 10
 
 FIXED = (
     "round.seed",
+    "round.unit",
+    "round.unit_decimals",
     "model.path",
     "model.revision",
     "task.name",
@@ -86,7 +88,7 @@ FIXED = (
     "market.budget_micros",
     "store.url",
 )
-"""Settings on which the batches, versions, leases or ledger of a round depend."""
+"""Settings on which the batches, versions, leases, ledger or first root document of a round depend."""
 
 
 def only_coordinator(folder: Path) -> IO[str]:
@@ -190,7 +192,7 @@ def open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadat
     keys, metadata = folder / "keys", folder / "metadata"
     lifetime_s = config.publish.timestamp_lifetime_s
     if leads and not (metadata / "timestamp.json").exists():
-        return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
+        return SignedMetadata.create(keys, metadata, lifetime_s, utc_now(), unit=config.round.money)
     return SignedMetadata(keys, metadata, lifetime_s)
 
 

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from coordinator.store.tables import QUERY_OPEN, api_keys, queries
 from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotAuthorised, NotFound
 from protocol.policy import chunks
+from protocol.text.money import Unit
 
 PREFIX = "es-"
 """The beginning of every key, so that scanners of leaked secrets find it."""
@@ -107,14 +108,15 @@ def _usable(connection: sa.Connection, key: str, now_ms: int) -> Any:
     return row
 
 
-def reserve(connection: sa.Connection, number: int, micros: int) -> None:
+def reserve(connection: sa.Connection, number: int, micros: int, unit: Unit) -> None:
     """Reserve what a query costs at its dearest; raise `KeyBudgetUsed` if the budget does not cover it."""
     left = api_keys.c.budget_micros - api_keys.c.spent_micros - api_keys.c.reserved_micros
     stmt = sa.update(api_keys).where(api_keys.c.number == number, left >= micros)
     if not connection.execute(stmt.values(reserved_micros=api_keys.c.reserved_micros + micros)).rowcount:
         row = connection.execute(sa.select(left.label("left")).where(api_keys.c.number == number)).one()
+        left_over = unit.exact(max(0, row.left))
         raise KeyBudgetUsed(
-            f"This query may cost {micros:,} micro-units, and {max(0, row.left):,} are left of the key's budget.",
+            f"This query may cost {unit.exact(micros)}, and {left_over} are left of the key's budget.",
             hint="Ask for fewer tokens, wait for open queries to end, or ask the operator for a larger budget.",
         )
 

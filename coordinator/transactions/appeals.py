@@ -177,10 +177,10 @@ def _grant(
 
 
 def _pay(connection: sa.Connection, given: list[entry.Reinstate], amount_micros: int, now_ms: int) -> None:
-    if (free := _free_micros(connection)) < amount_micros:
+    if _free_micros(connection) < amount_micros:
         raise BudgetExhausted(
-            f"What the appeal gives back is {amount_micros} micro-units, and {free} are free: nothing was ruled.",
-            hint="Wait until leases end: what they do not use is free again.",
+            "The appeal gives back more than the free part of the budget: nothing was ruled.",
+            hint="`appeals show` has both amounts. Wait until leases end: what they do not use is free again.",
         )
     if set(store.append_all(connection, given, now_ms)) != {EntryOutcome.APPLIED}:
         raise BookBroken(f"A claim of the appeal about {given[0].appealed_claim_id} was paid before.")

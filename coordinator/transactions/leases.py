@@ -26,6 +26,7 @@ from coordinator.transactions import partial_rollouts, staleness_bound, tally
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
+from protocol.text.money import CREDITS, Unit
 from protocol.work.lease import OPEN, TRANSITIONS, Lease, LeaseEvent, LeaseState, Prefix
 from protocol.work.messages import ReturnLeases
 
@@ -134,6 +135,8 @@ class LeaseTerms:
     """True if the round's own learner trains; else there are no groups for it, only queries and evaluations."""
     context_share: float = 0.0
     """The payment for a token of the context, as a share of the price of a drawn token."""
+    unit: Unit = CREDITS
+    """The round's unit, for messages to people."""
 
     def offered(self, remembered: Mapping[str, Any] | None) -> "LeaseTerms":
         """Return the terms of new leases, with the bound in force; `remembered` is its stored fact."""
@@ -215,6 +218,7 @@ def terms_of(config: Config) -> LeaseTerms:
         selection=rules_of(config),
         trains=not config.learner.external,
         context_share=config.market.context_share,
+        unit=config.round.money,
     )
 
 

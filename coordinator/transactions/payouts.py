@@ -39,6 +39,7 @@ from ledger.payout_proof import PayoutProof, PayoutReply
 from ledger.tables import balances_table, checkpoint_table, claims_table
 from protocol.errors import NotFound, PayoutFailed
 from protocol.ids import NodeId
+from protocol.text.money import CREDITS, Unit
 
 PAGE_ENTRIES = 1_000
 
@@ -68,6 +69,7 @@ class PayoutTerms(NamedTuple):
     rail: str
     scheme: str
     minimum_micros: int
+    unit: Unit = CREDITS
 
 
 def create(connection: sa.Connection, terms: PayoutTerms, *, now_ms: int) -> int:
@@ -78,7 +80,7 @@ def create(connection: sa.Connection, terms: PayoutTerms, *, now_ms: int) -> int
     recipients, shares = _payable(connection, size, terms, now_ms)
     if not recipients:
         raise PayoutFailed(
-            f"No owner with an address that counts is owed {terms.minimum_micros:,} micro-units.",
+            f"No owner with an address that counts is owed {terms.unit.exact(terms.minimum_micros)}.",
             hint="Owners set one with `swarm-node keys address`; it counts after payouts.address_delay_h.",
         )
     number = 1 + (connection.execute(sa.select(sa.func.max(payout_batches.c.batch))).scalar() or 0)

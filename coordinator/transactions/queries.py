@@ -98,7 +98,7 @@ def ask(
     numbers = list[int]()
     for place, query in enumerate(asked, 1):
         cost = query.max_cost_micros(terms, max_price)
-        api_keys.reserve(connection, number, cost)
+        api_keys.reserve(connection, number, cost, terms.unit)
         row = {
             "number": last + place,
             "api_key": number,

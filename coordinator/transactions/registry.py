@@ -22,6 +22,7 @@ from protocol.breach import different
 from protocol.errors import KeyRevoked, MalformedMessage, NonceReplayed, NotInvited, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
 from protocol.people.addresses import IP, host_and_port, ip_of, is_loopback_name, why_undialable
+from protocol.text.money import CREDITS, Unit
 from protocol.work.messages import Heartbeat, Register, Transfer
 
 
@@ -127,6 +128,7 @@ def register(
     message: Register,
     *,
     max_price: int,
+    unit: Unit = CREDITS,
     invited: Set[NodeId] | None = None,
     caller: str = "",
     now_ms: int,
@@ -139,8 +141,8 @@ def register(
         raise NotInvited("This round samples on its own machine only.", hint="Look for another round to join.")
     if message.price_micros_per_mtok > max_price:
         raise PriceTooHigh(
-            f"This round pays at most {max_price} micro-units per million tokens, not {message.price_micros_per_mtok}.",
-            hint=f"Join with --price {max_price} or less.",
+            f"This round pays at most {unit.price(max_price)}, not {unit.exact(message.price_micros_per_mtok)}.",
+            hint=f"Join with --price {max_price} (in millionths) or less.",
         )
     values = {
         "price_micros_per_mtok": message.price_micros_per_mtok,

@@ -39,6 +39,7 @@ from protocol import limits
 from protocol.errors import MetadataExpired, RolledBack, UntrustedMetadata, UntrustedRoot
 from protocol.policy.description import find_description
 from protocol.policy.manifest import PolicyManifest, open_manifest, target_path, version_of
+from protocol.text.money import Unit, parse_unit
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,16 @@ def _ledger_key(root: Root) -> bytes:
         if field["keytype"] == "ed25519" and len(public) == 32:
             return public
     raise UntrustedMetadata("The round's root has no key for its ledger.", hint="It is too old: make a new round.")
+
+
+UNIT_FIELD = "x-echo-swarm-unit"
+"""The field of a root document with the unit of the round's amounts; the first root has it, so the round id pins it."""
+
+
+def unit_of(root: bytes) -> Unit:
+    """Return the unit that a root names, `CREDITS` without one; the caller already trusts the root."""
+    with _named():
+        return parse_unit(Metadata[Root].from_bytes(root).signed.unrecognized_fields.get(UNIT_FIELD))
 
 
 def refresh(stored: Documents, now: datetime) -> Conversation:

@@ -153,8 +153,8 @@ def _power(limits: Limits, seen: Readings) -> LimitReason | None:
 def _price(limits: Limits, seen: Readings) -> LimitReason | None:
     if seen.price_micros_per_mtok >= limits.price_floor:
         return None
-    said = f"your price is {seen.price_micros_per_mtok}, below your minimum of {limits.price_floor} micro-units"
-    return LimitReason("price", f"{said} per million tokens: join with a higher --price")
+    said = f"your price is {seen.price_micros_per_mtok}, below your minimum of {limits.price_floor}"
+    return LimitReason("price", f"{said} millionths of the unit per million tokens: join with a higher --price")
 
 
 def _no_upload(limits: Limits, seen: Readings) -> str:

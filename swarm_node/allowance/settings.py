@@ -59,7 +59,7 @@ class Limits(BaseModel):
         0,
         ge=0,
         le=bounds.PRICE_MAX_MICROS_PER_MTOK,
-        description="decline leases that pay less than this many micro-units per million tokens",
+        description="decline leases that pay less per million tokens, in millionths of the round's unit",
     )
 
     @property

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protocol.errors import SwarmError, named
+from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK
 from protocol.people.nicknames import nickname
+from protocol.text.money import parse_unit
 from protocol.text.option_groups import with_option_groups
 from protocol.text.plain import counted
 from swarm_node.base import logs
@@ -47,7 +49,7 @@ def join(
     join_string: JoinText,
     *,
     name: NameOption = "",
-    price: PriceOption = 1_000_000,
+    price: PriceOption = PRICE_DEFAULT_MICROS_PER_MTOK,
     home: Annotated[Path, typer.Option(help="Folder for the key, unsent work and policy files.")] = DEFAULT_HOME,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Number of prompt groups sampled at once.")] = 8,
     owner: Annotated[
@@ -227,7 +229,8 @@ def _say(earnings: "RunEarnings", as_json: bool) -> None:
         typer.echo(json.dumps(vars(earnings)))
         return
     rejected = ", ".join(f"{count} {code}" for code, count in earnings.rejected.items())
+    worth = parse_unit(earnings.unit).amount(earnings.credit_micros)
     typer.echo(
         f"Accepted {counted(earnings.accepted, 'rollout')} of {earnings.tokens:,} tokens, "
-        f"worth {earnings.credit_micros:,} micro-units" + (f"; rejected: {rejected}." if rejected else ".")
+        f"worth {worth}" + (f"; rejected: {rejected}." if rejected else ".")
     )

@@ -14,12 +14,14 @@ import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage
 from protocol.text.lesson import lesson
+from protocol.text.money import Unit, pace_text
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, JoinText
 
 if TYPE_CHECKING:
     from protocol.people.owner import Earnings, Statement, StatementReply
     from protocol.wire.signing import NodeKey
     from swarm_node.coordinator_api.join_string import JoinString
+    from swarm_node.ledger.owner_rates import OwnerRates
 
 app = typer.Typer(help="Manage the node's key and the owner's key.", no_args_is_help=True, add_completion=False)
 owner_app = typer.Typer(help="Manage the owner's key (encrypted).", no_args_is_help=True, add_completion=False)
@@ -285,27 +287,48 @@ def earnings(join_string: JoinText, home: Home = DEFAULT_HOME, as_json: AsJson =
 
     from swarm_node.coordinator_api import join_string as joining
 
-    show_earnings(trio.run(_earnings, joining.parse(join_string), home), as_json=as_json)
+    summary, rates, unit = trio.run(_earnings, joining.parse(join_string), home)
+    show_earnings(summary, rates, unit, as_json=as_json)
 
 
-def show_earnings(summary: "Earnings", *, as_json: bool = False) -> None:
+def show_earnings(summary: "Earnings", rates: "OwnerRates | None", unit: Unit, *, as_json: bool = False) -> None:
     """Print earnings as a table or as JSON; names are untrusted text."""
     if as_json:
-        typer.echo(json.dumps(summary.model_dump()))
+        by_node = {node_id: pace._asdict() for node_id, pace in rates.nodes.items()} if rates else {}
+        more = {"unit": unit.to_json(), "rates": rates.to_json() | {"nodes": by_node} if rates else None}
+        typer.echo(json.dumps(summary.model_dump() | more))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from protocol.text.plain import one_line
+    from swarm_node.base.clock import now_ms
     from swarm_node.ledger.notices import day
+    from swarm_node.owner.status_lines import payout_lines
 
-    table = Table("node", "pending", "payable", "being paid", "paid", caption="micro-units")
+    table = Table(
+        Column("node", overflow="fold"),
+        "pending",
+        "payable",
+        "being paid",
+        "paid",
+        "last hour",
+        "last day",
+        caption=f"amounts in {unit.name}",
+    )
     for row in (*summary.nodes, summary.total):
         name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"
         amounts = (row.pending_micros, row.payable_micros, row.paying_micros, row.paid_micros)
-        table.add_row(Text(one_line(name)), *(f"{amount:,}" for amount in amounts))
+        pace = None if rates is None else rates.total if row is summary.total else rates.nodes.get(row.node_id)
+        lately = (unit.figure(pace.hour_micros), unit.figure(pace.day_micros)) if pace else ("?", "?")
+        table.add_row(Text(one_line(name)), *map(unit.figure, amounts), *lately)
     Console().print(table)
+    if rates is None:
+        typer.echo("rate: not known; the coordinator does not report it")
+    else:
+        typer.echo(f"rate: {pace_text(unit, rates.total)}")
+        typer.echo("\n".join(payout_lines(unit, rates.to_json(), now_ms=now_ms())))
     typer.echo(f"owner {summary.owner}")
     nowhere = "no address yet: the owner sets one with `swarm-node keys address`"
     typer.echo(f"paid to {one_line(summary.address) or nowhere}")
@@ -361,12 +384,16 @@ def _state(join: "JoinString", key: "NodeKey", said: "Statement") -> "StatementR
     return trio.run(send)
 
 
-async def _earnings(join: "JoinString", home: Path) -> "Earnings":
+async def _earnings(join: "JoinString", home: Path) -> "tuple[Earnings, OwnerRates | None, Unit]":
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.keys import identity
+    from swarm_node.ledger.owner_rates import owner_rates
+    from swarm_node.versions.updater import round_unit
 
     coordinator = Coordinator(join.url, join.round_id, identity.find_identity(home).key)
     try:
-        return await coordinator.earnings()
+        earnings = await coordinator.earnings()
+        unit = await round_unit(coordinator.origin, join.round_id)
+        return earnings, await owner_rates(coordinator, earnings.owner), unit
     finally:
         await coordinator.close()

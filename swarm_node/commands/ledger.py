@@ -15,6 +15,7 @@ import typer
 
 from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid
 from protocol.text.lesson import lesson
+from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import counted
 from swarm_node.base import disk
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ledger.payout_proof import PayoutLine
     from ledger.witness import Witnesses
     from swarm_node.coordinator_api.join_string import JoinString
+    from swarm_node.coordinator_api.origin import Origin
     from swarm_node.ledger.log_reader import PublicFiles
     from swarm_node.ledger.log_verify import Verified
 
@@ -74,9 +76,10 @@ def verify(
         typer.echo(json.dumps(asdict(result)))
         return
     owed = sum(micros for name, micros in result.balances.items() if name.startswith(("payable:", "paying:")))
+    total = parse_unit(result.unit).exact(owed)
     typer.echo(
         f"Verified: {counted(result.entries, 'entry', 'entries')}, signed root {result.root[:16]}…. "
-        f"Total {owed:,} micro-units; the leaderboard matches the ledger ({counted(result.nodes, 'node')})."
+        f"Total {total}; the leaderboard matches the ledger ({counted(result.nodes, 'node')})."
     )
     pardoned = f", except {counted(result.audits.pardoned, 'pardoned claim')}" if result.audits.pardoned else ""
     typer.echo(
@@ -111,7 +114,7 @@ def receipts(
 
     from swarm_node.coordinator_api import join_string as joining
 
-    kept, missing = trio.run(_receipts, joining.parse(join_string), home, offline)
+    kept, missing, unit = trio.run(_receipts, joining.parse(join_string), home, offline)
     if as_json:
         typer.echo(json.dumps({"receipts": kept, "missing": missing}))
         return
@@ -119,7 +122,7 @@ def receipts(
         amounts = [int(row["amount_micros"]) for row in kept if row["state"] == state]
         if state == "reinstated" and not amounts:
             continue  # almost always the case
-        typer.echo(f"{state}: {counted(len(amounts), 'claim')}, {sum(amounts):,} micro-units, verified")
+        typer.echo(f"{state}: {counted(len(amounts), 'claim')}, {unit.exact(sum(amounts))}, verified")
     typer.echo(f"no receipt {'saved' if offline else 'published'} yet: {counted(len(missing), 'claim')}")
 
 
@@ -143,7 +146,7 @@ def payouts(
     from swarm_node.coordinator_api import join_string as joining
 
     join = joining.parse(join_string)
-    lines = trio.run(_payouts, join, home, offline)
+    lines, unit = trio.run(_payouts, join, home, offline)
     if as_json:
         rows = [_as_json(join.round_id, line) for _, line in lines if line]
         missing = [number for number, line in lines if line is None]
@@ -155,7 +158,7 @@ def payouts(
             continue
         how = f"paid, reference {line.paid.reference}" if line.paid else line.state
         where = one_line(line.address)
-        typer.echo(f"batch {number}: {line.amount_micros:,} micro-units to {where}, verified; {how}")
+        typer.echo(f"batch {number}: {unit.exact(line.amount_micros)} to {where}, verified; {how}")
     if not lines:
         typer.echo("no payout batch includes this node's owner")
 
@@ -250,7 +253,7 @@ def witnesses_of(texts: list[str], quorum: int | None) -> "Witnesses":
 
 
 @asynccontextmanager
-async def _files(join: "JoinString") -> "AsyncIterator[PublicFiles]":
+async def _files(join: "JoinString") -> "AsyncIterator[Origin]":
     """Open a coordinator's public files."""
     import httpx
 
@@ -296,7 +299,7 @@ def _as_json(round_id: str, line: "PayoutLine") -> dict[str, object]:
     }
 
 
-async def _payouts(join: "JoinString", home: Path, offline: bool) -> "list[tuple[int, PayoutLine | None]]":
+async def _payouts(join: "JoinString", home: Path, offline: bool) -> "tuple[list[tuple[int, PayoutLine | None]], Unit]":
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.coordinator_api.join_string import round_folder
     from swarm_node.keys import identity
@@ -306,12 +309,24 @@ async def _payouts(join: "JoinString", home: Path, offline: bool) -> "list[tuple
     coordinator = Coordinator(join.url, join.round_id, identity.find_identity(home).key)
     try:
         ask = None if offline else coordinator.payout
-        return [line async for line in keeping.fetch(ask, join.round_id, folder)]
+        lines = [line async for line in keeping.fetch(ask, join.round_id, folder)]
+        return lines, await _unit(None if offline else coordinator.origin, join, home)
     finally:
         await coordinator.close()
 
 
-async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list[dict[str, str | int]], list[str]]:
+async def _unit(origin: "Origin | None", join: "JoinString", home: Path) -> Unit:
+    """Return the round's unit, by this node's trust state or the coordinator; the default if neither has it."""
+    from swarm_node.coordinator_api.join_string import round_folder
+    from swarm_node.member import TRUST_FILE
+    from swarm_node.versions.updater import round_unit
+
+    return await round_unit(origin, join.round_id, round_folder(home, join) / TRUST_FILE)
+
+
+async def _receipts(
+    join: "JoinString", home: Path, offline: bool
+) -> tuple[list[dict[str, str | int]], list[str], Unit]:
     from swarm_node.coordinator_api.join_string import round_folder
     from swarm_node.keys import identity
     from swarm_node.ledger import receipts as keeping
@@ -334,7 +349,8 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
             else:
                 amount = receipt.pending.amount_micros
                 kept.append({"claim_id": claim_id, "state": receipt.state, "amount_micros": amount})
-    return kept, missing
+        unit = await _unit(None if offline else online, join, home)
+    return kept, missing, unit
 
 
 @contextmanager

@@ -92,7 +92,9 @@ DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print demand, expected earnings and whether the model fits; then exit.")
 ]
 NameOption = Annotated[str, typer.Option(help="Name of this node on the leaderboard; by default a generated nickname.")]
-PriceOption = Annotated[int, typer.Option(help="Your price in micro-units per million validated tokens.")]
+PriceOption = Annotated[
+    int, typer.Option(help="Your price per million validated tokens, in millionths of the round's unit.")
+]
 
 HoursOption = Annotated[str | None, typer.Option(help="Working hours, such as 22:00-07:00; '': always.")]
 ZoneOption = Annotated[str | None, typer.Option(help="Time zone of the hours, such as Europe/Berlin.")]
@@ -110,7 +112,7 @@ TurnsOption = Annotated[
 ]
 UploadOption = Annotated[float | None, typer.Option(help="Maximum upload to other nodes in GB per month; 0: no limit.")]
 FloorOption = Annotated[
-    int | None, typer.Option(help="Decline leases that pay less than this many micro-units per million tokens.")
+    int | None, typer.Option(help="Decline leases that pay less per million tokens, in millionths of the round's unit.")
 ]
 
 

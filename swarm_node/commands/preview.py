@@ -1,67 +1,41 @@
 """Preview of a round before anything is downloaded: its demand and the expected earnings.
 
-- Based on public data: the status and the leaderboard. It is an estimate from the nodes that work there now; if nothing
-  is known, it prints that instead of a number.
-- A range: from the slow quarter of these nodes at their current load to the fast quarter at full load; never more than
-  the remaining budget.
+- Based on public data: the status and the leaderboard. `swarm_node.doctor.forecast` has the estimate.
+- The unit of the amounts is signed: it comes from the round's first root.
 """
 
 from collections.abc import Iterator
-from statistics import quantiles
 from typing import Any, NamedTuple
 
 import trio
 
 from protocol.errors import Unreachable
+from protocol.text.money import Unit
 from protocol.text.plain import counted
 from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.coordinator_api.join_string import JoinString
-from swarm_node.doctor import cards, report
+from swarm_node.coordinator_api.join_string import JoinString, round_folder
+from swarm_node.doctor import cards, forecast, report
 from swarm_node.doctor.examine import ask, config_bytes, told, weights_bytes
+from swarm_node.doctor.forecast import MeasuredSpeed
 from swarm_node.engine.precision import Model, describe_model
 from swarm_node.machine import gpu
 from swarm_node.member import MemberSettings
+from swarm_node.versions.updater import round_unit
 
 PATIENCE_S = 20.0
 
 CLASSES_MAX = 16
 """Limit of numerics classes read from an answer; a round admits fewer."""
 
-NODES_MIN = 2
-"""Smallest number of nodes for an estimate of earnings."""
-
 NO_WAIT = "low; training is not waiting for samples now"
+FIRST_NODE = "high; no node works here, and training waits for the first one"
 LABELS = {"disk": "Disk", "vram": "GPU memory"}
 
 
-class Forecast(NamedTuple):
-    """Estimated earnings in micro-units per hour, or the reason why there is no estimate."""
-
-    low: int = 0
-    high: int = 0
-    unknown: str = ""
-
-
-def forecast(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> Forecast:
-    """Estimate the earnings of a node in this round at this price."""
-    if price > status.get("max_price_micros_per_mtok", price):
-        return Forecast(
-            unknown=f"this round pays at most {status['max_price_micros_per_mtok']} micro-units per million tokens"
-        )
-    if status.get("finished"):
-        return Forecast(unknown="the round is finished")
-    alive = [row for row in rows if row["last_seen_ms"] >= status["as_of_ms"] - 60_000 and row["tokens_per_s"] > 0]
-    if len(alive) < NODES_MIN:
-        return Forecast(unknown=f"{counted(len(alive), 'node works', 'nodes work')} here, too few for an estimate")
-    slow, _, fast = quantiles((row["tokens_per_s"] for row in alive), n=4, method="inclusive")
-    busy = sum(row["phase"] == "generating" for row in alive) / len(alive)
-    budget = max(0, int(status["budget_micros"]))
-    low, high = (min(budget, int(rate * 3600 * price / 1e6)) for rate in (slow * busy, fast))
-    return Forecast(low, high)
-
-
-def lines(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> Iterator[str]:
+def lines(
+    status: dict[str, Any], rows: list[dict[str, Any]], *, price: int, unit: Unit, speed: MeasuredSpeed | None = None
+) -> Iterator[str]:
     """Yield demand and earnings as lines of text."""
     fleet = status.get("fleet") or []
     works = sum(1 for row in fleet if row["works"])
@@ -74,21 +48,20 @@ def lines(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> 
         nodes += ", all selected for work"
     yield f"Round: {nodes}; update {status['update']} of {status['max_updates']}"
     idle = status.get("learner_idle_share_lately", 0.0)
-    left = f"remaining budget: {status['budget_micros']:,} micro-units"
+    left = f"remaining budget: {unit.amount(status['budget_micros'])}"
     waits = f"training waits for samples {idle:.0%} of the time" if idle >= 0.005 else NO_WAIT
+    if not status["nodes_alive"] and not status["finished"]:
+        waits = FIRST_NODE
     yield f"Demand: {waits}; {left}"
-    estimate = forecast(status, rows, price=price)
-    if estimate.unknown:
-        yield f"Earnings: unknown: {estimate.unknown}"
-    else:
-        spread = f"{estimate.low:,} to {estimate.high:,} micro-units per hour"
-        yield f"Earnings: about {spread}, based on the nodes that work here now"
+    yield from forecast.lines(status, rows, price=price, unit=unit, speed=speed)
 
 
-def understood(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> list[str]:
+def understood(
+    status: dict[str, Any], rows: list[dict[str, Any]], *, price: int, unit: Unit, speed: MeasuredSpeed | None = None
+) -> list[str]:
     """Return the lines for a coordinator's unsigned answer, which may come from another version or be invalid."""
     try:
-        said = list(lines(status, rows, price=price))
+        said = list(lines(status, rows, price=price, unit=unit, speed=speed))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return ["Demand and earnings: unknown: this version of swarm-node cannot read the coordinator's figures"]
     # The lines contain untrusted values, and a terminal would obey control characters in them.
@@ -132,7 +105,9 @@ async def _look(join: JoinString, settings: MemberSettings, key: NodeKey) -> lis
     coordinator = Coordinator(join.url, join.round_id, key)
     try:
         status, rows = await coordinator.status(), await coordinator.leaderboard()
-        said = understood(status, rows, price=settings.price_micros_per_mtok)
+        unit = await round_unit(coordinator.origin, join.round_id)
+        speed = forecast.find_speed(round_folder(settings.home, join))
+        said = understood(status, rows, price=settings.price_micros_per_mtok, unit=unit, speed=speed)
         round_ = await ask(coordinator, join)
     finally:
         await coordinator.close()

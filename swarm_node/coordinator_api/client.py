@@ -151,6 +151,10 @@ class Coordinator:
         """Request the round's public status."""
         return await self._json("/v1/status")
 
+    async def rates(self, owner: str) -> dict[str, Any]:
+        """Request the public rates and payouts of an owner."""
+        return await self._json(f"/v1/owners/{owner}/rates")
+
     async def leaderboard(self) -> list[dict[str, Any]]:
         """Request the round's public leaderboard."""
         rows: list[dict[str, Any]] = (await self._json("/v1/leaderboard")).get("nodes", [])

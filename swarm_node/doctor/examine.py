@@ -21,18 +21,19 @@ from protocol import limits
 from protocol.errors import AgentTooOld, NotFound, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.policy.description import RoundDescription
+from protocol.text.plain import one_line
 from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.coordinator_api.join_string import JoinString
+from swarm_node.coordinator_api.join_string import JoinString, round_folder
 from swarm_node.coordinator_api.origins import open_origins
-from swarm_node.doctor import cards, engines, line
+from swarm_node.doctor import cards, engines, forecast, line
 from swarm_node.doctor.line import RoundAnswer
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 from swarm_node.engine.choose import EngineOptions, this_machine
 from swarm_node.keys import identity
 from swarm_node.machine import gpu, use
 from swarm_node.owner.control_socket import FOLDER, PORT, SOCKET
-from swarm_node.versions.updater import Updater
+from swarm_node.versions.updater import Updater, round_unit
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +118,8 @@ async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
         note(cards.ram(total, free, weights, on_card=bool(seen.cards)))
         note(await _try("disk", lambda: cards.space(patient.home, version)))
         note(await _try("disk speed", lambda: cards.speed(patient.home)))
+        if answer and patient.join:
+            note(await _try_async("earnings", partial(earnings, answer, patient.join, patient.home)))
         if answer is None:
             without = "Not checked: the round did not respond, or no join string was given."
             note(*(skip(check, without, "swarm-node doctor JOIN_STRING") for check in ("down", "up", "reach")))
@@ -185,6 +188,24 @@ async def _description(updater: Updater) -> RoundDescription | None:
     except SwarmError as error:
         log.warning("the description of the round cannot be used: %s", named(error))
         return None
+
+
+async def earnings(answer: RoundAnswer, join: JoinString, home: Path) -> CheckResult:
+    """Estimate the earnings at the default price, or at the highest that the round pays if that is lower."""
+    status, rows = await answer.coordinator.status(), await answer.coordinator.leaderboard()
+    unit = await round_unit(answer.coordinator.origin, join.round_id)
+    try:
+        usual = limits.PRICE_DEFAULT_MICROS_PER_MTOK
+        price = min(usual, int(status.get("max_price_micros_per_mtok", usual)))
+        speed = forecast.find_speed(round_folder(home, join))
+        told = dict(line.split(": ", 1) for line in forecast.lines(status, rows, price=price, unit=unit, speed=speed))
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+        return skip("earnings", "This version of swarm-node cannot read the coordinator's figures.")
+    said = one_line(f"{told['Earnings'][0].upper()}{told['Earnings'][1:]}.")
+    evidence = one_line("; ".join(f"{name.lower()}: {text}" for name, text in told.items() if name != "Earnings"))
+    if told["Earnings"].startswith("unknown"):
+        return skip("earnings", f"{said} {evidence}", "join once; then `swarm-node bench JOIN_STRING` measures it")
+    return ok("earnings", said, evidence)
 
 
 def _key(home: Path) -> NodeKey:

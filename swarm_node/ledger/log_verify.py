@@ -17,7 +17,7 @@ so all documents that the log names are served. If a served one is not named yet
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import trio
 from pydantic import BaseModel, Field, ValidationError
@@ -40,6 +40,7 @@ from protocol.errors import (
     SwarmError,
     UntrustedMetadata,
 )
+from protocol.policy import trust
 from swarm_node.ledger import log_draws
 from swarm_node.ledger.log_draws import Audits, DrawSummary
 from swarm_node.ledger.log_reader import LogReader
@@ -85,6 +86,8 @@ class Verified:
     """Totals of the lottery."""
     gaps: tuple[str, ...]
     """Gaps after which the log was resumed, as signed by the root keys."""
+    unit: dict[str, Any]
+    """The unit of which the balances are millionths, by the root: its name and decimals."""
 
 
 class _VerifiedLog:
@@ -163,6 +166,7 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
         len(log.roots),
         drawn,
         tuple(map(str, gaps)),
+        trust.unit_of(roots[-1]).to_json(),
     )
 
 

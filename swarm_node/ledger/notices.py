@@ -15,6 +15,7 @@ from protocol.people.owner import Earnings
 from swarm_node.base.clock import now_ms
 from swarm_node.base.disk import write_durably
 from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.ledger.owner_rates import OwnerRates, owner_rates
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ class Notices:
         self._path = folder / "address.json"
         self.last: tuple[int, Earnings] | None = None
         """The coordinator's last answer about earnings, with its time in ms."""
+        self.rates: OwnerRates | None = None
+        """The coordinator's last answer about rates and payouts; None before the first, or from an older one."""
 
     async def run(self) -> None:
         """Check at intervals until cancelled."""
@@ -38,6 +41,7 @@ class Notices:
                 earnings = await self._coordinator.earnings()
                 self.last = (now_ms(), earnings)
                 self.announce(earnings)
+                self.rates = await owner_rates(self._coordinator, earnings.owner)
             except SwarmError as error:  # the heartbeat logs the cause
                 log.debug("earnings not available: %s", error)
             await trio.sleep(LOOK_EVERY_S)

@@ -35,7 +35,7 @@ def panel(snapshot: dict[str, Any]) -> RenderableType:
     if snapshot["download"]:
         load = snapshot["download"]
         table.add_row("", ProgressBar(total=max(1, load["bytes"]), completed=load["bytes_done"], width=40))
-    rows = ("version", "speed", "credit", "verdicts", "traffic", "reach", "machine")
+    rows = ("version", "speed", "credit", "rate", "payouts", "verdicts", "traffic", "reach", "machine")
     for name in rows:
         table.add_row(name, Text(one_line(getattr(status_lines, name)(snapshot))))
     table.add_row("queue", Text(status_lines.queue(snapshot)))

@@ -59,6 +59,10 @@ class AgentSnapshot:
     payable_micros: int | None
     earnings_ms: int | None
     """Time of the coordinator's answer; None before the first."""
+    unit: dict[str, Any]
+    """The unit of all amounts: name and decimals. Fields that end in `_micros` are its millionths."""
+    rates: dict[str, Any] | None
+    """Rate of the node, payouts of its owner, and the next one; None if the coordinator has not reported them."""
     last_verdict: dict[str, Any] | None
     download: dict[str, Any] | None
     """The version being downloaded, its bytes, and the number of peers."""
@@ -132,6 +136,8 @@ class Agent:
             tokens=self.sender.tokens,
             credit_micros=self.sender.credit_micros,
             **self._earned(),
+            unit=policies.unit.to_json(),
+            rates=self.notices.rates.to_json(self.member.key.node_id) if self.notices.rates else None,
             last_verdict=self._last_verdict(),
             download=policies.download.to_json() if policies.download else None,
             transfer=policies.traffic.message(self.member.server.bytes_sent).model_dump(),

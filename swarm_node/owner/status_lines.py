@@ -7,6 +7,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from protocol.text.money import EarningPace, Unit, next_payout, pace_text, parse_unit
 from protocol.text.plain import counted, one_line, size_text
 
 GB = 10**9
@@ -25,6 +26,8 @@ def _of_status(state: dict[str, Any]) -> Iterator[str]:
     yield f"speed     {speed(state)}"
     yield f"queue     {queue(state)}"
     yield f"credit    {credit(state)}"
+    yield f"rate      {rate(state)}"
+    yield f"payouts   {payouts(state)}"
     yield f"verdicts  {verdicts(state)}"
     yield f"traffic   {traffic(state)}"
     yield f"reach     {reach(state)}"
@@ -97,13 +100,42 @@ def speed(state: dict[str, Any]) -> str:
 
 
 def credit(state: dict[str, Any]) -> str:
-    """Return the pending, payable and new credit in micro-units."""
+    """Return the pending, payable and new credit in the round's unit."""
+    unit = parse_unit(state.get("unit"))
+    run = f"{unit.amount(state['credit_micros'])} in this run"
     if state["earnings_ms"] is None:
-        return f"{state['credit_micros']:,} micro-units in this run; pending and payable: not known yet"
+        return f"{run}; pending and payable: not known yet"
     return (
-        f"{state['pending_micros'] or 0:,} pending, {state['payable_micros'] or 0:,} payable "
-        f"({ago(_since_s(state, state['earnings_ms']))} ago); {state['credit_micros']:,} micro-units in this run"
+        f"{unit.figure(state['pending_micros'] or 0)} pending, {unit.amount(state['payable_micros'] or 0)} payable "
+        f"({ago(_since_s(state, state['earnings_ms']))} ago); {run}"
     )
+
+
+def rate(state: dict[str, Any]) -> str:
+    """Return this node's earnings per hour and per day, with the trend."""
+    told = state.get("rates")
+    pace = EarningPace.parse(told["rate"]) if told else None
+    return "not known yet" if pace is None else pace_text(parse_unit(state.get("unit")), pace)
+
+
+def payouts(state: dict[str, Any]) -> str:
+    """Return what the owner was paid, and when the next payout is due."""
+    told, unit = state.get("rates"), parse_unit(state.get("unit"))
+    if not told:
+        return "not known yet"
+    return "; ".join(payout_lines(unit, told, now_ms=state["now_ms"]))
+
+
+def payout_lines(unit: Unit, told: dict[str, Any], *, now_ms: int) -> Iterator[str]:
+    """Yield what an owner was paid, what is on its way, and when the next payout is due."""
+    if told["payouts"]:
+        last = f", the last {ago((now_ms - told['last_ms']) / 1000)} ago" if told["last_ms"] is not None else ""
+        yield f"{unit.exact(told['paid_micros'])} paid to the owner in {counted(told['payouts'], 'payout')}{last}"
+    else:
+        yield "nothing paid to the owner yet"
+    if told["under_way_micros"]:
+        yield f"{unit.exact(told['under_way_micros'])} being paid"
+    yield f"next payout: {next_payout(unit, told['next_ms'], told['minimum_micros'], now_ms)}"
 
 
 def verdicts(state: dict[str, Any]) -> str:

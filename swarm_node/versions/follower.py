@@ -35,6 +35,7 @@ from protocol.ids import ChunkId
 from protocol.policy.folder import require_files
 from protocol.policy.manifest import PolicyManifest
 from protocol.policy.trust import FROZEN
+from protocol.text.money import Unit
 from protocol.work.messages import Blame, FetchPlan, PeerUpload, PlanRequest, Transfer, TransferReceipt
 from swarm_node.base.disk import disk_named
 from swarm_node.base.trouble import Trouble
@@ -159,6 +160,11 @@ class PolicyFollower:
         self.download: Download | None = None
         self.traffic = Traffic()
         self.milestones = Milestones()
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the round's amounts, by its trusted root."""
+        return self._updater.unit
 
     @property
     def newest(self) -> int:

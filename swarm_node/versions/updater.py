@@ -18,6 +18,7 @@ from protocol.policy.description import RoundDescription, open_description
 from protocol.policy.manifest import PolicyManifest
 from protocol.policy.origin import may_change
 from protocol.policy.trust import Documents, WantedDocument
+from protocol.text.money import CREDITS, Unit
 from protocol.wire import canonical
 from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.coordinator_api.origin import Origin
@@ -37,6 +38,11 @@ class Updater:
         self._documents: Documents | None = saved(path)
         self.proved_until: datetime | None = None
         """End of validity of the last refresh; None before the first."""
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the round's amounts, by the trusted root; `CREDITS` before the first refresh."""
+        return CREDITS if self._documents is None else trust.unit_of(self._documents.root)
 
     async def refresh(self) -> PolicyManifest | None:
         """Return the newest signed policy, or None before the first; raise an error if none can be trusted."""
@@ -113,6 +119,18 @@ class Updater:
         if root is None:
             raise NotFound("The coordinator has no root document.", hint="Check that this address is a coordinator.")
         return trust.pin(root, self._round_id)
+
+
+async def round_unit(origin: Origin | None, round_id: str, path: Path | None = None) -> Unit:
+    """Return the unit of a round: by the trust state in `path`, or by the first root, which the round id pins.
+
+    If neither is available, it is `CREDITS`.
+    """
+    documents = saved(path) if path else None
+    if documents is not None:
+        return trust.unit_of(documents.root)
+    root = await origin.document("1.root.json", limits.METADATA_MAX_BYTES) if origin else None
+    return CREDITS if root is None else trust.unit_of(trust.pin(root, round_id).root)
 
 
 def _save(path: Path, documents: Documents) -> None:

@@ -92,7 +92,8 @@ def sort_out(leases: Sequence[Lease], *, now_ms: int, pace: NodePace, price_floo
 def _against(lease: Lease, tokens: float, now_ms: int, pace: NodePace, price_floor: int) -> str:
     left_s = (lease.expires_ms - now_ms) / 1000
     if lease.price_micros_per_mtok < price_floor:
-        return f"it pays {lease.price_micros_per_mtok} micro-units per million tokens, your minimum is {price_floor}"
+        price = lease.price_micros_per_mtok
+        return f"it pays {price} millionths of the unit per million tokens, your minimum is {price_floor}"
     if left_s <= 0:
         return f"it expired {-left_s:.1f} s ago by the coordinator's clock"
     needed_s = tokens / pace.tokens_per_s if pace.tokens_per_s else 0.0

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import OwnerBanned
+from protocol.text.money import CREDITS
 from swarm_node.keys import identity
 from tests.processes.light_node import LightNode
 from tests.processes.programs import Swarm, said
@@ -34,9 +35,9 @@ def test_a_node_that_was_banned_by_mistake_appeals_and_is_paid(swarm: Swarm, pol
         assert "1 wait for a ruling" in said(swarm, "swarm-coordinator", "appeals", "list", file)
         shown = said(swarm, "swarm-coordinator", "appeals", "show", file, "1")
         assert "| Why me?" in shown
-        assert f"granting it pays 1 claim, {verdict.credit_micros} micro-units" in shown
+        assert f"granting it pays 1 claim, {CREDITS.exact(verdict.credit_micros)} of" in shown
         words = ("appeals", "rule", file, "1", "grant", "--code", "our_mistake", "--reason", "Sorry.")
-        assert f"{verdict.credit_micros} micro-units reinstated" in said(swarm, "swarm-coordinator", *words)
+        assert f"{CREDITS.exact(verdict.credit_micros)} reinstated" in said(swarm, "swarm-coordinator", *words)
         assert "nothing changed" in said(swarm, "swarm-coordinator", *words)
         assert "appeal granted: our_mistake: Sorry." in said(swarm, "swarm-node", "why", *place)
         assert node.lease(version)

@@ -10,6 +10,7 @@ from coordinator.store.state import Database, engine
 from coordinator.transactions import payouts
 from ledger import store
 from ledger.accounts import AccountKind
+from protocol.text.money import CREDITS
 from tests.coordinator.transactions.test_payouts import owe, owner, publish
 from tests.coordinator.world import NOW_MS, World
 from tests.ledger import postgres
@@ -69,7 +70,7 @@ def test_what_is_typed_twice_at_once_pays_once(round_: tuple[Swarm, Coordinator,
     world.database.close()
     first, second = twice(swarm, where, "payout", "create", str(coordinator.config_file))
     assert (first[0], second[0]) == (0, 1), (first, second)
-    assert f"batch 1: made, {OWED:,} micro-units" in first[1]
+    assert f"batch 1: made, {CREDITS.exact(OWED)} to" in first[1]
     assert "payout_busy" in second[1] or "No owner with an address that counts" in second[1], second[1]
     words = ("payout", "settle", str(coordinator.config_file), "1", "--reference", "SEPA-1")
     first, second = twice(swarm, where, *words)

@@ -2,12 +2,19 @@
 
 import { check, missing } from "./receipt.js";
 
-const { round, node } = document.querySelector("[data-round]").dataset;
+const { round, node, unit } = document.querySelector("[data-round]").dataset;
 const result = document.getElementById("checked");
 
 function say(text, kind) {
   result.textContent = text;
   result.className = kind;
+}
+
+// Every decimal that is not zero, as `Unit.exact` shows an amount.
+function exact(micros) {
+  const digits = String(micros).padStart(7, "0");
+  const part = digits.slice(-6).replace(/0+$/, "").padEnd(2, "0");
+  return `${digits.slice(0, -6)}.${part} ${unit}`;
 }
 
 async function prove(button) {
@@ -19,7 +26,7 @@ async function prove(button) {
   const proved = await check(new Uint8Array(await reply.arrayBuffer()), round, claim);
   if (proved.nodeId !== node) throw new Error("The receipt credits a different node.");
   say(
-    `Proved: claim ${claim.slice(0, 12)}… is ${proved.state}, ${proved.amountMicros} millionths for ${proved.tokens} tokens, `
+    `Proved: claim ${claim.slice(0, 12)}… is ${proved.state}, ${exact(proved.amountMicros)} for ${proved.tokens} tokens, `
       + `under the signed checkpoint of ${proved.size} entries.`,
     "good",
   );

@@ -101,7 +101,7 @@ async def show_its_proof(served: Served, join: str, home: Path) -> None:
     """The payee fetches what the operator's file says, too, and proves it without a network."""
     payouts = ["ledger", "payouts", join, "--home", str(home)]
     assert (await run(node_app, *payouts)).output == (
-        "batch 1: 2,000,000 micro-units to text:IBAN DE00, verified; paid, reference SEPA-1\n"
+        "batch 1: 2.00 credits to text:IBAN DE00, verified; paid, reference SEPA-1\n"
     )
     kept = home / "rounds" / served.round.round_id[:16] / "payouts" / "batch-000001.payout"
     checked = await run(node_app, "ledger", "check", join, str(kept))

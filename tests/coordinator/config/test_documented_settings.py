@@ -32,7 +32,7 @@ def test_what_settings_amount_to_is_computed_from_them() -> None:
     )
     said = " ".join(manual.effects(config))
     assert "3 × 5 = 15 samples, at most 105 tokens" in said
-    assert "at most 105 micro-units; the budget lasts for 10 such updates" in said
+    assert "at most 0.000105 credits; the budget lasts for 10 such updates" in said
     assert "(S + 1) × B = 9 groups" in said
     assert any("budget_micros" in line for line in manual.warnings(config))
 

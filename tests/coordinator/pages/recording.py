@@ -25,7 +25,7 @@ STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 HEAD = """# A session, as text
 
 Made by `make recording` from real commands on a round with one node. Lines that begin with `$` are typed; amounts are
-in millionths of the operator's unit, and the policy is a tiny one that knows nothing.
+in credits, the default unit, and the policy is a tiny one that knows nothing.
 """
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -38,6 +38,38 @@ def watch_of(served: Served) -> Watch:
     return runner.app[WATCH]
 
 
+class TestAmounts:
+    @pytest.mark.parametrize("path", ["/", "/?view=days", "/entries/0", f"/nodes/{EARNER}"])
+    async def test_amounts_on_pages_have_the_rounds_unit(self, served: Served, path: str) -> None:
+        text = await (await served.client.get(path)).text()
+        assert "credits" in text
+        assert "amounts are in millionths" not in text.lower()
+
+    async def test_a_nodes_page_has_its_rate_what_was_paid_and_the_next_payout(self, served: Served) -> None:
+        text = (await (await served.client.get(f"/nodes/{EARNER}")).text()).split('id="earnings"')[1]
+        assert "<dt>rate</dt><dd>Too early for a rate" in text
+        assert "<dt>paid to the owner</dt><dd>nothing yet" in text
+        assert "no date is announced; for balances of 1.00 credits or more" in text
+
+    async def test_rates_are_public_json_in_micro_units(self, served: Served) -> None:
+        told = await (await served.client.get(f"/v1/owners/{EARNER}/rates")).json()
+        assert told["unit"] == {"name": "credits", "decimals": 4}
+        assert told["owner"] == EARNER
+        by_node = {node["node_id"]: node for node in told["nodes"]}
+        assert by_node[EARNER]["day_micros"] > 0
+        assert told["total"]["day_micros"] == sum(node["day_micros"] for node in told["nodes"])
+        assert all(isinstance(node["hour_micros"], int) for node in told["nodes"])
+        assert set(told["payouts"]) == {"paid_micros", "batches", "last_ms", "next_ms", "minimum_micros"}
+
+    async def test_an_unknown_owner_has_no_rates(self, served: Served) -> None:
+        assert (await served.client.get("/v1/owners/<script>/rates")).status == 404
+
+    async def test_the_status_names_the_unit_and_the_payouts(self, served: Served) -> None:
+        status = await (await served.client.get("/v1/status")).json()
+        assert status["unit"] == {"name": "credits", "decimals": 4}
+        assert status["payouts"]["next_ms"] is None
+
+
 class TestPages:
     async def test_who_has_a_page_is_not_sent_it_again(self, served: Served) -> None:
         first = await served.client.get("/entries/0")

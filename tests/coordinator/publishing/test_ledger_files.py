@@ -137,9 +137,9 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
     assert (await run(node_app, *words, "--offline")).output.splitlines()[-1] == "no receipt saved yet: 1 claim"
     found = await run(node_app, *words)
     assert found.output.splitlines() == [
-        "posted: 0 claims, 0 micro-units, verified",
-        "pending: 1 claim, 6 micro-units, verified",
-        "voided: 0 claims, 0 micro-units, verified",
+        "posted: 0 claims, 0.00 credits, verified",
+        "pending: 1 claim, 0.000006 credits, verified",
+        "voided: 0 claims, 0.00 credits, verified",
         "no receipt published yet: 0 claims",
     ]
     shown = tmp_path / "as-it-was-mailed.proof"

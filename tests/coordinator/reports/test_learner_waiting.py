@@ -10,6 +10,7 @@ from coordinator.reports import learner_waiting, summary
 from coordinator.rules.trust import TrustRules
 from coordinator.store.state import set_fact
 from coordinator.transactions import standings
+from protocol.text.money import CREDITS
 from tests.coordinator.world import World
 
 CONFIG = parse({"market": {"max_price_micros_per_mtok": 1_000_000}, "audit": {"backlog_max": 2}})
@@ -81,7 +82,7 @@ def test_a_budget_below_the_dearest_group_is_named(tmp_path: Path) -> None:
         world.join(1)
         found = look(world)
         assert found.state == state
-        assert (f"a group may cost {dearest}" in found.why) == (state == "waits")
+        assert (f"a group may cost {CREDITS.exact(dearest)}" in found.why) == (state == "waits")
 
 
 def test_a_reward_that_fails_comes_before_everything_else(at_work: World) -> None:

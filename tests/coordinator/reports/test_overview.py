@@ -47,8 +47,8 @@ def test_the_verdict_comes_first(told: dict[str, Any]) -> None:
 def test_credit_and_budget_say_how_long_the_money_lasts(told: dict[str, Any]) -> None:
     assert told["credit"] == {"posted_micros": 8, "pending_micros": 0, "voided_micros": 0}
     assert lines(told)["credit"] == (
-        "earned 8, in escrow 0, taken back 0 micro-units",
-        "budget left 999,992 micro-units, about 124,999 more updates at the current cost",
+        "earned 0.000008, in escrow 0.0000, taken back 0.0000 credits",
+        "budget left 1.0000 credits, about 124,999 more updates at the current cost",
     )
 
 

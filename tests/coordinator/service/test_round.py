@@ -9,7 +9,9 @@ import pytest
 from coordinator.app import run
 from coordinator.config import load
 from coordinator.service.round import Round
-from protocol.errors import ConfigInvalid
+from protocol.errors import ConfigInvalid, UntrustedRoot
+from protocol.policy import trust
+from protocol.text.money import Unit
 from tests.coordinator.policy_files import write_policy
 
 
@@ -29,6 +31,8 @@ def test_opening_again_continues_the_same_round(tmp_path: Path) -> None:
         ("learner.groups_per_update=17", "learner.groups_per_update = 16, not 17"),
         ("sampling.max_new_tokens=9", "sampling.max_new_tokens = 8, not 9"),
         ("market.budget_micros=1", "market.budget_micros = 1000000000, not 1"),
+        ("round.unit=EUR", "round.unit = credits, not EUR"),
+        ("round.unit_decimals=2", "round.unit_decimals = 4, not 2"),
     ],
 )
 def test_settings_that_the_history_was_counted_with_cannot_change(tmp_path: Path, setting: str, name: str) -> None:
@@ -36,6 +40,20 @@ def test_settings_that_the_history_was_counted_with_cannot_change(tmp_path: Path
     with pytest.raises(ConfigInvalid, match=name):
         open_round(tmp_path, setting)
     open_round(tmp_path)
+
+
+def test_the_round_id_pins_the_unit(tmp_path: Path) -> None:
+    round_id = open_round(tmp_path, "round.unit=EUR", "round.unit_decimals=2")
+    root = (tmp_path / "metadata" / "1.root.json").read_bytes()
+    assert trust.unit_of(trust.pin(root, round_id).root) == Unit("EUR", 2)
+    with pytest.raises(UntrustedRoot):
+        trust.pin(root.replace(b"EUR", b"USD"), round_id)
+
+
+@pytest.mark.parametrize("name", ["<b>EUR</b>", "EUR\u202e", "9 EUR", "", "a" * 13])
+def test_a_unit_that_would_mislead_readers_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigInvalid, match=r"round\.unit: .*a unit is"):
+        load(None, [f"round.unit={name}"])
 
 
 @pytest.mark.parametrize("positions", [16, 8])

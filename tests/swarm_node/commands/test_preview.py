@@ -8,14 +8,17 @@ from typer.testing import CliRunner
 
 from coordinator.config.round import RoundSection
 from protocol.errors import Unreachable
+from protocol.text.money import Unit
 from protocol.wire.signing import NodeKey
 from swarm_node.cli import app
-from swarm_node.commands.preview import forecast, lines, understood
+from swarm_node.commands.preview import lines, understood
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.doctor.examine import told
+from swarm_node.doctor.forecast import MeasuredSpeed, find_speed, forecast, record_speed
 from swarm_node.doctor.line import RoundAnswer
 
 NOW_MS = 1_000_000_000
+EUR = Unit("EUR", 2)
 STATUS: dict[str, Any] = {
     "as_of_ms": NOW_MS,
     "max_price_micros_per_mtok": 5_000_000,
@@ -35,12 +38,13 @@ def row(tokens_per_s: float, *, phase: str = "generating", silent_ms: int = 0) -
 
 def test_the_range_goes_from_the_slow_quarter_as_busy_as_now_to_the_fast_quarter() -> None:
     rows = [row(100), row(200), row(300, phase="idle"), row(400, phase="idle"), row(1e9, silent_ms=61_000), row(0)]
-    found = forecast(STATUS, rows, price=1_000_000)
-    assert found == (int(175 * 0.5 * 3600), (325 * 3600), "")
+    found = forecast(STATUS, rows, price=1_000_000, unit=EUR)
+    assert (found.low, found.high, found.unknown) == (int(175 * 0.5 * 3600), (325 * 3600), "")
+    assert "Rough" in found.basis
 
 
 def test_nobody_is_promised_more_than_the_budget_has() -> None:
-    found = forecast(STATUS | {"budget_micros": 500}, [row(100), row(200)], price=1_000_000)
+    found = forecast(STATUS | {"budget_micros": 500}, [row(100), row(200)], price=1_000_000, unit=EUR)
     assert (found.low, found.high) == (500, 500)
 
 
@@ -50,22 +54,28 @@ def test_nobody_is_promised_more_than_the_budget_has() -> None:
         ({}, [], 1, "0 nodes work here"),
         ({}, [row(10)], 1, "1 node works here"),
         ({"finished": True}, [row(1), row(2)], 1, "finished"),
-        ({}, [row(1), row(2)], 5_000_001, "pays at most 5000000"),
+        ({}, [row(1), row(2)], 5_000_001, "pays at most 5.00 EUR per million tokens"),
     ],
 )
 def test_what_nobody_knows_is_called_unknown(
     changes: dict[str, Any], rows: list[dict[str, Any]], price: int, why: str
 ) -> None:
-    found = forecast(STATUS | changes, rows, price=price)
+    found = forecast(STATUS | changes, rows, price=price, unit=EUR)
     assert why in found.unknown
-    assert f"Earnings: unknown: {found.unknown}" in list(lines(STATUS | changes, rows, price=price))
+    assert f"Earnings: unknown: {found.unknown}" in list(lines(STATUS | changes, rows, price=price, unit=EUR))
 
 
 def test_demand_tells_who_is_wanted_and_who_stands_by() -> None:
     fleet = [{"works": True}, {"works": True}, {"works": False}]
-    said = "\n".join(lines(STATUS | {"fleet": fleet}, [row(1), row(2)], price=1))
+    said = "\n".join(lines(STATUS | {"fleet": fleet}, [row(1), row(2)], price=1, unit=EUR))
     assert "2 selected for work, 1 on standby" in said
     assert "waits for samples 25% of the time" in said
+
+
+def test_the_first_node_is_told_that_training_waits_for_it() -> None:
+    quiet = STATUS | {"nodes_alive": 0, "learner_idle_share_lately": 0.0}
+    assert "Demand: high; no node works here" in "\n".join(lines(quiet, [], price=1, unit=EUR))
+    assert "high" not in "\n".join(lines(quiet | {"finished": True}, [], price=1, unit=EUR))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +83,7 @@ def test_demand_tells_who_is_wanted_and_who_stands_by() -> None:
     [({"nodes_alive": 0}, "Round: 0 active nodes;"), ({"finished": True}, "Round: finished;")],
 )
 def test_where_nobody_works_nobody_is_said_to_be_wanted(changes: dict[str, Any], said: str) -> None:
-    told = next(iter(lines(STATUS | changes, [], price=1)))
+    told = next(iter(lines(STATUS | changes, [], price=1, unit=EUR)))
     assert told.startswith(said)
     assert "wanted" not in told
 
@@ -90,7 +100,7 @@ def test_where_nobody_works_nobody_is_said_to_be_wanted(changes: dict[str, Any],
     ],
 )
 def test_a_coordinator_that_talks_nonsense_is_not_understood(status: dict[str, Any], rows: Any) -> None:
-    (said,) = understood(status, rows, price=1)
+    (said,) = understood(status, rows, price=1, unit=EUR)
     assert "unknown" in said
 
 
@@ -101,7 +111,7 @@ def test_a_dry_run_that_learns_nothing_fails(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_does_not_write_to_the_terminal() -> None:
-    said = understood(STATUS | {"update": "\x1b]0;owned\x07\n"}, [], price=1)
+    said = understood(STATUS | {"update": "\x1b]0;owned\x07\n"}, [], price=1, unit=EUR)
     assert said[0].endswith("update ?]0;owned?? of 100")
 
 
@@ -110,3 +120,68 @@ def test_what_the_operator_signed_is_shown_without_empty_texts() -> None:
     answer = RoundAnswer(Coordinator("http://127.0.0.1:9", "ab" * 32, NodeKey(b"1" * 32)), None, said)
     assert told(answer) == {"title": "Sums for all", "licence": "CC0-1.0"}
     assert told(answer._replace(description=None)) == {}
+
+
+def test_a_measured_machine_gets_its_own_estimate_also_as_the_first_node() -> None:
+    """100 tokens/s at 1 EUR per million tokens are 0.36 EUR per hour."""
+    speed = MeasuredSpeed(100.0, NOW_MS - 7_200_000)
+    first = forecast(STATUS, [], price=1_000_000, unit=EUR, speed=speed)
+    assert (first.low, first.high) == (360_000, 360_000)
+    assert "the first node" in first.basis
+    rows = [row(9_999), row(9_999, phase="idle")]
+    later = forecast(STATUS, rows, price=1_000_000, unit=EUR, speed=speed)
+    assert (later.low, later.high) == (180_000, 360_000)
+    said = list(lines(STATUS, [], price=1_000_000, unit=EUR, speed=speed))
+    assert "Price: you ask 1.00 EUR per million tokens: 100 tokens/s earn 0.36 EUR per hour of work" in said
+    assert any(
+        line.startswith("Earnings: about 0.36 EUR per hour, at most 8.64 EUR per day, from the 100") for line in said
+    )
+    assert any("2 h ago. Fairly sure" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "price", "why"), [({"budget_micros": 0}, 1, "used up"), ({}, 0, "you ask nothing")]
+)
+def test_a_round_that_pays_nothing_is_said_to_pay_nothing(changes: dict[str, Any], price: int, why: str) -> None:
+    (said,) = [
+        line for line in lines(STATUS | changes, [row(1), row(2)], price=price, unit=EUR) if line.startswith("Earnings")
+    ]
+    assert said.startswith("Earnings: none: ")
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    ("payouts", "said"),
+    [
+        (
+            {"batches": 0, "next_ms": None},
+            "Payouts: none so far; next payout: no date is announced; for balances of 2.00 EUR or more",
+        ),
+        ({"next_ms": 86_400_000 * 30}, "Payouts: 7.50 EUR in 3 payouts so far; next payout: due on 1970-01-31, for"),
+        ({"next_ms": 86_400_000}, "next payout: overdue since 1970-01-02, for balances of 2.00 EUR or more"),
+        ({"next_ms": 10**30}, "next payout: no date is announced"),
+    ],
+)
+def test_what_a_round_has_paid_is_said_before_joining(payouts: dict[str, Any], said: str) -> None:
+    status = STATUS | {
+        "payouts": {"paid_micros": 7_500_000, "batches": 3, "last_ms": 1, "minimum_micros": 2_000_000} | payouts
+    }
+    assert said in "\n".join(lines(status, [], price=1, unit=EUR))
+
+
+def test_a_measured_speed_is_kept_for_the_next_estimate(tmp_path: Path) -> None:
+    record_speed(tmp_path / "no-round", 5.0, NOW_MS)
+    assert not (tmp_path / "no-round").exists()
+    assert find_speed(tmp_path) is None
+    record_speed(tmp_path, 12.5, NOW_MS)
+    record_speed(tmp_path, 0.0, NOW_MS)  # an agent that sampled nothing
+    assert find_speed(tmp_path) == MeasuredSpeed(12.5, NOW_MS)
+    assert MeasuredSpeed(1.0, NOW_MS).age_text(NOW_MS - 10**9) == "0 s", "the clock was set back"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"tokens_per_s": "x"}', b'{"tokens_per_s": 1e99, "measured_ms": 1}']
+)
+def test_a_damaged_speed_is_none(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "speed.json").write_bytes(data)
+    assert find_speed(tmp_path) is None

@@ -5,11 +5,13 @@ import json
 import pytest
 
 from protocol.people.owner import Earnings, NodeEarnings
+from protocol.text.money import CREDITS, EarningPace, Unit
 from protocol.wire.signing import NodeKey
 from protocol.work.appeal import AppealReply
 from protocol.work.auditing import Explanation
 from swarm_node.commands import appeal, keys
 from swarm_node.commands.why import lines
+from swarm_node.ledger.owner_rates import OwnerRates
 
 STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\r[link=http://x]you\x9b2J\u202e"
 NODE = NodeKey(bytes(32)).node_id
@@ -36,17 +38,41 @@ def earned() -> Earnings:
 
 
 def test_earnings_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    keys.show_earnings(earned())
+    keys.show_earnings(earned(), None, CREDITS)
     told = capsys.readouterr().out
     assert "\x1b" not in told
     assert "[link=" in told, "no markup either"
 
 
 def test_what_is_told_to_scripts_does_not_steer_a_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:
-    keys.show_earnings(earned(), as_json=True)
+    keys.show_earnings(earned(), None, CREDITS, as_json=True)
     reply = AppealReply(outcome="recorded", number=1, claim_id="0" * 64, standing="denied", ruling=STEERING)
     appeal.show(reply, as_json=True)
     first, second = capsys.readouterr().out.splitlines()
     assert (first + second).isascii()
     assert (first + second).isprintable()
     assert (json.loads(first)["address"], json.loads(second)["ruling"]) == (STEERING, STEERING)
+
+
+def test_earnings_are_shown_in_the_rounds_unit_with_rate_and_payouts(capsys: pytest.CaptureFixture[str]) -> None:
+    pace = EarningPace(1_100_000, 24_000_000, 86_400.0)
+    rates = OwnerRates({NODE: pace}, pace, 12_500_000, 0, 3, 1, None, 2_000_000)
+    keys.show_earnings(earned(), rates, Unit("EUR", 2))
+    said = capsys.readouterr().out
+    assert "EUR" in said
+    assert "micro" not in said
+    assert "rate: 1.10 EUR per hour, 24.00 EUR in the last day; the last hour is 10% above" in said
+    assert "12.50 EUR paid to the owner in 3 payouts, the last " in said
+    assert "next payout: no date is announced; for balances of 2.00 EUR or more" in said
+    keys.show_earnings(earned(), rates, Unit("EUR", 2), as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["unit"] == {"name": "EUR", "decimals": 2}
+    assert told["rates"]["rate"] == {"hour_micros": 1_100_000, "day_micros": 24_000_000, "earning_s": 86_400.0}
+    assert told["rates"]["nodes"][NODE]["hour_micros"] == 1_100_000
+
+
+def test_a_rate_that_the_coordinator_does_not_report_is_not_shown_as_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    keys.show_earnings(earned(), None, CREDITS)
+    assert "rate: not known" in capsys.readouterr().out
+    keys.show_earnings(earned(), None, CREDITS, as_json=True)
+    assert json.loads(capsys.readouterr().out)["rates"] is None

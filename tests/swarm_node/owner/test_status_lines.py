@@ -16,6 +16,19 @@ STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\rpaid to evm:0x0"
 """Fills a terminal's clipboard, clears its screen, and begins a line anew."""
 
 
+def rates(**changes: Any) -> dict[str, Any]:
+    """What the coordinator reports of an owner, as the agent keeps it."""
+    return {
+        "rate": {"hour_micros": 1_100_000, "day_micros": 24_000_000, "earning_s": 86_400.0},
+        "paid_micros": 12_500_000,
+        "under_way_micros": 0,
+        "payouts": 3,
+        "last_ms": NOW_MS - 2 * 86_400_000,
+        "next_ms": NOW_MS + 5 * 86_400_000,
+        "minimum_micros": 1_000_000,
+    } | changes
+
+
 def told(**changes: Any) -> dict[str, Any]:
     """A snapshot of an agent that works."""
     moved = {"from_peers": 3_000_000_000, "from_seeder": 0, "from_http": 1_000_000, "to_peers": 2_500_000_000}
@@ -44,10 +57,12 @@ def told(**changes: Any) -> dict[str, Any]:
         "accepted": 12,
         "rejected": {"stale_version": 2},
         "tokens": 99,
-        "credit_micros": 55,
-        "pending_micros": 400,
-        "payable_micros": 1200,
+        "credit_micros": 55_000,
+        "pending_micros": 400_000,
+        "payable_micros": 1_200_000,
         "earnings_ms": NOW_MS,
+        "unit": {"name": "EUR", "decimals": 2},
+        "rates": rates(),
         "last_verdict": {
             "at_ms": NOW_MS,
             "lease_id": "ab" * 16,
@@ -72,6 +87,36 @@ def told(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def test_earnings_have_a_unit_a_rate_and_payouts() -> None:
+    said = "\n".join(status_lines.of_status(told()))
+    assert "credit    0.40 pending, 1.20 EUR payable (0 s ago); 0.06 EUR in this run" in said
+    assert "rate      1.10 EUR per hour, 24.00 EUR in the last day; the last hour is 10% above" in said
+    assert "payouts   12.50 EUR paid to the owner in 3 payouts, the last 2 d 0 h ago; next payout: due on" in said
+    live = drawn(told(), 160)
+    assert "1.10 EUR per hour" in live
+    assert "12.50 EUR paid" in live
+    assert "micro" not in said + live
+
+
+def test_a_rate_that_nobody_reported_is_not_a_zero() -> None:
+    state = told(rates=None)
+    assert (status_lines.rate(state), status_lines.payouts(state)) == ("not known yet", "not known yet")
+    state = told(rates=rates(rate={"hour_micros": 0, "day_micros": 0, "earning_s": None}))
+    assert status_lines.rate(state) == "no credit in the last day"
+
+
+def test_an_older_agent_has_no_unit_and_no_rate() -> None:
+    state = {name: value for name, value in told().items() if name not in ("unit", "rates")}
+    said = "\n".join(status_lines.of_status(state))
+    assert "credits payable" in said
+    assert "rate      not known yet" in said
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_times() -> None:
+    state = told(rates=rates(last_ms=NOW_MS + 10**9, next_ms=NOW_MS - 10**12, under_way_micros=1_000_000))
+    assert "the last 0 s ago; 1.00 EUR being paid; next payout: overdue since" in status_lines.payouts(state)
+
+
 def drawn(snapshot: dict[str, Any], width: int = 100) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     console.print(live_view.panel(snapshot))
@@ -84,7 +129,7 @@ def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view()
         "generating",
         "7 (latest 8)",
         "1,234 tokens/s, llama",
-        "400 pending, 1,200 payable",
+        "0.40 pending, 1.20 EUR payable",
     ]
     promised += ["12 accepted, 2 stale_version rejected", "last: rejected stale_version", "61 °C, 300 W", "of 5 GB"]
     status = "\n".join(status_lines.of_status(told()))

@@ -133,6 +133,8 @@ lock: $(STAMP)  ## write installers/*.lock anew: what a node's and vLLM's enviro
 	  --output-file installers/node.lock
 	@grep -e '^msgpack==' -e '^base58==' constraints.txt >$(VENV)/pins.txt
 	@$(COMPILE) installers/vllm.in --constraint $(VENV)/pins.txt --output-file installers/vllm.lock
+	@grep -v '^fastecdsa==' constraints.txt >$(VENV)/pins.txt
+	@$(COMPILE) installers/build.in --constraint $(VENV)/pins.txt --output-file installers/build.lock
 
 clean:  ## remove what make, pytest and the benches made
 	rm -rf $(VENV) $(VLLM) $(REAL) $(ENVIRONMENTS) .venv-trl .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results

@@ -59,3 +59,33 @@ def small_wheel(folder: Path, version: str, *, exit_code: int = 0) -> Path:
 
 def _hash(text: str) -> str:
     return urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "echo-swarm"
+version = "{version}"
+"""
+BACKEND = """
+import shutil
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    return shutil.copy({wheel!r}, folder).rpartition("/")[2]
+"""
+
+
+def small_checkout(folder: Path, version: str) -> Path:
+    """Write a checkout whose build gives the small wheel of that version; return its install.sh."""
+    installers = folder / "installers"
+    installers.mkdir(parents=True)
+    wheel = small_wheel(folder / "built", version)
+    (folder / "pyproject.toml").write_text(PROJECT.format(version=version))
+    (folder / "backend.py").write_text(BACKEND.format(wheel=str(wheel)))
+    (installers / "build.lock").write_text("# nothing\n")
+    script = installers / "install.sh"
+    script.write_text((Path(__file__).resolve().parents[2] / "installers" / "install.sh").read_text())
+    return script

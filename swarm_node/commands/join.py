@@ -44,9 +44,9 @@ EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 error
 
 @with_option_groups
 def join(
-    join_string: JoinText,
+    join_string: JoinText = "",
     *,
-    name: NameOption = "",
+    name: NameOption = None,
     price: PriceOption = 1_000_000,
     home: Annotated[Path, typer.Option(help="Folder for the key, unsent work and policy files.")] = DEFAULT_HOME,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Number of prompt groups sampled at once.")] = 8,
@@ -85,7 +85,7 @@ def join(
     machine = this_machine()
     choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
     trusted = witnesses_of(witness, quorum)
-    me = _member(join_string, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted)
+    me = build_member(join_string, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted)
     if dry_run or not (quiet or as_json):
         _preview(me, must=dry_run)
     choose_engine = _fitting(me, sampling.engine.value, options, machine)
@@ -103,9 +103,9 @@ def join(
 
 @with_option_groups
 def mirror(
-    join_string: JoinText,
+    join_string: JoinText = "",
     *,
-    name: NameOption = "",
+    name: NameOption = None,
     home: Annotated[Path, typer.Option(help="Folder for the key and policy files.")] = DEFAULT_HOME,
     reach: ReachOptions,
     upload_gb: UploadOption = None,
@@ -122,7 +122,7 @@ def mirror(
     from swarm_node import mirror as mirroring
 
     logs.to_stderr(quiet)
-    settings = _member(join_string, home, name, reach, LimitOptions(upload_gb=upload_gb).typed())
+    settings = build_member(join_string, home, name, reach, LimitOptions(upload_gb=upload_gb).typed())
 
     def tell(held: mirroring.Held) -> None:
         said = json.dumps(held.to_json()) if as_json else f"Version {held.version} stored: {held.bytes} bytes."
@@ -131,10 +131,10 @@ def mirror(
     trio.run(partial(mirroring.run, settings, tell=tell))
 
 
-def _member(
+def build_member(
     join_string: str,
     home: Path,
-    name: str,
+    name: str | None,
     reach: ReachOptions,
     limits: dict[str, Any],
     *,
@@ -144,16 +144,18 @@ def _member(
 ) -> "member.MemberSettings":
     """Return the settings of a member; create its key if there is none."""
     from swarm_node import member
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
     from swarm_node.keys import delegation, identity
 
-    join = joining.parse(join_string)
-    check_settings(name or "-", price, reach.listen, reach.advertise)
+    join = last_round.chosen(join_string, home)
+    given = last_round.name_of(home) if name is None else name
+    check_settings(given or "-", price, reach.listen, reach.advertise)
     me = identity.load_or_create(home / identity.FILE).key.node_id
     return member.MemberSettings(
         join=join,
         home=home,
-        name=name or nickname(me),
+        name=given or nickname(me),
+        given_name=given,
         price_micros_per_mtok=price,
         **asdict(reach),
         delegation=delegation.kept(home, me, owner),

@@ -58,7 +58,11 @@ VllmPythonOption = Annotated[
     str, typer.Option(envvar="SWARM_VLLM_PYTHON", help="vllm: path of the Python interpreter that has vLLM installed.")
 ]
 JoinText = Annotated[
-    str, typer.Argument(metavar="JOIN_STRING", help="The round's join string: http://host:port#fingerprint.")
+    str,
+    typer.Argument(
+        metavar="JOIN_STRING",
+        help="The round's join string, http://host:port#fingerprint; by default the round that was joined last.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")]
@@ -87,11 +91,18 @@ AdvertiseOption = Annotated[
     typer.Option(help="Address (host:port) that other nodes connect to, if it differs from --listen; comma-separated."),
 ]
 Home = Annotated[Path, typer.Option(help="The node's folder.")]
+HomeOfRound = Annotated[Path, typer.Option(help="The node's folder, which names the round without a join string.")]
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print demand, expected earnings and whether the model fits; then exit.")
 ]
-NameOption = Annotated[str, typer.Option(help="Name of this node on the leaderboard; by default a generated nickname.")]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of this node on the leaderboard, or name@team; kept for the next time. By default the name that was "
+        "given last, else a generated nickname; '' returns to the nickname."
+    ),
+]
 PriceOption = Annotated[int, typer.Option(help="Your price in micro-units per million validated tokens.")]
 
 HoursOption = Annotated[str | None, typer.Option(help="Working hours, such as 22:00-07:00; '': always.")]

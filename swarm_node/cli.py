@@ -29,7 +29,7 @@ app = typer.Typer(
 
 app.command(
     epilog=lesson(
-        "swarm-node join http://swarm.example.org:8700#FINGERPRINT --hours 22:00-07:00",
+        "swarm-node join swarm.example.org --hours 22:00-07:00",
         "run `status` in another terminal to see progress, or `doctor` if something fails.",
         join.EXIT_CODES,
     )

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protocol.errors import SwarmError, named
+from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.people.nicknames import nickname
 from protocol.text.option_groups import with_option_groups
 from protocol.text.plain import counted
@@ -18,9 +19,10 @@ from swarm_node.base.waiting import leave_with_parent
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
     DEFAULT_HOME,
+    ConfirmOptions,
     DryRunOption,
     EngineChoice,
-    JoinText,
+    JoinTarget,
     LimitOptions,
     NameOption,
     PriceOption,
@@ -44,8 +46,9 @@ EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 error
 
 @with_option_groups
 def join(
-    join_string: JoinText = "",
+    join_string: JoinTarget = "",
     *,
+    confirm: ConfirmOptions,
     name: NameOption = None,
     price: PriceOption = 1_000_000,
     home: Annotated[Path, typer.Option(help="Folder for the key, unsent work and policy files.")] = DEFAULT_HOME,
@@ -85,6 +88,7 @@ def join(
     machine = this_machine()
     choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
     trusted = witnesses_of(witness, quorum)
+    join_string = round_of(join_string, home, confirm)
     me = build_member(join_string, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted)
     if dry_run or not (quiet or as_json):
         _preview(me, must=dry_run)
@@ -103,8 +107,9 @@ def join(
 
 @with_option_groups
 def mirror(
-    join_string: JoinText = "",
+    join_string: JoinTarget = "",
     *,
+    confirm: ConfirmOptions,
     name: NameOption = None,
     home: Annotated[Path, typer.Option(help="Folder for the key and policy files.")] = DEFAULT_HOME,
     reach: ReachOptions,
@@ -122,6 +127,7 @@ def mirror(
     from swarm_node import mirror as mirroring
 
     logs.to_stderr(quiet)
+    join_string = round_of(join_string, home, confirm)
     settings = build_member(join_string, home, name, reach, LimitOptions(upload_gb=upload_gb).typed())
 
     def tell(held: mirroring.Held) -> None:
@@ -129,6 +135,33 @@ def mirror(
         print(said, flush=True)
 
     trio.run(partial(mirroring.run, settings, tell=tell))
+
+
+def round_of(target: str, home: Path, confirm: ConfirmOptions) -> str:
+    """Return the join string of a host, once the owner has confirmed it; other targets stay as they are."""
+    import trio
+
+    from swarm_node.coordinator_api import last_round, short_join
+
+    if not short_join.is_short(target):
+        if confirm != ConfirmOptions():
+            raise ConfigInvalid(
+                "--phrase and --fingerprint confirm the round of a host.",
+                hint="A join string contains the fingerprint: leave these options out.",
+            )
+        return target
+    if confirm == ConfirmOptions() and (known := last_round.find_by_url(home, short_join.urls_of(target))):
+        return str(known)
+    ask = _ask_owner if sys.stdin.isatty() and sys.stderr.isatty() else None
+    proof = short_join.Proof(confirm.phrase, confirm.fingerprint, ask)
+    return str(trio.run(short_join.find_round, target, proof))
+
+
+def _ask_owner(url: str, phrase: str) -> bool:
+    """Show the phrase of a round, and return True if the owner confirms it."""
+    typer.echo(f"{url} serves the round with this phrase:\n\n    {phrase}\n", err=True)
+    typer.echo("Compare it with the phrase that the operator gave you another way than by this address.", err=True)
+    return typer.confirm("Are all six words the same?", default=False, err=True)
 
 
 def build_member(

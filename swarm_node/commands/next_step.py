@@ -33,8 +33,8 @@ def find_next_step(home: Path, vllm_python: str) -> NextStep:
     if last is None:
         return NextStep(
             f"The node in {home} has not joined a round yet.",
-            "swarm-node join JOIN_STRING",
-            "The operator of a round publishes its join string. `swarm-node doctor` checks this machine first.",
+            "swarm-node join HOST",
+            "HOST is the address of a round, from its operator. `swarm-node doctor` checks this machine first.",
         )
     return NextStep(f"No agent is running in {home}. Its last round: {last.join.url}", "swarm-node join")
 

@@ -64,6 +64,20 @@ JoinText = Annotated[
         help="The round's join string, http://host:port#fingerprint; by default the round that was joined last.",
     ),
 ]
+JoinTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOIN_STRING",
+        help="The round's join string, http://host:port#fingerprint, or only its host, which you then confirm by a "
+        "phrase of six words; by default the round that was joined last.",
+    ),
+]
+PhraseOption = Annotated[
+    str, typer.Option(help="With a host: the six words of the round, from its operator; other words are refused.")
+]
+FingerprintOption = Annotated[
+    str, typer.Option(help="With a host: the round's fingerprint, from its operator; another one is refused.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")]
 ListenOption = Annotated[
@@ -145,6 +159,14 @@ class EngineChoice:
             return chosen
         threads = limits.threads or self.threads
         return chosen._replace(threads=threads, vram_share=limits.vram_share, turns_mib=limits.turns_mib)
+
+
+@dataclass(frozen=True)
+class ConfirmOptions:
+    """The options that confirm the round of a host."""
+
+    phrase: PhraseOption = ""
+    fingerprint: FingerprintOption = ""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,15 @@ def find_last(home: Path) -> LastRound | None:
         ) from None
 
 
+def find_by_url(home: Path, urls: list[str]) -> JoinString | None:
+    """Return the last round if it is at one of these addresses; its fingerprint was confirmed when it was joined."""
+    try:
+        last = find_last(home)
+    except ConfigInvalid:
+        return None
+    return last.join if last and last.join.url in urls else None
+
+
 def name_of(home: Path) -> str:
     """Return the name that the owner gave last; empty if none."""
     try:

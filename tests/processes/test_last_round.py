@@ -25,7 +25,7 @@ def test_an_owner_types_the_join_string_once(swarm: Swarm, policy: Path) -> None
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator_of(swarm, coordinator, policy).publish()
     home = swarm.folder / "owner" / "home"
-    assert "swarm-node join JOIN_STRING" in command(home).stdout
+    assert "swarm-node join HOST" in command(home).stdout
 
     def start(*words: str) -> None:
         options = ("--home", str(home), "--threads", "1", "--json")

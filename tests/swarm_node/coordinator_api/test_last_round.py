@@ -152,10 +152,10 @@ def test_the_program_alone_says_what_to_run_next(tmp_path: Path) -> None:
     step = find_next_step(tmp_path, "")
     assert (step.said, step.command) == (
         f"The node in {tmp_path} has not joined a round yet.",
-        "swarm-node join JOIN_STRING",
+        "swarm-node join HOST",
     )
     (tmp_path / last_round.FILE).write_text("{")
-    assert find_next_step(tmp_path, "").command == "swarm-node join JOIN_STRING"
+    assert find_next_step(tmp_path, "").command == "swarm-node join HOST"
     last_round.record_joined(tmp_path, FIRST, "")
     step = find_next_step(tmp_path, "")
     assert (step.command, FIRST.url in step.said) == ("swarm-node join", True)

@@ -19,6 +19,7 @@ from coordinator.api import (
     appeals,
     auditor,
     completions,
+    install,
     learner,
     ledger,
     nodes,
@@ -81,6 +82,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     app[BOUNDS] = bounds
     app[BODIES] = Bodies(bounds.bodies_bytes)
     app[WATCH] = Watch(round_, bounds)
+    install.wheel_of(round_.config)  # refused here, not at the first download
     app.cleanup_ctx.append(app[WATCH].run)
     public.measure(app)
     modules = (
@@ -88,6 +90,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         ledger,
         public,
         pages,
+        install,
         watch,
         stats,
         probes,

@@ -33,6 +33,10 @@ SHA256=
 JOIN=
 DRY_RUN=
 ACTION=install
+# A coordinator that serves this script sets these three lines: its join string, and the wheel that it serves, if any.
+ROUND_JOIN=
+ROUND_WHEEL=
+ROUND_WHEEL_SHA256=
 PURGE=
 
 usage() {
@@ -159,7 +163,8 @@ find_python() {
 # Set SOURCE to the checkout that contains this script. A script that is read from a pipe is in no checkout.
 find_source() {
   SOURCE=
-  [ -z "$FIND_LINKS$VERSION" ] && [ "${0##*/}" = install.sh ] && [ -f "$0" ] || return 0
+  [ -z "$FIND_LINKS$VERSION" ] || ROUND_WHEEL=
+  [ -z "$FIND_LINKS$VERSION$ROUND_JOIN" ] && [ "${0##*/}" = install.sh ] && [ -f "$0" ] || return 0
   folder=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P) || return 0
   if [ -f "$folder/installers/build.lock" ] && grep -qx 'name = "echo-swarm"' "$folder/pyproject.toml" 2>/dev/null; then
     SOURCE=$folder
@@ -224,12 +229,25 @@ find_engine() {
   esac
 }
 
+# On x86-64 Linux the package index has torch with CUDA only; a machine without a card gets the CPU build.
+wants_cpu_build() { [ "$ENGINE" = torch ] && [ -z "$CARD" ] && [ "$SYSTEM-$MACHINE" = Linux-x86_64 ]; }
+
 # Size of the environment in MB, with some space for the download.
 needed_mb() {
   case $ENGINE in
     vllm) echo 14000 ;;
-    torch) if [ "$SYSTEM" = Linux ] && [ "$MACHINE" != aarch64 ]; then echo 9000; else echo 1800; fi ;;
+    torch) if [ "$SYSTEM-$MACHINE" = Linux-x86_64 ] && ! wants_cpu_build; then echo 9000; else echo 1800; fi ;;
     *) echo 900 ;;
+  esac
+}
+
+# Sizes of the packages of the agent and of an engine, as their index gives them.
+download_size() {
+  case $ENGINE in
+    vllm) echo 4.1 GB ;;
+    torch) if [ "$SYSTEM-$MACHINE" = Linux-x86_64 ] && ! wants_cpu_build; then echo 2.9 GB; else echo 0.4 GB; fi ;;
+    llama) echo 0.2 GB ;;
+    *) echo 0.1 GB ;;
   esac
 }
 
@@ -297,11 +315,23 @@ build_wheel() {
      pip wheel --no-deps --no-build-isolation --wheel-dir "$DOWNLOAD" "$SOURCE")
 }
 
+# The coordinator that served this script serves the wheel, too; the script names its hash.
+download_from_round() {
+  SHA256=${SHA256:-$ROUND_WHEEL_SHA256}
+  "$TARGET/bin/python" - "${ROUND_JOIN%%#*}/install/$ROUND_WHEEL" "$DOWNLOAD/$ROUND_WHEEL" >>"$LOG" 2>&1 <<'PYTHON'
+import shutil, sys, urllib.request
+with urllib.request.urlopen(sys.argv[1], timeout=60) as reply, open(sys.argv[2], "xb") as file:
+    shutil.copyfileobj(reply, file)
+PYTHON
+}
+
 fetch() {
   rm -rf "$DOWNLOAD"
   mkdir -p "$DOWNLOAD"
   if [ -n "$SOURCE" ]; then
     build_wheel || return 1
+  elif [ -n "$ROUND_WHEEL" ]; then
+    download_from_round || return 1
   else
     set -- --no-deps --only-binary :all: --dest "$DOWNLOAD" "$PACKAGE${VERSION:+==$VERSION}"
     [ -z "$FIND_LINKS" ] || set -- --find-links "$FIND_LINKS" "$@"
@@ -319,6 +349,8 @@ obtain() {
   step "creating an environment with $PYTHON" make_environment
   if [ -n "$SOURCE" ]; then
     step "building $PACKAGE from $SOURCE" fetch
+  elif [ -n "$ROUND_WHEEL" ]; then
+    step "downloading $ROUND_WHEEL from ${ROUND_JOIN%%#*}" fetch
   else
     step "downloading $PACKAGE, ${VERSION:-newest version}" fetch
   fi
@@ -346,9 +378,28 @@ install_agent() {
   pip "$@" && pip install --no-deps "$WHEEL"
 }
 
+# pip's own configuration counts first: it may name an index that has CPU builds.
+pip_has_cpu_build() { "$TARGET/bin/python" -m pip index versions torch </dev/null 2>>"$LOG" | grep -q '+cpu'; }
+
+# uv knows the index of torch's CPU builds. It uses the package index and the certificates of pip's configuration.
+install_cpu_build() {
+  pip install --no-deps --require-hashes --only-binary :all: --target "$DOWNLOAD/uv" -r "$LISTS/uv.lock" || return 1
+  index=$("$TARGET/bin/python" -m pip config get global.index-url 2>/dev/null || true)
+  index=${PIP_INDEX_URL:-$index}
+  [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
+  [ -z "${PIP_CERT:-}" ] || export SSL_CERT_FILE="$PIP_CERT"
+  "$DOWNLOAD/uv/bin/uv" pip install --python "$TARGET/bin/python" --torch-backend cpu --only-binary :all: \
+    -c "$LISTS/constraints.txt" torch transformers </dev/null >>"$LOG" 2>&1
+}
+
 install_engine() {
   case $ENGINE in
-    torch) pip install --only-binary :all: -c "$LISTS/constraints.txt" torch transformers ;;
+    torch)
+      if wants_cpu_build && ! pip_has_cpu_build; then
+        install_cpu_build
+      else
+        pip install --only-binary :all: -c "$LISTS/constraints.txt" torch transformers
+      fi ;;
     llama)
       case $SYSTEM in Darwin) CMAKE_ARGS='-DGGML_METAL=on -DLLAVA_BUILD=OFF' ;; *) CMAKE_ARGS='-DLLAVA_BUILD=OFF' ;; esac
       export CMAKE_ARGS
@@ -361,7 +412,8 @@ install_engine() {
 
 engine_modules() {
   case $ENGINE in
-    torch) echo 'import torch, transformers' ;;
+    torch) if wants_cpu_build; then echo 'import torch, transformers; assert torch.version.cuda is None'
+      else echo 'import torch, transformers'; fi ;;
     llama) echo 'import llama_cpp, gguf' ;;
     *) echo 'pass' ;;
   esac
@@ -462,7 +514,7 @@ install() {
   say "Installing into $PREFIX (details in install.log there):"
   obtain
   step "installing the agent and its dependencies, each checked against its hash" install_agent
-  [ "$ENGINE" = none ] || step "installing engine $ENGINE (this is the largest part)" install_engine
+  [ "$ENGINE" = none ] || step "installing engine $ENGINE (most of about $(download_size))" install_engine
   step "checking that everything starts" check_itself
   step "switching to the new version" switch
   tidy_up
@@ -483,14 +535,16 @@ say_port() {
         say "  sudo ufw allow 8703:8710/tcp"
       fi ;;
   esac
-  say "To open no port:  swarm-node join JOIN-STRING --no-share"
+  say "To open no port, add --no-share to swarm-node join."
 }
 
 say_next() {
+  JOIN_WORDS=HOST
+  [ -z "$ROUND_JOIN" ] || JOIN_WORDS="'$ROUND_JOIN'"
   [ -z "$(agents_but "${TARGET##*/}")" ] || return 0
   case :$PATH: in
-    *:"$BIN":*) say "Next:  swarm-node join JOIN-STRING" ;;
-    *) say "$BIN is not on your PATH. Next:  $BIN/swarm-node join JOIN-STRING" ;;
+    *:"$BIN":*) say "Next:  swarm-node join $JOIN_WORDS" ;;
+    *) say "$BIN is not on your PATH. Next:  $BIN/swarm-node join $JOIN_WORDS" ;;
   esac
 }
 
@@ -584,6 +638,8 @@ uninstall() {
 agent_source() {
   if [ -n "$SOURCE" ]; then
     printf 'built from %s' "$SOURCE"
+  elif [ -n "$ROUND_WHEEL" ]; then
+    printf '%s from %s' "$ROUND_WHEEL" "${ROUND_JOIN%%#*}"
   else
     printf '%s of %s%s' "${VERSION:-newest version}" "$PACKAGE" "${FIND_LINKS:+, also from $FIND_LINKS}"
   fi
@@ -601,6 +657,7 @@ main() {
   say "Engine:   $ENGINE ($WHY)"
   say "Agent:    $(agent_source)"
   say "Python:   $PYTHON${UV:+, with $UV for environments}"
+  say "Download: about $(download_size)"
   say "Folder:   $PREFIX, needs about $wanted_mb MB of $free_mb MB free" "Command:  $BIN/swarm-node"
   if [ -n "$JOIN" ]; then
     say "Service:  $SERVICE"

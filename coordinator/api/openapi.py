@@ -64,7 +64,7 @@ SAID: dict[str, tuple[Kind | None, Kind | None]] = {
 PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/": "text/html", "/training": "text/html", "/nodes/{node}": "text/html", "/entries/{index}": "text/html",
     "/metrics": "text/plain", "/healthz": "text/plain", "/v1/ledger/checkpoint": "text/plain",
-    "/v1/events": "text/event-stream",
+    "/v1/events": "text/event-stream", "/install.sh": "text/x-shellscript",
     "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON, "/openapi.json": JSON,
     "/v1/operator/status": JSON, "/v1/operator/nodes": JSON, "/v1/operator/nodes/{node}": JSON,
     "/v1/operator/orders": JSON, "/v1/operator/rulings": JSON,

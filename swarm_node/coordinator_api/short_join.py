@@ -27,7 +27,7 @@ _HOST = re.compile(r"(https?://)?[A-Za-z0-9_.:\[\]-]+(/[A-Za-z0-9._~/-]*)?")
 
 @dataclass(frozen=True)
 class Proof:
-    """What the owner knows about the round from its operator."""
+    """Knowledge of the owner about the round, from its operator."""
 
     phrase: str = ""
     fingerprint: str = ""

@@ -39,12 +39,13 @@ def test_the_lock_is_what_constraints_and_dependencies_say() -> None:
     assert not moved, f"run `make lock`: {sorted(moved)} differ from constraints.txt"
 
 
-def test_the_build_backend_is_the_one_that_constraints_name() -> None:
-    locked, constraints = pins(FOLDER / "build.lock"), pins(ROOT / "constraints.txt")
-    assert "hatchling" in locked
+@pytest.mark.parametrize(("name", "package"), [("build.lock", "hatchling"), ("uv.lock", "uv")])
+def test_tools_of_the_installer_are_those_that_constraints_name(name: str, package: str) -> None:
+    locked, constraints = pins(FOLDER / name), pins(ROOT / "constraints.txt")
+    assert package in locked
     moved = {name for name, version in locked.items() if constraints.get(name, version) != version}
     assert not moved, f"run `make lock`: {sorted(moved)} differ from constraints.txt"
-    blocks = re.split(r"\n(?=\S)", (FOLDER / "build.lock").read_text().strip())
+    blocks = re.split(r"\n(?=\S)", (FOLDER / name).read_text().strip())
     assert all("--hash=sha256:" in block for block in blocks)
 
 

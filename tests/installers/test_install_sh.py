@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.installers.machine import SCRIPT, Machine
-from tests.installers.small_agent import small_checkout, small_wheel
+from tests.installers.small_agent import small_checkout, small_uv, small_wheel
 
 
 def test_a_dry_run_says_everything_and_changes_nothing(machine: Machine) -> None:
@@ -240,6 +240,33 @@ def test_the_engine_follows_the_card(machine: Machine, memory_mb: str, engine: s
     run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
     assert run.returncode == 0, run.stderr
     assert f"Engine:   {engine} (NVIDIA Test has {memory_mb} MB" in run.stdout
+
+
+X86 = '[ "$1" = -m ] && echo x86_64 || echo Linux'
+
+
+def test_a_machine_without_a_card_gets_torch_without_cuda(machine: Machine, tmp_path: Path) -> None:
+    machine.put("uname", X86)
+    small_wheel(machine.wheels, "1.0", uv_lock=small_uv(tmp_path / "tools-of-pip"))
+    options = ("--engine", "torch")
+    more = {"ECHO_SWARM_NEEDED_MB": "1", "PIP_FIND_LINKS": str(tmp_path / "tools-of-pip")}
+    run = machine.run(*options, **more)
+    assert run.returncode == 0, run.stderr
+    assert "Download: about 0.4 GB" in run.stdout
+    said = (machine.home / "uv-arguments").read_text()
+    assert "--torch-backend cpu" in said
+    assert said.endswith(" torch transformers\n")
+    wrong = machine.run(*options, **more, FAKE_CUDA="13")
+    assert wrong.returncode == 1, "a build with CUDA is not accepted"
+    assert machine.version() == "echo-swarm 1.0"
+
+
+@pytest.mark.parametrize(("engine", "size"), [("none", "0.1 GB"), ("torch", "2.9 GB"), ("vllm", "4.1 GB")])
+def test_the_size_of_the_download_is_told_for_the_engine(machine: Machine, engine: str, size: str) -> None:
+    machine.put("nvidia-smi", LARGE_CARD)
+    machine.put("uname", X86)
+    run = machine.run("--engine", engine, "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert f"Download: about {size}" in run.stdout, run.stderr
 
 
 LARGE_CARD = 'case "$*" in *memory*) echo 24564 ;; *) echo "NVIDIA Test" ;; esac'

@@ -78,7 +78,7 @@ def _wheel(wheel: Path, info: str, files: dict[str, str]) -> Path:
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, text in (files | {record: "\n".join([*lines, f"{record},,", ""])}).items():
             entry = zipfile.ZipInfo(name)
-            entry.external_attr = (0o755 if "/scripts/" in name else 0o644) << 16
+            entry.external_attr = (0o100755 if "/scripts/" in name else 0o100644) << 16
             archive.writestr(entry, text)
     return wheel
 

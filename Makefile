@@ -32,7 +32,7 @@ GPU_PACKAGES := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP),.venv-gpu/.i
 GPU_PATH := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),,$(CURDIR)/.venv-gpu:)$(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tree demo demo-real test test-fast adversaries test-vllm test-trl test-real test-environments test-trackers test-gpu test-install check lint lock clean reference screenshots recording accessibility
+.PHONY: help setup tree demo demo-real test test-fast adversaries test-vllm test-trl test-real test-environments test-trackers test-gpu test-install check lint lock release clean reference screenshots recording accessibility
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +137,12 @@ lock: $(STAMP)  ## write installers/*.lock anew: what a node's and vLLM's enviro
 	  --output-file installers/node.lock
 	@grep -e '^msgpack==' -e '^base58==' constraints.txt >$(VENV)/pins.txt
 	@$(COMPILE) installers/vllm.in --constraint $(VENV)/pins.txt --output-file installers/vllm.lock
+	@grep -v '^fastecdsa==' constraints.txt >$(VENV)/pins.txt
+	@$(COMPILE) installers/build.in --constraint $(VENV)/pins.txt --output-file installers/build.lock
+	@$(COMPILE) installers/uv.in --constraint $(VENV)/pins.txt --output-file installers/uv.lock
+
+release: $(STAMP)  ## build wheel, sdist, bill of materials and hashes of the current commit into dist/; publishes nothing
+	@$(BIN)/python -P installers/release.py $(ARGS)
 
 clean:  ## remove what make, pytest and the benches made
 	rm -rf $(VENV) $(VLLM) $(REAL) $(ENVIRONMENTS) $(TRACKERS) .venv-trl .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results

@@ -19,6 +19,7 @@ from coordinator.api import (
     appeals,
     auditor,
     completions,
+    install,
     learner,
     ledger,
     nodes,
@@ -45,6 +46,7 @@ from coordinator.tasks.kinds import process_spec
 from coordinator.transactions import audits, evaluations, fleet, leases, links, lottery, registry
 from coordinator.transactions.prompts import problem_of
 from ledger.book import BookBroken
+from protocol.policy.phrase import phrase
 from protocol.tasks import Judging
 from protocol.work.messages import Peer
 
@@ -81,6 +83,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     app[BOUNDS] = bounds
     app[BODIES] = Bodies(bounds.bodies_bytes)
     app[WATCH] = Watch(round_, bounds)
+    install.wheel_of(round_.config)  # refused here, not at the first download
     app.cleanup_ctx.append(app[WATCH].run)
     public.measure(app)
     modules = (
@@ -88,6 +91,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         ledger,
         public,
         pages,
+        install,
         watch,
         stats,
         probes,
@@ -146,6 +150,7 @@ async def run(
             await listen(runner, config.round.tls_listen, secure, handshake_s=runner.app[BOUNDS].handshake_s)
         announce(f"Leaderboard: http://{config.round.listen}")
         announce(f"Join with:   swarm-node join {config.round.join_string(round_.round_id)}")
+        announce(f"Phrase:      {phrase(round_.round_id)} (nodes that join by the host alone ask for it)")
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(every(1.0, lambda: _sweep(round_))),

@@ -7,6 +7,8 @@
 # - The packages of the agent and of vLLM come from the version's own lists, and each is checked against its hash. torch,
 #   transformers and llama.cpp are pinned by version only, and so are their dependencies that a list names.
 # - Only llama.cpp is compiled, for this processor.
+# - In a checkout of the repository, the script builds the agent's wheel from the checkout.
+# - A dry run obtains the wheel as the installation does, in a temporary folder, so that it fails where the installation fails.
 # - The script checks the requirements before it changes anything.
 # - Keys and receipts are in the node's home, which only --purge removes.
 # - Code of a running agent is never removed: the service stops cleanly and restarts with the new version, an agent that
@@ -16,7 +18,7 @@ set -eu
 # Never import modules from the current folder: as root it may be /tmp, where others can write.
 export PYTHONSAFEPATH=1
 
-PROGRAM=${0##*/}
+PROGRAM=install.sh
 if [ "$(id -u)" = 0 ]; then
   PREFIX=/usr/local/lib/echo-swarm BIN=/usr/local/bin NODE_HOME=/var/lib/echo-swarm
 else
@@ -31,24 +33,29 @@ SHA256=
 JOIN=
 DRY_RUN=
 ACTION=install
+# A coordinator that serves this script sets these three lines: its join string, and the wheel that it serves, if any.
+ROUND_JOIN=
+ROUND_WHEEL=
+ROUND_WHEEL_SHA256=
 PURGE=
 
 usage() {
   cat <<TEXT
 usage: $PROGRAM [options]
 
-Installs or updates swarm-node, the agent that samples on this machine for a training round.
+Installs or updates swarm-node, the agent that samples on this machine for a training round. In a checkout of the
+repository it builds the agent from there; elsewhere it downloads a release.
 
   --engine E         engine that samples: auto, torch, llama, vllm or none. auto selects vllm for an NVIDIA GPU of
                      16 GB or more, llama on a Mac, otherwise torch
-  --version X        install version X instead of the newest
-  --find-links DIR   also use packages in this folder (for example a wheel that you built)
+  --version X        download version X, also in a checkout
+  --find-links DIR   also use packages in this folder, for example a wheel of echo-swarm, also in a checkout
   --sha256 HEX       reject a wheel of echo-swarm with another hash
   --python PATH      Python to use; default: the first suitable one of python3.13 … python3.11, python3
   --prefix DIR       installation folder ($PREFIX)
   --bin DIR          folder for the command ($BIN)
   --service JOIN     also start the agent at boot (without root: when you log in), for the round at JOIN
-  --dry-run          print what would be done, and change nothing
+  --dry-run          check everything, obtain the agent's package, print what would be done, and change nothing
   --uninstall        remove everything that this script has installed, except the node's keys
   --purge            with --uninstall: also remove the node's home with its keys
   --help             print this text
@@ -153,6 +160,17 @@ find_python() {
   fi
 }
 
+# Set SOURCE to the checkout that contains this script. A script that is read from a pipe is in no checkout.
+find_source() {
+  SOURCE=
+  [ -z "$FIND_LINKS$VERSION" ] || ROUND_WHEEL=
+  [ -z "$FIND_LINKS$VERSION$ROUND_JOIN" ] && [ "${0##*/}" = install.sh ] && [ -f "$0" ] || return 0
+  folder=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P) || return 0
+  if [ -f "$folder/installers/build.lock" ] && grep -qx 'name = "echo-swarm"' "$folder/pyproject.toml" 2>/dev/null; then
+    SOURCE=$folder
+  fi
+}
+
 # torch and vLLM are built for CUDA 13, which needs this driver by NVIDIA's table. A driver that reports no version is
 # not checked.
 DRIVER_MIN=580
@@ -211,12 +229,25 @@ find_engine() {
   esac
 }
 
+# On x86-64 Linux the package index has torch with CUDA only; a machine without a card gets the CPU build.
+wants_cpu_build() { [ "$ENGINE" = torch ] && [ -z "$CARD" ] && [ "$SYSTEM-$MACHINE" = Linux-x86_64 ]; }
+
 # Size of the environment in MB, with some space for the download.
 needed_mb() {
   case $ENGINE in
     vllm) echo 14000 ;;
-    torch) if [ "$SYSTEM" = Linux ] && [ "$MACHINE" != aarch64 ]; then echo 9000; else echo 1800; fi ;;
+    torch) if [ "$SYSTEM-$MACHINE" = Linux-x86_64 ] && ! wants_cpu_build; then echo 9000; else echo 1800; fi ;;
     *) echo 900 ;;
+  esac
+}
+
+# Sizes of the packages of the agent and of an engine, as their index gives them.
+download_size() {
+  case $ENGINE in
+    vllm) echo 4.1 GB ;;
+    torch) if [ "$SYSTEM-$MACHINE" = Linux-x86_64 ] && ! wants_cpu_build; then echo 2.9 GB; else echo 0.4 GB; fi ;;
+    llama) echo 0.2 GB ;;
+    *) echo 0.1 GB ;;
   esac
 }
 
@@ -252,74 +283,146 @@ lock() {
   trap 'exit 130' INT TERM HUP
 }
 
-pip() { "$TARGET/bin/python" -m pip --no-input --disable-pip-version-check "$@" </dev/null >>"$PREFIX/install.log" 2>&1; }
+pip() { "$TARGET/bin/python" -m pip --no-input --disable-pip-version-check "$@" </dev/null >>"$LOG" 2>&1; }
 
 step() {
   say "  $1 …"
   shift
   "$@" && return
-  printf '%s: this step failed. The last lines of %s:\n' "$PROGRAM" "$PREFIX/install.log" >&2
-  tail -n 12 "$PREFIX/install.log" | sed 's/^/    /' >&2
+  printf '%s: this step failed. The last lines of %s:\n' "$PROGRAM" "$SHOWN_LOG" >&2
+  tail -n 12 "$LOG" | sed 's/^/    /' >&2
+  ! grep -q "No matching distribution found for $PACKAGE" "$LOG" || \
+    die "No release of $PACKAGE${VERSION:+ $VERSION} was found. The previously installed version, if any, is unchanged." \
+      "With a checkout of the repository:  sh installers/install.sh builds the agent there" \
+      "With a wheel:  give its folder with --find-links FOLDER" \
+      "If these lines name the network, restore it and run this again."
   die "The previously installed version, if any, is unchanged." \
     "Fix the problem that these lines name (most often the network or a full disk), and run this again."
 }
 
 make_environment() {
   if [ -n "$UV" ]; then
-    "$UV" venv --quiet --seed --python "$PYTHON" "$TARGET" >>"$PREFIX/install.log" 2>&1
+    "$UV" venv --quiet --seed --python "$PYTHON" "$TARGET" >>"$LOG" 2>&1
   else
-    "$PYTHON" -m venv "$TARGET" >>"$PREFIX/install.log" 2>&1
+    "$PYTHON" -m venv "$TARGET" >>"$LOG" 2>&1
   fi
 }
 
+# The build backend is checked against its hashes, too; nothing is written into the checkout.
+build_wheel() {
+  pip install --no-deps --require-hashes --only-binary :all: --target "$DOWNLOAD/build" -r "$SOURCE/installers/build.lock" &&
+    (export PYTHONPATH="$DOWNLOAD/build"
+     pip wheel --no-deps --no-build-isolation --wheel-dir "$DOWNLOAD" "$SOURCE")
+}
+
+# The coordinator that served this script serves the wheel, too; the script names its hash.
+download_from_round() {
+  SHA256=${SHA256:-$ROUND_WHEEL_SHA256}
+  "$TARGET/bin/python" - "${ROUND_JOIN%%#*}/install/$ROUND_WHEEL" "$DOWNLOAD/$ROUND_WHEEL" >>"$LOG" 2>&1 <<'PYTHON'
+import shutil, sys, urllib.request
+with urllib.request.urlopen(sys.argv[1], timeout=60) as reply, open(sys.argv[2], "xb") as file:
+    shutil.copyfileobj(reply, file)
+PYTHON
+}
+
 fetch() {
-  rm -rf "$PREFIX/download"
-  mkdir -p "$PREFIX/download"
-  set -- --no-deps --only-binary :all: --dest "$PREFIX/download" "$PACKAGE${VERSION:+==$VERSION}"
-  [ -z "$FIND_LINKS" ] || set -- --find-links "$FIND_LINKS" "$@"
-  pip download "$@" || return 1
-  WHEEL=$(ls "$PREFIX"/download/echo_swarm-*.whl) || return 1
-  [ -z "$SHA256" ] || "$TARGET/bin/python" - "$WHEEL" "$SHA256" >>"$PREFIX/install.log" 2>&1 <<'PYTHON'
+  rm -rf "$DOWNLOAD"
+  mkdir -p "$DOWNLOAD"
+  if [ -n "$SOURCE" ]; then
+    build_wheel || return 1
+  elif [ -n "$ROUND_WHEEL" ]; then
+    download_from_round || return 1
+  else
+    set -- --no-deps --only-binary :all: --dest "$DOWNLOAD" "$PACKAGE${VERSION:+==$VERSION}"
+    [ -z "$FIND_LINKS" ] || set -- --find-links "$FIND_LINKS" "$@"
+    pip download "$@" || return 1
+  fi
+  WHEEL=$(ls "$DOWNLOAD"/echo_swarm-*.whl) || return 1
+  [ -z "$SHA256" ] || "$TARGET/bin/python" - "$WHEEL" "$SHA256" >>"$LOG" 2>&1 <<'PYTHON'
 import hashlib, pathlib, sys
 digest = hashlib.sha256(pathlib.Path(sys.argv[1]).read_bytes()).hexdigest()
 sys.exit(f"{sys.argv[1]} has the SHA-256 {digest}, not {sys.argv[2]}" if digest != sys.argv[2].lower() else 0)
 PYTHON
 }
 
+obtain() {
+  step "creating an environment with $PYTHON" make_environment
+  if [ -n "$SOURCE" ]; then
+    step "building $PACKAGE from $SOURCE" fetch
+  elif [ -n "$ROUND_WHEEL" ]; then
+    step "downloading $ROUND_WHEEL from ${ROUND_JOIN%%#*}" fetch
+  else
+    step "downloading $PACKAGE, ${VERSION:-newest version}" fetch
+  fi
+}
+
+# Obtain the agent's wheel in a temporary folder: whatever stops the installation there stops the dry run, too.
+rehearse() {
+  scratch=$(mktemp -d)
+  trap 'rm -rf "$scratch"' EXIT
+  trap 'exit 130' INT TERM HUP
+  TARGET=$scratch/environment DOWNLOAD=$scratch/download LOG=$scratch/install.log SHOWN_LOG="its log"
+  : >"$LOG"
+  export PIP_NO_CACHE_DIR=1
+  say "Trying the first steps in a temporary folder:"
+  obtain
+  say "Dry run: nothing was changed."
+}
+
 # The wheel contains the list of its dependencies, with the hash of each file.
 install_agent() {
-  "$TARGET/bin/python" -m zipfile -e "$WHEEL" "$PREFIX/download/wheel" >>"$PREFIX/install.log" 2>&1 || return 1
-  LISTS=$PREFIX/download/wheel/swarm_node/installation
+  "$TARGET/bin/python" -m zipfile -e "$WHEEL" "$DOWNLOAD/wheel" >>"$LOG" 2>&1 || return 1
+  LISTS=$DOWNLOAD/wheel/swarm_node/installation
   set -- install --no-deps --require-hashes --use-pep517 -r "$LISTS/node.lock"
   [ -z "$FIND_LINKS" ] || set -- "$@" --find-links "$FIND_LINKS"
   pip "$@" && pip install --no-deps "$WHEEL"
 }
 
+# pip's own configuration counts first: it may name an index that has CPU builds.
+pip_has_cpu_build() { "$TARGET/bin/python" -m pip index versions torch </dev/null 2>>"$LOG" | grep -q '+cpu'; }
+
+# uv knows the index of torch's CPU builds. It uses the package index and the certificates of pip's configuration.
+install_cpu_build() {
+  pip install --no-deps --require-hashes --only-binary :all: --target "$DOWNLOAD/uv" -r "$LISTS/uv.lock" || return 1
+  index=$("$TARGET/bin/python" -m pip config get global.index-url 2>/dev/null || true)
+  index=${PIP_INDEX_URL:-$index}
+  [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
+  [ -z "${PIP_CERT:-}" ] || export SSL_CERT_FILE="$PIP_CERT"
+  "$DOWNLOAD/uv/bin/uv" pip install --python "$TARGET/bin/python" --torch-backend cpu --only-binary :all: \
+    -c "$LISTS/constraints.txt" torch transformers </dev/null >>"$LOG" 2>&1
+}
+
 install_engine() {
   case $ENGINE in
-    torch) pip install --only-binary :all: -c "$LISTS/constraints.txt" torch transformers ;;
+    torch)
+      if wants_cpu_build && ! pip_has_cpu_build; then
+        install_cpu_build
+      else
+        pip install --only-binary :all: -c "$LISTS/constraints.txt" torch transformers
+      fi ;;
     llama)
       case $SYSTEM in Darwin) CMAKE_ARGS='-DGGML_METAL=on -DLLAVA_BUILD=OFF' ;; *) CMAKE_ARGS='-DLLAVA_BUILD=OFF' ;; esac
       export CMAKE_ARGS
       pip install -c "$LISTS/constraints.txt" llama-cpp-python gguf ;;
-    vllm) "$TARGET/bin/python" -m venv "$TARGET/vllm" >>"$PREFIX/install.log" 2>&1 &&
+    vllm) "$TARGET/bin/python" -m venv "$TARGET/vllm" >>"$LOG" 2>&1 &&
       "$TARGET/vllm/bin/python" -m pip --no-input install --no-deps --only-binary :all: --require-hashes \
-        -r "$LISTS/vllm.lock" </dev/null >>"$PREFIX/install.log" 2>&1 ;;
+        -r "$LISTS/vllm.lock" </dev/null >>"$LOG" 2>&1 ;;
   esac
 }
 
 engine_modules() {
   case $ENGINE in
-    torch) echo 'import torch, transformers' ;;
+    torch) if wants_cpu_build; then echo 'import torch, transformers; assert torch.version.cuda is None'
+      else echo 'import torch, transformers'; fi ;;
     llama) echo 'import llama_cpp, gguf' ;;
     *) echo 'pass' ;;
   esac
 }
 
 check_itself() {
-  "$TARGET/bin/swarm-node" --version >"$PREFIX/download/version" 2>>"$PREFIX/install.log" &&
-    "$TARGET/bin/python" -P -c "import swarm_node.p2p.host; $(engine_modules)" >>"$PREFIX/install.log" 2>&1 || return 1
-  [ "$ENGINE" != vllm ] || "$TARGET/vllm/bin/python" -c 'import vllm' >>"$PREFIX/install.log" 2>&1
+  "$TARGET/bin/swarm-node" --version >"$DOWNLOAD/version" 2>>"$LOG" &&
+    "$TARGET/bin/python" -P -c "import swarm_node.p2p.host; $(engine_modules)" >>"$LOG" 2>&1 || return 1
+  [ "$ENGINE" != vllm ] || "$TARGET/vllm/bin/python" -c 'import vllm' >>"$LOG" 2>&1
 }
 
 # Commands of root use the home of the service's agent by default.
@@ -398,7 +501,7 @@ tidy_up() {
     case $folder in "$TARGET" | "$BEFORE") continue ;; esac
     printf '%s\n' "$used" | grep -qxF "${folder##*/}" || rm -rf "$folder"
   done
-  rm -rf "$PREFIX/download"
+  rm -rf "$DOWNLOAD"
 }
 
 install() {
@@ -406,12 +509,12 @@ install() {
   BEFORE=$(readlink "$PREFIX/current" 2>/dev/null || true)
   BEFORE=${BEFORE:+$PREFIX/$BEFORE}
   TARGET=$PREFIX/versions/$(date +%Y%m%d-%H%M%S)-$$
-  : >"$PREFIX/install.log"
+  DOWNLOAD=$PREFIX/download LOG=$PREFIX/install.log SHOWN_LOG=$PREFIX/install.log
+  : >"$LOG"
   say "Installing into $PREFIX (details in install.log there):"
-  step "creating an environment with $PYTHON" make_environment
-  step "downloading $PACKAGE, ${VERSION:-newest version}" fetch
+  obtain
   step "installing the agent and its dependencies, each checked against its hash" install_agent
-  [ "$ENGINE" = none ] || step "installing engine $ENGINE (this is the largest part)" install_engine
+  [ "$ENGINE" = none ] || step "installing engine $ENGINE (most of about $(download_size))" install_engine
   step "checking that everything starts" check_itself
   step "switching to the new version" switch
   tidy_up
@@ -432,14 +535,16 @@ say_port() {
         say "  sudo ufw allow 8703:8710/tcp"
       fi ;;
   esac
-  say "To open no port:  swarm-node join JOIN-STRING --no-share"
+  say "To open no port, add --no-share to swarm-node join."
 }
 
 say_next() {
+  JOIN_WORDS=HOST
+  [ -z "$ROUND_JOIN" ] || JOIN_WORDS="'$ROUND_JOIN'"
   [ -z "$(agents_but "${TARGET##*/}")" ] || return 0
   case :$PATH: in
-    *:"$BIN":*) say "Next:  swarm-node join JOIN-STRING" ;;
-    *) say "$BIN is not on your PATH. Next:  $BIN/swarm-node join JOIN-STRING" ;;
+    *:"$BIN":*) say "Next:  swarm-node join $JOIN_WORDS" ;;
+    *) say "$BIN is not on your PATH. Next:  $BIN/swarm-node join $JOIN_WORDS" ;;
   esac
 }
 
@@ -530,23 +635,36 @@ uninstall() {
   fi
 }
 
+agent_source() {
+  if [ -n "$SOURCE" ]; then
+    printf 'built from %s' "$SOURCE"
+  elif [ -n "$ROUND_WHEEL" ]; then
+    printf '%s from %s' "$ROUND_WHEEL" "${ROUND_JOIN%%#*}"
+  else
+    printf '%s of %s%s' "${VERSION:-newest version}" "$PACKAGE" "${FIND_LINKS:+, also from $FIND_LINKS}"
+  fi
+}
+
 main() {
   parse "$@"
   find_system
   find_service
   if [ "$ACTION" = uninstall ]; then uninstall; return; fi
   find_python
+  find_source
   find_engine
   check_disk
   say "Engine:   $ENGINE ($WHY)"
+  say "Agent:    $(agent_source)"
   say "Python:   $PYTHON${UV:+, with $UV for environments}"
+  say "Download: about $(download_size)"
   say "Folder:   $PREFIX, needs about $wanted_mb MB of $free_mb MB free" "Command:  $BIN/swarm-node"
   if [ -n "$JOIN" ]; then
     say "Service:  $SERVICE"
   elif service_runs; then
     say "Service:  $SERVICE, which stops cleanly and restarts with the new version"
   fi
-  if [ -n "$DRY_RUN" ]; then say "Dry run: nothing was changed."; return; fi
+  if [ -n "$DRY_RUN" ]; then rehearse; return; fi
   install
   if [ -n "$JOIN" ]; then
     install_service

@@ -102,6 +102,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **payout batch**: amounts owed to owners at one checkpoint, paid together by the rail
 - **peer**: another node, as a source of chunks
 - **pending**: credit of an accepted claim that is not settled
+- **phrase**: six words that stand for the round's fingerprint, for people to compare
 - **pledge**: an owner's dearest group that was found right; it stays unpaid until no fault can come any more
 - **policy**: the model that is trained
 - **policy version**: published weights, numbered 1, 2, 3 …; its update is how many optimizer updates went into it

@@ -113,7 +113,7 @@ async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
             nursery.start_soon(partial(governor.run, watch_cards=settings.show is not None))
             if settings.show is not None:
                 nursery.start_soon(settings.show, agent.snapshot)
-            await first_of(pulse.register, governor.leaving.wait)
+            await first_of(partial(_register, pulse, me), governor.leaving.wait)
             for machine in (pulse, me.policies, me.log_watch, sender.guard, worker, notices):
                 nursery.start_soon(machine.run)
             if me.mapper is not None:
@@ -134,6 +134,11 @@ async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
     accepted = sender.verdicts.pop("accepted", 0) + sender.verdicts.pop("already_accepted", 0)
     unit = me.policies.unit.to_json()
     return RunEarnings(accepted, dict(sender.verdicts), sender.tokens, sender.credit_micros, unit), said
+
+
+async def _register(pulse: Pulse, me: Member) -> None:
+    await pulse.register()
+    me.record_joined()
 
 
 async def _let_go(governor: Governor, worker: Worker) -> None:

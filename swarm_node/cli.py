@@ -20,8 +20,8 @@ from swarm_node.commands import agent, appeal, doctor, join, keys, ledger
 from swarm_node.commands.options import DEFAULT_HOME, EngineChoice, Home, JoinText
 
 app = typer.Typer(
-    help="Run a node in a training round: download signed model versions, generate samples, earn credit.",
-    no_args_is_help=True,
+    help="Run a node in a training round: download signed model versions, generate samples, earn credit. "
+    "Without a command: print the next step.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # boxes leave the explanations a third of a narrow terminal
@@ -29,21 +29,21 @@ app = typer.Typer(
 
 app.command(
     epilog=lesson(
-        "swarm-node join http://swarm.example.org:8700#FINGERPRINT --hours 22:00-07:00",
+        "swarm-node join swarm.example.org --hours 22:00-07:00",
         "run `status` in another terminal to see progress, or `doctor` if something fails.",
         join.EXIT_CODES,
     )
 )(join.join)
 app.command(
     epilog=lesson(
-        "swarm-node mirror JOIN_STRING --upload-gb 500",
+        "swarm-node mirror --upload-gb 500",
         "the leaderboard shows how much the mirror uploaded.",
         join.EXIT_CODES,
     )
 )(join.mirror)
 app.command(
     epilog=lesson(
-        "swarm-node doctor JOIN_STRING --bundle report.zip",
+        "swarm-node doctor --bundle report.zip",
         "follow the steps shown for failed checks; then run `join`.",
         doctor.EXIT_CODES,
     )
@@ -53,14 +53,14 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
 app.command(
     epilog=lesson(
-        "swarm-node earnings JOIN_STRING",
+        "swarm-node earnings",
         "`keys address` sets the payout address; `why` explains single leases.",
         keys.EXIT_CODES,
     )
 )(keys.earnings)
 app.command(
     epilog=lesson(
-        "swarm-node appeal JOIN_STRING LEASE --reason 'this card passes my own replay'",
+        "swarm-node appeal LEASE --reason 'this card passes my own replay'",
         "run it again later to see the operator's ruling.",
         appeal.EXIT_CODES,
     )
@@ -78,19 +78,25 @@ Version = Annotated[
 ]
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def program(
+    context: typer.Context,
     version: Version = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="Write log lines as JSON objects.")] = False,
 ) -> None:
     """Options of all commands."""
     if log_json:
         os.environ[VARIABLE] = "json"  # the engine inherits it
+    if context.invoked_subcommand is None:
+        from swarm_node.commands.next_step import find_next_step
+
+        step = find_next_step(DEFAULT_HOME, os.environ.get("SWARM_VLLM_PYTHON", ""))
+        typer.echo("\n".join(step.lines()))
 
 
 @app.command(
     epilog=lesson(
-        "swarm-node bench JOIN_STRING --groups 16",
+        "swarm-node bench --groups 16",
         "run `join` with the fastest --engine and --groups.",
         "Exit codes: 0 done, 1 failed, 2 wrong usage.",
     )
@@ -100,9 +106,10 @@ def bench(
     policy: Annotated[
         str,
         typer.Argument(
-            metavar="POLICY", help="A policy folder, or the join string of a round that this home has joined."
+            metavar="POLICY",
+            help="A policy folder, or the join string of a round that this home has joined; by default the last one.",
         ),
-    ],
+    ] = "",
     *,
     home: Annotated[Path, typer.Option(help="The node's folder; used with a join string.")] = DEFAULT_HOME,
     task: Annotated[str, typer.Option(help="Task whose prompts are used; with a folder.")] = "arithmetic",
@@ -123,14 +130,16 @@ def bench(
     from protocol.policy.manifest import Sampler
     from swarm_node.base.clock import now_ms
     from swarm_node.commands import bench as benching
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
+    from swarm_node.coordinator_api.join_string import round_folder
     from swarm_node.doctor.forecast import record_speed
     from swarm_node.engine.choose import Choice, for_policy
 
     logs.to_stderr(quiet=True)
+    join = last_round.chosen(policy, home) if not policy or "://" in policy else None
     subject = (
-        benching.newest_held_version(home, joining.parse(policy))
-        if "://" in policy
+        benching.newest_held_version(home, join)
+        if join
         else benching.Subject(Path(policy), task, Sampler(temperature=1.0, max_new_tokens=max_new_tokens))
     )
 
@@ -143,8 +152,8 @@ def bench(
         shown = bar.add_task("sampling", total=groups * (batches + 1))
         measuring = partial(benching.run, groups=groups, samples=samples, batches=batches)
         result = trio.run(partial(measuring, subject, choose, on_group=lambda: bar.advance(shown)))
-    if "://" in policy:  # for the estimate of `join --dry-run` and `doctor`
-        record_speed(joining.round_folder(home, joining.parse(policy)), result.tokens_per_s, now_ms())
+    if join:  # for the estimate of `join --dry-run` and `doctor`
+        record_speed(round_folder(home, join), result.tokens_per_s, now_ms())
     if as_json:
         typer.echo(json.dumps(result._asdict()))
     else:
@@ -156,13 +165,13 @@ def bench(
 
 @app.command(
     epilog=lesson(
-        "swarm-node why JOIN_STRING LEASE --replay",
+        "swarm-node why LEASE --replay",
         "run `appeal` if you disagree with the evidence.",
         "Exit codes: 0 done, 1 failed or contradicted, 2 wrong usage; with --replay 0 pass, 3 soft fail, 4 hard fail.",
     )
 )
 def why(
-    join_string: JoinText,
+    join_string: JoinText = "",
     lease: Annotated[
         str, typer.Argument(metavar="LEASE", help="A lease or claim of this node; without it, the last 20 leases.")
     ] = "",
@@ -182,13 +191,15 @@ def why(
 
     from swarm_node.commands import why as asking
     from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
     from swarm_node.keys import identity
     from swarm_node.ledger.ledger_check import Logged
     from swarm_node.work.lease_log import Leased
 
+    join_string, lease = last_round.with_round(join_string, lease)
     if replay and not lease:
-        raise ConfigInvalid("--replay needs a lease.", hint="Run `swarm-node why JOIN_STRING` to list the last leases.")
-    join = joining.parse(join_string)
+        raise ConfigInvalid("--replay needs a lease.", hint="Run `swarm-node why` to list the last leases.")
+    join = last_round.chosen(join_string, home)
     key = identity.find_identity(home).key
     if lease:
         lease = Leased(joining.round_folder(home, join)).typed(lease)

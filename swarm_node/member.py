@@ -26,6 +26,7 @@ from swarm_node.allowance.governor import UploadCounter
 from swarm_node.allowance.rules import GB
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
+from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString, is_in_own_network, round_folder
 from swarm_node.coordinator_api.origins import open_origins
@@ -54,6 +55,7 @@ class MemberSettings:
     join: JoinString
     home: Path
     name: str
+    """Name on the leaderboard."""
     price_micros_per_mtok: int
     listen: str = ""
     """Address to listen on; empty: `reach.listening` chooses."""
@@ -68,6 +70,8 @@ class MemberSettings:
     """The owner's limits on top of those in the home, for this run."""
     witnesses: Witnesses = NOBODY
     """Witnesses that must have signed the ledger."""
+    given_name: str = ""
+    """The name that the owner gave; empty if `name` is a generated nickname."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,10 @@ class Member:
     def addresses(self) -> tuple[str, ...]:
         """Addresses at which others may dial this member, while it shares."""
         return self.reach.addresses
+
+    def record_joined(self) -> None:
+        """Store this round as the one that the home joined last."""
+        last_round.record_joined(self.settings.home, self.settings.join, self.settings.given_name)
 
     @property
     def shares(self) -> bool:

@@ -43,6 +43,7 @@ async def run(settings: MemberSettings, *, tell: Callable[[Held], None]) -> None
         pulse = Pulse(me, mirror)
         nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
         await pulse.register()
+        me.record_joined()
         for machine in (pulse, me.policies, me.log_watch, mirror):
             nursery.start_soon(machine.run)
         if me.mapper is not None:

@@ -69,7 +69,7 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/favicon.ico": "image/png", "/robots.txt": "text/plain", "/feed.atom": "application/atom+xml",
     "/training": "text/html", "/nodes/{node}": "text/html", "/entries/{index}": "text/html",
     "/metrics": "text/plain", "/healthz": "text/plain", "/v1/ledger/checkpoint": "text/plain",
-    "/v1/events": "text/event-stream",
+    "/v1/events": "text/event-stream", "/install.sh": "text/x-shellscript",
     "/v1/owners/{owner}/rates": JSON,
     "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON,
     "/v1/evaluations/samples": JSON, "/openapi.json": JSON,

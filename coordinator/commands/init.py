@@ -26,6 +26,7 @@ from coordinator.config.manual import every
 from coordinator.config.reading import with_settings
 from coordinator.tasks.kinds import FROM_FILES, KNOWN
 from protocol.errors import ConfigInvalid, SwarmError
+from protocol.policy.phrase import phrase
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def init(
     round_ = Round(config)
     round_.close()
     if new:
-        _say_next(config_file, config)
+        _say_next(config_file, config, phrase(round_.round_id))
     typer.echo(config.round.join_string(round_.round_id))
 
 
@@ -158,7 +159,7 @@ def _write(path: Path, settings: list[str]) -> None:
     typer.echo(f"Wrote {path}: it lists every setting with its default and its meaning. You can edit it.", err=True)
 
 
-def _say_next(config_file: Path, config: Config) -> None:
+def _say_next(config_file: Path, config: Config, words: str) -> None:
     keys = config.round.directory / "keys"
     for line in manual.warnings(config):
         typer.echo(f"warning: {line}", err=True)
@@ -167,6 +168,7 @@ def _say_next(config_file: Path, config: Config) -> None:
         f"  1. Move {keys / 'root.pem'} to offline storage: it is needed only to change the other keys.",
         f"  2. swarm-coordinator plan {config_file} --help: how many nodes the round needs, and the cost.",
         f"  3. swarm-coordinator launch {config_file}",
-        "  4. Send participants the join string below; they run `swarm-node join` with it.",
+        "  4. Send participants the join string below; they run `swarm-node join` with it. Those who type only the",
+        f"     host compare this phrase, which you publish elsewhere, too: {words}",
     ):
         typer.echo(line, err=True)

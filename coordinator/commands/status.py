@@ -13,6 +13,7 @@ from coordinator.commands import asking
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import NotAuthorised, NotFound, Unreachable
+from protocol.policy.phrase import phrase
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +50,7 @@ def status(
             typer.echo(
                 f"Join with:   swarm-node join {state['join_string']}"
             )  # whole, to be copied: no panel breaks it
+            typer.echo(f"Phrase:      {phrase(state['round_id'])}")
         return
     try:
         if screen.can_draw(console) and not as_json:

@@ -50,6 +50,9 @@ class RoundSection(Section):
     tls_certificate: Path = Field(Path("tls.crt"), description="PEM file of the certificate and its chain")
     tls_key: Path = Field(Path("tls.key"), description="PEM file of its private key")
     public_url: str = Field("", description="URL at which nodes reach the coordinator; empty: the listen address")
+    agent_wheel: str = Field(
+        "", description="wheel of echo-swarm that this coordinator's /install.sh installs; empty: the newest release"
+    )
     connections_per_address: int = Field(
         256, ge=0, description="maximum HTTP connections from one remote address; 0: no limit"
     )

@@ -17,7 +17,7 @@ from coordinator.pages.site import Site
 from coordinator.reports.curves import REWARD, Branch, BroadcastSpread, Point, thinned
 from coordinator.reports.history import Incident
 from coordinator.reports.overview import bound_in_force
-from protocol.text.money import Unit, parse_unit
+from protocol.text.money import MICROS, Unit, parse_unit
 from protocol.text.plain import plural
 from protocol.work.learning import EvaluationSamples
 

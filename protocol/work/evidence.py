@@ -118,7 +118,7 @@ def build_evidence(error: SwarmError, *, envelope: bytes, lease_id: str, claim_i
 def command(code: str, lease_id: str) -> str:
     """Return the command that repeats the check of a code; viewers rebuild it, because evidence is untrusted."""
     replay = " --replay" if RULES.get(code, _OTHER).replays else ""
-    return f"swarm-node why JOIN_STRING {lease_id[:32] or 'LEASE'}{replay}"
+    return f"swarm-node why {lease_id[:32] or 'LEASE'}{replay}"
 
 
 def _claim_id(envelope: bytes) -> str:

@@ -21,8 +21,10 @@ EXIT_CODES = "Exit codes: 0 recorded, now or before; 1 failed or nothing was tak
 
 
 def appeal(
-    join_string: JoinText,
-    lease: Annotated[str, typer.Argument(metavar="LEASE", help="The lease or claim; `swarm-node why` lists them.")],
+    join_string: JoinText = "",
+    lease: Annotated[
+        str, typer.Argument(metavar="LEASE", help="The lease or claim; `swarm-node why` lists them.")
+    ] = "",
     reason: Annotated[str, typer.Option(help="What the operator should know; the evidence they have.")] = "",
     home: Annotated[Path, typer.Option(help="The node's folder, whose key signs.")] = DEFAULT_HOME,
     owner_key: Annotated[Path | None, typer.Option(help="Sign with this owner's key in place of the node's.")] = None,
@@ -35,11 +37,15 @@ def appeal(
 
     from protocol.work.appeal import Appeal, seal_appeal
     from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.keys import identity
     from swarm_node.work.lease_log import Leased
 
-    join = joining.parse(join_string)
+    join_string, lease = last_round.with_round(join_string, lease)
+    if not lease:
+        raise ConfigInvalid("The command needs a lease.", hint="Run `swarm-node why` to list the last leases.")
+    join = last_round.chosen(join_string, home)
     key = unlocked(owner_key, passphrase_file, passphrase_fd) if owner_key else identity.find_identity(home).key
     lease = Leased(joining.round_folder(home, join)).typed(lease)
     try:

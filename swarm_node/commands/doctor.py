@@ -15,6 +15,7 @@ from swarm_node.commands.options import (
     DtypeOption,
     EngineDtype,
     Home,
+    JoinText,
     ListenOption,
     ThreadsOption,
     VllmPythonOption,
@@ -24,13 +25,9 @@ EXIT_CODES = "Exit codes: 0 a node can work here, 1 a check failed, 2 wrong usag
 
 
 def doctor(
-    join_string: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOIN_STRING", help="The round's join string; without it, only this machine is checked."
-        ),
-    ] = "",
+    join_string: JoinText = "",
     home: Home = DEFAULT_HOME,
+    machine: Annotated[bool, typer.Option("--machine", help="Check only this machine, without a round.")] = False,
     listen: ListenOption = "",
     threads: ThreadsOption = 0,
     device: DeviceOption = Device.AUTO,
@@ -44,14 +41,15 @@ def doctor(
 ) -> None:
     """Check GPU, memory, disk, network, clock and engines; print cause, evidence and next step of each problem.
 
-    Each check ends in ok, warn, fail or skip. Without a join string only the machine is checked. Nothing is
-    registered, and nothing is left behind. Read the file that --bundle writes before you send it.
+    Each check ends in ok, warn, fail or skip. Before a node has joined a round, only the machine is checked, unless a
+    join string is given. Nothing is registered, and nothing is left behind. Read the file that --bundle writes
+    before you send it.
     """
     import trio
 
     from protocol.errors import ConfigInvalid
     from swarm_node.allowance import settings
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
     from swarm_node.doctor import bundle as bundling
     from swarm_node.doctor import report
     from swarm_node.doctor.examine import Patient, examine
@@ -60,7 +58,10 @@ def doctor(
     logs.to_stderr(quiet=True)
     if bundle is not None and bundle.exists():
         raise ConfigInvalid(f"{bundle} exists already.", hint="Choose another file.")
-    join = joining.parse(join_string) if join_string else None
+    if machine and join_string:
+        raise ConfigInvalid("--machine checks no round.", hint="Leave out the join string, or --machine.")
+    asked = bool(join_string) or last_round.find_last(home) is not None
+    join = last_round.chosen(join_string, home) if asked and not machine else None
     kept = settings.read(home)
     options = EngineOptions(
         kept.threads or threads, device.value, dtype.value, -1, vllm_python, kept.vram_share, kept.turns_mib

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protocol.errors import SwarmError, named
+from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK
 from protocol.people.nicknames import nickname
 from protocol.text.money import parse_unit
@@ -20,9 +21,10 @@ from swarm_node.base.waiting import leave_with_parent
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
     DEFAULT_HOME,
+    ConfirmOptions,
     DryRunOption,
     EngineChoice,
-    JoinText,
+    JoinTarget,
     LimitOptions,
     NameOption,
     PriceOption,
@@ -46,9 +48,10 @@ EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 error
 
 @with_option_groups
 def join(
-    join_string: JoinText,
+    join_string: JoinTarget = "",
     *,
-    name: NameOption = "",
+    confirm: ConfirmOptions,
+    name: NameOption = None,
     price: PriceOption = PRICE_DEFAULT_MICROS_PER_MTOK,
     home: Annotated[Path, typer.Option(help="Folder for the key, unsent work and policy files.")] = DEFAULT_HOME,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Number of prompt groups sampled at once.")] = 8,
@@ -87,7 +90,8 @@ def join(
     machine = this_machine()
     choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
     trusted = witnesses_of(witness, quorum)
-    me = _member(join_string, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted)
+    join_string = round_of(join_string, home, confirm)
+    me = build_member(join_string, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted)
     if dry_run or not (quiet or as_json):
         _preview(me, must=dry_run)
     choose_engine = _fitting(me, sampling.engine.value, options, machine)
@@ -105,9 +109,10 @@ def join(
 
 @with_option_groups
 def mirror(
-    join_string: JoinText,
+    join_string: JoinTarget = "",
     *,
-    name: NameOption = "",
+    confirm: ConfirmOptions,
+    name: NameOption = None,
     home: Annotated[Path, typer.Option(help="Folder for the key and policy files.")] = DEFAULT_HOME,
     reach: ReachOptions,
     upload_gb: UploadOption = None,
@@ -124,7 +129,8 @@ def mirror(
     from swarm_node import mirror as mirroring
 
     logs.to_stderr(quiet)
-    settings = _member(join_string, home, name, reach, LimitOptions(upload_gb=upload_gb).typed())
+    join_string = round_of(join_string, home, confirm)
+    settings = build_member(join_string, home, name, reach, LimitOptions(upload_gb=upload_gb).typed())
 
     def tell(held: mirroring.Held) -> None:
         said = json.dumps(held.to_json()) if as_json else f"Version {held.version} stored: {held.bytes} bytes."
@@ -133,10 +139,37 @@ def mirror(
     trio.run(partial(mirroring.run, settings, tell=tell))
 
 
-def _member(
+def round_of(target: str, home: Path, confirm: ConfirmOptions) -> str:
+    """Return the join string of a host, once the owner has confirmed it; other targets stay as they are."""
+    import trio
+
+    from swarm_node.coordinator_api import last_round, short_join
+
+    if not short_join.is_short(target):
+        if confirm != ConfirmOptions():
+            raise ConfigInvalid(
+                "--phrase and --fingerprint confirm the round of a host.",
+                hint="A join string contains the fingerprint: leave these options out.",
+            )
+        return target
+    if confirm == ConfirmOptions() and (known := last_round.find_by_url(home, short_join.urls_of(target))):
+        return str(known)
+    ask = _ask_owner if sys.stdin.isatty() and sys.stderr.isatty() else None
+    proof = short_join.Proof(confirm.phrase, confirm.fingerprint, ask)
+    return str(trio.run(short_join.find_round, target, proof))
+
+
+def _ask_owner(url: str, phrase: str) -> bool:
+    """Show the phrase of a round, and return True if the owner confirms it."""
+    typer.echo(f"{url} serves the round with this phrase:\n\n    {phrase}\n", err=True)
+    typer.echo("Compare it with the phrase that the operator gave you another way than by this address.", err=True)
+    return typer.confirm("Are all six words the same?", default=False, err=True)
+
+
+def build_member(
     join_string: str,
     home: Path,
-    name: str,
+    name: str | None,
     reach: ReachOptions,
     limits: dict[str, Any],
     *,
@@ -146,16 +179,18 @@ def _member(
 ) -> "member.MemberSettings":
     """Return the settings of a member; create its key if there is none."""
     from swarm_node import member
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
     from swarm_node.keys import delegation, identity
 
-    join = joining.parse(join_string)
-    check_settings(name or "-", price, reach.listen, reach.advertise)
+    join = last_round.chosen(join_string, home)
+    given = last_round.name_of(home) if name is None else name
+    check_settings(given or "-", price, reach.listen, reach.advertise)
     me = identity.load_or_create(home / identity.FILE).key.node_id
     return member.MemberSettings(
         join=join,
         home=home,
-        name=name or nickname(me),
+        name=given or nickname(me),
+        given_name=given,
         price_micros_per_mtok=price,
         **asdict(reach),
         delegation=delegation.kept(home, me, owner),

@@ -15,7 +15,7 @@ import typer
 from protocol.errors import ConfigInvalid, MalformedMessage
 from protocol.text.lesson import lesson
 from protocol.text.money import Unit, pace_text
-from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, JoinText
+from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, HomeOfRound, JoinText
 
 if TYPE_CHECKING:
     from protocol.people.owner import Earnings, Statement, StatementReply
@@ -174,7 +174,8 @@ def delegate(
 )
 def revoke(
     node_id: NodeText,
-    join_string: JoinText,
+    join_string: JoinText = "",
+    home: HomeOfRound = DEFAULT_HOME,
     owner_key: OwnerKey = DEFAULT_OWNER_KEY,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -184,25 +185,26 @@ def revoke(
     The node gets no more work in this round and cannot send any.
     """
     from protocol.people.owner import Revocation
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
 
     said = _typed(Revocation, node_id=node_id, number=_number())
-    reply = _state(joining.parse(join_string), unlocked(owner_key, passphrase_file, passphrase_fd), said)
+    reply = _state(last_round.chosen(join_string, home), unlocked(owner_key, passphrase_file, passphrase_fd), said)
     typer.echo(f"{reply.outcome}: the key of {node_id} is revoked.")
 
 
 @app.command(
     epilog=lesson(
-        "swarm-node keys address JOIN_STRING evm:0x52908400098527886E0F7030069857D2E4169EE7",
+        "swarm-node keys address evm:0x52908400098527886E0F7030069857D2E4169EE7",
         "`swarm-node earnings` shows the address and the time from which it applies.",
         EXIT_CODES,
     )
 )
 def address(
-    join_string: JoinText,
+    join_string: JoinText = "",
     where: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="Payout address: evm:0x… or text:…, as the round requires.")
-    ],
+    ] = "",
+    home: HomeOfRound = DEFAULT_HOME,
     owner_key: OwnerKey = DEFAULT_OWNER_KEY,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -213,10 +215,15 @@ def address(
     the operator changed it. An owner may do so 4 times a day, and more often with validated work.
     """
     from protocol.people.owner import PayoutAddress
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
     from swarm_node.ledger.notices import day
 
-    join = joining.parse(join_string)
+    join_string, where = last_round.with_round(join_string, where)
+    if not where:
+        raise ConfigInvalid(
+            "The command needs a payout address.", hint="Give evm:0x… or text:…, as the round requires."
+        )
+    join = last_round.chosen(join_string, home)
     said = _typed(PayoutAddress, round_id=join.round_id, address=where, number=_number())
     reply = _state(join, unlocked(owner_key, passphrase_file, passphrase_fd), said)
     typer.echo(f"{reply.outcome}: {where} applies from {day(reply.counts_from_ms)}.")
@@ -281,13 +288,13 @@ def restore(
     _copy(source, owner_key, passphrase_file, passphrase_fd)
 
 
-def earnings(join_string: JoinText, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+def earnings(join_string: JoinText = "", home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Show what this node and the owner's other nodes have earned, what was paid, and the payout address."""
     import trio
 
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
 
-    summary, rates, unit = trio.run(_earnings, joining.parse(join_string), home)
+    summary, rates, unit = trio.run(_earnings, last_round.chosen(join_string, home), home)
     show_earnings(summary, rates, unit, as_json=as_json)
 
 

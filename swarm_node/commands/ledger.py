@@ -18,7 +18,7 @@ from protocol.text.lesson import lesson
 from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import counted
 from swarm_node.base import disk
-from swarm_node.commands.options import DEFAULT_HOME, JoinText
+from swarm_node.commands.options import DEFAULT_HOME, HomeOfRound, JoinText
 
 if TYPE_CHECKING:
     from ledger.payout_proof import PayoutLine
@@ -46,19 +46,21 @@ EXIT_CODES = "Exit codes: 0 verified, 1 not verified, 2 wrong usage."
 
 @app.command(
     epilog=lesson(
-        "swarm-node ledger verify JOIN_STRING --save ledger-files",
+        "swarm-node ledger verify --save ledger-files",
         "`ledger receipts` saves the proofs of your own credit.",
         EXIT_CODES,
     )
 )
 def verify(
-    join_string: JoinText,
+    join_string: JoinText = "",
+    *,
     keys: WitnessKeys,
     folder: Annotated[
         Path | None, typer.Option("--from", help="Verify files that were saved with --save, offline.")
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Save the files to this folder for --from.")] = None,
     quorum: Quorum = None,
+    home: HomeOfRound = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
     """Verify the ledger from its public files: the tree, the balances and the leaderboard.
@@ -68,10 +70,10 @@ def verify(
     """
     import trio
 
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
 
     witnesses = witnesses_of(keys, quorum)
-    result = trio.run(_verify, joining.parse(join_string), folder, save, witnesses, not as_json)
+    result = trio.run(_verify, last_round.chosen(join_string, home), folder, save, witnesses, not as_json)
     if as_json:
         typer.echo(json.dumps(asdict(result)))
         return
@@ -98,13 +100,13 @@ def verify(
 
 @app.command(
     epilog=lesson(
-        "swarm-node ledger receipts JOIN_STRING",
+        "swarm-node ledger receipts",
         "anyone can check these files with `ledger check`, without a network.",
         EXIT_CODES,
     )
 )
 def receipts(
-    join_string: JoinText,
+    join_string: JoinText = "",
     home: Annotated[Path, typer.Option(help="The node's folder; receipts are saved in it.")] = DEFAULT_HOME,
     offline: Annotated[bool, typer.Option("--offline", help="Check the saved ones only, without a network.")] = False,
     as_json: AsJson = False,
@@ -112,9 +114,9 @@ def receipts(
     """Fetch and check a receipt for every accepted rollout of this node; receipts prove its credit permanently."""
     import trio
 
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
 
-    kept, missing, unit = trio.run(_receipts, joining.parse(join_string), home, offline)
+    kept, missing, unit = trio.run(_receipts, last_round.chosen(join_string, home), home, offline)
     if as_json:
         typer.echo(json.dumps({"receipts": kept, "missing": missing}))
         return
@@ -128,13 +130,13 @@ def receipts(
 
 @app.command(
     epilog=lesson(
-        "swarm-node ledger payouts JOIN_STRING",
+        "swarm-node ledger payouts",
         "anyone can check these files with `ledger check`; an EVM payout contract accepts the proof.",
         EXIT_CODES,
     )
 )
 def payouts(
-    join_string: JoinText,
+    join_string: JoinText = "",
     home: Annotated[Path, typer.Option(help="The node's folder; proofs are saved in it.")] = DEFAULT_HOME,
     offline: Annotated[bool, typer.Option("--offline", help="Check the saved ones only, without a network.")] = False,
     as_json: AsJson = False,
@@ -143,9 +145,9 @@ def payouts(
     import trio
 
     from protocol.text.plain import one_line
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
 
-    join = joining.parse(join_string)
+    join = last_round.chosen(join_string, home)
     lines, unit = trio.run(_payouts, join, home, offline)
     if as_json:
         rows = [_as_json(join.round_id, line) for _, line in lines if line]
@@ -165,25 +167,22 @@ def payouts(
 
 @app.command(
     epilog=lesson(
-        "swarm-node ledger check JOIN_STRING RECEIPT",
+        "swarm-node ledger check RECEIPT",
         "if it proves a fork, publish it: an honest coordinator never signs two histories.",
         EXIT_CODES,
     )
 )
 def check(
-    join_string: JoinText,
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", exists=True, dir_okay=False, help="A receipt, or a proof of a payout or a fork."
-        ),
-    ],
+    join_string: JoinText = "",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A receipt, or a proof of a payout or a fork.")] = "",
+    home: HomeOfRound = DEFAULT_HOME,
 ) -> None:
     """Check a proof file without a network: of a claim, a payout, or a fork of the ledger."""
     from ledger import payout_proof, proof
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
 
-    round_id, data = joining.parse(join_string).round_id, file.read_bytes()
+    join_string, file = last_round.with_round(join_string, file)
+    round_id, data = last_round.chosen(join_string, home).round_id, _proof_bytes(file)
     kind = proof.kind_of(data)
     if kind not in (proof.RECEIPT, payout_proof.KIND, proof.FORK):
         raise ProofInvalid(
@@ -206,13 +205,13 @@ def check(
 
 @app.command(
     epilog=lesson(
-        "swarm-node ledger witness JOIN_STRING --name example.org/anna --submit",
+        "swarm-node ledger witness --name example.org/anna --submit",
         "run it every few minutes, and publish your key for `ledger verify --witness`.",
         EXIT_CODES,
     )
 )
 def witness(
-    join_string: JoinText,
+    join_string: JoinText = "",
     home: Annotated[
         Path, typer.Option(help="Folder for the witness's key and the checkpoints it has seen.")
     ] = DEFAULT_HOME,
@@ -228,9 +227,9 @@ def witness(
     """
     import trio
 
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.coordinator_api import last_round
 
-    join = joining.parse(join_string)
+    join = last_round.chosen(join_string, home)
     folder = home / "witness" / join.round_id[:16]
     with _alone(folder):
         key, note = trio.run(_witness, join, home, folder, name)
@@ -238,6 +237,16 @@ def witness(
         if submit:
             typer.echo(f"coordinator: {trio.run(_submit, join, note)}", err=True)
     typer.echo(note.decode(), nl=False)
+
+
+def _proof_bytes(file: str) -> bytes:
+    """Read a proof file; raise `ConfigInvalid` if there is none."""
+    if not file:
+        raise ConfigInvalid("The command needs a proof file.", hint="They are in rounds/ of a node's home.")
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigInvalid(f"{file} cannot be read ({error.strerror}).", hint="Check the path.") from None
 
 
 def witnesses_of(texts: list[str], quorum: int | None) -> "Witnesses":

@@ -58,7 +58,25 @@ VllmPythonOption = Annotated[
     str, typer.Option(envvar="SWARM_VLLM_PYTHON", help="vllm: path of the Python interpreter that has vLLM installed.")
 ]
 JoinText = Annotated[
-    str, typer.Argument(metavar="JOIN_STRING", help="The round's join string: http://host:port#fingerprint.")
+    str,
+    typer.Argument(
+        metavar="JOIN_STRING",
+        help="The round's join string, http://host:port#fingerprint; by default the round that was joined last.",
+    ),
+]
+JoinTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOIN_STRING",
+        help="The round's join string, http://host:port#fingerprint, or only its host, which you then confirm by a "
+        "phrase of six words; by default the round that was joined last.",
+    ),
+]
+PhraseOption = Annotated[
+    str, typer.Option(help="With a host: the six words of the round, from its operator; other words are refused.")
+]
+FingerprintOption = Annotated[
+    str, typer.Option(help="With a host: the round's fingerprint, from its operator; another one is refused.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")]
@@ -87,11 +105,18 @@ AdvertiseOption = Annotated[
     typer.Option(help="Address (host:port) that other nodes connect to, if it differs from --listen; comma-separated."),
 ]
 Home = Annotated[Path, typer.Option(help="The node's folder.")]
+HomeOfRound = Annotated[Path, typer.Option(help="The node's folder, which names the round without a join string.")]
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print demand, expected earnings and whether the model fits; then exit.")
 ]
-NameOption = Annotated[str, typer.Option(help="Name of this node on the leaderboard; by default a generated nickname.")]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of this node on the leaderboard, or name@team; kept for the next time. By default the name that was "
+        "given last, else a generated nickname; '' returns to the nickname."
+    ),
+]
 PriceOption = Annotated[
     int, typer.Option(help="Your price per million validated tokens, in millionths of the round's unit.")
 ]
@@ -136,6 +161,14 @@ class EngineChoice:
             return chosen
         threads = limits.threads or self.threads
         return chosen._replace(threads=threads, vram_share=limits.vram_share, turns_mib=limits.turns_mib)
+
+
+@dataclass(frozen=True)
+class ConfirmOptions:
+    """The options that confirm the round of a host."""
+
+    phrase: PhraseOption = ""
+    fingerprint: FingerprintOption = ""
 
 
 @dataclass(frozen=True)

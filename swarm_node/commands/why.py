@@ -77,7 +77,7 @@ MEANING: dict[str, str] = {
 """Explanations of the states of a lease or its claim."""
 
 LEGEND = "Meaning of the states:"
-ONE = "Details of one lease: `swarm-node why JOIN_STRING LEASE` (the first 6 characters are enough)."
+ONE = "Details of one lease: `swarm-node why LEASE` (the first 6 characters are enough)."
 
 REPLAY_MAX_S = 3 * 3600.0
 """A CPU takes an hour for a large policy; a malicious tokenizer never ends."""
@@ -259,14 +259,14 @@ def _position(at: ReportedPosition) -> str:
 
 def repeated(explanation: Explanation) -> str:
     """Return the command that repeats the check on the node's own machine."""
-    return f"swarm-node why JOIN_STRING {explanation.lease_id} --replay"
+    return f"swarm-node why {explanation.lease_id} --replay"
 
 
 def _appeal(explanation: Explanation) -> Iterator[str]:
     """Yield the state of the appeal, or the command to appeal."""
     match explanation.appeal:
         case "possible":
-            yield f"  if that check passes, appeal: `swarm-node appeal JOIN_STRING {explanation.lease_id} --reason …`"
+            yield f"  if that check passes, appeal: `swarm-node appeal {explanation.lease_id} --reason …`"
         case "open":
             yield "  appeal: waiting for the operator's ruling"
         case "granted" | "denied":

@@ -26,6 +26,9 @@ class JoinString:
     url: str
     round_id: str
 
+    def __str__(self) -> str:
+        return f"{self.url}#{self.round_id}"
+
 
 def round_folder(home: Path, join: JoinString) -> Path:
     """Return the folder of a round in a node's home."""

@@ -61,16 +61,14 @@ class Leased:
         """Return the full id of a lease or claim that a user typed; the start of a recorded lease suffices."""
         if not re.fullmatch(f"[0-9a-f]{{{TYPED_MIN},64}}", text):
             raise ConfigInvalid(
-                f"'{text}' is not the id of a lease or a claim.", hint="Run `swarm-node why JOIN_STRING` to list them."
+                f"'{text}' is not the id of a lease or a claim.", hint="Run `swarm-node why` to list them."
             )
         if len(text) in (LEASE_CHARS, CLAIM_CHARS):
             return text
         matches = [lease_id for lease_id in self._notes() if lease_id.startswith(text)]
         if len(matches) != 1:
             many = f"{len(matches)} leases in this folder start" if matches else "No lease in this folder starts"
-            raise ConfigInvalid(
-                f"{many} with {text}.", hint="Give the full id; run `swarm-node why JOIN_STRING` to list them."
-            )
+            raise ConfigInvalid(f"{many} with {text}.", hint="Give the full id; run `swarm-node why` to list them.")
         return matches[0]
 
     def _notes(self) -> dict[str, str]:

@@ -144,7 +144,7 @@ class Guard:
         codes = ", ".join(dict.fromkeys(rejection.code for rejection in self.lately))
         if self._faults >= REJECTIONS_MAX:
             said = f"{self._faults} rollouts in a row were rejected ({codes}); the last, lease {last.lease_id}: "
-            evidence = f"`swarm-node why JOIN_STRING {last.lease_id}` shows the evidence"
+            evidence = f"`swarm-node why {last.lease_id}` shows the evidence"
             hint = f"{evidence}, `swarm-node doctor` checks the engine."
         else:
             said = f"{self._late} rollouts in a row came too late ({codes}); the last, lease {last.lease_id}: "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[2] / "installers" / "install.sh"
 NEEDED = ("sh", "env", "uname", "id", "ldd", "grep", "sed", "tr", "head", "tail", "cut", "awk", "df", "dirname", "date")
-TOOLS = (*NEEDED, "cat", "mkdir", "rmdir", "rm", "mv", "ln", "ls", "chmod", "readlink", "sleep")
+TOOLS = (*NEEDED, "cat", "mkdir", "rmdir", "rm", "mv", "ln", "ls", "chmod", "readlink", "sleep", "mktemp")
 
 
 @dataclass
@@ -33,8 +33,11 @@ class Machine:
         } | dict(more)  # fmt: skip
 
     def command(self, *options: str) -> list[str]:
-        place = ["--prefix", str(self.prefix), "--bin", str(self.home / "bin"), "--find-links", str(self.wheels)]
-        return ["/bin/sh", str(SCRIPT), *place, *options]
+        return self.bare_command("--find-links", str(self.wheels), *options)
+
+    def bare_command(self, *options: str, script: Path = SCRIPT) -> list[str]:
+        """Return the command without a folder of wheels."""
+        return ["/bin/sh", str(script), "--prefix", str(self.prefix), "--bin", str(self.home / "bin"), *options]
 
     def run(self, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
         command = self.command("--engine", "none", *options) if "--engine" not in options else self.command(*options)

@@ -28,7 +28,7 @@ def main():
 """
 
 
-def small_wheel(folder: Path, version: str, *, exit_code: int = 0) -> Path:
+def small_wheel(folder: Path, version: str, *, exit_code: int = 0, uv_lock: str = "# nothing\n") -> Path:
     """Write a wheel of that version, whose program ends with that code."""
     root = Path(__file__).resolve().parents[2]
     info = f"echo_swarm-{version}.dist-info"
@@ -39,6 +39,7 @@ def small_wheel(folder: Path, version: str, *, exit_code: int = 0) -> Path:
         "swarm_node/p2p/host.py": "",
         "swarm_node/installation/node.lock": "# nothing\n",
         "swarm_node/installation/constraints.txt": "",
+        "swarm_node/installation/uv.lock": uv_lock,
         f"{info}/METADATA": METADATA.format(version=version),
         f"{info}/WHEEL": WHEEL,
         f"{info}/entry_points.txt": "[console_scripts]\nswarm-node = swarm_node.cli:main\n",
@@ -46,16 +47,71 @@ def small_wheel(folder: Path, version: str, *, exit_code: int = 0) -> Path:
         f"swarm_node/installation/{name}": (root / "installers" / name).read_text()
         for name in ("launchd.plist", "system.service", "user.service")
     }
+    return _wheel(folder / f"echo_swarm-{version}-py3-none-any.whl", info, files)
+
+
+UV = """#!/bin/sh
+echo "$*" >"$HOME/uv-arguments"
+while [ "$1" != --python ]; do shift; done
+site=$(echo "${2%/bin/python}"/lib/python3.*/site-packages)
+printf 'class version: cuda = %s\\n' "${FAKE_CUDA:-None}" >"$site/torch.py"
+: >"$site/transformers.py"
+"""
+
+
+def small_uv(folder: Path) -> str:
+    """Write a wheel of a program named uv, which notes its arguments; return its lock."""
+    info = "uv-0.1.dist-info"
+    files = {
+        "uv-0.1.data/scripts/uv": UV,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: uv\nVersion: 0.1\n",
+        f"{info}/WHEEL": WHEEL,
+    }
+    wheel = _wheel(folder / "uv-0.1-py3-none-any.whl", info, files)
+    return f"uv==0.1 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+
+
+def _wheel(wheel: Path, info: str, files: dict[str, str]) -> Path:
     record = f"{info}/RECORD"
     lines = [f"{name},sha256={_hash(text)},{len(text.encode())}" for name, text in files.items()]
-    files[record] = "\n".join([*lines, f"{record},,", ""])
-    folder.mkdir(parents=True, exist_ok=True)
-    wheel = folder / f"echo_swarm-{version}-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
+        for name, text in (files | {record: "\n".join([*lines, f"{record},,", ""])}).items():
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = (0o100755 if "/scripts/" in name else 0o100644) << 16
+            archive.writestr(entry, text)
     return wheel
 
 
 def _hash(text: str) -> str:
     return urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "echo-swarm"
+version = "{version}"
+"""
+BACKEND = """
+import shutil
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    return shutil.copy({wheel!r}, folder).rpartition("/")[2]
+"""
+
+
+def small_checkout(folder: Path, version: str) -> Path:
+    """Write a checkout whose build gives the small wheel of that version; return its install.sh."""
+    installers = folder / "installers"
+    installers.mkdir(parents=True)
+    wheel = small_wheel(folder / "built", version)
+    (folder / "pyproject.toml").write_text(PROJECT.format(version=version))
+    (folder / "backend.py").write_text(BACKEND.format(wheel=str(wheel)))
+    (installers / "build.lock").write_text("# nothing\n")
+    script = installers / "install.sh"
+    script.write_text((Path(__file__).resolve().parents[2] / "installers" / "install.sh").read_text())
+    return script

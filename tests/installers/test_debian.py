@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A minimal system with our wheel and script in /swarm, and with this machine's way to the package index."""
+    """A minimal system with our wheel, script and checkout in /swarm, and with this machine's way to the index."""
     root = tmp_path_factory.mktemp("debian") / "root"
     prepared = os.environ["ECHO_SWARM_DEBIAN"]
     if Path(prepared, "bin").is_dir():
@@ -36,6 +36,12 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     build = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
     subprocess.run([sys.executable, "-P", "-c", build, str(swarm)], cwd=ROOT, check=True)
     shutil.copy(ROOT / "installers" / "install.sh", swarm)
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    archive = subprocess.run(
+        ["tar", "-c", "--null", "-T", "-"], cwd=ROOT, input=files, capture_output=True, check=True
+    ).stdout
+    (swarm / "checkout").mkdir()
+    subprocess.run(["tar", "-x", "-C", swarm / "checkout"], input=archive, check=True)
     if CERTIFICATES.exists():
         shutil.copy(CERTIFICATES, root / CERTIFICATES.relative_to("/"))
     shutil.copy("/etc/resolv.conf", root / "etc" / "resolv.conf")
@@ -67,3 +73,12 @@ def test_a_bare_debian_gets_a_node_without_a_compiler(debian: Path) -> None:
     gone = inside(debian, "sh", "/swarm/install.sh", "--uninstall")
     assert gone.returncode == 0, gone.stderr
     assert inside(debian, "sh", "-c", "command -v swarm-node").returncode != 0
+
+
+def test_a_checkout_is_enough_on_a_bare_debian(debian: Path) -> None:
+    """One command, with `python3` and without `python`."""
+    assert inside(debian, "sh", "-c", "command -v python").returncode != 0
+    install = inside(debian, "sh", "/swarm/checkout/installers/install.sh", "--engine", "none")
+    assert install.returncode == 0, install.stdout + install.stderr
+    assert inside(debian, "swarm-node", "--version").stdout.startswith("echo-swarm ")
+    assert inside(debian, "sh", "/swarm/install.sh", "--uninstall").returncode == 0

@@ -39,6 +39,16 @@ def test_the_lock_is_what_constraints_and_dependencies_say() -> None:
     assert not moved, f"run `make lock`: {sorted(moved)} differ from constraints.txt"
 
 
+@pytest.mark.parametrize(("name", "package"), [("build.lock", "hatchling"), ("uv.lock", "uv")])
+def test_tools_of_the_installer_are_those_that_constraints_name(name: str, package: str) -> None:
+    locked, constraints = pins(FOLDER / name), pins(ROOT / "constraints.txt")
+    assert package in locked
+    moved = {name for name, version in locked.items() if constraints.get(name, version) != version}
+    assert not moved, f"run `make lock`: {sorted(moved)} differ from constraints.txt"
+    blocks = re.split(r"\n(?=\S)", (FOLDER / name).read_text().strip())
+    assert all("--hash=sha256:" in block for block in blocks)
+
+
 @pytest.mark.parametrize("lock", ["node.lock", "vllm.lock"])
 def test_every_locked_package_has_a_hash(lock: str) -> None:
     blocks = re.split(r"\n(?=\S)", (FOLDER / lock).read_text().strip())

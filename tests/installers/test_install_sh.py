@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.installers.machine import Machine
-from tests.installers.small_agent import small_wheel
+from tests.installers.machine import SCRIPT, Machine
+from tests.installers.small_agent import small_checkout, small_uv, small_wheel
 
 
 def test_a_dry_run_says_everything_and_changes_nothing(machine: Machine) -> None:
@@ -18,6 +19,73 @@ def test_a_dry_run_says_everything_and_changes_nothing(machine: Machine) -> None
     assert "Engine:   none" in run.stdout
     assert str(machine.prefix) in run.stdout
     assert list(machine.home.iterdir()) == []
+
+
+def run_bare(machine: Machine, script: Path, *options: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script without a folder of wheels."""
+    command = machine.bare_command("--engine", "none", *options, script=script)
+    return subprocess.run(command, env=machine.environment({}), capture_output=True, text=True, check=False, **more)
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]], ids=["installation", "dry run"])
+def test_a_dry_run_fails_where_the_installation_would_fail(machine: Machine, options: list[str]) -> None:
+    alone = machine.home.parent / "install.sh"
+    alone.write_text(SCRIPT.read_text())
+    run = run_bare(machine, alone, *options)
+    assert run.returncode == 1
+    assert "No release of echo-swarm was found" in run.stderr
+    assert "--find-links FOLDER" in run.stderr
+    assert bool(list(machine.home.iterdir())) == (not options), "a dry run leaves nothing"
+
+
+def test_a_dry_run_refuses_the_wheel_that_the_installation_would_refuse(machine: Machine) -> None:
+    run = machine.run("--dry-run", "--sha256", "00" * 32)
+    assert run.returncode == 1
+    assert "has the SHA-256" in run.stderr
+    assert list(machine.home.iterdir()) == []
+
+
+def test_a_checkout_is_built_and_installed(machine: Machine, tmp_path: Path) -> None:
+    script = small_checkout(tmp_path / "checkout", "3.0")
+    before = sorted(path.name for path in script.parents[1].iterdir())
+    dry = run_bare(machine, script, "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert f"built from {script.parents[1]}" in dry.stdout
+    assert list(machine.home.iterdir()) == []
+    run = run_bare(machine, Path("installers/install.sh"), cwd=script.parents[1])
+    assert run.returncode == 0, run.stderr
+    assert machine.version() == "echo-swarm 3.0"
+    assert sorted(path.name for path in script.parents[1].iterdir() if path.name != "__pycache__") == before
+    assert machine.run().returncode == 0, "a folder of wheels replaces the checkout"
+    assert machine.version() == "echo-swarm 1.0"
+
+
+def test_a_checkout_that_cannot_be_built_fails_already_in_the_dry_run(machine: Machine, tmp_path: Path) -> None:
+    script = small_checkout(tmp_path / "checkout", "3.0")
+    (script.parents[1] / "backend.py").write_text("raise SystemExit('broken backend')\n")
+    run = run_bare(machine, script, "--dry-run")
+    assert run.returncode == 1
+    assert "broken backend" in run.stderr
+    assert list(machine.home.iterdir()) == []
+
+
+def test_a_script_from_a_pipe_does_not_build_what_lies_in_the_current_folder(machine: Machine, tmp_path: Path) -> None:
+    """The folder may be one in which others write."""
+    script = small_checkout(tmp_path / "checkout", "3.0")
+    command = machine.bare_command("--engine", "none", script=Path("-s"))
+    command.insert(2, "--")
+    run = subprocess.run(
+        command,
+        cwd=script.parent,
+        input=script.read_text(),
+        env=machine.environment({}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "newest version of echo-swarm" in run.stdout
+    assert not machine.program.exists()
 
 
 def test_install_update_and_uninstall(machine: Machine) -> None:
@@ -172,6 +240,33 @@ def test_the_engine_follows_the_card(machine: Machine, memory_mb: str, engine: s
     run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
     assert run.returncode == 0, run.stderr
     assert f"Engine:   {engine} (NVIDIA Test has {memory_mb} MB" in run.stdout
+
+
+X86 = '[ "$1" = -m ] && echo x86_64 || echo Linux'
+
+
+def test_a_machine_without_a_card_gets_torch_without_cuda(machine: Machine, tmp_path: Path) -> None:
+    machine.put("uname", X86)
+    small_wheel(machine.wheels, "1.0", uv_lock=small_uv(tmp_path / "tools-of-pip"))
+    options = ("--engine", "torch")
+    more = {"ECHO_SWARM_NEEDED_MB": "1", "PIP_FIND_LINKS": str(tmp_path / "tools-of-pip")}
+    run = machine.run(*options, **more)
+    assert run.returncode == 0, run.stderr
+    assert "Download: about 0.4 GB" in run.stdout
+    said = (machine.home / "uv-arguments").read_text()
+    assert "--torch-backend cpu" in said
+    assert said.endswith(" torch transformers\n")
+    wrong = machine.run(*options, **more, FAKE_CUDA="13")
+    assert wrong.returncode == 1, "a build with CUDA is not accepted"
+    assert machine.version() == "echo-swarm 1.0"
+
+
+@pytest.mark.parametrize(("engine", "size"), [("none", "0.1 GB"), ("torch", "2.9 GB"), ("vllm", "4.1 GB")])
+def test_the_size_of_the_download_is_told_for_the_engine(machine: Machine, engine: str, size: str) -> None:
+    machine.put("nvidia-smi", LARGE_CARD)
+    machine.put("uname", X86)
+    run = machine.run("--engine", engine, "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert f"Download: about {size}" in run.stdout, run.stderr
 
 
 LARGE_CARD = 'case "$*" in *memory*) echo 24564 ;; *) echo "NVIDIA Test" ;; esac'

@@ -18,6 +18,7 @@ from coordinator.api import (
     appeals,
     auditor,
     completions,
+    install,
     learner,
     ledger,
     nodes,
@@ -31,7 +32,7 @@ from coordinator.api import (
 )
 from tests.coordinator.served import serve
 
-ROOMS = (nodes, ledger, public, pages, watch, stats, probes, appeals, completions, learner, auditor, operator)
+ROOMS = (nodes, ledger, public, pages, install, watch, stats, probes, appeals, completions, learner, auditor, operator)
 HELD_OPEN = "/v1/events"
 """An answer that does not end."""
 

@@ -374,7 +374,7 @@ class TestTold:
         assert asked(world, key, good).appeal == ""
         lost = asked(world, key, window)
         assert (lost.appeal, lost.code) == ("possible", "escrow_forfeited")
-        assert f"swarm-node appeal JOIN_STRING {lost.lease_id}" in "\n".join(lines(lost))
+        assert f"swarm-node appeal {lost.lease_id}" in "\n".join(lines(lost))
         assert f"the fault in claim {bad}" in "\n".join(lines(lost)), "what took it"
         appeal(world, key, window)
         assert asked(world, key, bad).appeal == "open"

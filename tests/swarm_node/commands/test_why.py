@@ -26,7 +26,7 @@ from tests.processes.programs import script
 from tests.swarm_node.web import web
 
 LEASE, CLAIM = "1" * 32, "2" * 64
-AGAIN = f"swarm-node why JOIN_STRING {LEASE} --replay"
+AGAIN = f"swarm-node why {LEASE} --replay"
 
 
 def told(finding: str, report: dict[str, Any], appeal: Any = "", claim_id: str = CLAIM) -> Explanation:
@@ -88,10 +88,10 @@ def test_a_list_has_a_line_for_each_lease_and_all_about_those_that_failed() -> N
         f"lease {'3' * 32}: skipped",
         f"lease {'4' * 32}: voided [replay_mismatch], audit: hard",
         f"  claim {CLAIM}",
-        f"  repeat the check: `swarm-node why JOIN_STRING {'4' * 32} --replay`",
+        f"  repeat the check: `swarm-node why {'4' * 32} --replay`",
     ]
     assert [line.split()[0] for line in listed[7:-1]] == ["posted", "pending", "voided", "skipped"]
-    assert "JOIN_STRING LEASE" in listed[-1]
+    assert "swarm-node why LEASE" in listed[-1]
 
 
 def test_the_one_lease_that_is_named_is_told_in_full() -> None:

@@ -1,0 +1,166 @@
+"""The round that a home joined last: stored whole, read back, and meant by commands without a join string."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from protocol.errors import ConfigInvalid, SwarmError, Unreachable
+from protocol.people.nicknames import nickname
+from swarm_node.base.disk import DiskFailed
+from swarm_node.cli import app
+from swarm_node.commands.next_step import find_next_step
+from swarm_node.coordinator_api import last_round
+from swarm_node.coordinator_api.join_string import parse
+from swarm_node.keys import identity
+
+FIRST = parse(f"http://127.0.0.1:9#{'a' * 64}")
+SECOND = parse(f"https://swarm.example.org/round#{'b' * 64}")
+
+
+def test_a_join_string_is_written_as_it_was_read() -> None:
+    assert str(SECOND) == f"https://swarm.example.org/round#{'b' * 64}"
+
+
+def test_the_last_round_replaces_the_one_before_and_is_readable_by_its_user_only(tmp_path: Path) -> None:
+    assert last_round.find_last(tmp_path) is None
+    last_round.record_joined(tmp_path, FIRST, "rig1@heron")
+    last_round.record_joined(tmp_path, SECOND, "")
+    assert last_round.find_last(tmp_path) == (SECOND, "")
+    assert last_round.chosen("", tmp_path) == SECOND
+    assert last_round.chosen(str(FIRST), tmp_path) == FIRST
+    assert (tmp_path / last_round.FILE).stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == [last_round.FILE]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"join_string": 3}', '{"join_string": "x", "name": ""}', '"ab"'])
+def test_an_unreadable_record_is_named_and_does_not_prevent_joining(tmp_path: Path, text: str) -> None:
+    (tmp_path / last_round.FILE).write_text(text)
+    with pytest.raises(ConfigInvalid, match=last_round.FILE):
+        last_round.chosen("", tmp_path)
+    assert last_round.chosen(str(FIRST), tmp_path) == FIRST
+    assert last_round.name_of(tmp_path) == ""
+
+
+def test_a_disk_that_takes_no_file_does_not_end_the_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    last_round.record_joined(tmp_path / "missing", FIRST, "")
+    assert "not remembered" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "split"),
+    [
+        (("", ""), ("", "")),
+        (("4f5a", ""), ("", "4f5a")),
+        ((str(FIRST), ""), (str(FIRST), "")),
+        ((str(FIRST), "4f5a"), (str(FIRST), "4f5a")),
+        (("text:https://me", ""), ("", "text:https://me")),
+    ],
+)
+def test_a_join_string_before_another_argument_may_be_left_out(given: tuple[str, str], split: tuple[str, str]) -> None:
+    assert last_round.with_round(*given) == split
+
+
+def test_two_arguments_need_a_join_string_first() -> None:
+    with pytest.raises(ConfigInvalid, match="'4f5a' is not a join string"):
+        last_round.with_round("4f5a", "more")
+
+
+ADDRESS = "evm:0x52908400098527886E0F7030069857D2E4169EE7"
+
+
+def failure(*words: str, home: Path) -> SwarmError:
+    found = CliRunner().invoke(app, [*words, "--home", str(home)])
+    assert isinstance(found.exception, SwarmError), (found.output, found.exception)
+    return found.exception
+
+
+COMMANDS = pytest.mark.parametrize(
+    "words",
+    [
+        ("earnings",),
+        ("why",),
+        ("why", "4" * 32),
+        ("appeal", "4" * 32),
+        ("ledger", "verify"),
+        ("ledger", "payouts"),
+        ("ledger", "witness"),
+    ],
+    ids=" ".join,
+)
+
+
+@COMMANDS
+def test_a_command_without_a_join_string_asks_the_round_that_was_joined_last(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    identity.load_or_create(tmp_path / identity.FILE)
+    last_round.record_joined(tmp_path, FIRST, "")
+    error = failure(*words, home=tmp_path)
+    assert isinstance(error, Unreachable)
+    assert FIRST.url in str(error)
+
+
+@COMMANDS
+def test_without_a_last_round_a_command_says_what_to_give(tmp_path: Path, words: tuple[str, ...]) -> None:
+    error = failure(*words, home=tmp_path)
+    assert "has not joined a round yet" in str(error)
+    assert "Give the round's join string" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("appeal",), "needs a lease"),
+        (("keys", "address"), "needs a payout address"),
+        (("ledger", "check"), "needs a proof file"),
+        (("ledger", "check", "/missing"), "/missing cannot be read (No such file or directory)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_missing_argument_is_named(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    last_round.record_joined(tmp_path, FIRST, "")
+    assert said in str(failure(*words, home=tmp_path))
+
+
+@pytest.mark.parametrize("command", ["join", "mirror"])
+def test_a_member_without_a_join_string_starts_in_the_last_round(tmp_path: Path, command: str) -> None:
+    """The agent's lock is a folder, so that it ends where it would start."""
+    last_round.record_joined(tmp_path, FIRST, "rig1@heron")
+    (tmp_path / "agent.lock").mkdir()
+    engine = ("--engine", "torch") if command == "join" else ()
+    assert isinstance(failure(command, "--quiet", *engine, home=tmp_path), DiskFailed)
+
+
+def test_members_get_the_given_name_then_the_last_one_then_a_nickname(tmp_path: Path) -> None:
+    from swarm_node.commands.join import build_member
+    from swarm_node.commands.options import ReachOptions
+
+    def named(name: str | None) -> tuple[str, str]:
+        settings = build_member(str(FIRST), tmp_path, name, ReachOptions(), {})
+        return settings.name, settings.given_name
+
+    generated = nickname(identity.load_or_create(tmp_path / identity.FILE).key.node_id)
+    assert named(None) == (generated, "")
+    assert named("rig1@heron") == ("rig1@heron", "rig1@heron")
+    last_round.record_joined(tmp_path, FIRST, "rig1@heron")
+    assert named(None) == ("rig1@heron", "rig1@heron")
+    assert named("") == (generated, "")
+
+
+def test_the_program_alone_says_what_to_run_next(tmp_path: Path) -> None:
+    step = find_next_step(tmp_path, "")
+    assert (step.said, step.command) == (
+        f"The node in {tmp_path} has not joined a round yet.",
+        "swarm-node join HOST",
+    )
+    (tmp_path / last_round.FILE).write_text("{")
+    assert find_next_step(tmp_path, "").command == "swarm-node join HOST"
+    last_round.record_joined(tmp_path, FIRST, "")
+    step = find_next_step(tmp_path, "")
+    assert (step.command, FIRST.url in step.said) == ("swarm-node join", True)
+    said = CliRunner().invoke(app, [])
+    assert said.exit_code == 0
+    assert "Next:  swarm-node " in said.output
+    assert "swarm-node --help" in said.output
+    assert "Usage:" in CliRunner().invoke(app, ["--help"]).output

@@ -21,6 +21,7 @@
 """
 
 import asyncio
+import functools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -49,6 +50,7 @@ from coordinator.store.tables import versions
 from coordinator.tasks.kinds import task_label
 from coordinator.transactions import evaluations, orders, standings
 from ledger import store
+from protocol.policy.phrase import phrase
 from protocol.work.learning import EvaluationSamples
 
 LOOK_S = 2.0
@@ -62,7 +64,16 @@ SHARES = 4
 def site_of(round_: Round) -> Site:
     """Return what all pages of a round share."""
     settings, round_id = round_.config.round, round_.round_id
-    return Site(settings.join_string(round_id), settings.describe(round_id), task_label(round_.config))
+    return Site(
+        settings.join_string(round_id),
+        settings.describe(round_id),
+        task_label(round_.config),
+        _phrase(round_id),
+        bool(settings.agent_wheel),
+    )
+
+
+_phrase = functools.cache(phrase)
 
 
 @dataclass(frozen=True)

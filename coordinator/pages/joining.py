@@ -12,7 +12,8 @@ INSTALL = "sh installers/install.sh"
 
 def commands(site: Site) -> Markup:
     """Build the commands, in their order, each with a button that copies it where scripts run."""
-    steps = {"Install the node": INSTALL, "Join this round": f'swarm-node join "{site.join_string}"'}
+    install = f"curl -fsS {site.home}/install.sh | sh" if site.serves_installer else INSTALL
+    steps = {"Install the node": install, "Join this round": f'swarm-node join "{site.join_string}"'}
     return el("ol", (_step(name, command) for name, command in steps.items()), class_="steps")
 
 
@@ -45,8 +46,10 @@ def render(site: Site) -> str:
                            " prints the demand and an estimate."],
         "What can it cost me?": ["Electricity, disk and traffic, within the limits that you set: ",
                                  el("code", "swarm-node limits"), " has hours, power, memory and upload."],
-        "Whom do I trust?": "The part after # of the join string is the fingerprint of the round's keys. Your node "
-        "runs only weights that these keys have signed, whoever answers at this address.",
+        "Whom do I trust?": ["The part after # of the join string is the fingerprint of the round's keys. Your node "
+                             "runs only weights that these keys have signed, whoever answers at this address.",
+                             [" In words, which the operator can tell you: ", el("strong", site.phrase), "."]
+                             if site.phrase else None],
     }  # fmt: skip
     asked = (el("div", el("h2", question), el("p", answer)) for question, answer in questions.items())
     return document("Join this round", "/join", site, commands(site), el("div", asked, class_="questions"))

@@ -14,6 +14,10 @@ class Site:
     join_string: str
     description: RoundDescription
     task: str
+    phrase: str = ""
+    """The fingerprint in words."""
+    serves_installer: bool = False
+    """True if the installer at this address installs a wheel of the operator's."""
 
     @property
     def title(self) -> str:

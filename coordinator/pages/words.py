@@ -9,10 +9,11 @@ from math import isfinite
 
 from coordinator.pages.html import Markup, el
 from protocol.limits import NAME_MAX_CHARS
-from protocol.people.names import visible, with_id
+from protocol.people.names import with_id
 from protocol.people.nicknames import nickname
 from protocol.text.money import Unit
 from protocol.text.plain import plural
+from protocol.text.visible import visible
 
 LINE_MAX = 300
 

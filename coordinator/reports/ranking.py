@@ -26,6 +26,7 @@ from ledger.tables import claims_table, entries_table
 from protocol.ids import NodeId
 from protocol.limits import NAME_MAX_CHARS
 from protocol.people import names
+from protocol.text.visible import visible
 
 HALF_LIFE_MS = 7 * DAY_MS
 
@@ -70,7 +71,7 @@ class RankingLine:
     def team(self) -> str:
         """Return the part after the last @ of the name, which anybody can choose; "" for the operator's name."""
         team = names.without_id(self.name).rpartition("@")[2].strip() if "@" in self.name else ""
-        return "" if names.is_office(team) else names.visible(team, NAME_MAX_CHARS)
+        return "" if names.is_office(team) else visible(team, NAME_MAX_CHARS)
 
     @property
     def accept_ratio(self) -> float | None:

@@ -13,15 +13,9 @@ import re
 import unicodedata
 from functools import cache, lru_cache
 
-from protocol.limits import NAME_MARKS_MAX, NAME_MAX_CHARS
+from protocol.limits import NAME_MAX_CHARS
 from protocol.people.nicknames import CREATURES, QUALITIES, nickname
-
-MARKS = ("Mn", "Me")
-UNREADABLE = frozenset({"Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-"""Direction marks and other characters that are invisible or change the characters beside them."""
-
-BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
-"""Characters that Unicode calls letters, but that are invisible."""
+from protocol.text.visible import BLANK, UNREADABLE, visible
 
 SELECTORS = frozenset(map(chr, (0x034F, 0x17B4, 0x17B5, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10))))
 SELECTORS |= frozenset(map(chr, range(0xE0100, 0xE01F0)))
@@ -124,23 +118,6 @@ to ASCII, with the shape of the capital where the two cases differ; and Katakana
 
 _SHAPES = {chr(int(point, 16)): shape for shape, points in _ALIKE.items() for point in points.split()}
 _SHAPES |= {"i": "l", "1": "l", "|": "l", "0": "o"}
-
-
-def visible(text: str, chars_max: int) -> str:
-    """Return untrusted text as one line that reads from left to right, without invisible characters."""
-    kept: list[str] = []
-    marks = NAME_MARKS_MAX  # a mark that follows no letter would be drawn over the text before it
-    for character in text[: 8 * chars_max]:
-        category = unicodedata.category(character)
-        if character.isspace() or category == "Cc":
-            kept.append(" ")
-            marks = NAME_MARKS_MAX
-        elif category not in UNREADABLE and character not in BLANK:
-            marks = marks + 1 if category in MARKS else 0
-            if marks <= NAME_MARKS_MAX:
-                kept.append(character)
-    shown = " ".join("".join(kept).split())
-    return shown if len(shown) <= chars_max else shown[: chars_max - 1] + "…"
 
 
 def plain_name(text: str) -> str:

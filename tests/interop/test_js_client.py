@@ -230,7 +230,7 @@ def test_an_older_timestamp_than_the_one_seen_is_refused(
 def test_what_it_has_sampled_passes_the_audit_and_the_log_has_it(
     work: Work, coordinator: Coordinator, join_string: str
 ) -> None:
-    """After the others, since the auditor has to load what it judges with."""
+    """Run after the others, since the auditor has to load what it judges with."""
     _, introduced, honest, *_ = work.said
 
     def found() -> str:

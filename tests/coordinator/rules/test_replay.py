@@ -101,7 +101,7 @@ def test_margins_and_logprobs_are_in_nats_of_the_versions_temperature(usual: flo
 
 
 def test_at_a_low_temperature_a_wrong_token_has_the_margin_that_its_logit_has() -> None:
-    """Its probability is zero in any float, and so is that of all tokens below it: the odds are not."""
+    """Probabilities that are zero in any float have odds that are not, for the token and all below it."""
     table = np.zeros((1, 4))
     table[0, 1] = 9.0  # 900 nats at temperature 0.01
     claim = Completion(np.array([0], np.uint32), np.zeros(1, np.float32), "length")

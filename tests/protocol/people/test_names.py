@@ -10,6 +10,7 @@ from protocol.ids import NodeId
 from protocol.limits import NAME_MAX_CHARS
 from protocol.people import names
 from protocol.people.nicknames import CREATURES, QUALITIES, nickname
+from protocol.text import visible
 from protocol.wire.signing import NodeKey
 
 NODE, OTHER = NodeKey(b"1" * 32).node_id, NodeKey(b"2" * 32).node_id
@@ -101,10 +102,10 @@ def test_a_plain_name_is_short_shows_and_stays_as_it_is(name: str) -> None:
     assert len(plain) <= NAME_MAX_CHARS
     assert plain == plain.strip()
     assert names.plain_name(plain).rstrip("….") == plain.rstrip("….")
-    hidden = {"Cc", *names.UNREADABLE, *names.BRACKETS}
+    hidden = {"Cc", *visible.UNREADABLE, *names.BRACKETS}
     assert not {unicodedata.category(character) for character in plain} & hidden
-    assert not set(plain) & (names.BLANK | names.SELECTORS)
-    assert unicodedata.category(plain[0]) not in names.MARKS if plain else True
+    assert not set(plain) & (visible.BLANK | names.SELECTORS)
+    assert unicodedata.category(plain[0]) not in visible.MARKS if plain else True
 
 
 @given(ANY_NAME, ANY_NAME)

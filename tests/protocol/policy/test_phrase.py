@@ -8,7 +8,7 @@ from protocol.policy.phrase import BITS, COUNT, is_phrase_of, phrase
 from protocol.text.word_list import WORDS
 
 LIST_SHA256 = "2f5eed53a4727b4bf8880d8f3f199efc90e58503646d9ff8eff3a2ed3b24dbda"
-"""Of the published English list of BIP-39, one word a line."""
+"""Digest of the published English list of BIP-39, one word a line."""
 
 
 def test_the_list_is_the_published_one() -> None:

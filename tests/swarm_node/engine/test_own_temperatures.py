@@ -36,7 +36,7 @@ def expected(
 
 @pytest.mark.parametrize("slots", [3, 64])
 def test_each_lease_of_a_batch_is_drawn_at_its_own_temperature(pair: tuple[Make, Path], slots: int) -> None:
-    """With few slots, samples of different temperatures also take each other's places."""
+    """Samples of different temperatures also take each other's places, as slots are few."""
     make, folder = pair
     engine = make(slots=slots)
     engine.load(folder, 1)

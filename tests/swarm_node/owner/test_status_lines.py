@@ -17,7 +17,7 @@ STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\rpaid to evm:0x0"
 
 
 def rates(**changes: Any) -> dict[str, Any]:
-    """What the coordinator reports of an owner, as the agent keeps it."""
+    """The coordinator's report of an owner, as the agent keeps it."""
     return {
         "rate": {"hour_micros": 1_100_000, "day_micros": 24_000_000, "earning_s": 86_400.0},
         "paid_micros": 12_500_000,

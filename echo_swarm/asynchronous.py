@@ -81,9 +81,12 @@ class AsyncSwarm:
         shared: dict[str, Any] = {"model": model, "n": n, "return_token_ids": True}
         optional = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "stop": stop, "tools": tools}
         shared |= {name: value for name, value in optional.items() if value not in (None, (), [])}
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._sampled(shared, prompt)) for prompt in prompts]
-        return [task.result() for task in tasks]
+        tasks = [asyncio.create_task(self._sampled(shared, prompt)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*tasks)  # a TaskGroup would wrap the error of a prompt in a group of errors
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def publish(self, weights: Any, *, updates: int = 1) -> int:
         """Publish weights as the next version, and return its number.

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from echo_swarm import Swarm as Round
-from protocol.errors import ConfigInvalid, NotAuthorised
+from protocol.errors import ConfigInvalid, FieldRefused, NotAuthorised, NotFound
 from tests.processes.programs import Swarm, said, until
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join
 from tests.processes.training import child
@@ -68,6 +68,16 @@ def test_a_trainer_samples_publishes_and_samples_with_its_version(
     until("the answers to be charged", lambda: trainer.budget().reserved_micros == 0)
     assert 0 < budget.spent_micros <= 9 * 4
     assert coordinator.status()["update"] == 0, "nothing is trained here"
+
+
+def test_a_refused_prompt_raises_its_own_error_and_the_others_cost_nothing_more(trainer: Round) -> None:
+    with pytest.raises(NotFound, match="swarm@99"):
+        trainer.sample(["1+2=", "3+4="], version=99)
+    with pytest.raises(FieldRefused, match="no tokens"):
+        trainer.sample([[], "1+2="])
+    with pytest.raises(FieldRefused, match="one text"):
+        trainer.sample("1+2=")
+    until("the withdrawn queries to end", lambda: trainer.budget().reserved_micros == 0)
 
 
 def test_weights_that_cannot_be_used_are_refused_by_name(

@@ -145,9 +145,9 @@ def launch(
     if learner:
         require_installed(config)
     if learner and not (config.round.directory / "resolved.json").exists():
-        start.require_here(config.model)
         if preflight and not config.learner.external:
             require_fits(config, auditor=auditor)
+        start.require_here(config.model)
     show = None if plain or quiet or logs.are_objects() else screen.for_launch()
     asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo, show=show))
 

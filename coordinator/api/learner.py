@@ -76,7 +76,7 @@ async def state(request: web.Request) -> web.Response:
     return reply(await round_.database.run(read))
 
 
-@routes.get("/v1/learner/evaluations/{number:[0-9]{1,9}}/samples")
+@routes.get("/v1/learner/evaluations/{number:[0-9]+}/samples")
 async def samples(request: web.Request) -> web.Response:
     """Return samples of an evaluation as text, for the learner's boards; `count` limits them."""
     round_ = require_operator(request)

@@ -47,10 +47,9 @@ def status(
             typer.echo(json.dumps(state, indent=2))
         else:
             screen.show(console, state)
-            typer.echo(
-                f"Join with:   swarm-node join {state['join_string']}"
-            )  # whole, to be copied: no panel breaks it
             typer.echo(f"Phrase:      {phrase(state['round_id'])}")
+            join = state["join_string"]
+            typer.echo(f"Join with:   swarm-node join {join}")  # whole, to be copied: no panel breaks it
         return
     try:
         if screen.can_draw(console) and not as_json:

@@ -14,6 +14,8 @@ from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "trainers"))
 
+pytest.importorskip("trl")
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),

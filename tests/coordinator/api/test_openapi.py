@@ -28,11 +28,15 @@ from coordinator.api import (
     probes,
     public,
     stats,
+    trainers,
     watch,
 )
 from tests.coordinator.served import serve
 
-ROOMS = (nodes, ledger, public, pages, install, watch, stats, probes, appeals, completions, learner, auditor, operator)
+ROOMS = (
+    *(nodes, ledger, public, pages, install, watch, stats, probes, appeals, completions),
+    *(learner, auditor, operator, trainers),
+)
 HELD_OPEN = "/v1/events"
 """An answer that does not end."""
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientResponse
 
-from coordinator.api import learner
+from coordinator.api import http
 from coordinator.base.files import ArrivingFile
 from protocol import limits
 from protocol.policy import chunks
@@ -101,7 +101,7 @@ async def test_a_client_that_goes_away_before_its_file_is_made_leaves_nothing(
         made.append(ArrivingFile(path))
         return made[0]
 
-    monkeypatch.setattr(learner, "ArrivingFile", slowly)
+    monkeypatch.setattr(http, "ArrivingFile", slowly)
     async with asyncio.timeout(30):
         asking = asyncio.ensure_future(put(served, b"whole"))
         await asyncio.to_thread(begun.wait)

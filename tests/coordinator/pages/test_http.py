@@ -39,7 +39,7 @@ def watch_of(served: Served) -> Watch:
 
 
 class TestAmounts:
-    @pytest.mark.parametrize("path", ["/", "/?view=days", "/entries/0", f"/nodes/{EARNER}"])
+    @pytest.mark.parametrize("path", ["/leaderboard", "/leaderboard?view=days", "/entries/0", f"/nodes/{EARNER}"])
     async def test_amounts_on_pages_have_the_rounds_unit(self, served: Served, path: str) -> None:
         text = await (await served.client.get(path)).text()
         assert "credits" in text

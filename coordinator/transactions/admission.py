@@ -49,10 +49,8 @@ _stands = Prepared(
         .where(versions.c.version == sa.bindparam("version"))
         .scalar_subquery()
         .label("visible_update"),
-        sa.func.coalesce(
-            sa.select(sa.func.max(batches.c.batch)).scalar_subquery(),
-            sa.select(sa.func.max(versions.c.policy_update)).scalar_subquery(),  # of a trainer that is not ours
-        ).label("learner_update"),
+        sa.select(sa.func.max(batches.c.batch)).scalar_subquery().label("learner_update"),
+        sa.select(sa.func.max(versions.c.policy_update)).scalar_subquery().label("trainer_update"),
         sa.select(tally_table.c.unfinished).scalar_subquery().label("unfinished"),
         QUERY_WAITS.label("queries_wait"),
     )
@@ -169,7 +167,7 @@ def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: LeaseTerms)
         return "standby"
     if stands.backlog >= terms.audit_backlog_max:
         return "audits"
-    learner_update = stands.learner_update or 0
+    learner_update = _reached_update(stands, terms)
     if stands.visible_update is None or is_stale(
         staleness=terms.staleness, policy_update=stands.visible_update, learner_update=learner_update
     ):
@@ -192,8 +190,13 @@ def is_past(connection: sa.Connection, version: int, terms: LeaseTerms) -> bool:
     return stands.visible_update is None or is_stale(
         staleness=terms.staleness,
         policy_update=stands.visible_update,
-        learner_update=stands.learner_update or 0,
+        learner_update=_reached_update(stands, terms),
     )
+
+
+def _reached_update(stands: Any, terms: LeaseTerms) -> int:
+    """Return the update that training has reached: of the newest batch, or of a trainer's newest version."""
+    return int((stands.learner_update if terms.trains else stands.trainer_update) or 0)
 
 
 def has_room(connection: sa.Connection, terms: LeaseTerms, visible_update: int, learner_update: int) -> bool:

@@ -214,5 +214,5 @@ def test_join_string_without_a_fingerprint_is_wrong_usage(scene: Scene) -> None:
     node = join(scene.swarm, "misspelt", scene.coordinator.url)
     assert node.process.wait(timeout=60) == 2
     assert "[config_invalid]" in node.log
-    assert "fingerprint" in node.log
+    assert "phrase" in node.log
     assert "Traceback" not in node.log

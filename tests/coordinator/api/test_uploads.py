@@ -101,7 +101,7 @@ async def test_a_client_that_goes_away_before_its_file_is_made_leaves_nothing(
         made.append(ArrivingFile(path))
         return made[0]
 
-    monkeypatch.setattr(http, "ArrivingFile", slowly)
+    monkeypatch.setattr(http, "ArrivingFile", slowly)  # the real file, made after the client has gone
     async with asyncio.timeout(30):
         asking = asyncio.ensure_future(put(served, b"whole"))
         await asyncio.to_thread(begun.wait)

@@ -31,6 +31,7 @@ def test_an_owner_types_the_join_string_once(swarm: Swarm, policy: Path) -> None
         options = ("--home", str(home), "--threads", "1", "--json")
         node = swarm.start("node", script("swarm-node"), "join", *words, *options)
         node.said("registered")
+        until("the round to be remembered", (home / FILE).exists)
         assert json.loads((home / FILE).read_text())["name"] == "rig1@heron"
         assert "Next:  swarm-node status" in command(home).stdout
         until("accepted work", lambda: int(json.loads(command(home, "status", "--json").stdout)["accepted"]) > 0)

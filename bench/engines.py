@@ -30,11 +30,11 @@ from coordinator.learner.embedded import DEFAULT_SHAPE, EmbeddedShape, make_mode
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from protocol.work.rollout import pack_tokens, unpack_tokens
+from swarm_exact import drawing
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.policy_files import read_config
-from swarm_node.engine.torch import sampler
 from swarm_node.engine.torch.engine import TorchEngine
 from swarm_node.engine.torch.qwen3 import Qwen3
 
@@ -170,7 +170,7 @@ def measure_sampler(bench: Bench, folder: Path, rounds: int, steps: int) -> None
     with torch.inference_mode():
         decoder = Qwen3(folder, read_config(folder), torch.device("cpu"), torch.float32)
         for _ in range(rounds):
-            for case, draw in (("seed-bound", sampler.draw), ("multinomial", multinomial)):
+            for case, draw in (("seed-bound", drawing.draw), ("multinomial", multinomial)):
                 bench.measure(
                     f"150k vocabulary: {case}", steps * PROMPTS / _decode(decoder, draw, steps), unit="tokens per CPU s"
                 )

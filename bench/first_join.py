@@ -76,7 +76,7 @@ def until(look: Callable[[], bool], what: str) -> None:
         time.sleep(LOOK_S)  # the page tells nobody of what changes
 
 
-def lap(folder: Path, url: str, join: str, number: int) -> dict[str, float]:
+def join_until_credited(folder: Path, url: str, join: str, number: int) -> dict[str, float]:
     """Seconds from the command to each stage."""
     name = f"newcomer-{number}"
     reached: dict[str, float] = {}
@@ -116,7 +116,7 @@ def main() -> int:
         folder = Path(name)
         with round_at_work(folder) as (url, join):
             for number in range(laps):
-                for stage, seconds in lap(folder, url, join, number).items():
+                for stage, seconds in join_until_credited(folder, url, join, number).items():
                     bench.measure(stage, seconds, unit="s")
         if not quick:
             build = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"

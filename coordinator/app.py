@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,12 @@ from aiohttp import web
 from coordinator.api import (
     appeals,
     auditor,
+    caller,
     completions,
     install,
     learner,
     ledger,
+    listing,
     nodes,
     openapi,
     operator,
@@ -30,6 +32,7 @@ from coordinator.api import (
     public,
     stats,
     trainers,
+    training,
     watch,
 )
 from coordinator.api.guard import BODIES, BOUNDS, Bodies, Bounds, Callers, Runner, held_until_answered, listen
@@ -41,9 +44,11 @@ from coordinator.config import Config
 from coordinator.reports import programs
 from coordinator.service import local_nodes, opening, tls
 from coordinator.service.group_scorer import GroupScorer
+from coordinator.service.notices import LOOK_S as LOOK_AT_ALARMS_S
+from coordinator.service.notices import SEND_S, OperatorNotices
 from coordinator.service.round import Round
 from coordinator.tasks.kinds import process_spec
-from coordinator.transactions import audits, evaluations, fleet, leases, links, lottery, registry
+from coordinator.transactions import audits, evaluations, fleet, leases, links, lottery, owners, query_usage, registry
 from coordinator.transactions.prompts import problem_of
 from ledger.book import BookBroken
 from protocol.policy.phrase import phrase
@@ -71,6 +76,9 @@ GARBAGE_AFTER = 20_000
 BACK_MS = 15_000
 """Time for nodes to reconnect after a restart: a waiting node retries every 10 seconds."""
 
+FORGET_EVERY_S = 3600.0
+"""The interval at which old queries of the endpoint are looked for."""
+
 CHECKPOINT_EVERY_S = 2.0
 """Time until a new ledger entry is under a checkpoint; without new entries, nothing is signed."""
 
@@ -82,6 +90,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     app[ERROR_PAGE] = pages.missing
     app[BOUNDS] = bounds
     app[BODIES] = Bodies(bounds.bodies_bytes)
+    caller.serve(app, bounds.proxies)
     app[WATCH] = Watch(round_, bounds)
     install.wheel_of(round_.config)  # refused here, not at the first download
     app.cleanup_ctx.append(app[WATCH].run)
@@ -89,6 +98,8 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     modules = (
         nodes,
         ledger,
+        listing,
+        training,
         public,
         pages,
         install,
@@ -104,6 +115,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         app.add_routes(table)
     openapi.serve(app, tables)
     public.share(app)
+    listing.share(app)
     probes.share(app)
     return app
 
@@ -111,6 +123,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
 def make_runner(round_: Round, bounds: Bounds | None = None) -> Runner:
     """Build the server. Bodies are not decompressed: no client compresses, and a small body could become large."""
     bounds = bounds or Bounds()
+    bounds = replace(bounds, proxies=bounds.proxies + round_.config.round.proxies)
     app = build(round_, bounds)
     runner = Runner(
         app,
@@ -140,6 +153,7 @@ async def run(
     await round_.publication.settle_orders()
     await asyncio.to_thread(round_.offered.forget_all)
     await round_.database.run(programs.launched, now_ms())
+    await asyncio.to_thread(opening.mark_launched, round_.folder)
     runner = make_runner(round_)
     await runner.setup()
     try:
@@ -157,6 +171,7 @@ async def run(
                 group.create_task(every(STEER_S, lambda: _steer(round_))),
                 group.create_task(every(config.publish.timestamp_lifetime_s / 4, round_.publication.renew_timestamp)),
                 group.create_task(every(CHECKPOINT_EVERY_S, round_.publish_checkpoint)),
+                group.create_task(every(FORGET_EVERY_S, lambda: _forget_queries(round_))),
                 group.create_task(_seeder(round_)),
             ]
             if secure:
@@ -173,6 +188,10 @@ async def run(
             if with_auditor:
                 tasks.append(group.create_task(_auditor(round_)))
             tasks += [group.create_task(_local_node(round_, home)) for home in local_nodes.homes(config)]
+            notices = OperatorNotices(config, round_.round_id, round_.database)
+            if notices.are_wanted:
+                tasks.append(group.create_task(every(LOOK_AT_ALARMS_S, lambda: _look_at_alarms(notices, runner.app))))
+                tasks.append(group.create_task(every(SEND_S, notices.send)))
             if show:
                 tasks.append(group.create_task(_shown(show, runner.app)))
             await stop.wait()
@@ -262,6 +281,18 @@ async def _sweep(round_: Round) -> None:
         await _look_at_evaluations(round_)
 
 
+async def _forget_queries(round_: Round) -> None:
+    """Delete old queries of the endpoint, a few at a time: nodes' requests go between."""
+    kept_ms = int(round_.config.store.queries_d * owners.DAY_MS)
+    while kept_ms and (old := await round_.database.read(query_usage.find_old, now_ms() - kept_ms)).numbers:
+        await round_.database.run(query_usage.forget, old)
+        log.info(
+            "deleted %d queries of the endpoint that ended more than %g days ago",
+            len(old.numbers),
+            round_.config.store.queries_d,
+        )
+
+
 async def _look_at_evaluations(round_: Round) -> None:
     """End evaluations that cannot be finished, and keep the best version."""
     ended = await round_.database.run(
@@ -340,6 +371,10 @@ async def _shown(show: "Show", app: web.Application) -> None:
         return status
 
     await show(look)
+
+
+async def _look_at_alarms(notices: OperatorNotices, app: web.Application) -> None:
+    await notices.look(json.loads(await public.aged(app[public.OPERATOR_STATUS])))
 
 
 async def _auditor(round_: Round) -> None:

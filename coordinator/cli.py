@@ -1,6 +1,5 @@
 """The commands of `swarm-coordinator`."""
 
-import asyncio
 import errno
 import json
 import os
@@ -8,74 +7,177 @@ import shlex
 import socket
 import sys
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coordinator.base import logs
-from coordinator.base.files import private_from_now_on
-from coordinator.commands import (
-    api_keys,
-    appeals,
-    audit,
-    backup,
-    config,
-    evaluate,
-    export,
-    finish,
-    init,
-    keys,
-    nodes,
-    payout,
-    planning,
-    policy,
-    samples,
-    status,
-    task,
-    upgrade,
-)
-from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.commands.options import EXIT_CODES, CommandEntry, ConfigFile, SectionedGroup, Settings
 from protocol.errors import ConfigInvalid, DiskFull, SwarmError, named
 from protocol.text.lesson import lesson
 from protocol.text.log_lines import VARIABLE
 from protocol.text.plain import counted
 
+LAZY: dict[str, CommandEntry] = {
+    "init": CommandEntry(
+        "init:init",
+        lesson(
+            "swarm-coordinator init round.toml",
+            "`plan` shows what the round needs and costs; `launch` starts it.",
+            EXIT_CODES,
+        ),
+    ),
+    "status": CommandEntry(
+        "status:status",
+        lesson(
+            "swarm-coordinator status round.toml",
+            "change the setting named in its first line; `nodes list` and `samples show` give details.",
+            EXIT_CODES,
+        ),
+    ),
+    "finish": CommandEntry(
+        "finish:finish",
+        lesson(
+            "swarm-coordinator finish round.toml", "`status` shows what waits for an audit; then `payout`.", EXIT_CODES
+        ),
+    ),
+    "export": CommandEntry(
+        "export:export",
+        lesson(
+            "swarm-coordinator export round.toml policy --best",
+            'transformers loads the folder: AutoModelForCausalLM.from_pretrained("policy").',
+            EXIT_CODES,
+        ),
+    ),
+    "upgrade": CommandEntry(
+        "upgrade:upgrade",
+        lesson(
+            "swarm-coordinator upgrade round.toml --dry-run", "the same without --dry-run, then `launch`.", EXIT_CODES
+        ),
+    ),
+    "backup": CommandEntry(
+        "backup:backup",
+        lesson(
+            "swarm-coordinator backup round.toml /media/disk/round.tar",
+            "test the backup: `restore` it into an empty folder.",
+            EXIT_CODES,
+        ),
+    ),
+    "restore": CommandEntry(
+        "backup:restore",
+        lesson(
+            "swarm-coordinator restore /media/disk/round.tar runs/again --nothing-newer",
+            "run the printed `launch` command.",
+            EXIT_CODES,
+        ),
+    ),
+    "plan": CommandEntry(
+        "planning:plan",
+        lesson(
+            "swarm-coordinator plan round.toml --train-s 60 --group-s 55 --broadcast-s 20",
+            "`simulate` simulates the round with the same figures; `plan --live` later uses measurements.",
+            EXIT_CODES,
+        ),
+    ),
+    "simulate": CommandEntry(
+        "planning:simulate",
+        lesson(
+            "swarm-coordinator simulate round.toml --nodes 20 --train-s 60 --group-s 55",
+            "try another setting with --set; then `launch`.",
+            EXIT_CODES,
+        ),
+    ),
+    "calibrate": CommandEntry(
+        "audit:calibrate",
+        lesson(
+            "swarm-coordinator calibrate round.toml --node NODE_ID --class vllm/bf16/cuda",
+            "auditors use it at once, also for held claims; `status` names classes without calibration.",
+            EXIT_CODES,
+        ),
+    ),
+    "config": CommandEntry("config:app"),
+    "task": CommandEntry("task:app"),
+    "nodes": CommandEntry("nodes:app"),
+    "audit": CommandEntry("audit:app"),
+    "appeals": CommandEntry("appeals:app"),
+    "payout": CommandEntry("payout:app"),
+    "gifts": CommandEntry("gifts:app"),
+    "api-keys": CommandEntry("api_keys:app"),
+    "eval": CommandEntry("evaluate:app"),
+    "samples": CommandEntry("samples:app"),
+    "policy": CommandEntry("policy:app"),
+    "keys": CommandEntry("keys:app"),
+}
+"""Commands whose modules are imported when they run, and not for another command or the list of commands."""
+
+SECTIONS = {
+    "Prepare a round": {
+        "init": "Create a round: keys, database and deposit.",
+        "config": "Check and explain a round's settings.",
+        "task": "List tasks, check one, and add to a judge's budget.",
+        "plan": "Compute the nodes and the cost that a round needs, before it runs.",
+        "simulate": "Simulate a round under a virtual clock.",
+        "demo": "Run a complete swarm of real processes on this machine.",
+    },
+    "Run it": {
+        "launch": "Run a round until Ctrl-C; a later launch continues where it stopped.",
+        "status": "Show the state of the round, and why the learner waits.",
+        "finish": "End a round without a learner of its own.",
+        "learner": "Train the round's policy, on another machine.",
+        "auditor": "Replay the claims drawn for an audit, beside that of `launch`.",
+        "api": "Start one more API process, with the store on PostgreSQL.",
+    },
+    "Nodes, audits and money": {
+        "nodes": "List and show nodes, pause them, ban their owners.",
+        "audit": "Show and replay audits, and export the evidence.",
+        "calibrate": "Measure the tolerances of a compute class with an honest node.",
+        "appeals": "Show appeals of nodes, and rule on them.",
+        "payout": "Pay owners what the ledger owes them.",
+        "gifts": "Record money that others give to the budget.",
+        "api-keys": "Let others query the swarm over HTTP.",
+    },
+    "Model and results": {
+        "policy": "List, verify and replace published versions.",
+        "eval": "Measure versions on held-out problems.",
+        "samples": "Read the samples of the nodes.",
+        "export": "Export the policy as a folder in hub format, or as GGUF.",
+    },
+    "Keep it safe": {
+        "keys": "Show and replace the keys that sign the trust metadata.",
+        "backup": "Save the complete state of a round and verify the backup.",
+        "restore": "Restore a backup into a new folder.",
+        "upgrade": "Upgrade the database of a stopped round.",
+        "fsck": "Check the ledger's entries, tree and balances. Repairs nothing.",
+    },
+}
+"""The commands by the task that they are for, as `--help` lists them."""
+
+
+class CoordinatorCommands(SectionedGroup):
+    """The commands of this program."""
+
+    sections, lazy = SECTIONS, LAZY
+
+
 app = typer.Typer(
+    cls=CoordinatorCommands,
     help="Run a training round: learner, signed publication, leases, credits and the leaderboard, on one machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # boxes would leave a third of a narrow terminal for the text
 )
-app.add_typer(keys.app, name="keys")
-app.add_typer(config.app, name="config")
-app.add_typer(nodes.app, name="nodes")
-app.add_typer(audit.app, name="audit")
-app.add_typer(appeals.app, name="appeals")
-app.add_typer(payout.app, name="payout")
-app.add_typer(evaluate.app, name="eval")
-app.add_typer(samples.app, name="samples")
-app.add_typer(task.app, name="task")
-app.add_typer(policy.app, name="policy")
-app.add_typer(api_keys.app, name="api-keys")
-app.command(
-    epilog=lesson(
-        "swarm-coordinator calibrate round.toml --node NODE_ID --class vllm/bf16/cuda",
-        "auditors use it at once, also for held claims; `status` names classes without calibration.",
-        EXIT_CODES,
-    )
-)(audit.calibrate)
 
 
 def say_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(f"echo-swarm {metadata.version('echo-swarm')}")
         raise typer.Exit
 
 
+Source = Annotated[Path, typer.Argument(metavar="ROUND", help="The round's TOML file, or its folder.")]
 Coordinator = Annotated[str, typer.Option(help="URL of the coordinator; default: http:// and round.listen.")]
 Token = Annotated[
     Path | None, typer.Option(help="File with the operator's token; default: operator.token in the round's folder.")
@@ -96,15 +198,6 @@ def program(
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")]
-
-
-app.command(
-    epilog=lesson(
-        "swarm-coordinator init round.toml",
-        "`plan` shows what the round needs and costs; `launch` starts it.",
-        EXIT_CODES,
-    )
-)(init.init)
 
 
 @app.command(
@@ -130,8 +223,13 @@ def launch(
     The first launch makes keys and store, as `init` does. `launch` prints the join string for nodes and the URL
     of the leaderboard. On a terminal, a live status is shown below the log.
     """
+    import asyncio
+
     from coordinator import app as coordinator
-    from coordinator.config import manual
+    from coordinator.base import logs
+    from coordinator.base.files import private_from_now_on
+    from coordinator.commands.checks import require_free_ports
+    from coordinator.config import fixed, load, manual
     from coordinator.learner import start
     from coordinator.learner.boards import require_installed
     from coordinator.learner.preflight import require_fits
@@ -144,7 +242,8 @@ def launch(
         typer.echo(f"warning: {line}", err=True)
     if learner:
         require_installed(config)
-    if learner and not (config.round.directory / "resolved.json").exists():
+    require_free_ports(config)
+    if learner and not fixed.was_launched(config.round.directory):
         if preflight and not config.learner.external:
             require_fits(config, auditor=auditor)
         start.require_here(config.model)
@@ -154,44 +253,33 @@ def launch(
 
 @app.command(
     epilog=lesson(
-        "swarm-coordinator api runs/round --listen 127.0.0.1:8702",
+        "swarm-coordinator api round.toml --listen 127.0.0.1:8702",
         "add its address to the proxy in front of the coordinator.",
         EXIT_CODES,
     )
 )
 def api(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a launched round on PostgreSQL.")],
+    source: Source,
+    settings: Settings,
     listen: Annotated[str, typer.Option(help="Address of this process's HTTP API.")] = "127.0.0.1:8702",
     quiet: Quiet = False,
 ) -> None:
-    """Start one more API process for a launched round, until Ctrl-C.
+    """Start one more API process for a launched round on PostgreSQL, until Ctrl-C.
 
     All API processes share the round's folder and its PostgreSQL database (`store.url`). The proxy in front must send
     /v1/plan and /v1/learner to the process of `launch`; every other path may go to any process.
     """
+    import asyncio
+
     from coordinator import app as coordinator
+    from coordinator.base import logs
+    from coordinator.base.files import private_from_now_on
+    from coordinator.config import load
 
     logs.to_stderr(quiet)
     private_from_now_on()
-    asyncio.run(coordinator.serve(folder.absolute(), address=listen, announce=typer.echo))
-
-
-app.command(
-    epilog=lesson(
-        "swarm-coordinator status round.toml",
-        "change the setting named in its first line; `nodes list` and `samples show` give details.",
-        EXIT_CODES,
-    )
-)(status.status)
-
-
-app.command(
-    epilog=lesson(
-        "swarm-coordinator finish round.toml",
-        "`status` shows what waits for an audit; then `payout`.",
-        EXIT_CODES,
-    )
-)(finish.finish)
+    folder = source.absolute() if source.is_dir() else load(source, settings).round.directory
+    asyncio.run(coordinator.serve(folder, address=listen, announce=typer.echo))
 
 
 @app.command(
@@ -210,13 +298,14 @@ def fsck(
 
     The coordinator must be stopped.
     """
+    from coordinator.config import fixed, load
     from coordinator.service import opening
     from coordinator.store.state import Database
     from ledger import store
 
     config = load(config_file, settings)
     folder = config.round.directory
-    if not (folder / "resolved.json").exists():
+    if not fixed.is_round(folder):
         raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator init`.")
     with opening.only_coordinator(folder):
         database = Database(config.state)
@@ -230,15 +319,6 @@ def fsck(
             typer.echo(f"{difference.where}: {difference.expected} by the entries, {difference.found} in the store")
         typer.echo(f"{counted(entries, 'entry', 'entries')}, {counted(len(differences), 'difference')}")
     raise typer.Exit(1 if differences else 0)
-
-
-app.command(
-    epilog=lesson(
-        "swarm-coordinator export round.toml policy --best",
-        'transformers loads the folder: AutoModelForCausalLM.from_pretrained("policy").',
-        EXIT_CODES,
-    )
-)(export.export)
 
 
 @app.command(
@@ -264,6 +344,8 @@ def demo(
     ] = None,
 ) -> None:
     """Run a complete swarm of real processes on this machine, then print a summary."""
+    import asyncio
+
     from coordinator import demo as demonstration
 
     options = demonstration.DemoOptions(
@@ -286,41 +368,6 @@ def _words(options: str) -> tuple[str, ...]:
         raise ConfigInvalid(f"--node {options!r}: {error}.", hint='Write --node "--engine llama".') from error
 
 
-app.command(
-    epilog=lesson(
-        "swarm-coordinator upgrade round.toml --dry-run", "the same without --dry-run, then `launch`.", EXIT_CODES
-    )
-)(upgrade.upgrade)
-app.command(
-    epilog=lesson(
-        "swarm-coordinator backup round.toml /media/disk/round.tar",
-        "test the backup: `restore` it into an empty folder.",
-        EXIT_CODES,
-    )
-)(backup.backup)
-app.command(
-    epilog=lesson(
-        "swarm-coordinator restore /media/disk/round.tar runs/again --nothing-newer",
-        "run the printed `launch` command.",
-        EXIT_CODES,
-    )
-)(backup.restore)
-app.command(
-    epilog=lesson(
-        "swarm-coordinator plan round.toml --train-s 60 --group-s 55 --broadcast-s 20",
-        "`simulate` simulates the round with the same figures; `plan --live` later uses measurements.",
-        EXIT_CODES,
-    )
-)(planning.plan)
-app.command(
-    epilog=lesson(
-        "swarm-coordinator simulate round.toml --nodes 20 --train-s 60 --group-s 55",
-        "try another setting with --set; then `launch`.",
-        EXIT_CODES,
-    )
-)(planning.simulate)
-
-
 @app.command(
     epilog=lesson(
         "swarm-coordinator auditor round.toml --coordinator http://10.0.0.2:8700",
@@ -329,7 +376,7 @@ app.command(
     )
 )
 def auditor(
-    source: Annotated[Path, typer.Argument(metavar="ROUND", help="The round's TOML file, or its folder.")],
+    source: Source,
     settings: Settings,
     coordinator: Coordinator = "",
     token: Token = None,
@@ -341,7 +388,10 @@ def auditor(
     with --coordinator.
     """
     from coordinator.audit.auditor import run
+    from coordinator.base import logs
     from coordinator.base.children import leave_with_parent
+    from coordinator.base.files import private_from_now_on
+    from coordinator.config import Config, load
 
     logs.to_stderr(quiet=False)
     private_from_now_on()
@@ -364,7 +414,7 @@ def auditor(
     )
 )
 def learner(
-    source: Annotated[Path, typer.Argument(metavar="ROUND", help="The round's TOML file, or its folder.")],
+    source: Source,
     settings: Settings,
     coordinator: Coordinator = "",
     token: Token = None,
@@ -375,7 +425,10 @@ def learner(
     On another machine it needs a copy of the TOML file and of `operator.token`, and a round.directory
     for its checkpoints that all training machines share. torchrun can start it as several ranks.
     """
+    from coordinator.base import logs
     from coordinator.base.children import leave_with_parent, script
+    from coordinator.base.files import private_from_now_on
+    from coordinator.config import Config, load
     from coordinator.learner import launch
 
     logs.to_stderr(quiet=False)

@@ -1,10 +1,13 @@
 """The client of the swarm for asyncio.
 
 - Each prompt is a request of its own: one that a node answers late delays no other, and its version is exact.
+- A version is sent as patches from the one that was sent before it, where the round still has that (`patches`).
 - While the round has no room, or does not answer, a request is repeated, until `patience_s` is over.
 """
 
 import asyncio
+import logging
+import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,9 +16,12 @@ from typing import Any, TypeAlias
 
 import httpx
 
+from echo_swarm.patches import LastSent, PublishedFile, in_published_form, read_published, size_of, write_patch
 from echo_swarm.rollouts import Budget, Rollout, Versions, read_budget, read_rollout, read_versions
 from echo_swarm.weights import files_to_send
-from protocol.errors import ERRORS, FieldRefused, NotFound, Overloaded, SwarmError, Unreachable
+from protocol.errors import ERRORS, FieldRefused, NotFound, Overloaded, PatchInvalid, SwarmError, Unreachable
+
+log = logging.getLogger(__name__)
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, token ids, or the messages of a chat."""
@@ -40,6 +46,9 @@ class AsyncSwarm:
     def __init__(self, url: str, key: str, *, patience_s: float = PATIENCE_S, connections: int = CONNECTIONS) -> None:
         self._patience_s = patience_s
         self._free = asyncio.Semaphore(connections)
+        self._publishing = asyncio.Lock()
+        """Held by the version that is sent: the next one's patches start from it."""
+        self._last_sent = LastSent()
         limits = httpx.Limits(max_connections=connections + 1, max_keepalive_connections=connections + 1)
         self._http = httpx.AsyncClient(
             base_url=url.partition("#")[0].rstrip("/").removesuffix("/v1"),
@@ -55,8 +64,9 @@ class AsyncSwarm:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and delete the files that were sent last."""
         await self._http.aclose()
+        self._last_sent.close()
 
     async def sample(
         self,
@@ -88,26 +98,31 @@ class AsyncSwarm:
             for task in tasks:
                 task.cancel()
 
-    async def publish(self, weights: Any, *, updates: int = 1) -> int:
+    async def publish(self, weights: Any, *, updates: int = 1, patch: bool = True) -> int:
         """Publish weights as the next version, and return its number.
 
         `weights` is a folder in hub format, an adapter's folder, a model with `save_pretrained`, or a state_dict.
         `updates` is the number of training steps since the version before: the staleness bound counts them. Weights
         that are those of the newest version change nothing.
+
+        With `patch`, only what changed since the version that this client published before is sent; a copy of a version
+        in the round's types is kept on this machine's disk for that. Without, the files are sent as they are.
         """
         until = time.monotonic() + self._patience_s
         with files_to_send(weights) as files:
-            offer = {"files": {path.name: digest for path, digest in files.items()}, "updates": updates}
-            while True:
-                for path, digest in files.items():
-                    await self._call("PUT", f"/v1/trainer/files/{digest}", path)
+            async with self._publishing:
+                if not patch:
+                    return await self._published(files, {}, updates, until)
+                bases = read_published(await self._call("GET", "/v1/trainer/files"))
+                folder = self._last_sent.make_folder()
                 try:
-                    body = await self._call("POST", "/v1/trainer/versions", offer)
-                except NotFound:  # the coordinator ended after it had received the files
-                    if time.monotonic() > until:
-                        raise
-                else:
-                    return int(body["version"])
+                    made = await asyncio.to_thread(in_published_form, files, bases, folder)
+                    version = await self._published(made, bases, updates, until)
+                except BaseException:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+                self._last_sent.replace(folder, made)
+                return version
 
     async def versions(self) -> Versions:
         """Return the round's newest version, and which versions nodes hold."""
@@ -127,6 +142,40 @@ class AsyncSwarm:
     async def budget(self) -> Budget:
         """Return the budget of the key, and what it has spent."""
         return read_budget(await self._call("GET", "/v1/key"))
+
+    async def _published(
+        self, files: Mapping[Path, str], bases: Mapping[str, PublishedFile], updates: int, until: float
+    ) -> int:
+        """Send files and request the version that they make; return its number."""
+        offer = {"files": {path.name: digest for path, digest in files.items()}, "updates": updates}
+        while True:
+            sent_bytes = 0
+            for path, digest in files.items():
+                sent_bytes += await self._send(path, digest, bases.get(path.name))
+            try:
+                body = await self._call("POST", "/v1/trainer/versions", offer)
+            except NotFound:  # the coordinator ended after it had received the files
+                if time.monotonic() > until:
+                    raise
+            else:
+                log.info("published version=%d sent_bytes=%d", body["version"], sent_bytes)
+                return int(body["version"])
+
+    async def _send(self, path: Path, digest: str, base: PublishedFile | None) -> int:
+        """Send a file, as a patch if its base was sent last; return the number of bytes sent."""
+        address = f"/v1/trainer/files/{digest}"
+        if base is not None and (held := self._last_sent.file(base.digest)) is not None:
+            patch = path.with_name(f".{path.name}.patch")
+            try:
+                if await asyncio.to_thread(write_patch, held, base.digest, path, patch):
+                    await self._call("PUT", f"{address}?base={base.digest}", patch)
+                    return size_of(patch)
+            except (NotFound, PatchInvalid) as error:
+                log.warning("sending the whole of %s: %s", path.name, error)
+            finally:
+                patch.unlink(missing_ok=True)
+        await self._call("PUT", address, path)
+        return size_of(path)
 
     async def _sampled(self, shared: Mapping[str, Any], prompt: Prompt) -> Rollout:
         """Return the samples of one prompt."""

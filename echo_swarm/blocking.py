@@ -59,9 +59,9 @@ class Swarm:
         )
         return self._wait(sampling)
 
-    def publish(self, weights: Any, *, updates: int = 1) -> int:
+    def publish(self, weights: Any, *, updates: int = 1, patch: bool = True) -> int:
         """Publish weights as the next version, and return its number; see `AsyncSwarm.publish`."""
-        return self._wait(self._swarm.publish(weights, updates=updates))
+        return self._wait(self._swarm.publish(weights, updates=updates, patch=patch))
 
     def versions(self) -> Versions:
         """Return the round's newest version, and which versions nodes hold."""

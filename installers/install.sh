@@ -38,6 +38,9 @@ ROUND_JOIN=
 ROUND_WHEEL=
 ROUND_WHEEL_SHA256=
 PURGE=
+# The kernel's folders; a test names others.
+SYS=${ECHO_SWARM_SYS:-/sys}
+DEV=${ECHO_SWARM_DEV:-/dev}
 
 usage() {
   cat <<TEXT
@@ -47,7 +50,8 @@ Installs or updates swarm-node, the agent that samples on this machine for a tra
 repository it builds the agent from there; elsewhere it downloads a release.
 
   --engine E         engine that samples: auto, torch, llama, vllm or none. auto selects vllm for an NVIDIA GPU of
-                     16 GB or more, llama on a Mac, otherwise torch
+                     16 GB or more, llama on a Mac with a compiler, otherwise torch: for CUDA, ROCm (AMD), XPU
+                     (Intel), Metal (Mac), or the processor
   --version X        download version X, also in a checkout
   --find-links DIR   also use packages in this folder, for example a wheel of echo-swarm, also in a checkout
   --sha256 HEX       reject a wheel of echo-swarm with another hash
@@ -175,6 +179,40 @@ find_source() {
 # not checked.
 DRIVER_MIN=580
 
+# Set CARD_VENDOR to amd or intel by the kernel's files, as `swarm-node doctor` does. Intel's processors have a graphics
+# unit, too: only a card has sensors.
+find_other_card() {
+  CARD_VENDOR=
+  for device in "$SYS"/class/drm/card[0-9]*/device; do
+    case $(cat "$device/vendor" 2>/dev/null || true) in
+      0x1002) CARD_VENDOR=amd; return ;;
+      0x8086) for sensor in "$device"/hwmon/hwmon*; do [ ! -e "$sensor" ] || CARD_VENDOR=intel; done ;;
+    esac
+  done
+  # Docker images and WSL may lack these files.
+  [ -n "$CARD_VENDOR" ] || ! command -v rocm-smi >/dev/null 2>&1 || CARD_VENDOR=amd
+}
+
+# Set TORCH_BUILD to the build of torch that uses this card: uv's name of it, or nothing for that of the package index.
+# ROCm and XPU are parts of these builds; only the kernel's driver has to be there. They exist for x86-64 Linux.
+ROCM_BUILD=rocm7.2
+
+find_torch_build() {
+  TORCH_BUILD='' NO_BUILD=''
+  [ "$SYSTEM" = Linux ] && [ -z "$CARD" ] || return 0
+  find_other_card
+  if [ "$MACHINE" != x86_64 ] && [ "$MACHINE" != amd64 ]; then
+    [ -z "$CARD_VENDOR" ] || NO_BUILD="torch has no build for $CARD_VENDOR cards on $MACHINE"
+    return 0
+  fi
+  TORCH_BUILD=cpu
+  case $CARD_VENDOR in
+    amd) if [ -e "$DEV/kfd" ]; then TORCH_BUILD=$ROCM_BUILD
+      else NO_BUILD="an AMD card is there, but not /dev/kfd: install AMD's amdgpu driver with ROCm support"; fi ;;
+    intel) TORCH_BUILD=xpu ;;
+  esac
+}
+
 check_driver() {
   case $DRIVER in [0-9]*.*) ;; *) return 0 ;; esac
   [ "${DRIVER%%.*}" -lt "$DRIVER_MIN" ] || return 0
@@ -187,20 +225,41 @@ check_driver() {
   esac
 }
 
+# Set LLAMA_GPU to what llama.cpp is compiled for: Metal on a Mac; on a card of AMD or Intel ROCm or Vulkan, whose compilers
+# must be there. Otherwise it uses the processor.
+find_llama_gpu() {
+  LLAMA_GPU=
+  if [ "$SYSTEM" = Darwin ]; then
+    LLAMA_GPU=Metal
+  elif [ "$CARD_VENDOR" = amd ] && command -v hipcc >/dev/null 2>&1; then
+    LLAMA_GPU=ROCm
+  elif [ -n "$CARD_VENDOR" ] && command -v glslc >/dev/null 2>&1; then
+    LLAMA_GPU=Vulkan
+  elif [ -n "$CARD_VENDOR" ]; then
+    say "llama.cpp will use the CPU. To use the $CARD_VENDOR card, install a shader compiler and run this again:" \
+      "  Debian, Ubuntu:  sudo apt-get install glslc libvulkan-dev"
+  fi
+  [ -z "$LLAMA_GPU" ] || WHY="$WHY; compiled for $LLAMA_GPU"
+}
+
 find_engine() {
   # By the packages of installers/vllm.lock for each processor: some need a newer glibc than the agent.
   case $MACHINE in aarch64 | arm64) VLLM_GLIBC=34 ;; *) VLLM_GLIBC=31 ;; esac
   WHY="your choice"
-  CARD=
+  CARD='' CARD_VENDOR=''
   CARD_MB=0
   DRIVER=
-  if command -v nvidia-smi >/dev/null 2>&1; then
-    CARD=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true)
-    CARD_MB=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1 | tr -cd '0-9')
+  # In WSL 2 the program comes with Windows' driver.
+  NVIDIA_SMI=$(command -v nvidia-smi 2>/dev/null || true)
+  [ -n "$NVIDIA_SMI" ] || [ ! -x /usr/lib/wsl/lib/nvidia-smi ] || NVIDIA_SMI=/usr/lib/wsl/lib/nvidia-smi
+  if [ -n "$NVIDIA_SMI" ]; then
+    CARD=$("$NVIDIA_SMI" --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true)
+    CARD_MB=$("$NVIDIA_SMI" --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1 | tr -cd '0-9')
     CARD_MB=${CARD_MB:-0}
-    DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
+    DRIVER=$("$NVIDIA_SMI" --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
   fi
   check_driver
+  find_torch_build
   if [ "$ENGINE" = auto ]; then
     if [ "$CARD_MB" -ge 16000 ] && [ "$SYSTEM" = Linux ] && [ "$GLIBC" -lt "$VLLM_GLIBC" ]; then
       ENGINE=torch WHY="vLLM needs glibc 2.$VLLM_GLIBC on $MACHINE; this system has glibc 2.$GLIBC"
@@ -210,6 +269,14 @@ find_engine() {
       ENGINE=torch WHY="$CARD has $CARD_MB MB; vLLM needs 16 GB"
     elif [ "$SYSTEM" = Darwin ] && command -v cmake >/dev/null 2>&1 && command -v c++ >/dev/null 2>&1; then
       ENGINE=llama WHY="for Apple's Metal"
+    elif [ "$SYSTEM" = Darwin ]; then
+      ENGINE=torch WHY="for Apple's Metal; llama.cpp, which is compiled here, would need cmake and Xcode's tools"
+    elif [ "$TORCH_BUILD" = xpu ]; then
+      ENGINE=torch WHY="for an Intel card: torch's build for XPU; it was never tried on one"
+    elif [ -n "$TORCH_BUILD" ] && [ "$TORCH_BUILD" != cpu ]; then
+      ENGINE=torch WHY="for an AMD card: torch's build for ROCm; it was never tried on one"
+    elif [ -n "$NO_BUILD" ]; then
+      ENGINE=torch WHY="$NO_BUILD. Until then the CPU is used, which is slow"
     else
       ENGINE=torch WHY="no GPU detected, so the CPU is used, which is slow; if you have a GPU, install its driver"
     fi
@@ -222,6 +289,7 @@ find_engine() {
         die "vLLM needs glibc 2.$VLLM_GLIBC or newer on $MACHINE; this system has glibc 2.$GLIBC." \
           "Use --engine torch: it also uses the GPU." ;;
     llama)
+      find_llama_gpu
       command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || \
         die "llama.cpp is compiled on your machine, but no C++ compiler was found." \
           "Debian, Ubuntu:  sudo apt-get install g++" "macOS:           xcode-select --install" \
@@ -229,26 +297,46 @@ find_engine() {
   esac
 }
 
-# On x86-64 Linux the package index has torch with CUDA only; a machine without a card gets the CPU build.
-wants_cpu_build() { [ "$ENGINE" = torch ] && [ -z "$CARD" ] && [ "$SYSTEM-$MACHINE" = Linux-x86_64 ]; }
+# On x86-64 Linux the package index has torch with CUDA only; other cards, and a machine without one, get another build.
+wants_cpu_build() { [ "$ENGINE-$TORCH_BUILD" = torch-cpu ]; }
+wants_other_build() { [ "$ENGINE" = torch ] && [ -n "$TORCH_BUILD" ]; }
 
 # Size of the environment in MB, with some space for the download.
 needed_mb() {
   case $ENGINE in
     vllm) echo 14000 ;;
-    torch) if [ "$SYSTEM-$MACHINE" = Linux-x86_64 ] && ! wants_cpu_build; then echo 9000; else echo 1800; fi ;;
+    torch) case $SYSTEM-$MACHINE-$TORCH_BUILD in
+        Linux-x86_64-rocm*) echo 20000 ;;
+        Linux-x86_64- | Linux-x86_64-xpu) echo 9000 ;;
+        *) echo 1800 ;;
+      esac ;;
     *) echo 900 ;;
   esac
 }
 
 # Sizes of the packages of the agent and of an engine, as their index gives them.
 download_size() {
-  case $ENGINE in
+  case $1 in
     vllm) echo 4.1 GB ;;
-    torch) if [ "$SYSTEM-$MACHINE" = Linux-x86_64 ] && ! wants_cpu_build; then echo 2.9 GB; else echo 0.4 GB; fi ;;
+    torch) case $SYSTEM-$MACHINE-$TORCH_BUILD in
+        Linux-x86_64-rocm*) echo 6 GB ;;
+        Linux-x86_64- | Linux-x86_64-xpu) echo 2.9 GB ;;
+        *) echo 0.4 GB ;;
+      esac ;;
     llama) echo 0.2 GB ;;
     *) echo 0.1 GB ;;
   esac
+}
+
+# Print the sizes of the engines that could be chosen instead.
+other_sizes() {
+  others=
+  for other in vllm torch llama none; do
+    [ "$other" != "$ENGINE" ] || continue
+    [ "$other" != vllm ] || { [ -n "$CARD" ] && [ "$SYSTEM" = Linux ]; } || continue
+    others="$others${others:+, }$other $(download_size "$other")"
+  done
+  printf '%s' "$others"
 }
 
 check_disk() {
@@ -285,10 +373,36 @@ lock() {
 
 pip() { "$TARGET/bin/python" -m pip --no-input --disable-pip-version-check "$@" </dev/null >>"$LOG" 2>&1; }
 
+# While a step runs, show what pip downloads, and for how long: on a terminal in one line that is rewritten every second,
+# elsewhere as a line every ten seconds. It ends with the step, and with this script, however that ends.
+show_progress() {
+  seconds=0
+  while sleep 1 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+    seconds=$((seconds + 1))
+    [ -t 1 ] || [ $((seconds % ${ECHO_SWARM_PROGRESS_S:-10})) = 0 ] || continue
+    # The last line is of the package that is under way; its size is in brackets, if pip knows it.
+    current=$(sed -n -e 's|^ *Downloading .*/|Downloading |p' -e 's|^ *Downloading \([^/]*\)$|Downloading \1|p' \
+      -e 's|^ *\(Building wheel for .*\)|\1|p' -e 's|^Installing collected .*|installing the packages|p' "$LOG" |
+      tail -n 1 | cut -c 1-70)
+    if [ -t 1 ]; then
+      printf '\r    %d s  %s\033[K' "$seconds" "$current"
+    else
+      say "    $seconds s  $current"
+    fi
+  done
+}
+
 step() {
   say "  $1 …"
   shift
-  "$@" && return
+  show_progress &
+  progress=$!
+  done_well=
+  "$@" && done_well=yes
+  kill "$progress" 2>/dev/null || true
+  wait "$progress" 2>/dev/null || true
+  [ ! -t 1 ] || printf '\r\033[K'
+  [ -z "$done_well" ] || return 0
   printf '%s: this step failed. The last lines of %s:\n' "$PROGRAM" "$SHOWN_LOG" >&2
   tail -n 12 "$LOG" | sed 's/^/    /' >&2
   ! grep -q "No matching distribution found for $PACKAGE" "$LOG" || \
@@ -381,27 +495,34 @@ install_agent() {
 # pip's own configuration counts first: it may name an index that has CPU builds.
 pip_has_cpu_build() { "$TARGET/bin/python" -m pip index versions torch </dev/null 2>>"$LOG" | grep -q '+cpu'; }
 
-# uv knows the index of torch's CPU builds. It uses the package index and the certificates of pip's configuration.
-install_cpu_build() {
+# uv knows the index of each of torch's builds. It uses the package index and the certificates of pip's configuration.
+install_other_build() {
   pip install --no-deps --require-hashes --only-binary :all: --target "$DOWNLOAD/uv" -r "$LISTS/uv.lock" || return 1
   index=$("$TARGET/bin/python" -m pip config get global.index-url 2>/dev/null || true)
   index=${PIP_INDEX_URL:-$index}
   [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
   [ -z "${PIP_CERT:-}" ] || export SSL_CERT_FILE="$PIP_CERT"
-  "$DOWNLOAD/uv/bin/uv" pip install --python "$TARGET/bin/python" --torch-backend cpu --only-binary :all: \
+  "$DOWNLOAD/uv/bin/uv" pip install --python "$TARGET/bin/python" --torch-backend "$TORCH_BUILD" --only-binary :all: \
     -c "$LISTS/constraints.txt" torch transformers </dev/null >>"$LOG" 2>&1
 }
 
 install_engine() {
   case $ENGINE in
     torch)
-      if wants_cpu_build && ! pip_has_cpu_build; then
-        install_cpu_build
+      if wants_other_build && ! { wants_cpu_build && pip_has_cpu_build; }; then
+        install_other_build
       else
         pip install --only-binary :all: -c "$LISTS/constraints.txt" torch transformers
       fi ;;
     llama)
-      case $SYSTEM in Darwin) CMAKE_ARGS='-DGGML_METAL=on -DLLAVA_BUILD=OFF' ;; *) CMAKE_ARGS='-DLLAVA_BUILD=OFF' ;; esac
+      # Without its library for command lines: a third of the time.
+      echo 'set(LLAMA_BUILD_COMMON OFF)' >"$LISTS/llama.cmake"
+      CMAKE_ARGS="-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(printf %s "$LISTS" | sed 's/ /\\ /g')/llama.cmake"
+      case $LLAMA_GPU in
+        Metal) CMAKE_ARGS="-DGGML_METAL=on $CMAKE_ARGS" ;;
+        Vulkan) CMAKE_ARGS="-DGGML_VULKAN=on $CMAKE_ARGS" ;;
+        ROCm) CMAKE_ARGS="-DGGML_HIP=on $CMAKE_ARGS" ;;
+      esac
       export CMAKE_ARGS
       pip install -c "$LISTS/constraints.txt" llama-cpp-python gguf ;;
     vllm) "$TARGET/bin/python" -m venv "$TARGET/vllm" >>"$LOG" 2>&1 &&
@@ -412,8 +533,12 @@ install_engine() {
 
 engine_modules() {
   case $ENGINE in
-    torch) if wants_cpu_build; then echo 'import torch, transformers; assert torch.version.cuda is None'
-      else echo 'import torch, transformers'; fi ;;
+    torch) case $TORCH_BUILD in
+        cpu) echo 'import torch, transformers; assert torch.version.cuda is None' ;;
+        rocm*) echo 'import torch, transformers; assert torch.version.hip, "this torch is not built for ROCm"' ;;
+        xpu) echo 'import torch, transformers; assert torch.version.xpu, "this torch is not built for XPU"' ;;
+        *) echo 'import torch, transformers' ;;
+      esac ;;
     llama) echo 'import llama_cpp, gguf' ;;
     *) echo 'pass' ;;
   esac
@@ -514,7 +639,7 @@ install() {
   say "Installing into $PREFIX (details in install.log there):"
   obtain
   step "installing the agent and its dependencies, each checked against its hash" install_agent
-  [ "$ENGINE" = none ] || step "installing engine $ENGINE (most of about $(download_size))" install_engine
+  [ "$ENGINE" = none ] || step "installing engine $ENGINE (most of about $(download_size "$ENGINE"))" install_engine
   step "checking that everything starts" check_itself
   step "switching to the new version" switch
   tidy_up
@@ -657,7 +782,7 @@ main() {
   say "Engine:   $ENGINE ($WHY)"
   say "Agent:    $(agent_source)"
   say "Python:   $PYTHON${UV:+, with $UV for environments}"
-  say "Download: about $(download_size)"
+  say "Download: about $(download_size "$ENGINE"); with another --engine: $(other_sizes)"
   say "Folder:   $PREFIX, needs about $wanted_mb MB of $free_mb MB free" "Command:  $BIN/swarm-node"
   if [ -n "$JOIN" ]; then
     say "Service:  $SERVICE"

@@ -5,7 +5,8 @@ Glossary:
 - **micros**: a millionth of the round's unit of credit; every amount is an integer number of them.
 - **entry**: a recorded event, as canonical bytes: a deposit, a pending credit, its post or its void; a version,
   a document that names the round's keys (*root* in an entry, of TUF, not the tree's); a verdict, an appeal and the
-  ruling on it; the secret that drew the audits and the commitment to it; an owner's statement, a payout.
+  ruling on it; the secret that drew the audits and the commitment to it; an owner's statement, a payout; a batch for
+  the learner, and an update that it made.
 - **content hash**: the BLAKE3 hash of an entry's bytes, and its name.
 - **effect**: the part of an entry that may happen only once: one deposit reference, one pending credit per claim,
   one settlement, appeal, ruling and reinstatement per claim, one commitment and one reveal per epoch, one payout per
@@ -23,6 +24,7 @@ Glossary:
 - **checkpoint**: size and root of the log, signed; the entries that it covers are *published*.
 - **tile**, **bundle**: static files of the tree's hashes and of the entries.
 - **receipt**, **fork**: files that prove to anybody that entries are in the log, or that two logs were signed.
+- **chain of updates**: the states of training in the log: each update begins with the state after the one before.
 - **witness**: somebody outside the round who signs that the ledger they saw has only grown.
 
 Rules:

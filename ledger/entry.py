@@ -32,6 +32,12 @@ BATCH_MAX = 10**9
 DEPOSITS_MAX_MICROS = 2**62
 """The sum of all deposits: no other balance can exceed it, and it fits into 63 bits."""
 
+GIFT = "gift/"
+"""The beginning of the reference of a deposit that somebody else than the operator gave."""
+
+UPDATE_MAX = limits.VERSION_MAX
+"""Updates of a round, and entries of one update."""
+
 EPOCH_MAX = 2**40
 """Epochs of audits; no round comes near this number."""
 
@@ -75,11 +81,15 @@ class _Hashed(Message):
 
 
 class Deposit(_Hashed):
-    """A deposit of the operator: outside → budget."""
+    """A deposit of the operator, or a gift of somebody else: outside → budget."""
 
     kind: Literal["deposit"] = "deposit"
     reference: Reference
     amount_micros: int = Field(gt=0, le=DEPOSITS_MAX_MICROS)
+
+    @property
+    def is_gift(self) -> bool:
+        return self.reference.startswith(GIFT)
 
     @property
     def effect(self) -> str:
@@ -281,6 +291,42 @@ class PayoutBatch(_Hashed):
         return f"payout_batch:{self.batch}"
 
 
+class FormedBatch(_Hashed):
+    """The groups of a batch, with their rewards, as they were before the learner trained on them; moves nothing."""
+
+    kind: Literal["batch"] = "batch"
+    number: int = Field(gt=0, le=UPDATE_MAX)
+    groups: int = Field(gt=0)
+    groups_root: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"batch:{self.number}"
+
+
+class UpdateEntry(_Hashed):
+    """The learner's commitment to an update: the state before and after it, and all that it depends on; moves nothing.
+
+    `attempt` counts the entries of this update. `replaced_by` is the version that the operator put in the place of the
+    state after the update before; 0: none.
+    """
+
+    kind: Literal["update"] = "update"
+    update: int = Field(gt=0, le=UPDATE_MAX)
+    attempt: int = Field(gt=0, le=UPDATE_MAX)
+    before: Hex64
+    after: Hex64
+    groups_root: Hex64
+    settings_digest: Hex64
+    seed: int
+    steps: int = Field(ge=0)
+    replaced_by: int = Field(ge=0, le=limits.VERSION_MAX)
+
+    @property
+    def effect(self) -> str:
+        return f"update:{self.update}:{self.attempt}"
+
+
 class _OfPayout(_Hashed):
     """An entry about a node's share of a batch; the book stores it among the claims."""
 
@@ -320,7 +366,18 @@ class Paid(_OfPayout):
 
 
 OnceEntry = (
-    Deposit | Version | Root | Commitment | Reveal | VerdictEntry | AppealEntry | RulingEntry | OwnerAct | PayoutBatch
+    Deposit
+    | Version
+    | Root
+    | Commitment
+    | Reveal
+    | VerdictEntry
+    | AppealEntry
+    | RulingEntry
+    | OwnerAct
+    | PayoutBatch
+    | FormedBatch
+    | UpdateEntry
 )
 """Entries without a claim."""
 
@@ -344,6 +401,8 @@ KINDS: dict[str, type[Entry]] = {
     "ruling": RulingEntry,
     "owner": OwnerAct,
     "payout_batch": PayoutBatch,
+    "batch": FormedBatch,
+    "update": UpdateEntry,
     "pending": Pending,
     "post": Post,
     "void": Void,

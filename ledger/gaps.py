@@ -19,7 +19,6 @@ from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint
 from ledger.note import NoteKey, parse
 from ledger.tree import TREE_SIZE_MAX
 from protocol.errors import CheckpointInvalid, UntrustedMetadata
-from protocol.policy import trust
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,9 @@ class Keys:
     """The ledger's keys in a round's chain of roots, and the gaps between them."""
 
     def __init__(self, roots: Sequence[bytes], round_id: str) -> None:
-        chain = trust.ledger_roots(roots, round_id)
+        from protocol.policy.trust import ledger_roots
+
+        chain = ledger_roots(roots, round_id)
         self._first: dict[bytes, int] = {}
         self.gaps: list[Gap] = []
         for number, (public, resumed) in enumerate(chain, 1):

@@ -1,6 +1,8 @@
 """Files that prove facts about the log, for ever and offline, to anybody who knows the round's id.
 
 - A `LedgerReceipt` proves that entries are in the log, at these places, under this signed checkpoint.
+- `LedgerReceipts` prove the same for many claims: a coordinator's answer, and a file that a node keeps. Claims that
+  were fetched at different times stand under different checkpoints.
 - A `Fork` has two signed checkpoints that contradict each other. Its proof gives the later one's root, and another root
   at the earlier one's size than the earlier one has; for equal sizes two different roots are enough.
 - Each has the round's chain of root documents: the id in the join string names the first, each signs the next, and they
@@ -21,11 +23,12 @@ from ledger.note import NOTE_MAX_BYTES, NoteKey
 from ledger.tree import HASH_BYTES, TREE_SIZE_MAX
 from protocol import limits
 from protocol.errors import ProofInvalid, SwarmError
-from protocol.policy import trust
+from protocol.ids import Hex64
 from protocol.wire import canonical
 from protocol.wire.message import Message
 
 RECEIPT: Final = "echo-swarm/receipt"
+RECEIPTS: Final = "echo-swarm/receipts"
 FORK: Final = "echo-swarm/fork"
 
 PROOF_MAX_HASHES = 64
@@ -62,6 +65,58 @@ class LedgerReceipt(Message):
     entries: Annotated[tuple[Proven, ...], Field(min_length=1, max_length=RECEIPT_MAX_ENTRIES)]
 
 
+class PackedProof(Message):
+    """An entry with its place in the log and the hashes of its proof in one string, since a file has thousands."""
+
+    index: int = Field(ge=0, lt=TREE_SIZE_MAX)
+    entry: Annotated[bytes, Field(max_length=ENTRY_MAX_BYTES)]
+    proof: Annotated[bytes, Field(max_length=PROOF_MAX_HASHES * HASH_BYTES)]
+
+    @staticmethod
+    def pack(proven: Proven) -> "PackedProof":
+        """Return the same proof in packed form."""
+        return PackedProof(index=proven.index, entry=proven.entry, proof=b"".join(proven.proof))
+
+    def unpack(self) -> Proven:
+        """Return the proof as a receipt of one claim has it."""
+        if len(self.proof) % HASH_BYTES:
+            raise ProofInvalid("A proof is not made of whole hashes.")
+        starts = range(0, len(self.proof), HASH_BYTES)
+        hashes = tuple(self.proof[start : start + HASH_BYTES] for start in starts)
+        return Proven(index=self.index, entry=self.entry, proof=hashes)
+
+
+class ClaimProof(Message):
+    """The entries of one claim with their proofs, under one of the checkpoints beside it."""
+
+    claim_id: Hex64
+    checkpoint: int = Field(ge=0, lt=limits.RECEIPTS_FILE_MAX)
+    entries: Annotated[tuple[PackedProof, ...], Field(max_length=RECEIPT_MAX_ENTRIES)]
+    """Empty in an answer about a claim that is not published yet."""
+
+
+class ReceiptsRequest(Message):
+    """A request for the receipts of many claims."""
+
+    claims: Annotated[tuple[Hex64, ...], Field(min_length=1, max_length=limits.RECEIPTS_MAX)]
+
+
+class LedgerReceipts(Message):
+    """Proofs that entries of many claims are in the log."""
+
+    kind: Literal["echo-swarm/receipts"] = RECEIPTS
+    roots: Roots
+    checkpoints: Annotated[tuple[SignedNote, ...], Field(max_length=limits.RECEIPTS_FILE_MAX)]
+    claims: Annotated[tuple[ClaimProof, ...], Field(max_length=limits.RECEIPTS_FILE_MAX)]
+
+    def of_claim(self, claim: ClaimProof) -> LedgerReceipt:
+        """Return one claim's proofs as a receipt of its own."""
+        if claim.checkpoint >= len(self.checkpoints):
+            raise ProofInvalid(f"The checkpoint of claim {claim.claim_id[:16]}… is missing.")
+        entries = tuple(packed.unpack() for packed in claim.entries)
+        return LedgerReceipt(roots=self.roots, checkpoint=self.checkpoints[claim.checkpoint], entries=entries)
+
+
 class Fork(Message):
     """A proof that two checkpoints contradict each other."""
 
@@ -74,6 +129,8 @@ class Fork(Message):
 
 def ledger_keys(roots: tuple[bytes, ...], round_id: str) -> list[NoteKey]:
     """Return every key that a round's chain of roots names for its ledger, the newest first."""
+    from protocol.policy import trust
+
     return [ledger_key(round_id, public) for public in reversed(trust.ledger_keys(roots, round_id))]
 
 
@@ -89,6 +146,34 @@ def check_receipt(data: bytes, round_id: str) -> tuple[Checkpoint, list[Entry]]:
 def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Settlement | None]:
     """Check a receipt of a claim; return its credit, and its settlement if it was settled by then."""
     _, entries = check_receipt(data, round_id)
+    return _claim_of(entries, claim_id)
+
+
+def check_claims(receipts: LedgerReceipts, round_id: str) -> dict[str, tuple[Pending, Settlement | None]]:
+    """Check the receipts of many claims; return the credit and the settlement of each that has entries.
+
+    Each claim is checked as `check_claim` does; a checkpoint, which many claims share, is checked once.
+    """
+    keys = ledger_keys(receipts.roots, round_id)
+    checkpoints = [open_checkpoint(note, keys) for note in receipts.checkpoints]
+    found: dict[str, tuple[Pending, Settlement | None]] = {}
+    for claim in receipts.claims:
+        if not claim.entries:
+            continue
+        if claim.checkpoint >= len(checkpoints):
+            raise ProofInvalid(f"The checkpoint of claim {claim.claim_id[:16]}… is missing.")
+        checkpoint = checkpoints[claim.checkpoint]
+        for packed in claim.entries:
+            proof = packed.unpack().proof
+            tree.check_inclusion(packed.entry, packed.index, checkpoint.size, checkpoint.root, proof)
+        if claim.claim_id in found:
+            raise ProofInvalid(f"Claim {claim.claim_id[:16]}… is there twice.")
+        found[claim.claim_id] = _claim_of([parse(packed.entry) for packed in claim.entries], claim.claim_id)
+    return found
+
+
+def _claim_of(entries: list[Entry], claim_id: str) -> tuple[Pending, Settlement | None]:
+    """Return the credit and the settlement that the entries of a receipt are; raise an error if they are not."""
     match entries:
         case [Pending() as pending] if pending.claim_id == claim_id:
             return pending, None

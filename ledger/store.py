@@ -15,6 +15,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import sqlalchemy as sa
 
@@ -41,6 +42,9 @@ from ledger.tiles import Tile
 from ledger.tree import HASH_BYTES, Hash, leaf_hash
 from protocol.errors import NotFound
 from protocol.ids import Digest, NodeId
+
+CLAIM_EFFECTS = ("pending", "settle", "reinstate")
+"""The kinds of the effects of a claim's entries."""
 
 PAGE_ENTRIES = 1_000
 """Entries that `rebuild` holds in memory at a time."""
@@ -84,6 +88,16 @@ def create(conn: sa.Connection) -> None:
     metadata.create_all(conn)
     if conn.execute(sa.select(head_table.c.size)).first() is None:
         conn.execute(sa.insert(head_table).values(id=0, size=0))
+
+
+def begin_again(conn: sa.Connection) -> None:
+    """Delete all entries of a log that was never signed: nobody has relied on them."""
+    if conn.execute(sa.select(checkpoint_table.c.size)).first() is not None:
+        raise BookBroken("A signed log cannot begin again: its readers would detect a fork.")
+    for table in metadata.sorted_tables:
+        if table is not head_table:
+            conn.execute(sa.delete(table))
+    conn.execute(sa.update(head_table).values(size=0))
 
 
 def append(conn: sa.Connection, entry: Entry, now_ms: int) -> EntryOutcome:
@@ -152,8 +166,24 @@ def read_file(conn: sa.Connection, tile: Tile) -> bytes:
 
 def prove_claim(conn: sa.Connection, claim_id: str) -> tuple[bytes, list[Proven]]:
     """Return the last checkpoint, and a claim's entries with the proofs that it covers them."""
-    names = [f"{kind}:{claim_id}" for kind in ("pending", "settle", "reinstate")]
+    names = [f"{kind}:{claim_id}" for kind in CLAIM_EFFECTS]
     return prove(conn, names, about=f"claim {claim_id[:16]}…")
+
+
+def prove_claims(conn: sa.Connection, claims: Sequence[str]) -> tuple[bytes, dict[str, list[Proven]]]:
+    """Return the last checkpoint, and for each claim its published entries with proofs; none if it has none yet."""
+    last = conn.execute(sa.select(checkpoint_table)).one_or_none()
+    if last is None:
+        raise NotFound("No checkpoint is signed yet.", hint="Try again in a few seconds.")
+    names = {f"{kind}:{claim}": claim for claim in claims for kind in CLAIM_EFFECTS}
+    cols = entries_table.c
+    stmt = sa.select(cols.index, cols.effect, cols.body).where(cols.effect.in_(names), cols.index < last.size)
+    hash_of = cache(tiles.hashes_in(last.size, lambda tile: _read_tile(conn, tile)))
+    found: dict[str, list[Proven]] = {claim: [] for claim in claims}
+    for index, effect, body in conn.execute(stmt.order_by(cols.index)):
+        proof = tuple(tree.prove(tree.inclusion_ranges(index, last.size), hash_of))
+        found[names[effect]].append(Proven(index=index, entry=body, proof=proof))
+    return last.note, found
 
 
 def prove(conn: sa.Connection, effects: Sequence[str], *, about: str) -> tuple[bytes, list[Proven]]:
@@ -169,6 +199,15 @@ def prove(conn: sa.Connection, effects: Sequence[str], *, about: str) -> tuple[b
         for index, body in rows
         if index < last.size
     ]
+
+
+def find(conn: sa.Connection, effect: str) -> Recorded | None:
+    """Return the entry with this effect; None if there is none."""
+    row = conn.execute(sa.select(entries_table).where(entries_table.c.effect == effect)).first()
+    if row is None:
+        return None
+    stored = StoredEntry(*row)
+    return Recorded(stored.index, parse(stored.body), Digest(stored.content_hash), stored.recorded_ms)
 
 
 def size(conn: sa.Connection) -> int:

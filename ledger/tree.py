@@ -71,6 +71,14 @@ def root(size: int, hash_of: HashOf) -> Hash:
     return range_root((0, size), hash_of) if size else EMPTY_ROOT
 
 
+def root_of(leaves: Sequence[Hash]) -> Hash:
+    """Return the root of a tree whose leaves' hashes are all in memory."""
+    if len(leaves) < 2:
+        return leaves[0] if leaves else EMPTY_ROOT
+    middle = _split(len(leaves))
+    return inner_hash(root_of(leaves[:middle]), root_of(leaves[middle:]))
+
+
 def range_root(leaves: Range, hash_of: HashOf) -> Hash:
     """Return the root of a range that is a node of the tree."""
     hashes = [hash_of(node) for node in nodes_of(leaves)]

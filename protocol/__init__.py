@@ -6,6 +6,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **adapter**: a LoRA adapter: small matrices that are trained in place of the weights
 - **admission**: the rule that decides how many groups a node may start with the version that it holds
 - **advantage**: how much better a sample scored than the others of its group; the learner weighs its tokens by it
+- **alarm**: a call to the operator to act, with a code, a severity and the next step
 - **appeal**: a node's or owner's objection to a fault or a ban; the operator rules on it once
 - **audit**: the check of a claim by a replay; the ledger's secret draws which claims are audited
 - **auditor**: the operator's process that replays claims and returns findings
@@ -15,7 +16,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **batch**: the groups that one update trains on; a payout batch is a different thing
 - **blame**: a node's report that a peer sent bytes that do not match the chunk
 - **broadcast**: a version on its way from its publication to every node
-- **budget**: the operator's deposit that is left to pay with
+- **budget**: what is left to pay with of the deposits
 - **buffer**: accepted groups that wait to be trained on
 - **calibration**: the measurement of a class on one policy, from which its tolerances follow
 - **canary**: a text with its log-probabilities under a version; an engine that loads the weights must compute the same
@@ -29,10 +30,12 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **coordinator**: the operator's server: it leases groups, accepts claims, keeps the ledger and publishes versions
 - **correction**: the weights and masks that make up for the distance between the sampling and the learning policy
 - **credit**: integer micro-units owed to a node; pending at acceptance, posted or voided at settlement
+- **curator**: who makes a directory, and verifies the rounds in it
 - **data**: the problems of a task that are read from files or from the model hub
 - **delegation**: the owner's signed statement that a node works for the owner
-- **deposit**: what the operator puts into the budget when the round is made
+- **deposit**: what the operator puts into the budget when the round is made, or a gift later
 - **description**: the operator's signed texts about a round: title, purpose, licence, operator, contact
+- **directory**: a signed file with the listings of many rounds, which anybody may host
 - **drawn**: chosen by an epoch's secret for an audit
 - **engine**: the program that samples: torch, llama or vllm
 - **entry**: one record of the ledger; entries are only ever appended
@@ -56,6 +59,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **gap**: published entries that a restored log lacks; the root keys sign that it goes on without them
 - **generating**: of a lease: the node is sampling it
 - **generation**: the number of the protocol's version that a node speaks
+- **gift**: money that somebody else than the operator gave to the budget; a deposit
 - **group**: one prompt and the samples drawn for it; GRPO compares these samples
 - **GRPO**: group relative policy optimization, the algorithm that the default objective follows
 - **hard**: a finding that is a fault: it voids the claim, the owner's pledge and the window
@@ -72,6 +76,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **lease**: the coordinator's offer of one group to one node: prompt, version, seed, locked price, deadline
 - **ledger**: the log of entries about credit, which everybody can verify
 - **limits**: what an owner allows a node to do: hours, power, memory, upload, price
+- **listing**: what a round says of itself to strangers, signed, with payouts that its log proves
 - **lottery**: the drawing of the claims that are audited
 - **manifest**: the signed description of a policy version: its files, their chunks, how to sample, the task
 - **margin**: how far, in nats, the claimed token lies from the token that the seed dictated
@@ -83,6 +88,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **newcomer**: a node whose owner has no group that was found right; while others ask, its leases are trials
 - **node**: a volunteer's machine, known by its key, that samples groups
 - **nonce**: a number in a signed request that is accepted once
+- **notify**: to send an operator or an owner a message about an alarm, an incident, trouble or a payout
 - **objective**: the loss that the learner minimizes, with its baseline, ratio and bounds
 - **offered**: of a lease: the node has not confirmed yet that it has it
 - **operator**: the person who runs the round, pays for it and rules on appeals
@@ -116,7 +122,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **publish**: to sign a version and offer it to nodes
 - **punchable**: able to take part in punching
 - **punching**: two nodes that nobody can dial dial each other at the same time, so that each opens its own NAT
-- **rail**: how a payout batch is paid: manual, evm or a plug-in
+- **rail**: how a payout batch is paid: manual, sepa, paypal, stripe, lightning, evm or a plug-in
 - **rate**: of earnings: net credit in the last hour and the last day
 - **receipt**: of the ledger: proof that an entry is in the log; of a transfer: who sent a node which bytes
 - **rejected**: of a claim: refused at intake
@@ -137,15 +143,18 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **seeder**: the coordinator's process that serves chunks to nodes over libp2p
 - **selection**: the choice of the prompts that come next
 - **settlement**: the posting or voiding of a claim's credit
+- **sighting**: what a curator saw of a round's log at a time, after verifying it
 - **skipped**: of a lease: given back unanswered by the node
 - **soft**: a finding that raises the owner's audit rate and takes no money
 - **staleness**: how many updates a group lies behind the learner when it is trained on; S is its bound
 - **standby**: of a node: alive without work, because others do it for less; of a round: a copy that lags by seconds
 - **standing**: what an owner's history is worth: groups found right, findings, faults and the audit rate that follows
+- **state root**: one hash of all that the learner's next update depends on; the log has it before and after each update
 - **statement**: what an owner signs: a delegation, a revocation or a payout address
 - **store**: the database with the state of a round
 - **straggler**: a group that a batch waits for; a second node may get it
 - **stripe**: a share of a version's chunks that travels down its own tree of the fetch plan
+- **suite**: a program of others that measures a version through the endpoint: lm-eval, inspect-ai or lighteval
 - **swap**: the change of an engine from one version to the next
 - **T_bcast**: the time from a version's publication to a node's first token under it
 - **task**: where prompts come from and how samples are judged

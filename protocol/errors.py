@@ -391,6 +391,12 @@ class Overloaded(Unreachable):
     code, http_status, fault = "overloaded", 503, "coordinator"
 
 
+class AnswerChanged(SwarmError):
+    """A node was lost after a caller had read a part of its answer, and the whole answer begins otherwise."""
+
+    code, http_status, fault = "answer_changed", 503, "network"
+
+
 class ConfigInvalid(SwarmError):
     """A setting or an argument is unknown or out of range."""
 

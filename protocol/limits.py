@@ -120,6 +120,21 @@ fresh weights have tensors of zeros, but nobody may fill a disk with one chunk t
 VERSION_MAX = 2**40
 """Policy versions; nobody publishes that often, and a counter near 2^63 is an attack."""
 
+TRAINING_SETTINGS_MAX_BYTES = 64 * KIB
+"""The settings of an update as JSON: about 2 KiB, and 100 bytes for each file of the starting policy."""
+
+TRAINING_PART_BYTES = 64 * MIB
+"""A part of a checkpoint's file: a replay fetches 1.6 GB for a policy of 135 million parameters."""
+
+KEPT_BATCH_MAX_BYTES = 4096 * MIB
+"""A batch of 512 of the largest groups, which a replay holds in memory as the learner does."""
+
+KEPT_BATCH_MAX_ITEMS = 2**24
+"""Values in such a batch: 512 groups of 64 samples have at most 7 million, if each has the most spans to skip."""
+
+KEPT_UPDATES_MAX = 10_000
+"""Drawn updates whose checkpoints a learner keeps, the newest: the disk is full long before."""
+
 ORIGINS_MAX = 8
 """Origins in the list for nodes: with more, a list of dead origins would only take longer to try."""
 
@@ -135,8 +150,12 @@ CONTEXT_PAID_MAX = SAMPLES_MAX * 2 * TOKENS_MAX
 TURNS_MAX = 256
 """Turns of an episode: each is a lease with the whole context, so that many cost more than any game is worth."""
 
-FRAGMENTS_MAX = 64
-"""Fragments of one lease: each costs a row, and all earlier ones are read again."""
+FRAGMENTS_MAX = 256
+"""Fragments of one lease: each costs a row, and all are read when another node continues. A group that is read while it
+grows, first every quarter of a second and later at intervals of a 32nd of its age, has 175 in ten minutes."""
+
+REPORT_EVERY_MIN_MS, REPORT_EVERY_MAX_MS = 50, 60_000
+"""The interval between fragments that a lease may ask for. A node reports no more often, whatever it is asked."""
 
 HANDS_MAX = 4
 """Nodes that leave an unfinished group to the next: each makes a claim, and every lease of the group reads them all."""
@@ -250,8 +269,8 @@ MOMENT_MAX_MS = 253_402_300_799_000
 STATEMENT_NUMBER_MAX = 2**53
 """Owners number their statements by the milliseconds of their clocks; JSON's integers hold it."""
 
-ADDRESS_MAX_CHARS = 200
-"""An owner's payout address: no account number of any kind is longer."""
+ADDRESS_MAX_CHARS = 600
+"""An owner's payout address: a Lightning offer with two blinded paths has about 500. It fits into a statement."""
 
 ADDRESSES_PER_DAY = 4
 """Addresses of one owner in a day: one, its correction, and two to answer a thief. The last one never counts, so a
@@ -263,6 +282,12 @@ keeping an entry. A change every hour helps nobody."""
 
 EARNINGS_NODES_MAX = 1_000
 """Nodes listed in one answer about earnings; the total counts them all."""
+
+RECEIPTS_MAX = 256
+"""Claims of one request for receipts: the proofs of so many cost the coordinator's reader a third of a second."""
+
+RECEIPTS_FILE_MAX = 1_000
+"""Claims in one file of receipts: about 2 MB, far below `MESSAGE_MAX_BYTES`, and one file per thousand claims."""
 
 TOKENS_PER_S_MAX = 1e9
 """The sampling rate that a node reports: far above any machine, and the sum over an owner's nodes stays finite."""
@@ -343,5 +368,51 @@ QUERY_TOOLS_MAX = 128
 STOPS_MAX, STOP_MAX_CHARS = 16, 128
 """Stop strings of a query: each is searched for in every new piece of text."""
 
+SUITE_FILE_MAX_BYTES = 64 * MIB
+"""Results file of an evaluation suite: one with hundreds of tasks has 5 MB; a log with long samples is an archive."""
+
+SUITE_METRICS_MAX, SUITE_NAME_MAX_CHARS = 500, 120
+"""Metrics in a results file, and characters of the name of a task or metric: the longest lists of tasks have 300."""
+
+SUITE_RUNS_LISTED_MAX = 64
+"""Imported runs in a reply and on a page, the newest: 64 · 500 metrics of 150 bytes are 5 MB."""
+
 TOKEN_ID_MAX = 2**31 - 1
 """The largest id of a token that a query may contain: it fits into 32 bits. The policy's vocabulary is far smaller."""
+
+TINKER_BODY_MAX_BYTES = 64 * MIB
+"""A request of a Tinker client: its client splits training data into requests of 5 MB, but no example."""
+
+TINKER_PENDING_MAX = 4096
+"""Requests of Tinker clients that are not answered yet: the client itself has at most 2,000 samples under way."""
+
+TINKER_REPLIES_MAX_BYTES = 256 * MIB
+"""Replies that are kept until they are fetched, and fetched ones, as far as there is room: a fetch may be repeated."""
+
+TINKER_POLL_S = 30.0
+"""The wait for a reply in one request; the client gives up after 45 s, and asks again."""
+
+TINKER_GAP_S = 120.0
+"""The wait for an earlier request of the same model. The client sends them at once, and repeats them while it
+gets no answer."""
+
+TINKER_SILENT_S = 600.0
+"""A session without heartbeats for so long has ended: the client sends one every 10 s."""
+
+TINKER_SESSIONS_MAX = 64
+"""Sessions of Tinker clients; each is one program."""
+
+TINKER_MODELS_MAX = 8
+"""Models in training at once: each costs the memory of an adapter, its gradient and its optimizer."""
+
+TINKER_SAMPLERS_MAX = 10_000
+"""Samplers that are known: a training makes one for each update, and uses the newest."""
+
+TINKER_MICRO_BATCH_TOKENS = 8192
+"""Tokens, with padding, that are computed together in training: the logits of a vocabulary of 150,000 take 5 GB."""
+
+TINKER_NAME_MAX_CHARS = 100
+"""The name of a saved state, which is also a folder's."""
+
+ROUNDS_PER_AGENT_MAX = 8
+"""Rounds in which one agent takes part: each has its own port, and a node's firewall rule names eight."""

@@ -1,27 +1,44 @@
-"""Wiring of the node agent: creates all parts and connects them."""
+"""Wiring of the node agent: creates all parts and connects them.
+
+- An agent takes part in one round or in several. Each has its own coordinator, folder, outbox, receipts and heartbeats;
+  they share the key, the owner's limits, the engine and the owner's page.
+- A round that refuses the node, that cannot be trusted, or in which the agent fails by a fault of its own, ends alone,
+  and the owner's command (`notify`) reports it. If no other is left, so does the agent.
+- With several rounds, log lines name theirs.
+"""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import trio
 
 from protocol.errors import SwarmError
-from swarm_node import member
+from protocol.text.money import CREDITS
 from swarm_node.allowance.governor import Governor
+from swarm_node.base import logs
 from swarm_node.base.clock import now_ms
 from swarm_node.base.waiting import first_of
+from swarm_node.coordinator_api import last_round
+from swarm_node.coordinator_api.join_string import round_folder
 from swarm_node.doctor.forecast import record_speed
-from swarm_node.engine.client import Choose, open_engine
+from swarm_node.engine.card_engine import EngineCard
+from swarm_node.engine.client import Choose
+from swarm_node.engine.pool import EnginePool, open_pool
 from swarm_node.ledger.notices import Notices
 from swarm_node.ledger.receipts import Claims
-from swarm_node.member import Member, cancel_on_signal, open_member
+from swarm_node.machine.gpu import GpuProbe, find_cards
+from swarm_node.member import Member, MemberSettings, NodeHome, cancel_on_signal, open_home, open_member
 from swarm_node.owner import stopped
 from swarm_node.owner.control_server import listening
-from swarm_node.owner.snapshot import Agent, AgentSnapshot
+from swarm_node.owner.notify import OwnerNotifier
+from swarm_node.owner.page.server import PageSources, serving_page
+from swarm_node.owner.snapshot import ANSWER_TEXT_MAX_CHARS, Agent, AgentSnapshot
+from swarm_node.work.engine_turn import EngineTurn, EngineTurns
 from swarm_node.work.lease_log import Leased
 from swarm_node.work.progress_reporter import ProgressReporter
 from swarm_node.work.pulse import Pulse
@@ -31,6 +48,8 @@ from swarm_node.work.worker import Worker
 
 log = logging.getLogger(__name__)
 
+E = TypeVar("E", bound=BaseException)
+
 Show = Callable[[Callable[[], AgentSnapshot]], Awaitable[None]]
 
 FINAL_SEND_S = 10.0
@@ -38,107 +57,340 @@ FINAL_SEND_S = 10.0
 
 
 @dataclass(frozen=True)
+class RoundChoice:
+    """A round that the owner chose, and how its engine is chosen."""
+
+    member: MemberSettings
+    engine: Choose
+
+
+@dataclass(frozen=True)
 class AgentSettings:
     """Settings of an agent, chosen by the owner."""
 
-    member: member.MemberSettings
+    rounds: tuple[RoundChoice, ...]
+    """Rounds in the owner's order: the node works for the first that has work."""
     groups_per_request: int
-    engine_command: Choose
     threads: int = 1
-    """Threads of the engine; other load on the machine belongs to other programs."""
+    """Threads of each engine child; other load on the machine belongs to other programs."""
+    cards: tuple[EngineCard, ...] = (EngineCard(),)
+    """Graphics cards, each with an engine child; a card without a name stands for the default device."""
+    look_at_cards: Callable[[], GpuProbe] = find_cards
     show: Show | None = None
     """Draws the live view, if there is a terminal."""
+    notify: tuple[str, ...] = ()
+    """The owner's command for messages about trouble and payouts; empty: none."""
 
 
 @dataclass(frozen=True)
 class RunEarnings:
-    """Totals of a run of the agent."""
+    """Totals of a run of the agent in one round."""
 
+    coordinator: str
     accepted: int
     rejected: dict[str, int]
     tokens: int
     credit_micros: int
     unit: dict[str, Any]
     """The unit of which `credit_micros` are the millionths: its name and decimals."""
+    error: str = ""
+    """Reason why the agent left this round before the others; empty if it did not."""
 
 
-async def run(settings: AgentSettings) -> RunEarnings:
-    """Take part in a round until it is finished, a signal arrives, or the owner stops the agent."""
-    home = settings.member.home
-    async with open_member(settings.member) as me:
-        stopped.forget(home)
+@dataclass(frozen=True)
+class AgentRun:
+    """Totals of a run of the agent."""
+
+    rounds: tuple[RunEarnings, ...]
+    next_round: str = ""
+    """Join string of the round to which the owner moves the node; empty: none."""
+
+
+async def run(settings: AgentSettings) -> AgentRun:
+    """Take part in rounds until they are finished, a signal arrives, or the owner stops the agent."""
+    first = settings.rounds[0].member
+    async with open_home(first.home, first.limits) as node:
+        stopped.forget(first.home)
         try:
-            earnings, said = await _work(settings, me)
+            done, said = await _work(settings, node)
         except* SwarmError as group:
             error = next(leaves(group))
-            await trio.to_thread.run_sync(stopped.record_end, home, error)
+            await trio.to_thread.run_sync(stopped.record_end, first.home, error)
             raise error from None
-        stopped.record_end(home, None, said)
-        return earnings
+        stopped.record_end(first.home, None, said)
+        return done
 
 
-async def _work(settings: AgentSettings, me: Member) -> tuple[RunEarnings, str]:
+async def _work(settings: AgentSettings, node: NodeHome) -> tuple[AgentRun, str]:
     """Work until the end; return the totals and the reason of the end."""
+    first = settings.rounds[0]
+    used = [card for card in settings.cards if not card.left_out]
     governor = Governor(
-        settings.member.home,
-        me.uploads,
-        price=settings.member.price_micros_per_mtok,
-        given=dict(settings.member.limits),
-        threads=settings.threads,
+        first.member.home,
+        node.uploads,
+        price=first.member.price_micros_per_mtok,
+        given=dict(first.member.limits),
+        threads=settings.threads * len(used),
+        cards=[card.number for card in used if card.name],
+        look_at_cards=settings.look_at_cards,
     )
-    outbox = Outbox(me.folder / "outbox")
-    sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"), Refusals(me.folder / FOLDER))
-    notices = Notices(me.coordinator, me.folder)
-    said = "a signal"
-    async with open_engine(settings.engine_command, log=None) as engine, trio.open_nursery() as nursery:
-        teller = ProgressReporter(me.coordinator, me.key, settings.member.join.round_id)
-        worker = Worker(
+    said, moves = "a signal", ""
+    async with open_pool(first.engine, settings.cards) as engine, trio.open_nursery() as nursery:
+        turns = EngineTurns()
+        parts = AgentParts(settings, node, governor, engine)
+        rounds = AgentRounds(
+            [AgentRound(parts, turns.turn_of(n), choice) for n, choice in enumerate(settings.rounds)], nursery
+        )
+        nursery.start_soon(cancel_on_signal, node.signals, nursery.cancel_scope)
+        async with trio.open_nursery() as working:
+            for one in rounds.all:
+                working.start_soon(one.run, rounds)
+            await rounds.opened()
+            page = PageSources(first.member.home, rounds.folders, governor, rounds.status)
+            serving = serving_page(page) if first.member.page else nullcontext()
+            async with listening(first.member.home, governor, rounds.status), serving:
+                nursery.start_soon(partial(governor.run, watch_cards=settings.show is not None))
+                if settings.show is not None:
+                    nursery.start_soon(settings.show, rounds.snapshot)
+                nursery.start_soon(_steer, governor, engine)
+                await rounds.ended()
+        said, moves = _end(governor, len(rounds.all))
+        nursery.cancel_scope.cancel()
+    errors = [one.error for one in rounds.all if one.error]
+    if len(errors) == len(rounds.all):
+        raise errors[0]
+    return AgentRun(tuple(one.earnings() for one in rounds.all), moves), said
+
+
+def _end(governor: Governor, rounds: int) -> tuple[str, str]:
+    """Return why the agent ends, and the join string of the round that it moves to; empty if to none."""
+    if governor.leaving.is_set():
+        return "stopped by `swarm-node leave`", ""
+    if governor.next_round:
+        return f"moving to {governor.next_round.partition('#')[0]}", governor.next_round
+    if governor.finishing:
+        return "finished, as you requested", ""
+    return "the round is finished" if rounds == 1 else "all rounds are finished", ""
+
+
+async def _steer(governor: Governor, engine: EnginePool) -> None:
+    """Pass on the owner's permission for each card."""
+    while True:
+        engine.steer(governor.card_decisions)
+        await governor.changes()
+
+
+def leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
+    """Yield the errors in nested exception groups."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
+
+
+@dataclass(frozen=True)
+class AgentParts:
+    """The parts of an agent that all its rounds share."""
+
+    settings: AgentSettings
+    node: NodeHome
+    governor: Governor
+    engine: EnginePool
+
+
+class AgentRound:
+    """The agent's work in one round: its own coordinator, ledger, outbox and versions, and the shared engine."""
+
+    def __init__(self, parts: AgentParts, turn: EngineTurn, choice: RoundChoice) -> None:
+        self._parts, self._turn, self._choice = parts, turn, choice
+        self.member, self.join = choice.member, choice.member.join
+        self.is_registered = False
+        self.agent: Agent | None = None
+        self.error: SwarmError | None = None
+        """Reason why the agent left this round."""
+        self.opened, self.ended = trio.Event(), trio.Event()
+        """Set when the parts exist, and when the round has ended for this agent; both in any case."""
+
+    async def run(self, rounds: "AgentRounds") -> None:
+        """Take part until the round has ended, or refuses this node; other rounds go on."""
+        if len(rounds.all) > 1:
+            logs.round_name.set(self.join.url.partition("://")[2])
+        try:
+            await self._run(rounds)
+        except* SwarmError as group:
+            self.error = next(leaves(group))
+            if len(rounds.all) > 1:
+                log.error("left the round at %s code=%s: %s", self.join.url, self.error.code, self.error)
+        except* Exception as group:  # a fault of this program in one round is no end of the others
+            if len(rounds.all) == 1:
+                raise
+            log.exception("left the round at %s", self.join.url)
+            first = next(leaves(group))
+            self.error = SwarmError(
+                f"The agent failed in this round ({type(first).__name__}).",
+                hint="Report the traceback in the log; `swarm-node join` takes part again.",
+            )
+        finally:
+            if self.error is not None:
+                rounds.record_left(self)
+            self._turn.leave()
+            self.opened.set()
+            self.ended.set()
+
+    async def _run(self, rounds: "AgentRounds") -> None:
+        governor, engine = self._parts.governor, self._parts.engine
+        async with open_member(self.member, self._parts.node) as me, trio.open_nursery() as nursery:
+            outbox = Outbox(me.folder / "outbox")
+            sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"), Refusals(me.folder / FOLDER))
+            notices = Notices(me.coordinator, me.folder)
+            teller = ProgressReporter(me.coordinator, me.key, self.join.round_id)
+            worker = self._worker(me, outbox, sender, teller)
+            pulse = Pulse(me, worker)
+            self.agent = Agent(me, pulse, worker, engine, sender, outbox, notices, governor, now_ms())
+            self.opened.set()
+            try:
+                await first_of(
+                    partial(self._register, pulse, rounds), governor.leaving.wait, partial(_finishes, governor)
+                )
+                notifier = self.notifier()
+                for machine in (pulse, me.policies, me.log_watch, sender.guard, worker, notices, notifier):
+                    nursery.start_soon(machine.run)
+                if me.mapper is not None:
+                    nursery.start_soon(me.mapper.run)
+                nursery.start_soon(pulse.listen)
+                nursery.start_soon(sender.run, worker.take_turns)
+                nursery.start_soon(teller.run, worker.drop)
+                nursery.start_soon(_let_go, governor, worker)
+                await first_of(worker.finished.wait, governor.leaving.wait)
+                log.info("leaving: %s", _end(governor, 1)[0])
+                await _drain(sender, outbox)
+                with suppress(SwarmError):  # the round is over, whether or not this still arrives
+                    await pulse.beat()
+                nursery.cancel_scope.cancel()
+            finally:
+                record_speed(me.folder, worker.tokens_per_s, now_ms())
+
+    async def _register(self, pulse: Pulse, rounds: "AgentRounds") -> None:
+        await pulse.register()
+        self.is_registered = True
+        rounds.record_joined()
+
+    def _worker(self, me: Member, outbox: Outbox, sender: Sender, teller: ProgressReporter) -> Worker:
+        governor = self._parts.governor
+        return Worker(
             coordinator=me.coordinator,
             policies=me.policies,
-            engine=engine,
+            engine=self._parts.engine,
             outbox=outbox,
             leased=Leased(me.folder),
             sender=sender,
             teller=teller,
             gate=governor,
             key=me.key,
-            round_id=settings.member.join.round_id,
-            groups_per_request=settings.groups_per_request,
+            round_id=self.join.round_id,
+            groups_per_request=self._parts.settings.groups_per_request,
             price_floor=lambda: governor.limits.price_floor,
+            engine_turn=self._turn,
+            choose=self._choice.engine,
         )
-        pulse = Pulse(me, worker)
-        agent = Agent(me, pulse, worker, sender, outbox, notices, governor, now_ms())
-        nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
-        async with listening(settings.member.home, governor, lambda: agent.snapshot().to_json()):
-            nursery.start_soon(partial(governor.run, watch_cards=settings.show is not None))
-            if settings.show is not None:
-                nursery.start_soon(settings.show, agent.snapshot)
-            await first_of(partial(_register, pulse, me), governor.leaving.wait)
-            for machine in (pulse, me.policies, me.log_watch, sender.guard, worker, notices):
-                nursery.start_soon(machine.run)
-            if me.mapper is not None:
-                nursery.start_soon(me.mapper.run)
-            nursery.start_soon(pulse.listen)
-            nursery.start_soon(sender.run, worker.take_turns)
-            nursery.start_soon(teller.run, worker.drop)
-            nursery.start_soon(_let_go, governor, worker)
-            await first_of(worker.finished.wait, governor.leaving.wait)
-            said = "stopped by `swarm-node leave`" if governor.leaving.is_set() else "finished, as you requested"
-            said = said if governor.leaving.is_set() or governor.finishing else "the round is finished"
-            log.info("leaving: %s", said)
-            await _drain(sender, outbox)
-            with suppress(SwarmError):  # the round is over, whether or not this still arrives
-                await pulse.beat()
-            nursery.cancel_scope.cancel()
-    record_speed(me.folder, worker.tokens_per_s, now_ms())
-    accepted = sender.verdicts.pop("accepted", 0) + sender.verdicts.pop("already_accepted", 0)
-    unit = me.policies.unit.to_json()
-    return RunEarnings(accepted, dict(sender.verdicts), sender.tokens, sender.credit_micros, unit), said
+
+    def notifier(self) -> OwnerNotifier:
+        """Return what runs the owner's command for this round, also once the agent has left it."""
+        assert self.agent is not None
+        return OwnerNotifier(self._parts.settings.notify, self.folder, self._snapshot)
+
+    def _snapshot(self) -> AgentSnapshot:
+        assert self.agent is not None
+        snapshot = self.agent.snapshot()
+        return replace(snapshot, trouble=f"Left the round. {self.error}") if self.error else snapshot
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the round in the home."""
+        return round_folder(self.member.home, self.join)
+
+    @property
+    def has_engine(self) -> bool:
+        """True if the engine has a version of this round, or had it last."""
+        return self._turn.is_mine
+
+    def earnings(self) -> RunEarnings:
+        """Return the totals of this run."""
+        if self.agent is None:
+            return RunEarnings(self.join.url, 0, {}, 0, 0, CREDITS.to_json(), str(self.error or ""))
+        sender, verdicts = self.agent.sender, dict(self.agent.sender.verdicts)
+        accepted = verdicts.pop("accepted", 0) + verdicts.pop("already_accepted", 0)
+        unit = self.agent.member.policies.unit.to_json()
+        said = str(self.error or "")
+        return RunEarnings(self.join.url, accepted, verdicts, sender.tokens, sender.credit_micros, unit, said)
 
 
-async def _register(pulse: Pulse, me: Member) -> None:
-    await pulse.register()
-    me.record_joined()
+class AgentRounds:
+    """All rounds of an agent, and what its owner sees of them."""
+
+    def __init__(self, rounds: Sequence[AgentRound], background: trio.Nursery) -> None:
+        self.all = tuple(rounds)
+        self._background = background
+        """Runs what goes on after the end of a round."""
+        self._has_joined = False
+
+    async def opened(self) -> None:
+        """Return when every round is open, or has ended."""
+        for one in self.all:
+            await one.opened.wait()
+
+    async def ended(self) -> None:
+        """Return when every round has ended."""
+        for one in self.all:
+            await one.ended.wait()
+
+    def record_joined(self) -> None:
+        """Store the rounds of this node, without those that never accepted it."""
+        self._has_joined = True
+        member = self.all[0].member
+        joins = [one.join for one in self.all if one.is_registered or not one.error]
+        last_round.record_joined(member.home, joins, member.given_name, page=member.page)
+
+    def record_left(self, left: AgentRound) -> None:
+        """Store that a round may have refused this node, if another one has accepted it, and report it to the owner."""
+        if self._has_joined:
+            self.record_joined()
+        if len(self.all) > 1 and left.agent is not None:
+            self._background.start_soon(left.notifier().run)
+
+    def folders(self) -> list[Path]:
+        """Return the folder of each round in the home."""
+        return [one.folder for one in self.all]
+
+    def snapshot(self) -> AgentSnapshot:
+        """Return the state of the round that has the engine, with a row for each round if there are several."""
+        open_ = [one for one in self.all if one.agent is not None]
+        if not open_:
+            raise next(one.error for one in self.all if one.error)
+        shown = next((one for one in open_ if one.has_engine and not one.ended.is_set()), open_[0])
+        assert shown.agent is not None
+        snapshot = shown.agent.snapshot()
+        if len(self.all) == 1:
+            return snapshot
+        return replace(snapshot, rounds=[_row(one, shown=one is shown) for one in self.all])
+
+    def status(self) -> dict[str, Any]:
+        """Return the current state as plain values."""
+        return self.snapshot().to_json()
+
+
+def _row(one: AgentRound, *, shown: bool) -> dict[str, Any]:
+    """Return the state of one of several rounds as plain values."""
+    row: dict[str, Any] = {"coordinator": one.join.url, "round_id": one.join.round_id, "shown": shown}
+    row |= {"ended": one.ended.is_set(), "error": str(one.error or "")[:ANSWER_TEXT_MAX_CHARS]}
+    return row | (one.agent.round_row() if one.agent is not None else {})
+
+
+async def _finishes(governor: Governor) -> None:
+    """Return when the owner wants the agent to finish: a round that does not answer is not waited for."""
+    while not governor.finishing:
+        await governor.changes()
 
 
 async def _let_go(governor: Governor, worker: Worker) -> None:
@@ -155,12 +407,3 @@ async def _drain(sender: Sender, outbox: Outbox) -> None:
         while len(outbox):
             sender.wake()
             await trio.sleep(0.1)
-
-
-def leaves(group: BaseExceptionGroup[SwarmError]) -> Iterator[SwarmError]:
-    """Yield the errors in nested exception groups."""
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from leaves(error)
-        else:
-            yield error

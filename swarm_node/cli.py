@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +15,12 @@ from protocol.text.lesson import lesson
 from protocol.text.log_lines import VARIABLE
 from protocol.text.option_groups import with_option_groups
 from swarm_node.base import disk, logs
-from swarm_node.commands import agent, appeal, doctor, join, keys, ledger
-from swarm_node.commands.options import DEFAULT_HOME, EngineChoice, Home, JoinText
+from swarm_node.commands import agent, appeal, audit_learner, doctor, join, keys, ledger, rounds
+from swarm_node.commands import open as open_command
+from swarm_node.commands.options import DEFAULT_HOME, EngineChoice, Home, JoinText, NodeCommands
 
 app = typer.Typer(
+    cls=NodeCommands,
     help="Run a node in a training round: download signed model versions, generate samples, earn credit. "
     "Without a command: print the next step.",
     add_completion=False,
@@ -27,6 +28,13 @@ app = typer.Typer(
     rich_markup_mode=None,  # boxes leave the explanations a third of a narrow terminal
 )
 
+app.command(
+    epilog=lesson(
+        "swarm-node rounds --directory 'https://rounds.example.org/rounds.json#12D3Koo…'",
+        "`join --best earnings` or `--best cause` chooses among them.",
+        rounds.EXIT_CODES,
+    )
+)(rounds.rounds)
 app.command(
     epilog=lesson(
         "swarm-node join swarm.example.org --hours 22:00-07:00",
@@ -49,7 +57,30 @@ app.command(
     )
 )(doctor.doctor)
 agent.add_to(app)
+app.command(
+    "open",
+    epilog=lesson(
+        "swarm-node open",
+        "`status --json` has the same figures for scripts, and the page has them at status.json.",
+        open_command.EXIT_CODES,
+    ),
+)(open_command.open_page)
+app.command(
+    epilog=lesson(
+        "swarm-node move --best earnings",
+        "`status` shows the groups that are still sampled, and then the other round.",
+        agent.EXIT_CODES,
+    )
+)(rounds.move)
 app.add_typer(ledger.app, name="ledger")
+app.command(
+    epilog=lesson(
+        "swarm-node audit-learner --random 1",
+        "`ledger verify` checks the chain of all updates without a replay.",
+        audit_learner.EXIT_CODES,
+    )
+)(audit_learner.audit_learner)
+app.add_typer(rounds.app, name="directory")
 app.add_typer(keys.app, name="keys")
 app.command(
     epilog=lesson(
@@ -69,6 +100,8 @@ app.command(
 
 def say_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(f"echo-swarm {metadata.version('echo-swarm')}")
         raise typer.Exit
 
@@ -183,26 +216,25 @@ def why(
 ) -> None:
     """Show the result of this node's leases with the evidence, and check the evidence on this machine.
 
-    Without LEASE it shows the last 20. With LEASE it shows the rule that was broken, what was expected and
-    observed, the tolerances and the command that repeats the check, and compares verdict and settlement with the
-    public log. --replay needs one of the last two versions.
+    Without LEASE it shows the last 20 of each round that the node joined last. With LEASE it shows the rule that was
+    broken, what was expected and observed, the tolerances and the command that repeats the check, and compares verdict
+    and settlement with the public log. --replay needs one of the last two versions.
     """
     import trio
 
     from swarm_node.commands import why as asking
-    from swarm_node.coordinator_api import join_string as joining
     from swarm_node.coordinator_api import last_round
     from swarm_node.keys import identity
     from swarm_node.ledger.ledger_check import Logged
-    from swarm_node.work.lease_log import Leased
 
     join_string, lease = last_round.with_round(join_string, lease)
     if replay and not lease:
         raise ConfigInvalid("--replay needs a lease.", hint="Run `swarm-node why` to list the last leases.")
-    join = last_round.chosen(join_string, home)
+    joins = last_round.all_chosen(join_string, home)
     key = identity.find_identity(home).key
-    if lease:
-        lease = Leased(joining.round_folder(home, join)).typed(lease)
+    if not lease and len(joins) > 1:
+        raise typer.Exit(asking.report_rounds(joins, home, key, typer.echo, as_json=as_json))
+    join, lease = asking.round_of_lease(joins, home, lease) if lease else (joins[0], "")
     refused = asking.refused(join, home, lease)
     place, lie, code = asking.NOT_ASKED, None, 0
     try:

@@ -1,6 +1,7 @@
 """Parts of every member of a round, with or without sampling: key, home, host, chunk server and policy follower.
 
-- `open_member` creates and closes the parts; `app` or `mirror` uses them.
+- `open_home` opens what all rounds of a home share: the key, the signals, the count of uploads. `open_member` opens the
+  parts of one round; `app` or `mirror` uses them.
 - One process per home: two would share a key, a chunk store and a port.
 """
 
@@ -26,9 +27,16 @@ from swarm_node.allowance.governor import UploadCounter
 from swarm_node.allowance.rules import GB
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
-from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.coordinator_api.join_string import JoinString, is_in_own_network, round_folder
+from swarm_node.coordinator_api.join_string import (
+    POLICIES,
+    ROUNDS,
+    SEEN_LOG,
+    TRUST_FILE,
+    JoinString,
+    is_in_own_network,
+    round_folder,
+)
 from swarm_node.coordinator_api.origins import open_origins
 from swarm_node.keys import identity
 from swarm_node.ledger.log_reader import LogReader
@@ -40,10 +48,8 @@ from swarm_node.reach import listening
 from swarm_node.reach.mapping import PortMapper
 from swarm_node.reach.state import Reachability
 from swarm_node.versions.follower import PolicyFollower
+from swarm_node.versions.other_rounds import BLOBS, OtherRounds
 from swarm_node.versions.updater import Updater
-
-TRUST_FILE, POLICIES, SEEN_LOG = "trust.msgpack", "policies", "ledger"
-"""Names in the folder of a round."""
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +78,23 @@ class MemberSettings:
     """Witnesses that must have signed the ledger."""
     given_name: str = ""
     """The name that the owner gave; empty if `name` is a generated nickname."""
+    page: bool = True
+    """True if the agent serves the owner's page."""
+
+
+@dataclass(frozen=True)
+class NodeHome:
+    """The parts of a running node that all its rounds share."""
+
+    identity: identity.Identity
+    uploads: UploadCounter
+    signals: AsyncIterator[int]
+    other_rounds: OtherRounds
 
 
 @dataclass(frozen=True)
 class Member:
-    """The parts of a running member."""
+    """The parts of a running member of one round."""
 
     settings: MemberSettings
     key: NodeKey
@@ -87,7 +105,6 @@ class Member:
     policies: PolicyFollower
     reach: Reachability
     uploads: UploadCounter
-    signals: AsyncIterator[int]
     log_watch: LogWatch
     mapper: PortMapper | None
     """Maps the port at the router; None if not wanted."""
@@ -97,10 +114,6 @@ class Member:
         """Addresses at which others may dial this member, while it shares."""
         return self.reach.addresses
 
-    def record_joined(self) -> None:
-        """Store this round as the one that the home joined last."""
-        last_round.record_joined(self.settings.home, self.settings.join, self.settings.given_name)
-
     @property
     def shares(self) -> bool:
         """True if this member may be published now: not when its upload allowance is used up."""
@@ -108,53 +121,59 @@ class Member:
 
 
 @asynccontextmanager
-async def open_member(settings: MemberSettings) -> AsyncIterator[Member]:
+async def open_home(home: Path, limits: Mapping[str, Any]) -> AsyncIterator[NodeHome]:
+    """Open a home for the duration of the block, as its only agent."""
+    me = identity.load_or_create(home / "node.key")
+    with identity.only_agent(home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        log.info("node started id=%s home=%s", me.key.node_id, home)
+        uploads = UploadCounter(home, lambda: datetime.now(UTC))
+        uploads.cap_bytes = int(allowance.changed(home, dict(limits)).upload_gb * GB) or None
+        try:
+            yield NodeHome(me, uploads, signals, OtherRounds(home / ROUNDS))
+        finally:
+            uploads.close()
+
+
+@asynccontextmanager
+async def open_member(settings: MemberSettings, node: NodeHome) -> AsyncIterator[Member]:
     """Create the parts; only the chunk server runs by itself."""
-    me = identity.load_or_create(settings.home / "node.key")
     folder = round_folder(settings.home, settings.join)
-    coordinator = Coordinator(settings.join.url, settings.join.round_id, me.key)
-    with identity.only_agent(settings.home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        log.info("node started id=%s home=%s", me.key.node_id, settings.home)
-        blobs = BlobStore(folder / "blobs")
-        blobs.clean()
-        uploads = UploadCounter(settings.home, lambda: datetime.now(UTC))
-        uploads.cap_bytes = int(allowance.changed(settings.home, dict(settings.limits)).upload_gb * GB) or None
-        async with open_origins(coordinator) as origins, _open_host(settings, me.seed) as host:
-            arrivals = Arrivals()
-            server = ChunkServer(blobs, arrivals, meter=uploads.count)
-            if settings.share:
-                host.serve(server.handle)
-            policies = PolicyFollower(
-                coordinator=coordinator,
-                origins=origins,
-                updater=Updater(origins, settings.join.round_id, folder / TRUST_FILE),
-                blobs=blobs,
-                arrivals=arrivals,
-                folder=folder / POLICIES,
-                host=host,
-                rng=Random(secrets.randbits(64)),
-            )
-            advertised = tuple(filter(None, settings.advertise.split(",")))
-            reach = Reachability(shares=settings.share, own=advertised or host.addresses)
-            _report_listening(host.addresses, uploads)
-            reader = LogReader(coordinator.origin)
-            watch = LogWatch(reader, settings.join.round_id, folder / SEEN_LOG, settings.witnesses)
-            try:
-                yield Member(
-                    settings,
-                    me.key,
-                    folder,
-                    coordinator,
-                    server,
-                    policies,
-                    reach,
-                    uploads,
-                    signals,
-                    watch,
-                    _mapper(settings, host, reach),
-                )
-            finally:
-                uploads.close()
+    coordinator = Coordinator(settings.join.url, settings.join.round_id, node.identity.key)
+    blobs = BlobStore(folder / BLOBS)
+    blobs.clean()
+    async with open_origins(coordinator) as origins, _open_host(settings, node.identity.seed) as host:
+        arrivals = Arrivals()
+        server = ChunkServer(blobs, arrivals, meter=node.uploads.count)
+        if settings.share:
+            host.serve(server.handle)
+        policies = PolicyFollower(
+            coordinator=coordinator,
+            origins=origins,
+            updater=Updater(origins, settings.join.round_id, folder / TRUST_FILE),
+            blobs=blobs,
+            arrivals=arrivals,
+            folder=folder / POLICIES,
+            host=host,
+            rng=Random(secrets.randbits(64)),
+            other_rounds=node.other_rounds,
+        )
+        advertised = tuple(filter(None, settings.advertise.split(",")))
+        reach = Reachability(shares=settings.share, own=advertised or host.addresses)
+        _report_listening(host.addresses, node.uploads)
+        reader = LogReader(coordinator.origin)
+        watch = LogWatch(reader, settings.join.round_id, folder / SEEN_LOG, settings.witnesses)
+        yield Member(
+            settings,
+            node.identity.key,
+            folder,
+            coordinator,
+            server,
+            policies,
+            reach,
+            node.uploads,
+            watch,
+            _mapper(settings, host, reach),
+        )
     await coordinator.close()
 
 

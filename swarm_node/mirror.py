@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 
 import trio
 
-from swarm_node.member import MemberSettings, cancel_on_signal, open_member
+from swarm_node.coordinator_api import last_round
+from swarm_node.member import MemberSettings, cancel_on_signal, open_home, open_member
 from swarm_node.versions.follower import PolicyFollower, Traffic
 from swarm_node.work.pulse import Phase, Pulse
 
@@ -38,12 +39,16 @@ class Held:
 
 async def run(settings: MemberSettings, *, tell: Callable[[Held], None]) -> None:
     """Mirror a round until it is finished or a signal comes."""
-    async with open_member(settings) as me, trio.open_nursery() as nursery:
+    async with (
+        open_home(settings.home, settings.limits) as node,
+        open_member(settings, node) as me,
+        trio.open_nursery() as nursery,
+    ):
         mirror = _Mirror(me.policies, tell)
         pulse = Pulse(me, mirror)
-        nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
+        nursery.start_soon(cancel_on_signal, node.signals, nursery.cancel_scope)
         await pulse.register()
-        me.record_joined()
+        last_round.record_joined(settings.home, [settings.join], settings.given_name, page=settings.page)
         for machine in (pulse, me.policies, me.log_watch, mirror):
             nursery.start_soon(machine.run)
         if me.mapper is not None:

@@ -93,7 +93,7 @@ class Kind:
     def spec(self, *, sandboxed: bool) -> TaskProcessSpec:
         """Return the specification of its process."""
         _, episode, parameters = self.places()
-        sandbox = Sandbox(network=self.network, readable=self.readable) if sandboxed else None
+        sandbox = Sandbox(network=self.network, listening=self.network, readable=self.readable) if sandboxed else None
         return TaskProcessSpec((), timeout_s=TIMEOUT_S, processes=1, environment=(episode, parameters), sandbox=sandbox)
 
 

@@ -9,8 +9,9 @@
 """
 
 import asyncio
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
@@ -22,22 +23,23 @@ from coordinator.api.http import ROUND, body, error_headers, require_key
 from coordinator.base.clock import now_ms
 from coordinator.endpoint import replies
 from coordinator.endpoint.replies import ReplyHead, SampleReply, ServedModel
-from coordinator.endpoint.requests import CompletionQuery, read_chat, read_completion
-from coordinator.endpoint.text_stream import TextStream, token_texts
-from coordinator.service.query_watch import Answer
+from coordinator.endpoint.requests import MODEL, CompletionQuery, model_version, read_chat, read_completion
+from coordinator.endpoint.sample_stream import SampleStream
+from coordinator.service.query_watch import News
 from coordinator.service.round import Round
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import api_keys, queries
 from coordinator.transactions.queries import Query
-from coordinator.transactions.query_answers import QueryAnswer, SampledAnswer
+from coordinator.transactions.query_answers import Growth, QueryAnswer, SampledAnswer
 from protocol import limits
 from protocol.breach import Breach
-from protocol.errors import FieldRefused, NotFound, SwarmError, Unreachable
+from protocol.errors import AnswerChanged, FieldRefused, NotFound, SwarmError, Unreachable
 from protocol.work.rollout import unpack_logprobs, unpack_tokens
 
 routes = web.RouteTableDef()
 
-MODEL = "swarm"
+REPORT_EVERY_MS = 250
+"""The interval at which nodes report the tokens of a stream: four times a second, a text grows as fast as one reads."""
 
 JSON = "application/json"
 
@@ -85,10 +87,25 @@ async def models(request: web.Request) -> web.Response:
     """List the versions that nodes hold, as models."""
     round_ = request.app[ROUND]
     await round_.database.read(api_keys.number_of, require_key(request), now_ms=now_ms())
-    text, held = await round_.text(), await _held(round_)
+    held = await _held(round_)
     names = [(MODEL, round_.news.version), *((f"{MODEL}@{version}", version) for version in held)]
-    made_s, positions = round_.up_since_ms // 1000, text.positions or None
-    return _json(replies.model_list([ServedModel(name, made_s, version, positions) for name, version in names]))
+    return _json(replies.model_list([await _served(round_, name, version) for name, version in names]))
+
+
+@routes.get("/v1/models/{model:.{1,60}}")
+@_in_openai_form
+async def model(request: web.Request) -> web.Response:
+    """Return one model, under a name that a query may have."""
+    round_, name = request.app[ROUND], request.match_info["model"]
+    await round_.database.read(api_keys.number_of, require_key(request), now_ms=now_ms())
+    version = await _version(round_, name)
+    found = await _served(round_, name, round_.news.version if version is None else version)
+    return _json(replies.model_entry(found))
+
+
+async def _served(round_: Round, name: str, version: int) -> ServedModel:
+    text = await round_.text()
+    return ServedModel(name, round_.up_since_ms // 1000, version, text.positions or None)
 
 
 @routes.post("/v1/completions")
@@ -113,11 +130,11 @@ async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuer
     query = await round_.beside_the_loop(lambda: read(data))
     asked, is_answered = await _ask(round_, key, query, patience_s), False
     try:
-        with round_.query_watch.awaited(asked.numbers) as answers:
+        with round_.query_watch.awaited(asked.numbers, grows=query.grows) as news:
             if query.stream:
-                return await _stream(request, asked, answers)
+                return await _stream(request, asked, news)
             async with asyncio.timeout(patience_s):
-                found = [await answer for answer in answers]
+                found = await _answers(asked, news)
             is_answered = True
             samples = await round_.beside_the_loop(lambda: _samples(asked, found))
             head = asked.head(min(answer.version for answer in found))
@@ -129,45 +146,92 @@ async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuer
             await asyncio.shield(_withdraw(round_, asked.numbers))
 
 
-async def _stream(request: web.Request, asked: AskedQueries, answers: Sequence[Answer]) -> web.StreamResponse:
-    """Send each prompt's samples as they come."""
+async def _answers(asked: AskedQueries, news: News) -> list[QueryAnswer]:
+    """Wait for the answers to all prompts; return them in the order of the prompts."""
+    found: dict[int, QueryAnswer] = {}
+    while len(found) < len(asked.numbers):
+        number, answer = await news.get()
+        if isinstance(answer, QueryAnswer):
+            found[number] = answer
+    return [found[number] for number in asked.numbers]
+
+
+async def _stream(request: web.Request, asked: AskedQueries, news: News) -> web.StreamResponse:
+    """Send each prompt's samples as they come: while they are sampled, or in one piece if calls are read from them."""
     round_, bounds, query = request.app[ROUND], request.app[BOUNDS], asked.query
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
-    number = {answer: place for place, answer in enumerate(answers)}
-    left, until_s = set(answers), asyncio.get_running_loop().time() + bounds.query_s
-    version = sampled = 0
+    streams = {number: PromptStream(asked, place) for place, number in enumerate(asked.numbers)}
+    left, until_s, version = set(streams), asyncio.get_running_loop().time() + bounds.query_s, 0
     while left:
-        came, left = await asyncio.wait(left, timeout=bounds.query_alive_s, return_when=asyncio.FIRST_COMPLETED)
-        if not came:
+        try:
+            async with asyncio.timeout(bounds.query_alive_s):
+                number, came = await news.get()
+        except TimeoutError:
+            if asyncio.get_running_loop().time() > until_s:
+                return await _end_with(response, _unanswered(bounds.query_s))
             await response.write(b": the nodes have not answered yet\n\n")
-        if left and asyncio.get_running_loop().time() > until_s:
-            _, error = replies.error_reply(_unanswered(bounds.query_s))
-            await response.write(replies.as_event(error))
-            return response
-        for answer in came:
-            found = answer.result()
-            events, tokens = await round_.beside_the_loop(partial(_events, asked, number[answer], found))
-            version, sampled = found.version, sampled + tokens
-            await response.write(events)
+            continue
+        try:
+            events = await round_.beside_the_loop(partial(streams[number].events, came))
+        except AnswerChanged as error:
+            return await _end_with(response, error)
+        version = came.version
+        left -= {number} if isinstance(came, QueryAnswer) else set()
+        await response.write(events)
     if query.include_usage:
+        sampled = sum(stream.sent_tokens for stream in streams.values())
         usage = replies.usage_chunk(asked.head(version), query, asked.prompts, sampled)
         await response.write(replies.as_event(usage))
     await response.write(replies.STREAM_END)
     return response
 
 
-def _events(asked: AskedQueries, place: int, answer: QueryAnswer) -> tuple[bytes, int]:
-    """Return the events with the samples of one prompt, and the number of their tokens."""
-    head, first, events, tokens = asked.head(answer.version), place * asked.query.n, list[bytes](), 0
-    for index, sample in enumerate(_samples_of(asked, answer), first):
-        chunks = (
-            replies.first_chunk(head, asked.query, index, asked.prompts[place]),
-            replies.next_chunk(head, asked.query, index, sample),
+async def _end_with(response: web.StreamResponse, error: SwarmError) -> web.StreamResponse:
+    """End a stream by an error."""
+    await response.write(replies.as_event(replies.error_reply(error)[1]))
+    return response
+
+
+class PromptStream:
+    """The samples of one prompt in a stream."""
+
+    def __init__(self, asked: AskedQueries, place: int) -> None:
+        self._asked, self._prompt = asked, asked.prompts[place]
+        self._first = place * asked.query.n
+        self._samples = [_sample_stream(asked) for _ in range(asked.query.n)]
+        self._begun = set[int]()
+
+    @property
+    def sent_tokens(self) -> int:
+        """Return the number of tokens that were sent."""
+        return sum(sample.sent_tokens for sample in self._samples)
+
+    def events(self, came: Growth | QueryAnswer) -> bytes:
+        """Return the events with what came; empty if a caller cannot see any of it yet."""
+        return b"".join(
+            replies.as_event(chunk)
+            for place, part in (self._last_parts(came) if isinstance(came, QueryAnswer) else self._parts(came))
+            for chunk in self._chunks(self._asked.head(came.version), place, part)
         )
-        events += [replies.as_event(chunk) for chunk in chunks]
-        tokens += len(sample.tokens)
-    return b"".join(events), tokens
+
+    def _parts(self, growth: Growth) -> Iterator[tuple[int, SampleReply]]:
+        for grown in growth.samples:
+            tokens, logprobs = unpack_tokens(grown.tokens).tolist(), unpack_logprobs(grown.logprobs).tolist()
+            part = self._samples[grown.sample].push(grown.start, tokens, logprobs)
+            if part is not None and part.tokens:
+                yield grown.sample, part
+
+    def _last_parts(self, answer: QueryAnswer) -> Iterator[tuple[int, SampleReply]]:
+        for place, (stream, sample) in enumerate(zip(self._samples, answer.samples, strict=True)):
+            yield place, _finish(stream, sample, answer)
+
+    def _chunks(self, head: ReplyHead, place: int, part: SampleReply) -> Iterator[dict[str, Any]]:
+        query, index = self._asked.query, self._first + place
+        if place not in self._begun:
+            self._begun.add(place)
+            yield replies.first_chunk(head, query, index, self._prompt)
+        yield replies.next_chunk(head, query, index, part)
 
 
 async def _withdraw(round_: Round, numbers: Sequence[int]) -> None:
@@ -180,6 +244,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
     text = await round_.text()
     version = await _version(round_, query.model)
     temperature = _own_temperature(query.temperature, round_.config.sampling.temperature)
+    every_ms = REPORT_EVERY_MS if query.grows else None
     prompts = await round_.beside_the_loop(lambda: _prompts(text, query))
     most = min(query.max_tokens or text.bounds.max_new_tokens, text.bounds.max_new_tokens)
     for prompt in prompts:
@@ -188,7 +253,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
         numbers = await round_.database.run_for_node(
             queries.ask,
             key,
-            [Query(prompt, query.n, most, version, _seed(query.seed), temperature) for prompt in prompts],
+            [Query(prompt, query.n, most, version, _seed(query), temperature, every_ms) for prompt in prompts],
             terms=round_.terms,
             max_price=round_.config.market.max_price_micros_per_mtok,
             patience_ms=int(patience_s * 1000),
@@ -200,9 +265,14 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
     return AskedQueries(query, prompts, numbers, text, identity, int(time.time()))
 
 
-def _seed(seed: int | None) -> int | None:
-    """Return the seed of a lease for that of a request, which may be negative."""
-    return None if seed is None else seed % 2**63
+def _seed(query: CompletionQuery) -> int | None:
+    """Return the seed of a request's leases; None if each lease may have its own.
+
+    One that is read while it grows has the same seed at every node: if a node is lost, the next draws the same tokens.
+    """
+    if query.seed is None:
+        return secrets.randbits(63) if query.grows else None
+    return query.seed % 2**63  # that of a request may be negative
 
 
 def _own_temperature(asked: float | None, usual: float) -> float | None:
@@ -221,12 +291,11 @@ async def _held(round_: Round) -> dict[int, int]:
 
 async def _version(round_: Round, model: str) -> int | None:
     """Return the version that a model's name asks for; None for any. The newest one need not be at a node yet."""
-    name, _, number = model.partition("@")
-    if name == MODEL and not number:
+    if model == MODEL:
         return None
-    held = await _held(round_)
-    if name == MODEL and number.isascii() and number.isdigit() and int(number) in (*held, round_.news.version):
-        return int(number)
+    held, version = await _held(round_), model_version(model)
+    if version is not None and version in (*held, round_.news.version):
+        return version
     there = ", ".join([MODEL, *(f"{MODEL}@{version}" for version in held)])
     raise NotFound(f"The model {model[:60]!r} is not here.", hint=f"Models: {there}.")
 
@@ -260,19 +329,18 @@ def _samples(asked: AskedQueries, answers: Sequence[QueryAnswer]) -> list[Sample
 
 
 def _samples_of(asked: AskedQueries, answer: QueryAnswer) -> list[SampleReply]:
-    return [_sample(asked, sample, answer.claims[-1]) for sample in answer.samples]
+    return [_finish(_sample_stream(asked), sample, answer) for sample in answer.samples]
 
 
-def _sample(asked: AskedQueries, sample: SampledAnswer, claim_id: str) -> SampleReply:
-    """Return a sample with its text up to its end or to a stop string, and the tokens up to there."""
-    tokens, decode = unpack_tokens(sample.tokens).tolist(), asked.text.decode
-    stream = TextStream(decode, asked.query.stop, asked.text.bounds.end_tokens)
-    text = stream.push(tokens) + stream.finish()
-    assert stream.end is not None
-    tokens = tokens[: stream.end.tokens]
-    texts = token_texts(decode, tokens) if asked.query.logprobs else ()
-    logprobs = unpack_logprobs(sample.logprobs)[: len(tokens)].tolist()
-    return SampleReply(tokens, logprobs, text, stream.end.finish, claim_id, texts)
+def _sample_stream(asked: AskedQueries) -> SampleStream:
+    text, query = asked.text, asked.query
+    return SampleStream(text.decode, query.stop, text.bounds.end_tokens, with_texts=query.logprobs)
+
+
+def _finish(stream: SampleStream, sample: SampledAnswer, answer: QueryAnswer) -> SampleReply:
+    """Return the rest of a sample; its receipt is the claim of the node that completed it."""
+    tokens, logprobs = unpack_tokens(sample.tokens).tolist(), unpack_logprobs(sample.logprobs).tolist()
+    return stream.finish(tokens, logprobs, answer.claims[-1])
 
 
 def _json(found: Mapping[str, Any]) -> web.Response:

@@ -7,7 +7,8 @@ Bodies have a budget in memory, and each neighbourhood of addresses a share of i
 - A neighbourhood has at most a quarter. When its quarter or the whole is used up, a client gets 503 + Retry-After.
 - When the whole is used up, a client of a smaller neighbourhood takes room from the largest one, whose oldest
   unfinished body is dropped: honest bodies end.
-- This machine has no share and no body of it is dropped: it is a proxy, which should hold bodies until they are whole.
+- A client behind a trusted proxy that names it counts as itself (`coordinator.api.caller`). A proxy that names nobody
+  has no share, and no body of it is dropped: it should hold bodies until they are whole.
 - Bodies sent with the operator's token are not counted.
 
 Connections of one neighbourhood are limited too, and answers are not kept for callers that do not read them. Each
@@ -24,8 +25,8 @@ numbers with their reasons; `protocol.limits` has the limits of messages.
 - An unread answer in memory may take `grace_s` plus the time that its size needs at `bytes_per_s`. The time begins anew
   when more is written, as in a stream that is being read. All unread answers together hold at most `unread_bytes`;
   above it, the largest are closed first.
-- Connections from this machine are the operator's own or a proxy's, which serves many clients: they have no share. A
-  proxy on another machine needs `round.connections_per_address=0`, and must limit its clients itself.
+- Connections from this machine and from `round.trusted_proxies` have no share, since they serve many clients: a proxy
+  must limit its clients' connections itself.
 """
 
 import asyncio
@@ -41,27 +42,11 @@ from typing import Any
 
 from aiohttp import web
 
+from coordinator.api.caller import HERE, THIS_MACHINE, Networks, place, place_of
 from protocol import limits
 from protocol.errors import ConfigInvalid, Overloaded
 from protocol.limits import KIB, MIB
-from protocol.people.addresses import host_and_port, neighbourhood
-
-HERE = ""
-"""The place of requests from this machine: the operator's own, or a proxy's, which serves many clients."""
-
-
-def place(address: str | None, own_addresses: tuple[str, ...]) -> str:
-    """Return the neighbourhood of `address`, or `HERE` if it begins with one of `own_addresses`."""
-    address = address or "unknown"
-    return HERE if address.startswith(own_addresses) else neighbourhood(address)
-
-
-def caller(request: web.Request) -> str:
-    """Return the address of a request's client; for a proxy on this machine, the address that it names."""
-    address = request.remote or ""
-    named = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
-    return named if named and address.startswith(request.app[BOUNDS].own_addresses) else address
-
+from protocol.people.addresses import host_and_port
 
 FILES_KEPT = 128
 """Files reserved for the store, chunks being sent, and pipes to child processes."""
@@ -77,8 +62,8 @@ def connections_max() -> int:
 class Bounds:
     """Bounds on the time, connections and memory of callers."""
 
-    own_addresses: tuple[str, ...] = ("127.", "::1", "::ffff:127.")
-    """Prefixes of this machine's own addresses."""
+    proxies: Networks = THIS_MACHINE
+    """Networks of this machine and of trusted proxies."""
     look_s: float = 2.0
     """Seconds between two checks of all connections."""
     connections: int = field(default_factory=connections_max)
@@ -136,7 +121,7 @@ class Bodies:
     @asynccontextmanager
     async def coming(self, request: web.Request) -> AsyncIterator[Body]:
         """Track a body while it is read, when it may be dropped; it keeps its memory until its request is answered."""
-        request[HELD] = body = Body(place(request.remote, request.app[BOUNDS].own_addresses), asyncio.timeout(None))
+        request[HELD] = body = Body(place_of(request), asyncio.timeout(None))
         try:
             async with body.patience:
                 yield body
@@ -393,7 +378,7 @@ class Callers:
 
     def _place_of(self, transport: asyncio.Transport) -> str:
         address = str((transport.get_extra_info("peername") or ("",))[0])
-        return place(address, self._bounds.own_addresses)
+        return place(address, self._bounds.proxies)
 
     def _cut_slow(self, now_s: float) -> None:
         total = sum(answer.last_bytes for answer in self._unread.values())

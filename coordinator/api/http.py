@@ -206,8 +206,8 @@ async def _next_piece(request: web.Request, until_s: float) -> bytes:
         raise MalformedMessage("The encoding of the request's body does not match its headers.") from error
 
 
-async def receive_file(request: web.Request, path: Path, digest: str, *, max_bytes: int) -> None:
-    """Write the request's body to `path`, if it has this BLAKE3 digest."""
+async def receive_file(request: web.Request, path: Path, digest: str | None, *, max_bytes: int) -> None:
+    """Write the request's body to `path`, if it has this BLAKE3 digest; without one, the reader checks the content."""
     arriving = await _arriving(path)
     try:
         waiting = bytearray()

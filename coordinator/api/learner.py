@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,8 +14,8 @@ from coordinator.base.clock import now_ms
 from coordinator.reports import evaluation_samples, programs
 from coordinator.service import publication
 from coordinator.service.round import Round
-from coordinator.store.state import get_fact, set_fact
-from coordinator.transactions import batches, escrow, evaluations, fleet, lottery, policy_versions
+from coordinator.store.facts import FINISHED, PROGRESS, get_fact, set_fact
+from coordinator.transactions import batches, commitments, escrow, evaluations, fleet, lottery, policy_versions
 from ledger import store
 from protocol import limits
 from protocol.errors import MalformedMessage, NotFound
@@ -26,6 +27,7 @@ from protocol.work.learning import (
     OfferedVersion,
     OfferOutcome,
     Publication,
+    UpdateCommitment,
     UpdateReport,
     UploadedFile,
 )
@@ -58,7 +60,7 @@ async def state(request: web.Request) -> web.Response:
     def read(connection: sa.Connection) -> LearnerState:
         programs.heard(connection, now_ms())
         version, update = policy_versions.newest_version(connection)
-        finished = bool(get_fact(connection, "finished", False))
+        finished = get_fact(connection, FINISHED)
         asked = fleet.load(connection, round_.config, alive_since_ms=now_ms() - round_.silent_after_ms)
         return LearnerState(
             round_id=round_.round_id,
@@ -71,6 +73,7 @@ async def state(request: web.Request) -> web.Response:
             evaluating=evaluations.is_running(connection, "last"),
             evaluated=evaluations.latest_results(connection),
             replacement=publication.newest_replacement(connection),
+            kept=commitments.drawn(connection, keeps=bool(round_.config.learner.kept_one_in)),
         )
 
     return reply(await round_.database.run(read))
@@ -209,17 +212,26 @@ async def report(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
+@routes.post("/v1/learner/commitments")
+async def commit(request: web.Request) -> web.Response:
+    """Record the learner's commitment to an update in the ledger."""
+    round_ = require_operator(request)
+    message = UpdateCommitment.from_bytes(await body(request))
+    await round_.database.run(commitments.record, message, now_ms=now_ms())
+    return web.Response(status=204)
+
+
 @routes.post("/v1/learner/progress")
 async def progress(request: web.Request) -> web.Response:
     """Record the learner's phase and progress."""
     round_ = require_operator(request)
     message = LearnerProgress.from_bytes(await body(request))
 
-    def remember(connection: sa.Connection) -> dict[str, Any]:
+    def remember(connection: sa.Connection) -> Mapping[str, Any]:
         programs.heard(connection, now_ms())
-        before: dict[str, Any] = get_fact(connection, "progress", {})
+        before = get_fact(connection, PROGRESS)
         known = {name: value for name, value in message.model_dump().items() if value is not None}
-        set_fact(connection, "progress", before | known)
+        set_fact(connection, PROGRESS, {**before, **known})
         return before
 
     before = await round_.database.run(remember)
@@ -239,9 +251,9 @@ async def finish_round(round_: Round) -> bool:
     """Grant no more leases, and settle pending claims, after their audits; return False if that was done before."""
 
     def end(connection: sa.Connection) -> bool:
-        if get_fact(connection, "finished", False):
+        if get_fact(connection, FINISHED):
             return False
-        set_fact(connection, "finished", True)
+        set_fact(connection, FINISHED, True)
         evaluations.stop_all(connection, now_ms())
         batches.release_leftovers(connection, audits=round_.audits, now_ms=now_ms())
         lottery.end(connection, round_.audits, now_ms())

@@ -1,7 +1,7 @@
 """Routes of the ledger's public files: checkpoint, tiles and bundles as in C2SP tlog-tiles, and receipts.
 
 - A tile or bundle never changes and may be cached for ever; the checkpoint must not be cached.
-- A receipt is built on request, under the newest checkpoint; it stays valid for ever.
+- A receipt is built on request, under the newest checkpoint, for one claim or for many; it stays valid for ever.
 - Anyone may deliver the signatures of witnesses: each signature proves its author.
 """
 
@@ -14,11 +14,15 @@ from coordinator.transactions import witnesses
 from ledger import store
 from ledger.gaps import Keys
 from ledger.note import NOTE_MAX_BYTES
-from ledger.proof import LedgerReceipt
+from ledger.proof import ClaimProof, LedgerReceipt, LedgerReceipts, PackedProof, ReceiptsRequest
 from ledger.tiles import Tile
+from protocol import limits
 from protocol.errors import NotFound
 
 routes = web.RouteTableDef()
+
+RECEIPTS_REQUEST_MAX_BYTES = 70 * limits.RECEIPTS_MAX + limits.KIB
+"""A claim's id is 64 characters, and two bytes before it."""
 
 
 @routes.get("/v1/ledger/checkpoint")
@@ -68,4 +72,18 @@ async def receipt(request: web.Request) -> web.Response:
     round_ = request.app[ROUND]
     note, entries = await round_.database.read(store.prove_claim, request.match_info["claim"])
     made = LedgerReceipt(roots=round_.roots, checkpoint=note, entries=tuple(entries))
+    return web.Response(body=made.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})
+
+
+@routes.post("/v1/receipts")
+async def receipts(request: web.Request) -> web.Response:
+    """Return the receipts of many claims under the newest checkpoint; one that is not published has no entries."""
+    round_ = request.app[ROUND]
+    asked = ReceiptsRequest.from_bytes(await body(request, RECEIPTS_REQUEST_MAX_BYTES))
+    note, found = await round_.database.read(store.prove_claims, asked.claims)
+    claims = tuple(
+        ClaimProof(claim_id=claim, checkpoint=0, entries=tuple(map(PackedProof.pack, proven)))
+        for claim, proven in found.items()
+    )
+    made = LedgerReceipts(roots=round_.roots, checkpoints=(note,), claims=claims)
     return web.Response(body=made.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})

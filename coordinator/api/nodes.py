@@ -8,13 +8,12 @@ from typing import TypeVar
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator.api.guard import BOUNDS, HERE, place
+from coordinator.api.caller import HERE, known_caller, place_of
 from coordinator.api.http import ROUND, Asked, act, body, commit, read_signed_request, reply
-from coordinator.api.probes import is_proxied
 from coordinator.base.clock import now_ms
 from coordinator.reports.explain import explain
 from coordinator.service.round import Round
-from coordinator.store.state import get_fact
+from coordinator.store.facts import FINISHED, get_fact
 from coordinator.transactions import (
     batches,
     blames,
@@ -80,7 +79,7 @@ async def register(request: web.Request) -> web.Response:
     """Register a node in the round, or change its price, name or address."""
     round_ = request.app[ROUND]
     market = {"max_price": round_.config.market.max_price_micros_per_mtok, "unit": round_.config.round.money}
-    caller = "" if is_proxied(request) else request.remote or ""
+    caller = known_caller(request)
     await act(request, Register, registry.register, **market, invited=round_.invited, caller=caller)
     return reply(_hint(request))
 
@@ -153,7 +152,10 @@ async def progress(request: web.Request) -> web.Response:
     judge = await request.app[ROUND].judge()
     said = await read_signed_request(request, LeaseProgress)
     words = await _read(request, said, said.message.fragments, checked_rollouts.read_fragments, judge)
-    return reply(await commit(request, said, _progress, words=words, judge=judge))
+    answer = await commit(request, said, _progress, words=words, judge=judge)
+    if words:
+        request.app[ROUND].query_watch.look()
+    return reply(answer)
 
 
 @routes.post("/v1/rollouts")
@@ -226,7 +228,7 @@ async def plan(request: web.Request) -> web.Response:
     round_ = request.app[ROUND]
     if not round_.leads:  # with two plans for one version, a node would have parents that do not know it
         raise NotFound("This process builds no fetch plans.", hint="Send /v1/plan to the process that leads the round.")
-    caller = "" if is_proxied(request) else request.remote or ""
+    caller = known_caller(request)
     node, message = await act(request, PlanRequest, _registered)
     return reply(await round_.database.read(_plan, node, message, round_=round_, caller=caller, now_ms=now_ms()))
 
@@ -308,8 +310,7 @@ def _plan(
 
 def _place(request: web.Request) -> str:
     """Return the neighbourhood of a request's client; `HERE` if one address may stand for many clients."""
-    many = is_proxied(request) or not request.app[ROUND].config.round.connections_per_address
-    return HERE if many else place(request.remote, request.app[BOUNDS].own_addresses)
+    return place_of(request) if request.app[ROUND].config.round.connections_per_address else HERE
 
 
 def _hint(request: web.Request) -> HeartbeatReply:
@@ -373,7 +374,7 @@ def _take_all(
 ) -> tuple[Verdict, ...]:
     registry.require_node(connection, node)
     verdicts = claims.receive_rollouts(connection, node, rollouts, judge=judge, now_ms=now_ms)
-    if get_fact(connection, "finished", False):
+    if get_fact(connection, FINISHED):
         # These were leased before the round ended, and no report will settle them.
         batches.release_leftovers(connection, audits=judge.audits, now_ms=now_ms)
     return verdicts

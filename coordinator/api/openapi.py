@@ -16,7 +16,7 @@ from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from coordinator.api.http import MSGPACK
-from ledger import payout_proof, witness
+from ledger import payout_proof, proof, witness
 from protocol import limits
 from protocol.errors import ERRORS
 from protocol.people import owner
@@ -54,11 +54,14 @@ SAID: dict[str, tuple[Kind | None, Kind | None]] = {
     "/v1/learner/versions": (learning.Publication, None),
     "/v1/learner/batches/{number}": (None, learning.TrainingBatch),
     "/v1/learner/reports": (learning.UpdateReport, None),
+    "/v1/learner/commitments": (learning.UpdateCommitment, None),
     "/v1/learner/progress": (learning.LearnerProgress, None),
     "/v1/learner/offers": (learning.OfferOutcome, learning.OfferedVersion),
     "/v1/origins": (None, OriginList),
     "/v1/probe/upload": (None, probe.Uploaded),
     "/v1/appeals": (None, appeal.AppealReply),
+    "/v1/training/batches/{number}": (None, learning.KeptBatch),
+    "/v1/receipts": (proof.ReceiptsRequest, proof.LedgerReceipts),
     "/v1/ledger/cosigned": (None, witness.Cosigned),
     "/v1/ledger/cosignatures": (None, witness.CosignatureReply),
 }
@@ -71,16 +74,18 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/metrics": "text/plain", "/healthz": "text/plain", "/v1/ledger/checkpoint": "text/plain",
     "/v1/events": "text/event-stream", "/install.sh": "text/x-shellscript",
     "/v1/owners/{owner}/rates": JSON,
-    "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON,
-    "/v1/evaluations/samples": JSON, "/openapi.json": JSON,
+    "/v1/training/kept": JSON, "/v1/training/settings/{digest}": JSON,
+    "/v1/listing": JSON, "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON,
+    "/v1/evaluations": JSON, "/v1/evaluations/samples": JSON, "/openapi.json": JSON,
     "/v1/operator/status": JSON, "/v1/operator/nodes": JSON, "/v1/operator/nodes/{node}": JSON,
+    "/v1/operator/bans/{node}": JSON, "/v1/operator/audits/{claim}": JSON,
     "/v1/operator/orders": JSON, "/v1/operator/finish": JSON, "/v1/operator/rulings": JSON,
     "/v1/operator/appeals": JSON, "/v1/operator/appeals/{number}": JSON,
     "/stats/{file}": ("text/csv", JSON, "application/xml", "application/gzip"),
     "/static/{name}": ("text/css", "text/javascript", "image/svg+xml", "image/png"),
-    "/v1/models": JSON, "/v1/completions": (JSON, "text/event-stream"),
+    "/v1/models": JSON, "/v1/models/{model}": JSON, "/v1/completions": (JSON, "text/event-stream"),
     "/v1/chat/completions": (JSON, "text/event-stream"),
-    "/v1/key": JSON, "/v1/trainer/versions": JSON,
+    "/v1/key": JSON, "/v1/trainer/versions": JSON, "/v1/trainer/files": JSON,
 }  # fmt: skip
 """Content types of replies that are not messages; all others are bytes."""
 
@@ -95,8 +100,45 @@ TEMPERATURE = {
 }
 """The schema of the only field that changes the distribution of an answer."""
 
-KEYED = ("/v1/models", "/v1/completions", "/v1/chat/completions")
-"""The paths that require an API key, and whose bodies and errors have OpenAI's forms (docs/endpoint.md)."""
+TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+SHARED_FIELDS = {
+    "model": {"type": "string", "description": "`swarm`, or `swarm@N` for version N."},
+    "n": {"type": "integer", "minimum": 1, "maximum": limits.SAMPLES_MAX},
+    "max_tokens": {"type": "integer", "minimum": 1, "description": "At most the round's sampling.max_new_tokens."},
+    "temperature": TEMPERATURE,
+    "seed": {"type": "integer"},
+    "stop": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}}]},
+    "stream": {"type": "boolean"},
+    "return_token_ids": {"type": "boolean"},
+    "prompt_token_ids": TOKEN_IDS,
+}
+
+ASKED = {
+    "/v1/completions": {
+        "prompt": {"anyOf": [{"type": "string", "minLength": 1}, TOKEN_IDS, {"type": "array", "items": TOKEN_IDS}]},
+        "logprobs": {"type": "integer", "minimum": 0, "maximum": 1},
+    },
+    "/v1/chat/completions": {
+        "messages": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["role", "content"],
+                "properties": {"role": {"enum": ["system", "user", "assistant"]}, "content": {"type": "string"}},
+            },
+        },
+        "logprobs": {"type": "boolean"},
+    },
+}
+"""The fields of the endpoint's requests that this document describes; docs/endpoint.md has all of them."""
+
+KEYED = ("/v1/models", "/v1/models/{model}", "/v1/completions", "/v1/chat/completions")
+"""The endpoint's paths: they require an API key, and their bodies and errors have OpenAI's forms (docs/endpoint.md)."""
+
+TRAINERS = ("/v1/key", "/v1/trainer/")
+"""Prefixes of the paths that require an API key, and have our form of errors (docs/trainers.md)."""
 
 ERROR = {
     "type": "object",
@@ -154,8 +196,9 @@ def _operation(route: web.RouteDef, path: str, parameters: list[dict[str, Any]])
     }
     if path.startswith(OPERATORS):
         operation["security"] = [{"operator": []}]
-    if path in KEYED:
+    if path in KEYED or path.startswith(TRAINERS):
         operation["security"] = [{"api_key": []}]
+    if path in KEYED:
         operation["responses"]["default"] = {"description": "An error in OpenAI's form.", "content": {JSON: {}}}
     if route.method in ("POST", "PUT"):
         operation["requestBody"] = _body(path, asked)
@@ -167,7 +210,7 @@ def _body(path: str, asked: Kind | None) -> dict[str, Any]:
         said = f"A signed request around the message {asked.__name__}."
         return {"description": said, "required": True, "content": {MSGPACK: {"x-message": _ref(asked)}}}
     if path in KEYED:
-        schema = {"type": "object", "properties": {"temperature": TEMPERATURE}}
+        schema = {"type": "object", "required": ["model"], "properties": {**SHARED_FIELDS, **ASKED[path]}}
         return {"description": "docs/endpoint.md", "required": True, "content": {JSON: {"schema": schema}}}
     kind, schema = (MSGPACK, {"schema": _ref(asked)}) if asked is not None else (BYTES, {})
     return {"required": True, "content": {kind: schema}}

@@ -14,6 +14,7 @@ from coordinator.api.learner import finish_round
 from coordinator.base.clock import now_ms
 from coordinator.config.section import Section
 from coordinator.reports import moderation
+from coordinator.reports.audit_record import audit_record
 from coordinator.service.publication import Replacement
 from coordinator.service.round import Round
 from coordinator.transactions import fleet
@@ -46,6 +47,20 @@ async def node(request: web.Request) -> web.Response:
     round_ = require_operator(request)
     about = partial(moderation.node_report, alive_since_ms=_alive_since_ms(round_))
     return reply_json(await round_.database.read(about, request.match_info["node"]))
+
+
+@routes.get("/v1/operator/bans/{node:.{1,100}}")
+async def ban_preview(request: web.Request) -> web.Response:
+    """Return what a ban of a node's owner would change: nodes, claims voided and kept, leases, and groups."""
+    round_ = require_operator(request)
+    return reply_json(await round_.database.read(moderation.ban_preview, request.match_info["node"]))
+
+
+@routes.get("/v1/operator/audits/{claim:[0-9a-f]{6,64}}")
+async def audit(request: web.Request) -> web.Response:
+    """Return the audit of a claim: why it was drawn, its verdict and report, and what became of its money."""
+    round_ = require_operator(request)
+    return reply_json(await round_.database.read(audit_record, request.match_info["claim"]))
 
 
 def _alive_since_ms(round_: Round) -> int:

@@ -17,7 +17,7 @@ from aiohttp import web
 from coordinator.api.http import ROUND
 from coordinator.api.snapshot import SECURITY, Page
 from coordinator.api.watch import WATCH, site_of
-from coordinator.pages import board, entries, feed, front, joining, layout, node, training
+from coordinator.pages import board, entries, feed, front, joining, layout, node, pictures, training
 from coordinator.pages.board import Wish
 from coordinator.reports import history
 from coordinator.reports.earning_rates import OwnerPayouts
@@ -31,6 +31,9 @@ routes = web.RouteTableDef()
 
 STATIC_AGE_S = 60
 """Time for which a browser may use a script or style without checking for changes."""
+
+PICTURE_AGE_S = 300
+"""Time for which another site's visitors may be shown the same badge."""
 
 
 @routes.get("/")
@@ -80,22 +83,33 @@ async def training_page(request: web.Request) -> web.Response:
     return moment.page(f"/training {age_ms}", make).reply(request)
 
 
-@routes.get("/nodes/{node:.{1,100}}")
+@routes.get("/nodes/{node:[^/]{1,100}}")
 async def node_page(request: web.Request) -> web.Response:
     """Return the page of a node, by its id."""
+    try:
+        figures = await _node(request)
+    except NotFound as error:
+        return missing(request, error)
+    return _html(node.render(figures)).reply(request)
+
+
+@routes.get("/nodes/{node:[^/]{1,100}}/{picture:badge|card}.svg")
+async def node_picture(request: web.Request) -> web.Response:
+    """Return a node's badge or card, for pages of others."""
+    figures = (await request.app[WATCH].board.get()).figures  # other sites ask for many: no other statement for each
+    rank, line = _ranked(figures, request.match_info["node"])
+    draw = pictures.badge if request.match_info["picture"] == "badge" else pictures.card
+    text = draw(node.contribution(line, rank, len(figures.nodes), figures.site, request.app[ROUND].config.round.money))
+    return Page(text.encode(errors="replace"), "image/svg+xml", f"max-age={PICTURE_AGE_S}").reply(request)
+
+
+async def _node(request: web.Request) -> node.NodeFigures:
     round_ = request.app[ROUND]
     figures = (await request.app[WATCH].board.get()).figures
-    sought = request.match_info["node"]
-    line = next((line for line in figures.nodes if line.node_id == sought), None)
-    if line is None:
-        return missing(
-            request,
-            NotFound("No node with this id has joined this round.", hint="Search for the node on the leaderboard."),
-        )
-
+    rank, line = _ranked(figures, request.match_info["node"])
     rates = (await request.app[WATCH].rates.get()).figures
 
-    def read(connection: sa.Connection, line: RankingLine) -> node.NodeFigures:
+    def read(connection: sa.Connection) -> node.NodeFigures:
         return node.NodeFigures(
             line=line,
             days=history.days(connection, line.node_id),
@@ -108,9 +122,19 @@ async def node_page(request: web.Request) -> web.Response:
             pace=rates.pace(line.node_id),
             paid=rates.paid.get(line.owner, OwnerPayouts()),
             payouts=rates.payouts,
+            rank=rank,
+            nodes=len(figures.nodes),
         )
 
-    return _html(node.render(await round_.database.read(read, line))).reply(request)
+    return await round_.database.read(read)
+
+
+def _ranked(figures: board.BoardFigures, node_id: str) -> tuple[int, RankingLine]:
+    """Return a node's place on the leaderboard, and its line."""
+    found = next(((rank, line) for rank, line in enumerate(figures.nodes, 1) if line.node_id == node_id), None)
+    if found is None:
+        raise NotFound("No node with this id has joined this round.", hint="Search for the node on the leaderboard.")
+    return found
 
 
 @routes.get("/entries/{index:[0-9]{1,18}}")

@@ -10,6 +10,7 @@ import hmac
 import sqlalchemy as sa
 from aiohttp import web
 
+from coordinator.api.caller import known_caller
 from coordinator.api.http import act, pieces, reply
 from protocol import limits
 from protocol.errors import Overloaded
@@ -21,8 +22,6 @@ routes = web.RouteTableDef()
 DIALS_AT_ONCE = 8
 
 DIALS = web.AppKey("dials", asyncio.Semaphore)
-
-PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "Via")
 
 
 @routes.post("/v1/probe/upload")
@@ -36,18 +35,14 @@ async def upload(request: web.Request) -> web.Response:
 async def dial(request: web.Request) -> web.Response:
     """Dial the address of the request's client, and return whether its listener answers."""
     wanted = await act(request, Dial, _wanted)
-    if is_proxied(request) or request.remote is None:
+    address = known_caller(request)
+    if not address:
         return reply(Dialled(reached=False, proxied=True))
     slots = request.app[DIALS]
     if slots.locked():
         raise Overloaded("The server is dialling too many other nodes.", hint="Try again in a few seconds.")
     async with slots:
-        return reply(Dialled(reached=await _says(request.remote, wanted.port, wanted.word), proxied=False))
-
-
-def is_proxied(request: web.Request) -> bool:
-    """Return True if the request's headers name a proxy: its address is then the proxy's."""
-    return any(name in request.headers for name in PROXY_HEADERS)
+        return reply(Dialled(reached=await _says(address, wanted.port, wanted.word), proxied=False))
 
 
 def share(app: web.Application) -> None:

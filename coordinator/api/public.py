@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from coordinator.api.http import ROUND, Handler, reply, require_operator
@@ -21,7 +21,7 @@ from coordinator.api.watch import WATCH
 from coordinator.base.clock import now_ms
 from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.reports import metrics, summary
-from coordinator.transactions import policy_versions, standings
+from coordinator.transactions import evaluations, policy_versions, standings, suite_runs
 from ledger import store
 from protocol.errors import NotFound, UnknownChunk
 from protocol.ids import ChunkId
@@ -33,6 +33,7 @@ LEADERBOARD = web.AppKey("leaderboard", PageSnapshot[bytes])
 STATUS = web.AppKey("status", PageSnapshot[bytes])
 OPERATOR_STATUS = web.AppKey("operator_status", PageSnapshot[bytes])
 BROADCAST = web.AppKey("broadcast", PageSnapshot[bytes])
+EVALUATIONS = web.AppKey("evaluations", PageSnapshot[bytes])
 SAMPLES = web.AppKey("samples", PageSnapshot[bytes])
 
 FRESH_S = 0.5
@@ -100,6 +101,12 @@ def share(app: web.Application) -> None:
         )
     )
     app[BROADCAST] = shared(lambda conn, since_ms, _now_ms: summary.broadcast(conn, alive_since_ms=since_ms))
+    app[EVALUATIONS] = shared(
+        lambda conn, _since_ms, _now_ms: {
+            "evaluations": evaluations.list_evaluations(conn),
+            "suites": suite_runs.list_runs(conn),
+        }
+    )
 
     async def read_samples() -> bytes:
         made = [evaluation.model_dump() for evaluation in await app[WATCH].samples()]
@@ -107,6 +114,12 @@ def share(app: web.Application) -> None:
 
     app[SAMPLES] = PageSnapshot(read_samples)
     app.on_cleanup.append(lambda _app: app[SAMPLES].close())
+
+
+@routes.get("/v1/evaluations")
+async def measured(request: web.Request) -> web.Response:
+    """Return every evaluation by the nodes, and the imported results of other suites, each the oldest first."""
+    return await _shared(request, EVALUATIONS)
 
 
 @routes.get("/v1/evaluations/samples")
@@ -188,6 +201,7 @@ BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)
 def measure(app: web.Application) -> None:
     """Record the count and time of every reply of `app`."""
     app[REGISTRY] = CollectorRegistry()
+    ProcessCollector(namespace="echo_swarm", registry=app[REGISTRY])
     app[ANSWERED] = Histogram(
         "echo_swarm_http_seconds",
         "Time to answer a request.",
@@ -211,7 +225,11 @@ async def _timed(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @routes.get("/metrics")
 async def exposition(request: web.Request) -> web.Response:
-    """Return the figures of the round and of this process for Prometheus."""
-    status = json.loads(await aged(request.app[STATUS]))
+    """Return the figures of the round and of this process for Prometheus; more with the operator's token."""
+    asked = STATUS
+    if "Authorization" in request.headers:
+        require_operator(request)
+        asked = OPERATOR_STATUS
+    status = json.loads(await aged(request.app[asked]))
     body = metrics.exposition(status) + generate_latest(request.app[REGISTRY])
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4, "Cache-Control": "no-store"})

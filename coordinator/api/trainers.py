@@ -2,8 +2,13 @@
 
 - Samples come from the endpoint (`coordinator.api.completions`), with the same key.
 - Requests and answers are JSON, but for the weights themselves, which are files in hub format.
+- A file may be sent as a patch (`protocol.policy.delta`) from a file of the newest version, which the coordinator has
+  in any case. Its digest is that of the patched file, so what is published never depends on how it was sent.
 """
 
+import asyncio
+import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -12,10 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coordinator.api.http import ROUND, body, receive_file, reply_json, require_key
 from coordinator.base.clock import now_ms
+from coordinator.publishing.publish import apply_patch
+from coordinator.service.publication import published_file, published_weights
 from coordinator.service.round import Round
 from coordinator.transactions import api_keys, policy_versions, queries
 from protocol import limits
-from protocol.errors import MalformedMessage, MessageTooLarge, OutOfOrder
+from protocol.errors import MalformedMessage, MessageTooLarge, NotFound, OutOfOrder
 from protocol.ids import Hex64
 from protocol.policy.manifest import FileName
 
@@ -63,9 +70,19 @@ async def versions(request: web.Request) -> web.Response:
     return reply_json(await round_.database.read(read))
 
 
+@routes.get("/v1/trainer/files")
+async def files(request: web.Request) -> web.Response:
+    """Return the newest version's files of weights, with their safetensors headers: the bases of patches."""
+    round_ = request.app[ROUND]
+    await _publisher(request)
+    version = await _newest(round_)
+    described = await asyncio.to_thread(published_weights, round_.publisher, version)
+    return reply_json({"version": version, "files": described})
+
+
 @routes.put("/v1/trainer/files/{digest:[0-9a-f]{64}}")
 async def send_file(request: web.Request) -> web.Response:
-    """Receive a file of weights; its BLAKE3 digest is in the address."""
+    """Receive the file of weights with this digest; with `?base=DIGEST`, as a patch from the file of that digest."""
     round_ = request.app[ROUND]
     number = await _publisher(request)
     digest = request.match_info["digest"]
@@ -73,7 +90,11 @@ async def send_file(request: web.Request) -> web.Response:
     most = WIDER * newest + limits.MIB
     if (request.content_length or 0) > most:
         raise MessageTooLarge(f"The file has {request.content_length:,} bytes; this round takes at most {most:,}.")
-    await receive_file(request, round_.offered.file(number, digest), digest, max_bytes=most)
+    target = round_.offered.file(number, digest)
+    if "base" in request.query:
+        await _receive_patch(request, target, digest, most)
+    else:
+        await receive_file(request, target, digest, max_bytes=most)
     return web.Response(status=204)
 
 
@@ -88,11 +109,38 @@ async def publish(request: web.Request) -> web.Response:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the body"
         raise MalformedMessage(f"{place}: {first['msg']}.") from None
+    newest = await _newest(round_)
+    version = await round_.offered.publish(number, offer.files, offer.updates)
+    return reply_json({"version": version, "changed": version > newest})
+
+
+async def _receive_patch(request: web.Request, target: Path, digest: str, max_bytes: int) -> None:
+    """Receive a patch, and write the file that it makes of a file of the newest version."""
+    round_, base_digest = request.app[ROUND], request.query["base"]
+    version, _ = await round_.database.read(policy_versions.newest_version)
+    missing = NotFound(
+        f"No file of version {version} has the digest {base_digest[:12]}….",
+        hint="Send the whole file, or a patch from a file that GET /v1/trainer/files lists.",
+    )
+    patch = target.with_name(f"{digest}.{os.urandom(8).hex()}.patch")
+    try:
+        base = await asyncio.to_thread(published_file, round_.publisher, version, base_digest)
+        if base is None:
+            raise missing
+        await receive_file(request, patch, None, max_bytes=max_bytes)
+        await asyncio.to_thread(apply_patch, base, base_digest, patch, target, digest, max_bytes=max_bytes)
+    except FileNotFoundError:  # a newer version was published meanwhile
+        raise missing from None
+    finally:
+        patch.unlink(missing_ok=True)
+
+
+async def _newest(round_: Round) -> int:
+    """Return the newest version, of which the next one takes the place."""
     newest, _ = await round_.database.read(policy_versions.newest_version)
     if not newest:
         raise OutOfOrder("The first version is not published yet.", hint="Wait until GET /v1/trainer/versions shows 1.")
-    version = await round_.offered.publish(number, offer.files, offer.updates)
-    return reply_json({"version": version, "changed": version > newest})
+    return newest
 
 
 async def _publisher(request: web.Request) -> int:

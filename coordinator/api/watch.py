@@ -17,7 +17,7 @@
 - A client that does not read for `BEAT_S` is disconnected. The number of streams is limited, in total and for each
   neighbourhood; a client that gets 503 should poll. When the server is full, the neighbourhood with the most streams
   loses its newest.
-- A proxy on this machine names its clients in `X-Forwarded-For`. Otherwise this machine has a quarter of the streams.
+- A client behind a trusted proxy counts as itself. A proxy that names nobody has a quarter of the streams.
 """
 
 import asyncio
@@ -33,7 +33,8 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator.api.guard import HERE, Bounds, caller, place
+from coordinator.api.caller import HERE, caller, place
+from coordinator.api.guard import Bounds
 from coordinator.api.snapshot import SECURITY, PageSnapshot
 from coordinator.base.clock import now_ms
 from coordinator.pages.board import BoardFigures
@@ -48,7 +49,7 @@ from coordinator.reports.ranking import Fold, by_node, by_owner, by_team
 from coordinator.service.round import Round
 from coordinator.store.tables import versions
 from coordinator.tasks.kinds import task_label
-from coordinator.transactions import evaluations, orders, standings
+from coordinator.transactions import evaluations, orders, standings, suite_runs
 from ledger import store
 from protocol.policy.phrase import phrase
 from protocol.work.learning import EvaluationSamples
@@ -58,7 +59,7 @@ RATES_FRESH_S = 20.0
 """Age up to which rates and payouts are shown without a new computation: every agent asks for its own each minute."""
 
 SHARES = 4
-"""The share of all streams for this machine is 1 / `SHARES`: a proxy that does not name its clients serves many."""
+"""The share of all streams for a proxy that does not name its clients is 1 / `SHARES`."""
 
 
 def site_of(round_: Round) -> Site:
@@ -123,7 +124,7 @@ class Watch:
 
         When the server is full, the newest stream of the place with most streams is closed to make room.
         """
-        where = place(address, self._bounds.own_addresses)
+        where = place(address, self._bounds.proxies)
         share = self._bounds.listeners // SHARES if where == HERE else self._round.config.round.listeners_per_address
         if 0 < share <= self.listeners[where]:
             return False
@@ -140,7 +141,7 @@ class Watch:
     @asynccontextmanager
     async def listening(self, address: str) -> AsyncIterator[None]:
         """Count an open stream, for which states are produced; raise `TimeoutError` when another stream replaces it."""
-        where, stream = place(address, self._bounds.own_addresses), asyncio.timeout(None)
+        where, stream = place(address, self._bounds.proxies), asyncio.timeout(None)
         self.listeners[where] += 1
         self._streams[stream] = where
         self._wanted.set()
@@ -224,6 +225,7 @@ class Watch:
             status=status,
             metrics=self._curves.metrics(),
             evaluations=evaluations.list_evaluations(connection),
+            suites=suite_runs.list_runs(connection),
             idle_share=self._curves.idle_share(),
             cost_micros=self._curves.cost_micros(),
             ages=curves.ages(connection),

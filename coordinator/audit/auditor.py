@@ -23,17 +23,17 @@ import shutil
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import httpx
 
 from coordinator.audit.case import Case, RoundArchive, earlier, opened
-from coordinator.audit.check import look_closer, replay, report_on
+from coordinator.audit.check import ExactReplay, look_closer, replay_by_class, report_on
 from coordinator.audit.probing import Probes
 from coordinator.audit.rounding import Rounding, drawings, honest_groups
 from coordinator.base.answers import named, pause_s, refusal
@@ -47,10 +47,11 @@ from coordinator.rules.verdict import VALIDATOR, AuditOutcome, AuditReport
 from protocol import limits
 from protocol.errors import AuditFailed, SwarmError, Unreachable
 from protocol.work.auditing import AuditCase, CaseFile, Cases, Found, HoldCases, Judged, TakeCases, Verdicts
-from protocol.work.lease import Lease
+from protocol.work.lease import Lease, float_class, is_exact
 from protocol.work.rollout import unpack_tokens
 
 if TYPE_CHECKING:
+    from coordinator.audit.exact_scorer import ExactScorer
     from coordinator.audit.reference_node import ReferenceNode
     from coordinator.audit.scorer import VersionScorer
 
@@ -82,6 +83,10 @@ NICENESS = 5
 Load = Callable[[Path, Callable[[], None]], "VersionScorer"]
 """(policy folder, callback for progress) → the model."""
 
+LoadExact = Callable[[Path, Callable[[], None]], "ExactScorer"]
+
+S = TypeVar("S")
+
 FINDINGS: dict[AuditOutcome, Found] = {
     AuditOutcome.PASS: "pass",
     AuditOutcome.SOFT: "soft",
@@ -106,13 +111,17 @@ def run(config: Config, name: str, url: str, token: Path) -> None:
 class Policies:
     """The policy versions on an auditor's disk and in its memory."""
 
-    def __init__(self, archive: RoundArchive, folder: Path, keep: int, load: Load, watchdog: Watchdog) -> None:
+    def __init__(
+        self, archive: RoundArchive, folder: Path, keep: int, load: Load, watchdog: Watchdog, load_exact: LoadExact
+    ) -> None:
         self._archive = archive
         self._folder = folder
         self._keep = keep
         self._load = load
         self._watchdog = watchdog
+        self._load_exact = load_exact
         self._loaded: OrderedDict[int, VersionScorer] = OrderedDict()
+        self._exact: OrderedDict[int, ExactScorer] = OrderedDict()
 
     def folder(self, version: int) -> Path | None:
         """Return a version's folder, rebuilt from its chunks if needed; None if they were deleted."""
@@ -125,19 +134,22 @@ class Policies:
         return None if written is None else place
 
     def score(self, version: int, claims: Sequence[Prefill]) -> list[list[Scored]]:
-        if version not in self._loaded:
-            self._make_room()
-            self._watchdog.moved(PREPARE_MAX_S)
-            self._loaded[version] = self._load(self._folder / str(version), self._watchdog.moved)
-            self._watchdog.moved()
-        self._loaded.move_to_end(version)
-        return self._loaded[version].score(claims)
+        return self._of(version, self._loaded, self._load).score(claims)
 
-    def _make_room(self) -> None:
-        """Free the versions that were used least recently, before another one is loaded."""
-        while len(self._loaded) >= LOADED_MAX:
-            self._loaded.popitem(last=False)
-        gc.collect()  # a model forms a reference cycle with its layers' forward functions
+    def score_exactly(self, version: int, claims: Sequence[Prefill]) -> list[list[Scored]]:
+        return self._of(version, self._exact, self._load_exact).score(claims)
+
+    def _of(self, version: int, loaded: "OrderedDict[int, S]", load: "Callable[[Path, Callable[[], None]], S]") -> "S":
+        """Return a version that is loaded; free those that were used least recently before another one is loaded."""
+        if version not in loaded:
+            while len(loaded) >= LOADED_MAX:
+                loaded.popitem(last=False)
+            gc.collect()  # a model forms a reference cycle with its layers' forward functions
+            self._watchdog.moved(PREPARE_MAX_S)
+            loaded[version] = load(self._folder / str(version), self._watchdog.moved)
+            self._watchdog.moved()
+        loaded.move_to_end(version)
+        return loaded[version]
 
     def forget(self, version: int, spared: Sequence[int]) -> None:
         """Delete all versions except the last few and those in `spared`, before a batch of `version`."""
@@ -145,6 +157,7 @@ class Policies:
             if place.name.isdigit() and int(place.name) <= version - self._keep and int(place.name) not in spared:
                 shutil.rmtree(place)
                 self._loaded.pop(int(place.name), None)
+                self._exact.pop(int(place.name), None)
 
 
 class Auditor:
@@ -164,12 +177,21 @@ class Auditor:
         self._archive = archive
         self._watchdog = Watchdog(config.audit.timeout_s)
         self._policies = Policies(
-            archive, folder, config.staleness.max_updates + 2, load or loader(config), self._watchdog
+            archive,
+            folder,
+            config.staleness.max_updates + 2,
+            load or loader(config),
+            self._watchdog,
+            partial(load_exactly, config),
         )
         self._name = name
         self._at_most = CASES_AT_FIRST
         self._seconds = 0.0
         """The duration of the last batch."""
+        self._exact_class: str | None = None
+        """The exact class of this machine; None until a claim of some exact class needs it."""
+        self._told = set[str]()
+        """Exact classes about which the log says that they are not this auditor's."""
         self._probes = Probes(archive.metadata.round_id)
         self._rounding = Rounding(archive.metadata.round_id)
         self._http = httpx.Client(base_url=url, timeout=60.0, headers={"Authorization": f"Bearer {token}"})
@@ -210,7 +232,7 @@ class Auditor:
     def _measure_rounding(self, taken: Cases, made: Calibration) -> Calibration:
         """Return the tolerances, with those of 16-bit precisions measured if the cases need them and they are due."""
         offers = [Lease.from_bytes(case.lease) for case in taken.cases]
-        classes = {offer.judged_as or self._config.audit.tolerance for offer in offers}
+        classes = {float_class(offer.judged_as) or self._config.audit.tolerance for offer in offers}
         for precision in self._rounding.due(taken.version, classes, made):
             try:
                 self._sample_honestly(taken.version, precision, offers)
@@ -299,15 +321,17 @@ class Auditor:
         def compare(places: Sequence[int], others: Sequence[int]) -> list[AuditReport]:
             kept = [other for other in others if self._policies.folder(other) is not None]
             cases = [self._open(version, taken[place], kept) for place in places]
-            replays = replay(cases, self._policies.score)
+            exact = self._exact(version, {case.lease.judged_as for case in cases})
+            replays = replay_by_class(cases, self._policies.score, exact)
             judged = [
-                report_on(case, replayed, tolerances, self._config.audit.tolerance)
+                report_on(case, replayed, tolerances, self._config.audit.tolerance, exact.numerics if exact else "")
                 for case, replayed in zip(cases, replays, strict=True)
             ]
             for place, case, replayed, report in zip(places, cases, replays, judged, strict=True):
                 if (
                     taken[place].is_probe
                     and case.lease.temperature is None
+                    and not is_exact(case.lease.judged_as)
                     and not isinstance(replayed, SwarmError)
                     and report.outcome is not AuditOutcome.HARD
                 ):
@@ -316,6 +340,40 @@ class Auditor:
 
         reports = look_closer(len(taken), earlier(version, self._config.audit.neighbours), compare)
         return [self._judged(case, report) for case, report in zip(taken, reports, strict=True)]
+
+    def _exact(self, version: int, classes: Collection[str]) -> ExactReplay | None:
+        """Return the replay to the bit on this machine, if one of the classes is this auditor's.
+
+        A node can name any class: the model is loaded a second time only for a claim of the own one.
+        """
+        named = set(filter(is_exact, classes))
+        if named and self._exact_class is None:
+            self._exact_class = self._own_class(version)
+        for name in sorted(named - {self._exact_class} - self._told)[: limits.CLASSES_MAX - len(self._told)]:
+            self._told.add(name)
+            log.info(
+                "claims of class %s are judged as %s: the class of this auditor is %s",
+                name, float_class(name), self._exact_class or "no exact one",
+            )  # fmt: skip
+        if self._exact_class not in named:
+            return None
+        return ExactReplay(self._exact_class or "", self._policies.score_exactly)
+
+    def _own_class(self, version: int) -> str:
+        """Return the exact class of this machine for the round's model; empty if it cannot be computed exactly."""
+        from coordinator.audit.exact_scorer import own_class  # importing torch takes seconds
+
+        folder = self._policies.folder(version)
+        if folder is None or self._config.audit.device != "cpu":  # nodes compute exactly on the CPU only
+            return ""
+        self._watchdog.moved(PREPARE_MAX_S)
+        try:
+            return own_class(folder, threads=threads_of(self._config))
+        except SwarmError as error:
+            log.warning("no exact replay: %s", error)
+            return ""
+        finally:
+            self._watchdog.moved()
 
     def _replay_alone(self, version: int, case: AuditCase, tolerances: Calibration) -> Judged:
         try:
@@ -385,6 +443,13 @@ def loader(config: Config) -> Load:
         )
 
     return load
+
+
+def load_exactly(config: Config, folder: Path, moved: Callable[[], None]) -> "ExactScorer":
+    """Return a version that is replayed to the bit, with the operator's settings."""
+    from coordinator.audit.exact_scorer import ExactScorer  # importing torch takes seconds
+
+    return ExactScorer(folder, device=config.audit.device, threads=threads_of(config), moved=moved)
 
 
 def threads_of(config: Config) -> int:

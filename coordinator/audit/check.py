@@ -9,12 +9,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from coordinator.audit.case import Case
 from coordinator.rules.calibration import Calibration
 from coordinator.rules.replay import Prefill, ReplayMeasurement, Scored, measure
-from coordinator.rules.verdict import AuditOutcome, AuditReport, judge, malformed
+from coordinator.rules.verdict import AuditOutcome, AuditReport, judge, judge_exactly, malformed
 from protocol.errors import SwarmError, TokensInvalid
+from protocol.work.lease import float_class, is_exact
 from protocol.work.rollout import Completion, unpack_tokens, whole_tokens
 
 Score = Callable[[int, Sequence[Prefill]], list[list[Scored]]]
@@ -27,22 +29,59 @@ Replay = dict[int, ReplayMeasurement]
 """The measurements of one claim with the claimed version and each neighbour, by version."""
 
 
-def audit(cases: Sequence[Case], score: Score, calibration: Calibration, tolerance: str) -> list[AuditReport]:
+class ExactReplay(NamedTuple):
+    """The exact class of this auditor, and its replay to the bit."""
+
+    numerics: str
+    score: Score
+
+
+def audit(
+    cases: Sequence[Case], score: Score, calibration: Calibration, tolerance: str, exact: ExactReplay | None = None
+) -> list[AuditReport]:
     """Return a report on each case, in their order, by the class of its lease, or by `tolerance` if it has none."""
     return [
-        report_on(case, replayed, calibration, tolerance)
-        for case, replayed in zip(cases, replay(cases, score), strict=True)
+        report_on(case, replayed, calibration, tolerance, exact.numerics if exact else "")
+        for case, replayed in zip(cases, replay_by_class(cases, score, exact), strict=True)
     ]
 
 
-def report_on(case: Case, replayed: "Replay | SwarmError", calibration: Calibration, tolerance: str) -> AuditReport:
-    """Return the report on the replay of a case; it is provisional if its class is not measured on this policy."""
-    allowed, is_measured = calibration.judging(case.lease.judged_as or tolerance, case.round_id)
+def replay_by_class(cases: Sequence[Case], score: Score, exact: ExactReplay | None) -> list["Replay | SwarmError"]:
+    """Replay the cases of the auditor's exact class to the bit, and the others as ever; return them in their order."""
+    replays = dict[int, Replay | SwarmError]()
+    for to_the_bit, chosen_score in ((False, score), *(((True, exact.score),) if exact else ())):
+        places = [
+            place
+            for place, case in enumerate(cases)
+            if (exact is not None and case.lease.judged_as == exact.numerics) is to_the_bit
+        ]
+        if places:
+            replays |= zip(places, replay([cases[place] for place in places], chosen_score), strict=True)
+    return [replays[place] for place in range(len(cases))]
+
+
+def report_on(
+    case: Case, replayed: "Replay | SwarmError", calibration: Calibration, tolerance: str, exact: str = ""
+) -> AuditReport:
+    """Return the report on the replay of a case; it is provisional if its class is not measured on this policy.
+
+    `exact` is the exact class of this auditor, if it replayed exactly. A claim of another exact class is judged by the
+    tolerances of its float class: this machine has other bits.
+    """
+    judged_as = case.lease.judged_as
+    allowed, is_measured = calibration.judging(float_class(judged_as) or tolerance, case.round_id)
     if isinstance(replayed, SwarmError):
         return malformed(replayed, allowed, calibration.version)
     neighbours = {version: measured for version, measured in replayed.items() if version != case.lease.version}
-    report = judge(replayed[case.lease.version], allowed, calibration.version, neighbours)
-    return replace(report, provisional=not is_measured)
+    judges = judge_exactly if exact and judged_as == exact else judge
+    report = judges(replayed[case.lease.version], allowed, calibration.version, neighbours)
+    note = ""
+    if judges is judge and is_exact(judged_as):
+        note = (
+            f"Judged by the tolerances of {allowed.name}, not to the bit: the auditor computes in another class than "
+            f"{judged_as}. This is no fault."
+        )
+    return replace(report, provisional=not is_measured and judges is judge, note=note)
 
 
 def look_closer(claims: int, others: Sequence[int], compare: Compare) -> list[AuditReport]:

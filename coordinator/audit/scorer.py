@@ -144,7 +144,9 @@ class VersionScorer:
         for start in range(0, len(source), step):
             at = slice(start, start + step)
             logits = self._head.logits(states[source[at]])
-            parts.append(_slice(logits, targets[at], chances[at], temperatures[at], None if own is None else own[at]))
+            parts.append(
+                score_positions(logits, targets[at], chances[at], temperatures[at], None if own is None else own[at])
+            )
             self._moved()
         tables = []
         for part in zip(*parts, strict=True):
@@ -153,7 +155,7 @@ class VersionScorer:
         return [Scored(*(table[row, :length] for table in tables)) for row, length in enumerate(lengths)]
 
 
-def _slice(
+def score_positions(
     logits: torch.Tensor,
     tokens: torch.Tensor,
     chances: torch.Tensor,
@@ -260,9 +262,9 @@ def _tensors(claims: Sequence[Prefill], rows: Sequence[tuple[int, int]]) -> Tens
 def load_policy(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """Return the model of a policy folder. Nothing is downloaded, and no code or pickle of the folder is run."""
     # A progress bar would be mixed with the findings.
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates only a part of its functions
     with without_adapter(folder) as base:
-        _require_borne_out(base)
+        require_borne_out(base)
         stored = weights.matrix_types(weights.weight_files(base))
         narrow = NARROW.get(next(iter(stored))) if len(stored) == 1 else None
         if dtype != torch.float32:
@@ -285,7 +287,7 @@ def _lay_out_in(model: Any, dtype: torch.dtype) -> None:
         model.to(dtype)
 
 
-def _require_borne_out(base: Path) -> None:
+def require_borne_out(base: Path) -> None:
     """Refuse a configuration that names code, or needs more memory than its tensors justify, before loading it."""
     config = json.loads(read_at_most(base / "config.json", limits.POLICY_CONFIG_MAX_BYTES))
     model_config.require_plain(config)
@@ -295,6 +297,6 @@ def _require_borne_out(base: Path) -> None:
     model_config.require_layers(config, len(weights.shapes(files)))
     described = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(described, trust_remote_code=False)  # type: ignore[no-untyped-call]  # transformers annotates half
+        model: Any = AutoModelForCausalLM.from_config(described, trust_remote_code=False)  # type: ignore[no-untyped-call]  # transformers annotates only a part of its functions
     promised = sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
     model_config.require_borne_out(promised, sum(file.stat().st_size for file in files))

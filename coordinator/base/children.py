@@ -25,8 +25,8 @@ PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 WRONG_SETTING = 2
 """The exit code of both programs for an error that a restart cannot fix."""
 
-NOT_INHERITED = "AWS_"
-"""The prefix of variables that children do not get: the object store's credentials."""
+NOT_INHERITED = ("AWS_", "SWARM_SMTP_")
+"""The prefixes of variables that children do not get: credentials of the object store and of the mail server."""
 
 GRACE_S = 2.0
 """The time that a child may take to exit after its input has closed."""

@@ -185,14 +185,14 @@ class ArrivingFile:
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         self._file, self._temporary = os.fdopen(handle, "wb"), Path(name)
 
-    def write(self, piece: bytes | bytearray) -> None:
+    def write(self, piece: bytes | bytearray | memoryview) -> None:
         with full_disk_named(self._path.parent):
             self._file.write(piece)
         self._hasher.update(piece)
 
-    def finish(self, digest: str) -> None:
-        """Give the file its name, or refuse it."""
-        if self._hasher.hexdigest() != digest:
+    def finish(self, digest: str | None) -> None:
+        """Give the file its name if it has the digest, or refuse it; without one, its reader checks the content."""
+        if digest is not None and self._hasher.hexdigest() != digest:
             raise ManifestInvalid(f"{self._path.name} was damaged during the upload.", hint="Upload it again.")
         with full_disk_named(self._path.parent):
             self._file.close()

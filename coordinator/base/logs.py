@@ -11,6 +11,9 @@ from protocol.text.log_lines import VARIABLE, formatter
 
 NOISY = ("httpx", "httpcore", "asyncio", "alembic")
 
+NO_BARS = "TQDM_DISABLE"
+"""The variable with which libraries, also in child processes, draw no progress bars: in a file these are no lines."""
+
 
 def are_objects() -> bool:
     """Return True if logs are written as JSON objects."""
@@ -19,6 +22,8 @@ def are_objects() -> bool:
 
 def to_stderr(quiet: bool) -> None:
     """Set up logging for a command; `quiet` shows warnings and errors only."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault(NO_BARS, "1")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(os.environ.get(VARIABLE)))
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, handlers=[handler])

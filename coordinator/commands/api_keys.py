@@ -4,13 +4,12 @@ The commands write to the store; a running coordinator accepts a new key at once
 """
 
 import json
-from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.commands.asking import launched, local_url, opened_store
+from coordinator.commands.asking import launched, local_url, run_in_store
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from coordinator.pages.words import line
@@ -64,10 +63,9 @@ def create(
             hint="A trainer of your own needs a new round with learner.external=true (docs/trainers.md).",
         )
     expires_ms = moment_ms + int(days * DAY_MS) if days else None
-    with closing(opened_store(config)) as database:
-        key = database.run_now(
-            api_keys.make, name, budget, expires_ms=expires_ms, publishes=publishes, now_ms=moment_ms
-        )
+    key = run_in_store(
+        config, api_keys.make, name, budget, expires_ms=expires_ms, publishes=publishes, now_ms=moment_ms
+    )
     if as_json:
         typer.echo(json.dumps({"key": key, "url": _url(config)}))
         return
@@ -82,13 +80,15 @@ def create(
     ),
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
-    """List the keys, with their budgets and what they have spent."""
+    """List the keys: what each has spent, what is left of its budget, and the queries and tokens that it got.
+
+    A query is one prompt. What open queries may cost at most is not left.
+    """
     from coordinator.base.clock import now_ms
     from coordinator.transactions import api_keys
 
     config = load(config_file, settings)
-    with closing(opened_store(config)) as database:
-        rows = database.run_now(api_keys.list_keys)
+    rows = run_in_store(config, api_keys.list_keys)
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -96,8 +96,9 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     for row in rows:
         typer.echo(
             f"{line(row['name']):24} {_state(row, now_ms()):22} spent {unit.amount(row['spent_micros'])} "
-            f"of {unit.exact(row['budget_micros'])}, {counted(row['open_queries'], 'open query', 'open queries')}"
-            f"{', may publish' if row['publishes'] else ''}"
+            f"of {unit.exact(row['budget_micros'])}, {unit.exact(row['left_micros'])} left; "
+            f"{counted(row['answered_queries'], 'answered query', 'answered queries')}, {row['tokens']:,} tokens, "
+            f"{row['open_queries']:,} open{', may publish' if row['publishes'] else ''}"
         )
     if not rows:
         typer.echo("There are no keys yet: make one with `swarm-coordinator api-keys create`.")
@@ -115,8 +116,7 @@ def budget(config_file: ConfigFile, name: Name, settings: Settings, budget: Budg
     from coordinator.transactions import api_keys
 
     config = load(config_file, settings)
-    with closing(opened_store(config)) as database:
-        database.run_now(api_keys.set_budget, name, budget)
+    run_in_store(config, api_keys.set_budget, name, budget)
     typer.echo(f"The budget of {line(name)} is {launched(config).round.money.exact(budget)}.")
 
 
@@ -132,8 +132,7 @@ def revoke(config_file: ConfigFile, name: Name, settings: Settings) -> None:
     from coordinator.base.clock import now_ms
     from coordinator.transactions import api_keys
 
-    with closing(opened_store(load(config_file, settings))) as database:
-        database.run_now(api_keys.revoke, name, now_ms=now_ms())
+    run_in_store(load(config_file, settings), api_keys.revoke, name, now_ms=now_ms())
     typer.echo(f"The key {name} is revoked.")
 
 

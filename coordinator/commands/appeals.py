@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.commands import audit
-from coordinator.commands.asking import ask, launched, read_store
+from coordinator.commands.asking import ask, launched, run_in_store
 from coordinator.commands.nodes import when
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
@@ -47,7 +47,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 
     config = load(config_file, settings)
     answer = ask(config, "GET", "/v1/operator/appeals")
-    rows = read_store(config, appeals.listed) if answer is None else answer
+    rows = run_in_store(config, appeals.listed) if answer is None else answer
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -81,7 +81,7 @@ def show(
 
     config = load(config_file, settings)
     answer = ask(config, "GET", f"/v1/operator/appeals/{number}")
-    row = answer or read_store(
+    row = answer or run_in_store(
         config, lambda connection: appeals.appeal_report(connection, number, audit_rules(config))
     )
     if as_json:

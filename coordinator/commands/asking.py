@@ -1,19 +1,22 @@
 """Requests of the operator's commands to the coordinator of a round, or to its store if none runs.
 
 - The address of a launched round is in `resolved.json`: the file may have been launched with other settings.
-- A coordinator always listens at `round.listen` without TLS, on its own machine. From other machines, the commands use
-  `round.public_url`, and send the operator's token over HTTPS only.
+- A coordinator always listens at `round.listen` without TLS, on its own machine: it is asked directly, whatever proxy
+  the environment names. From other machines, the commands use `round.public_url`, and send the operator's token over
+  HTTPS only.
 """
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 from coordinator.config import Config
-from protocol.errors import ConfigInvalid, SwarmError, Unreachable
+from protocol.errors import ConfigInvalid, NotAuthorised, SwarmError, Unreachable
 from protocol.people.addresses import host_and_port
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from coordinator.store.state import Database
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 ASK_S = 10.0
@@ -51,22 +55,38 @@ def ask(
     as_operator: bool = True,
     patience_s: float = ASK_S,
 ) -> Any:
-    """Return the running coordinator's answer; None if no coordinator answers."""
+    """Return the running coordinator's answer; None if none answers, or only that of another round, at its address."""
     headers = {"Accept": "application/json"}
     if as_operator:
         headers["Authorization"] = f"Bearer {_token(config)}"
+    here = local_url(launched(config))
     for url in _urls(launched(config), as_operator=as_operator):
+        send = _send_here if url == here else _send_elsewhere
         try:
-            return _answer(method, f"{url}{path}", content, headers, patience_s)
+            return _answer(send, method, f"{url}{path}", content, headers, patience_s)
         except _NobodyThere:
             continue
+        except NotAuthorised:
+            if not (as_operator and url == here):
+                raise
     return None
 
 
-def read_store(config: Config, effect: "Callable[[sa.Connection], T]") -> T:
-    """Run `effect` on the store of a stopped round."""
+def is_ours(config: Config, round_id: str) -> bool:
+    """Return False if the round in this folder has another id: the coordinator at its address leads another round."""
+    if not (config.round.directory / "resolved.json").exists():
+        return True
+    from coordinator.store.facts import ROUND_ID, get_fact
+
+    return bool(run_in_store(config, lambda store: get_fact(store, ROUND_ID)) in ("", round_id))
+
+
+def run_in_store(
+    config: Config, effect: "Callable[Concatenate[sa.Connection, P], T]", *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Run one effect on the store of a round, whose coordinator may be running."""
     with closing(opened_store(config)) as database:
-        return database.run_now(effect)
+        return database.run_now(effect, *args, **kwargs)
 
 
 def opened_store(config: Config) -> "Database":
@@ -95,7 +115,7 @@ def stopped_line(config: Config, config_file: Path, since_ms: int) -> str:
     """Return a line that says since when the round is stopped and how to continue it, or how to launch it first."""
     from coordinator.reports import programs
 
-    if not read_store(config, programs.was_launched):
+    if not run_in_store(config, programs.was_launched):
         return f"NOT LAUNCHED YET: start it with `swarm-coordinator launch {config_file}`."
     when = datetime.fromtimestamp(since_ms / 1000, UTC)
     return f"STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: continue with `swarm-coordinator launch {config_file}`."
@@ -108,7 +128,8 @@ def require_round(config: Config) -> None:
 
 
 def _urls(config: Config, *, as_operator: bool) -> Iterator[str]:
-    yield local_url(config)
+    if has_token(config):  # else the round's folder is on another machine, and so is its coordinator
+        yield local_url(config)
     elsewhere = config.round.public_url.rstrip("/")
     if elsewhere and (elsewhere.startswith("https://") or not as_operator):
         yield elsewhere
@@ -118,24 +139,63 @@ class _NobodyThere(Exception):
     """A request without effect: no coordinator answers at this address."""
 
 
-def _answer(method: str, url: str, content: object, headers: dict[str, str], patience_s: float) -> Any:
+class _NoAnswer(Exception):
+    """A request that was sent, and got no answer, or one that is not JSON."""
+
+
+Send = Callable[[str, str, object, dict[str, str], float], tuple[int, Any]]
+"""Send a request, and return the status of the answer and its JSON."""
+
+
+def _answer(send: Send, method: str, url: str, content: object, headers: dict[str, str], patience_s: float) -> Any:
     """Return the answer of one address. Raise `Unreachable` if a sent order got no answer: it may have an effect."""
+    try:
+        status, said = send(method, url, content, headers, patience_s)
+    except _NoAnswer as error:
+        if method == "GET":
+            raise _NobodyThere from None
+        raise Unreachable(
+            f"The coordinator gave no answer ({error}): the order may have been carried out, or not.",
+            hint="Check the state when it is back, and repeat the order if necessary: it is never carried out twice.",
+        ) from error
+    if status >= 400:
+        raise SwarmError.from_wire(said)
+    return said
+
+
+def _send_here(method: str, url: str, content: object, headers: dict[str, str], patience_s: float) -> tuple[int, Any]:
+    """Send a request to this machine, without a client library, whose import would take longer than the answer."""
+    parts = urlsplit(url)
+    body = None if content is None else json.dumps(content).encode()
+    kind = {} if body is None else {"Content-Type": "application/json"}
+    with closing(HTTPConnection(parts.hostname or "", parts.port, timeout=ASK_S)) as connection:
+        try:
+            connection.connect()
+        except OSError:
+            raise _NobodyThere from None
+        connection.sock.settimeout(patience_s)
+        try:
+            connection.request(method, urlunsplit(("", "", parts.path, parts.query, "")), body, headers | kind)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        except (OSError, HTTPException, ValueError) as error:
+            raise _NoAnswer(repr(error)) from error
+
+
+def _send_elsewhere(
+    method: str, url: str, content: object, headers: dict[str, str], patience_s: float
+) -> tuple[int, Any]:
+    """Send a request to the public address."""
     import httpx
 
     try:
         timeout = httpx.Timeout(ASK_S, read=patience_s)
         response = httpx.request(method, url, json=content, headers=headers, timeout=timeout)
-        said = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError, UnicodeDecodeError) as error:
-        if method == "GET" or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.InvalidURL):
-            raise _NobodyThere from None
-        raise Unreachable(
-            f"The coordinator gave no answer ({error!r}): the order may have been carried out, or not.",
-            hint="Check the state when it is back, and repeat the order if necessary: it is never carried out twice.",
-        ) from error
-    if response.is_error:
-        raise SwarmError.from_wire(said)
-    return said
+        return response.status_code, response.json()
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL):
+        raise _NobodyThere from None
+    except (httpx.HTTPError, ValueError) as error:
+        raise _NoAnswer(repr(error)) from error
 
 
 def has_token(config: Config) -> bool:

@@ -10,18 +10,23 @@ import tempfile
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
-from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
+from coordinator.commands.nodes import when
+from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
-from protocol.errors import AuditFailed, ConfigInvalid, SwarmError
+from protocol.errors import AuditFailed, ConfigInvalid, ProofInvalid, SwarmError
 from protocol.text.lesson import lesson
+from protocol.text.money import Unit
+from protocol.text.plain import counted, one_line
+from protocol.work.lease import is_exact
 
 if TYPE_CHECKING:
     from coordinator.audit.case import Case, RoundArchive
-    from coordinator.audit.check import Score
+    from coordinator.audit.check import ExactReplay, Score
     from coordinator.rules.replay import ReplayMeasurement
     from coordinator.rules.verdict import AuditReport
 
@@ -30,8 +35,22 @@ app = typer.Typer(help="Replay claims and export the evidence.", no_args_is_help
 EXIT_OF_OUTCOME = (0, 3, 4, 5)
 """Exit codes for pass, soft fail, hard fail and held; 1 and 2 mean that there is no verdict."""
 
+MISMATCH = EXIT_OF_OUTCOME[2]
+"""Exit code for an update that was not made from what the log says."""
+
 DEFAULT_CLASS = "torch/fp32/cpu"
 """The compute class of the shipped engine."""
+
+WHY = {
+    "": "not drawn",
+    "drawn": "by lottery",
+    "learner": "the learner found it suspect",
+    "fault": "another claim of its owner was a fault",
+    "held": "its class was calibrated",
+}
+"""The reasons of an audit, in words."""
+
+FINDINGS = {"pass": "pass", "soft": "soft fail", "hard": "hard fail", "pardon": "pardoned: no auditor could judge it"}
 
 Neighbours = Annotated[
     int, typer.Option(min=0, max=16, help="Number of earlier versions to compare with: 1, 2, 4, … before; 0: none.")
@@ -87,6 +106,80 @@ def replay(
 
 @app.command(
     epilog=lesson(
+        "swarm-coordinator audit update audit-files",
+        "publish the folder if an update does not match: anyone repeats this command with it.",
+        "Exit codes: 0 all match, 4 an update or its files do not match the log, 1 no verdict, 2 wrong usage.",
+    )
+)
+def update(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder that `swarm-node audit-learner --save` made.")
+    ],
+) -> None:
+    """Replay committed updates of a learner from a folder, and compare each state with the root in the log.
+
+    Needs the same version of torch and a processor or card of the same kind as the learner's.
+    """
+    if not (folder / "updates.json").is_file():
+        raise ConfigInvalid(f"{folder} has no updates.json.", hint="`swarm-node audit-learner --save` makes it.")
+    from coordinator.learner import replaying
+
+    try:
+        for replayed in replaying.replay(folder, typer.echo):
+            number, root = replayed.entry.update, replayed.entry.after
+            if replayed.matches:
+                typer.echo(f"update {number}: the replay ends with the state {root[:16]}… of the log, to the bit")
+            elif different := replaying.differences(folder):
+                raise replaying.NoVerdict(
+                    f"Update {number}: the replay ends with {replayed.root[:16]}…, the log has {root[:16]}…, but "
+                    f"{'; '.join(different)}.",
+                    hint="Repeat it on a machine like the learner's, with the same versions.",
+                )
+            else:
+                typer.echo(
+                    f"update {number} DOES NOT MATCH: the replay ends with {replayed.root}, the log has {root}. "
+                    "It was not made from this state, these groups and these settings."
+                )
+                raise typer.Exit(MISMATCH)
+    except ProofInvalid as error:
+        typer.echo(one_line(f"DOES NOT MATCH: {error.message}"))
+        raise typer.Exit(MISMATCH) from None
+    except replaying.NoVerdict as error:
+        typer.echo(one_line(f"no verdict: {error.message} {error.hint}"))
+        raise typer.Exit(1) from None
+
+
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator audit show round.toml 3f9a01c27be4",
+        "`audit replay` repeats it; `nodes show` and `audit provenance` for its node.",
+        EXIT_CODES,
+    )
+)
+def show(
+    config_file: ConfigFile,
+    claim: Annotated[str, typer.Argument(metavar="CLAIM", help="Id of a claim, its beginning, or its lease's id.")],
+    settings: Settings,
+    as_json: AsJson = False,
+) -> None:
+    """Show one audit: why the claim was drawn, its verdict with the evidence, and what became of its money."""
+    from coordinator.commands.asking import ask, launched, run_in_store
+    from coordinator.reports.audit_record import audit_record
+
+    config = load(config_file, settings)
+    row = ask(config, "GET", f"/v1/operator/audits/{quote(claim, safe='')}") or run_in_store(
+        config, lambda connection: audit_record(connection, claim)
+    )
+    if as_json:
+        typer.echo(json.dumps(row))
+        return
+    for text in record_lines(row, launched(config).round.money):
+        typer.echo(text)
+    typer.echo(f"swarm-coordinator audit replay {config_file} {row['claim_id']}")
+
+
+@app.command(
+    epilog=lesson(
         "swarm-coordinator audit export round.toml CLAIM case",
         "`audit replay case` on any machine that has the case and this program.",
         EXIT_CODES,
@@ -116,7 +209,7 @@ def export(
 
 @app.command(
     epilog=lesson(
-        "swarm-coordinator audit provenance round.toml OWNER",
+        "swarm-coordinator audit provenance round.toml calm-heron-417",
         "`policy rollback` to a version before theirs.",
         "Exit codes: 0 done, 1 failed, 2 a setting is wrong.",
     )
@@ -124,16 +217,17 @@ def export(
 def provenance(
     config_file: ConfigFile,
     owner: Annotated[
-        str, typer.Argument(metavar="OWNER", help="Id of the owner, or of the node if it has no separate owner.")
+        str, typer.Argument(metavar="OWNER", help="Id of the owner, or a node: its id, part of it, or its name.")
     ],
     settings: Settings,
 ) -> None:
     """List the updates that used an owner's groups, and the first version with each: one JSON line per update."""
     from coordinator.audit.case import RoundArchive
+    from coordinator.reports import moderation
     from coordinator.transactions import standings
 
     with closing(RoundArchive(load(config_file, settings))) as archive:
-        for row in archive.read(standings.provenance, owner):
+        for row in archive.read(standings.provenance, archive.read(moderation.find_owner, owner)):
             typer.echo(json.dumps(row))
 
 
@@ -183,7 +277,9 @@ def _audit(folder: Path, tolerance: str, claim: str = "") -> "tuple[Case, AuditR
     case = open_case(folder)
     if claim not in ("", case.claim_id):
         raise AuditFailed(f"{folder} contains another claim: {case.claim_id}.")
-    (report,) = audit([case], _scores(folder / POLICIES), calibration.read(folder / calibration.FILE), tolerance)
+    exact = _exact(folder / POLICIES, case.lease.version) if is_exact(case.lease.judged_as) else None
+    made = calibration.read(folder / calibration.FILE)
+    (report,) = audit([case], _scores(folder / POLICIES), made, tolerance, exact)
     return case, report
 
 
@@ -192,6 +288,56 @@ def _scores(policies: Path) -> "Score":
     from coordinator.audit.scorer import VersionScorer
 
     return lambda version, claims: VersionScorer(policies / str(version)).score(claims)
+
+
+def _exact(policies: Path, version: int) -> "ExactReplay | None":
+    """Return this machine's replay to the bit, from a folder of policy folders; None if it cannot compute exactly."""
+    from coordinator.audit.check import ExactReplay
+    from coordinator.audit.exact_scorer import ExactScorer, own_class
+
+    try:
+        own = own_class(policies / str(version))
+    except SwarmError as error:
+        typer.echo(f"not replayed to the bit: {error}", err=True)
+        return None
+    return ExactReplay(own, lambda version, claims: ExactScorer(policies / str(version)).score(claims))
+
+
+def record_lines(row: dict[str, Any], unit: Unit) -> list[str]:
+    """Return the stored record of an audit as lines."""
+    from coordinator.pages.words import readable
+
+    report, drawn = row["report"], WHY.get(row["why"], row["why"])
+    verdict = FINDINGS.get(row["finding"], row["finding"]) if row["finding"] else "no verdict yet"
+    if row["held_as"]:
+        verdict = f"held until class {row['held_as']} is calibrated" if row["held_as"] != "lost" else "cannot be judged"
+    judged = f", {when(row['judged_ms'])}" if row["judged_ms"] else ""
+    lines = [
+        f"claim {row['claim_id']} of {readable(row['name'] or '', row['node_id'])}, version {row['version']}",
+        f"node  {row['node_id']}\nowner {row['owner']}\nlease {row['lease_id']}",
+        f"drawn: {drawn} (epoch {row['epoch']} is {row['epoch_state']}; rate {row['rate_ppm'] / 10_000:.2f}%)",
+        f"verdict: {verdict}{judged}",
+    ]
+    if row["taken_by"] and not row["finding"]:
+        lines.append(f"auditor {row['taken_by']} has it, {counted(row['tries'], 'auditor')} lost it before")
+    lines += [
+        f"{finding['rule']}, {finding['outcome']}: expected {finding['expected']}; observed {finding['observed']}"
+        for finding in report.get("findings", ())
+    ]
+    if "validator" in report:
+        lines.append(
+            f"validator {report['validator']}, tolerances {report['tolerance']} version {report['calibration']}"
+        )
+    money = (
+        f"{row['money']}, {unit.exact(row['amount_micros'])} for {row['tokens']:,} tokens" if row["money"] else "none"
+    )
+    lines.append(f"credit: {money}" + ("; in escrow" if not row["settled"] else ""))
+    if row["fault"]:
+        lines.append(f"void because of the fault of claim {row['fault']}")
+    if row["ban_ms"]:
+        lines.append(f"void because its owner was banned, {when(row['ban_ms'])}")
+    lines += [f"appeal {number}: `swarm-coordinator appeals show` has it" for number in row["appeals"]]
+    return lines
 
 
 def _print(case: "Case", report: "AuditReport", command: str, as_json: bool) -> None:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from coordinator.commands import options
-from coordinator.commands.options import ConfigFile, Settings
-from coordinator.config import load, manual
+from coordinator.commands.options import AsJson, ConfigFile, Settings
+from coordinator.config import fixed, load, manual
 from protocol.errors import ConfigInvalid
 from protocol.text.lesson import lesson
+from protocol.text.plain import counted
 
 app = typer.Typer(help="Check and explain a round's settings.", no_args_is_help=True, add_completion=False)
 
@@ -24,13 +24,39 @@ EXIT_CODES = "Exit codes: 0 valid, 2 a setting is wrong."
         EXIT_CODES,
     )
 )
-def check(config_file: ConfigFile, settings: Settings) -> None:
-    """Check the settings and the files that they name, and print warnings. Starts nothing."""
-    config = load(config_file, settings)
-    options.require(config)
-    for line in manual.warnings(config):
+def check(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
+    """Check the settings, the files that they name, the round in their folder, and the ports. Starts nothing.
+
+    Prints every mistake with its line, what is allowed and what to do, and warnings. If the round was launched before,
+    also the settings that cannot change any more.
+    """
+    from coordinator.commands import checks
+    from coordinator.config import mistakes, reading
+
+    config, wrong = reading.load_checked(config_file, settings)
+    if config is not None:
+        wrong = list(checks.find_mistakes(config))
+    warned = manual.warnings(config) if config else []
+    rows = mistakes.with_places(wrong, config_file, settings)
+    if as_json:
+        found = [
+            {"place": place, "setting": each.path, "message": each.message, "hint": each.hint} for place, each in rows
+        ]
+        typer.echo(json.dumps({"mistakes": found, "warnings": warned}))
+        raise typer.Exit(2 if wrong else 0)
+    for line in warned:
         typer.echo(f"warning: {line}")
-    typer.echo(f"{config_file} is valid.")
+    for place, each in rows:
+        typer.echo(f"{place}: {each.message}" + (f"\n    {each.hint}" if each.hint else ""))
+    if wrong:
+        raise ConfigInvalid(
+            f"{config_file} has {counted(len(wrong), 'mistake')}.", hint="Correct them, and check again."
+        )
+    folder = config.round.directory if config else None
+    launched = folder is not None and fixed.was_launched(folder)
+    typer.echo(
+        f"{config_file} is valid" + (f" for the round in {folder}, which was launched before." if launched else ".")
+    )
 
 
 @app.command(

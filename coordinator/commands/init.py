@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.commands import options
+from coordinator.commands import checks
 from coordinator.commands.options import Settings
 from coordinator.config import Config, load, manual, parse
 from coordinator.config.manual import every
@@ -49,6 +49,9 @@ QUESTIONS = (
     Question("round.public_url", "URL at which nodes reach it (empty: the address above)"),
     Question("round.seeder", "Address (host:port) of the seeder, which serves chunks"),
 )
+
+BEGINNING = ("eval.every=10",)
+"""Settings of a new file that differ from the defaults: a round in the open shows a curve of what it learns."""
 
 DATA = Question("data.train", "Problems: a .jsonl, .json or .parquet file, a folder, or hf://owner/name/folder", True)
 
@@ -83,7 +86,7 @@ def _answer(
             complain("This setting has no default; a value is required.")
             continue
         try:
-            options.require(parse(with_settings({}, [*before, setting])))
+            checks.require(parse(with_settings({}, [*before, setting])))
         except SwarmError as error:
             complain(str(error))
         else:
@@ -106,15 +109,16 @@ def init(
 ) -> None:
     """Create a round: keys, database and deposit. Print the join string for its nodes.
 
-    If the file does not exist, `init` asks a few questions and writes it, with an explanation of every setting.
+    If the file does not exist, `init` asks a few questions and writes it, with an explanation of every setting. Edit
+    it as you like until the first `launch`, which fixes the settings marked [fixed].
     Then move keys/root.pem of the round's folder to offline storage: it is needed only to change the other keys.
     """
     from coordinator.service.round import Round
 
     new = not config_file.exists()
     if new:
-        chosen = settings if yes else _asked(config_file, settings)
-        options.require(parse(with_settings({}, chosen)))
+        chosen = [*BEGINNING, *(settings if yes else _asked(config_file, settings))]
+        checks.require(parse(with_settings({}, chosen)))
         _write(config_file, chosen)
     config = load(config_file, settings)
     round_ = Round(config)
@@ -132,7 +136,7 @@ def _asked(config_file: Path, settings: list[str]) -> list[str]:
             f"{config_file} does not exist, and there is no terminal to ask for its settings.",
             hint="Use --yes to accept the defaults, and --set to change single settings.",
         )
-    options.require(parse(with_settings({}, settings)))  # before the first question
+    checks.require(parse(with_settings({}, settings)))  # before the first question
     typer.echo(
         f"{config_file} does not exist. Answer a few questions; Enter accepts the default in brackets.", err=True
     )
@@ -156,7 +160,9 @@ def _write(path: Path, settings: list[str]) -> None:
         write_durably(path, text.encode(), public=True)
     except OSError as error:
         raise ConfigInvalid(f"Cannot write {path}: {error.strerror}.") from error
-    typer.echo(f"Wrote {path}: it lists every setting with its default and its meaning. You can edit it.", err=True)
+    typer.echo(
+        f"Wrote {path}: it lists every setting with its default and its meaning. Edit it before the launch.", err=True
+    )
 
 
 def _say_next(config_file: Path, config: Config, words: str) -> None:
@@ -166,9 +172,11 @@ def _say_next(config_file: Path, config: Config, words: str) -> None:
     for line in (
         "Next:",
         f"  1. Move {keys / 'root.pem'} to offline storage: it is needed only to change the other keys.",
-        f"  2. swarm-coordinator plan {config_file} --help: how many nodes the round needs, and the cost.",
-        f"  3. swarm-coordinator launch {config_file}",
-        "  4. Send participants the join string below; they run `swarm-node join` with it. Those who type only the",
+        f"  2. Edit {config_file}, and run swarm-coordinator config check {config_file}. The first launch fixes the",
+        f"     settings marked {manual.MARK}; round.unit is also in the join string.",
+        f"  3. swarm-coordinator plan {config_file} --help: how many nodes the round needs, and the cost.",
+        f"  4. swarm-coordinator launch {config_file}",
+        "  5. Send participants the join string below; they run `swarm-node join` with it. Those who type only the",
         f"     host compare this phrase, which you publish elsewhere, too: {words}",
     ):
         typer.echo(line, err=True)

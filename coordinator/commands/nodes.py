@@ -14,12 +14,13 @@ from urllib.parse import quote
 
 import typer
 
-from coordinator.commands.asking import ask, launched, read_store, stopped_line, stopped_since_ms
+from coordinator.commands.asking import ask, launched, run_in_store, stopped_line, stopped_since_ms
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
-from coordinator.config import load
+from coordinator.config import Config, load
 from coordinator.pages.words import line, readable
 from protocol.errors import Unreachable
 from protocol.text.lesson import lesson
+from protocol.text.money import Unit
 from protocol.text.plain import counted
 
 app = typer.Typer(help="List and show nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
@@ -45,7 +46,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 
     config = load(config_file, settings)
     answer = ask(config, "GET", "/v1/operator/nodes")
-    rows = read_store(config, partial(moderation.listed, alive_since_ms=AFTER_ALL_MS)) if answer is None else answer
+    rows = run_in_store(config, partial(moderation.listed, alive_since_ms=AFTER_ALL_MS)) if answer is None else answer
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -78,7 +79,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
     config = load(config_file, settings)
     answer = ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")
     about = partial(moderation.node_report, text=node, alive_since_ms=AFTER_ALL_MS)
-    row = read_store(config, about) if answer is None else answer
+    row = run_in_store(config, about) if answer is None else answer
     if as_json:
         typer.echo(json.dumps(row, default=str))
         return
@@ -132,11 +133,25 @@ def resume(config_file: ConfigFile, node: Node, settings: Settings, reason: Reas
         EXIT_CODES,
     )
 )
-def ban(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
+def ban(
+    config_file: ConfigFile,
+    node: Node,
+    settings: Settings,
+    reason: Reason,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
     """Ban the owner of a node, with all their nodes. Ledger entries void all claims that no audit confirmed.
 
-    Their leases end, their groups leave the learner's buffer, and their nodes receive the reason.
+    Their leases end, their groups leave the learner's buffer, and their nodes receive the reason. The command first
+    shows what would be voided, and asks.
     """
+    if not yes:
+        config = load(config_file, settings)
+        found = _answered(config, ask(config, "GET", f"/v1/operator/bans/{quote(node, safe='')}"))
+        for text in ban_lines(found, launched(config).round.money):
+            typer.echo(text, err=True)
+        if not found["banned"]:
+            typer.confirm("Ban this owner? `nodes unban` does not pay voided claims.", abort=True, err=True)
     _order(config_file, settings, "ban", node, reason)
 
 
@@ -157,14 +172,32 @@ def _order(config_file: Path, settings: list[str], action: str, node: str, reaso
 
     config = load(config_file, settings)
     wanted = {"action": action, "node": node, "reason": reason, "given_by": whoami()}
-    done = ask(config, "POST", "/v1/operator/orders", wanted)
-    if done is None:
+    done = _answered(config, ask(config, "POST", "/v1/operator/orders", wanted))
+    what = f"owner {done['owner']}" if action in ("ban", "unban") else f"node {done['node_id']}"
+    typer.echo(f"{action}: {what}" if done["changed"] else f"{what}: nothing to {action}")
+
+
+def _answered(config: Config, answer: Any) -> Any:
+    if answer is None:
         raise Unreachable(
             f"No coordinator answers at {config.round.listen}.",
             hint="Start it with `swarm-coordinator launch`, then repeat the order.",
         )
-    what = f"owner {done['owner']}" if action in ("ban", "unban") else f"node {done['node_id']}"
-    typer.echo(f"{action}: {what}" if done["changed"] else f"{what}: nothing to {action}")
+    return answer
+
+
+def ban_lines(found: dict[str, Any], unit: Unit) -> list[str]:
+    """Return what a ban would change, as lines."""
+    if found["banned"]:
+        return [f"Owner {found['owner']} is banned already."]
+    return [
+        f"This bans owner {found['owner']} with {counted(found['nodes'], 'node')}:",
+        f"  {counted(found['void_claims'], 'claim')} worth {unit.figure(found['void_micros'])} would be void,",
+        f"  {counted(found['kept_claims'], 'claim')} worth {unit.figure(found['kept_micros'])}, which audits found "
+        "right, would be paid,",
+        f"  {counted(found['leases'], 'lease')} would end, and {counted(found['groups'], 'group')} would leave the "
+        "learner's buffer.",
+    ]
 
 
 def _state(row: dict[str, Any]) -> str:

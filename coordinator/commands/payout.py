@@ -17,6 +17,7 @@ import typer
 from coordinator.commands.asking import launched, opened_store, require_round
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
+from coordinator.config.rail_units import RailUnit, find_rail_unit, payable_units
 from protocol.errors import ConfigInvalid
 from protocol.text.lesson import lesson
 from protocol.text.plain import counted
@@ -43,13 +44,18 @@ PUBLIC = "The reference stays in the public ledger for ever. It must not name a 
     )
 )
 def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
-    """Create and export a batch of all balances above the minimum that have an active address."""
+    """Create and export a batch of all balances above the minimum that have an active address.
+
+    Rails sepa, paypal, stripe and lightning write a file for the bank, the service or the node, too. Amounts are
+    rounded down to what the rail can pay, such as cents; the rest stays payable.
+    """
     from coordinator.transactions import payouts, rails
 
     config = load(config_file, settings)
     with _paying(config) as (database, round_id):
-        scheme, unit = rails.scheme(config.payouts), launched(config).round.money
-        terms = payouts.PayoutTerms(config.payouts.rail, scheme, config.payouts.minimum_micros, unit)
+        scheme, unit, rail = rails.scheme(config.payouts), launched(config).round.money, config.payouts.rail
+        step_micros = _rail_unit(rail, unit.name).step_micros
+        terms = payouts.PayoutTerms(rail, scheme, config.payouts.minimum_micros, unit, step_micros)
         number = database.run_now(payouts.create, terms, now_ms=_now_ms())
         _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
 
@@ -100,8 +106,8 @@ def settle(
 ) -> None:
     """Pay a batch by its rail, or confirm your manual payment, and record it in the ledger.
 
-    --reference is for the rail `manual`. It stays in the public ledger for ever: give an opaque number, no name or
-    account. After an interruption, run it again: nothing is paid twice.
+    --reference is for rails that a person pays: manual, sepa, paypal, stripe, lightning. It stays in the public ledger
+    for ever: give an opaque number, no name or account. After an interruption, run it again: nothing is paid twice.
     """
     from coordinator.transactions import payouts, rails
     from coordinator.transactions.rails.base import Status
@@ -149,9 +155,14 @@ def deploy(
 def _tell(row: "StoredBatch", batch: "TransferBatch", config: Config, as_json: bool) -> None:
     """Export a batch, and print it with the paths of its files."""
     from coordinator.transactions import payouts
+    from coordinator.transactions.rails.base import PaymentTerms
+    from coordinator.transactions.rails.files import write_files
 
-    unit = launched(config).round.money
-    table, proofs = payouts.export(batch, config.round.directory / "payouts")
+    unit, folder = launched(config).round.money, config.round.directory / "payouts"
+    paths = list(payouts.export(batch, folder))
+    if row.rail == config.payouts.rail:  # another rail's settings were not checked
+        terms = PaymentTerms(batch, _rail_unit(row.rail, unit.name), row.made_ms, config.payouts)
+        paths += write_files(row.rail, terms, folder)
     if as_json:
         typer.echo(json.dumps(row._asdict() | payouts.as_json(batch)))
         return
@@ -160,7 +171,15 @@ def _tell(row: "StoredBatch", batch: "TransferBatch", config: Config, as_json: b
         f"{counted(len(batch.payees), 'payee')} by rail {row.rail}, reference {row.reference or '-'}"
     )
     typer.echo(f"root {batch.root.hex()}")
-    typer.echo(f"{table}\n{proofs}")
+    typer.echo("\n".join(map(str, paths)))
+
+
+def _rail_unit(rail: str, unit: str) -> RailUnit:
+    """Return how a rail pays the round's unit; raise `ConfigInvalid` if it cannot."""
+    found = find_rail_unit(rail, unit)
+    if found is None:
+        raise ConfigInvalid(f"Rail {rail} cannot pay in {unit}.", hint=f"It pays in {payable_units(rail)}.")
+    return found
 
 
 @contextmanager

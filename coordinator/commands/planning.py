@@ -2,18 +2,24 @@
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coordinator.commands.options import AsJson, Settings
-from coordinator.config import Config, load
 from protocol.errors import NotFound, Unreachable
 from protocol.text.option_groups import with_option_groups
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from coordinator.config import Config
+    from coordinator.rules.hardware import DecoderShape
     from coordinator.sim.scenario import Scenario, SimulatedPool
 
 ConfigFile = Annotated[
@@ -33,9 +39,33 @@ Gpu = Annotated[
     ),
 ]
 Model = Annotated[
-    str, typer.Option(help="With --gpu: a folder with config.json, or hf://owner/name, instead of model.path.")
+    str,
+    typer.Option(
+        help="With --gpu or --learner: a folder with config.json, or hf://owner/name, instead of model.path; with "
+        "--learner also Qwen/Qwen3-4B and the like."
+    ),
 ]
-PromptTokens = Annotated[int, typer.Option(min=1, help="With --gpu: tokens per prompt.")]
+PromptTokens = Annotated[
+    int, typer.Option(min=0, help="Tokens per prompt; 0: 512 with --gpu, the task's with --learner.")
+]
+CompletionTokens = Annotated[
+    int, typer.Option(min=0, help="With --learner: mean tokens per completion; 0: the range of the task.")
+]
+LearnerCards = Annotated[
+    str,
+    typer.Option(
+        metavar="CARD:COUNT",
+        help="Estimate everything from names, with --model, --task and --nodes CARD:COUNT: nothing need be measured.",
+    ),
+]
+TaskName = Annotated[str, typer.Option(help="With --learner: the task, instead of task.name.")]
+Nodes = Annotated[
+    str,
+    typer.Option(
+        metavar="COUNT|CARD:COUNT",
+        help="Also show how long the learner waits with this number of nodes; with --learner: their cards.",
+    ),
+]
 
 
 def _finite(value: float | None) -> float | None:
@@ -67,7 +97,10 @@ def plan(
     config_file: ConfigFileOrNone = None,
     gpu: Gpu = "",
     model: Model = "",
-    prompt_tokens: PromptTokens = 512,
+    prompt_tokens: PromptTokens = 0,
+    learner: LearnerCards = "",
+    task: TaskName = "",
+    completion_tokens: CompletionTokens = 0,
     live: Annotated[bool, typer.Option("--live", help="Use the measurements of the running round.")] = False,
     train_s: Annotated[float | None, _number("Time of one update, in seconds.", least=1e-3)] = None,
     group_s: Annotated[float | None, _number("Time in which a node samples a group, in seconds.", least=1e-6)] = None,
@@ -83,9 +116,7 @@ def plan(
     node_price: NodePrice = 0.0,
     learner_price: LearnerPrice = 0.0,
     gamma: Gamma = 1.1,
-    nodes: Annotated[
-        int | None, typer.Option(min=0, help="Also show how long the learner waits with this number of nodes.")
-    ] = None,
+    nodes: Nodes = "",
     as_json: AsJson = False,
 ) -> None:
     """Compute the nodes and the cost that a round needs, before it runs.
@@ -106,20 +137,33 @@ def plan(
     With `--live` no figures are needed: the times of updates, broadcasts and nodes come from the running round.
 
     With `--gpu` it prints only the memory that the learner needs on these GPUs, computed from the model's config.json.
+
+    With `--learner` and `--nodes CARD:COUNT` it needs neither a file nor measurements: it estimates the times from the
+    names of model, task and cards, and prints each with its range and source.
     """
+    from coordinator.config import load
     from coordinator.reports import planning
 
     if gpu:
-        _plan_memory(config_file, settings, gpu, model, prompt_tokens, as_json=as_json)
+        _plan_memory(config_file, settings, gpu, model, prompt_tokens or 512, as_json=as_json)
+        return
+    if learner:
+        prices = (node_price, learner_price)
+        links = (source_mbit, node_mbit)
+        tokens = (prompt_tokens, completion_tokens)
+        _plan_by_names(config_file, settings, (model, task, learner, nodes), tokens, links, prices, gamma, as_json)
         return
     if config_file is None:
-        raise typer.BadParameter("give ROUND.toml, or --gpu to plan only the learner's memory")
+        raise typer.BadParameter("give ROUND.toml, or --learner and --nodes CARD:COUNT, or --gpu for the memory alone")
     config = load(config_file, settings)
     if live:
         _plan_live(config, gamma, learner_price, as_json=as_json)
         return
     if train_s is None or group_s is None:
-        raise typer.BadParameter("give --train-s and --group-s, or --live for a running round")
+        raise typer.BadParameter(
+            "choose what to plan: --gpu CARD:COUNT (does the learner fit), --train-s and --group-s (how many nodes, "
+            "by your measurements), --learner and --nodes (estimates by names), or --live (a running round)"
+        )
     figures = planning.report(
         planning.Inputs(
             staleness=config.staleness.max_updates,
@@ -138,15 +182,100 @@ def plan(
             learner_price_per_hour=learner_price,
             gamma=gamma,
         ),
-        nodes,
+        _count(nodes),
     )
     typer.echo(json.dumps(figures, indent=2) if as_json else planning.text(figures))
+
+
+def _count(nodes: str) -> int | None:
+    if nodes and not (nodes.isascii() and nodes.isdigit()):
+        raise typer.BadParameter("--nodes CARD:COUNT needs --learner; without it, give a number")
+    return int(nodes) if nodes else None
+
+
+def _plan_by_names(
+    config_file: Path | None,
+    settings: list[str],
+    names: tuple[str, str, str, str],
+    tokens: tuple[int, int],
+    links: tuple[float, float],
+    prices: tuple[float, float],
+    gamma: float,
+    as_json: bool,
+) -> None:
+    """Print a plan from the names of model, task and cards; exit with code 2 if the learner does not fit."""
+    from coordinator.config import load
+    from coordinator.learner import memory_plan
+    from coordinator.reports import estimated_plan
+    from coordinator.rules import hardware
+
+    model, task, learner, nodes = names
+    if not nodes:
+        raise typer.BadParameter("--learner needs --nodes CARD:COUNT")
+    before = load(config_file, settings)
+    task, model = task or before.task.name, model or before.model.path
+    prompt, completions = estimated_plan.lengths(task) if not all(tokens) else (0, (0.0, 0.0))
+    prompt, completions = tokens[0] or prompt, (tokens[1], tokens[1]) if tokens[1] else completions
+    longest = [] if config_file else [f"sampling.max_new_tokens={int(completions[1])}"]
+    config = load(config_file, [*longest, *settings])
+    shape, folder = _shape_and_folder(model)
+    with folder as place:
+        learners, cards = memory_plan.parse(learner), memory_plan.parse(nodes)
+        for named in (learners, cards):
+            hardware.find_speed(named.name)
+        shaped = load(config_file, [*longest, *settings, f"model.path={json.dumps(place)}", 'learner.dtype="bfloat16"'])
+        fits = memory_plan.plan_only(shaped, learners, prompt)
+    wanted = estimated_plan.Wanted(
+        model=model,
+        shape=shape,
+        task=task,
+        node_card=cards.name,
+        nodes=cards.count,
+        node_bytes=cards.usable_bytes,
+        learner_card=learners.name,
+        learners=learners.count,
+        prompt_tokens=prompt,
+        completion_tokens=completions,
+        source_mbit=links[0],
+        node_mbit=links[1],
+        node_price=prices[0],
+        learner_price=prices[1],
+        gamma=gamma,
+    )
+    figures = estimated_plan.report(wanted, config)
+    if as_json:
+        typer.echo(json.dumps({**figures, "learner": fits}, indent=2))
+    else:
+        typer.echo(estimated_plan.text(figures, fits, config.round.unit))
+    if not fits["fits"]:
+        raise typer.Exit(2)
+
+
+def _shape_and_folder(model: str) -> "tuple[DecoderShape, AbstractContextManager[str]]":
+    """Return a model's shape, and a folder with its config.json: the model's own, or one that is made of the shape."""
+    from contextlib import nullcontext
+
+    from coordinator.rules import hardware
+
+    file = Path(model.removesuffix("/config.json")) / "config.json"
+    if file.is_file():
+        return hardware.DecoderShape.from_config(json.loads(file.read_bytes())), nullcontext(str(file.parent))
+    shape = hardware.find_shape(model)
+    return shape, _made_folder(shape)
+
+
+@contextmanager
+def _made_folder(shape: "DecoderShape") -> Iterator[str]:
+    with TemporaryDirectory() as place:
+        (Path(place) / "config.json").write_text(json.dumps(shape.to_config()))
+        yield place
 
 
 def _plan_memory(
     config_file: Path | None, settings: list[str], gpu: str, model: str, prompt_tokens: int, *, as_json: bool
 ) -> None:
     """Print the learner's memory on the GPUs; exit with code 2 if it does not fit."""
+    from coordinator.config import load
     from coordinator.learner import memory_plan
     from coordinator.learner import memory_plan as cards
 
@@ -157,7 +286,7 @@ def _plan_memory(
         raise typer.Exit(2)
 
 
-def _plan_live(config: Config, gamma: float, learner_price: float, *, as_json: bool) -> None:
+def _plan_live(config: "Config", gamma: float, learner_price: float, *, as_json: bool) -> None:
     """Print the plan from the measurements of a running coordinator."""
     import httpx
 
@@ -252,6 +381,7 @@ def simulate(
     Nodes, learner and network are simulated: nothing is sampled, trained or sent. Use it to see the effect of a setting
     before a swarm exists: how long the learner waits, the staleness of its rollouts, and the wasted work.
     """
+    from coordinator.config import load
     from coordinator.sim.scenario import Links, scenario_of
 
     links = (network.size_mb, network.source_mbit, network.node_mbit, network.node_up_mbit)

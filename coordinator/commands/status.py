@@ -73,13 +73,15 @@ def _read(config: Config, config_file: Path) -> dict[str, Any]:
             answer = asking.ask(config, "GET", "/v1/operator/status")
     if answer is None:
         answer = asking.ask(config, "GET", "/v1/status", as_operator=False)
+        if answer is not None and not asking.is_ours(config, answer["round_id"]):
+            answer = None
     if answer is not None:
         return answer | {"stopped_since_ms": None, "stopped": ""}
     asking.require_round(config)
     from coordinator.reports import summary
 
     since_ms, settings = asking.stopped_since_ms(config), asking.launched(config)
-    stored = asking.read_store(config, lambda store: summary.stopped(store, config=settings, since_ms=since_ms))
+    stored = asking.run_in_store(config, lambda store: summary.stopped(store, config=settings, since_ms=since_ms))
     return stored | {"stopped": asking.stopped_line(config, config_file, since_ms)}
 
 

@@ -55,6 +55,12 @@ class LearnerSection(Section):
     watchdog_s: float = Field(
         1800.0, ge=0, description="the learner exits if a step makes no progress for this long; 0: never"
     )
+    kept_one_in: int = Field(
+        0,
+        ge=0,
+        description="keep and publish what a replay of 1 in N updates needs: 12 bytes per trained parameter each, and "
+        "the batches; 0: none",
+    )
     lora_rank: int = Field(0, ge=0, le=1024, description="rank of LoRA adapters; 0 trains all weights")
     lora_alpha: float = Field(32.0, gt=0, description="LoRA's alpha; the adapter's output is scaled by alpha / rank")
     lora_targets: tuple[str, ...] = Field(

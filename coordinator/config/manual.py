@@ -1,7 +1,8 @@
 """The manual of the operator's file, made from its models, so it cannot differ from the checks.
 
 - A key's unit is in its name; its default, bounds and meaning are the field's.
-- `toml` writes a whole file with every key: those that were set as values, the others as comments.
+- `toml` writes a whole file with every key: those that were set as values, the others as comments. Keys that the first
+  launch fixes are marked.
 """
 
 import json
@@ -9,12 +10,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic.fields import FieldInfo
 
+from coordinator.config.fixed import FIXED
 from coordinator.config.section import Section
 from coordinator.config.whole import Config
 from protocol.text.plain import counted
@@ -30,6 +32,12 @@ UNITS = {
 }
 
 MICROS = 1_000_000
+
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "Path": "a path"}
+"""The types of settings in words."""
+
+MARK = "[fixed]"
+"""The mark, in a written file, of a setting that cannot change after the first launch."""
 
 EXAMPLE = "  # an example; the key is not set"
 """The comment after the example value of a key without a value, since TOML cannot write none."""
@@ -75,6 +83,26 @@ class SettingDescription:
     def meaning(self) -> str:
         return self.field.description or ""
 
+    @property
+    def allowed(self) -> str:
+        """Return the type and bounds of the value, for the hint of a mistake."""
+        kind = type_name(self.field.annotation)
+        return ", ".join(filter(None, (KINDS.get(kind, kind), self.bounds, self.unit)))
+
+
+def type_name(annotation: Any) -> str:
+    """Return a type as a person writes it: without modules, and without the patterns of its texts."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_name(parts[0])
+    if origin is Literal:
+        return " or ".join(f'"{part}"' for part in parts)
+    if origin in (Union, UnionType):
+        return " or ".join(type_name(part) for part in parts if part is not NoneType)
+    if parts:
+        return f"{origin.__name__} of {', '.join(type_name(part) for part in parts if part is not Ellipsis)}"
+    return str(getattr(annotation, "__name__", annotation))
+
 
 def sections() -> dict[str, type[Section]]:
     """Return every table by its name, in the order of the manual."""
@@ -102,7 +130,8 @@ def explain(config: Config, prefix: str = "") -> list[str]:
     for key in every(prefix):
         now = getattr(getattr(config, key.section), key.name)
         default = "" if now == key.default else f" (default {written(key.default)})"
-        about = "; ".join(part for part in (key.unit, key.bounds) if part)
+        fixed = "fixed by the first launch" if key.path in FIXED else ""
+        about = "; ".join(part for part in (key.unit, key.bounds, fixed) if part)
         lines.append(f"{key.path} = {written(now)}{default}" + (f"  [{about}]" if about else ""))
         lines.append(f"    {key.meaning}")
     return lines
@@ -170,13 +199,18 @@ def warnings(config: Config) -> list[str]:
 
 def toml(chosen: dict[str, dict[str, Any]]) -> str:
     """Return a file with every key, its default and its meaning: `chosen` keys as values, the others as comments."""
-    lines = ["# Settings of a round; `swarm-coordinator config explain FILE` shows their effects.", ""]
+    lines = [
+        "# Settings of a round; `swarm-coordinator config explain FILE` shows their effects.",
+        f"# Edit them freely before the first launch. It fixes those marked {MARK}: the history depends on them.",
+        "",
+    ]
     for section, model in sections().items():
         lines += [f"# {(model.__doc__ or '').splitlines()[0]}", f"[{section}]"]
         mine = chosen.get(section, {})
         for key in every(section):
             bounds = f" ({key.bounds})" if key.bounds else ""
-            lines.append(f"# {key.meaning}{bounds}")
+            mark = f" {MARK}" if key.path in FIXED else ""
+            lines.append(f"# {key.meaning}{bounds}{mark}")
             if key.name in mine:
                 lines.append(f"{key.name} = {written(mine[key.name])}")
             elif key.default is None:

@@ -1,6 +1,7 @@
 """Settings of the budget, prices and payouts."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -24,7 +25,10 @@ class MarketSection(Section):
 class PayoutsSection(Section):
     """Payouts to the owners of nodes."""
 
-    rail: str = Field("manual", description="payment method: manual, evm, or module:function of a plug-in")
+    rail: str = Field(
+        "manual",
+        description="payment method: manual, sepa, paypal, stripe, lightning, evm, or module:function of a plug-in",
+    )
     minimum_micros: int = Field(1_000_000, gt=0, description="minimum payout; smaller balances wait for a later batch")
     every_d: float = Field(
         0.0, ge=0, le=366, description="days between two batches, announced to owners; 0: no schedule is announced"
@@ -35,4 +39,9 @@ class PayoutsSection(Section):
     evm_key: Path = Field(Path("evm.key"), description="file with the operator's private key in hex, for rail evm")
     evm_confirmations: int = Field(
         12, ge=0, description="confirmations (blocks) before a payment is final, for rail evm"
+    )
+    sepa_name: str = Field("", description="name of your account's holder, for rail sepa")
+    sepa_iban: str = Field("", description="IBAN of your account, without spaces, for rail sepa")
+    paypal_decimal: Literal[".", ","] = Field(
+        ".", description="decimal sign of amounts in the file of rail paypal: the one of your PayPal account's country"
     )

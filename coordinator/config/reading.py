@@ -1,14 +1,11 @@
-"""The reader of the operator's file: errors name the place, and for an unknown key the nearest name."""
+"""The reader of the operator's file: an error names every mistake in it."""
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from coordinator.config.manual import written
-from coordinator.config.section import Section
+from coordinator.config.mistakes import Mistake, checked
 from coordinator.config.whole import Config
 from protocol.errors import ConfigInvalid
 
@@ -18,13 +15,21 @@ PASSES = 3
 
 def load(path: Path | None, settings: list[str]) -> Config:
     """Return the configuration of a file (or all defaults) with `section.key=value` settings on top."""
+    config, mistakes = load_checked(path, settings)
+    if config is None:
+        raise _refusal(mistakes, path)
+    return config
+
+
+def load_checked(path: Path | None, settings: list[str]) -> tuple[Config | None, list[Mistake]]:
+    """Return the configuration of a file with settings on top, or None with every mistake."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
     except OSError as error:
         raise ConfigInvalid(f"Cannot read {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"{path} is not TOML: {error}.") from error
-    return parse(with_settings(table, settings))
+    return checked(with_settings(table, settings))
 
 
 def with_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -55,16 +60,20 @@ def on_top(path: Path, ran: Config) -> list[str]:
 
 
 def parse(table: dict[str, Any]) -> Config:
-    """Return the configuration of a table; raise `ConfigInvalid` for the first error, with its place."""
-    try:
-        return Config.model_validate(table).with_absolute_folder()
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        keys = [str(part) for part in first["loc"]]
-        if first["type"] == "extra_forbidden":
-            raise ConfigInvalid(f"There is no setting {'.'.join(keys)}.", hint=_nearest(keys)) from None
-        said = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-        raise ConfigInvalid(f"{': '.join(filter(None, ['.'.join(keys), said]))}.") from None
+    """Return the configuration of a table; raise `ConfigInvalid` with every mistake and its place."""
+    config, mistakes = checked(table)
+    if config is None:
+        raise _refusal(mistakes, None)
+    return config
+
+
+def _refusal(mistakes: list[Mistake], path: Path | None) -> ConfigInvalid:
+    """Return one error for all mistakes."""
+    if len(mistakes) == 1:
+        return ConfigInvalid(mistakes[0].message, hint=mistakes[0].hint)
+    said = " ".join(f"({number}) {mistake}" for number, mistake in enumerate(mistakes, 1))
+    hint = f"`swarm-coordinator config check {path}` prints them with their lines." if path else ""
+    return ConfigInvalid(f"{len(mistakes)} settings are wrong. {said}", hint=hint)
 
 
 def _apply(table: dict[str, Any], setting: str) -> None:
@@ -81,19 +90,3 @@ def _apply(table: dict[str, Any], setting: str) -> None:
     if not isinstance(keys, dict):
         raise ConfigInvalid(f"{section} is a value in the file, not a section.", hint=f"Write [{section}] above keys.")
     keys[key] = value
-
-
-def _nearest(keys: list[str]) -> str:
-    """Return a hint with the existing setting that was probably meant."""
-    if len(keys) == 1:
-        close = difflib.get_close_matches(keys[0], Config.model_fields, n=1, cutoff=0.5)
-        return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(Config.model_fields)}."
-    names = [f"{section}.{key}" for section, field in Config.model_fields.items() for key in _keys(field.annotation)]
-    close = difflib.get_close_matches(".".join(keys), names, n=1, cutoff=0.5)
-    return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(Config.model_fields)}."
-
-
-def _keys(section: object) -> list[str]:
-    assert isinstance(section, type)
-    assert issubclass(section, Section)
-    return list(section.model_fields)

@@ -1,5 +1,6 @@
 """Settings of the round: its mode, folder, addresses and length."""
 
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,16 @@ Address = Annotated[str, AfterValidator(_is_address)]
 AddressOrNone = Annotated[str, AfterValidator(lambda said: said and _is_address(said))]
 """An address, or an empty string for none."""
 
+
+def _is_network(said: str) -> str:
+    try:
+        return str(ip_network(said))
+    except ValueError as error:
+        raise ValueError(f"{error}; write an address such as 10.0.0.5, or a network such as 10.0.0.0/24") from None
+
+
+NetworkText = Annotated[str, AfterValidator(_is_network)]
+
 UnitName = Annotated[str, AfterValidator(checked_name)]
 
 
@@ -53,6 +64,12 @@ class RoundSection(Section):
     agent_wheel: str = Field(
         "", description="wheel of echo-swarm that this coordinator's /install.sh installs; empty: the newest release"
     )
+    trusted_proxies: tuple[NetworkText, ...] = Field(
+        (),
+        max_length=64,
+        description="addresses or networks of proxies on other machines, whose X-Forwarded-For names the caller; "
+        "proxies on this machine are always trusted",
+    )
     connections_per_address: int = Field(
         256, ge=0, description="maximum HTTP connections from one remote address; 0: no limit"
     )
@@ -78,6 +95,11 @@ class RoundSection(Section):
     def money(self) -> Unit:
         """The unit with its decimals."""
         return Unit(self.unit, self.unit_decimals)
+
+    @property
+    def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks of trusted proxies on other machines."""
+        return tuple(map(ip_network, self.trusted_proxies))
 
     def join_string(self, round_id: str) -> str:
         """Return what volunteers join with: the URL of the coordinator and the fingerprint of the round."""
@@ -111,4 +133,9 @@ class StoreSection(Section):
 
     url: str = Field(
         "", pattern=STORE, description="database: postgresql://user@host/name; empty: SQLite in round.directory"
+    )
+    queries_d: float = Field(
+        30.0,
+        ge=0,
+        description="time that ended queries of the endpoint are kept; 0: for ever. Their claims and proofs stay",
     )

@@ -49,7 +49,7 @@ class SampleReply:
     """None for a part that is not the last one."""
     receipt: str = ""
     token_texts: Sequence[str] = ()
-    """The text that each token adds, as `token_texts` or a `DecodeWindow` returns it, for log-probabilities."""
+    """The text that each token adds, as a `DecodeWindow` returns it, for log-probabilities."""
     offset_chars: int = 0
     """The characters in the `token_texts` of all parts before this one."""
 

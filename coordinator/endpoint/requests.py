@@ -24,6 +24,9 @@ from protocol.breach import Breach
 from protocol.errors import FieldRefused, MalformedMessage, MessageTooLarge, SwarmError
 from protocol.text.plain import one_line
 
+MODEL = "swarm"
+"""The name of the model: any version. `swarm@12` is version 12."""
+
 Prompt = str | tuple[int, ...]
 """A prompt as text, or as the ids of its tokens."""
 
@@ -56,6 +59,22 @@ class CompletionQuery:
     def reads_calls(self) -> bool:
         """Return True if calls of tools are read from the samples: a stream sends such a sample in one piece."""
         return bool(self.tools) and self.tool_choice == "auto"
+
+    @property
+    def grows(self) -> bool:
+        """Return True if the samples are sent while they are sampled."""
+        return self.stream and not self.reads_calls
+
+
+def model_version(name: str) -> int | None:
+    """Return the version that the name of a model asks for; None if it asks for none, or is not ours."""
+    model, _, number = name.partition("@")
+    known = model == MODEL and number.isascii() and number.isdigit() and len(number) <= VERSION_MAX_DIGITS
+    return int(number) if known else None
+
+
+VERSION_MAX_DIGITS = 18
+"""Digits of a version, which the store keeps in 64 bits."""
 
 
 def read_completion(body: bytes) -> CompletionQuery:
@@ -149,6 +168,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
 }
 """Fields that are not offered, with the values that change nothing; null is always one of them."""
+
+_CONSEQUENCES = dict.fromkeys(
+    ("echo", "prompt_logprobs"),
+    "; nodes compute no log-probabilities of a prompt, so tasks that compare the likelihoods of answers cannot run",
+)
+"""Consequences for a caller of fields that are not offered, as the end of a rule."""
 
 _IGNORED = (
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity", "moderation",
@@ -385,7 +410,8 @@ class _Fields:
         if value is None or any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values):
             return
         allowed = " and ".join(json.dumps(each) for each in values) or "null"
-        raise _refused(self._within + name, f"only {allowed} {'are' if len(values) > 1 else 'is'} offered", value)
+        rule = f"only {allowed} {'are' if len(values) > 1 else 'is'} offered"
+        raise _refused(self._within + name, rule + _CONSEQUENCES.get(name, ""), value)
 
 
 def _decoded(body: bytes) -> dict[str, Any]:

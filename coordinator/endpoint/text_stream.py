@@ -82,18 +82,6 @@ class DecodeWindow:
             self._returned_chars = max(0, len(self._decode(self._tokens)) - held_chars)
 
 
-def token_texts(decode: Decode, tokens: Sequence[int]) -> list[str]:
-    """Return the text that each token adds: together, they are the text of all tokens.
-
-    The bytes of one character may be in several tokens: the last of them adds the character, the others add nothing.
-    """
-    window = DecodeWindow(decode)
-    texts = [window.push([token]) for token in tokens]
-    if texts:
-        texts[-1] += window.flush()
-    return texts
-
-
 @dataclass(frozen=True, slots=True)
 class SampleEnd:
     """The end of a sample: its number of tokens, and the reason."""

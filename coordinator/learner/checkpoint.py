@@ -3,25 +3,32 @@
     000000012/     .metadata · __0_0.distcp · __1_0.distcp · …     tensors, a file from each rank
                    beside                                          plain values, by rank 0
 
-- It is written as a draft with every file synced, then renamed; older ones are removed last. At any moment the newest
-  name is that of a whole checkpoint. A draft that a kill left incomplete is overwritten by the next.
+- It is written as a draft with every file synced, then renamed; older ones are removed last, except those that a replay
+  of a drawn update begins with (`needed`). At any moment the newest name is that of a whole checkpoint. A draft that a
+  kill left incomplete is overwritten by the next.
 - Its name is the number of updates: an existing checkpoint of that name has the same state.
 - Any number of ranks can read what any other number wrote: the format is that of `torch.distributed.checkpoint`.
-- Reading a checkpoint runs no code from it: it returns tensors and plain values only.
+- Reading a checkpoint runs no code from it: it returns tensors and plain values only. An auditor reads those of
+  strangers, and torch would unpickle two things without restrictions: the metadata, and what the metadata calls bytes.
 """
 
 import pickle
+import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -33,6 +40,11 @@ from protocol.wire import canonical
 
 BESIDE = "beside"
 BESIDE_MAX_BYTES = limits.MIB
+
+_MALFORMED = (OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, pickle.UnpicklingError)
+"""Errors that malformed files cause."""
+
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
 
 _METADATA_MAY_NAME = {
     ("collections", "OrderedDict"),
@@ -61,7 +73,26 @@ def newest(folder: Path) -> Path | None:
     return max((path for path in folder.glob("*") if path.name.isdigit()), default=None)
 
 
-def write(folder: Path, number: int, tensors: dict[str, torch.Tensor], beside: dict[str, Any], ranks: Ranks) -> None:
+def needed(numbers: Sequence[int], drawn: Collection[int] | None) -> set[int]:
+    """Return the checkpoints to keep: the newest, and, if updates are drawn, those that one may be replayed from.
+
+    Whether an update is drawn is known two batches later, so the three newest are kept until then.
+    """
+    ordered = sorted(numbers)
+    if drawn is None:
+        return set(ordered[-1:])
+    spans = pairwise(ordered)
+    return {*ordered[-3:], *(first for first, last in spans if any(first < update <= last for update in drawn))}
+
+
+def write(
+    folder: Path,
+    number: int,
+    tensors: dict[str, torch.Tensor],
+    beside: dict[str, Any],
+    ranks: Ranks,
+    drawn: Collection[int] | None = None,
+) -> None:
     """Write the checkpoint after `number` updates; it is durable when this returns on rank 0."""
     final = folder / f"{number:09d}"
     draft = final.with_suffix(".new")
@@ -80,8 +111,9 @@ def write(folder: Path, number: int, tensors: dict[str, torch.Tensor], beside: d
     sync(draft)
     draft.rename(final)
     sync(folder)  # the rename itself must survive a power cut
+    keep = needed([int(path.name) for path in folder.iterdir() if path.name.isdigit()], drawn)
     for path in folder.iterdir():
-        if path != final:
+        if not (path.name.isdigit() and int(path.name) in keep):
             shutil.rmtree(path)
 
 
@@ -103,7 +135,7 @@ def require_whole(path: Path) -> None:
         lost = sorted({file.name for file, end in parts if not file.is_file() or file.stat().st_size < end})
     except FileNotFoundError as error:
         raise _lacking(path, Path(error.filename).name) from error
-    except (OSError, EOFError, ValueError, AttributeError, pickle.UnpicklingError) as error:
+    except _MALFORMED as error:
         raise _unreadable(path, error) from error
     if lost:
         raise _lacking(path, ", ".join(lost))
@@ -114,8 +146,9 @@ def read_tensors(path: Path, tensors: dict[str, torch.Tensor], ranks: Ranks) -> 
     require_whole(path)
     try:
         with _quiet():
-            load(tensors, storage_reader=_CheckpointUnpickler(path), no_dist=ranks.size == 1)
-    except (CheckpointException, OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            reader, planner = _CheckpointUnpickler(path), _OnlyTensors()
+            load(tensors, storage_reader=reader, planner=planner, no_dist=ranks.size == 1)
+    except (CheckpointException, RuntimeError, *_MALFORMED) as error:
         raise _unreadable(path, error) from error
 
 
@@ -133,8 +166,22 @@ class _CheckpointUnpickler(FileSystemReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
             metadata: Metadata = _MetadataUnpickler(file).load()
+        if any(type(each) is not TensorStorageMetadata for each in metadata.state_dict_metadata.values()):
+            raise pickle.UnpicklingError("it has an entry that is no tensor")
+        for part in metadata.storage_data.values():
+            if not _FILE.fullmatch(part.relative_path):
+                raise pickle.UnpicklingError("it names a file outside of it")
+            if part.transform_descriptors:
+                raise pickle.UnpicklingError("its tensors are transformed")
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
+
+
+class _OnlyTensors(DefaultLoadPlanner):
+    """Torch's own planner, except for bytes, which torch would unpickle without restrictions."""
+
+    def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
+        raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is no tensor")
 
 
 class _MetadataUnpickler(pickle.Unpickler):

@@ -36,6 +36,7 @@ from protocol.work.learning import (
     OfferOutcome,
     Publication,
     TrainingBatch,
+    UpdateCommitment,
     UpdateReport,
     UploadedFile,
 )
@@ -53,7 +54,7 @@ BATCH_WAIT_S = 60.0
 PUBLICATION_S = 3600.0
 """The longest time to cut, hash and sync the largest policies."""
 
-BATCH_MAX_BYTES = 4096 * limits.MIB
+BATCH_MAX_BYTES = limits.KEPT_BATCH_MAX_BYTES
 """512 groups, each the largest that a round may request. The learner's machine must hold such a batch in memory."""
 
 
@@ -119,6 +120,10 @@ class CoordinatorClient:
 
     def report(self, report: UpdateReport) -> None:
         self._call("POST", "/v1/learner/reports", report)
+
+    def commit(self, commitment: UpdateCommitment) -> None:
+        """Have an update recorded in the ledger; again is harmless."""
+        self._call("POST", "/v1/learner/commitments", commitment)
 
     def progress(self, progress: LearnerProgress) -> None:
         self._call("POST", "/v1/learner/progress", progress)

@@ -88,6 +88,11 @@ class Crew:
         job: Job = self._together("save", beside)
         return job
 
+    def rooting(self) -> Callable[[], str]:
+        """Return the job that computes the root of the present state; it must run before any weight changes."""
+        job: Callable[[], str] = self._together("root")
+        return job
+
     def continue_from(self, folder: Path) -> None:
         """Continue from the weights of a published version."""
         self._together("take", folder)
@@ -142,6 +147,13 @@ class Crew:
 
     def _save(self, beside: dict[str, Any]) -> Job:
         return self._left(self.policy.saving(self._checkpoints, **beside))
+
+    def _root(self) -> Callable[[], str]:
+        job = self.policy.rooting()
+        if self._ranks.size == 1:
+            return job
+        root = job()
+        return lambda: root
 
     def _take(self, folder: Path) -> None:
         self.policy.continue_from(folder)
@@ -202,6 +214,7 @@ class Crew:
     _ACTIONS: ClassVar[dict[str, Callable[..., Any]]] = {
         "train": _train,
         "save": _save,
+        "root": _root,
         "take": _take,
         "publish": _publish,
         "warm_start": _warm_start,

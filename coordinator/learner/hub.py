@@ -18,7 +18,7 @@ from coordinator.audit.case import RoundArchive
 from coordinator.base.files import mapped
 from coordinator.config import Config
 from coordinator.learner.settings import algorithm
-from coordinator.store.state import get_fact
+from coordinator.store.facts import PROGRESS, ROUND_ID, get_fact
 from coordinator.store.tables import rollouts, versions
 from coordinator.transactions import evaluations
 from ledger import store
@@ -81,9 +81,9 @@ def _seen(connection: sa.Connection, update: int) -> dict[str, Any]:
     row = connection.execute(at.order_by(versions.c.version.desc()).limit(1)).first()
     trained = sa.select(sa.func.count(), sa.func.count(rollouts.c.node_id.distinct()))
     groups, nodes = connection.execute(trained.where(rollouts.c.batch <= update)).one()
-    progress = get_fact(connection, "progress", {})
+    progress = get_fact(connection, PROGRESS)
     return {
-        "round": get_fact(connection, "round_id", ""),
+        "round": get_fact(connection, ROUND_ID),
         "version": row.version if row else 0,
         "manifest": row.manifest_digest if row else "",
         "checkpoint": store.checkpoint(connection),

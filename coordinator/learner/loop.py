@@ -17,6 +17,7 @@
   backup, in an earlier state than the learner has seen.
 - Idle time is the time spent waiting for a batch; all other time is work, except waiting for the coordinator. Of the
   work, `learner/outgoing_s` is the time in which the loop waited for a version to be saved or published.
+- Every update is committed to in the ledger, also in parallel with the next one (see `commitments`).
 - When standard input ends, the coordinator has ended, and this process ends.
 - Several processes may train one policy (`learner.processes`, or torchrun): rank 0 runs this loop, and the others do
   the actions that it broadcasts (see `crew`).
@@ -35,6 +36,7 @@ import torch
 from coordinator.config import Config
 from coordinator.learner import start
 from coordinator.learner.client import CoordinatorClient
+from coordinator.learner.commitments import Commitments
 from coordinator.learner.crew import Crew
 from coordinator.learner.outgoing import Job, Outgoing
 from coordinator.learner.ranks import Ranks
@@ -71,6 +73,25 @@ def run(config: Config, url: str, token: Path) -> None:
     ranks.leave()
 
 
+LOGGED = {
+    "reward/mean": ("reward", "{:.3f}"),
+    "learner/grad_norm": ("gradient", "{:.3g}"),
+    "kl/ref": ("kl", "{:.2g}"),
+    "staleness/mean": ("age", "{:.1f}"),
+    "is/masked_frac": ("dropped", "{:.0%}"),
+}
+"""The metrics in the log's one line for each update, by their short names; `metrics.jsonl` has all."""
+
+
+def _log_line(metrics: Mapping[str, float], times_s: Mapping[str, float]) -> str:
+    """Return the most important figures of an update as `name=value`, short enough for one line of a terminal."""
+    words = [f"{name}={form.format(metrics[key])}" for key, (name, form) in LOGGED.items() if key in metrics]
+    scores = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
+    words += [f"{name}={value:.3f}" for name, value in scores.items()]
+    words += ["skipped"] if metrics.get("learner/skipped") else []
+    return " ".join([*words, *(f"{name}_s={value:.1f}" for name, value in times_s.items())])
+
+
 class Learner:
     """The learner of one round, on rank 0."""
 
@@ -102,7 +123,8 @@ class Learner:
         self._taken = int((crew.resumed or {}).get("taken", 0))
         """The last version that the learner loaded in place of its own."""
         self._outgoing = Outgoing()
-        self._policy.before_change = self._outgoing.wait_until_read
+        self._commitments = Commitments(config, client, crew)
+        self._policy.before_change = self._wait_until_read
         self._sent = 0
         """The update of the version that was published last, or is being published."""
         self._stood_s = 0.0
@@ -115,6 +137,7 @@ class Learner:
                 self._train()
             finally:
                 self._outgoing.abandon()
+                self._commitments.abandon()
             self._end()
 
     def _end(self) -> None:
@@ -146,21 +169,34 @@ class Learner:
             self._begin()
         self._release()
         self._outgoing.finish()  # no batch exists before the first version
+        self._commitments.begin()
         while self._policy.update < self._last:
             self._step()
             if self._is_due():
                 self._release()
         self._outgoing.finish()
+        self._commitments.finish()
+
+    def _wait_until_read(self) -> None:
+        """Wait until no thread reads the weights, so that they may change."""
+        self._outgoing.wait_until_read()
+        self._commitments.wait_until_read()
+
+    def _check(self) -> None:
+        """Raise the error of a thread, if there is one."""
+        self._outgoing.check()
+        self._commitments.check()
 
     def _step(self) -> None:
         """Wait for the next batch, train on it, and report."""
         number = self._policy.update + 1
         asked = time.monotonic()
         busy_s = asked - self._began - (self._client.away_s - self._away_s) if self._began else 0.0
-        batch = self._client.batch(number, self._outgoing.check)
+        batch = self._client.batch(number, self._check)
         self._began, self._away_s = time.monotonic(), self._client.away_s
         self._look()
         step = self._crew.train(batch.groups)
+        self._commitments.add(batch.groups)
         metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
         ages = [number - 1 - group.policy_update for group in batch.groups]
         metrics |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))}
@@ -179,7 +215,8 @@ class Learner:
             )
         )
         self._tracker.log(number, self._version, metrics)
-        log.info("update=%d %s", number, " ".join(f"{name}={value:.4g}" for name, value in metrics.items()))
+        times = {"wait": self._began - asked, "train": time.monotonic() - self._began}
+        log.info("update=%d/%d %s", number, self._last, _log_line(metrics, times))
         self._progress("learning", number / self._last, f"update {number}, reward {metrics['reward/mean']:.2f}")
 
     def _look(self) -> LearnerState:
@@ -191,8 +228,10 @@ class Learner:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             self._client.fetch(state.replacement, folder)
+            self._commitments.finish()
             self._crew.continue_from(folder)
             self._taken = state.replacement
+            self._commitments.replaced(self._taken)
             log.info("took version=%d update=%d", self._taken, self._policy.update)
         return state
 
@@ -234,6 +273,8 @@ class Learner:
             ledger_size=state.ledger_size,
             ledger_head=state.ledger_head,
             taken=self._taken,
+            drawn=state.kept if self._config.learner.kept_one_in else None,
+            **self._commitments.beside(),
         )
 
     def _publishing(self, version: int) -> tuple[Job, Job]:

@@ -138,6 +138,23 @@ def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
     }
 
 
+def plan_only(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
+    """Return whether the file's settings fit on these cards, without the comparison with other ways to train."""
+    from coordinator.learner import memory
+
+    device = "cuda" if config.learner.device == "cpu" else config.learner.device
+    estimate = memory.estimate(config, memory.Simulations(memory.described(config)), prompt=prompt)
+    plan = _figures(estimate.footprint(cards.count, device=device, versions=memory.kept_versions(config)), cards)
+    return {
+        "card": cards.name,
+        "count": cards.count,
+        "usable_gib": _gib(cards.usable_bytes),
+        "parameters": plan["parameters"],
+        "peak_gib": plan["peak_gib"],
+        "fits": plan["fits"],
+    }
+
+
 def _figures(footprint: "Footprint", cards: Cards) -> dict[str, Any]:
     return {
         "cards": footprint.ranks,

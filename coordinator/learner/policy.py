@@ -16,7 +16,7 @@ import copy
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +45,7 @@ from coordinator.learner.publication import (
 )
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
+from coordinator.learner.state_root import state_root
 from coordinator.model.batch import Tensors, collate, minibatches, pieces
 from coordinator.model.forward import completion_logprobs, packs, prepare, require_supported
 from coordinator.model.loading import keep_as_published, load_model
@@ -74,7 +75,7 @@ class TrainedPolicy:
         self._folder = folder
         self._settings = settings
         self._ranks = ranks or Ranks(settings.device)
-        described = AutoConfig.from_pretrained(folder, local_files_only=True)
+        described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         require_supported(described)
         self._published_dtype: torch.dtype = described.dtype or torch.float32
         self.model = self._load(folder, trained=not settings.lora_rank)
@@ -102,7 +103,7 @@ class TrainedPolicy:
         return adapters
 
     @property
-    def _steps(self) -> int:
+    def steps(self) -> int:
         """Return the number of steps in the optimizer's state."""
         return max((int(state["step"]) for state in self._optimizer.state.values()), default=0)
 
@@ -160,7 +161,7 @@ class TrainedPolicy:
         if len(parts) > 1:  # otherwise the first pass computes it
             terms = replace(terms, old=self.logprobs(data, entropy))
         before = table = torch.zeros_like(data.mask) if terms.old is None else terms.old.clone()  # log π_old, log π_θ
-        rate = self._settings.rate(self.update, self._steps)
+        rate = self._settings.rate(self.update, self.steps)
         norm, skipped = 0.0, 0
         for part in parts * self._settings.num_iterations:
             self._optimizer.zero_grad()
@@ -359,10 +360,17 @@ class TrainedPolicy:
         """Write a checkpoint: all that the next update depends on, and the plain values in `beside`."""
         self.saving(folder, **beside)()
 
-    def saving(self, folder: Path, **beside: Any) -> Callable[[], None]:
-        """Return the job that writes a checkpoint of this moment; it must run before any weight changes."""
-        beside |= {"update": self.update, "steps": self._steps}
-        return partial(checkpoint.write, folder, self.update, self._tensors(), beside, self._ranks)
+    def saving(self, folder: Path, drawn: Collection[int] | None = None, **beside: Any) -> Callable[[], None]:
+        """Return the job that writes a checkpoint of this moment; it must run before any weight changes.
+
+        `drawn` are the updates that may be replayed: the checkpoints before them are kept.
+        """
+        beside |= {"update": self.update, "steps": self.steps}
+        return partial(checkpoint.write, folder, self.update, self._tensors(), beside, self._ranks, drawn)
+
+    def rooting(self) -> Callable[[], str]:
+        """Return the job that computes the root of the present state; it must run before any weight changes."""
+        return partial(state_root, self._tensors(), self.update, self.steps, self._ranks)
 
     def restore(self, path: Path) -> dict[str, Any]:
         """Continue from a checkpoint of the same model; return its plain values."""

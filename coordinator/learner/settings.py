@@ -21,6 +21,7 @@ NOT_OF_AN_UPDATE = {
     "processes",
     "watchdog_s",
     "publish_adapters",
+    "kept_one_in",
 }
 """The settings of the learner that do not change the result of an update."""
 

@@ -184,7 +184,10 @@ def _downloaded_configuration(model: ModelSection) -> Path:
     try:
         return Path(hf_hub_download(model.path.removeprefix(HUB), "config.json", revision=model.revision or None))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise ConfigInvalid(f"config.json of {model.path} cannot be downloaded.") from error
+        raise ConfigInvalid(
+            f"config.json of {model.path} cannot be downloaded.",
+            hint="Check the name and the network, or set model.path to a folder with this model's config.json.",
+        ) from error
 
 
 def require(source: Path, name: str) -> None:

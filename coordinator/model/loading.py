@@ -36,7 +36,8 @@ def class_of(config: Any, name: str) -> tuple[Any, Any]:
 
 def load_model(folder: Path, lay_out: Callable[[Any], None]) -> Any:
     """Return the model of a folder in float32; `lay_out` can change types and shards before numbers are loaded."""
-    plain, config = class_of(AutoConfig.from_pretrained(folder, local_files_only=True), str(folder))
+    described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    plain, config = class_of(described, str(folder))
 
     def maybe_distribute_model(_: Any, model: Any, *__: Any) -> Any:
         lay_out(model)

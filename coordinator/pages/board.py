@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from coordinator.pages import words
-from coordinator.pages.html import Markup, el
-from coordinator.pages.layout import Column, Screen, aged, document, live, node_link, numbers, table, wanted
+from coordinator.pages.layout import Column, Screen, aged, bar, document, live, node_link, numbers, table, wanted
+from coordinator.pages.pictures import sparkline
 from coordinator.pages.site import Site
-from coordinator.reports.ranking import SORTS, Day, RankingLine
+from coordinator.reports.ranking import SORTS, Day, RankingLine, risen
+from protocol.text.html import Markup, el
 from protocol.text.money import Unit, parse_unit
 
 LINES_PER_PAGE = 100
@@ -18,9 +19,10 @@ SEARCH_MAX = 60
 VIEWS = {"nodes": "Nodes", "owners": "Owners", "teams": "Teams", "days": "Days"}
 
 COLUMNS: tuple[tuple[str, Column], ...] = (
-    ("", Column("#")),
+    ("", Column("#", "place by score, and the places won or lost within a day")),
     ("", Column("name", is_text=True)),
-    ("score", Column("score", "validated credit with a half-life of 7 days")),
+    ("score", Column("score", "validated credit with a half-life of 7 days; the bar compares it with the best")),
+    ("", Column("24 h", "credit of the last 24 hours, by hour", screen=Screen.DESKTOP)),
     ("credit", Column("credit", "all validated credit", screen=Screen.TABLET)),
     ("pending", Column("escrow", "share of the credit that is not settled yet", screen=Screen.DESKTOP)),
     ("tokens", Column("tokens", "validated tokens", screen=Screen.TABLET)),
@@ -98,6 +100,14 @@ class BoardFigures:
     """Age of the figures when the page is built; 0 while they are fresh enough."""
 
 
+class PlacedLine(NamedTuple):
+    """A line of the leaderboard at its place by score, and the places that it has risen within a day."""
+
+    rank: int
+    line: RankingLine
+    rise: int | None
+
+
 def render(board: BoardFigures, wish: Wish) -> str:
     """Return the leaderboard as an HTML page."""
     views = (
@@ -143,18 +153,21 @@ def _search(wish: Wish) -> Markup:
 
 def _lines(board: BoardFigures, wish: Wish) -> tuple[Any, ...]:
     ranked = {"owners": board.owners, "teams": board.teams}.get(wish.view, board.nodes)
-    places = list(enumerate(ranked, 1))
+    places = [
+        PlacedLine(rank, line, rise) for rank, (line, rise) in enumerate(zip(ranked, risen(ranked), strict=True), 1)
+    ]
+    best = max((line.score_micros for line in ranked), default=0.0)
     if wish.search:
         sought = wish.search.casefold()
-        places = [(rank, line) for rank, line in places if sought in _searched(line)]
+        places = [place for place in places if sought in _searched(place.line)]
     if wish.sort != "score":
-        places.sort(key=lambda place: -SORTS[wish.sort](place[1]))
+        places.sort(key=lambda place: -SORTS[wish.sort](place.line))
     pages = max(1, -(-len(places) // LINES_PER_PAGE))
     page = min(wish.page, pages)
     shown = places[(page - 1) * LINES_PER_PAGE : page * LINES_PER_PAGE]
     columns = [_sortable(name, column, wish) for name, column in COLUMNS]
     unit = parse_unit(board.status.get("unit"))
-    rows = [_cells(rank, line, wish.view, unit) for rank, line in shown]
+    rows = [_cells(place, best, wish.view, unit) for place in shown]
     caption = f"{VIEWS[wish.view]}, sorted by {wish.sort}; amounts in {unit.name}"
     empty = "No name or id matches this search." if wish.search else EMPTY[wish.view]
     return table(caption, columns, rows, empty=empty), _pager(wish, page, pages, len(places))
@@ -172,7 +185,23 @@ def _sortable(name: str, column: Column, wish: Wish) -> Column:
     return Column(column.title, column.help, column.is_text, Screen.ANY if chosen else column.screen, link, chosen)
 
 
-def _cells(rank: int, line: RankingLine, view: str, unit: Unit) -> list[Any]:
+def _rank(place: PlacedLine) -> Any:
+    """Show a place, and how it moved within a day."""
+    if not place.rise:
+        return place.rank
+    way, word = ("rise", "up") if place.rise > 0 else ("fall", "down")
+    moved = f"{word} {words.counted(abs(place.rise), 'place')} within a day"
+    arrow = "▲" if place.rise > 0 else "▼"
+    shown = el("span", arrow, abs(place.rise), aria_hidden="true")
+    return (
+        place.rank,
+        "\u00a0",
+        el("small", shown, el("span", moved, class_="quiet"), class_=f"moved {way}", title=moved),
+    )
+
+
+def _cells(place: PlacedLine, best: float, view: str, unit: Unit) -> list[Any]:
+    line = place.line
     name: Any = node_link(line.node_id, line.name)
     if view == "owners" and (line.nodes > 1 or line.owner != line.node_id):
         members = f"/leaderboard?{urlencode({'q': line.owner})}"
@@ -184,9 +213,10 @@ def _cells(rank: int, line: RankingLine, view: str, unit: Unit) -> list[Any]:
         ]
     node = f"/nodes/{line.node_id}"
     return [
-        rank,
+        _rank(place),
         name,
-        words.sum_of(unit, line.score_micros),
+        [words.sum_of(unit, line.score_micros), bar(line.score_micros / best) if best > 0 else None],
+        sparkline(line.hours, f"{words.money(unit, sum(line.hours))} in the last 24 hours"),
         el("a", words.sum_of(unit, line.posted_micros), href=f"{node}#days"),
         words.percent(line.escrow_share),
         el("a", words.whole(line.validated_tokens), href=f"{node}#receipts"),

@@ -12,7 +12,7 @@ from math import ceil, floor, inf, log10
 from typing import Any
 
 from coordinator.pages import words
-from coordinator.pages.html import Markup, el
+from protocol.text.html import Markup, el
 
 SIDE = 100
 """Width and height of the picture in its own units."""

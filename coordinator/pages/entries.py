@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.pages import words
-from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, Screen, document, table
 from coordinator.pages.site import Site
 from ledger import tiles
@@ -12,6 +11,7 @@ from ledger.entry import (
     AppealEntry,
     Commitment,
     Deposit,
+    FormedBatch,
     OwnerAct,
     Paid,
     Payout,
@@ -21,6 +21,7 @@ from ledger.entry import (
     Reveal,
     Root,
     RulingEntry,
+    UpdateEntry,
     VerdictEntry,
     Version,
     Void,
@@ -28,6 +29,7 @@ from ledger.entry import (
 from ledger.store import Recorded
 from ledger.tiles import TILE_HASHES, Tile
 from protocol.people.nicknames import nickname
+from protocol.text.html import Markup, el
 from protocol.text.money import Unit
 
 SHOWN = 50
@@ -85,6 +87,7 @@ def _says(recorded: Recorded, unit: Unit) -> Any:
         )
     if isinstance(entry, Deposit):
         name = "Initial deposit" if entry.reference == "opening" else f"Deposit {entry.reference}"
+        name = f"Gift {entry.reference.split('/')[1]}" if entry.is_gift else name
         return f"{name}: {words.exact(unit, entry.amount_micros)}"
     if isinstance(entry, Version | Root):
         digest = entry.manifest_digest if isinstance(entry, Version) else entry.root_digest
@@ -97,6 +100,8 @@ def _says(recorded: Recorded, unit: Unit) -> Any:
         return _of_appeal(entry), _claim(entry)
     if isinstance(entry, OwnerAct | PayoutBatch | Payout | Paid):
         return _of_money(entry, unit)
+    if isinstance(entry, FormedBatch | UpdateEntry):
+        return _of_training(entry)
     return f"rejected: {entry.reason_code}" if isinstance(entry, Void) else "validated", _claim(entry)
 
 
@@ -124,6 +129,16 @@ def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid, unit: Unit) -> Any:
     if isinstance(entry, Payout):
         return f"payout {entry.batch}: {words.exact(unit, entry.amount_micros)} to ", node
     return f"payout {entry.batch}: reference {entry.reference}, paid to ", node
+
+
+def _of_training(entry: FormedBatch | UpdateEntry) -> Any:
+    if isinstance(entry, FormedBatch):
+        root = el("code", f"{entry.groups_root[:16]}…", title=entry.groups_root)
+        return f"batch {entry.number} was formed of {words.counted(entry.groups, 'group')}: ", root
+    made = f"update {entry.update}"
+    made += f", attempt {entry.attempt}" if entry.attempt > 1 else ""
+    made += f", from version {entry.replaced_by} that the operator put in its place" if entry.replaced_by else ""
+    return f"{made}: the learner's state is ", el("code", f"{entry.after[:16]}…", title=entry.after)
 
 
 def _claim(entry: Any) -> Markup:

@@ -6,11 +6,12 @@ from typing import Any
 
 from coordinator.pages import joining, words
 from coordinator.pages.board import BoardFigures
-from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import aged, bar, document, live, node_link, numbers, wanted
 from coordinator.pages.measured import main_curve, quality, score
 from coordinator.pages.training import Training
 from coordinator.reports.ranking import RankingLine
+from protocol.text.html import Markup, el
+from protocol.text.money import parse_unit
 
 LEADERS_SHOWN = 5
 
@@ -39,6 +40,7 @@ def render(figures: FrontFigures) -> str:
         live("now", aged(board.age_ms), wanted(board.status), _now(figures)),
         live("curve", _curve(figures.training), el("p", el("a", "All charts", href="/training"), class_="more")),
         live("leaders", _leaders(board.nodes), heading="Who helps most"),
+        _gifts(board),
         None if board.status["finished"] else joining.panel(site),
         heading=False,
     )
@@ -126,3 +128,16 @@ def _leaders(nodes: Sequence[RankingLine]) -> Any:
         for line in leaders
     )
     return el("ol", rows, class_="leaders"), el("p", el("a", "Leaderboard", href="/leaderboard"), class_="more")
+
+
+def _gifts(board: BoardFigures) -> Markup | None:
+    """Build the section with what others gave to the budget, the newest gifts first; None without any."""
+    gifts, unit = board.status.get("gifts"), parse_unit(board.status.get("unit"))
+    if not gifts or not gifts["count"]:
+        return None
+    total = f"{words.counted(gifts['count'], 'gift')}, {words.exact(unit, gifts['micros'])}. All of it pays for work."
+    rows = (
+        el("li", el("bdi", gift["given_by"] or "Somebody"), f" gave {words.exact(unit, gift['amount_micros'])}")
+        for gift in gifts["newest"]
+    )
+    return live("gifts", el("p", total), el("ul", rows), heading="Who gives to the budget")

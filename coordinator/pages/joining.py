@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import document
+from coordinator.pages.qr import qr_svg
 from coordinator.pages.site import Site
+from protocol.text.html import Markup, el
 
 INSTALL = "sh installers/install.sh"
 """The command that installs the node from a copy of the software."""
@@ -36,6 +37,16 @@ def panel(site: Site) -> Markup:
     )
 
 
+def picture(site: Site) -> Markup | None:
+    """Build the QR code of the join string, with the text that it holds; None if the join string is too long."""
+    code = qr_svg(site.join_string, "QR code of the join string, which stands beside it")
+    if code is None:
+        return None
+    said = el("p", "The join string, to take to another device. It opens this round in a browser, and ",
+              el("code", "swarm-node join"), " takes it as it is.")  # fmt: skip
+    return el("div", code, el("div", said, el("code", site.join_string)), class_="carry")
+
+
 def render(site: Site) -> str:
     """Return the page for those who want to join."""
     questions: dict[str, Any] = {
@@ -52,4 +63,6 @@ def render(site: Site) -> str:
                              if site.phrase else None],
     }  # fmt: skip
     asked = (el("div", el("h2", question), el("p", answer)) for question, answer in questions.items())
-    return document("Join this round", "/join", site, commands(site), el("div", asked, class_="questions"))
+    return document(
+        "Join this round", "/join", site, commands(site), picture(site), el("div", asked, class_="questions")
+    )

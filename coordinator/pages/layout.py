@@ -6,9 +6,10 @@ from enum import StrEnum
 from typing import Any
 
 from coordinator.pages import words
-from coordinator.pages.html import Markup, el
+from coordinator.pages.pictures import portrait
 from coordinator.pages.site import SOFTWARE, Site
 from coordinator.reports.health import IDLE_MAX
+from protocol.text.html import Markup, el
 
 PLACES = {"/": "Overview", "/training": "Training", "/leaderboard": "Leaderboard", "/entries": "Ledger"}
 
@@ -44,8 +45,8 @@ class Column:
     sorted: str = ""
 
 
-def document(title: str, place: str, site: Site, *main: Any, heading: bool = True) -> str:
-    """Build a complete page; without `heading`, `main` has the page's own h1."""
+def document(title: str, place: str, site: Site, *main: Any, heading: bool = True, about: str = "") -> str:
+    """Build a complete page; without `heading`, `main` has the page's own h1. Link previews say `about`."""
     links = (el("a", name, href=href, aria_current="page" if href == place else None) for href, name in PLACES.items())
     brand = el("a", _logo(), el("bdi", site.title), href="/", class_="brand", title=site.title)
     join = el("a", "Join", href="/join", class_="button", aria_current="page" if place == "/join" else None)
@@ -53,13 +54,13 @@ def document(title: str, place: str, site: Site, *main: Any, heading: bool = Tru
     skip = el("a", "Skip to content", href="#main", class_="skip")
     top = el("h1", title) if heading else None
     body = el("body", skip, header, el("main", top, *main, id="main", tabindex="-1"), _footer(site))
-    return f"<!doctype html>\n{el('html', _head(title, site), body, lang='en')}\n"
+    return f"<!doctype html>\n{el('html', _head(title, site, about or site.lead), body, lang='en')}\n"
 
 
-def _head(title: str, site: Site) -> Markup:
+def _head(title: str, site: Site, about: str) -> Markup:
     shown = f"{title} · {SOFTWARE if title == site.title else site.title}"
     preview = {
-        "og:type": "website", "og:site_name": site.title, "og:title": shown, "og:description": site.lead,
+        "og:type": "website", "og:site_name": site.title, "og:title": shown, "og:description": about,
         "og:image": f"{site.home}/static/card.png", "og:image:width": 1200, "og:image:height": 630,
         "og:image:alt": "A curve that rises, drawn by many connected computers",
     }  # fmt: skip
@@ -69,7 +70,7 @@ def _head(title: str, site: Site) -> Markup:
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("title", shown),
-        el("meta", name="description", content=site.lead),
+        el("meta", name="description", content=about),
         (el("meta", property=name, content=content) for name, content in preview.items()),
         el("meta", name="twitter:card", content="summary_large_image"),
         el("link", rel="icon", href="/static/icon.svg"),
@@ -211,7 +212,8 @@ def _classes(column: Column) -> str | None:
 
 def node_link(node_id: str, name: str) -> Markup:
     """Link to a node by its readable name, isolated so that its text direction affects nothing around it."""
-    return el("a", el("bdi", words.readable(name, node_id)), href=f"/nodes/{node_id}", title=node_id)
+    shown = portrait(node_id), el("bdi", words.readable(name, node_id))
+    return el("a", shown, href=f"/nodes/{node_id}", title=node_id, class_="node")
 
 
 def error_page(title: str, message: str, hint: str, site: Site) -> str:

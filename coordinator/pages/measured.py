@@ -6,8 +6,8 @@ from typing import Any
 
 from coordinator.pages import charts, words
 from coordinator.pages.charts import Caption
-from coordinator.pages.html import Markup
 from coordinator.reports.curves import REWARD, Point, thinned
+from protocol.text.html import Markup
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.pages import charts, words
-from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, Screen, document, live, table
+from coordinator.pages.pictures import Contribution, portrait
 from coordinator.pages.site import Site
 from coordinator.reports.earning_rates import OwnerPayouts, RoundPayouts
 from coordinator.reports.ranking import RankingLine
 from protocol.people.nicknames import nickname
+from protocol.text.html import Markup, el
 from protocol.text.money import MICROS, EarningPace, Unit, next_payout, pace_text
 
 DAY_COLUMNS = (
@@ -53,6 +54,8 @@ class NodeFigures:
     pace: EarningPace
     paid: OwnerPayouts
     payouts: RoundPayouts
+    rank: int
+    nodes: int
 
 
 def render(node: NodeFigures) -> str:
@@ -62,13 +65,43 @@ def render(node: NodeFigures) -> str:
         words.readable(line.name, line.node_id),
         "",
         node.site,
-        el("p", el("code", line.node_id)),
+        el("p", portrait(line.node_id), el("code", line.node_id)),
         live("node", _facts(node)),
         live("earnings", _earnings(node), heading="Earnings"),
         live("days", _days(node.days, node.unit), heading="By day"),
         live("refusals", _refusals(node.refusals), heading="Rejections"),
         el("section", el("h2", "Receipts", id="receipts-heading"), _receipts(node), id="receipts",
            aria_labelledby="receipts-heading"),
+        el("section", el("h2", "Show it elsewhere", id="show-heading"), _pictures(node), id="show",
+           aria_labelledby="show-heading"),
+        about=f"Place {node.rank} of {node.nodes}, with {words.counted(line.validated_tokens, 'verified token')}.",
+    )  # fmt: skip
+
+
+def contribution(line: RankingLine, rank: int, nodes: int, site: Site, unit: Unit) -> Contribution:
+    """Return the figures for a node's badge and card."""
+    return Contribution(
+        node_id=line.node_id,
+        name=line.name,
+        title=site.title,
+        rank=rank,
+        nodes=nodes,
+        tokens=line.validated_tokens,
+        credit=words.sum_of(unit, line.posted_micros),
+        unit=unit.name,
+        hours=line.hours,
+    )
+
+
+def _pictures(node: NodeFigures) -> Any:
+    """Show the badge and the card, with the text that puts the badge on another page."""
+    page = f"{node.site.home}/nodes/{node.line.node_id}"
+    name = words.readable(node.line.name, node.line.node_id)
+    copied = f"[![Echo Swarm]({page}/badge.svg)]({page})"
+    return (
+        el("p", el("img", src=f"/nodes/{node.line.node_id}/badge.svg", alt=f"Badge of {name}", height=20), " ",
+           el("a", "Card, 1200 × 630", href=f"/nodes/{node.line.node_id}/card.svg")),
+        el("p", "In Markdown: ", el("code", copied), class_="soft"),
     )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from coordinator.base.terminal import harmless
 from coordinator.pages import words
-from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import live
+from protocol.text.html import Markup, el
 from protocol.work.learning import EvaluationSample, EvaluationSamples
 
 Answers = list[tuple[EvaluationSamples, EvaluationSample]]

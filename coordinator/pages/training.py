@@ -1,6 +1,6 @@
 """The training page, by questions: is it learning, is it healthy, is the swarm fast; then fleet, incidents and orders.
 
-Evaluations are shown as a curve for each split, and as a table with all axes.
+Evaluations are shown as a curve for each split, and as a table with all axes; imported results of other suites below.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,14 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from coordinator.pages import charts, metric_words, samples, tree, words
-from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, Screen, document, facts, live, node_link, strip, table
 from coordinator.pages.measured import quality
 from coordinator.pages.site import Site
+from coordinator.reports import overview
 from coordinator.reports.curves import REWARD, Branch, BroadcastSpread, Point, thinned
 from coordinator.reports.history import Incident
 from coordinator.reports.overview import bound_in_force
+from protocol.text.html import Markup, el
 from protocol.text.money import MICROS, Unit, parse_unit
 from protocol.text.plain import plural
 from protocol.work.learning import EvaluationSamples
@@ -39,6 +40,17 @@ COLUMNS = (
 )
 
 
+SUITE_COLUMNS = (
+    Column("suite", is_text=True),
+    Column("task", is_text=True),
+    Column("metric", is_text=True),
+    Column("version"),
+    Column("value", "± standard error, if the suite reports one"),
+    Column("samples", screen=Screen.TABLET),
+    Column("imported", is_text=True, screen=Screen.DESKTOP),
+)
+
+
 def evaluation_parts(rows: Sequence[Mapping[str, Any]], unit: Unit) -> Any:
     """Build a curve for each split and the table of evaluations, newest first."""
     made = [
@@ -51,6 +63,33 @@ def evaluation_parts(rows: Sequence[Mapping[str, Any]], unit: Unit) -> Any:
         summary = el("summary", f"{words.counted(len(listed), 'evaluation')}, with intervals and pass@k")
         all_of_them = el("details", summary, all_of_them, id="evaluations-table")
     return el("div", made, class_="charts"), all_of_them
+
+
+def suite_section(runs: Sequence[Mapping[str, Any]]) -> Markup | None:
+    """Build the section of what other suites measured, the newest import first; None if nothing was imported."""
+    if not runs:
+        return None
+    rows = [
+        [
+            f"{run['suite']} {run['release']}".rstrip(),
+            el("bdi", words.line(metric["task"])),
+            el("bdi", words.line(metric["metric"])),
+            words.whole(run["version"]),
+            overview.value_text(metric),
+            words.DASH if metric["samples"] is None else words.whole(metric["samples"]),
+            words.moment(run["imported_ms"]),
+        ]
+        for run in reversed(runs)
+        for metric in run["results"]
+    ]
+    made = table("Results of other suites", SUITE_COLUMNS, rows[:ROWS_MAX], empty="")
+    more = f"The newest {ROWS_MAX} of {words.whole(len(rows))} results; all are in /v1/evaluations."
+    return live(
+        "suites", made, el("p", more, class_="soft") if len(rows) > ROWS_MAX else None,
+        heading="Measured by other suites",
+        lead="Suites that queried a version through the swarm's endpoint. The operator imported their results; "
+             "the swarm did not check them.",
+    )  # fmt: skip
 
 
 def _curve(number: int, split: str, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -123,6 +162,8 @@ class Training:
     status: Mapping[str, Any]
     metrics: Mapping[str, Sequence[Point]]
     evaluations: Sequence[Mapping[str, Any]]
+    suites: Sequence[Mapping[str, Any]]
+    """Imported runs of other suites, the oldest first."""
     idle_share: Sequence[Point]
     cost_micros: Sequence[Point]
     ages: Sequence[Point]
@@ -152,6 +193,7 @@ def render(figures: Training) -> str:
              lead="The reward and the score on problems that it never trains on should rise."),
         live("evaluations", evaluation_parts(figures.evaluations, parse_unit(status.get("unit"))),
              heading="Evaluations"),
+        suite_section(figures.suites),
         samples.section(figures.samples),
         live("health", _health(figures), heading="Is it healthy?",
              lead="Answers come from slightly older versions. They must stay close enough to learn from."),

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from coordinator.pages import words
-from coordinator.pages.html import Markup, el
 from coordinator.pages.layout import Column, node_link, table
 from coordinator.reports.curves import Branch
 from protocol.people.names import without_id
+from protocol.text.html import Markup, el
 
 ROW, COLUMN, LEFT, TOP, NAME_WIDTH = 22, 220, 70, 18, 170
 LETTER, LABEL_MAX = 8, 20

@@ -7,10 +7,10 @@
 from datetime import UTC, datetime
 from math import isfinite
 
-from coordinator.pages.html import Markup, el
 from protocol.limits import NAME_MAX_CHARS
 from protocol.people.names import with_id
 from protocol.people.nicknames import nickname
+from protocol.text.html import Markup, el
 from protocol.text.money import Unit
 from protocol.text.plain import plural
 from protocol.text.visible import visible
@@ -52,6 +52,14 @@ def figure(value: float | None, digits: int = 3) -> str:
     if value is None or not isfinite(value):
         return DASH
     return whole(round(value)) if abs(value) >= 1000 else f"{value:.{digits}g}"
+
+
+def short(value: int) -> str:
+    """Return a large number in thousands, millions, billions or trillions."""
+    for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if value >= 0.9995 * unit:  # what is rounded to the unit
+            return f"{value / unit:.3g}{name}"
+    return str(value)
 
 
 def money(unit: Unit, micros: float | None) -> str:

@@ -33,10 +33,10 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from coordinator.base.files import DurableFiles, mapped, together
+from coordinator.base.files import ArrivingFile, DurableFiles, mapped, together
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from protocol import limits
-from protocol.errors import ManifestInvalid, PatchInvalid
+from protocol.errors import ManifestInvalid, MessageTooLarge, PatchInvalid
 from protocol.ids import ChunkId
 from protocol.policy import chunks, delta
 from protocol.policy.folder import require_files
@@ -68,6 +68,24 @@ def write_patch(base: memoryview, base_digest: str, new: memoryview, new_digest:
         except PatchInvalid:  # not tensor files, which patches need
             return False
     return hasher.hexdigest() == new_digest
+
+
+def apply_patch(base: Path, base_digest: str, patch: Path, target: Path, digest: str, *, max_bytes: int) -> None:
+    """Write the file of this digest, to which the patch leads from a base whose digest the caller computed."""
+    made, size_bytes = ArrivingFile(target), 0
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for block in delta.apply(mapped(base), mapped(patch), base_digest=base_digest, each=threads.map):
+                size_bytes += len(block)
+                if size_bytes > max_bytes:
+                    raise MessageTooLarge(f"The patched file is larger than the limit of {max_bytes:,} bytes.")
+                made.write(block)
+        try:
+            made.finish(digest)
+        except ManifestInvalid:
+            raise PatchInvalid(f"The patch does not lead to a file with the digest {digest[:12]}….") from None
+    finally:
+        made.discard()
 
 
 def extend(previous: FileEntry, patch: Patch, size_bytes: int) -> tuple[tuple[Patch, ...], int]:

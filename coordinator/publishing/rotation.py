@@ -21,7 +21,7 @@ from coordinator.publishing.role_keys import LEDGER, RoleKeys
 from coordinator.publishing.signed_metadata import LONG_LIFETIME, SignedMetadata, name_ledger_key, whole
 from protocol import limits
 from protocol.errors import ConfigInvalid
-from protocol.policy import trust
+from protocol.policy import root_document
 
 PENDING = "pending.root.json"
 """The file of a prepared root that lacks signatures, in the round's folder."""
@@ -49,7 +49,7 @@ def prepare_resumption(metadata: SignedMetadata, keys: RoleKeys, gap: Mapping[st
     """(1) Return the next root, which states that the log was resumed after a gap; a new ledger key signs the rest."""
     root = _present(metadata)
     name_ledger_key(root, keys.make(LEDGER))
-    root.unrecognized_fields[trust.RESUMED_FIELD] = dict(gap)
+    root.unrecognized_fields[root_document.RESUMED_FIELD] = dict(gap)
     return _next(metadata, root, keys, now)
 
 
@@ -61,7 +61,7 @@ def _present(metadata: SignedMetadata) -> Root:
             f"Root {root.version} is the last one that clients accept: keys cannot be replaced any more.",
             hint="Start a new round from this round's policy.",
         )
-    root.unrecognized_fields.pop(trust.RESUMED_FIELD, None)
+    root.unrecognized_fields.pop(root_document.RESUMED_FIELD, None)
     return root
 
 
@@ -114,7 +114,7 @@ def install(metadata: SignedMetadata, keys: RoleKeys, data: bytes, now: datetime
 
 def _keyids(root: Root) -> set[str]:
     """Return the key ids of all roles and of the ledger."""
-    ledger: Any = root.unrecognized_fields.get(trust.LEDGER_FIELD, {})
+    ledger: Any = root.unrecognized_fields.get(root_document.LEDGER_FIELD, {})
     return {keyid for role in root.roles.values() for keyid in role.keyids} | {ledger.get("keyid", "")}
 
 

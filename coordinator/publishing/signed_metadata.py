@@ -19,7 +19,7 @@ from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Tar
 from coordinator.base.files import write_durably
 from coordinator.publishing.role_keys import LEDGER, ROLES, RoleKeys
 from protocol.errors import ConfigInvalid
-from protocol.policy import trust
+from protocol.policy import root_document
 from protocol.policy.description import RoundDescription, description_path, find_description
 from protocol.policy.manifest import target_path, version_of
 from protocol.text.money import CREDITS, Unit
@@ -45,7 +45,7 @@ class SignedMetadata:
         for role in ROLES:
             root.add_key(self._keys.make(role, name=role).public_key, role)
         name_ledger_key(root, self._keys.make(LEDGER, name=LEDGER))
-        root.unrecognized_fields[trust.UNIT_FIELD] = unit.to_json()
+        root.unrecognized_fields[root_document.UNIT_FIELD] = unit.to_json()
         document = Metadata(root)
         for signer in self._keys.signers(root, "root"):
             document.sign(signer)
@@ -59,7 +59,7 @@ class SignedMetadata:
         first = self.read("1.root.json")
         if first is None:
             raise ConfigInvalid(f"{self._folder}/1.root.json is missing.", hint="Restore it from a backup.")
-        return trust.fingerprint(first)
+        return root_document.fingerprint(first)
 
     def root(self) -> Root:
         """Return the newest root on the disk."""
@@ -73,7 +73,7 @@ class SignedMetadata:
 
     def ledger_public(self) -> bytes:
         """Return the public key of the ledger."""
-        return trust.ledger_key(self.roots()[-1])
+        return root_document.ledger_key(self.roots()[-1])
 
     def sign_for_ledger(self, text: bytes) -> bytes:
         """Return the ledger's signature of a checkpoint's text."""
@@ -212,7 +212,7 @@ def _vouched(root: Root, role: str, document: Metadata[Any]) -> VerificationResu
 def name_ledger_key(root: Root, signer: CryptoSigner) -> None:
     """Make `signer`'s key the ledger's key in the root, in place of any other."""
     key = signer.public_key
-    root.unrecognized_fields[trust.LEDGER_FIELD] = {"keyid": key.keyid, **key.to_dict()}
+    root.unrecognized_fields[root_document.LEDGER_FIELD] = {"keyid": key.keyid, **key.to_dict()}
 
 
 def utc_now() -> datetime:

@@ -23,7 +23,7 @@ from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol import limits
 from protocol.errors import NotFound, PatchInvalid, SwarmError
 from protocol.ids import ChunkId
-from protocol.policy import chunks, delta, trust
+from protocol.policy import chunks, delta, root_document, trust
 from protocol.policy.manifest import FileEntry, Patch, PolicyManifest, open_manifest, target_path
 
 Moved = Callable[[int], None]
@@ -94,7 +94,7 @@ class Verification:
     def _trusted(self) -> dict[str, TargetFile]:
         """(1) Return the targets that a node would trust now."""
         roots = self._metadata.roots()
-        talk = trust.refresh(trust.pin(roots[0], self._metadata.round_id), self._moment())
+        talk = trust.refresh(root_document.pin(roots[0], self._metadata.round_id), self._moment())
         try:
             wanted = next(talk)
             while True:

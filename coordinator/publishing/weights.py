@@ -12,7 +12,7 @@ import numpy as np
 
 from coordinator.base.files import mapped
 from protocol.errors import ConfigInvalid, PatchInvalid
-from protocol.policy.tensors import header_of, layout
+from protocol.policy.tensors import PREFIX_BYTES, header_of, layout
 
 SUFFIX = ".safetensors"
 
@@ -41,6 +41,14 @@ def shapes(files: Iterable[Path]) -> Shapes:
         for name, entry in _entries(path).items():
             shapes_by_name[name] = tuple(entry["shape"])
     return shapes_by_name
+
+
+def header_text(path: Path) -> str:
+    """Return a file's safetensors header, its padding included; nothing if the file has another format."""
+    try:
+        return header_of(mapped(path))[PREFIX_BYTES:].decode()
+    except (PatchInvalid, UnicodeDecodeError):
+        return ""
 
 
 def matrix_types(files: Iterable[Path]) -> set[str]:

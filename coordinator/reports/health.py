@@ -11,13 +11,15 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.reports import alarms
 from coordinator.rules.capacity import VISIBLE, PoolLoad, least_staleness
 from coordinator.rules.lifecycle import RolloutState
-from coordinator.store.state import get_fact
+from coordinator.store.facts import FINISHED, Fact, get_fact
 from coordinator.store.tables import batches, leases, rollouts
 from coordinator.transactions import reward_columns, scoring, standings
 from protocol.errors import StaleVersion
@@ -31,6 +33,8 @@ IDLE_MAX = 0.1
 SKIPPED = "learner/skipped"
 SKIPPED_MAX = 3
 """Single gradients that are not finite are normal; many in a row mean that the weights are lost."""
+
+REWARD = "reward/mean"
 
 MASKED = "is/masked_frac"
 MASKED_MAX = 0.1
@@ -48,7 +52,7 @@ LATE_MIN = 0.02
 IN_BUFFER = "stale_in_buffer"
 SURPLUS = "surplus"
 
-KEPT = "kept_for_audits"
+KEPT = Fact[Mapping[str, int]]("kept_for_audits", {"size_bytes": 0, "room_bytes": 0})
 """The fact with the size of the versions that only audits and evaluations need, and the limit of that size."""
 
 KEPT_MAX = 0.8
@@ -76,11 +80,26 @@ def figures(
     `staleness_max` is the operator's bound; the bound in force may be lower.
     """
     ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection, waits_s)
-    kept = get_fact(connection, KEPT, {"size_bytes": 0, "room_bytes": 0})
+    kept = get_fact(connection, KEPT)
     lately = _metrics_lately(connection)
     skipped, masked = sum(bool(metrics.get(SKIPPED, 0)) for metrics in lately), _masked_share(lately)
     trained, verifier, bias = ages.total(), scoring.trouble(connection), _length_bias(connection)
     share = sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
+    found = alarms.raised(
+        ()
+        if get_fact(connection, FINISHED)
+        else (
+            ("program_ended", programs_alarm),
+            ("no_rewards", verifier_alarm(verifier)),
+            ("updates_skipped", skipped_alarm(skipped, len(lately))),
+            ("claims_held", held_alarm(standings.count_held_claims(connection))),
+            ("versions_kept", kept_alarm(kept)),
+            ("tokens_dropped", masked_alarm(masked)),
+            ("learner_waits", alarm(asked, kappa, idle_share, Counter(), 0.0, staleness_max)),
+            ("work_wasted", alarm(None, kappa, 0.0, in_vain, share)),
+            ("long_answers_lost", _bias_alarm(bias, in_vain, trained)),
+        )
+    )
     return {
         "age": {
             "mean": sum(age * count for age, count in ages.items()) / max(1, trained),
@@ -92,24 +111,17 @@ def figures(
         "length_bias": bias,
         "learner_idle_share_lately": idle_share,
         "learner_outgoing_share_lately": _outgoing_lately(connection),
+        "reward_lately": _reward_lately(lately),
         "updates_skipped_lately": skipped,
         "masked_share_lately": masked,
         "verifier": verifier,
-        KEPT: kept,
-        "alarm": ""
-        if get_fact(connection, "finished", False)
-        else programs_alarm
-        or verifier_alarm(verifier)
-        or skipped_alarm(skipped, len(lately))
-        or held_alarm(standings.count_held_claims(connection))
-        or kept_alarm(kept)
-        or masked_alarm(masked)
-        or alarm(asked, kappa, idle_share, in_vain, share, staleness_max)
-        or _bias_alarm(bias, in_vain, trained),
+        KEPT.name: kept,
+        "alarms": found,
+        "alarm": found[0]["text"] if found else "",
     }
 
 
-def verifier_alarm(verifier: dict[str, Any]) -> str:
+def verifier_alarm(verifier: Mapping[str, Any]) -> str:
     """Return the alarm for a reward that cannot judge groups, which is the most important one; "" if it can."""
     if not verifier.get("down"):
         return ""
@@ -152,7 +164,7 @@ def held_alarm(held: dict[str, int]) -> str:
     )
 
 
-def kept_alarm(kept: dict[str, int]) -> str:
+def kept_alarm(kept: Mapping[str, int]) -> str:
     """Return the alarm for versions that may be deleted before their claims are audited; "" if there are none."""
     size, room = kept["size_bytes"], kept["room_bytes"]
     if not size or size < KEPT_MAX * room:
@@ -257,6 +269,12 @@ def _masked_share(lately: list[dict[str, float]]) -> float | None:
     """Return the share of tokens dropped lately; None until enough updates were reported."""
     shares = [float(metrics[MASKED]) for metrics in lately[:MASKED_UPDATES] if MASKED in metrics]
     return sum(shares) / len(shares) if len(shares) == MASKED_UPDATES else None
+
+
+def _reward_lately(lately: list[dict[str, float]]) -> float | None:
+    """Return the mean reward of the last updates; None before the first."""
+    rewards = [float(metrics[REWARD]) for metrics in lately[:MASKED_UPDATES] if REWARD in metrics]
+    return sum(rewards) / len(rewards) if rewards else None
 
 
 def _idle_lately(connection: sa.Connection, waits_s: float) -> float:

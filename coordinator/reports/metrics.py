@@ -77,6 +77,20 @@ def _audits(status: Status) -> Samples:
     return {**_each("audit")(status), **_each("audit", "verdicts")(status)}
 
 
+def _credit(unit: str, scale: float = 1.0) -> Callable[[Status], Samples]:
+    """Return a reader of the claims' micro-units or tokens, by the state of the claim."""
+
+    def read(status: Status) -> Samples:
+        found = _each("credit")(status)
+        return {name.removesuffix(unit): value * scale for name, value in found.items() if name.endswith(unit)}
+
+    return read
+
+
+def _alarms(status: Status) -> Samples:
+    return {alarm["code"]: 1.0 for alarm in status.get("alarms", ())}
+
+
 def _left_out(status: Status) -> Samples:
     counters = _each("selection")(status)
     return {name: counters[name] for name in get_args(Reason) if name in counters}
@@ -181,6 +195,37 @@ FAMILIES = (
     ),
     MetricFamily(
         "alarm", "gauge", "1 while `status` names a cause and a setting.", lambda s: {"": float(bool(s["alarm"]))}
+    ),
+    MetricFamily(
+        "alarms", "gauge", "1 for each alarm that stands; those of the operator need the token.", _alarms, "code"
+    ),
+    MetricFamily("reward_mean", "gauge", "Mean reward of the last 8 updates.", _one("reward_lately")),
+    MetricFamily(
+        "credit",
+        "gauge",
+        "Credit of all claims by state, in the operator's unit.",
+        _credit("_micros", 1 / MICROS),
+        "state",
+    ),
+    MetricFamily("tokens", "gauge", "Tokens of all claims by state.", _credit("_tokens"), "state"),
+    MetricFamily(
+        "audit_backlog", "gauge", "Claims that wait for an auditor; needs the operator's token.", _one("backlog")
+    ),
+    MetricFamily(
+        "audit_backlog_max", "gauge", "audit.backlog_max: no work is offered from here on.", _one("backlog_max")
+    ),
+    MetricFamily(
+        "disk_free_bytes", "gauge", "Free disk space of the round's folder.", _one("upkeep", "disk", "free_bytes")
+    ),
+    MetricFamily(
+        "disk_size_bytes", "gauge", "Size of the disk of the round's folder.", _one("upkeep", "disk", "size_bytes")
+    ),
+    MetricFamily(
+        "expires_seconds",
+        "gauge",
+        "Seconds until a signed document or the certificate expires.",
+        _each("upkeep", "expires_s"),
+        "document",
     ),
     MetricFamily("prompts", "gauge", "Prompts by the last outcomes of their groups.", _prompts, "outcome"),
     MetricFamily("prompts_left_out", "counter", "Times that the selection skipped a prompt.", _left_out, "reason"),

@@ -43,6 +43,12 @@ def find(connection: sa.Connection, text: str) -> NodeId:
     return NodeId(node_ids[0])
 
 
+def find_owner(connection: sa.Connection, text: str) -> str:
+    """Return the owner that `text` names: by the owner's id, or by a node as `find` does."""
+    known = connection.scalar(sa.select(trust.c.owner).where(trust.c.owner == text))
+    return known or standings.owner_of(connection, find(connection, text))
+
+
 def _is_part(node_id: str, text: str) -> bool:
     return len(text) >= SHORTEST and (node_id.startswith(text) or node_id.endswith(text))
 
@@ -93,6 +99,14 @@ def order(
     if changed:
         orders.record(connection, action, subject, reason, given_by=given_by, now_ms=now_ms)
     return {"action": action, "node_id": node, "owner": owner, "changed": changed}
+
+
+def ban_preview(connection: sa.Connection, text: str) -> dict[str, Any]:
+    """Return the owner of a node, and what a ban would change now."""
+    node = find(connection, text)
+    owner = standings.owner_of(connection, node)
+    banned = standings.banned_ms(connection, owner) is not None
+    return {"node_id": node, "owner": owner, "banned": banned, **escrow.would_ban(connection, owner)}
 
 
 def _set_pause(connection: sa.Connection, node: NodeId, moment_ms: int | None) -> bool:

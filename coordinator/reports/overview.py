@@ -72,7 +72,8 @@ def _verdict(status: Mapping[str, Any]) -> Iterator[OverviewPart]:
     waits = learner["state"] in ("waits", "will wait", "stands")
     verdict = f"{learner['state'].upper() if waits else learner['state']}: {learner['why']}"
     yield OverviewPart("learner", (verdict,), "bad" if waits else "good")
-    yield OverviewPart("alarm", tuple(line for line in [status["alarm"]] if line and line != learner["why"]), "bad")
+    texts = dict.fromkeys([status["alarm"], *(alarm["text"] for alarm in status["alarms"])])
+    yield OverviewPart("alarm", tuple(text for text in texts if text and text != learner["why"]), "bad")
 
 
 def text(told: Mapping[str, Any]) -> str:
@@ -100,6 +101,24 @@ def evaluation(row: Mapping[str, Any]) -> str:
         f"{about}: avg@{result['samples']} {result['average']:.3f} [{low:.3f}, {high:.3f}] "
         f"on {result['problems']} problems, {passed}{state}"
     )
+
+
+def suite_run(row: Mapping[str, Any]) -> list[str]:
+    """Return an imported run of a suite as one line for each metric."""
+    about = f"run {row['number']}, {row['suite']} {row['release']}".rstrip() + f", version {row['version']}"
+    return [f"{about}: {printable(suite_metric(metric))}" for metric in row["results"]]
+
+
+def suite_metric(metric: Mapping[str, Any]) -> str:
+    """Return a metric as text: its task, name, value, standard error and number of samples."""
+    samples = "" if metric["samples"] is None else f" on {counted(metric['samples'], 'sample')}"
+    return f"{metric['task']}, {metric['metric']}: {value_text(metric)}{samples}"
+
+
+def value_text(metric: Mapping[str, Any]) -> str:
+    """Return the value of a metric, with its standard error if that is known."""
+    error = "" if metric["stderr"] is None else f" ± {metric['stderr']:.2g}"
+    return f"{metric['value']:.4g}{error}"
 
 
 def _standby(status: Mapping[str, Any]) -> Iterator[OverviewPart]:

@@ -12,16 +12,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
 from coordinator.store.tables import batches
 from coordinator.transactions.leases import latest_batch
 from coordinator.transactions.policy_versions import newest_version
 from protocol.text.plain import duration_text
 
-CHILDREN = "children"
+CHILDREN = Fact[Mapping[str, Mapping[str, Any]]]("children", {})
 """The fact with the state of each child: `coordinator.base.children.Life`, and its start."""
 
-LEARNER = "learner_heard"
+LEARNER = Fact[Mapping[str, Any]]("learner_heard", {})
 """The fact with the time of the learner's last request, and the batch that it requested last."""
 
 SHOWN = ("learner", "auditor", "seeder")
@@ -47,20 +47,20 @@ def launched(connection: sa.Connection, now_ms: int) -> None:
 
 def was_launched(connection: sa.Connection) -> bool:
     """Return True if the round was ever launched, or if a version was published, by any release."""
-    return get_fact(connection, LEARNER) is not None or newest_version(connection)[0] > 0
+    return bool(get_fact(connection, LEARNER)) or newest_version(connection)[0] > 0
 
 
 def fares(connection: sa.Connection, name: str, life: Mapping[str, Any], now_ms: int) -> None:
     """Record that a child was started or has ended."""
-    children: dict[str, Any] = get_fact(connection, CHILDREN, {})
+    children = get_fact(connection, CHILDREN)
     ended_ms = now_ms if life["state"] != "runs" else children.get(name, {}).get("ended_ms")
-    set_fact(connection, CHILDREN, children | {name: {**life, "since_ms": now_ms, "ended_ms": ended_ms}})
+    set_fact(connection, CHILDREN, {**children, name: {**life, "since_ms": now_ms, "ended_ms": ended_ms}})
 
 
 def heard(connection: sa.Connection, now_ms: int, *, asks_for: int = 0) -> None:
     """Record a request of the learner; `asks_for` is the batch that it requested, perhaps repeatedly."""
-    before: dict[str, Any] = get_fact(connection, LEARNER, {})
-    learner = before | {"heard_ms": now_ms}
+    before = get_fact(connection, LEARNER)
+    learner = {**before, "heard_ms": now_ms}
     if asks_for and asks_for != before.get("asks_for"):
         learner |= {"asks_for": asks_for, "asked_ms": now_ms}
     set_fact(connection, LEARNER, learner)
@@ -72,8 +72,8 @@ def figures(connection: sa.Connection, config: Config, now_ms: int) -> dict[str,
         return {"programs": {}, "learner_silent_s": None, "learner_waits_s": 0.0, "update_age_s": None} | _alarms(
             "", ""
         )
-    learner: dict[str, Any] = get_fact(connection, LEARNER, {})
-    lives: dict[str, dict[str, Any]] = get_fact(connection, CHILDREN, {})
+    learner = get_fact(connection, LEARNER)
+    lives = get_fact(connection, CHILDREN)
     children = {name: lives[name] for name in SHOWN if name in lives}
     reported_ms = connection.execute(sa.select(sa.func.max(batches.c.reported_ms))).scalar() or 0
     waits = learner.get("asks_for", 0) > latest_batch(connection)
@@ -81,7 +81,7 @@ def figures(connection: sa.Connection, config: Config, now_ms: int) -> dict[str,
     silent_s = max(0, now_ms - since_ms) / 1000 if since_ms else None
     logs = config.round.directory / "logs"
     alarm = ""
-    if not get_fact(connection, "finished", False):
+    if not get_fact(connection, FINISHED):
         may_s = _may_be_silent_s(connection) if "heard_ms" in learner else START_S
         alarm = _learner_alarm(children.get("learner"), silent_s, may_s, reported_ms, f"{logs / 'learner.log'}", now_ms)
     others = (_other_alarm(name, child, f"{logs / name}.log", now_ms) for name, child in children.items())

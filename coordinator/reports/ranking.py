@@ -4,13 +4,14 @@
   still rise.
 - It is a fold over the ledger's posts, kept in memory and continued where it stopped; a restart folds all posts again.
   Two scores keep their ratio as time passes, so no post is read again to age it.
+- Of the last day, the fold keeps each node's credit by the hour; without it, the score is that of a day ago.
 - All other figures are read again each time from the store's totals (`coordinator.reports.summary`).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -18,7 +19,7 @@ from coordinator.reports import summary
 from coordinator.reports.health import percentile
 from coordinator.reports.history import DAY_MS
 from coordinator.rules.scores import wilson
-from coordinator.store.state import get_fact
+from coordinator.store.facts import FINISHED, get_fact
 from coordinator.store.tables import fleet, nodes, rollouts
 from ledger import store
 from ledger.entry import MTOK
@@ -29,6 +30,7 @@ from protocol.people import names
 from protocol.text.visible import visible
 
 HALF_LIFE_MS = 7 * DAY_MS
+HOUR_MS = DAY_MS // 24
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ class RankingLine:
     registered_ms: int
     trust: str = "new"
     nodes: int = 1
+    hours: tuple[int, ...] = ()
+    """Credit of each of the last 24 hours in micro-units, the newest last."""
+    earlier_micros: float = 0.0
+    """The score without the credit of the last 24 hours: it ranks as the score of that time did."""
 
     @property
     def team(self) -> str:
@@ -93,6 +99,13 @@ class RankingLine:
         return self.pending_micros / earned if earned else None
 
 
+class _Hour(NamedTuple):
+    """Shares of the posts of one hour in a node's credit, and in its score."""
+
+    credit_micros: int = 0
+    weight: float = 0.0
+
+
 class Fold:
     """The totals of the ledger and the batches so far; `read` adds new rows."""
 
@@ -101,6 +114,8 @@ class Fold:
         self._weights: defaultdict[str, float] = defaultdict(float)
         self._ages: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._last_days: dict[str, int] = {}
+        self._earlier: defaultdict[str, float] = defaultdict(float)
+        self._lately: dict[str, dict[int, _Hour]] = {}
         self._began_ms: int | None = None
         self._entries = self._batches = 0
 
@@ -129,8 +144,25 @@ class Fold:
 
     def score(self, node_id: str, now_ms: int) -> float:
         """Return a node's validated credit in micro-units, halved after every half-life."""
+        return self._aged(self._weights.get(node_id, 0.0), now_ms)
+
+    def lately(self, node_id: str, now_ms: int) -> tuple[tuple[int, ...], float]:
+        """Return a node's credit in each of the last 24 hours, and its score without them."""
+        newest = now_ms // HOUR_MS
+        hours = self._last_hours(node_id, newest)
+        credit = tuple(hours.get(hour, _Hour()).credit_micros for hour in range(newest - 23, newest + 1))
+        return credit, self._aged(self._earlier.get(node_id, 0.0), now_ms)
+
+    def _last_hours(self, node_id: str, newest: int) -> "dict[int, _Hour]":
+        """Return a node's hours of the day that ends with `newest`; what is older counts as earlier from now on."""
+        hours = self._lately.setdefault(node_id, {})
+        for hour in [hour for hour in hours if hour <= newest - 24]:
+            self._earlier[node_id] += hours.pop(hour).weight
+        return hours
+
+    def _aged(self, weight: float, now_ms: int) -> float:
         began_ms = now_ms if self._began_ms is None else self._began_ms
-        return self._weights.get(node_id, 0.0) * float(0.5 ** ((now_ms - began_ms) / HALF_LIFE_MS))
+        return weight * float(0.5 ** ((now_ms - began_ms) / HALF_LIFE_MS))
 
     def lag(self, node_id: str) -> int | None:
         """Return the median age in updates at which a node's groups were trained on."""
@@ -140,7 +172,12 @@ class Fold:
     def _post(self, index: int, recorded_ms: int, node_id: str, amount_micros: int, tokens: int) -> None:
         if self._began_ms is None:
             self._began_ms = recorded_ms
-        self._weights[node_id] += amount_micros * 2.0 ** ((recorded_ms - self._began_ms) / HALF_LIFE_MS)
+        weight = amount_micros * 2.0 ** ((recorded_ms - self._began_ms) / HALF_LIFE_MS)
+        self._weights[node_id] += weight
+        hour = recorded_ms // HOUR_MS
+        hours = self._last_hours(node_id, hour)
+        credit_micros, earlier = hours.get(hour, _Hour())
+        hours[hour] = _Hour(credit_micros + amount_micros, earlier + weight)
         number = recorded_ms // DAY_MS
         day = self.days.get(number, Day(first_entry=index))
         is_first = self._last_days.get(node_id) != number
@@ -161,12 +198,13 @@ def by_node(
     standby = set(connection.execute(sa.select(fleet.c.node_id).where(fleet.c.works.is_(False))).scalars())
     joined = sa.select(nodes.c.node_id, nodes.c.owner, nodes.c.registered_ms)
     registered = {row.node_id: row for row in connection.execute(joined)}
-    absent = "left" if get_fact(connection, "finished", False) else "silent"
+    absent = "left" if get_fact(connection, FINISHED) else "silent"
     lines = []
     for row in summary.leaderboard(connection):
         node_id = row["node_id"]
         is_silent = row["last_seen_ms"] < now_ms - silent_after_ms
         state = absent if is_silent else "standby" if node_id in standby else row["phase"]
+        hours, earlier_micros = fold.lately(node_id, now_ms)
         lines.append(
             RankingLine(
                 node_id=node_id,
@@ -178,6 +216,8 @@ def by_node(
                 lag=fold.lag(node_id),
                 registered_ms=registered[node_id].registered_ms,
                 trust=levels.get(registered[node_id].owner, "new"),
+                hours=hours,
+                earlier_micros=earlier_micros,
                 **{name: row[name] for name in _TAKEN},
             )
         )
@@ -217,7 +257,7 @@ def _teamed(first: RankingLine, second: RankingLine) -> RankingLine:
 
 _SUMMED = (
     "score_micros", "posted_micros", "pending_micros", "voided_micros", "validated_tokens", "accepted", "rejected",
-    "tokens_per_s", "uploaded_bytes", "nodes",
+    "tokens_per_s", "uploaded_bytes", "nodes", "earlier_micros",
 )  # fmt: skip
 
 
@@ -227,11 +267,24 @@ def _together(first: RankingLine, second: RankingLine) -> RankingLine:
     return replace(
         first,
         **sums,
+        hours=tuple(map(sum, zip(first.hours, second.hours, strict=True))),
         state=newer.state,
         version=max(first.version, second.version),
         last_seen_ms=newer.last_seen_ms,
         registered_ms=min(first.registered_ms, second.registered_ms),
     )
+
+
+def risen(lines: Sequence[RankingLine]) -> list[int | None]:
+    """Return the places that each of the ranked `lines` rose within a day; None for one without credit before."""
+    earlier = sorted(
+        (place for place, line in enumerate(lines) if line.earlier_micros > 0),
+        key=lambda place: -lines[place].earlier_micros,
+    )
+    changes: list[int | None] = [None] * len(lines)
+    for before, place in enumerate(earlier):
+        changes[place] = before - place
+    return changes
 
 
 SORTS: dict[str, Callable[[RankingLine], float]] = {

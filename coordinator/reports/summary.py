@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.reports import earning_rates, health, history, learner_waiting, programs, standby
-from coordinator.store.state import get_fact
+from coordinator.reports import alarms, earning_rates, health, history, learner_waiting, programs, standby
+from coordinator.store.facts import FINISHED, PROGRESS, ROUND_ID, get_fact
 from coordinator.store.tables import batches, leases, nodes, rejections, rollouts, transfers
 from coordinator.tasks.kinds import task_label
 from coordinator.transactions import (
@@ -21,6 +21,7 @@ from coordinator.transactions import (
     curriculum,
     evaluations,
     fleet,
+    gifts,
     policy_versions,
     staleness_bound,
     standings,
@@ -47,7 +48,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
     """
     version, version_update = policy_versions.newest_version(connection)
     idle_s, busy_s = _learner_s(connection)
-    progress = get_fact(connection, "progress", {})
+    progress = get_fact(connection, PROGRESS)
     asked = fleet.load(connection, config, alive_since_ms=alive_since_ms)
     kappa = fleet.kappa(asked, config)
     running = programs.figures(connection, config, now_ms)
@@ -59,7 +60,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "detail": progress.get("detail", ""),
         "accuracy_before": progress.get("accuracy_before"),
         "accuracy_after": progress.get("accuracy_after"),
-        "finished": bool(get_fact(connection, "finished", False)),
+        "finished": get_fact(connection, FINISHED),
         "version": version,
         "version_update": version_update,
         "update": _reported_update(connection),
@@ -75,6 +76,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "audit": standings.audited(connection),
         "budget_micros": store.balance(connection, BUDGET),
         "payouts": earning_rates.round_payouts(connection, config)._asdict(),
+        "gifts": gifts.summary(connection),
         "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
         **_alive(connection, version, alive_since_ms),
         "evaluations": _last_evaluations(connection),
@@ -114,7 +116,7 @@ def public_settings(config: Config, round_id: str) -> dict[str, Any]:
 def stopped(connection: sa.Connection, *, config: Config, since_ms: int) -> dict[str, Any]:
     """Return the operator's figures and the public settings of a stopped round: no node counts as alive."""
     figures = for_operator(connection, config=config, alive_since_ms=AFTER_ALL_MS)
-    return figures | public_settings(config, get_fact(connection, "round_id")) | {"stopped_since_ms": since_ms}
+    return figures | public_settings(config, get_fact(connection, ROUND_ID)) | {"stopped_since_ms": since_ms}
 
 
 def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
@@ -133,11 +135,43 @@ def for_operator(connection: sa.Connection, *, config: Config, alive_since_ms: i
     copy = standby.read(config.round.directory)
     if figures["standby"] and copy:
         figures["standby"] |= {"target": copy.target, "problem": copy.problem}
-    figures |= {"backlog": standings.backlog(connection)}
+    figures |= {"backlog": standings.backlog(connection), "backlog_max": config.audit.backlog_max}
     if not now_ms or figures["finished"]:
         return figures
     auditing = audit_pace.figures(connection, config.audit.backlog_max, now_ms)
-    return figures | {"audit_pace": auditing, "alarm": figures["alarm"] or auditing["alarm"]}
+    upkeep = alarms.upkeep(config, now_ms)
+    found = figures["alarms"] + alarms.raised(
+        [
+            ("auditors_behind", auditing["alarm"]),
+            ("learner_waits", _waiting_alarm(figures)),
+            ("standby_behind", _standby_alarm(figures["standby"])),
+            *alarms.upkeep_alarms(upkeep, config),
+        ]
+    )
+    return figures | {
+        "audit_pace": auditing,
+        "upkeep": upkeep,
+        "alarms": found,
+        "alarm": found[0]["text"] if found else "",
+    }
+
+
+def _waiting_alarm(figures: Mapping[str, Any]) -> str:
+    """Return why no group comes, such as an empty fleet or a used-up budget; "" if another alarm says so, too."""
+    learner, texts = figures["learner"], [alarm["text"] for alarm in figures["alarms"]]
+    waits = learner["state"] in ("waits", "will wait") and learner["why"] not in texts
+    return learner["why"] if waits and not any(each["code"] == "learner_waits" for each in figures["alarms"]) else ""
+
+
+def _standby_alarm(copy: Mapping[str, Any] | None) -> str:
+    """Return the alarm for a standby copy that cannot take over without a gap; "" if there is none, or it keeps up."""
+    if not copy or copy["keeps_up"]:
+        return ""
+    why = f": {copy['problem']}" if copy.get("problem") else ""
+    return (
+        f"The standby copy is {copy['behind_s']:.0f} s behind, and is not waited for{why}. If this machine is lost "
+        "now, the round continues with a gap. See the log of `backup --follow`."
+    )
 
 
 def _standby(config: Config, now_ms: int) -> dict[str, Any] | None:
@@ -147,11 +181,14 @@ def _standby(config: Config, now_ms: int) -> dict[str, Any] | None:
 
 
 def _credited(connection: sa.Connection) -> dict[str, int]:
-    """Return the micro-units of all nodes' claims, by the state of the claim."""
+    """Return the micro-units and the tokens of all nodes' claims, by the state of the claim."""
     claim = claims_table.c
-    amounts = _by_name(connection, sa.select(claim.state, sa.func.sum(claim.amount_micros)).group_by(claim.state))
+    sums = sa.select(claim.state, sa.func.sum(claim.amount_micros), sa.func.sum(claim.tokens)).group_by(claim.state)
+    rows = {state: (int(micros), int(tokens)) for state, micros, tokens in connection.execute(sums)}
     states = (ClaimState.POSTED, ClaimState.PENDING, ClaimState.VOIDED)
-    return {f"{state.value}_micros": amounts.get(state.value, 0) for state in states}
+    found = {state.value: rows.get(state, (0, 0)) for state in states}
+    micros = {f"{state}_micros": amounts[0] for state, amounts in found.items()}
+    return micros | {f"{state}_tokens": amounts[1] for state, amounts in found.items()}
 
 
 def _last_evaluations(connection: sa.Connection) -> list[dict[str, Any]]:

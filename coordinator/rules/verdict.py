@@ -36,7 +36,7 @@ Three functions compute how likely an audit's observations are if the claim is h
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -79,7 +79,7 @@ def normal_of_t(t: float, freedom: float) -> float:
     return math.copysign(size, t)
 
 
-VALIDATOR = "replay/5"
+VALIDATOR = "replay/7"
 
 SOFT_CHANCE, HARD_CHANCE = 1e-3, 1e-6
 MEAN_HARD = 2.0
@@ -102,6 +102,10 @@ DISTANT = 10.0
 """A context counts if versions differ in it by this multiple of `REPLAY_NATS`."""
 CONTEXT_CHANCE = 1e-3
 """The smallest chance of one context: one is no finding, two are a soft fail, three are a hard fail."""
+
+REPEATED_CONTEXTS_MIN = 20
+"""Contexts whose log-probabilities are another version's to the bit and not the claimed one's: a likely token's can be
+one of two values, and chance gives 20 such coincidences in 10⁶ groups."""
 
 EVIDENCE_MAX = 8
 """Positions shown for one finding, the worst first."""
@@ -187,6 +191,8 @@ class AuditReport:
     validator: str = VALIDATOR
     provisional: bool = False
     """True if the tolerances were measured on another policy: a claim that fails only by them is no fault."""
+    note: str = ""
+    """A sentence for the node's owner about how the claim was judged."""
 
     @property
     def outcome(self) -> AuditOutcome:
@@ -233,6 +239,37 @@ def judge(
         tuple(finding for finding in findings if finding is not None),
         fits,
     )
+
+
+def judge_exactly(
+    measured: ReplayMeasurement,
+    tolerance: Tolerance,
+    calibration: int,
+    neighbours: Mapping[int, ReplayMeasurement] | None = None,
+) -> AuditReport:
+    """Return the report on a claim of an exact class, replayed by an auditor of the same class.
+
+    Every token is the dictated one, or the claim fails hard. A log-probability with other bits is a soft failure: a
+    question. It fails hard beyond the tolerances of the float class, or if all are those of a neighbouring version and
+    differ in enough contexts.
+    """
+    report = judge(measured, tolerance, calibration, neighbours)
+    wrong, off = (measured.claimed != measured.dictated).astype(float), np.abs(measured.errors)
+    findings = list(report.findings)
+    if wrong.any():
+        observed = f"{int(wrong.sum())} of {len(measured)} tokens are others"
+        places = _worst(measured, wrong, 0.0)
+        findings.append(AuditFinding("exact", AuditOutcome.HARD, "the tokens of version and seed", observed, places))
+    if off.any():
+        observed = f"{int((off > 0).sum())} of {len(measured)} log-probabilities have other bits"
+        expected, outcome = "log-probabilities equal to the bit", AuditOutcome.SOFT
+        for version, other in (neighbours or {}).items():
+            if not other.errors.any():
+                observed = f"all log-probabilities are those of version {version}"
+                if int((measured.sums(off) > 0).sum()) >= REPEATED_CONTEXTS_MIN:
+                    outcome = AuditOutcome.HARD
+        findings.append(AuditFinding("exact", outcome, expected, observed, _worst(measured, off, 0.0)))
+    return replace(report, findings=tuple(findings))
 
 
 def _summary(measured: ReplayMeasurement, tolerance: Tolerance) -> Summary:

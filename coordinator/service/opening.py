@@ -6,15 +6,17 @@
 - Every root is in the log before the leader signs or serves under it; if the files are not those that the log names,
   nothing is signed. Static copies and processes beside may show a new root earlier, until the next launch.
 - Other users of the machine cannot read the round's folder, except the files that are served from it.
-- Settings on which batches, versions, leases or the ledger depend cannot change.
-- The problems of a new round are copied aside, and the longest prompts are checked against the model's positions. The
-  round's folder is made after that, and the copy gets its place in one step.
+- Settings on which batches, versions, leases or the ledger depend cannot change after the first launch. Until then,
+  what depends on them is made again at every opening.
+- The problems of a round that was not launched yet are copied aside, and the longest prompts are checked against the
+  model's positions. The round's folder is made after that, and the copy gets its place in one step.
 """
 
 import fcntl
 import json
 import logging
 import secrets
+from collections.abc import Collection
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -30,65 +32,43 @@ from coordinator.base.files import (
     move_durably,
     nearest_folder,
     open_private,
+    sync,
     write_durably,
 )
-from coordinator.config import Config
+from coordinator.config import Config, fixed
 from coordinator.learner import start
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.rules.trust import TrustRules
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import ROUND_ID, Fact, get_fact, set_fact
 from coordinator.tasks.import_child import prepare
 from coordinator.tasks.importing import copy_digest, needs_data
 from coordinator.tasks.kinds import FOLDER
 from coordinator.tasks.prompt_room import prompt_too_long
 from coordinator.tasks.task import open_task
+from coordinator.transactions import lottery
 from coordinator.transactions.lottery import AuditTerms
 from ledger import store
 from ledger.entry import Deposit, Root
 from ledger.fsck import Difference
 from ledger.tables import entries_table
 from protocol.errors import ConfigInvalid
-from protocol.policy import chunks
+from protocol.policy import chunks, root_document
 
 log = logging.getLogger(__name__)
 
 LOCK = "coordinator.lock"
+
+OPENING = "opening"
+"""The reference of the deposit that `init` makes."""
+
+PROBLEMS = Fact("problems", "")
+"""The fact with the digest of the round's copy of its problems."""
 
 RESTORED = "restored.json"
 """File with the time of the backup; it exists until the first launch after a restore."""
 
 NUMBERS_PER_S = 10
 """Documents are signed far less often, so numbers after the restore are above all numbers before it."""
-
-FIXED = (
-    "round.seed",
-    "round.unit",
-    "round.unit_decimals",
-    "model.path",
-    "model.revision",
-    "task.name",
-    "task.parameters",
-    "data.train",
-    "data.eval",
-    "data.revision",
-    "data.columns",
-    "data.chat",
-    "data.system_prompt",
-    "data.template_arguments",
-    "data.suffix",
-    "data.shuffle",
-    "data.size",
-    "sampling.temperature",
-    "sampling.samples_per_group",
-    "sampling.max_new_tokens",
-    "learner.external",
-    "learner.groups_per_update",
-    "learner.lora_rank",
-    "learner.lora_targets",
-    "market.budget_micros",
-    "store.url",
-)
-"""Settings on which the batches, versions, leases, ledger or first root document of a round depend."""
 
 
 def only_coordinator(folder: Path) -> IO[str]:
@@ -127,25 +107,32 @@ def touch(folder: Path) -> None:
 def lead(config: Config) -> IO[str]:
     """Become the round's only leader, with settings that its history allows."""
     folder = config.round.directory
-    resolved = folder / "resolved.json"
-    _check_settings(resolved, config)
+    _require_fixed(config)
     with ExitStack() as held:
-        copy = None
-        if not resolved.exists():
+        copy, is_draft = None, not fixed.was_launched(folder)
+        if is_draft:
             start.require_usable(config.model)
             copy = _checked_copy(config, held)
         lock = only_coordinator(folder)
         try:
+            if is_draft and not (folder / fixed.DRAFT).exists():
+                write_durably(folder / fixed.DRAFT, b"")
             if closed := close_to_others(folder):
                 log.info("closed to other users of this machine: %s (not %s)", ", ".join(closed), ", ".join(PUBLIC))
             if copy:
                 move_durably(copy, folder / FOLDER)
             prepare(config, anew=False)
-            write_durably(resolved, config.model_dump_json(indent=2).encode())
+            write_durably(folder / fixed.RESOLVED, config.model_dump_json(indent=2).encode())
         except BaseException:  # raised again
             lock.close()
             raise
     return lock
+
+
+def mark_launched(folder: Path) -> None:
+    """Fix the settings: from now on, the round has a history."""
+    (folder / fixed.DRAFT).unlink(missing_ok=True)
+    sync(folder)
 
 
 def _checked_copy(config: Config, held: ExitStack) -> Path | None:
@@ -168,19 +155,15 @@ def _checked_copy(config: Config, held: ExitStack) -> Path | None:
     return aside / FOLDER if needs_data(config) else None
 
 
-def _check_settings(path: Path, config: Config) -> None:
-    """Reject changes of the settings on which the history of an existing round depends."""
-    if not path.exists():
-        return
-    before = Config.model_validate_json(path.read_text())
-    for name in FIXED:
-        section, _, key = name.partition(".")
-        old, new = (getattr(getattr(settings, section), key) for settings in (before, config))
-        if old != new:
-            raise ConfigInvalid(
-                f"The round in {path.parent} was created with {name} = {old}, not {new}.",
-                hint="Keep the old value, or give the new round another round.directory.",
-            )
+def _require_fixed(config: Config) -> None:
+    """Reject changes of the settings on which the history of a launched round depends; name all of them."""
+    changed = fixed.changes(config)
+    if changed:
+        said = ", ".join(f"{change.path} = {change.was}, not {change.wanted}" for change in changed)
+        raise ConfigInvalid(
+            f"The round in {config.round.directory} was launched with {said}.",
+            hint="Keep the old values, or give the new round another round.directory.",
+        )
 
 
 def led_as(config: Config, roots: int) -> str:
@@ -189,11 +172,30 @@ def led_as(config: Config, roots: int) -> str:
 
 
 def open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadata:
+    """Open the signed documents; create them for a new round, and again for a draft whose unit has changed."""
     keys, metadata = folder / "keys", folder / "metadata"
     lifetime_s = config.publish.timestamp_lifetime_s
+    if leads and not fixed.was_launched(folder):
+        _forget_other_unit(config, metadata)
     if leads and not (metadata / "timestamp.json").exists():
         return SignedMetadata.create(keys, metadata, lifetime_s, utc_now(), unit=config.round.money)
     return SignedMetadata(keys, metadata, lifetime_s)
+
+
+def _forget_other_unit(config: Config, metadata: Path) -> None:
+    """Delete the documents of a draft that name another unit than the settings: the join string names it, too."""
+    first = metadata / "1.root.json"
+    if not first.exists() or root_document.unit_of(first.read_bytes()) == config.round.money:
+        return
+    log.warning(
+        "round.unit or round.unit_decimals has changed: the round gets new keys and another join string. "
+        "Forget the earlier string, and keep the new keys/root.pem offline."
+    )
+    draft = metadata.parent / fixed.DRAFT
+    write_durably(draft, draft.read_bytes() + f"{root_document.fingerprint(first.read_bytes())}\n".encode())
+    (metadata / "timestamp.json").unlink(missing_ok=True)  # first: without it, the documents are created again
+    for path in metadata.glob("*.json"):
+        path.unlink()
 
 
 def require_resumption(metadata: SignedMetadata, folder: Path) -> None:
@@ -229,6 +231,13 @@ def open_token(folder: Path) -> str:
     return path.read_text()
 
 
+def open_notify_key(folder: Path) -> bytes:
+    """Return the key that signs messages to the operator's webhook; the first call makes it."""
+    path = folder / "notify.key"
+    _make_secret(path)
+    return path.read_text().strip().encode()
+
+
 def audit_rules(config: Config) -> TrustRules:
     """Return the rules of audits from the operator's settings."""
     return TrustRules(
@@ -258,18 +267,41 @@ def _make_secret(path: Path) -> None:
         write_durably(path, secrets.token_hex(32).encode())
 
 
-def open_books(connection: sa.Connection, round_id: str, budget_micros: int, moment_ms: int) -> None:
-    """Bind the store to this round, or check that it is bound to it."""
-    owner = get_fact(connection, "round_id")
-    if owner not in (None, round_id):
+def open_books(
+    connection: sa.Connection,
+    round_id: str,
+    budget_micros: int,
+    moment_ms: int,
+    *,
+    is_draft: bool = False,
+    earlier: Collection[str] = (),
+) -> None:
+    """Bind the store to this round, or check that it is bound to it.
+
+    The books of a draft begin again if its budget has changed, or its id: `earlier` are the ids that it had.
+    """
+    owner = get_fact(connection, ROUND_ID)
+    is_ours = is_draft and owner in (round_id, *earlier)
+    if is_ours and not (owner == round_id and _opened_with(connection) == budget_micros):
+        store.begin_again(connection)
+        lottery.forget_epochs(connection)
+        owner = ""
+    if owner not in ("", round_id):
         raise ConfigInvalid(
             f"The store at store.url belongs to round {owner[:16]}…, but metadata/1.root.json to another round.",
             hint="Use a separate database for each round. If this database is right, restore that file from a backup.",
         )
-    if owner is None:
-        set_fact(connection, "round_id", round_id)
+    if not owner:
+        set_fact(connection, ROUND_ID, round_id)
     if budget_micros:
-        store.append(connection, Deposit(reference="opening", amount_micros=budget_micros), moment_ms)
+        store.append(connection, Deposit(reference=OPENING, amount_micros=budget_micros), moment_ms)
+
+
+def _opened_with(connection: sa.Connection) -> int:
+    """Return the opening deposit; 0 if there is none."""
+    stmt = sa.select(entries_table.c.body).where(entries_table.c.effect == f"deposit:{OPENING}")
+    body: bytes | None = connection.execute(stmt).scalar()
+    return Deposit.from_bytes(body).amount_micros if body else 0
 
 
 def log_roots(connection: sa.Connection, metadata: SignedMetadata, moment_ms: int) -> None:
@@ -298,17 +330,17 @@ def root_differences(connection: sa.Connection, metadata: SignedMetadata) -> lis
     return differences
 
 
-def open_problems(connection: sa.Connection, config: Config) -> None:
+def open_problems(connection: sa.Connection, config: Config, *, is_draft: bool = False) -> None:
     """Bind the store to the round's copy of its problems, or check that it is the same copy."""
     if not needs_data(config):
         return
     folder = config.round.directory / FOLDER
-    digest, began_with = copy_digest(folder), get_fact(connection, "problems")
-    if began_with not in (None, digest):
+    digest, began_with = copy_digest(folder), get_fact(connection, PROBLEMS)
+    if began_with not in ("", digest) and not is_draft:
         raise ConfigInvalid(
             f"The problems in {folder} differ from those of the round's start: {digest[:16]}…, not {began_with[:16]}….",
             hint="Restore that folder from a backup, or delete it and restore the old source. "
             "For new problems, use another round.directory.",
         )
-    if began_with is None:
-        set_fact(connection, "problems", digest)
+    if began_with != digest:
+        set_fact(connection, PROBLEMS, digest)

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -34,7 +34,8 @@ from coordinator.publishing.mirror import Mirror
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.reports import health, standby
-from coordinator.store.state import Database, get_fact, set_fact
+from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
+from coordinator.store.state import Database
 from coordinator.transactions import broadcasts, evaluations, orders, policy_versions
 from coordinator.transactions.evaluations import EvaluationTerms
 from coordinator.transactions.leases import latest_batch
@@ -48,7 +49,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ORDERED, REPLACED = "ordered_version", "replaced_version"
+ORDERED = Fact[Mapping[str, Any] | None]("ordered_version", None)
+REPLACED = Fact("replaced_version", 0)
 
 STAGE = r"ordered-[0-9a-f]{16}"
 """Pattern of the name of a folder below `uploads/` that an order publishes."""
@@ -240,7 +242,7 @@ def entered(connection: sa.Connection, version: int, now_ms: int) -> None:
 
 def newest_replacement(connection: sa.Connection) -> int:
     """Return the last version that was published by order; 0 if there is none."""
-    return int(get_fact(connection, REPLACED, 0))
+    return get_fact(connection, REPLACED)
 
 
 def file_of(publisher: Publisher, version: int, name: str, digest: str) -> Path:
@@ -254,9 +256,31 @@ def file_of(publisher: Publisher, version: int, name: str, digest: str) -> Path:
     return path
 
 
+def published_file(publisher: Publisher, version: int, digest: str) -> Path | None:
+    """Return the path of a version's complete file with this digest; None if it has no such file."""
+    manifest = publisher.manifest(version)
+    named = next((entry.path for entry in manifest.files if entry.digest == digest), None) if manifest else None
+    return file_of(publisher, version, named, digest) if named else None
+
+
+def published_weights(publisher: Publisher, version: int) -> list[dict[str, Any]]:
+    """Return name, digest, size and header of each file of a version's weights."""
+    manifest = publisher.manifest(version)
+    entries = [entry for entry in manifest.files if entry.path.endswith(weights.SUFFIX)] if manifest else []
+    return [
+        {
+            "name": entry.path,
+            "digest": entry.digest,
+            "size_bytes": entry.size_bytes,
+            "header": weights.header_text(file_of(publisher, version, entry.path, entry.digest)),
+        }
+        for entry in entries
+    ]
+
+
 def _where_it_stands(connection: sa.Connection) -> tuple[int, int]:
     """Return the newest version, and the update of the next one."""
-    if get_fact(connection, "finished", False):
+    if get_fact(connection, FINISHED):
         raise OutOfOrder(
             "The round is finished: no more samples are generated.",
             hint="To get an older policy, use `swarm-coordinator export --version`.",

@@ -1,4 +1,4 @@
-"""Callers of the endpoint that wait for answers to their queries.
+"""Callers of the endpoint that wait for answers to their queries, and those that read them while they grow.
 
 One task looks for the answers of all of them: with a thousand callers, one statement reads what has come for all.
 """
@@ -8,18 +8,21 @@ import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
+import sqlalchemy as sa
+
 from coordinator.store.state import Database
-from coordinator.transactions.query_answers import QueryAnswer, read_answers
+from coordinator.transactions.query_answers import Growth, QueryAnswer, ReadUntil, read_answers, read_growth
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.25
-"""Time between two looks: answers that another API process has accepted set no event here."""
+"""Time between two looks: what another API process has accepted sets no event here."""
 
 ASKS_AT_ONCE = 32
 """Requests whose queries are recorded at once; others wait here, and not in the line of the nodes' requests."""
 
-Answer = asyncio.Future[QueryAnswer]
+News = asyncio.Queue[tuple[int, Growth | QueryAnswer]]
+"""The queue of a request: the growth of its queries, and then each one's answer, once, with the query's number."""
 
 
 class QueryWatch:
@@ -29,39 +32,58 @@ class QueryWatch:
         self._database = database
         self.asking = asyncio.Semaphore(ASKS_AT_ONCE)
         """Held while the queries of a request are recorded."""
-        self._waiting: dict[int, Answer] = {}
+        self._waiting: dict[int, News] = {}
+        self._reading: dict[int, ReadUntil] = {}
+        """The queries whose callers read them while they grow."""
         self._came = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
     @contextmanager
-    def awaited(self, numbers: Collection[int]) -> Iterator[list[Answer]]:
-        """Look for the answers to these queries; yield them, in the order of the numbers, as they come."""
-        loop = asyncio.get_running_loop()
-        answers = [self._waiting.setdefault(number, loop.create_future()) for number in numbers]
+    def awaited(self, numbers: Collection[int], *, grows: bool = False) -> Iterator[News]:
+        """Look for the answers to these queries, and with `grows` for parts of them; yield the queue that gets them."""
+        news = News()
+        self._waiting |= dict.fromkeys(numbers, news)
+        self._reading |= dict.fromkeys(numbers, ReadUntil()) if grows else {}
         if self._looking is None or self._looking.done():
-            self._looking = loop.create_task(self._look())
+            self._looking = asyncio.get_running_loop().create_task(self._look())
         try:
-            yield answers
+            yield news
         finally:
             for number in numbers:
-                self._waiting.pop(number).cancel()
+                self._forget(number)
 
     def look(self) -> None:
-        """Look at once: rollouts were accepted."""
+        """Look at once: rollouts or fragments were accepted."""
         self._came.set()
+
+    def _forget(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        self._reading.pop(number, None)
 
     async def _look(self) -> None:
         while self._waiting:
             self._came.clear()
             try:
-                found = await self._database.read(read_answers, list(self._waiting))
+                grown, answers = await self._database.read(_read, list(self._waiting), dict(self._reading))
             except Exception:  # the store may be available again later
                 log.exception("could not read the answers to queries")
-                found = {}
-            for number, answer in found.items():
-                waiting = self._waiting.get(number)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(answer)
+                grown, answers = {}, {}
+            for number, growth in grown.items():
+                if number in self._reading:
+                    self._reading[number] = growth.until
+                    self._waiting[number].put_nowait((number, growth))
+            for number, answer in answers.items():
+                if number in self._waiting:
+                    self._waiting[number].put_nowait((number, answer))
+                    self._forget(number)
+            if grown:  # there may be more
+                continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await self._came.wait()
+
+
+def _read(
+    connection: sa.Connection, waiting: Collection[int], reading: dict[int, ReadUntil]
+) -> tuple[dict[int, Growth], dict[int, QueryAnswer]]:
+    return read_growth(connection, reading), read_answers(connection, list(waiting))

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from coordinator.base.clock import now_ms
-from coordinator.config import Config
+from coordinator.config import Config, fixed
 from coordinator.publishing.best import Best
 from coordinator.publishing.mirror import open_mirror
 from coordinator.publishing.publish import Publisher
@@ -35,7 +35,8 @@ from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication
 from coordinator.service.query_watch import QueryWatch
 from coordinator.service.turn_watch import TurnWatch
-from coordinator.store.state import Database, get_fact, set_fact
+from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
+from coordinator.store.state import Database
 from coordinator.tasks.chat import Chat
 from coordinator.tasks.kinds import task_label, turn_tokens_max
 from coordinator.tasks.task import open_task
@@ -50,7 +51,7 @@ from ledger.checkpoint import ledger_key
 from ledger.note import NoteKey
 from protocol.errors import ConfigInvalid, NotFound
 from protocol.ids import NodeId
-from protocol.policy import trust
+from protocol.policy import root_document
 from protocol.policy.manifest import Sampler
 from protocol.policy.origin import OriginList
 from protocol.work.messages import Peer
@@ -59,7 +60,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LED_AS = "led_as"
+LED_AS = Fact("led_as", "")
 """The fact that shows processes beside the leader a change of its settings or keys."""
 
 
@@ -75,7 +76,7 @@ class News:
     @staticmethod
     def read(connection: sa.Connection) -> "News":
         version, _ = policy_versions.newest_version(connection)
-        return News(version, bool(get_fact(connection, "finished", False)), get_fact(connection, LED_AS, ""))
+        return News(version, get_fact(connection, FINISHED), get_fact(connection, LED_AS))
 
 
 class Round:
@@ -93,8 +94,7 @@ class Round:
             self.metadata = opening.open_metadata(config, self.folder, leads=leads)
             self.round_id = self.metadata.round_id
             self.database = held.enter_context(closing(Database(config.state)))
-            self.database.run_now(opening.open_books, self.round_id, config.market.budget_micros, now_ms())
-            self.database.run_now(opening.open_problems, config)
+            self._open_books()
             if leads:
                 self._take_over()
             self._held = held.pop_all()
@@ -142,6 +142,16 @@ class Round:
         self._evidence: tuple[int, blames.BlameEvidence] | None = None
         self.evaluation_terms = EvaluationTerms.from_config(config)
         self.terms = replace(terms_of(config), probes=probes, turn_tokens_max=turn_tokens_max(config))
+
+    def _open_books(self) -> None:
+        """Bind the store to the round and its problems; anew for a round that was not launched yet."""
+        is_draft = self.leads and not fixed.was_launched(self.folder)
+        earlier = fixed.earlier_ids(self.folder) if is_draft else ()
+        budget_micros = self.config.market.budget_micros
+        self.database.run_now(
+            opening.open_books, self.round_id, budget_micros, now_ms(), is_draft=is_draft, earlier=earlier
+        )
+        self.database.run_now(opening.open_problems, self.config, is_draft=is_draft)
 
     def _open_audits(self, probes: frozenset[str]) -> lottery.AuditTerms:
         terms = replace(opening.audit_terms(self.config, self.folder), probes=probes)
@@ -218,7 +228,7 @@ class Round:
     @cached_property
     def ledger_key(self) -> NoteKey:
         """Return the ledger key that the newest root names."""
-        return ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
+        return ledger_key(self.round_id, root_document.ledger_key(self.roots[-1]))
 
     @cached_property
     def evaluated(self) -> dict[str, int]:

@@ -31,8 +31,7 @@ import sqlalchemy as sa
 
 from coordinator.base.files import open_private
 from coordinator.store import schema
-from coordinator.store.tables import facts
-from ledger.prepared import Prepared, say
+from ledger.prepared import say
 from protocol.errors import ConfigInvalid, Overloaded, PayoutFailed
 
 P = ParamSpec("P")
@@ -315,21 +314,3 @@ def engine(where: Path | str) -> sa.Engine:
 def _tune_sqlite(connection: Any, _record: object) -> None:
     for pragma in (*DURABLE, "foreign_keys=ON", "busy_timeout=10000", *ROOMY):
         connection.execute(f"PRAGMA {pragma}")
-
-
-_fact = Prepared(sa.select(facts.c.value).where(facts.c.name == sa.bindparam("wanted")))
-_change_fact = Prepared(
-    sa.update(facts).where(facts.c.name == sa.bindparam("wanted")).values(value=sa.bindparam("new"))
-)
-_begin_fact = Prepared(sa.insert(facts))
-
-
-def get_fact(connection: sa.Connection, name: str, default: Any = None) -> Any:
-    """Return the value of a fact, or `default` if it is not set."""
-    row = _fact(connection, wanted=name).first()
-    return row[0] if row else default
-
-
-def set_fact(connection: sa.Connection, name: str, value: Any) -> None:
-    if not _change_fact(connection, wanted=name, new=value).rowcount:
-        _begin_fact(connection, name=name, value=value)

@@ -267,6 +267,8 @@ rollouts = sa.Table(
 sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)
 sa.Index("rollouts_by_batch", rollouts.c.batch)
 sa.Index("rollouts_by_node", rollouts.c.node_id, rollouts.c.state)
+IN_NO_BATCH = rollouts.c.group_no < sa.literal_column("0")  # groups of queries and evaluations
+sa.Index("rollouts_of_query", rollouts.c.group_no, sqlite_where=IN_NO_BATCH, postgresql_where=IN_NO_BATCH)
 
 # One row per node and code, however often it happens: a node cannot fill the disk with rejections.
 rejections = sa.Table(
@@ -405,6 +407,32 @@ evaluations = sa.Table(
     sa.Column("result", sa.JSON, nullable=True),  # as in `coordinator.rules.scores`
 )
 
+# Results of evaluation suites that are not ours, as the operator imported them; one row for each run of a suite.
+suite_runs = sa.Table(
+    "suite_runs",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("digest", sa.String, nullable=False, unique=True),  # of what was read from the file
+    sa.Column("suite", sa.String, nullable=False),  # lm-eval, inspect-ai, lighteval
+    sa.Column("release", sa.String, nullable=False),  # of the suite; "" if its file does not have it
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("policy_update", sa.BigInteger, nullable=False),
+    sa.Column("results", sa.JSON, nullable=False),  # as in `coordinator.transactions.suite_runs`
+    sa.Column("imported_ms", sa.BigInteger, nullable=False),
+)
+
+# Money that others gave to the budget; the ledger has the amount and a digest of who gave it.
+gifts = sa.Table(
+    "gifts",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("given_by", sa.String, nullable=False),  # in the giver's words; "" if they are erased
+    sa.Column("salt", sa.String, nullable=False),  # so that the digest cannot be guessed; "" if it is erased
+    sa.Column("reference", sa.String, nullable=False, unique=True),  # of the payment; private
+    sa.Column("amount_micros", sa.BigInteger, nullable=False),
+    sa.Column("recorded_ms", sa.BigInteger, nullable=False),
+)
+
 # Keys to the endpoint, and the budget of each in micro-units.
 api_keys = sa.Table(
     "api_keys",
@@ -439,6 +467,7 @@ queries = sa.Table(
     sa.Column("until_ms", sa.BigInteger, nullable=False),  # its caller waits no longer
     sa.Column("ended_ms", sa.BigInteger, nullable=True),
     sa.Column("temperature", sa.Float, nullable=True),  # of its leases; null: the version's
+    sa.Column("report_every_ms", sa.Integer, nullable=True),  # null: its caller does not read while it is sampled
 )
 QUERY_OPEN = queries.c.state == sa.text("'open'")
 """The queries that wait for an answer. The value is literal text, so that SQLite can use the index."""

@@ -40,6 +40,7 @@ from coordinator.tasks.problem_file import Book, line
 from coordinator.tasks.reward_functions import load_callable, module
 from protocol.errors import ConfigInvalid
 from protocol.tasks import BUILT_IN, ChatMessage, Problem, Prompt, Split
+from protocol.text.plain import counted
 
 PROMPTS = ("prompt", "question", "problem", "input", "instruction")
 ANSWERS = ("answer", "ground_truth", "reward_model.ground_truth", "solution", "target", "label", "output")
@@ -244,9 +245,7 @@ def make_copy(config: Config, folder: Path) -> dict[str, Any]:
         _keep_longest(longest, LongPrompt(prompt_bytes(issue.problem), chosen, len(kept[chosen]), issue.where))
         kept[chosen].append(line(issue.problem))
     if not kept["train"]:
-        raise ConfigInvalid(
-            "There is no problem to train on.", hint=f"Source: {config.data.train or config.task.name}."
-        )
+        raise _nothing_to_train_on(config, {split: len(lines) for split, lines in kept.items()}, repeated)
     for split in SPLITS:
         write_durably(folder / f"{split}.jsonl", b"".join(kept[split]))
         counts[split] = len(kept[split])
@@ -260,6 +259,20 @@ def make_copy(config: Config, folder: Path) -> dict[str, Any]:
     }
     write_durably(folder / NOTE, json.dumps(note, indent=2).encode())
     return note
+
+
+def _nothing_to_train_on(config: Config, kept: Mapping[str, int], repeated: int) -> ConfigInvalid:
+    """Return the error for a source whose problems, if it has any, are all held out."""
+    source = config.data.train or config.task.name
+    if not repeated:
+        return ConfigInvalid(f"There is no problem to train on in {source}.", hint="Add problems of the split `train`.")
+    others = " and ".join(f"{count} of {split}" for split, count in kept.items() if count)
+    return ConfigInvalid(
+        f"There is no problem to train on in {source}: its {counted(repeated, 'prompt')} of the split `train` are also "
+        f"among the {others}, and no prompt is in two splits.",
+        hint="Give each split other prompts: `problems(split, seed)` must depend on `split`, and data.train and "
+        "data.eval must be different files.",
+    )
 
 
 def _keep_longest(longest: list[LongPrompt], prompt: LongPrompt) -> None:

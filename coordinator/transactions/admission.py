@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from coordinator.rules import lease_allowance
 from coordinator.rules.lease_allowance import admissible_groups, is_stale, room_in_buffer
-from coordinator.store.state import get_fact
-from coordinator.store.tables import IS_OPEN, QUERY_WAITS, batches, facts, leases, nodes, parts, rollouts, versions
+from coordinator.store.facts import FINISHED, get_fact
+from coordinator.store.tables import IS_OPEN, QUERY_WAITS, batches, leases, nodes, parts, rollouts, versions
 from coordinator.store.tables import tally as tally_table
 from coordinator.transactions import newcomers, staleness_bound, standings, tally
 from coordinator.transactions.leases import LeaseTerms, is_held_up, last_expired_ms, latest_batch
@@ -25,7 +25,7 @@ from ledger.prepared import Prepared
 from ledger.tables import balances_table
 from protocol import limits
 from protocol.ids import NodeId
-from protocol.work.lease import LeaseState
+from protocol.work.lease import LeaseState, float_class
 from protocol.work.messages import LeaseRequest, Reason
 
 HOUR_MS = 3_600_000
@@ -38,12 +38,12 @@ NOT_NEEDED: tuple[Reason, ...] = ("ahead", "old_version")
 _free_micros = sa.select(balances_table.c.micros).where(balances_table.c.account == str(BUDGET)).scalar_subquery()
 _stands = Prepared(
     sa.select(
-        sa.select(facts.c.value).where(facts.c.name == "finished").scalar_subquery().label("finished"),
-        sa.select(facts.c.value).where(facts.c.name == newcomers.OTHERS).scalar_subquery().label("others_ms"),
-        sa.select(facts.c.value).where(facts.c.name == newcomers.TRIALS).scalar_subquery().label("trials"),
-        sa.select(facts.c.value).where(facts.c.name == newcomers.LINE).scalar_subquery().label("line"),
+        FINISHED.column,
+        newcomers.OTHERS.column,
+        newcomers.TRIALS.column,
+        newcomers.LINE.column,
         standings.BACKLOG.scalar_subquery().label("backlog"),
-        sa.select(facts.c.value).where(facts.c.name == staleness_bound.BOUND).scalar_subquery().label("bound"),
+        staleness_bound.BOUND.column,
         sa.select(sa.func.max(versions.c.version)).scalar_subquery().label("newest"),
         sa.select(versions.c.policy_update)
         .where(versions.c.version == sa.bindparam("version"))
@@ -104,17 +104,17 @@ def how_many(
 ) -> Admitted:
     """Return what a node that called from network group `place` may be given now, or why it may be given nothing."""
     stands = _stands(connection, version=message.version).single_row()
-    terms = terms.offered(stands.bound)
+    terms = terms.offered(stands.staleness_bound)
     reason = _refusal(stands, worker, message, terms)
     if reason not in ("", *NOT_NEEDED):
         return Admitted(0, reason, stands.newest or 0)
-    others_ask = newcomers.do_others_ask(connection, worker, stands.others_ms, terms, now_ms)
+    others_ask = newcomers.do_others_ask(connection, worker, stands.others_asked_ms, terms, now_ms)
     window, left = (0, 0) if reason else _room_for(connection, stands, terms)
     is_due = others_ask or (not left and newcomers.is_hoarded(connection, terms, now_ms))
     on_trial = is_due and worker.node_id not in terms.probes and newcomers.is_newcomer(connection, worker, terms)
     trials = 0
     if on_trial:
-        budget = newcomers.NewcomerBudget(stands.trials or {}, stands.line or {})
+        budget = newcomers.NewcomerBudget(stands.trials_until_ms or {}, stands.trials_line or {})
         trials = left = newcomers.may_begin(connection, worker, budget, place, terms, now_ms)
     count = 0
     if not reason:
@@ -157,7 +157,7 @@ def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: LeaseTerms)
     """Return the reason why a node gets nothing, however few groups are under way; empty if it may get some."""
     if stands.finished:
         return "finished"
-    if terms.classes and message.numerics not in terms.classes:
+    if terms.classes and not {message.numerics, float_class(message.numerics)} & set(terms.classes):
         return "numerics"
     if worker.held_claims >= limits.HELD_CLAIMS_MAX and worker.node_id not in terms.probes:
         return "numerics"
@@ -186,7 +186,7 @@ def room(connection: sa.Connection, terms: LeaseTerms) -> int:
 def is_past(connection: sa.Connection, version: int, terms: LeaseTerms) -> bool:
     """Return True if a version is past the staleness bound for new leases."""
     stands = _stands(connection, version=version).single_row()
-    terms = terms.offered(stands.bound)
+    terms = terms.offered(stands.staleness_bound)
     return stands.visible_update is None or is_stale(
         staleness=terms.staleness,
         policy_update=stands.visible_update,

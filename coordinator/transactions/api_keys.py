@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.store.tables import QUERY_OPEN, api_keys, queries
+from coordinator.transactions import query_usage
 from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotAuthorised, NotFound
 from protocol.policy import chunks
 from protocol.text.money import Unit
@@ -67,11 +68,18 @@ def set_budget(connection: sa.Connection, name: str, budget_micros: int) -> None
 
 
 def list_keys(connection: sa.Connection) -> list[dict[str, Any]]:
-    """Return all keys, the oldest first, with what they have spent and their open queries."""
+    """Return all keys, the oldest first, with what they have used, what is left, and their open queries."""
     waiting = sa.select(sa.func.count()).where(queries.c.api_key == api_keys.c.number, QUERY_OPEN).scalar_subquery()
-    shown = [column for column in api_keys.c if column.name not in ("number", "digest")]
+    shown = [column for column in api_keys.c if column.name != "digest"]
     rows = connection.execute(sa.select(*shown, waiting.label("open_queries")).order_by(api_keys.c.number))
-    return [dict(row) for row in rows.mappings()]
+    used = query_usage.usage(connection)
+    return [_listed(dict(row), used.get(row["number"], query_usage.KeyUsage())) for row in rows.mappings()]
+
+
+def _listed(row: dict[str, Any], used: query_usage.KeyUsage) -> dict[str, Any]:
+    row.pop("number")
+    left = row["budget_micros"] - row["spent_micros"] - row["reserved_micros"]
+    return row | {"answered_queries": used.answered, "tokens": used.tokens, "left_micros": max(0, left)}
 
 
 def number_of(connection: sa.Connection, key: str, *, now_ms: int) -> int:

@@ -13,21 +13,33 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import WAITS, audits
 from ledger.tables import claims_table
-
-FACT = "audit_pace"
-"""The fact of the last batches: of each, its moment, tokens, seconds, threads, and the tokens that waited after it."""
 
 RECENT = 32
 
 STEPS = 3
 """Steps in which rates fall, from a quarter of the largest backlog to three quarters of it."""
+
+
+class JudgedBatch(NamedTuple):
+    """The claims that an auditor judged together."""
+
+    judged_ms: int
+    tokens: int
+    seconds: float
+    threads: int
+    waiting_tokens: int
+    """The tokens that waited for an auditor after it."""
+
+
+BATCHES = Fact[list[Any]]("audit_pace", [])
+"""The fact of the last `RECENT` judged batches."""
 
 
 @dataclass(frozen=True)
@@ -57,27 +69,27 @@ def record(connection: sa.Connection, claims: list[str], seconds: float, threads
     query = sa.select(sa.func.coalesce(sa.func.sum(claims_table.c.tokens), 0))
     tokens = connection.execute(query.where(claims_table.c.claim_id.in_(claims))).scalar_one()
     _, waiting_tokens = _waiting(connection)
-    batches = get_fact(connection, FACT, [])
-    set_fact(connection, FACT, [*batches, [now_ms, int(tokens), seconds, threads, waiting_tokens]][-RECENT:])
+    judged = JudgedBatch(now_ms, int(tokens), seconds, threads, waiting_tokens)
+    set_fact(connection, BATCHES, [*get_fact(connection, BATCHES), judged][-RECENT:])
 
 
 def measure(connection: sa.Connection, now_ms: int) -> AuditPace:
     """Compare what auditors can check with what comes in."""
-    batches = get_fact(connection, FACT, [])
+    batches = [JudgedBatch(*row) for row in get_fact(connection, BATCHES)]
     waiting, waiting_tokens = _waiting(connection)
-    busy_s = sum(seconds for _, _, seconds, _, _ in batches)
-    speed = sum(tokens for _, tokens, *_ in batches) / busy_s if busy_s else 0.0
+    busy_s = sum(batch.seconds for batch in batches)
+    speed = sum(batch.tokens for batch in batches) / busy_s if busy_s else 0.0
     incoming = 0.0
-    if batches and now_ms > batches[0][0]:
-        judged = sum(tokens for _, tokens, *_ in batches[1:])
-        grown = waiting_tokens - batches[0][-1]
-        incoming = max(0, judged + grown) / ((now_ms - batches[0][0]) / 1000)
+    if batches and now_ms > batches[0].judged_ms:
+        judged = sum(batch.tokens for batch in batches[1:])
+        grown = waiting_tokens - batches[0].waiting_tokens
+        incoming = max(0, judged + grown) / ((now_ms - batches[0].judged_ms) / 1000)
     return AuditPace(
         waiting=waiting,
         waiting_tokens=waiting_tokens,
         auditor_tokens_per_s=speed,
         incoming_tokens_per_s=incoming,
-        threads=batches[-1][3] if batches else 0,
+        threads=batches[-1].threads if batches else 0,
         auditors_needed=math.ceil(incoming / speed) if speed else 0,
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules.calibration import UNNAMED
-from coordinator.store.state import get_fact
+from coordinator.store.facts import FINISHED, get_fact
 from coordinator.store.tables import IS_OPEN, LOST, WAITS, audits, leases
 from coordinator.transactions import audit_pace, escrow, partial_rollouts
 from coordinator.transactions.lottery import AuditTerms
@@ -164,7 +164,7 @@ def _pardon_hopeless(connection: sa.Connection, terms: AuditTerms, now_ms: int) 
 
 def _is_done(connection: sa.Connection) -> bool:
     """Return True if no claim will ever wait again: the round is finished, and no lease is open."""
-    if not get_fact(connection, "finished", False):
+    if not get_fact(connection, FINISHED):
         return False
     waiting = sa.select(audits.c.claim_id).where(WAITS).limit(1)
     still_open = sa.select(leases.c.lease_id).where(IS_OPEN).limit(1)

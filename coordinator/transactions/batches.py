@@ -1,6 +1,7 @@
 """Batches: the accepted groups that the learner trains on, and what became of them, as effects.
 
 - Batch n leads to update n. It is formed once and stored: asking for it again, after a crash, gives the same groups.
+  The root of its groups, rewards included, is an entry of the ledger in the same transaction.
 - It has the groups of the oldest policy versions first. Where many owners are at work, no owner has more than a set
   share of it; a group counts for everybody who worked on it. If nobody works any more and no place is free, groups
   beyond a share are dropped to make place for others. If no usable group came for as long as a lease lasts, shares do
@@ -23,7 +24,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState, RolloutState
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import batches, groups, is_for_training, leases, nodes, parts, rollouts
 from coordinator.transactions import (
     admission,
@@ -40,13 +41,16 @@ from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.rollouts import move
 from coordinator.transactions.turns import WholeSample
+from ledger import store
+from ledger.entry import FormedBatch
+from ledger.training import groups_root
 from protocol.errors import OutOfOrder
 from protocol.wire.signing import open_envelope
 from protocol.work.learning import Earlier, TrainingBatch, TrainingGroup, TrainingSample, UpdateReport
 from protocol.work.lease import Lease
 from protocol.work.rollout import RolloutClaim
 
-SET_ASIDE = "set_aside"
+SET_ASIDE = Fact("set_aside", 0)
 """The fact with the number of rollouts that were replaced by others, since all their rewards are equal."""
 
 
@@ -57,16 +61,25 @@ def get(
     newest = lease_table.latest_batch(connection)
     if number > newest + 1 or number < 1:
         raise OutOfOrder(f"Batch {number} does not follow batch {newest}.")
-    if number == newest + 1 and not _form(connection, number, terms, audits, now_ms):
+    is_new = number == newest + 1
+    if is_new and not _form(connection, number, terms, audits, now_ms):
         return None
+    chosen = groups_of(connection, number)
+    if is_new:
+        root = groups_root(each.to_bytes() for each in chosen)
+        store.append(connection, FormedBatch(number=number, groups=len(chosen), groups_root=root), now_ms)
+    return TrainingBatch(number=number, groups=chosen, credit_micros=_credit_micros(connection, number))
+
+
+def groups_of(connection: sa.Connection, number: int) -> tuple[TrainingGroup, ...]:
+    """Return the groups of a batch that was formed."""
     chosen = connection.execute(
         sa.select(rollouts, leases.c.offer, leases.c.continues)
         .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
         .where(rollouts.c.batch == number)
         .order_by(rollouts.c.group_no)
     ).mappings()
-    groups = tuple(group(connection, row) for row in chosen.all())
-    return TrainingBatch(number=number, groups=groups, credit_micros=_credit_micros(connection, number))
+    return tuple(group(connection, row) for row in chosen.all())
 
 
 def report(
@@ -182,7 +195,7 @@ def _credit_micros(connection: sa.Connection, number: int) -> int:
 
 def _set_aside(connection: sa.Connection, number: int, terms: LeaseTerms, audits: AuditTerms, now_ms: int) -> None:
     """Remove groups whose samples all earned the same from the buffer, as many as others may replace."""
-    done = get_fact(connection, SET_ASIDE, 0) if terms.selection.refill else 0
+    done = get_fact(connection, SET_ASIDE) if terms.selection.refill else 0
     left = int(terms.selection.refill * terms.groups_per_update * number) - done
     if left <= 0 or lease_table.is_held_up(connection, terms, now_ms):
         return

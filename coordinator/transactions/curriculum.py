@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import UNFINISHED, GroupState
 from coordinator.rules.selection import PromptCandidate, PromptOutcome, SelectionRules, choose
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import groups, is_for_training, outcomes
 from coordinator.transactions import tally
 from coordinator.transactions.prompts import TRAIN, PromptRef
@@ -23,7 +23,7 @@ from ledger.prepared import Prepared
 from protocol.policy import chunks
 from protocol.work.rollout import pack_tokens
 
-FACT = "curriculum"
+STANDS = Fact[dict[str, Any] | None]("curriculum", None)
 """The fact of the next place to read, the places that were chosen, and counts of all others."""
 
 Prompt = Callable[[PromptRef], list[int]]
@@ -71,7 +71,7 @@ def make(connection: sa.Connection, count: int, rules: SelectionRules, prompt: P
 
 def curriculum_report(connection: sa.Connection, rules: SelectionRules) -> dict[str, int]:
     """Return counts of the prompts that were seen and left out so far; empty if prompts are not chosen."""
-    stands = get_fact(connection, FACT)
+    stands = get_fact(connection, STANDS)
     if not rules.chooses and stands is None:
         return {}
     seen, alike = outcomes.c.groups > 0, outcomes.c.alike >= max(1, rules.filter_after)
@@ -86,7 +86,7 @@ def curriculum_report(connection: sa.Connection, rules: SelectionRules) -> dict[
 
 def _places(connection: sa.Connection, count: int, first: int, rules: SelectionRules, prompt: Prompt) -> list[int]:
     """Return the next `count` places; `first` groups were made until now."""
-    stands = get_fact(connection, FACT)
+    stands = get_fact(connection, STANDS)
     if stands is None:
         if not rules.chooses:
             return list(range(first, first + count))
@@ -99,7 +99,7 @@ def _places(connection: sa.Connection, count: int, first: int, rules: SelectionR
             stands["next"] += 1
     given: list[int] = stands["chosen"][:count]
     stands["chosen"] = stands["chosen"][count:]
-    set_fact(connection, FACT, stands)
+    set_fact(connection, STANDS, stands)
     return given
 
 

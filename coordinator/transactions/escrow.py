@@ -30,10 +30,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules import trust
-from coordinator.rules.lifecycle import RolloutState, is_for_learner
+from coordinator.rules.lifecycle import WAITING, RolloutState, is_for_learner
 from coordinator.rules.trust import Finding
-from coordinator.store.state import get_fact
-from coordinator.store.tables import HELD, LOST, WAITS, audits, leases, nodes, rollouts
+from coordinator.store.facts import FINISHED, get_fact
+from coordinator.store.tables import HELD, IS_OPEN, LOST, WAITS, audits, leases, nodes, rollouts
 from coordinator.store.tables import trust as trust_table
 from coordinator.transactions import (
     audit_pace,
@@ -204,7 +204,7 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
     first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
     unproven: list[Any] = [row for row in waiting[:first] if row.finding not in PROVEN]
     kept = set[str]()
-    if first < len(waiting) or not get_fact(connection, "finished", False):
+    if first < len(waiting) or not get_fact(connection, FINISHED):
         if standings.banned_ms(connection, owner) is None:  # a banned owner needs no pledge
             kept = _pledged(connection, owner, standing, terms)
         held = trust.level(standing, terms.rules) == "held"
@@ -325,13 +325,45 @@ def ban(connection: sa.Connection, owner: str, *, terms: AuditTerms, now_ms: int
     return True
 
 
+def would_ban(connection: sa.Connection, owner: str) -> dict[str, int]:
+    """Return what a ban of an owner would change now: claims voided and kept, their worth, leases and groups."""
+    theirs = _of_banned(connection, owner) & ~audits.c.settled
+    proven = audits.c.finding.in_(PROVEN)
+    columns = (sa.func.count(), sa.func.coalesce(sa.func.sum(claims_table.c.amount_micros), 0))
+    worth = sa.select(*columns).join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
+    void, void_micros = connection.execute(worth.where(theirs, audits.c.finding.is_(None) | ~proven)).one()
+    kept, kept_micros = connection.execute(worth.where(theirs, proven)).one()
+    names = connection.scalars(sa.select(audits.c.claim_id).where(theirs)).all()
+    wholes = {partial_rollouts.whole_of(connection, claim_id) for claim_id in names}
+    waiting = rollouts.c.claim_id.in_(wholes) & rollouts.c.state.in_(WAITING)
+    held = leases.c.node_id.in_(_nodes_of(owner)) & IS_OPEN
+    return {
+        "nodes": connection.scalar(sa.select(sa.func.count()).select_from(_nodes_of(owner).subquery())) or 0,
+        "void_claims": int(void),
+        "void_micros": int(void_micros),
+        "kept_claims": int(kept),
+        "kept_micros": int(kept_micros),
+        "leases": connection.scalar(sa.select(sa.func.count()).where(held)) or 0,
+        "groups": connection.scalar(sa.select(sa.func.count()).where(waiting)) or 0,
+    }
+
+
+def _nodes_of(owner: str) -> sa.Select[tuple[str]]:
+    return sa.select(nodes.c.node_id).where((nodes.c.owner == owner) | (nodes.c.node_id == owner))
+
+
+def _of_banned(connection: sa.Connection, owner: str) -> sa.ColumnElement[bool]:
+    """Return which claims a ban of an owner concerns."""
+    answers = [owner, *connection.scalars(sa.select(nodes.c.owner).where(nodes.c.node_id == owner))]
+    return audits.c.owner.in_(answers) & ((audits.c.owner == owner) | (audits.c.node_id == owner))
+
+
 def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
     """Ban an owner, and end its claims and leases; return the owners whose claims that touches."""
     standings.ban(connection, owner, now_ms)
     log.warning("owner=%s banned", owner)
     touched = _forfeit(connection, owner, now_ms)
-    theirs = sa.select(nodes.c.node_id).where((nodes.c.owner == owner) | (nodes.c.node_id == owner))
-    lease_table.take_away(connection, leases.c.node_id.in_(theirs), OwnerBanned.code, now_ms)
+    lease_table.take_away(connection, leases.c.node_id.in_(_nodes_of(owner)), OwnerBanned.code, now_ms)
     return touched
 
 
@@ -341,9 +373,7 @@ def _forfeit(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
     If the banned key was its own owner and works for another now, its claims since then, and parts that others
     finished, are voided, too. These belong to that key from now on, as its faults do: an appeal finds them there.
     """
-    answers = [owner, *connection.scalars(sa.select(nodes.c.owner).where(nodes.c.node_id == owner))]
-    theirs = audits.c.owner.in_(answers) & ((audits.c.owner == owner) | (audits.c.node_id == owner))
-    open_claims = theirs & ~audits.c.settled
+    open_claims = _of_banned(connection, owner) & ~audits.c.settled
     names = connection.execute(sa.select(audits.c.claim_id).where(open_claims)).scalars().all()
     touched = _retract(connection, names, now_ms)
     proven = audits.c.finding.in_(PROVEN)

@@ -32,12 +32,15 @@ from coordinator.rules.fleet_choice import (
     decide,
     measured_rate,
 )
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import batches, fleet, is_for_training, leases, nodes, rollouts
 from coordinator.transactions import broadcasts, registry, staleness_bound
 from coordinator.transactions.leases import AT_WORK
 from protocol.ids import NodeId
 from protocol.work.lease import LeaseState
+
+SINCE = Fact[list[float | None]]("fleet_since", [None, None])
+"""The fact of the moments since which the fleet has been too small, and too dear."""
 
 UPDATES_SEEN = 8
 GROUPS_SEEN = 64
@@ -169,7 +172,7 @@ def _stored(connection: sa.Connection, pool: list[FleetCandidate]) -> Fleet:
     rows = connection.execute(sa.select(fleet)).all()
     if not rows:
         return Fleet(working=frozenset(node.name for node in pool))
-    short_since, dear_since = get_fact(connection, "fleet_since", [None, None])
+    short_since, dear_since = get_fact(connection, SINCE)
     return Fleet(
         working=frozenset(row.node_id for row in rows if row.works),
         since={row.node_id: row.since_ms / 1000 for row in rows},
@@ -202,7 +205,7 @@ def _store(
     connection.execute(sa.delete(fleet))
     if rows:
         connection.execute(sa.insert(fleet), rows)
-    set_fact(connection, "fleet_since", [after.short_since, after.dear_since])
+    set_fact(connection, SINCE, [after.short_since, after.dear_since])
 
 
 def _groups(connection: sa.Connection) -> Groups | None:

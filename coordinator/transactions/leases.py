@@ -20,7 +20,7 @@ from coordinator.config import Config
 from coordinator.rules import lease_allowance
 from coordinator.rules.lifecycle import UNFINISHED, GroupState, RolloutState, groups_before, is_for_learner
 from coordinator.rules.selection import OFF, SelectionRules
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import IS_OPEN, batches, groups, is_for_training, leases, nodes, rollouts, versions
 from coordinator.transactions import partial_rollouts, staleness_bound, tally
 from ledger.entry import amount
@@ -33,7 +33,7 @@ from protocol.work.messages import ReturnLeases
 LEASES_HELD_FACTOR = 2
 """Open leases per node, in requests: one in the engine and one on its way; so no node can hold all the work."""
 
-BACK = "back_ms"
+BACK = Fact("back_ms", 0)
 """The fact of the time when the coordinator was last back after a downtime."""
 
 AT_WORK = (LeaseState.ACCEPTED, LeaseState.REJECTED, LeaseState.EXPIRED)
@@ -345,7 +345,7 @@ def is_held_up(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> boo
     batch = _last_batch(connection).first()
     if batch is not None and (batch.reported_ms is None or batch.reported_ms > since_ms):  # it trains, or just did
         return False
-    if max(get_fact(connection, BACK, 0), _published(connection).scalar() or 0) > since_ms:
+    if max(get_fact(connection, BACK), _published(connection).scalar() or 0) > since_ms:
         return False
     if _unscored(connection).first() is not None:  # the learner waits for the task processes, not for nodes
         return False

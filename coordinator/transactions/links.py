@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from coordinator.rules.topology import NodeLinks
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import dials, nodes, receipts, uploads, versions
 from coordinator.transactions.policy_versions import newest_version
 from coordinator.transactions.registry import require_node
@@ -56,7 +56,7 @@ DOWN_HEADROOM = 1.5
 UNKNOWN_BYTES_PER_S = 5e6
 """The rate of a node in a round where no rate is known: 40 Mbit/s."""
 
-SEEDER = "seeder"
+SEEDER = Fact("seeder", "")
 """The fact of the seeder's peer id: processes that do not lead record receipts, too."""
 
 

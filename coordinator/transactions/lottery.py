@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from blake3 import blake3
 
 from coordinator.rules.trust import TrustRules
-from coordinator.store.state import get_fact
+from coordinator.store.facts import FINISHED, get_fact
 from coordinator.store.tables import IS_OPEN, audits, epochs, leases
 from ledger import drawing, store
 from ledger.drawing import LotteryDraw
@@ -64,6 +64,11 @@ def open_first_epoch(connection: sa.Connection, terms: AuditTerms, now_ms: int) 
         _next(connection, 1, terms, now_ms)
 
 
+def forget_epochs(connection: sa.Connection) -> None:
+    """Delete the epochs of a round whose ledger begins again, since their commitments were entries of it."""
+    connection.execute(sa.delete(epochs))
+
+
 def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> tuple[int, bool, bool]:
     """Return the epoch of a claim, whether it is drawn, and whether the epoch ends with it once it is recorded."""
     epoch, secret_digest, claims = _count(connection).single_row()
@@ -84,7 +89,7 @@ def end(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
 
 def end_last(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> bool:
     """End the epoch of late claims after the round, once no lease is open any more; return False before that."""
-    if not get_fact(connection, "finished", False) or not _open(connection)[2]:
+    if not get_fact(connection, FINISHED) or not _open(connection)[2]:
         return False
     if connection.execute(sa.select(leases.c.lease_id).where(IS_OPEN).limit(1)).first() is not None:
         return False

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from coordinator.rules import lease_allowance
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import IS_OPEN, leases, nodes
 from coordinator.transactions.leases import LeaseTerms, last_expired_ms
 from ledger.prepared import Prepared
@@ -36,15 +36,15 @@ SHARE = 0.25
 NEIGHBOURHOODS = 4
 """The network groups that can use up the budget: each has this fraction of it."""
 
-OTHERS = "others_asked_ms"
+OTHERS = Fact[int | None]("others_asked_ms", None)
 """The fact of when a node that is no newcomer last asked; updated after a lease's time, and valid for two."""
 
-TRIALS = "trials_until_ms"
+TRIALS = Fact[Mapping[str, float]]("trials_until_ms", {})
 """The fact of the budget: for each network group, and for all together, until when the given trials count."""
 
 ALL = "all"
 
-LINE = "trials_line"
+LINE = Fact[Mapping[str, list[int]]]("trials_line", {})
 """The fact of the newcomers that wait for a trial: when each registered and when it last asked."""
 
 LINE_MAX = 32
@@ -140,7 +140,8 @@ def may_begin(
 
 def record_begun(connection: sa.Connection, place: str, terms: LeaseTerms, now_ms: int) -> None:
     """Charge the budget with a trial that was given to network group `place`."""
-    given: dict[str, float] = get_fact(connection, TRIALS, {})
+    begun = get_fact(connection, TRIALS)
+    given = dict(begun)
     for name in {ALL, place or ALL}:
         given[name] = max(given.get(name, 0.0), now_ms) + _each_ms(name, terms)
     set_fact(connection, TRIALS, {name: until_ms for name, until_ms in given.items() if until_ms > now_ms})

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from coordinator.rules import lengths
 from coordinator.rules.lifecycle import GroupState
-from coordinator.store.state import get_fact
+from coordinator.store.facts import get_fact
 from coordinator.store.tables import groups, is_for_training, leases
 from coordinator.transactions import (
     admission,
@@ -231,7 +231,8 @@ def _serve(
 ) -> list[Lease]:
     """Return leases of queries, which go before all other groups.
 
-    A newcomer on trial gets none if the round trains: a group for training is its trial. Else a query is.
+    A newcomer on trial gets none if the round trains: a group for training is its trial. Else a query is, and no caller
+    reads its tokens before they are accepted.
     """
     if not admitted.queries_wait or message.finishing or (admitted.on_trial and terms.trains):
         return []
@@ -248,7 +249,7 @@ def _serve(
     taken = [(query.group_no, query.begun, query.begun_version) for query in waiting[:payable]]
     for group_no, _, _ in taken:
         set_group(connection, group_no, GroupState.TRIAL if admitted.on_trial else GroupState.LEASED)
-    return _give(connection, node, taken, message, price, terms, draw, now_ms)
+    return _give(connection, node, taken, message, price, terms, draw, now_ms, is_read=not admitted.on_trial)
 
 
 def _with_their_turns(
@@ -306,6 +307,7 @@ def _give(
     draw: PromptDraw,
     now_ms: int,
     samples: int = 0,
+    is_read: bool = True,
 ) -> list[Lease]:
     """Lease each group, while the leases fit into a message; continue partial rollouts if this node can."""
     given: list[Lease] = []
@@ -341,7 +343,8 @@ def _give(
             else:
                 lease = _begin(source, samples, version, draw, price, terms, now_ms)
             begun = None
-        lease = lease.model_copy(update={"judged_as": "" if terms.judges_alike else message.numerics})
+        judged_as, report_every_ms = "" if terms.judges_alike else message.numerics, lease.report_every_ms * is_read
+        lease = lease.model_copy(update={"judged_as": judged_as, "report_every_ms": report_every_ms})
         room_bytes -= sum(len(prefix.tokens) for prefix in lease.prefixes)
         if room_bytes < 0:
             reopen(connection, group_no, begun)
@@ -427,8 +430,9 @@ def _go_on(partials: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms
     if not partials:
         return None
     last = partials[-1]
-    left = last.lease.samples * terms.max_new_tokens - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
-    begun_anew = terms.max_cost_micros(price, last.lease.samples, terms.max_new_tokens)
+    most = last.lease.completion_max(terms.max_new_tokens)
+    left = last.lease.samples * most - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
+    begun_anew = terms.max_cost_micros(price, last.lease.samples, most)
     if sum(partial.pending.amount_micros for partial in partials) + amount(left, price) > begun_anew:
         return None
     change = {
@@ -450,7 +454,7 @@ def _store(
     terms: LeaseTerms,
     now_ms: int,
 ) -> None:
-    price, tokens_max = lease.price_micros_per_mtok, lease.turn_tokens_max or terms.max_new_tokens
+    price, tokens_max = lease.price_micros_per_mtok, lease.turn_tokens_max or lease.completion_max(terms.max_new_tokens)
     max_cost_micros = terms.max_cost_micros(price, lease.samples, tokens_max) + amount(lease.context_tokens_paid, price)
     given = {
         "lease_id": lease.lease_id,

@@ -51,6 +51,7 @@ from protocol.people.owner import (
     StatementReply,
     open_statement,
 )
+from protocol.people.payout_addresses import EXAMPLES
 from protocol.policy import chunks
 
 ADDRESS = "address"
@@ -224,7 +225,10 @@ def _change_address(
     if said.round_id != round_id:
         raise WrongAudience("The address was signed for another round.", hint="Sign it with this round's join string.")
     if not said.address.startswith(scheme):
-        raise MalformedMessage(f"This round pays to addresses that begin with {scheme}", hint="Sign one of these.")
+        raise MalformedMessage(
+            f"This round pays to addresses that begin with {scheme}",
+            hint=f"Sign one of these, such as {EXAMPLES[scheme.removesuffix(':')]}.",
+        )
     if said.number > now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S:  # no later statement of the owner could follow it
         raise StatementStale("The address was signed at a future time.", hint="Set the clock (NTP), and sign again.")
     of_owner = (statements.c.owner == owner) & (statements.c.kind == ADDRESS)

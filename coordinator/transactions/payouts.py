@@ -1,7 +1,8 @@
 """Payout batches: from published balances to payees, and from a rail's reference to the last entry.
 
 1. `create`, one transaction: each owner who is owed enough and has an address that counts gets a place in a batch, and
-   the balances of the owner's nodes go from payable to paying. From then on, no other batch can have them.
+   the balances of the owner's nodes go from payable to paying, rounded down to the rail's smallest payment. From then
+   on, no other batch can have them.
 2. `export` writes CSV and JSON, with the same bytes every time.
 3. `prove` shows a payee their own line, with the proof that the log has it.
 4. `settle`: the rail sends (idempotent by the batch's key), its reference is stored, the rail reports the payment's
@@ -70,6 +71,8 @@ class PayoutTerms(NamedTuple):
     scheme: str
     minimum_micros: int
     unit: Unit = CREDITS
+    step_micros: int = 1
+    """The rail's smallest payment: amounts are multiples of it, and the rest of an owner's balance stays payable."""
 
 
 def create(connection: sa.Connection, terms: PayoutTerms, *, now_ms: int) -> int:
@@ -196,11 +199,23 @@ def _payable(
         shares[owner_of.get(node, node)].append((node, micros))
     recipients, moves = [], []
     for owner, mine in sorted(shares.items()):
-        amount, address = sum(micros for _, micros in mine), addresses.get(owner, "")
-        if address and address.startswith(terms.scheme) and amount >= terms.minimum_micros:
+        owed, address = sum(micros for _, micros in mine), addresses.get(owner, "")
+        amount = owed - owed % terms.step_micros
+        if address and address.startswith(terms.scheme) and owed >= terms.minimum_micros and amount:
             recipients.append(Payee(owner, address, amount))
-            moves += mine
+            moves += _shares_of(amount, mine)
     return recipients, moves
+
+
+def _shares_of(amount: int, owed: list[tuple[NodeId, int]]) -> list[tuple[NodeId, int]]:
+    """Return what each node's balance gives to an amount; what is too much stays in the last balances."""
+    shares = []
+    for node, micros in owed:
+        share = min(micros, amount)
+        amount -= share
+        if share:
+            shares.append((node, share))
+    return shares
 
 
 def _payees_of(connection: sa.Connection, number: int) -> tuple[Payee, ...]:

@@ -7,8 +7,9 @@
   trained on. Where a query names a version, only that one answers it; else the version of whichever node takes it.
 - Queries go before other groups (`coordinator.transactions.offers`). The key with the fewest queries under way goes
   first, then the oldest query: a key with a thousand queries does not delay a key with one.
-- A limit of tokens below the round's makes the completion a turn: it ends there. The longest completions have
-  fragments, and another node continues them.
+- If a node is lost, another one continues from its fragments. A query with `report_every_ms` has fragments from the
+  start: its caller reads the tokens while they are sampled (`coordinator.transactions.query_answers`).
+- An ended query is deleted after some weeks (`coordinator.transactions.query_usage`).
 - An open lease of a withdrawn query is surplus: its node may stop, and is paid if it does not. Its key is not charged.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState, RolloutState
-from coordinator.store.tables import IS_OPEN, QUERY_OPEN, groups, leases, nodes, parts, queries, rollouts
+from coordinator.store.tables import IN_NO_BATCH, IS_OPEN, QUERY_OPEN, groups, leases, nodes, parts, queries, rollouts
 from coordinator.transactions import admission, api_keys
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.prompts import QUERY
@@ -70,6 +71,8 @@ class Query:
     seed: int | None = None
     temperature: float | None = None
     """The temperature of its leases; None: that of the version that answers."""
+    report_every_ms: int | None = None
+    """The interval at which its caller reads the tokens while they are sampled; None: it waits for the whole answer."""
 
     def max_cost_micros(self, terms: LeaseTerms, price: int) -> int:
         """Return the cost of the dearest answer at a price."""
@@ -110,6 +113,7 @@ def ask(
             "tokens_max": query.tokens_max,
             "seed": query.seed,
             "temperature": query.temperature,
+            "report_every_ms": query.report_every_ms,
             "reserved_micros": cost,
             "asked_ms": now_ms,
             "until_ms": now_ms + patience_ms,
@@ -168,9 +172,10 @@ def first_lease(
         prompt=row.prompt,
         price_micros_per_mtok=price,
         expires_ms=now_ms + terms.timeout_ms,
-        turn_tokens_max=row.tokens_max if row.tokens_max < terms.max_new_tokens else 0,
         context_tokens_paid=terms.context_tokens_paid(row.prompt, ()),
         temperature=row.temperature,
+        tokens_max=row.tokens_max if row.tokens_max < terms.max_new_tokens else 0,
+        report_every_ms=row.report_every_ms or 0,
     )
 
 
@@ -223,7 +228,9 @@ def _end(connection: sa.Connection, number: int, state: str, now_ms: int) -> boo
 def _credited(connection: sa.Connection, group_no: int) -> int:
     """Return what nodes were credited for the answer of a group, parts included."""
     served = rollouts.c.state.in_((RolloutState.SERVED.value, RolloutState.RETRACTED.value))
-    wholes = sa.select(rollouts.c.claim_id, rollouts.c.credit_micros).where(rollouts.c.group_no == group_no, served)
+    wholes = sa.select(rollouts.c.claim_id, rollouts.c.credit_micros).where(
+        rollouts.c.group_no == group_no, IN_NO_BATCH, served
+    )
     answered = connection.execute(wholes.order_by(rollouts.c.accepted_ms).limit(1)).first()
     if answered is None:
         return 0

@@ -10,7 +10,7 @@
 """
 
 import logging
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState, RolloutState, is_for_learner
 from coordinator.rules.selection import OFF, SelectionRules
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import groups, leases, rollouts
 from coordinator.transactions import curriculum, escrow, evaluations, reward_columns, turns
 from coordinator.transactions import leases as lease_table
@@ -34,7 +34,7 @@ from protocol.work.rollout import RolloutClaim, unpack_tokens
 
 log = logging.getLogger(__name__)
 
-FACT = "verifier"
+TROUBLE = Fact[Mapping[str, Any]]("verifier", {})
 """The fact of failed verification: how often, the last reason and next step, when, and whether nothing is judged."""
 
 
@@ -210,22 +210,21 @@ def stand_still(connection: sa.Connection, reason: str, next_step: str = "", *, 
     _note(connection, reason, now_ms, groups=0, down=True, next_step=next_step)
 
 
-def trouble(connection: sa.Connection) -> dict[str, Any]:
+def trouble(connection: sa.Connection) -> Mapping[str, Any]:
     """Return the groups given up, the last reason, and whether nothing is judged; empty without any failure."""
-    fact: dict[str, Any] = get_fact(connection, FACT, {})
-    return fact
+    return get_fact(connection, TROUBLE)
 
 
 def _recovered(connection: sa.Connection) -> None:
     """Record that answers come again."""
-    if (fact := get_fact(connection, FACT)) and fact["down"]:
-        set_fact(connection, FACT, fact | {"down": False})
+    if (before := get_fact(connection, TROUBLE)) and before["down"]:
+        set_fact(connection, TROUBLE, {**before, "down": False})
 
 
 def _note(connection: sa.Connection, reason: str, now_ms: int, *, groups: int, down: bool, next_step: str = "") -> None:
     before = trouble(connection)
     after = {"groups": before.get("groups", 0) + groups, "reason": reason, "ms": now_ms, "down": down}
-    set_fact(connection, FACT, after | ({"next_step": next_step} if next_step else {}))
+    set_fact(connection, TROUBLE, after | ({"next_step": next_step} if next_step else {}))
 
 
 def _group_of(connection: sa.Connection, claim_id: str) -> int:

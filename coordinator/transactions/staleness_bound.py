@@ -20,9 +20,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config.work import StalenessSection
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
 
-BOUND = "staleness_bound"
+BOUND = Fact[Mapping[str, Any] | None]("staleness_bound", None)
 """The fact of the state."""
 
 MASKED, EFFECTIVE = "is/masked_frac", "is/ess"

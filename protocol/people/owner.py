@@ -7,50 +7,28 @@ An owner's key is an Ed25519 key that no node holds. A node's key can only work:
   The number is also the time at which the statement was made.
 - A delegation and a revocation are valid in every round, and anybody may deliver them. A node's owner is chosen once,
   when the node sends a delegation with its registration; a revoked key never works again. An address is for one round.
-- An address is `scheme:where`. `evm:` is an account of an EVM chain, whose capitals are its checksum (EIP-55);
-  `text:` is any text for a person who pays by hand.
+- An address is `scheme:where` (`protocol.people.payout_addresses`).
 """
 
-import re
 from typing import Annotated, Literal
 
-from Crypto.Hash import keccak
 from pydantic import AfterValidator, Field
 
 from protocol import limits
 from protocol.errors import MalformedMessage
 from protocol.ids import Hex64, NodeId
+from protocol.people.payout_addresses import checked_address
 from protocol.wire import canonical
 from protocol.wire.message import Message
 from protocol.wire.signing import NodeKey, open_envelope
 from protocol.work.messages import PeerId
 
-_ADDRESS = re.compile(r"text:[!-~](?:[ -~]*[!-~])?|evm:0x[0-9a-fA-F]{40}")
-
 AMOUNT_BYTES = 32
 """The width of an amount in a leaf: the word size of the EVM."""
 
 
-def checked_address(address: str) -> str:
-    """Return the address if it has a valid form, else raise `ValueError`."""
-    if len(address) > limits.ADDRESS_MAX_CHARS or not _ADDRESS.fullmatch(address):
-        raise ValueError("an address is evm:0x and 40 hex digits, or text: and printable ASCII")
-    if address.startswith("evm:") and address != f"evm:{checksummed(address[4:])}":
-        raise ValueError("the capitals of this evm: address are not its checksum (EIP-55): it is mistyped")
-    return address
-
-
-def checksummed(account: str) -> str:
-    """Return an EVM account with the capitals of its EIP-55 checksum."""
-    digits = account.removeprefix("0x").lower()
-    digest = keccak.new(digest_bits=256, data=digits.encode()).hexdigest()
-    return "0x" + "".join(
-        digit.upper() if int(sign, 16) >= 8 else digit for digit, sign in zip(digits, digest, strict=False)
-    )
-
-
 def payee_bytes(address: str) -> bytes:
-    """Return the bytes that name a payee in a payout leaf: an EVM account's 20 bytes, or the text."""
+    """Return the bytes that name a payee in a payout leaf: an EVM account's 20 bytes, or the text after the scheme."""
     scheme, _, where = address.partition(":")
     return bytes.fromhex(where[2:]) if scheme == "evm" else where.encode()
 

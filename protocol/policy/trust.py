@@ -17,12 +17,10 @@ The caller fetches and persists; every decision is made here, in this order:
   is valid until `Refreshed.proved_until`, whatever the reason that no newer one arrived.
 """
 
-import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from tuf.api.exceptions import (
     BadVersionNumberError,
@@ -36,23 +34,10 @@ from tuf.ngclient._internal.trusted_metadata_set import TrustedMetadataSet
 from tuf.ngclient.config import EnvelopeType
 
 from protocol import limits
-from protocol.errors import MetadataExpired, RolledBack, UntrustedMetadata, UntrustedRoot
+from protocol.errors import MetadataExpired, RolledBack, UntrustedMetadata
 from protocol.policy.description import find_description
 from protocol.policy.manifest import PolicyManifest, open_manifest, target_path, version_of
-from protocol.text.money import Unit, parse_unit
-
-
-@dataclass(frozen=True)
-class Documents:
-    """The trust state of a node: signed documents exactly as they were served."""
-
-    round_id: str
-    root: bytes
-    timestamp: bytes | None = None
-    snapshot: bytes | None = None
-    targets: bytes | None = None
-    manifest: bytes | None = None
-    policy_version: int = 0
+from protocol.policy.root_document import RESUMED_FIELD, Documents, ledger_key_of, pin
 
 
 @dataclass(frozen=True)
@@ -77,21 +62,6 @@ class Refreshed:
 Conversation = Generator[WantedDocument, bytes | None, Refreshed]
 
 
-def fingerprint(root: bytes) -> str:
-    """Return the SHA-256 of a round's first root document; it is the round id and part of the join string."""
-    return hashlib.sha256(root).hexdigest()
-
-
-def pin(root: bytes, expected: str) -> Documents:
-    """Step 1 for a node that joins: accept the first root because the join string names it."""
-    if fingerprint(root) != expected:
-        raise UntrustedRoot(
-            f"The coordinator's root has fingerprint {fingerprint(root)[:16]}…, the join string has {expected[:16]}….",
-            hint="Copy the whole join string again. If it is correct, another server answers as the coordinator.",
-        )
-    return Documents(round_id=expected, root=root)
-
-
 def wanted_description(documents: Documents) -> WantedDocument | None:
     """Return the name and size of the round's description, if the targets of a completed refresh list one."""
     if documents.targets is None:
@@ -100,20 +70,6 @@ def wanted_description(documents: Documents) -> WantedDocument | None:
         targets = Metadata[Targets].from_bytes(documents.targets).signed.targets
     path = find_description(targets)
     return None if path is None else WantedDocument(path, min(targets[path].length, limits.DESCRIPTION_MAX_BYTES))
-
-
-LEDGER_FIELD = "x-echo-swarm-ledger"
-"""The field of a root document with the ledger's key, in the form of TUF's own keys."""
-
-
-def ledger_key(root: bytes) -> bytes:
-    """Return the public key that a root names for the ledger; the caller already trusts the root."""
-    with _named():
-        return _ledger_key(Metadata[Root].from_bytes(root).signed)
-
-
-RESUMED_FIELD = "x-echo-swarm-resumed"
-"""The field of a root document that records a gap after which the log was resumed; see `ledger.gaps`."""
 
 
 def ledger_roots(roots: Sequence[bytes], round_id: str) -> list[tuple[bytes, object]]:
@@ -133,26 +89,8 @@ def ledger_keys(roots: Sequence[bytes], round_id: str) -> list[bytes]:
 
 
 def _ledger_field(root: Root) -> tuple[bytes, object]:
-    return _ledger_key(root), root.unrecognized_fields.get(RESUMED_FIELD)
-
-
-def _ledger_key(root: Root) -> bytes:
-    field: Any = root.unrecognized_fields.get(LEDGER_FIELD)
-    with suppress(KeyError, TypeError, ValueError):
-        public = bytes.fromhex(field["keyval"]["public"])
-        if field["keytype"] == "ed25519" and len(public) == 32:
-            return public
-    raise UntrustedMetadata("The round's root has no key for its ledger.", hint="It is too old: make a new round.")
-
-
-UNIT_FIELD = "x-echo-swarm-unit"
-"""The field of a root document with the unit of the round's amounts; the first root has it, so the round id pins it."""
-
-
-def unit_of(root: bytes) -> Unit:
-    """Return the unit that a root names, `CREDITS` without one; the caller already trusts the root."""
-    with _named():
-        return parse_unit(Metadata[Root].from_bytes(root).signed.unrecognized_fields.get(UNIT_FIELD))
+    fields = root.unrecognized_fields
+    return ledger_key_of(fields), fields.get(RESUMED_FIELD)
 
 
 def refresh(stored: Documents, now: datetime) -> Conversation:

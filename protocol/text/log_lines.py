@@ -2,6 +2,7 @@
 
 - A record is one line: no text in it can forge another record or control a terminal.
 - An object has `time` (UTC), `level`, `logger` and `message`, and `error` with the traceback where there is one.
+- A record with a round's name (`ROUND`) shows it: an agent may take part in several rounds.
 - This module only formats: each program decides where its log goes.
 """
 
@@ -15,6 +16,9 @@ from protocol.text.plain import one_line
 VARIABLE = "SWARM_LOG"
 """The environment variable with the log format of a program and its children: `json` selects objects."""
 
+ROUND = "round"
+"""The attribute of a record with the name of the round that it is about."""
+
 GUTTER = "    | "
 """The prefix of each line of a traceback, so that an error's text cannot look like a record."""
 
@@ -23,6 +27,8 @@ class Lines(logging.Formatter):
     """Records as one line each, whatever untrusted text they contain; traceback lines follow, each with a prefix."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name
+        if name := getattr(record, ROUND, ""):
+            record.message = f"[{name}] {record.message}"
         return one_line(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # the library's name
@@ -39,6 +45,8 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if name := getattr(record, ROUND, ""):
+            fields[ROUND] = name
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
         return json.dumps(fields)

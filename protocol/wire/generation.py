@@ -10,7 +10,7 @@ from datetime import date
 from protocol.errors import AgentTooOld
 from protocol.wire import canonical
 
-CURRENT = 6
+CURRENT = 7
 
 RETIRED = {
     0: date(2026, 11, 22),
@@ -19,6 +19,7 @@ RETIRED = {
     3: date(2026, 11, 25),
     4: date(2026, 11, 27),
     5: date(2026, 11, 28),
+    6: date(2026, 11, 28),
 }
 """Generation → the day from which on its work does not count."""
 

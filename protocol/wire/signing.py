@@ -21,7 +21,7 @@ from protocol.errors import BadSignature
 from protocol.ids import NodeId
 from protocol.wire.message import Message
 
-Domain = Literal["request", "rollout", "fragment", "receipt", "owner", "appeal"]
+Domain = Literal["request", "rollout", "fragment", "receipt", "owner", "appeal", "listing", "directory"]
 
 
 class Envelope(Message):
@@ -52,7 +52,7 @@ class NodeKey:
 
     def seal(self, domain: Domain, payload: bytes) -> bytes:
         """Return the envelope bytes of a payload that is signed for one domain."""
-        signature = self._key.sign(_to_sign(domain, payload))
+        signature = self._key.sign(to_sign(domain, payload))
         return Envelope(signer=self.node_id, payload=payload, signature=signature).to_bytes()
 
 
@@ -65,7 +65,7 @@ def check_envelope(domain: Domain, envelope: Envelope) -> Signed:
     """Check the signature of a decoded envelope."""
     signer = NodeId(envelope.signer)
     try:
-        VerifyKey(ids.public_key(signer)).verify(_to_sign(domain, envelope.payload), envelope.signature)
+        VerifyKey(ids.public_key(signer)).verify(to_sign(domain, envelope.payload), envelope.signature)
     except (BadSignatureError, WrongLength):
         raise BadSignature(
             f"The signature of this {domain} is not {signer[:16]}…'s.",
@@ -76,5 +76,6 @@ def check_envelope(domain: Domain, envelope: Envelope) -> Signed:
     return Signed(signer, envelope.payload)
 
 
-def _to_sign(domain: Domain, payload: bytes) -> bytes:
+def to_sign(domain: Domain, payload: bytes) -> bytes:
+    """Return the bytes that a signature of a payload covers; for keys that are not a `NodeKey`."""
     return b"echo-swarm/1/" + domain.encode() + b"\0" + payload

@@ -102,12 +102,13 @@ def check_fragment(
         for number, (progress, prefix) in enumerate(zip(before, prefixes, strict=True))
         if not (progress.finish or prefix.finish)
     }
+    limit = lease.completion_max(bounds.max_new_tokens)
     for part in fragment.parts:
         number = part.sample
         if number not in growing or part.start != before[number].count:
             raise FragmentMismatch(f"Sample {number} does not continue at its last token, or is complete.")
         start = len(prefixes[number].tokens) // 4 + part.start
-        tokens = check_tokens(number, part.tokens, part.finish, bounds, start=start)
+        tokens = check_tokens(number, part.tokens, part.finish, bounds, start=start, limit=limit)
         check_logprobs(number, part.logprobs, len(tokens))
     if len({part.sample for part in fragment.parts}) < len(fragment.parts):
         raise FragmentMismatch("The fragment contains a sample twice.")

@@ -9,6 +9,7 @@ from pydantic import Field
 from protocol import limits
 from protocol.ids import Hex64
 from protocol.policy.manifest import FileName
+from protocol.wire import canonical
 from protocol.wire.message import Message
 
 
@@ -54,6 +55,21 @@ class TrainingBatch(Message):
     """The credit of all nodes that worked on these groups."""
 
 
+class KeptBatch(Message):
+    """A batch for whoever replays its update, with the signed rollout of each group."""
+
+    number: int = Field(ge=1, le=limits.VERSION_MAX)
+    groups: tuple[TrainingGroup, ...]
+    rollouts: tuple[bytes, ...]
+    """The envelope of each group's `claim_id`."""
+
+    @classmethod
+    def read(cls, data: bytes) -> "KeptBatch":
+        """Return a batch from its bytes, which are more than those of other messages."""
+        decoded = canonical.decode(data, max_bytes=limits.KEPT_BATCH_MAX_BYTES, max_items=limits.KEPT_BATCH_MAX_ITEMS)
+        return cls.from_value(decoded)
+
+
 class UpdateReport(Message):
     """The learner's report about a batch."""
 
@@ -65,6 +81,23 @@ class UpdateReport(Message):
     """Seconds the learner waited for this batch."""
     busy_s: float = Field(ge=0)
     """Seconds from the previous batch to the request for this one: the last update, publishing included."""
+
+
+class UpdateCommitment(Message):
+    """The learner's statement of an update for the log: the state before and after it, and all that it depends on."""
+
+    update: int = Field(ge=1, le=limits.VERSION_MAX)
+    before: Hex64
+    after: Hex64
+    groups_root: Hex64
+    """The root of the groups that it trained on."""
+    settings: bytes = Field(max_length=limits.TRAINING_SETTINGS_MAX_BYTES)
+    """All settings that change the result, as JSON."""
+    seed: int
+    steps: int = Field(ge=0)
+    """The optimizer's steps after it."""
+    replaced_by: int = Field(0, ge=0, le=limits.VERSION_MAX)
+    """The version that was loaded before it in place of the learner's own state; 0: none."""
 
 
 class LearnerProgress(Message):
@@ -164,3 +197,5 @@ class LearnerState(Message):
     """The last evaluations that ended, the oldest first."""
     replacement: int = Field(0, ge=0)
     """The last version with which the operator replaced the learner's; training continues from it. 0: none."""
+    kept: tuple[int, ...] = Field((), max_length=limits.KEPT_UPDATES_MAX)
+    """The updates that were drawn: the checkpoint before each is kept."""

@@ -13,9 +13,12 @@
   `finish`.
 - A lease may have a `temperature` of its own; else it has no such field, and its tokens are drawn at the temperature of
   its version. At 0 the likeliest token is drawn, and the seed plays no part.
+- A lease may have a `tokens_max` of its own, below that of its version, and a `report_every_ms`, if a caller reads the
+  tokens while they are sampled. Without them it has no such fields.
 """
 
 from enum import StrEnum
+from operator import not_
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -27,6 +30,22 @@ from protocol.wire.message import Message
 
 Numerics = Annotated[str, StringConstraints(pattern=r"^([a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20})?$")]
 """The class of a node, as engine/dtype/device; empty if it reports none."""
+
+EXACT = "exact"
+"""The engine in the name of an exact class, whose device ends with a probe: exact/fp32/cpu-0123456789ab."""
+
+
+def is_exact(numerics: str) -> bool:
+    """Return True for a class whose nodes give the same bits as an auditor of the class."""
+    return numerics.startswith(f"{EXACT}/")
+
+
+def float_class(numerics: str) -> str:
+    """Return the class with tolerances to which a class belongs: that of torch on the same device for an exact one."""
+    if not is_exact(numerics):
+        return numerics
+    _, precision, device = numerics.split("/")
+    return f"torch/{precision}/{device.split('-')[0]}"
 
 
 def _within_limits(temperature: float | None) -> float | None:
@@ -68,11 +87,24 @@ class Lease(Message):
     """Tokens that are paid for computing the prompt and the prefixes, beside the tokens that are drawn."""
     temperature: OwnTemperature = Field(None, exclude_if=lambda temperature: temperature is None)
     """The temperature at which tokens are drawn, with the digest of a lease without it unchanged if it is None."""
+    tokens_max: int = Field(0, ge=0, le=limits.TOKENS_MAX, exclude_if=not_)
+    """The most tokens of a completion with its prefix; 0: those of its version."""
+    report_every_ms: int = Field(0, ge=0, le=limits.REPORT_EVERY_MAX_MS, exclude_if=not_)
+    """The interval of the first fragments, which somebody reads as they come; 0: only a long group has fragments."""
 
     @property
     def digest(self) -> Digest:
         """Return the hash of all its fields."""
         return chunks.digest(self.to_bytes())
+
+    def completion_max(self, max_new_tokens: int) -> int:
+        """Return the most tokens of a completion, of at most `max_new_tokens` as its version allows."""
+        return min(max_new_tokens, self.tokens_max or max_new_tokens)
+
+    @property
+    def report_every_s(self) -> float:
+        """Return the interval of its first fragments in seconds; 0: nobody reads them as they come."""
+        return max(self.report_every_ms, limits.REPORT_EVERY_MIN_MS) / 1000 if self.report_every_ms else 0.0
 
 
 def length_max(start: int, turn_tokens_max: int, max_new_tokens: int) -> int:

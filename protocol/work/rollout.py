@@ -128,7 +128,7 @@ def _are_sound(samples: Sequence[Sample], lease: Lease, bounds: PolicyBounds) ->
     Operations on arrays of a few tokens cost as much as on thousands.
     """
     position, last = 0, []
-    limit = length_max(0, lease.turn_tokens_max, bounds.max_new_tokens)
+    limit = length_max(0, lease.turn_tokens_max, lease.completion_max(bounds.max_new_tokens))
     for sample in samples:
         count = len(sample.tokens) // 4
         position += count
@@ -157,7 +157,7 @@ def _check_sample(number: int, sample: Sample, prefix: Prefix | None, lease: Lea
             raise TokensInvalid(f"Sample {number} continues although its prefix is complete.", breach=seen)
         return Completion(unpack_tokens(b""), np.zeros(0, "<f4"), sample.finish, len(prefix.tokens) // 4)
     start = len(prefix.tokens) // 4 if prefix is not None else 0
-    limit = length_max(start, lease.turn_tokens_max, bounds.max_new_tokens)
+    limit = length_max(start, lease.turn_tokens_max, lease.completion_max(bounds.max_new_tokens))
     tokens = check_tokens(number, sample.tokens, sample.finish, bounds, start=start, limit=limit)
     return Completion(tokens, check_logprobs(number, sample.logprobs, len(tokens)), sample.finish, start)
 

@@ -1,8 +1,9 @@
-"""The governor: reads the machine's state every few seconds, applies the owner's limits, and opens or closes the gate.
+"""The governor: reads the machine's state every few seconds, applies the owner's limits, opens or closes the gate.
 
-- Only the values that a limit needs are read: a node without limits starts no program for them.
+- Only the values that a limit or the display needs are read: without limits and cards, no program is started for them.
 - Cards and user input are read in a thread, so that a hanging driver does not block the agent.
-- `pause`, `resume`, `finish` and `leave` take effect at once; a changed `limits.toml` at the next reading.
+- `pause`, `snooze`, `resume`, `finish` and `leave` take effect at once; a changed `limits.toml` at the next reading.
+- `pause`, `snooze` and `resume` may name a card. The node's gate is closed while no card may work.
 - Power is a mean over minutes, also while the engine pauses: so a pause ends.
 
 Counter of a node's uploads in this month, kept over restarts, so that a limit holds.
@@ -16,9 +17,10 @@ Counter of a node's uploads in this month, kept over restarts, so that a limit h
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ import trio
 from protocol import limits
 from protocol.errors import ConfigInvalid
 from swarm_node.allowance import settings
-from swarm_node.allowance.rules import GB, Decision, Readings, decide
+from swarm_node.allowance.rules import GB, CardReadings, Decision, Readings, decide, decide_card
 from swarm_node.base.disk import write_durably
 from swarm_node.machine import gpu, use
 
@@ -107,6 +109,49 @@ WATTS_OVER_S = 180.0
 """Averaging time of the power limit: meters and breakers tolerate minutes; shorter pauses would cost more starts."""
 
 
+class MeanPower:
+    """Mean power of the last minutes, over readings at any intervals."""
+
+    def __init__(self) -> None:
+        self._watts: float | None = None
+        self._measured_at = -math.inf
+
+    def update(self, watts: float | None) -> float | None:
+        """Return the mean, including this reading; None if there is none."""
+        now = trio.current_time()
+        passed_s, self._measured_at = now - self._measured_at, now
+        if watts is None:
+            return None
+        weight = 1 - math.exp(-passed_s / WATTS_OVER_S)
+        self._watts = watts if self._watts is None else self._watts + weight * (watts - self._watts)
+        return self._watts
+
+
+@dataclass
+class OwnerPause:
+    """The owner's pause of the node or of a card."""
+
+    paused: bool = False
+    until: datetime | None = None
+    """End of the pause; None: it ends with `resume`."""
+
+    def end_if_over(self, now: datetime) -> None:
+        if self.until is not None and now >= self.until:
+            self.paused, self.until = False, None
+
+
+@dataclass
+class GovernedCard:
+    """A graphics card that the engines use, as the owner and the readings leave it."""
+
+    pause: OwnerPause = field(default_factory=OwnerPause)
+    power: MeanPower = field(default_factory=MeanPower)
+    celsius: float | None = None
+    watts: float | None = None
+    """Mean power in the last minutes."""
+    decision: Decision = field(default_factory=Decision)
+
+
 class Governor:
     """Decides at any moment whether a node may work and upload."""
 
@@ -118,28 +163,38 @@ class Governor:
         price: int = 0,
         given: dict[str, Any] | None = None,
         threads: int = 1,
+        cards: Sequence[int] = (),
         look_at_cards: Callable[[], gpu.GpuProbe] = gpu.find_cards,
         look_at_load: Callable[[int], float | None] = use.others_load,
     ) -> None:
-        self._home, self._uploads, self._price, self._given = home, uploads, price, given or {}
+        self._home, self._uploads, self._price = home, uploads, price
+        self.given = given or {}
+        """Limits of this run, on top of those in the home."""
         self._look_at_cards = look_at_cards
         self._look_at_load = partial(look_at_load, threads)
-        self._paused = self._finishing = False
-        self._mean_watts: float | None = None
-        self._measured_at = -math.inf
+        self._pause, self._finishing = OwnerPause(), False
+        self._power = MeanPower()
+        self._governed = {number: GovernedCard() for number in cards}
         self._changed = trio.Event()
         self._looked: dict[str, Any] = {}
         self.leaving = trio.Event()
         """Set by `leave`, and when a finishing node has no work left."""
+        self.next_round = ""
+        """Join string of the round that the node moves to when it has finished; empty: it ends."""
         self.cards = gpu.GpuProbe()
         """Last reading of the graphics cards, for display."""
-        self.limits = settings.changed(home, self._given)
+        self.limits = settings.changed(home, self.given)
         self.decision = Decision()
         self._decide()
 
     @property
     def finishing(self) -> bool:
         return self._finishing
+
+    @property
+    def card_decisions(self) -> dict[int, Decision]:
+        """The decision for each card that the engines use."""
+        return {number: card.decision for number, card in self._governed.items()}
 
     async def run(self, *, watch_cards: bool = False) -> None:
         """Read and decide at intervals until cancelled; `watch_cards` reads the cards even if no limit needs them."""
@@ -164,20 +219,31 @@ class Governor:
         while self.decision.may_work:
             await self.changes()
 
-    def pause(self) -> None:
-        """Return the running leases, and accept no work until `resume`."""
-        self._paused = True
+    def pause(self, card: int | None = None, *, minutes: float | None = None) -> None:
+        """Stop at once, and accept no work until `resume`, or for `minutes`; with `card`, only this card."""
+        pause = self._pause_of(card)
+        pause.paused, pause.until = True, None if minutes is None else self._now() + timedelta(minutes=minutes)
         self._decide()
 
-    def resume(self) -> None:
-        """Work again, if the limits allow it; a finishing node continues, too."""
-        self._paused = self._finishing = False
+    def resume(self, card: int | None = None) -> None:
+        """Work again, if the limits allow it; a finishing node continues, too. Without `card`, every card resumes."""
+        pauses = [self._pause_of(card)]
+        if card is None:
+            self._finishing, self.next_round = False, ""
+            pauses += [governed.pause for governed in self._governed.values()]
+        for pause in pauses:
+            pause.paused, pause.until = False, None
         self._decide()
 
     def finish(self) -> None:
         """Accept no more work, and leave when the running groups have ended and are sent."""
-        self._finishing = True
+        self._finishing, self.next_round = True, ""
         self._decide()
+
+    def move(self, join_string: str) -> None:
+        """Finish, and continue with another round; `resume` and `finish` cancel this."""
+        self.finish()
+        self.next_round = join_string
 
     def leave(self) -> None:
         """Leave now, and return the running leases."""
@@ -185,29 +251,57 @@ class Governor:
 
     def _decide(self) -> None:
         self._uploads.cap_bytes = int(self.limits.upload_gb * GB) or None
+        now = self._now()
+        for pause in (self._pause, *(card.pause for card in self._governed.values())):
+            pause.end_if_over(now)
+        cards_before = self.card_decisions
+        for number, card in self._governed.items():
+            self._decide_card(number, card, now)
         seen = Readings(
-            now=datetime.now(ZoneInfo(self.limits.zone)) if self.limits.zone else datetime.now().astimezone(),
-            paused=self._paused,
+            now=now,
+            paused=self._pause.paused,
+            paused_until=self._pause.until,
             finishing=self._finishing,
             resting=any(reason.why == "power" for reason in self.decision.reasons),
             uploaded_bytes=self._uploads.this_month(),
             price_micros_per_mtok=self._price,
             **self._looked,
         )
-        before, self.decision = self.decision, decide(self.limits, seen)
+        before, self.decision = self.decision, decide(self.limits, seen, self.card_decisions)
         whys = [reason.why for reason in self.decision.reasons]
         if whys != [reason.why for reason in before.reasons]:
             log.info("work paused: %s", self.decision.reason_line) if whys else log.info("work continues")
         if self.decision.no_upload and not before.no_upload:
             log.info("uploads stopped: %s", self.decision.no_upload)
-        if self.decision != before:
+        if self.decision != before or self.card_decisions != cards_before:
             self._changed.set()
             self._changed = trio.Event()
+
+    def _decide_card(self, number: int, card: GovernedCard, now: datetime) -> None:
+        whys = frozenset(reason.why for reason in card.decision.reasons)
+        pause = card.pause
+        seen = CardReadings(now, pause.paused, pause.until, card.celsius, card.watts, whys)
+        card.decision = decide_card(number, self.limits, seen)
+        if whys != {reason.why for reason in card.decision.reasons}:
+            said = card.decision.reason_line
+            log.info("card %d paused: %s", number, said) if said else log.info("card %d continues", number)
+
+    def _pause_of(self, card: int | None) -> OwnerPause:
+        if card is None:
+            return self._pause
+        if card not in self._governed:
+            used = ", ".join(map(str, self._governed)) or "none"
+            raise ConfigInvalid(f"This node uses no card {card}.", hint=f"It uses these cards: {used}.")
+        return self._governed[card].pause
+
+    def _now(self) -> datetime:
+        """Return the time in the time zone of the hours."""
+        return datetime.now(ZoneInfo(self.limits.zone)) if self.limits.zone else datetime.now().astimezone()
 
     def _reload(self) -> None:
         """Apply a changed file; an invalid one is logged once and changes nothing."""
         try:
-            limits = settings.changed(self._home, self._given)
+            limits = settings.changed(self._home, self.given)
         except ConfigInvalid as error:
             if self._complained != str(error):
                 log.warning("limits not changed: %s", error)
@@ -227,17 +321,12 @@ class Governor:
             looked["others_load"] = self._look_at_load()
         if not self.limits.on_battery:
             looked["on_battery"] = await trio.to_thread.run_sync(use.on_battery)
-        if watch_cards or self.limits.power_watts:
+        if watch_cards or self.limits.power_watts or self._governed:
             self.cards = await trio.to_thread.run_sync(self._look_at_cards)
-            looked["watts"] = self._mean(sum(card.watts or 0.0 for card in self.cards.cards) or None)
+            looked["watts"] = self._power.update(sum(card.watts or 0.0 for card in self.cards.cards) or None)
+            readings = {reading.number: reading for reading in self.cards.cards}
+            for number, card in self._governed.items():
+                reading = readings.get(number)
+                card.celsius = reading.celsius if reading else None
+                card.watts = card.power.update(reading.watts if reading else None)
         self._looked = looked
-
-    def _mean(self, watts: float | None) -> float | None:
-        """Return the mean power of the last minutes, including this reading."""
-        now = trio.current_time()
-        passed_s, self._measured_at = now - self._measured_at, now
-        if watts is None:
-            return None
-        weight = 1 - math.exp(-passed_s / WATTS_OVER_S)
-        self._mean_watts = watts if self._mean_watts is None else self._mean_watts + weight * (watts - self._mean_watts)
-        return self._mean_watts

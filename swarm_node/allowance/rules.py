@@ -2,24 +2,27 @@
 
 - No I/O: time, battery, power and uploaded bytes are arguments. An unknown reading (None) forbids nothing, except
   `idle_minutes` if neither input nor load is known: then the machine may be in use.
-- A limit that ends by itself lets running groups finish. User input, battery power and `pause` take effect at once:
-  leases are returned, and other nodes continue them.
-- The engine is unloaded when there is no work, except during pauses of the power limit.
+- A limit that ends by itself lets running groups finish. User input, battery power, heat and `pause` take effect at
+  once: leases are returned, and other nodes continue them.
+- The engine is unloaded when there is no work, except during pauses of the limits of power and heat.
+- A graphics card has limits of its own, and may be paused alone. When no card may work, the node does not.
 - Uploading has its own limit: a node whose upload allowance is used up still downloads, samples and earns.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, time
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from protocol import limits as bounds
-from swarm_node.allowance.settings import Limits
+from swarm_node.allowance.settings import CardLimits, Limits
 
-Why = Literal["paused", "finishing", "hours", "idle", "battery", "power", "price", "upload"]
+Why = Literal["paused", "finishing", "hours", "idle", "battery", "power", "heat", "price", "upload"]
 
-AT_ONCE: frozenset[Why] = frozenset({"paused", "idle", "battery"})
+AT_ONCE: frozenset[Why] = frozenset({"paused", "idle", "battery", "heat"})
 """Reasons that do not wait for running groups."""
 
-BREAKS: frozenset[Why] = frozenset({"power"})
+BREAKS: frozenset[Why] = frozenset({"power", "heat"})
 """Reasons that end within minutes, so that loading the engine again would cost more than keeping it."""
 
 GB = 10**9
@@ -27,6 +30,9 @@ GB = 10**9
 
 POWER_RESUME_SHARE = 0.9
 """The share of the limit to which the mean must fall before work resumes, to avoid rapid changes."""
+
+COOLER_CELSIUS = 5.0
+"""Degrees below the limit to which a card must cool before work resumes, to avoid rapid changes."""
 
 OTHERS_LOAD_MAX = 0.25
 """Load per CPU: a machine on which other programs use more is not idle."""
@@ -38,6 +44,8 @@ class Readings(NamedTuple):
     now: datetime
     """Current time, in the time zone of the hours."""
     paused: bool = False
+    paused_until: datetime | None = None
+    """End of the pause, in the time zone of the hours; None: it ends with `resume`."""
     finishing: bool = False
     idle_s: float | None = None
     """Seconds since the last user input."""
@@ -51,6 +59,20 @@ class Readings(NamedTuple):
     uploaded_bytes: int = 0
     """Bytes uploaded this month."""
     price_micros_per_mtok: int = 0
+
+
+class CardReadings(NamedTuple):
+    """Readings of one graphics card."""
+
+    now: datetime
+    """Current time, in the time zone of the hours."""
+    paused: bool = False
+    paused_until: datetime | None = None
+    celsius: float | None = None
+    watts: float | None = None
+    """Mean power in the last minutes."""
+    resting: frozenset[Why] = frozenset()
+    """The reasons for which the card rests now."""
 
 
 class LimitReason(NamedTuple):
@@ -89,12 +111,34 @@ class Decision(NamedTuple):
         return "; ".join(reason.said for reason in self.reasons)
 
 
-def decide(limits: Limits, seen: Readings) -> Decision:
-    """Apply the owner's limits to the readings."""
-    checks = (_asked(seen), _hours(limits, seen), _idle(limits, seen), _battery(limits, seen), _power(limits, seen))
+NO_CARDS: Mapping[int, Decision] = MappingProxyType({})
+
+
+def decide(limits: Limits, seen: Readings, cards: Mapping[int, Decision] = NO_CARDS) -> Decision:
+    """Apply the owner's limits to the readings; with `cards`, the node works if a card may."""
+    power = _power(limits, seen.watts, resting=seen.resting)
+    checks = (_asked(seen), _hours(limits, seen.now, limits.zone), _idle(limits, seen), _battery(limits, seen), power)
     reasons = tuple(reason for reason in (*checks, _price(limits, seen)) if reason is not None)
+    if cards and not any(card.may_work for card in cards.values()):
+        reasons += tuple(
+            LimitReason(reason.why, f"card {number}: {reason.said}")
+            for number, card in cards.items()
+            for reason in card.reasons
+        )
     no_upload = _no_upload(limits, seen)
     return Decision(reasons, not no_upload, no_upload)
+
+
+def decide_card(number: int, limits: Limits, seen: CardReadings) -> Decision:
+    """Apply the owner's limits of one card to its readings."""
+    own = limits.of_card(number)
+    checks = (
+        _paused(seen.paused, seen.paused_until, f" --card {number}"),
+        _hours(own, seen.now, limits.zone),
+        _power(own, seen.watts, resting="power" in seen.resting),
+        _heat(own, seen),
+    )
+    return Decision(tuple(reason for reason in checks if reason is not None))
 
 
 def within(hours: tuple[time, time], now: time) -> bool:
@@ -106,19 +150,26 @@ def within(hours: tuple[time, time], now: time) -> bool:
 
 
 def _asked(seen: Readings) -> LimitReason | None:
-    if seen.paused:
-        return LimitReason("paused", "paused by you; `swarm-node resume` continues")
+    if paused := _paused(seen.paused, seen.paused_until):
+        return paused
     if seen.finishing:
         return LimitReason("finishing", "finishing: the agent stops after the current groups")
     return None
 
 
-def _hours(limits: Limits, seen: Readings) -> LimitReason | None:
+def _paused(paused: bool, until: datetime | None, option: str = "") -> LimitReason | None:
+    if not paused:
+        return None
+    when = f" until {until:%H:%M}" if until else ""
+    return LimitReason("paused", f"paused by you{when}; `swarm-node resume{option}` continues")
+
+
+def _hours(limits: CardLimits, now: datetime, zone: str) -> LimitReason | None:
     span = limits.span
-    if span is None or within(span, seen.now.timetz().replace(tzinfo=None)):
+    if span is None or within(span, now.timetz().replace(tzinfo=None)):
         return None
     return LimitReason(
-        "hours", f"outside your hours {limits.hours} ({limits.zone or 'local time'}); work begins {span[0]:%H:%M}"
+        "hours", f"outside your hours {limits.hours} ({zone or 'local time'}); work begins {span[0]:%H:%M}"
     )
 
 
@@ -141,13 +192,24 @@ def _battery(limits: Limits, seen: Readings) -> LimitReason | None:
     return None
 
 
-def _power(limits: Limits, seen: Readings) -> LimitReason | None:
-    if not limits.power_watts or seen.watts is None:
+def _power(limits: CardLimits, watts: float | None, *, resting: bool) -> LimitReason | None:
+    if not limits.power_watts or watts is None:
         return None
-    bound = limits.power_watts * (POWER_RESUME_SHARE if seen.resting else 1.0)
-    if seen.watts <= bound:
+    bound = limits.power_watts * (POWER_RESUME_SHARE if resting else 1.0)
+    if watts <= bound:
         return None
-    return LimitReason("power", f"power limit: mean {seen.watts:.0f} W, your limit is {limits.power_watts:.0f} W")
+    return LimitReason("power", f"power limit: mean {watts:.0f} W, your limit is {limits.power_watts:.0f} W")
+
+
+def _heat(limits: CardLimits, seen: CardReadings) -> LimitReason | None:
+    if not limits.celsius or seen.celsius is None:
+        return None
+    bound = limits.celsius - (COOLER_CELSIUS if "heat" in seen.resting else 0.0)
+    if seen.celsius <= bound:
+        return None
+    cooler = limits.celsius - COOLER_CELSIUS
+    said = f"{seen.celsius:.0f} °C, your limit is {limits.celsius:.0f} °C; work resumes at {cooler:.0f} °C"
+    return LimitReason("heat", f"temperature limit: {said}")
 
 
 def _price(limits: Limits, seen: Readings) -> LimitReason | None:

@@ -2,6 +2,7 @@
 
 - Every key has a default that limits nothing, except `on_battery`: a battery is used only with permission.
 - An unknown key or an invalid value is refused with the key's name; nothing is guessed.
+- A table such as `[cards.1]` has limits of one graphics card, on top of those of the node.
 - A running agent reads the file again when it has changed; an invalid file changes nothing and is logged.
 """
 
@@ -29,20 +30,43 @@ TURNS_MIB_MAX = 2**20
 _SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
 
-class Limits(BaseModel):
-    """The owner's limits; `swarm-node limits` prints the description of each field."""
+class CardLimits(BaseModel):
+    """The owner's limits of one graphics card; they hold in addition to those of the node."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     hours: str = Field("", description="working hours, such as 22:00-07:00; empty: always")
+    celsius: float = Field(0.0, ge=0, le=150, description="maximum temperature of a graphics card; 0: no limit")
+    power_watts: float = Field(
+        0.0, ge=0, le=100_000, description="maximum mean power of the GPU in watts, kept by pauses; 0: no limit"
+    )
+
+    @property
+    def span(self) -> tuple[time, time] | None:
+        """The working hours as start and end."""
+        match = _SPAN.fullmatch(self.hours)
+        if match is None:
+            return None
+        start_h, start_m, end_h, end_m = map(int, match.groups())
+        return time(start_h, start_m), time(end_h, end_m)
+
+    @field_validator("hours")
+    @classmethod
+    def _is_a_span(cls, hours: str) -> str:
+        match = _SPAN.fullmatch(hours)
+        if hours and (match is None or match.group(1, 2) == match.group(3, 4)):
+            raise ValueError("write the hours as 22:00-07:00")
+        return hours
+
+
+class Limits(CardLimits):
+    """The owner's limits; `swarm-node limits` prints the description of each field."""
+
     zone: str = Field("", description="time zone of the hours, such as Europe/Berlin; empty: the system's time zone")
     idle_minutes: float = Field(
         0.0, ge=0, le=1440, description="work only after this many minutes without user input; 0: always"
     )
     on_battery: bool = Field(False, description="true: work on battery power, too")
-    power_watts: float = Field(
-        0.0, ge=0, le=100_000, description="maximum mean power of the GPU in watts, kept by pauses; 0: no limit"
-    )
     vram_share: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory that the engine may use")
     turns_mib: int = Field(
         TURNS_MIB,
@@ -62,22 +86,19 @@ class Limits(BaseModel):
         description="decline leases that pay less per million tokens, in millionths of the round's unit",
     )
 
-    @property
-    def span(self) -> tuple[time, time] | None:
-        """The working hours as start and end."""
-        match = _SPAN.fullmatch(self.hours)
-        if match is None:
-            return None
-        start_h, start_m, end_h, end_m = map(int, match.groups())
-        return time(start_h, start_m), time(end_h, end_m)
+    cards: dict[str, CardLimits] = Field({}, description="limits of one graphics card, in a table such as [cards.1]")
 
-    @field_validator("hours")
+    def of_card(self, number: int) -> CardLimits:
+        """Return the limits of one card; the node's own hold in addition, its temperature for each card."""
+        own = self.cards.get(str(number), CardLimits())
+        return own if own.celsius else own.model_copy(update={"celsius": self.celsius})
+
+    @field_validator("cards")
     @classmethod
-    def _is_a_span(cls, hours: str) -> str:
-        match = _SPAN.fullmatch(hours)
-        if hours and (match is None or match.group(1, 2) == match.group(3, 4)):
-            raise ValueError("write the hours as 22:00-07:00")
-        return hours
+    def _are_numbers(cls, cards: dict[str, CardLimits]) -> dict[str, CardLimits]:
+        if not all(number.isdecimal() for number in cards):
+            raise ValueError("name a card by its number, such as [cards.1]")
+        return cards
 
     @field_validator("zone")
     @classmethod
@@ -101,7 +122,12 @@ def read(home: Path) -> Limits:
 
 def checked(values: dict[str, Any]) -> Limits:
     """Build limits from values of the file or the command line; raise `ConfigInvalid` if one is wrong."""
-    values = {key: float(value) if _is_decimal(key) and type(value) is int else value for key, value in values.items()}
+    values = _with_decimals(Limits, values)
+    if isinstance(cards := values.get("cards"), dict):
+        values["cards"] = {
+            number: _with_decimals(CardLimits, card) if isinstance(card, dict) else card
+            for number, card in cards.items()
+        }
     try:
         return Limits(**values)
     except ValidationError as error:
@@ -113,9 +139,13 @@ def checked(values: dict[str, Any]) -> Limits:
         ) from None
 
 
-def changed(home: Path, given: dict[str, Any]) -> Limits:
-    """Return the limits of a home, with `given` on top."""
-    return checked(read(home).model_dump() | given)
+def changed(home: Path, given: dict[str, Any], *, card: int | None = None) -> Limits:
+    """Return the limits of a home, with `given` on top, for the node or for one card."""
+    values = read(home).model_dump()
+    if card is None:
+        return checked(values | given)
+    own = values["cards"].get(str(card), {}) | given
+    return checked(values | {"cards": values["cards"] | {str(card): own}})
 
 
 def write(home: Path, limits: Limits) -> Path:
@@ -126,7 +156,12 @@ def write(home: Path, limits: Limits) -> Path:
     for name, field in Limits.model_fields.items():
         value = getattr(limits, name)
         mark = "# " if value == field.default else ""
-        lines.append(f"{mark}{name} = {_toml(value)}  # {field.description}\n")
+        if name != "cards":  # tables come after all values
+            lines.append(f"{mark}{name} = {_toml(value)}  # {field.description}\n")
+    for number, card in sorted(limits.cards.items(), key=lambda item: int(item[0])):
+        own = card.model_dump(exclude_defaults=True)
+        if own:
+            lines += [f"\n[cards.{number}]\n", *(f"{name} = {_toml(value)}\n" for name, value in own.items())]
     path = home / FILE
     write_durably(path, "".join(lines).encode(), temp_folder=home)
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # the service's agent is another user, and must read it
@@ -134,9 +169,10 @@ def write(home: Path, limits: Limits) -> Path:
     return path
 
 
-def _is_decimal(key: str) -> bool:
-    field = Limits.model_fields.get(key)
-    return field is not None and field.annotation is float
+def _with_decimals(model: type[CardLimits], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with whole numbers as decimals, where the field is one."""
+    decimals = {name for name, field in model.model_fields.items() if field.annotation is float}
+    return {key: float(value) if key in decimals and type(value) is int else value for key, value in values.items()}
 
 
 def _toml(value: str | float | bool) -> str:

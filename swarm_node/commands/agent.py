@@ -1,13 +1,14 @@
-"""`swarm-node status`, `pause`, `resume`, `finish`, `leave` and `limits`: the owner's control of a running agent."""
+"""`swarm-node status`, `pause`, `snooze`, `resume`, `finish`, `leave`, `limits`: the owner's control of an agent."""
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from protocol.text.lesson import lesson
 from protocol.text.option_groups import with_option_groups
-from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, LimitOptions
+from swarm_node.commands.options import DEFAULT_HOME, AsJson, CardOption, Home, LimitOptions
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed or no agent is running, 2 wrong usage."
 
@@ -31,14 +32,29 @@ def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
         raise typer.Exit(1) from None
 
 
-def pause(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Pause at once and free the memory: open leases are returned; uploads to peers continue."""
-    _order("pause", home, as_json, "Paused. Run `swarm-node resume` to continue.")
+def pause(card: CardOption = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Pause at once and free the memory: open leases are returned; uploads to peers continue.
+
+    With --card only this card pauses, and the other cards continue its work.
+    """
+    option = "" if card is None else f" --card {card}"
+    _order("pause", home, as_json, f"Paused. Run `swarm-node resume{option}` to continue.", card=card)
 
 
-def resume(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Continue after `pause` or `finish`, as far as the limits allow."""
-    _order("resume", home, as_json, "Resumed. The node works when its limits allow it.")
+def snooze(
+    minutes: Annotated[float, typer.Argument(min=1, max=7 * 24 * 60, help="Minutes until work continues by itself.")],
+    card: CardOption = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Pause for some minutes, as `pause` does; work continues by itself."""
+    said = f"Paused for {minutes:g} min. Run `swarm-node resume` to continue earlier."
+    _order("pause", home, as_json, said, card=card, minutes=minutes)
+
+
+def resume(card: CardOption = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Continue after `pause`, `snooze` or `finish`, as far as the limits allow; without --card on every card."""
+    _order("resume", home, as_json, "Resumed. The node works when its limits allow it.", card=card)
 
 
 def finish(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
@@ -56,6 +72,9 @@ def limits(
     *,
     home: Home = DEFAULT_HOME,
     changes: LimitOptions,
+    card: Annotated[
+        int | None, typer.Option(min=0, help="Change the limits of this card only: hours, celsius, power-watts.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine; 0: the value of `join --threads`.")
     ] = None,
@@ -63,22 +82,23 @@ def limits(
 ) -> None:
     """Show or change this node's limits; a running agent applies changes within seconds.
 
-    The limits are kept in limits.toml in the home. --vram-share, --turns-mib and --threads take effect at the next
-    start. While a limit holds, the agent stays and fetches versions, and `status` names the limit. A mirror obeys
-    --upload-gb only.
+    The limits are kept in limits.toml in the home. With --card they hold for one graphics card, in addition to those
+    of the node. --vram-share, --turns-mib and --threads take effect at the next start. While a limit holds, the agent
+    stays and fetches versions, and `status` names the limit. A mirror obeys --upload-gb only.
     """
     from swarm_node.allowance import settings
     from swarm_node.keys import identity
 
     named = changes.typed() | ({} if threads is None else {"threads": threads})
-    current = settings.changed(home, named)
+    current = settings.changed(home, named, card=card)
     if named:
         settings.write(home, current)
     if as_json:
         typer.echo(current.model_dump_json())
         return
+    values = current.model_dump()
     for name, field in settings.Limits.model_fields.items():
-        typer.echo(f"{name:<14} {json.dumps(getattr(current, name)):<16} {field.description}")
+        typer.echo(f"{name:<14} {json.dumps(values[name]):<16} {field.description}")
     typer.echo(str(home / settings.FILE))
     if not (home / identity.FILE).exists():
         typer.echo(
@@ -93,12 +113,12 @@ def limits(
         typer.echo("vram_share, turns_mib and threads apply from the next start of the agent.")
 
 
-def _order(do: str, home: Home, as_json: bool, said: str) -> None:
+def _order(do: str, home: Home, as_json: bool, said: str, **options: float | None) -> None:
     import trio
 
     from swarm_node.owner.control_socket import ask
 
-    reply = trio.run(ask, home, do)
+    reply = trio.run(partial(ask, home, do, **options))
     typer.echo(json.dumps(reply) if as_json else said)
 
 
@@ -113,6 +133,7 @@ def add_to(app: typer.Typer) -> None:
     for command, example, then in (
         (status, "swarm-node status", "`why` explains single leases, `earnings` shows your credit."),
         (pause, "swarm-node pause", "`resume` continues; `leave` stops the agent."),
+        (snooze, "swarm-node snooze 60 --card 1", "`resume` continues earlier; `status` shows until when it rests."),
         (resume, "swarm-node resume", "`status` shows whether the limits allow work now."),
         (finish, "swarm-node finish", "run `resume` before the agent stops to cancel this."),
         (leave, "swarm-node leave", "run `join` to continue with the same key and earnings."),

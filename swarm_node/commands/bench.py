@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
 from protocol.policy.manifest import Sampler, open_manifest
-from swarm_node.coordinator_api.join_string import JoinString, round_folder
+from swarm_node.coordinator_api.join_string import POLICIES, TRUST_FILE, JoinString, round_folder
 from swarm_node.engine.client import Choose, open_engine
-from swarm_node.member import POLICIES, TRUST_FILE
+from swarm_node.engine.throughput import SampleWork, Throughput, measure
 from swarm_node.versions import assemble
 from swarm_node.versions.updater import saved
-from swarm_node.work.throughput import SampleWork, Throughput, measure
 
 
 class Subject(NamedTuple):

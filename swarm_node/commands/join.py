@@ -2,42 +2,51 @@
 
 import json
 import logging
+import os
 import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from protocol.errors import ConfigInvalid, SwarmError, named
-from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK
+from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK, ROUNDS_PER_AGENT_MAX
 from protocol.people.nicknames import nickname
 from protocol.text.money import parse_unit
 from protocol.text.option_groups import with_option_groups
 from protocol.text.plain import counted
 from swarm_node.base import logs
-from swarm_node.base.waiting import leave_with_parent
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
     DEFAULT_HOME,
+    BestOptions,
+    CardsOption,
     ConfirmOptions,
     DryRunOption,
     EngineChoice,
     JoinTarget,
+    JoinTargets,
     LimitOptions,
     NameOption,
+    NotifyOption,
+    PageOption,
     PriceOption,
     Quiet,
     ReachOptions,
     UploadOption,
     check_settings,
+    words_of,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from ledger.witness import Witnesses
     from swarm_node import member
-    from swarm_node.app import RunEarnings, Show
+    from swarm_node.app import AgentRun, RunEarnings, Show
+    from swarm_node.engine.card_engine import EngineCard
     from swarm_node.engine.choose import EngineOptions, HostMachine
     from swarm_node.engine.client import Choose
 
@@ -48,21 +57,27 @@ EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 error
 
 @with_option_groups
 def join(
-    join_string: JoinTarget = "",
+    join_strings: JoinTargets = None,
     *,
     confirm: ConfirmOptions,
+    best: BestOptions,
     name: NameOption = None,
     price: PriceOption = PRICE_DEFAULT_MICROS_PER_MTOK,
     home: Annotated[Path, typer.Option(help="Folder for the key, unsent work and policy files.")] = DEFAULT_HOME,
-    groups: Annotated[int, typer.Option(min=1, max=64, help="Number of prompt groups sampled at once.")] = 8,
+    groups: Annotated[
+        int, typer.Option(min=1, max=64, help="Number of prompt groups sampled at once, on each card.")
+    ] = 8,
     owner: Annotated[
         Path | None, typer.Option(help="File with the owner's delegation to this node; the node keeps a copy.")
     ] = None,
     sampling: EngineChoice,
+    cards: CardsOption = "",
     limits: LimitOptions,
     reach: ReachOptions,
     witness: WitnessKeys,
     quorum: Quorum = None,
+    notify: NotifyOption = "",
+    page: PageOption = None,
     dry_run: DryRunOption = False,
     plain: Annotated[bool, typer.Option("--plain", help="Print log lines only, without the live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
@@ -71,40 +86,80 @@ def join(
         bool, typer.Option("--child", hidden=True, help="Leave the round when standard input ends.")
     ] = False,
 ) -> None:
-    """Take part in a round until it is finished; Ctrl-C leaves cleanly, and joining again continues.
+    """Take part in a round until it is finished, or in several; Ctrl-C leaves cleanly, and joining again continues.
 
     The node makes its key at the first start, registers, downloads and verifies the newest version, and samples.
     Ctrl-C gives leases back; finished work waits in the outbox. Two agents on one machine need two values of
-    --home.
-    """
-    import trio
+    --home. With --best, the round is chosen from directories (`swarm-node rounds`), proved by its log, and confirmed.
 
-    from swarm_node import app as agent
+    With several join strings the node works for the first round that has work. When that one has none, it continues
+    with the next one at once, and returns when an earlier one has work again. A base that they share is fetched once.
+    """
     from swarm_node.allowance.settings import changed
+    from swarm_node.commands.rounds import choose_best
+    from swarm_node.engine.cards import parse_cards
     from swarm_node.engine.choose import choose, this_machine, threads_of
 
     logs.to_stderr(quiet)
     if child:
+        from swarm_node.base.waiting import leave_with_parent
+
         leave_with_parent()
+    command = words_of(notify)
     options = sampling.within(changed(home, limits.typed()))
     machine = this_machine()
     choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
+    wanted = parse_cards(cards)
     trusted = witnesses_of(witness, quorum)
-    join_string = round_of(join_string, home, confirm)
-    me = build_member(join_string, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted)
-    if dry_run or not (quiet or as_json):
-        _preview(me, must=dry_run)
-    choose_engine = _fitting(me, sampling.engine.value, options, machine)
-    if dry_run:
-        return
+    typed = list(join_strings or [])
+    best.require_whole(typed[0] if typed else "")
+    targets = [choose_best(best, home, price, ask=not dry_run)] if best.best else rounds_of(typed, home, confirm)
+    while True:
+        members = [
+            build_member(
+                target, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted, page=page
+            )
+            for target in targets
+        ]
+        require_several(members)
+        fits = _all_fitting(
+            members,
+            partial(_fitting, wanted=sampling.engine.value, options=options, machine=machine, wanted_cards=wanted),
+            preview=dry_run or not (quiet or as_json),
+            must=dry_run,
+        )
+        if dry_run:
+            return
+        show = _live_view(wanted=not (plain or quiet or as_json or logs.are_objects()))
+        done = _run(fits, groups, threads_of(options, machine), show, command)
+        for earnings in done.rounds:
+            _say(earnings, as_json, named=len(done.rounds) > 1)
+        if not done.next_round:
+            return
+        targets = [done.next_round]
+
+
+def _run(
+    fits: "Sequence[FittingRound]",
+    groups: int,
+    threads: int,
+    show: "Show | None",
+    notify: tuple[str, ...],
+) -> "AgentRun":
+    """Run the agent; a card that the model of one round does not fit on is left out."""
+    import trio
+
+    from swarm_node import app as agent
+
     settings = agent.AgentSettings(
-        member=me,
+        rounds=tuple(agent.RoundChoice(fit.member, fit.choose) for fit in fits),
         groups_per_request=groups,
-        engine_command=choose_engine,
-        threads=threads_of(options, machine),
-        show=_live_view(wanted=not (plain or quiet or as_json or logs.are_objects())),
+        threads=threads,
+        cards=max((fit.cards for fit in fits), key=lambda cards: sum(bool(card.left_out) for card in cards)),
+        show=show,
+        notify=notify,
     )
-    _say(trio.run(agent.run, settings), as_json)
+    return trio.run(agent.run, settings)
 
 
 @with_option_groups
@@ -137,6 +192,70 @@ def mirror(
         print(said, flush=True)
 
     trio.run(partial(mirroring.run, settings, tell=tell))
+
+
+class FittingRound(NamedTuple):
+    """A round whose model this machine can sample."""
+
+    member: "member.MemberSettings"
+    choose: "Choose"
+    cards: "tuple[EngineCard, ...]"
+
+
+def _all_fitting(
+    members: "Sequence[member.MemberSettings]",
+    fitting: "Callable[[member.MemberSettings], tuple[Choose, tuple[EngineCard, ...]]]",
+    *,
+    preview: bool,
+    must: bool,
+) -> list[FittingRound]:
+    """Return the rounds that fit; of several, one that does not fit is left out and named, unless none fits."""
+    fits: list[FittingRound] = []
+    for number, me in enumerate(members, 1):
+        try:
+            if preview:
+                if len(members) > 1:
+                    typer.echo(f"{me.join.url}:", err=True)
+                _preview(me, must=must)
+            fits.append(FittingRound(me, *fitting(me)))
+        except SwarmError as error:
+            if number == len(members) and not fits:
+                raise
+            log.error("the round at %s is left out code=%s: %s", me.join.url, error.code, error)
+    return fits
+
+
+def rounds_of(targets: list[str], home: Path, confirm: ConfirmOptions) -> list[str]:
+    """Return the join strings of the rounds to take part in; without a target, of those that were joined last."""
+    from swarm_node.coordinator_api import last_round
+
+    if not targets:
+        return [str(join) for join in last_round.all_chosen("", home)]
+    if len(targets) > 1 and confirm != ConfirmOptions():
+        raise ConfigInvalid(
+            "--phrase and --fingerprint confirm one round.", hint="Give the join strings of the other rounds."
+        )
+    return [round_of(target, home, confirm) for target in targets]
+
+
+def require_several(members: "Sequence[member.MemberSettings]") -> None:
+    """Refuse a round that is named twice, too many rounds, and one address for several."""
+    from protocol.people.addresses import host_and_port
+
+    if len(members) == 1:
+        return
+    if len(members) > ROUNDS_PER_AGENT_MAX:
+        raise ConfigInvalid(f"{len(members)} rounds: a node takes part in {ROUNDS_PER_AGENT_MAX} at most.")
+    ids = [me.join.round_id for me in members]
+    if twice := next((me for me in members if ids.count(me.join.round_id) > 1), None):
+        raise ConfigInvalid(
+            f"The round at {twice.join.url} is named twice.", hint="Give each round once, in the order of your choice."
+        )
+    listen = members[0].listen
+    if members[0].advertise or (listen and host_and_port(listen)[1]):
+        raise ConfigInvalid(
+            "Each round needs a port of its own.", hint="Leave --advertise out, and --listen too, or give it port 0."
+        )
 
 
 def round_of(target: str, home: Path, confirm: ConfirmOptions) -> str:
@@ -176,13 +295,16 @@ def build_member(
     price: int = 0,
     owner: Path | None = None,
     witnesses: "Witnesses | None" = None,
+    page: bool | None = None,
 ) -> "member.MemberSettings":
     """Return the settings of a member; create its key if there is none."""
     from swarm_node import member
     from swarm_node.coordinator_api import last_round
     from swarm_node.keys import delegation, identity
+    from swarm_node.ledger.directories import Directories
 
     join = last_round.chosen(join_string, home)
+    Directories(home).require_not_refused(join.round_id)
     given = last_round.name_of(home) if name is None else name
     check_settings(given or "-", price, reach.listen, reach.advertise)
     me = identity.load_or_create(home / identity.FILE).key.node_id
@@ -191,6 +313,7 @@ def build_member(
         home=home,
         name=given or nickname(me),
         given_name=given,
+        page=last_round.wants_page(home) if page is None else page,
         price_micros_per_mtok=price,
         **asdict(reach),
         delegation=delegation.kept(home, me, owner),
@@ -218,35 +341,48 @@ def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
 
 
 def _fitting(
-    settings: "member.MemberSettings", wanted: str, options: "EngineOptions", machine: "HostMachine"
-) -> "Choose":
-    """Return the chooser of the engine, with the precision that fits the round's model; raise an error if none fits.
+    settings: "member.MemberSettings",
+    wanted: str,
+    options: "EngineOptions",
+    machine: "HostMachine",
+    wanted_cards: tuple[int, ...],
+) -> tuple["Choose", "tuple[EngineCard, ...]"]:
+    """Return the chooser of the engine, with the precision that fits the round's model, and the cards that can hold it.
 
-    If the round cannot be reached, or has published no version yet, the agent decides later.
+    Raise an error if no precision fits. If the round cannot be reached, or has published no version yet, the agent
+    decides later.
     """
     import trio
 
     from swarm_node.commands import preview
     from swarm_node.doctor import cards
-    from swarm_node.engine.choose import for_policy
-    from swarm_node.engine.precision import Memory, choose_precision
+    from swarm_node.engine.cards import ON_CPU, engine_cards, select_cards
+    from swarm_node.engine.choose import choose, for_policy
+    from swarm_node.engine.precision import Memory, choose_precision, device_of
     from swarm_node.keys import identity
     from swarm_node.machine import gpu, use
 
+    first = choose(wanted, options, machine).name
+    on_card = device_of(first, options, machine) != "cpu"
+    seen = select_cards(gpu.find_cards() if on_card else gpu.GpuProbe(), wanted_cards, os.environ, on_card=on_card)
     key = identity.load_or_create(settings.home / identity.FILE).key
     try:
         round_ = trio.run(preview.published, settings, key)
     except SwarmError:  # the agent logs the reason, and retries if that helps
         log.info("precision: not decided yet; the coordinator does not respond")
-        return partial(for_policy, wanted, options)
+        return partial(for_policy, wanted, options), engine_cards(seen)
     if round_.model is None:
         log.info("precision: not decided yet; no version is published")
-        return partial(for_policy, wanted, options)
-    memory = Memory(cards.free_bytes(gpu.find_cards(), vram_share=options.vram_share), use.memory_bytes()[1])
+        return partial(for_policy, wanted, options), engine_cards(seen)
+    memory = Memory(cards.free_bytes(seen, vram_share=options.vram_share), use.memory_bytes()[1])
     chosen = choose_precision(wanted, options, machine, round_.model, memory, round_.classes)
     log.info("precision: %s", chosen.line)
     fit = options._replace(dtype=chosen.dtype)
-    return lambda unfit: for_policy(wanted, fit, {**chosen.unfit, **unfit})
+    engines = engine_cards(seen, chosen.need_bytes, vram_share=options.vram_share) if chosen.device != "cpu" else ON_CPU
+    for card in engines:
+        if card.name:
+            log.info("card %d (%s): %s", card.number, card.name, card.left_out or "used")
+    return lambda unfit: for_policy(wanted, fit, {**chosen.unfit, **unfit}), engines
 
 
 def _live_view(*, wanted: bool) -> "Show | None":
@@ -259,10 +395,13 @@ def _live_view(*, wanted: bool) -> "Show | None":
     return live_view.make(console) if wanted and live_view.can_show(console) else None
 
 
-def _say(earnings: "RunEarnings", as_json: bool) -> None:
+def _say(earnings: "RunEarnings", as_json: bool, *, named: bool) -> None:
+    """Print the totals in one round; `named` with several rounds."""
     if as_json:
         typer.echo(json.dumps(vars(earnings)))
         return
+    if named:
+        typer.echo(f"{earnings.coordinator}: {earnings.error}".rstrip(": "))
     rejected = ", ".join(f"{count} {code}" for code, count in earnings.rejected.items())
     worth = parse_unit(earnings.unit).amount(earnings.credit_micros)
     typer.echo(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid, MalformedMessage
+from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
 from protocol.text.lesson import lesson
 from protocol.text.money import Unit, pace_text
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, HomeOfRound, JoinText
@@ -202,7 +202,11 @@ def revoke(
 def address(
     join_string: JoinText = "",
     where: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="Payout address: evm:0x… or text:…, as the round requires.")
+        str,
+        typer.Argument(
+            metavar="ADDRESS",
+            help="Payout address as the round requires: evm:, sepa:, paypal:, stripe:, lightning: or text:.",
+        ),
     ] = "",
     home: HomeOfRound = DEFAULT_HOME,
     owner_key: OwnerKey = DEFAULT_OWNER_KEY,
@@ -211,18 +215,28 @@ def address(
 ) -> None:
     """Set the payout address of a round. It applies after a delay; until then the old address applies.
 
-    The address is evm:0x… or text:… (payment by hand). Signing again restarts the delay, which is 72 hours unless
-    the operator changed it. An owner may do so 4 times a day, and more often with validated work.
+    The address is evm:0x…, sepa:IBAN/name, paypal:EMAIL, stripe:acct_…, lightning:… (name@host, an LNURL or a BOLT12
+    offer) or text:… (payment by hand). It is checked before it is signed. Signing again restarts the
+    delay, which is 72 hours unless the operator changed it. An owner may do so 4 times a day, and more often with
+    validated work.
     """
     from protocol.people.owner import PayoutAddress
+    from protocol.people.payout_addresses import EXAMPLES, checked_address
     from swarm_node.coordinator_api import last_round
     from swarm_node.ledger.notices import day
 
     join_string, where = last_round.with_round(join_string, where)
     if not where:
         raise ConfigInvalid(
-            "The command needs a payout address.", hint="Give evm:0x… or text:…, as the round requires."
+            "The command needs a payout address.",
+            hint=f"Give one that the round pays to, such as {EXAMPLES['sepa']!r} or {EXAMPLES['evm']}.",
         )
+    try:
+        checked_address(where)
+    except ValueError as error:
+        scheme = where.partition(":")[0]
+        hint = f"For example {EXAMPLES.get(scheme, EXAMPLES['sepa'])!r}; see `swarm-node keys address --help`."
+        raise ConfigInvalid(f"The payout address is not valid: {error}.", hint=hint) from None
     join = last_round.chosen(join_string, home)
     said = _typed(PayoutAddress, round_id=join.round_id, address=where, number=_number())
     reply = _state(join, unlocked(owner_key, passphrase_file, passphrase_fd), said)
@@ -289,13 +303,30 @@ def restore(
 
 
 def earnings(join_string: JoinText = "", home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Show what this node and the owner's other nodes have earned, what was paid, and the payout address."""
+    """Show what this node and the owner's other nodes have earned, what was paid, and the payout address.
+
+    Without a join string it shows each round that the node joined last; with --json, one line for each.
+    """
     import trio
 
     from swarm_node.coordinator_api import last_round
 
-    summary, rates, unit = trio.run(_earnings, last_round.chosen(join_string, home), home)
-    show_earnings(summary, rates, unit, as_json=as_json)
+    joins = last_round.all_chosen(join_string, home)
+    failed: SwarmError | None = None
+    for join in joins:
+        try:
+            summary, rates, unit = trio.run(_earnings, join, home)
+        except SwarmError as error:
+            if len(joins) == 1:
+                raise
+            typer.echo(f"{join.url}: {named(error)}", err=True)
+            failed = error
+            continue
+        if len(joins) > 1 and not as_json:
+            typer.echo(f"{join.url}:")
+        show_earnings(summary, rates, unit, as_json=as_json)
+    if failed is not None:
+        raise typer.Exit(1)
 
 
 def show_earnings(summary: "Earnings", rates: "OwnerRates | None", unit: Unit, *, as_json: bool = False) -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,10 @@ from swarm_node.base import disk
 from swarm_node.commands.options import DEFAULT_HOME, HomeOfRound, JoinText
 
 if TYPE_CHECKING:
+    from ledger.entry import Pending
     from ledger.payout_proof import PayoutLine
+    from ledger.proof import Settlement
+    from ledger.training import TrainingSummary
     from ledger.witness import Witnesses
     from swarm_node.coordinator_api.join_string import JoinString
     from swarm_node.coordinator_api.origin import Origin
@@ -88,6 +92,8 @@ def verify(
         f"The lottery sampled {result.audits.drawn:,} of {result.audits.claims:,} claims. "
         f"All sampled claims were audited before payment{pardoned}."
     )
+    for line in _training_lines(result.training):
+        typer.echo(line)
     if not result.logged_roots:
         typer.echo("Note: this old ledger has no root documents. It cannot prove that all nodes see the same keys.")
     for gap in result.gaps:
@@ -111,12 +117,15 @@ def receipts(
     offline: Annotated[bool, typer.Option("--offline", help="Check the saved ones only, without a network.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch and check a receipt for every accepted rollout of this node; receipts prove its credit permanently."""
+    """Fetch and check a receipt for every accepted rollout of this node; receipts prove its credit permanently.
+
+    They are fetched many at a time, and kept in one file per thousand claims; what is kept is not fetched again.
+    """
     import trio
 
     from swarm_node.coordinator_api import last_round
 
-    kept, missing, unit = trio.run(_receipts, last_round.chosen(join_string, home), home, offline)
+    kept, missing, unit = trio.run(_receipts, last_round.chosen(join_string, home), home, offline, not as_json)
     if as_json:
         typer.echo(json.dumps({"receipts": kept, "missing": missing}))
         return
@@ -177,13 +186,16 @@ def check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A receipt, or a proof of a payout or a fork.")] = "",
     home: HomeOfRound = DEFAULT_HOME,
 ) -> None:
-    """Check a proof file without a network: of a claim, a payout, or a fork of the ledger."""
+    """Check a proof file without a network: of claims, a payout, or a fork of the ledger."""
     from ledger import payout_proof, proof
     from swarm_node.coordinator_api import last_round
 
     join_string, file = last_round.with_round(join_string, file)
     round_id, data = last_round.chosen(join_string, home).round_id, _proof_bytes(file)
     kind = proof.kind_of(data)
+    if kind == proof.RECEIPTS:
+        _show_claims(proof.check_claims(proof.LedgerReceipts.from_bytes(data), round_id))
+        return
     if kind not in (proof.RECEIPT, payout_proof.KIND, proof.FORK):
         raise ProofInvalid(
             f"{file} is not a receipt or a proof of a payout or a fork.", hint="They are in rounds/ of a node's home."
@@ -237,6 +249,34 @@ def witness(
         if submit:
             typer.echo(f"coordinator: {trio.run(_submit, join, note)}", err=True)
     typer.echo(note.decode(), nl=False)
+
+
+def _training_lines(training: "TrainingSummary") -> Iterator[str]:
+    """Yield what the log says about the learner's updates."""
+    if not training.last:
+        yield "Note: this log has no updates of a learner."
+        return
+    yield (
+        f"The learner's updates {training.first:,} to {training.last:,} are one chain: each begins with the state "
+        "after the one before, and was trained on the groups of its batch."
+    )
+    if training.first > 1:
+        yield f"Note: updates before {training.first:,} were made by older software, which logged none."
+    if training.repeated:
+        yield f"Note: {counted(training.repeated, 'update')} were made again, with another result."
+    for version in training.replaced:
+        yield f"Note: the operator put version {version} in the place of the learner's state."
+    for update, _ in training.settings[1:]:
+        yield f"Note: the learner's settings, software or machine changed with update {update:,}."
+
+
+def _show_claims(claims: "dict[str, tuple[Pending, Settlement | None]]") -> None:
+    """Print each claim of a checked file of receipts, and their number."""
+    for claim_id, (pending, settlement) in claims.items():
+        state = settlement.kind if settlement else "pending"
+        row = {"claim_id": claim_id, "state": state, "amount_micros": pending.amount_micros, "node_id": pending.node_id}
+        typer.echo(json.dumps(row))
+    typer.echo(f"Verified: the signed log contains {counted(len(claims), 'claim')} as listed.")
 
 
 def _proof_bytes(file: str) -> bytes:
@@ -326,16 +366,18 @@ async def _payouts(join: "JoinString", home: Path, offline: bool) -> "tuple[list
 
 async def _unit(origin: "Origin | None", join: "JoinString", home: Path) -> Unit:
     """Return the round's unit, by this node's trust state or the coordinator; the default if neither has it."""
-    from swarm_node.coordinator_api.join_string import round_folder
-    from swarm_node.member import TRUST_FILE
+    from swarm_node.coordinator_api.join_string import TRUST_FILE, round_folder
     from swarm_node.versions.updater import round_unit
 
     return await round_unit(origin, join.round_id, round_folder(home, join) / TRUST_FILE)
 
 
 async def _receipts(
-    join: "JoinString", home: Path, offline: bool
+    join: "JoinString", home: Path, offline: bool, progress: bool
 ) -> tuple[list[dict[str, str | int]], list[str], Unit]:
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
     from swarm_node.coordinator_api.join_string import round_folder
     from swarm_node.keys import identity
     from swarm_node.ledger import receipts as keeping
@@ -349,15 +391,22 @@ async def _receipts(
     me = identity.find_identity(home).key.node_id
     kept: list[dict[str, str | int]] = []
     missing: list[str] = []
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, disable=not (progress and console.is_terminal), transient=True)
     async with _files(join) as online:
         reader = None if offline else LogReader(online)
-        claims = keeping.Claims(folder / "claims")
-        async for claim_id, receipt in keeping.fetch(reader, join.round_id, me, claims, folder / keeping.RECEIPTS):
-            if receipt is None:
-                missing.append(claim_id)
-            else:
-                amount = receipt.pending.amount_micros
-                kept.append({"claim_id": claim_id, "state": receipt.state, "amount_micros": amount})
+        claims = list(keeping.Claims(folder / "claims"))
+        shown = bar.add_task("receipts", total=len(claims))
+        advance = partial(bar.advance, shown)
+        found = keeping.fetch(reader, join.round_id, me, claims, folder / keeping.RECEIPTS, advance)
+        with bar:
+            async for claim_id, receipt in found:
+                if receipt is None:
+                    missing.append(claim_id)
+                else:
+                    amount = receipt.pending.amount_micros
+                    kept.append({"claim_id": claim_id, "state": receipt.state, "amount_micros": amount})
         unit = await _unit(None if offline else online, join, home)
     return kept, missing, unit
 

@@ -23,7 +23,8 @@ def find_next_step(home: Path, vllm_python: str) -> NextStep:
     from swarm_node.coordinator_api.last_round import find_last
 
     if is_running(home):
-        return NextStep(f"The agent in {home} is running.", "swarm-node status")
+        then = "`swarm-node open` shows it in a browser."
+        return NextStep(f"The agent in {home} is running.", "swarm-node status", then)
     if not has_engine(vllm_python):
         return NextStep("No sampling engine is installed.", "swarm-node doctor", "It says how to install one.")
     try:
@@ -36,7 +37,9 @@ def find_next_step(home: Path, vllm_python: str) -> NextStep:
             "swarm-node join HOST",
             "HOST is the address of a round, from its operator. `swarm-node doctor` checks this machine first.",
         )
-    return NextStep(f"No agent is running in {home}. Its last round: {last.join.url}", "swarm-node join")
+    urls = [join.url for join in (last.join, *last.others)]
+    named = f"Its last round: {urls[0]}" if len(urls) == 1 else f"Its last rounds: {', '.join(urls)}"
+    return NextStep(f"No agent is running in {home}. {named}", "swarm-node join")
 
 
 def is_running(home: Path) -> bool:

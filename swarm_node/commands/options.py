@@ -1,12 +1,15 @@
 """Options shared by several commands of `swarm-node`, and the check of addresses."""
 
 import os
+import shlex
+import shutil
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from protocol.errors import ConfigInvalid, MalformedMessage
 
@@ -15,12 +18,61 @@ if TYPE_CHECKING:
     from swarm_node.engine.choose import EngineOptions
 
 
+SECTIONS = {
+    "Find a round": {
+        "rounds": "List the rounds of directories: purpose, model, price, payouts.",
+    },
+    "Take part": {
+        "join": "Take part in a round until it is finished; Ctrl-C leaves.",
+        "doctor": "Check GPU, memory, disk, network, clock and engines.",
+        "bench": "Measure the sampling speed of this machine.",
+        "mirror": "Download every version and upload it to other nodes.",
+    },
+    "While it runs": {
+        "status": "Show what the agent does, its earnings, and why it is idle.",
+        "open": "Open the page of the running agent in a browser.",
+        "pause": "Pause at once and free the memory.",
+        "snooze": "Pause for some minutes.",
+        "resume": "Continue after `pause` or `finish`.",
+        "finish": "Accept no more work; stop when the current groups are done.",
+        "leave": "Stop the agent now.",
+        "move": "Finish the current groups, then continue with another round.",
+        "limits": "Show or change this node's limits.",
+    },
+    "Credit and keys": {
+        "earnings": "Show what this node and the owner's other nodes have earned.",
+        "why": "Show the result of this node's leases with the evidence.",
+        "appeal": "Appeal against what a fault or a ban took from this node.",
+        "ledger": "Verify the ledger, save proofs, act as a witness.",
+        "audit-learner": "Replay updates of the learner, and compare with the log.",
+        "keys": "Manage the node's key and the owner's key.",
+    },
+    "For curators and coordinators": {
+        "directory": "Publish a signed list of rounds.",
+        "seed": "Serve a folder of chunks over libp2p; a coordinator starts it.",
+    },
+}
+"""The commands by the task that they are for, as `--help` lists them."""
+
+
+class NodeCommands(TyperGroup):
+    """A program whose `--help` lists its commands by the task that they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one list for each section."""
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
+
+
 class Device(StrEnum):
     """Device of the engine."""
 
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
+    XPU = "xpu"
+    MPS = "mps"
 
 
 class EngineDtype(StrEnum):
@@ -31,6 +83,14 @@ class EngineDtype(StrEnum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     Q8_0 = "q8_0"
+    EXACT = "exact"
+
+
+class BestBy(StrEnum):
+    """The aim by which the best round is chosen."""
+
+    EARNINGS = "earnings"
+    CAUSE = "cause"
 
 
 class EngineName(StrEnum):
@@ -49,9 +109,15 @@ EngineOption = Annotated[EngineName, typer.Option(help="Sampling engine; auto: t
 ThreadsOption = Annotated[
     int, typer.Option(min=0, help="CPU threads of the engine; 0: half of the cores, at most 4; 1 with a GPU.")
 ]
-DeviceOption = Annotated[Device, typer.Option(help="Device for sampling.")]
+DeviceOption = Annotated[
+    Device, typer.Option(help="Device for sampling: cuda for NVIDIA and AMD, xpu for Intel, mps for Apple.")
+]
 DtypeOption = Annotated[
-    EngineDtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU and in llama.")
+    EngineDtype,
+    typer.Option(
+        help="Precision of the weights; auto: float32 on a CPU and in llama. exact: float32 that an auditor repeats "
+        "to the bit."
+    ),
 ]
 GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: number of layers on the GPU; -1: all.")]
 VllmPythonOption = Annotated[
@@ -72,11 +138,28 @@ JoinTarget = Annotated[
         "phrase of six words; by default the round that was joined last.",
     ),
 ]
+JoinTargets = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[JOIN_STRING]...",
+        help="The round's join string, http://host:port#fingerprint, or only its host, which you then confirm by a "
+        "phrase of six words; several rounds in the order of your choice; by default those that were joined last.",
+        show_default=False,
+    ),
+]
 PhraseOption = Annotated[
     str, typer.Option(help="With a host: the six words of the round, from its operator; other words are refused.")
 ]
 FingerprintOption = Annotated[
     str, typer.Option(help="With a host: the round's fingerprint, from its operator; another one is refused.")
+]
+NotifyOption = Annotated[
+    str,
+    typer.Option(
+        envvar="SWARM_NOTIFY",
+        help="Command that gets a message as JSON on its standard input when trouble lasts, when it is over, and for "
+        "each payout, for example 'curl -fsS --data-binary @- https://ntfy.sh/my-nodes'.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")]
@@ -117,9 +200,34 @@ NameOption = Annotated[
         "given last, else a generated nickname; '' returns to the nickname."
     ),
 ]
+PageOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--page/--no-page",
+        help="Serve the owner's page for `swarm-node open`, on this machine only; kept for the next time.",
+        show_default=False,
+    ),
+]
 PriceOption = Annotated[
     int, typer.Option(help="Your price per million validated tokens, in millionths of the round's unit.")
 ]
+
+DirectoryPlaces = Annotated[
+    list[str],
+    typer.Option(
+        "--directory",
+        default_factory=list,
+        show_default=False,
+        help="A directory of rounds, 'URL#KEY' or 'FILE#KEY', from its curator; repeatable, and remembered.",
+    ),
+]
+BestOption = Annotated[
+    BestBy | None,
+    typer.Option(help="Choose the round from directories: by expected earnings, or by where work is needed most."),
+]
+CauseOption = Annotated[str, typer.Option(help="With --best: only rounds that name these words in their purpose.")]
+UnitOption = Annotated[str, typer.Option(help="With --best: only rounds that pay in this unit, such as EUR.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="With --best: join without a question.")]
 
 HoursOption = Annotated[str | None, typer.Option(help="Working hours, such as 22:00-07:00; '': always.")]
 ZoneOption = Annotated[str | None, typer.Option(help="Time zone of the hours, such as Europe/Berlin.")]
@@ -129,6 +237,19 @@ BatteryOption = Annotated[
 ]
 PowerOption = Annotated[
     float | None, typer.Option(help="Maximum mean power of the GPU in watts, kept by pauses; 0: no limit.")
+]
+CelsiusOption = Annotated[
+    float | None,
+    typer.Option(help="Maximum temperature of a graphics card in °C; above it the card rests. 0: no limit."),
+]
+CardOption = Annotated[
+    int | None, typer.Option("--card", min=0, help="Number of one graphics card, as `status` prints it.")
+]
+CardsOption = Annotated[
+    str,
+    typer.Option(
+        help="Numbers of the graphics cards to use, such as 0,2; by default all. Each has an engine of its own."
+    ),
 ]
 VramOption = Annotated[float | None, typer.Option(help="Share of the GPU's memory for the engine, from above 0 to 1.")]
 TurnsOption = Annotated[
@@ -172,6 +293,27 @@ class ConfirmOptions:
 
 
 @dataclass(frozen=True)
+class BestOptions:
+    """The options that choose a round from directories."""
+
+    directory: DirectoryPlaces
+    best: BestOption = None
+    cause: CauseOption = ""
+    unit: UnitOption = ""
+    yes: YesOption = False
+
+    def require_whole(self, join_string: str) -> None:
+        """Refuse options of a choice without --best, and --best beside a join string."""
+        if self.best and join_string:
+            raise ConfigInvalid("--best chooses the round.", hint="Leave the join string out, or --best.")
+        if not self.best and (self.directory or self.cause or self.unit or self.yes):
+            raise ConfigInvalid(
+                "--directory, --cause, --unit and --yes belong to the choice of a round.",
+                hint="Add --best earnings or --best cause.",
+            )
+
+
+@dataclass(frozen=True)
 class ReachOptions:
     """The options that say how other nodes reach this one."""
 
@@ -190,6 +332,7 @@ class LimitOptions:
     idle_minutes: IdleOption = None
     on_battery: BatteryOption = None
     power_watts: PowerOption = None
+    celsius: CelsiusOption = None
     vram_share: VramOption = None
     turns_mib: TurnsOption = None
     upload_gb: UploadOption = None
@@ -198,6 +341,20 @@ class LimitOptions:
     def typed(self) -> dict[str, Any]:
         """Return the limits that were typed."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def words_of(notify: str) -> tuple[str, ...]:
+    """Split the owner's command as a shell does, and refuse a program that does not exist."""
+    try:
+        words = tuple(shlex.split(notify))
+    except ValueError as error:
+        raise ConfigInvalid(f"--notify {notify!r}: {error}.", hint="Close every quotation mark.") from error
+    if words and shutil.which(words[0]) is None:
+        raise ConfigInvalid(
+            f"--notify: there is no program {words[0]}.",
+            hint="Give a program of this machine with its arguments; write `sh -c '…'` for a line of the shell.",
+        )
+    return words
 
 
 def check_settings(name: str, price: int, listen: str, advertise: str) -> None:

@@ -18,14 +18,14 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ledger.book import ClaimState
-from protocol.errors import ConfigInvalid, ProofInvalid
+from protocol.errors import ConfigInvalid, ProofInvalid, SwarmError, named
 from protocol.ids import NodeId
 from protocol.policy import chunks
 from protocol.policy.manifest import open_manifest
@@ -33,11 +33,9 @@ from protocol.text.plain import one_line
 from protocol.wire.signing import NodeKey, open_envelope
 from protocol.work import evidence
 from protocol.work.auditing import CaseFile, Explanation, Explanations, Why
-from protocol.work.fragment import Fragment
 from protocol.work.lease import Lease, LeaseState
-from protocol.work.rollout import RolloutClaim
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.coordinator_api.join_string import JoinString, round_folder
+from swarm_node.coordinator_api.join_string import POLICIES, SEEN_LOG, TRUST_FILE, JoinString, round_folder
 from swarm_node.engine import memory
 from swarm_node.ledger import audit_report, ledger_check
 from swarm_node.ledger.audit_report import ReportedAudit, ReportedPosition
@@ -46,7 +44,6 @@ from swarm_node.ledger.log_reader import LogReader
 from swarm_node.ledger.log_watch import TRIES, LogWatch, Overtaken
 from swarm_node.ledger.receipts import RECEIPTS
 from swarm_node.machine import use
-from swarm_node.member import POLICIES, SEEN_LOG, TRUST_FILE
 from swarm_node.versions.updater import saved
 from swarm_node.work.lease_log import Leased
 from swarm_node.work.rejections import FOLDER, Refusal, Refusals
@@ -125,6 +122,38 @@ async def look_up(join: JoinString, home: Path, key: NodeKey, explanation: Expla
 def lines(explanation: Explanation) -> Iterator[str]:
     """Return the lines for a terminal; control characters from the coordinator are removed."""
     return map(one_line, _told(explanation))
+
+
+def round_of_lease(joins: Sequence[JoinString], home: Path, typed: str) -> tuple[JoinString, str]:
+    """Return the round of a lease that a user typed, and its full id; the last round if none has recorded it."""
+    for join in joins[:-1]:
+        leased = Leased(round_folder(home, join))
+        with suppress(ConfigInvalid):
+            lease = leased.typed(typed)
+            if leased.digest_of(lease) is not None:
+                return join, lease
+    return joins[-1], Leased(round_folder(home, joins[-1])).typed(typed)
+
+
+def report_rounds(
+    joins: Sequence[JoinString], home: Path, key: NodeKey, tell: Callable[[str], None], *, as_json: bool
+) -> int:
+    """Report the last leases of several rounds, each under its address; return 1 if a round does not answer."""
+    import trio
+
+    code = 0
+    for join in joins:
+        kept, answer = refused(join, home, ""), NOTHING
+        if not as_json:
+            tell(f"{join.url}:")
+        try:
+            answer = trio.run(ask, join, key, "")
+        except SwarmError as error:
+            print(f"{join.url}: {named(error)}", file=sys.stderr)
+            code = 1
+        for line in report(answer, kept, NOT_ASKED, about="", as_json=as_json):
+            tell(line)
+    return code
 
 
 def refused(join: JoinString, home: Path, about: str) -> list[Refusal]:
@@ -244,6 +273,8 @@ def _reported(report: ReportedAudit) -> Iterator[str]:
         yield from map(_position, finding.positions)
     if report.validator:
         yield f"  validator {report.validator}, tolerances {report.tolerance} version {report.calibration}"
+    if report.note:
+        yield f"  {one_line(report.note)}"
     if report.error:
         yield f"  no verdict: {report.error}"
 
@@ -326,6 +357,9 @@ def _neighbours(explanation: Explanation, version: int) -> list[int]:
 
 def require_own(join: JoinString, home: Path, me: NodeId, explanation: Explanation, say: Callable[[str], None]) -> None:
     """Raise an error if the coordinator reports another lease than it gave to this node, or another node's claim."""
+    from protocol.work.fragment import Fragment
+    from protocol.work.rollout import RolloutClaim
+
     kept = Leased(round_folder(home, join)).digest_of(explanation.lease_id)
     if kept is None:
         say("this home has no record of the lease; its prompt comes from the coordinator and is not signed by a claim")

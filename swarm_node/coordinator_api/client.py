@@ -12,15 +12,14 @@ import math
 import secrets
 import time
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import trio
 
-from ledger.payout_proof import PayoutReply, PayoutRequest
-from ledger.witness import CosignatureReply
 from protocol import limits
 from protocol.errors import MalformedMessage, SwarmError, Unreachable
+from protocol.ids import NodeId
 from protocol.people.owner import Earnings, EarningsRequest, StatementReply
 from protocol.policy.origin import OriginList
 from protocol.wire import canonical
@@ -49,6 +48,10 @@ from protocol.work.messages import (
 from protocol.work.probe import Dial, Dialled, Uploaded
 from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, read_at_most
 
+if TYPE_CHECKING:
+    from ledger.payout_proof import PayoutReply
+    from ledger.witness import CosignatureReply
+
 M = TypeVar("M", bound=Message)
 
 CLOCKS_AGREE_S = 2.0
@@ -69,16 +72,25 @@ RETRY_AFTER_MAX_S = 60.0
 class Coordinator:
     """Client of a round's coordinator, for one node."""
 
-    def __init__(self, url: str, round_id: str, key: NodeKey) -> None:
+    def __init__(
+        self, url: str, round_id: str, key: NodeKey, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
         self.url = url
         self._round_id = round_id
         self._key = key
-        self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT, headers=PLAIN, follow_redirects=False)
+        self._client = httpx.AsyncClient(
+            base_url=url, timeout=TIMEOUT, headers=PLAIN, follow_redirects=False, transport=transport
+        )
         self._quiet_until = -math.inf
         self.clock_offset_s: float | None = None
         """Clock difference in seconds, coordinator minus this machine, ±1 s; None before the first answer."""
         self.origin = Origin(f"{url}/v1", self._client, COORDINATORS)
         """Last source of chunks, with longer time-outs than others, and first source of documents."""
+
+    @property
+    def node_id(self) -> NodeId:
+        """Id of the node that this client signs for."""
+        return self._key.node_id
 
     async def register(self, message: Register) -> HeartbeatReply:
         return await self._call("/v1/nodes", message, HeartbeatReply)
@@ -122,8 +134,10 @@ class Coordinator:
         """Request the earnings of the node's owner."""
         return await self._call("/v1/earnings", EarningsRequest(), Earnings)
 
-    async def payout(self, batch: int) -> PayoutReply:
+    async def payout(self, batch: int) -> "PayoutReply":
         """Request the payout of the node's owner in a batch, with its proof."""
+        from ledger.payout_proof import PayoutReply, PayoutRequest
+
         return await self._call("/v1/payouts", PayoutRequest(batch=batch), PayoutReply)
 
     async def state(self, statement: bytes) -> StatementReply:
@@ -134,8 +148,10 @@ class Coordinator:
         """Send a signed appeal of a node or its owner against a fault or a ban."""
         return AppealReply.from_bytes(await self._read("POST", "/v1/appeals", appeal, limits.MESSAGE_MAX_BYTES))
 
-    async def cosign(self, note: bytes) -> CosignatureReply:
+    async def cosign(self, note: bytes) -> "CosignatureReply":
         """Send a checkpoint that a witness has signed."""
+        from ledger.witness import CosignatureReply
+
         data = await self._read("POST", "/v1/ledger/cosignatures", note, limits.MESSAGE_MAX_BYTES)
         return CosignatureReply.from_bytes(data)
 

@@ -30,13 +30,23 @@ class JoinString:
         return f"{self.url}#{self.round_id}"
 
 
+TRUST_FILE, POLICIES, SEEN_LOG = "trust.msgpack", "policies", "ledger"
+"""Names in the folder of a round."""
+
+ROUNDS = "rounds"
+"""Folder in a node's home with one folder for each round."""
+
+
 def round_folder(home: Path, join: JoinString) -> Path:
     """Return the folder of a round in a node's home."""
-    return home / "rounds" / join.round_id[:16]
+    return home / ROUNDS / join.round_id[:16]
 
 
 def parse(text: str) -> JoinString:
-    parts = urlsplit(text.strip())
+    try:
+        parts = urlsplit(text.strip())
+    except ValueError:  # brackets without an IPv6 address
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigInvalid(
             f"{text[:80]!r} is not a join string.", hint="A join string has the form http://host:port#fingerprint."

@@ -1,12 +1,16 @@
-"""The round that a home joined last: commands without a join string mean this round.
+"""The rounds that a home joined last: commands without a join string mean these rounds.
 
-- `last-round.json` in the home is written when the coordinator has registered the node, whole and readable only by its
-  user. A round that never accepted the node does not replace the last one.
+- `last-round.json` in the home is written when a coordinator has registered the node, whole and readable only by its
+  user. A round that never accepted the node does not replace the last one; beside others it is remembered unless it
+  refused the node.
+- Commands that need one round mean the first.
 - The name that the owner gave is stored, too, with its team. A generated nickname is not: it follows the node's key.
+- So is whether the owner wants the agent's page.
 """
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,16 +24,23 @@ log = logging.getLogger(__name__)
 
 
 class LastRound(NamedTuple):
-    """A round and this node's name in it."""
+    """The rounds that a node works in, and its name in them."""
 
     join: JoinString
     name: str
     """Empty if the owner gave no name."""
+    page: bool = True
+    """True if the agent serves the owner's page."""
+    others: tuple[JoinString, ...] = ()
+    """The rounds after the first, in the owner's order."""
 
 
-def record_joined(home: Path, join: JoinString, name: str) -> None:
-    """Store the round that has just registered this node; a full disk is logged, since work goes on without it."""
-    data = json.dumps({"join_string": str(join), "name": name}).encode()
+def record_joined(home: Path, joins: Sequence[JoinString], name: str, *, page: bool = True) -> None:
+    """Store the rounds that this node works in; a full disk is logged, since work goes on without it."""
+    record: dict[str, object] = {"join_string": str(joins[0]), "name": name, "page": page}
+    if len(joins) > 1:
+        record["others"] = [str(join) for join in joins[1:]]
+    data = json.dumps(record).encode()
     try:
         write_durably(home / FILE, data, temp_folder=home)
     except DiskFull as error:
@@ -41,7 +52,9 @@ def find_last(home: Path) -> LastRound | None:
     path = home / FILE
     try:
         record = json.loads(path.read_bytes())
-        return LastRound(parse(record["join_string"]), str(record["name"]))
+        others = tuple(parse(text) for text in record.get("others", ()))
+        page = record.get("page", True) is not False
+        return LastRound(parse(record["join_string"]), str(record["name"]), page, others)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigInvalid) as error:
@@ -56,7 +69,7 @@ def find_by_url(home: Path, urls: list[str]) -> JoinString | None:
         last = find_last(home)
     except ConfigInvalid:
         return None
-    return last.join if last and last.join.url in urls else None
+    return next((join for join in (last.join, *last.others) if join.url in urls), None) if last else None
 
 
 def name_of(home: Path) -> str:
@@ -68,17 +81,31 @@ def name_of(home: Path) -> str:
     return last.name if last else ""
 
 
+def wants_page(home: Path) -> bool:
+    """Return False if the owner has turned the page off."""
+    try:
+        last = find_last(home)
+    except ConfigInvalid:
+        return True
+    return last is None or last.page
+
+
 def chosen(text: str, home: Path) -> JoinString:
-    """Return the round of a join string; without one, the round that this home joined last."""
+    """Return the round of a join string; without one, the first round that this home joined last."""
+    return all_chosen(text, home)[0]
+
+
+def all_chosen(text: str, home: Path) -> list[JoinString]:
+    """Return the round of a join string; without one, all rounds that this home joined last."""
     if text:
-        return parse(text)
+        return [parse(text)]
     last = find_last(home)
     if last is None:
         raise ConfigInvalid(
             f"The node in {home} has not joined a round yet.",
             hint="Give the round's join string, or the folder of another node with --home.",
         )
-    return last.join
+    return [last.join, *last.others]
 
 
 def with_round(first: str, second: str) -> tuple[str, str]:

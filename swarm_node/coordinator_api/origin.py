@@ -42,6 +42,10 @@ ABSENT = (403, 404, 410)
 """Object stores answer 403 for missing files, so as not to reveal which files exist."""
 
 
+UNKNOWN = (*ABSENT, 405, 501)
+"""Servers of files answer 405 or 501 to a request that is not for a file."""
+
+
 class Origin:
     """An origin, by its base URL."""
 
@@ -67,21 +71,28 @@ class Origin:
 
     async def file(self, path: str, max_bytes: int) -> bytes | None:
         """Fetch a file below the base URL, unverified; None if it does not exist."""
+        return await self._fetch("GET", path, None, max_bytes)
+
+    async def post(self, path: str, content: bytes, max_bytes: int) -> bytes | None:
+        """Return the answer to a request that changes nothing, unverified; None if this server does not know it."""
+        return await self._fetch("POST", path, content, max_bytes)
+
+    async def _fetch(self, method: str, path: str, content: bytes | None, max_bytes: int) -> bytes | None:
         url = f"{self.url}/{path}"
         try:
             with trio.fail_after(self._patience.grace_s + max_bytes / self._patience.rate_bytes_per_s):
-                return await self._answer(url, max_bytes)
+                return await self._answer(method, url, content, max_bytes)
         except trio.TooSlowError:
             raise Unreachable(f"{url} is too slow for {max_bytes} bytes.") from None
-        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, UnicodeError) as error:  # a name of empty labels
             raise Unreachable(
                 f"{self.url} does not answer ({type(error).__name__}: {error}).",
                 hint="Check the address and this machine's network connection.",
             ) from error
 
-    async def _answer(self, url: str, max_bytes: int) -> bytes | None:
-        async with self._client.stream("GET", url) as response:
-            if response.status_code in ABSENT:
+    async def _answer(self, method: str, url: str, content: bytes | None, max_bytes: int) -> bytes | None:
+        async with self._client.stream(method, url, content=content) as response:
+            if response.status_code in (ABSENT if method == "GET" else UNKNOWN):
                 return None
             if response.status_code != 200:
                 raise Unreachable(f"{url} returned HTTP status {response.status_code} instead of a file.")

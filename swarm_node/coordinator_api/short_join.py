@@ -14,7 +14,7 @@ import trio
 from protocol import limits
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable, UntrustedRoot
 from protocol.policy.phrase import is_phrase_of, phrase
-from protocol.policy.trust import fingerprint
+from protocol.policy.root_document import fingerprint
 from swarm_node.coordinator_api.join_string import JoinString, parse
 from swarm_node.coordinator_api.origin import Patience, open_origin
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from swarm_node.base.disk import existing
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 from swarm_node.engine.precision import OVERHEAD_BYTES, ROOM
-from swarm_node.machine.gpu import CUDA_MAJOR, Card, GpuProbe, driver_major, outdated
+from swarm_node.machine.gpu import CUDA_MAJOR, Card, GpuProbe, driver_major, newest_cuda, outdated
 
 HOT_CELSIUS = 87.0
 """Temperature at which cards slow down."""
@@ -27,13 +27,37 @@ def card(seen: GpuProbe) -> CheckResult:
         return fail("gpu", "A GPU driver is installed, but it does not respond.", seen.trouble, step)
     if not seen.cards:
         said = "No GPU detected; the CPU will be used (slow)."
-        return warn("gpu", said, "neither nvidia-smi nor rocm-smi was found", "If you have a GPU, install its driver.")
+        evidence = "neither nvidia-smi nor rocm-smi was found, and the kernel drives no card of AMD or Intel"
+        return warn("gpu", said, evidence, "If you have a GPU, install its driver.")
     named = "; ".join(f"{gpu.name}, driver {gpu.driver or 'unknown'}" for gpu in seen.cards)
     hot = [gpu for gpu in seen.cards if gpu.celsius is not None and gpu.celsius >= HOT_CELSIUS]
     if hot:
         said = f"{hot[0].name} is at {hot[0].celsius:.0f} °C before any work; it will slow down."
         return warn("gpu", said, named, "Clean its fans, or set a power cap with `swarm-node limits --power-watts`.")
     return ok("gpu", "The GPU driver responds.", named)
+
+
+def access(seen: GpuProbe, dev: Path = Path("/dev")) -> CheckResult:
+    """Check that this user may open the files through which programs compute on a card of AMD or Intel."""
+    vendors = {gpu.vendor for gpu in seen.cards}
+    files = [dev / "kfd"] if "amd" in vendors else []
+    files += sorted((dev / "dri").glob("renderD*")) if vendors & {"amd", "intel"} else []
+    if not files:
+        return skip("gpu access", "No card of AMD or Intel.")
+    if missing := [file for file in files if not file.exists()]:
+        step = "Install the kernel driver that the vendor describes (AMD: amdgpu with ROCm support), and restart."
+        return warn("gpu access", "The card's driver does not offer to compute.", f"{missing[0]} is missing", step)
+    if closed := [file for file in files if not os.access(file, os.R_OK | os.W_OK)]:
+        step = "Run `sudo usermod -aG render,video $USER`, then log out and in."
+        return warn("gpu access", "You may not use the graphics card.", f"no permission for {closed[0]}", step)
+    return ok("gpu access", "You may use the graphics card.", ", ".join(map(str, files)))
+
+
+def wsl() -> CheckResult:
+    """Report what differs in WSL 2."""
+    said = "This is WSL 2: Windows has the graphics driver, the battery and the user's input."
+    step = "Use --hours, not --idle-minutes. For incoming connections, forward the port in Windows (docs/join.md)."
+    return ok("wsl", said, step)
 
 
 def driver(seen: GpuProbe, cuda_major: int = CUDA_MAJOR) -> CheckResult:
@@ -44,7 +68,9 @@ def driver(seen: GpuProbe, cuda_major: int = CUDA_MAJOR) -> CheckResult:
     reason = outdated(driver_major(versions[0]), cuda_major)
     if reason:
         said = "The NVIDIA driver is too old: torch would use the CPU, and vLLM would not start."
-        step = "Update the driver and restart the machine (Ubuntu: `sudo ubuntu-drivers install`)."
+        step = "Update the driver and restart the machine (Ubuntu: `sudo ubuntu-drivers install`; WSL: in Windows)."
+        older = newest_cuda(driver_major(versions[0]))
+        step += f" Or install a build of torch for CUDA {older}, which this driver runs." if older else ""
         return warn("driver", said, reason, step)
     return ok("driver", f"The NVIDIA driver runs programs built for CUDA {cuda_major}.", versions[0])
 
@@ -65,6 +91,8 @@ def memory(seen: GpuProbe, weights_bytes: int | None, *, vram_share: float = 1.0
     free = min(_free(best), int(total * vram_share))
     need = int(weights_bytes * ROOM) + OVERHEAD_BYTES
     evidence = f"{best.name}: {free / GB:.1f} of {total / GB:.1f} GB free, about {need / GB:.1f} GB needed"
+    small = [card for card in known if card is not best and min(_free(card), _share(card, vram_share)) < need]
+    evidence += "".join(f"; card {card.number} ({card.name}) is too small and left out" for card in small)
     if weights_bytes > total:
         step = "Join a round with a smaller model, or use the CPU: `--device cpu`."
         return fail("vram", "The model is larger than the GPU's memory.", evidence, step)
@@ -80,6 +108,10 @@ def free_bytes(seen: GpuProbe, *, vram_share: float = 1.0) -> int | None:
         (min(_free(gpu), int(gpu.memory_bytes * vram_share)) for gpu in seen.cards if gpu.memory_bytes is not None),
         default=None,
     )
+
+
+def _share(card: Card, vram_share: float) -> int:
+    return int((card.memory_bytes or 0) * vram_share)
 
 
 def _free(card: Card) -> int:

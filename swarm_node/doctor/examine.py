@@ -110,6 +110,10 @@ async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
     note(await _try("cpu", lambda: engines.processor(patient.options, this_machine())))
     seen = await trio.to_thread.run_sync(gpu.find_cards)
     note(cards.card(seen), cards.driver(seen, this_machine().torch_cuda or gpu.CUDA_MAJOR))
+    if {card.vendor for card in seen.cards} & {"amd", "intel"}:
+        note(cards.access(seen))
+    if use.is_wsl():
+        note(cards.wsl())
     async with _open_line(patient, note) as answer:
         weights = weights_bytes(answer) if answer else None
         version = sum(entry.size_bytes for entry in answer.manifest.files) if answer and answer.manifest else None
@@ -121,8 +125,7 @@ async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
         if answer and patient.join:
             note(await _try_async("earnings", partial(earnings, answer, patient.join, patient.home)))
         if answer is None:
-            without = "Not checked: the round did not respond, or no join string was given."
-            note(*(skip(check, without, "swarm-node doctor JOIN_STRING") for check in ("down", "up", "reach")))
+            note(*unreached(patient.join))
         else:
             for check, look in (("down", line.down), ("up", line.up)):
                 note(await _try_async(check, partial(look, answer)))
@@ -130,6 +133,15 @@ async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
     if patient.with_engines:
         note(*await engines.engines(patient.options, this_machine))
     return findings
+
+
+def unreached(join: JoinString | None) -> list[CheckResult]:
+    """Return the checks that need an answer of the round, with the reason why there is none."""
+    checks = ("down", "up", "reach")
+    if join is not None:
+        return [skip(check, f"Not checked: the round at {join.url} did not respond.") for check in checks]
+    step = "swarm-node doctor JOIN_STRING"
+    return [skip(check, "Not checked: no round was joined or named.", step) for check in checks]
 
 
 @asynccontextmanager

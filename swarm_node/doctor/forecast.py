@@ -2,6 +2,8 @@
 
 - The speed is the one that this machine had in this round (`swarm-node bench`, or the last run of the agent). Without
   it, the range is that of the nodes that work there now; without nodes, only the worth of 100 tokens/s is known.
+- Where rounds are compared, the speed in another round with a model of a similar size is scaled by the size of the
+  weights, which are read once for each token.
 - The demand is between the share of the nodes that sample now and all of the time. A round without nodes has work for
   the first one all of the time, until its learner has enough.
 - Nothing is estimated beyond the remaining budget. Amounts are micro-units; the coordinator's figures are not signed.
@@ -35,6 +37,8 @@ class MeasuredSpeed(NamedTuple):
 
     tokens_per_s: float
     measured_ms: int
+    scaled_by: float = 0.0
+    """The factor by which the speed in another round was scaled to this round's model; 0 if it was measured here."""
 
     def age_text(self, now_ms: int) -> str:
         """Return the age; a clock that was set back gives none."""
@@ -89,7 +93,10 @@ def forecast(
             f"{busy:.0%} of {counted(len(alive), 'node')} here sample now" if alive else "it is the first node here"
         )
         basis = (
-            f"from the {speed.tokens_per_s:,.0f} tokens/s that this machine reached in this round "
+            f"from {speed.tokens_per_s:,.0f} tokens/s, estimated from this machine's speed in another round. Rough: "
+            f"{others}"
+            if speed.scaled_by
+            else f"from the {speed.tokens_per_s:,.0f} tokens/s that this machine reached in this round "
             f"{speed.age_text(int(status['as_of_ms']))} ago. Fairly sure while there is work: {others}"
         )
     elif len(alive) >= NODES_MIN:

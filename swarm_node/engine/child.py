@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="swarm-node engine", description="Internal: the sampling engine's process.")
     parser.add_argument("--engine", default="torch", choices=tuple(ENGINES))
     parser.add_argument("--threads", type=int, default=1, help="threads of one matrix product")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, xpu or mps")
     parser.add_argument("--dtype", default="auto", help="auto, or what this engine computes in")
     parser.add_argument("--gpu-layers", type=int, default=-1, help="llama: layers on the GPU; negative: all")
     parser.add_argument("--vram-share", type=float, default=1.0, help="share of the GPU's memory to take at the most")
@@ -127,15 +127,17 @@ def _torch(options: argparse.Namespace) -> Made:
     stay_offline()
     import torch
 
-    from swarm_node.engine.torch.engine import TorchEngine
+    from swarm_node.engine.torch.engine import TorchEngine, default_device
 
     torch.set_num_threads(options.threads)
     torch.set_num_interop_threads(1)
-    on_processor = options.device == "cpu" or not torch.cuda.is_available()
+    device = default_device() if options.device == "auto" else options.device
+    on_processor = device == "cpu"
     if options.vram_share < 1 and not on_processor:
-        torch.cuda.set_per_process_memory_fraction(options.vram_share)
+        limits_of = {"cuda": torch.cuda, "xpu": torch.xpu.memory, "mps": torch.mps}
+        limits_of[device].set_per_process_memory_fraction(options.vram_share)
     turns_max_bytes = options.turns_mib * limits.MIB
-    return Made(TorchEngine(device=options.device, dtype=options.dtype, turns_max_bytes=turns_max_bytes), on_processor)
+    return Made(TorchEngine(device=device, dtype=options.dtype, turns_max_bytes=turns_max_bytes), on_processor)
 
 
 def _llama(options: argparse.Namespace) -> Made:

@@ -9,6 +9,7 @@
   it is unfit: with `auto`, the next one is chosen. So a policy that llama.cpp does not support goes to torch.
 """
 
+import platform
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
+from protocol.work.lease import EXACT
 from swarm_node.engine.turn_cache import TURNS_MIB
 from swarm_node.engine.vllm import command
 from swarm_node.machine import cores, gpu
@@ -26,6 +28,9 @@ from swarm_node.machine import cores, gpu
 AUTO = "auto"
 
 NONE_HERE = "No installed engine can run here."
+
+WSL_GPU = Path("/dev/dxg")
+"""The graphics card of Windows in WSL 2, where the NVIDIA driver has no file in /proc."""
 
 NONE_UNFIT: Mapping[str, str] = MappingProxyType({})
 
@@ -46,6 +51,10 @@ class EngineOptions(NamedTuple):
     """Memory for finished turns of episodes; vLLM has a cache of its own."""
 
 
+TORCH_DEVICES: Mapping[tuple[str, str], str] = MappingProxyType({("amd", "rocm"): "rocm", ("intel", "xpu"): "xpu"})
+"""Device of torch by the vendor of the card and the build of torch; Apple's are in every build for macOS."""
+
+
 class HostMachine(NamedTuple):
     """Hardware and packages of this machine."""
 
@@ -61,6 +70,10 @@ class HostMachine(NamedTuple):
     """Major version of the NVIDIA driver; 0 if unknown."""
     torch_cuda: int | None = None
     """Major version of CUDA for which torch is built; 0 for a build without CUDA, None if unknown."""
+    other_card: str = ""
+    """amd, intel or apple, if there is a card of this vendor that the system drives."""
+    torch_build: str = ""
+    """rocm or xpu, if torch is built for cards of AMD or Intel."""
 
     @property
     def torch_lacks_cuda(self) -> str:
@@ -73,6 +86,13 @@ class HostMachine(NamedTuple):
     def torch_on_cuda(self) -> bool:
         """Return True if torch computes on an NVIDIA card by default."""
         return self.nvidia and not self.torch_lacks_cuda
+
+    @property
+    def torch_device(self) -> str:
+        """Return the device that torch uses by default, as classes of numerics name it."""
+        if self.torch_on_cuda:
+            return "cuda"
+        return TORCH_DEVICES.get((self.other_card, self.torch_build), "mps" if self.other_card == "apple" else "cpu")
 
 
 class EngineCandidate(NamedTuple):
@@ -118,6 +138,11 @@ def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Map
             return Choice(name, f"{name}: {why}{others}", candidate.command(resolved))
         refused[name] = lacks
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    if options.dtype == EXACT and machine.packages >= {"torch", "transformers"}:
+        raise ConfigInvalid(
+            f"{NONE_HERE} {reasons}.",
+            hint="Use `--dtype exact` with `--device cpu` and `--engine auto`, or choose another `--dtype`.",
+        )
     hint = ", or ".join(ENGINES[name].install for name in refused)
     raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=f"Install one of them: {hint}; or choose another --engine.")
 
@@ -129,7 +154,11 @@ def for_policy(wanted: str, options: EngineOptions, unfit: Mapping[str, str] = N
 
 def threads_of(options: EngineOptions, machine: HostMachine) -> int:
     """Return the configured number of threads; by default `machine.threads` on the CPU, and 1 with a GPU."""
-    on_gpu = options.device != "cpu" and options.gpu_layers != 0 and (machine.torch_on_cuda or machine.llama_offloads)
+    on_gpu = (
+        options.device != "cpu"
+        and options.gpu_layers != 0
+        and (machine.torch_device != "cpu" or machine.llama_offloads)
+    )
     return options.threads or (1 if on_gpu else machine.threads)
 
 
@@ -137,10 +166,27 @@ def this_machine() -> HostMachine:
     """Return the hardware and packages of this machine, without importing any package."""
     packages = frozenset(name for name in ("torch", "transformers", "llama_cpp", "gguf") if find_spec(name))
     loaded = Path("/proc/driver/nvidia/version")
-    nvidia = loaded.exists()
-    driver = gpu.driver_major(loaded.read_text(errors="replace")) if nvidia else 0
-    threads = cores.by_default(cores.usable())
-    return HostMachine(nvidia, packages, _llama_offloads(), _find_vllm, threads, driver, _cuda_of_torch())
+    nvidia = loaded.exists() or (WSL_GPU.exists() and (gpu.WSL_PROGRAMS / "nvidia-smi").exists())
+    driver = gpu.driver_major(loaded.read_text(errors="replace")) if loaded.exists() else 0
+    version = _version_of_torch()
+    return HostMachine(
+        nvidia,
+        packages,
+        _llama_offloads(),
+        _find_vllm,
+        cores.by_default(cores.usable()),
+        driver,
+        cuda_major(version),
+        _other_card(),
+        torch_build(version),
+    )
+
+
+def _other_card() -> str:
+    """Return the vendor of a card that is not NVIDIA's; empty if there is none that the system drives."""
+    if sys.platform == "darwin":
+        return "apple" if platform.machine() == "arm64" else ""
+    return next((card.vendor for card in gpu.kernel_cards()), "amd" if Path("/dev/kfd").exists() else "")
 
 
 @cache  # the node asks at every version, and an environment does not change
@@ -151,13 +197,20 @@ def _find_vllm(python: str) -> command.VllmInstallation | str:
         return error.message.rstrip(".")
 
 
-def _cuda_of_torch() -> int | None:
-    """Return the CUDA version of the installed torch, without importing it."""
+def _version_of_torch() -> str:
+    """Return the text of the installed torch's version.py, without importing it; empty if there is none."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
-        return None
+        return ""
     version = Path(spec.origin).with_name("version.py")
-    return cuda_major(version.read_text(errors="replace")) if version.is_file() else None
+    return version.read_text(errors="replace") if version.is_file() else ""
+
+
+def torch_build(text: str) -> str:
+    """Return rocm or xpu by torch's version.py, if it is built for cards of AMD or Intel."""
+    if re.search(r"^(?:hip|rocm)\b[^=\n]*=\s*['\"]", text, re.MULTILINE):
+        return "rocm"
+    return "xpu" if re.search(r"^xpu\b[^=\n]*=\s*['\"]", text, re.MULTILINE) else ""
 
 
 def cuda_major(text: str) -> int | None:
@@ -192,10 +245,14 @@ def _vllm_lacks(machine: HostMachine, options: EngineOptions) -> str:
     return gpu.outdated(machine.driver) if installation.device == "cuda" else ""
 
 
+CARDS = ("cuda", "xpu", "mps")
+"""Devices of `--device` that are graphics cards; torch calls a card of AMD cuda, too."""
+
+
 def _llama_lacks(machine: HostMachine, options: EngineOptions) -> str:
     if missing := sorted({"llama_cpp", "gguf"} - machine.packages):
         return f"{' and '.join(missing)} not installed"
-    if options.device == "cuda" and not machine.llama_offloads:
+    if options.device in CARDS and not machine.llama_offloads:
         return "this build of llama-cpp-python has no GPU"
     if options.vram_share < 1 and machine.llama_offloads and options.device != "cpu" and options.gpu_layers < 0:
         return "it cannot limit its share of the GPU's memory; use --gpu-layers instead"
@@ -205,8 +262,9 @@ def _llama_lacks(machine: HostMachine, options: EngineOptions) -> str:
 def _llama_yields(machine: HostMachine, options: EngineOptions) -> str:
     if machine.llama_offloads or _torch_lacks(machine, options):
         return ""
-    if machine.torch_on_cuda and options.device == AUTO:
-        return "this build of llama-cpp-python does not use the NVIDIA GPU"
+    if machine.torch_device != "cpu" and options.device == AUTO:
+        named = "NVIDIA GPU" if machine.torch_on_cuda else "GPU, and torch does"
+        return f"this build of llama-cpp-python does not use the {named}"
     return "in float32 torch is faster for many samples at once" if options.dtype in (AUTO, "float32") else ""
 
 
@@ -214,13 +272,26 @@ def _torch_lacks(machine: HostMachine, options: EngineOptions) -> str:
     missing = sorted({"torch", "transformers"} - machine.packages)
     if missing:
         return f"{' and '.join(missing)} not installed"
-    return machine.torch_lacks_cuda if options.device == "cuda" else ""
+    device = machine.torch_device if options.device == AUTO else options.device
+    if options.dtype == EXACT and device != "cpu":
+        return "exact is computed on the CPU only: add `--device cpu`"
+    if options.device == "cuda":
+        return "" if machine.torch_device == "rocm" else machine.torch_lacks_cuda
+    if options.device in CARDS and machine.torch_device != options.device:
+        return f"this build of torch finds no device {options.device}"
+    return ""
 
 
 def _torch_because(machine: HostMachine) -> str:
-    """Return why torch is chosen, and why it does not use an NVIDIA card, if so."""
-    idle = f"; it uses the CPU because {machine.torch_lacks_cuda}"
-    return "torch is installed" + idle * (machine.nvidia and not machine.torch_on_cuda)
+    """Return why torch is chosen, and why it does not use a graphics card, if so."""
+    if machine.torch_device != "cpu":
+        return "torch is installed" + f" and uses the device {machine.torch_device}" * (not machine.torch_on_cuda)
+    if machine.nvidia:
+        return f"torch is installed; it uses the CPU because {machine.torch_lacks_cuda}"
+    builds = {"amd": "ROCm", "intel": "XPU"}
+    if build := builds.get(machine.other_card):
+        return f"torch is installed; it uses the CPU because this build of torch has no {build}"
+    return "torch is installed"
 
 
 def _own_command(name: str, options: EngineOptions) -> list[str]:
@@ -251,7 +322,7 @@ ENGINES = {
         command=lambda options: _own_command("llama", options),
     ),
     "torch": EngineCandidate(
-        dtypes=frozenset({AUTO, "float32", "bfloat16"}),
+        dtypes=frozenset({AUTO, "float32", "bfloat16", EXACT}),
         lacks=_torch_lacks,
         yields=lambda _machine, _options: "",
         because=_torch_because,

@@ -12,6 +12,7 @@
 """
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TypeVar
 
 import trio
@@ -26,6 +28,7 @@ import trio
 from protocol import limits
 from protocol.errors import ConfigInvalid, EngineFailed, EngineNotStarted, SwarmError
 from protocol.text.plain import size_text
+from protocol.work.lease import float_class, is_exact
 from swarm_node.base.waiting import first_of
 from swarm_node.engine import memory
 from swarm_node.engine.choose import Choice
@@ -68,6 +71,8 @@ TEXTS_AT_ONCE = 16
 GRACE_S = 2.0
 """Time for the child to exit after its input ended."""
 
+NOTHING_SET: Mapping[str, str] = MappingProxyType({})
+
 TOO_MUCH = "The version may be damaged. If other versions fail, too, this machine has too little memory."
 
 R = TypeVar("R", Ready, Loaded, SamplingStats, Encoded)
@@ -78,14 +83,28 @@ Choose = Callable[[Mapping[str, str]], Choice]
 
 log = logging.getLogger(__name__)
 
+EXACT_CLASS = (
+    "This node computes in class %s. An auditor of this class judges its work to the bit. Any other auditor judges it "
+    "by the tolerances of %s, and that is no fault. `swarm-node why LEASE` shows which."
+)
+
 
 class EngineClient:
     """Handle of the engine child; created by `open_engine`."""
 
-    def __init__(self, command: Sequence[str] | Choose, log: IO[bytes] | int | None, answer_timeout_s: float) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] | Choose,
+        log: IO[bytes] | int | None,
+        answer_timeout_s: float,
+        *,
+        environment: Mapping[str, str] = NOTHING_SET,
+        children: int = 1,
+    ) -> None:
         self._choose = command if callable(command) else None
         self._command = [] if callable(command) else list(command)
         self._log = log
+        self._environment, self._children = environment, children
         self._answer_timeout_s = answer_timeout_s
         self._process: trio.Process | None = None
         self._policy: LoadVersion | None = None
@@ -97,8 +116,8 @@ class EngineClient:
         """Groups that grew or ended before the answer that was awaited."""
         self.name = ""
         """Name of the chosen engine; empty if the command is fixed."""
-        self._unfit: dict[str, str] = {}
-        """Engines that could not load a policy that another engine could load."""
+        self._unfit: dict[Choose, dict[str, str]] = {}
+        """Engines that could not load a policy that another engine could load, by the choice that had them tried."""
         self._started = trio.Event()
         """Set while there may be a child to watch."""
         self._allowed_bytes = 0
@@ -114,16 +133,18 @@ class EngineClient:
         """The child's process id while there is one."""
         return self._process.pid if self._process else None
 
-    async def load(self, folder: Path, version: int) -> Loaded:
+    async def load(self, folder: Path, version: int, choose: Choose | None = None) -> Loaded:
         """Load a policy folder, once all requests are answered; a replaced child loads it, too."""
+        choose = choose or self._choose
         async with self._turn:
-            if self._choose is None:
+            if choose is None:
                 return await self._load(folder, version)
+            unfit = self._unfit.get(choose, {})
             failed: dict[str, str] = {}
             first: EngineFailed | None = None
             while True:
                 try:
-                    choice = self._choose(self._unfit | failed)
+                    choice = choose(unfit | failed)
                 except ConfigInvalid as error:
                     raise first or error from None
                 await self._take(choice)
@@ -133,7 +154,8 @@ class EngineClient:
                     log.warning("engine %s cannot load version %d: %s", choice.name, version, error)
                     failed[choice.name], first = f"it cannot load the policy ({error.message[:200]})", first or error
                 else:
-                    self._unfit |= failed
+                    if failed:
+                        self._unfit[choose] = unfit | failed
                     return loaded
 
     async def _take(self, choice: Choice) -> None:
@@ -153,11 +175,14 @@ class EngineClient:
             policy = LoadVersion(folder=str(folder), version=version, memory_max_bytes=self._allowed_bytes)
             loaded = await self._ask(policy, Loaded)
             self._policy = policy
+            if loaded.rebuilt and is_exact(loaded.numerics):
+                log.info(EXACT_CLASS, loaded.numerics, float_class(loaded.numerics))
             return loaded
 
     def _allow(self, policy_bytes: int) -> None:
-        """Set the child's memory limit, by the size of the policy and the free memory of this machine."""
+        """Set the child's memory limit, by the size of the policy and its part of the free memory of this machine."""
         _, free_bytes = use.memory_bytes()
+        free_bytes = None if free_bytes is None else free_bytes // self._children
         held_bytes = memory.resident_bytes(self.pid) if self.pid else 0
         self._allowed_bytes = memory.allowed_bytes(policy_bytes, free_bytes, held_bytes=held_bytes or 0)
 
@@ -276,7 +301,11 @@ class EngineClient:
             raise EngineFailed("No policy is loaded.", hint="Load a policy before generating.")
         try:
             self._process = await trio.lowlevel.open_process(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=os.environ | self._environment,
             )
         except OSError as error:
             raise EngineNotStarted(

@@ -321,7 +321,7 @@ class Engine(ABC):
                 for sample in samples
             }
             grown |= {number: (done.tokens, done.logprobs, done.finish) for number, done in group.ended.items()}
-            parts = since(group, grown)
+            parts = since(group.told, grown)
             if parts:
                 self._answers.append(GroupGrown(request_id=group.request.request_id, parts=parts))
 

@@ -1,7 +1,7 @@
 """Runner of our modules under the interpreter of another environment: `PYTHON -P foreign.py MODULE ARGUMENTS …`.
 
-- That environment sees our packages `protocol` and `swarm_node`, and no other package of our environment: it keeps its
-  own numpy, torch and pydantic.
+- That environment sees our packages in `ROOMS`, and no other package of our environment: it keeps its own numpy,
+  torch and pydantic.
 - This file needs only the standard library; the other environment provides what the module imports.
 """
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("protocol", "swarm_node")
+ROOMS = ("protocol", "swarm_exact", "swarm_node")
 
 
 def take_rooms() -> None:

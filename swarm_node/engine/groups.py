@@ -103,15 +103,15 @@ def prompts_of(entering: Sequence[tuple[RunningGroup, list[int]]]) -> tuple[list
     return prompts, copies
 
 
-def since(group: RunningGroup, grown: Mapping[int, tuple[bytes, bytes, Finish]]) -> tuple[FragmentPart, ...]:
-    """Return the tokens that were not reported yet, and record them as reported."""
+def since(told: dict[int, int], grown: Mapping[int, tuple[bytes, bytes, Finish]]) -> tuple[FragmentPart, ...]:
+    """Return the tokens beyond those in `told`, which counts the reported ones by sample, and count them there."""
     parts = []
     for number, (tokens, logprobs, finish) in sorted(grown.items()):
-        start = group.told.get(number, 0)
+        start = told.get(number, 0)
         if len(tokens) > 4 * start:
             new = {"tokens": tokens[4 * start :], "logprobs": logprobs[4 * start :]}
             parts.append(FragmentPart(sample=number, start=start, finish=finish, **new))
-            group.told[number] = len(tokens) // 4
+            told[number] = len(tokens) // 4
     return tuple(parts)
 
 

@@ -56,23 +56,29 @@ class SampleRequest(Message):
     turn_tokens_max: int = Field(0, ge=0, le=limits.TOKENS_MAX)
     """The most new tokens of a sample, which is one turn of an episode; 0: only `max_new_tokens` limits them."""
     tell_every_s: float = Field(0.0, ge=0)
-    """Interval of `GroupGrown` reports in seconds; 0 means none. Some engines never report."""
+    """Interval of `GroupGrown` reports in seconds; 0 means none."""
+    is_read: bool = False
+    """True if a caller reads the tokens as they come. vLLM, where reports cost time, reports only these groups."""
 
     @classmethod
     def from_lease(cls, lease: Lease, sampler: Sampler, *, tell_every_s: float) -> "SampleRequest":
-        """Return the request for a lease, with the sampler of its version."""
+        """Return the request for a lease, with the sampler of its version.
+
+        The lease's own interval of reports replaces `tell_every_s`. A turn of an episode has no fragments.
+        """
         return cls(
             request_id=lease.lease_id,
             version=lease.version,
             prompt=lease.prompt,
             seed=lease.seed,
             samples=lease.samples,
-            max_new_tokens=sampler.max_new_tokens,
+            max_new_tokens=lease.completion_max(sampler.max_new_tokens),
             temperature=sampler.temperature,
             own_temperature=lease.temperature,
             prefixes=lease.prefixes,
             turn_tokens_max=lease.turn_tokens_max,
-            tell_every_s=0.0 if lease.turn_tokens_max else tell_every_s,  # a turn has no fragments
+            tell_every_s=0.0 if lease.turn_tokens_max else lease.report_every_s or tell_every_s,
+            is_read=lease.report_every_s > 0,
         )
 
     def length_max(self, start: int) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid, EngineFailed
+from protocol.work.lease import EXACT, is_exact
 from swarm_node.engine.choose import AUTO, ENGINES, NONE_HERE, EngineOptions, HostMachine, choose
 
 log = logging.getLogger(__name__)
@@ -32,10 +33,10 @@ OVERHEAD_BYTES = 512 * 1024 * 1024
 ROOM = 1.25
 """Factor for weights plus the key-value cache of a node's batch; with less memory it samples fewer at once."""
 
-BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "q8_0": 34 / 32}
+BYTES = {"float32": 4.0, "exact": 4.0, "float16": 2.0, "bfloat16": 2.0, "q8_0": 34 / 32}
 """Bytes of one parameter."""
 
-SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "q8_0": "q8_0"}
+SHORT = {"float32": "fp32", "exact": "fp32", "float16": "fp16", "bfloat16": "bf16", "q8_0": "q8_0"}
 """Names of precisions in classes of numerics."""
 
 
@@ -100,6 +101,9 @@ class Chosen(NamedTuple):
     line: str
     unfit: Mapping[str, str] = {}
     """Preferred engines that cannot be used, with the reason."""
+    device: str = "cpu"
+    need_bytes: int = 0
+    """Memory of the device for sampling the model; 0 if the owner put a part of the layers on the card."""
 
 
 def needed_bytes(parameters: int, dtype: str) -> int:
@@ -133,11 +137,11 @@ def _fitting(
     engine: str, options: EngineOptions, machine: HostMachine, model: Model, memory: Memory, classes: Sequence[str]
 ) -> Chosen | str:
     """Return the first precision that the round admits and that fits, or the reason why there is none."""
-    device = _device(engine, options, machine)
+    device = device_of(engine, options, machine)
     free = memory.processor if device == "cpu" else memory.card
     tried = [options.dtype] if options.dtype != AUTO else _precisions(engine, device, model.dtype)
     computed = {dtype: f"{engine}/{_short(engine, dtype, model)}/{device}" for dtype in tried}
-    admitted = [dtype for dtype, numerics in computed.items() if not classes or numerics in classes]
+    admitted = [dtype for dtype, numerics in computed.items() if not classes or _admits(classes, dtype, numerics)]
     if not admitted:
         return f"the round admits {', '.join(classes)}, and this machine computes {', '.join(computed.values())}"
     where = "memory" if device == "cpu" else "memory of the graphics card"
@@ -145,9 +149,9 @@ def _fitting(
         need = needed_bytes(model.parameters, dtype)
         size = f"{engine} in {dtype}: {model.parameters / GB:.2f} billion parameters, about {need / GB:.1f} GB"
         if free is None or options.gpu_layers > 0:  # the owner put a part of the layers on the card
-            return Chosen(engine, dtype, f"{size}; free {where} is not known")
+            return Chosen(engine, dtype, f"{size}; free {where} is not known", device=device)
         if need <= free:
-            return Chosen(engine, dtype, f"{size} of {free / GB:.1f} GB {where}")
+            return Chosen(engine, dtype, f"{size} of {free / GB:.1f} GB {where}", device=device, need_bytes=need)
     least = admitted[-1]
     need = needed_bytes(model.parameters, least)
     return (
@@ -156,7 +160,13 @@ def _fitting(
     )
 
 
-def _device(engine: str, options: EngineOptions, machine: HostMachine) -> str:
+def _admits(classes: Sequence[str], dtype: str, numerics: str) -> bool:
+    """Return True if a class is admitted; an exact one may be: only the loaded engine knows its probe."""
+    return numerics in classes or (dtype == EXACT and any(is_exact(name) for name in classes))
+
+
+def device_of(engine: str, options: EngineOptions, machine: HostMachine) -> str:
+    """Return the device of an engine, as classes of numerics name it: cpu, or that of the graphics card."""
     if options.device == "cpu":
         return "cpu"
     if engine == "llama":
@@ -164,7 +174,7 @@ def _device(engine: str, options: EngineOptions, machine: HostMachine) -> str:
     if engine == "vllm":
         installation = machine.find_vllm(options.vllm_python)
         return "cpu" if isinstance(installation, str) else installation.device
-    return "cuda" if machine.torch_on_cuda else "cpu"
+    return machine.torch_device
 
 
 def _precisions(engine: str, device: str, published: str) -> list[str]:

@@ -8,10 +8,12 @@
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from protocol import limits
-from swarm_node.engine.decoder import SavedRow
+
+if TYPE_CHECKING:
+    from swarm_node.engine.decoder import SavedRow
 
 TURNS_MIB = 1024
 """The default of the owner's limit. In bfloat16, 1,000 tokens of a policy with 0.6 billion parameters take 115 MB."""
@@ -24,7 +26,7 @@ KEPT_S = 120.0
 
 class _Kept(NamedTuple):
     tokens: list[int]
-    row: SavedRow
+    row: "SavedRow"
     since: float
 
 
@@ -40,14 +42,14 @@ class TurnCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def put(self, seed: int, number: int, tokens: list[int], row: SavedRow) -> None:
+    def put(self, seed: int, number: int, tokens: list[int], row: "SavedRow") -> None:
         """Keep the row with the tokens of a sample."""
         self._remove((seed, number))
         self._kept[seed, number] = _Kept(tokens, row, self._now())
         self._size_bytes += row.size_bytes
         self.shrink()
 
-    def take(self, seed: int, number: int, tokens: list[int]) -> SavedRow | None:
+    def take(self, seed: int, number: int, tokens: list[int]) -> "SavedRow | None":
         """Remove and return the row of a sample if it holds the first of these tokens, but not all of them."""
         kept = self._remove((seed, number))
         if kept is None or len(kept.tokens) >= len(tokens) or tokens[: len(kept.tokens)] != kept.tokens:

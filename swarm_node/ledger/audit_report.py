@@ -57,6 +57,7 @@ class ReportedAudit(Reported):
     tolerance: str = ""
     calibration: Count = 0
     error: str = ""
+    note: str = ""
 
 
 def read(report: bytes) -> ReportedAudit | None:

@@ -34,6 +34,7 @@ from protocol.policy import chunks
 from protocol.work.auditing import Explanation
 from swarm_node.ledger.log_reader import LogReader
 from swarm_node.ledger.log_watch import LogWatch
+from swarm_node.ledger.receipts import kept_receipt
 
 TOLD = ("pass", "soft", "hard", "pardon")
 """Findings that have a verdict in the log."""
@@ -66,8 +67,8 @@ async def find_entry(
     if not re.fullmatch("[0-9a-f]{64}", reported.claim_id):
         raise ProofInvalid(f"The coordinator reports lease {reported.lease_id} as settled but names no claim.")
     try:
-        kept = receipts / f"{reported.claim_id}.receipt"  # fetched before the checkpoint, which must cover it
-        receipt = kept.read_bytes() if kept.exists() else await reader.receipt(reported.claim_id)
+        # Fetched before the checkpoint, which must cover it.
+        receipt = kept_receipt(receipts, reported.claim_id) or await reader.receipt(reported.claim_id)
     except NotFound:
         receipt = b""
     _, checkpoint = await watch.refresh()

@@ -5,14 +5,15 @@
 - A partial file may have been replaced by the full one; then the full one is cut.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import trio
 
 from ledger import tiles
 from ledger.note import NOTE_MAX_BYTES
+from ledger.proof import ReceiptsRequest
 from ledger.tiles import BUNDLE_MAX_BYTES, TILE_BYTES, TILE_HASHES, Tile, tile_of, tile_with
 from ledger.tree import HASH_BYTES, HashOf, Subtree
 from ledger.witness import WITNESSES_MAX, Cosigned
@@ -36,6 +37,13 @@ class PublicFiles(Protocol):
     """Source of public files."""
 
     async def file(self, path: str, max_bytes: int) -> bytes | None: ...
+
+
+@runtime_checkable
+class AnsweringServer(Protocol):
+    """Source that also answers requests, as a coordinator does and a folder does not."""
+
+    async def post(self, path: str, content: bytes, max_bytes: int) -> bytes | None: ...
 
 
 class Folder:
@@ -104,6 +112,13 @@ class LogReader:
 
     async def receipt(self, claim_id: str) -> bytes:
         return await self._need(f"receipts/{claim_id}", limits.MESSAGE_MAX_BYTES)
+
+    async def receipts(self, claims: Sequence[str]) -> bytes | None:
+        """Return the receipts of many claims; None if the coordinator cannot answer such a request."""
+        if not isinstance(self._files, AnsweringServer):
+            return None
+        request = ReceiptsRequest(claims=tuple(claims)).to_bytes()
+        return await self._files.post("receipts", request, limits.MESSAGE_MAX_BYTES)
 
     async def hashes(self, nodes: Iterable[Subtree], size: int, own: Mapping[Tile, bytes] = NO_TILES) -> HashOf:
         """Fetch the tiles of these tree nodes, except the caller's `own`; return the lookup of their hashes."""

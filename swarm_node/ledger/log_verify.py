@@ -9,6 +9,8 @@
    is not named was shown to this reader alone, or the keys are just being replaced.
 6. If the root keys have signed that the log was resumed after a gap (`ledger.gaps`), it continues from there.
 7. The audits are those that the lottery drew (`swarm_node.ledger.log_draws`).
+8. The learner's updates are one chain: each begins with the state after the one before, and was trained on the groups
+   that its batch was formed of (`ledger.training`).
 
 The leaderboard and the witnesses' notes are fetched first, then a checkpoint that covers them, then the root documents:
 so all documents that the log names are served. If a served one is not named yet, newer checkpoints are awaited for
@@ -25,10 +27,11 @@ from pydantic import BaseModel, Field, ValidationError
 from ledger import book, tiles, tree, witness
 from ledger.book import BookState, ClaimState, EntryOutcome, Folding
 from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.entry import Root, parse
+from ledger.entry import Entry, Root, parse
 from ledger.gaps import Gap, Keys
 from ledger.proof import ledger_keys
 from ledger.tiles import TILE_HASHES, Tile
+from ledger.training import TrainingChain, TrainingSummary
 from ledger.tree import leaf_hash
 from ledger.witness import Vouched, Witnesses
 from protocol.errors import (
@@ -40,7 +43,7 @@ from protocol.errors import (
     SwarmError,
     UntrustedMetadata,
 )
-from protocol.policy import trust
+from protocol.policy import root_document
 from swarm_node.ledger import log_draws
 from swarm_node.ledger.log_draws import Audits, DrawSummary
 from swarm_node.ledger.log_reader import LogReader
@@ -88,16 +91,20 @@ class Verified:
     """Gaps after which the log was resumed, as signed by the root keys."""
     unit: dict[str, Any]
     """The unit of which the balances are millionths, by the root: its name and decimals."""
+    training: TrainingSummary
+    """Totals of the learner's updates."""
 
 
-class _VerifiedLog:
+class ReadLog:
     """The tree and the book of the entries read so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_entry: Callable[[Entry], None] | None = None) -> None:
         self.size = 0
+        self._on_entry = on_entry
         self.roots: list[tuple[int, Root]] = []
         """Root entries with their indexes."""
         self.audits = Audits()
+        self.training = TrainingChain()
         self._folding = Folding()
         self._tiles: dict[tuple[int, int], bytes] = {}
 
@@ -112,6 +119,9 @@ class _VerifiedLog:
             if outcome is not EntryOutcome.APPLIED:
                 raise ProofInvalid(f"Entry {index} cannot stand where it stands: {outcome.value}.")
             self.audits.add(index, entry)
+            self.training.add(index, entry)
+            if self._on_entry is not None:
+                self._on_entry(entry)
             if isinstance(entry, Root):
                 self.roots.append((index, entry))
         for tile, data in tiles.grown(self.size, [leaf_hash(body) for body in bodies], self._read):
@@ -126,8 +136,18 @@ class _VerifiedLog:
         return self._tiles[tile.level, tile.number]
 
 
-async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: Callable[[int, int], None]) -> Verified:
-    """Verify everything; `tell` is called with the number of verified entries and the total."""
+async def verify(
+    reader: LogReader,
+    round_id: str,
+    witnesses: Witnesses,
+    tell: Callable[[int, int], None],
+    log: ReadLog | None = None,
+) -> Verified:
+    """Verify everything; `tell` is called with the number of verified entries and the total.
+
+    `log` must be empty; afterwards it has everything that was read.
+    """
+    log = log or ReadLog()
     shown = _read_leaderboard(await reader.leaderboard())
     cosigned = await reader.cosigned()
     missing: SwarmError = ProofInvalid(
@@ -137,7 +157,6 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
     keys = Keys(roots, round_id)
     vouched = witness.vouched(keys.without_lost([note, *cosigned]), keys.newest_first, witnesses.keys)
     witnessed = witnesses.require(vouched)
-    log = _VerifiedLog()
     if not shown.ledger_size:
         _check_leaderboard(log.state, shown)
     await _read(reader, log, checkpoint, shown, tell)
@@ -166,7 +185,8 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
         len(log.roots),
         drawn,
         tuple(map(str, gaps)),
-        trust.unit_of(roots[-1]).to_json(),
+        root_document.unit_of(roots[-1]).to_json(),
+        log.training.summary,
     )
 
 
@@ -176,7 +196,7 @@ def _end(reader: LogReader) -> float:
 
 
 async def _read(
-    reader: LogReader, log: _VerifiedLog, checkpoint: Checkpoint, shown: _Leaderboard, tell: Callable[[int, int], None]
+    reader: LogReader, log: ReadLog, checkpoint: Checkpoint, shown: _Leaderboard, tell: Callable[[int, int], None]
 ) -> None:
     """Read and verify the remaining entries up to this checkpoint (2, 3, 4)."""
     for number in range(log.size // TILE_HASHES, -(-checkpoint.size // TILE_HASHES)):
@@ -214,7 +234,7 @@ async def _covering(
         await trio.sleep(LOOK_EVERY_S)
 
 
-def _check_vouched(log: _VerifiedLog, vouched: Vouched) -> None:
+def _check_vouched(log: ReadLog, vouched: Vouched) -> None:
     """Require that a witness has signed a beginning of this log (4)."""
     said = vouched.checkpoint
     if said.size > log.size:
@@ -229,7 +249,7 @@ def _check_vouched(log: _VerifiedLog, vouched: Vouched) -> None:
         )
 
 
-def _check_roots(log: _VerifiedLog, roots: Sequence[bytes]) -> None:
+def _check_roots(log: ReadLog, roots: Sequence[bytes]) -> None:
     """Require that the root documents served to this reader are those that the log names (5)."""
     for number, (index, logged) in enumerate(log.roots, 1):
         if logged.version != number:
@@ -247,7 +267,7 @@ def _check_roots(log: _VerifiedLog, roots: Sequence[bytes]) -> None:
             )
 
 
-def _check_gaps(log: _VerifiedLog, gaps: Sequence[Gap]) -> None:
+def _check_gaps(log: ReadLog, gaps: Sequence[Gap]) -> None:
     """Require that the log begins with the entries before the gap, and continues with the entry of its document (6).
 
     Entries of earlier root documents may come between: theirs were lost, too.
@@ -262,7 +282,7 @@ def _check_gaps(log: _VerifiedLog, gaps: Sequence[Gap]) -> None:
             raise ProofInvalid(f"{gap}, but the log does not continue with the entry of that document.")
 
 
-def _not_logged(log: _VerifiedLog, roots: Sequence[bytes]) -> UntrustedMetadata:
+def _not_logged(log: ReadLog, roots: Sequence[bytes]) -> UntrustedMetadata:
     """Return the error for keys that the log does not name: shown only here, or not used by the coordinator yet (5)."""
     number = len(log.roots) + 1
     digest = Root.from_document(number, roots[number - 1]).root_digest

@@ -1,11 +1,15 @@
-"""Warnings to the owner when the payout address changes, so that a thief cannot change it unnoticed.
+"""The coordinator's reports about earnings: warnings of a changed payout address, and the credit of today.
 
-- The last warning is saved in the round's folder: a change while the node was off is reported at its next start.
+- A thief cannot change the payout address unnoticed. The last warning is saved in the round's folder: a change while
+  the node was off is reported at its next start.
+- The credit of today is the node's total now, less the last total of an earlier day, which is kept over restarts.
 """
 
 import json
 import logging
-from datetime import UTC, datetime
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import trio
@@ -17,7 +21,44 @@ from swarm_node.base.disk import write_durably
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.ledger.owner_rates import OwnerRates, owner_rates
 
+TODAY_FILE = "today.json"
+"""File in a round's folder."""
+
 log = logging.getLogger(__name__)
+
+
+def local_day() -> date:
+    """Return the day in the system's time zone."""
+    return datetime.now().astimezone().date()
+
+
+class EarnedToday:
+    """Credit of a node since midnight, kept over restarts."""
+
+    def __init__(self, path: Path, today: Callable[[], date]) -> None:
+        self._path, self._today = path, today
+        self._kept: tuple[str, int, int] | None = self._read()
+        """Day of the last total, the last total of an earlier day, and the last total."""
+
+    def update(self, total_micros: int) -> int:
+        """Return the credit of today, now that the node's total is this one; save the total."""
+        day = self._today().isoformat()
+        if self._kept is None:
+            base = total_micros
+        else:
+            kept_day, base, last = self._kept
+            base = base if kept_day == day else last
+        if self._kept != (day, base, total_micros):
+            self._kept = (day, base, total_micros)
+            write_durably(self._path, json.dumps(self._kept).encode(), temp_folder=self._path.parent)
+        return total_micros - base
+
+    def _read(self) -> tuple[str, int, int] | None:
+        with suppress(OSError, ValueError, TypeError):
+            day, base, last = json.loads(self._path.read_bytes())
+            return str(day), int(base), int(last)
+        return None
+
 
 LOOK_EVERY_S = 60.0
 """Thousands of checks before a change applies; also the maximum age of the earnings shown to the owner."""
@@ -26,9 +67,12 @@ LOOK_EVERY_S = 60.0
 class Notices:
     """State of the owner's payout address."""
 
-    def __init__(self, coordinator: Coordinator, folder: Path) -> None:
+    def __init__(self, coordinator: Coordinator, folder: Path, today: Callable[[], date] = local_day) -> None:
         self._coordinator = coordinator
         self._path = folder / "address.json"
+        self._earned = EarnedToday(folder / TODAY_FILE, today)
+        self.today_micros: int | None = None
+        """Credit since midnight; None before the first answer."""
         self.last: tuple[int, Earnings] | None = None
         """The coordinator's last answer about earnings, with its time in ms."""
         self.rates: OwnerRates | None = None
@@ -42,9 +86,16 @@ class Notices:
                 self.last = (now_ms(), earnings)
                 self.announce(earnings)
                 self.rates = await owner_rates(self._coordinator, earnings.owner)
+                await trio.to_thread.run_sync(self._count_today, earnings)
             except SwarmError as error:  # the heartbeat logs the cause
                 log.debug("earnings not available: %s", error)
             await trio.sleep(LOOK_EVERY_S)
+
+    def _count_today(self, earnings: Earnings) -> None:
+        for row in earnings.nodes:
+            if row.node_id == self._coordinator.node_id:
+                total = row.pending_micros + row.payable_micros + row.paying_micros + row.paid_micros
+                self.today_micros = self._earned.update(total)
 
     def announce(self, earnings: Earnings) -> None:
         """Log what has changed, then save it."""

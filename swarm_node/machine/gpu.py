@@ -1,6 +1,8 @@
 """Graphics cards, as reported by the vendor's program: name, driver, memory, temperature, power.
 
-- `nvidia-smi` and `rocm-smi` come with the driver; Apple's memory is the machine's own.
+- `nvidia-smi` and `rocm-smi` come with the driver; Apple's memory is the machine's own. Without such a program, the
+  kernel's files describe the cards of AMD and Intel.
+- In WSL 2 the driver is that of Windows, and its programs are in a folder of their own.
 - A program that is missing, hangs or prints something else means that the cards are unknown, not that there are none.
 - A value that a card does not report (`[N/A]`) is None; the others are used.
 """
@@ -25,11 +27,19 @@ MIB = 1024 * 1024
 CUDA_MAJOR = 13
 """Major version of CUDA for which the torch and the vLLM of our lists are built."""
 
-DRIVERS_MIN: Mapping[int, int] = MappingProxyType({12: 525, 13: 580})
+DRIVERS_MIN: Mapping[int, int] = MappingProxyType({11: 450, 12: 525, 13: 580})
 """Oldest NVIDIA driver that runs programs built for a major version of CUDA, as NVIDIA's table of minor version
 compatibility has it."""
 
-Vendor = Literal["nvidia", "amd", "apple"]
+Vendor = Literal["nvidia", "amd", "intel", "apple"]
+
+DRM = Path("/sys/class/drm")
+"""The kernel's graphics cards."""
+
+PCI_VENDORS: Mapping[str, Vendor] = MappingProxyType({"0x1002": "amd", "0x8086": "intel"})
+
+WSL_PROGRAMS = Path("/usr/lib/wsl/lib")
+"""Folder of the programs and libraries that Windows' driver brings into WSL 2."""
 
 
 class Card(NamedTuple):
@@ -43,6 +53,8 @@ class Card(NamedTuple):
     celsius: float | None = None
     watts: float | None = None
     limit_watts: float | None = None
+    number: int = 0
+    """Number of the card, as the vendor's program counts."""
 
 
 class GpuProbe(NamedTuple):
@@ -55,28 +67,62 @@ class GpuProbe(NamedTuple):
 
 def find_cards(timeout_s: float = ASK_TIMEOUT_S) -> GpuProbe:
     """Return all cards that a driver reports; blocks for seconds."""
-    if shutil.which("nvidia-smi"):
-        return _nvidia(timeout_s)
+    if nvidia_smi := find_nvidia_smi():
+        return _nvidia(nvidia_smi, timeout_s)
     if shutil.which("rocm-smi"):
         return _amd(timeout_s)
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return GpuProbe((Card("apple", f"Apple {platform.machine()}", platform.mac_ver()[0], unified_memory()),))
+    if cards := kernel_cards():
+        return GpuProbe(cards)
     for sign, name in (("/proc/driver/nvidia/version", "nvidia-smi"), ("/dev/kfd", "rocm-smi")):
         if Path(sign).exists():
             return GpuProbe(trouble=f"{sign} says that a driver is loaded, but {name} is not on the PATH")
     return GpuProbe()
 
 
+def find_nvidia_smi() -> str | None:
+    """Return the path of `nvidia-smi`, on the PATH or where WSL 2 has it."""
+    return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=str(WSL_PROGRAMS))
+
+
+def kernel_cards(drm: Path = DRM) -> tuple[Card, ...]:
+    """Return the cards of AMD that the kernel drives, otherwise those of Intel, in the order of their place on the bus.
+
+    A processor's own graphics unit has no sensors of its own on Intel, and is not returned.
+    """
+    found: list[tuple[str, Card]] = []
+    for folder in sorted(drm.glob("card[0-9]*")):
+        device = folder / "device"
+        vendor = PCI_VENDORS.get(_line(device / "vendor"))
+        sensors = next(iter(sorted((device / "hwmon").glob("hwmon*"))), None)
+        if not folder.name.removeprefix("card").isdecimal() or vendor is None or (vendor == "intel" and not sensors):
+            continue
+        name = _line(device / "product_name") or f"{vendor.upper()} GPU {_line(device / 'device')}".strip()
+        card = Card(
+            vendor,
+            name,
+            memory_bytes=_whole(device / "mem_info_vram_total"),
+            used_bytes=_whole(device / "mem_info_vram_used"),
+            celsius=_scaled(sensors, ("temp1_input", "temp2_input"), 1000),
+            watts=_scaled(sensors, ("power1_average", "power1_input"), 10**6),
+        )
+        found.append((device.resolve().name, card))
+    cards = [card for _, card in sorted(found)]
+    ours = [card for card in cards if card.vendor == "amd"] or cards  # an engine is built for one vendor
+    return tuple(card._replace(number=number) for number, card in enumerate(ours))
+
+
 def parse_nvidia(text: str) -> tuple[Card, ...]:
-    """Parse the output of `nvidia-smi --query-gpu`."""
-    cards = []
+    """Parse the output of `nvidia-smi --query-gpu`, which has the cards in the order of their numbers."""
+    cards: list[Card] = []
     for line in filter(str.strip, text.splitlines()):
         values = [value.strip() for value in line.split(",")]
         if len(values) != len(FIELDS):
             raise ValueError(f"{len(values)} values where {len(FIELDS)} were asked for")
         name, driver, *numbers = values
         total, used, celsius, watts, limit = map(_number, numbers)
-        cards.append(Card("nvidia", name, driver, _bytes(total), _bytes(used), celsius, watts, limit))
+        cards.append(Card("nvidia", name, driver, _bytes(total), _bytes(used), celsius, watts, limit, len(cards)))
     return tuple(cards)
 
 
@@ -85,7 +131,7 @@ def parse_amd(text: str) -> tuple[Card, ...]:
     said: dict[str, dict[str, str]] = json.loads(text)
     driver = said.pop("system", {}).get("Driver version", "")
     cards = []
-    for _, card in sorted(said.items()):
+    for place, (key, card) in enumerate(sorted(said.items(), key=lambda item: (len(item[0]), item[0]))):
         total, used = _of(card, "vram total memory"), _of(card, "vram total used memory")
         name = next((value for key, value in card.items() if "card series" in key.lower()), "AMD GPU")
         cards.append(
@@ -97,9 +143,22 @@ def parse_amd(text: str) -> tuple[Card, ...]:
                 int(used) if used else None,
                 _of(card, "temperature (sensor edge)"),
                 _of(card, "graphics package power"),
+                number=int(key.removeprefix("card")) if key.removeprefix("card").isdecimal() else place,
             )
         )
     return tuple(cards)
+
+
+def only_card(card: Card) -> dict[str, str]:
+    """Return the environment variables with which a program sees only this card."""
+    number = str(card.number)
+    if card.vendor == "nvidia":  # CUDA counts the fastest card first, unless it is told otherwise
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": number}
+    if card.vendor == "amd":
+        return {"HIP_VISIBLE_DEVICES": number, "GGML_VK_VISIBLE_DEVICES": number}
+    if card.vendor == "intel":
+        return {"ZE_AFFINITY_MASK": number, "GGML_VK_VISIBLE_DEVICES": number}
+    return {}
 
 
 def driver_major(text: str) -> int:
@@ -116,14 +175,19 @@ def outdated(driver: int, cuda_major: int = CUDA_MAJOR) -> str:
     return f"CUDA {cuda_major} needs NVIDIA driver {least} or newer, and this machine has {driver}"
 
 
+def newest_cuda(driver: int) -> int:
+    """Return the newest major version of CUDA whose programs this NVIDIA driver runs; 0 if there is none."""
+    return max((cuda for cuda, least in DRIVERS_MIN.items() if driver >= least), default=0)
+
+
 def unified_memory() -> int | None:
     """Return the memory that Apple's CPU and GPU share, in bytes."""
     done = _run(["sysctl", "-n", "hw.memsize"])
     return int(done) if isinstance(done, str) and done.strip().isdigit() else None
 
 
-def _nvidia(timeout_s: float) -> GpuProbe:
-    said = _run(["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"], timeout_s)
+def _nvidia(program: str, timeout_s: float) -> GpuProbe:
+    said = _run([program, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"], timeout_s)
     return _parsed("nvidia-smi", said, parse_nvidia)
 
 
@@ -153,6 +217,25 @@ def _run(command: Sequence[str], timeout_s: float = ASK_TIMEOUT_S) -> str | OSEr
         return None
     said = done.stdout.decode(errors="replace")
     return said if done.returncode == 0 else said + done.stderr.decode(errors="replace")
+
+
+def _line(path: Path) -> str:
+    """Return a file's text without its line end; empty if it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _whole(path: Path) -> int | None:
+    text = _line(path)
+    return int(text) if text.isdecimal() else None
+
+
+def _scaled(folder: Path | None, names: Sequence[str], divisor: int) -> float | None:
+    """Return the value of the first of these sensors that there is."""
+    values = [_whole(folder / name) for name in names] if folder else []
+    return next((value / divisor for value in values if value is not None), None)
 
 
 def _number(text: str) -> float | None:

@@ -46,6 +46,11 @@ def others_load(own_threads: int) -> float | None:
     return max(0.0, mean - own_threads) / (os.cpu_count() or 1)
 
 
+def is_wsl(version: Path = Path("/proc/version")) -> bool:
+    """Return True in WSL, where Windows has the drivers, the user's input and the battery."""
+    return "microsoft" in _text(version).lower()
+
+
 def on_battery(supplies: Path = Path("/sys/class/power_supply")) -> bool | None:
     """Return True if this machine runs on battery; None if unknown."""
     if sys.platform == "darwin":

@@ -1,16 +1,18 @@
 """The agent's side of the control socket: one line of JSON in, one line out.
 
-    {"do": "status" | "pause" | "resume" | "finish" | "leave", "token": "…"}
+    {"do": "status" | "pause" | "resume" | "finish" | "leave" | "move", "card": 1, "minutes": 30, "token": "…"}
     → {"ok": true, "status": {…}}  or  {"ok": false, "code": "…", "message": "…", "hint": "…"}
 
 - The protocol is local, not part of the swarm's protocol: both ends come from one installation.
+- `card` is only for `pause` and `resume`, `minutes` only for `pause`; both may be absent. `move` needs `join_string`.
 - Every wait has a deadline and the number of connections is limited: a program that keeps one open blocks nobody.
 - The answer is sent when the order is accepted; the next `status` shows its effect.
+- The owner's page carries out its orders by the same function.
 """
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ import trio
 
 from protocol.errors import MalformedMessage, NotAuthorised, SwarmError
 from swarm_node.allowance.governor import Governor
+from swarm_node.coordinator_api.join_string import parse
 from swarm_node.owner.control_socket import Door, open_door, read_line, remove
 
 log = logging.getLogger(__name__)
@@ -27,7 +30,11 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MAX = 8
 PATIENCE_S = 2.0
 
-ORDERS = ("status", "pause", "resume", "finish", "leave")
+ORDERS = ("status", "pause", "resume", "finish", "leave", "move")
+OPTIONS = {"pause": ("card", "minutes"), "resume": ("card",), "move": ("join_string",)}
+
+SNOOZE_MAX_MINUTES = 7 * 24 * 60
+"""A week; a longer pause is one without an end."""
 
 
 @asynccontextmanager
@@ -59,25 +66,40 @@ async def _answer(
                 await stream.send_all(json.dumps(_obey(door, governor, status, asked)).encode() + b"\n")
 
 
+def carry_out(governor: Governor, do: str, options: Mapping[str, Any]) -> None:
+    """Check an order and its options, and carry it out; `status` changes nothing."""
+    if do not in ORDERS:
+        raise MalformedMessage(f"{do!r:.50} is not a valid order.", hint=f"Valid orders: {', '.join(ORDERS)}.")
+    if not _are_valid(options) or options.keys() - set(OPTIONS.get(do, ())):
+        raise MalformedMessage("The order has an option that it does not know, or an invalid one.")
+    if do == "move":
+        parse(str(options.get("join_string")))  # raises
+    if do != "status":
+        log.info("asked to %s %s", do, " ".join(f"{name}={value}" for name, value in options.items()))
+        getattr(governor, do)(**options)
+
+
 def _obey(door: Door, governor: Governor, status: Callable[[], dict[str, Any]], asked: bytes) -> dict[str, Any]:
     try:
-        do = _order(door, asked)
-        if do != "status":
-            log.info("asked to %s", do)
-            getattr(governor, do)()
+        carry_out(governor, *_order(door, asked))
         return {"ok": True, "status": status()}
     except SwarmError as error:
         return {"ok": False, **error.to_wire()}
 
 
-def _order(door: Door, asked: bytes) -> str:
+def _order(door: Door, asked: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the order and its options, once the token is checked."""
     try:
         said = json.loads(asked)
-        do, token = said["do"], said.get("token", "")
+        do, token = said.pop("do"), said.pop("token", "")
+        options = {name: value for name, value in said.items() if value is not None}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise MalformedMessage("The request is not one line of JSON with the field `do`.") from None
     if not door.admits(token):
         raise NotAuthorised("The token is wrong.", hint="The token is in control/port.json in the node's folder.")
-    if do not in ORDERS:
-        raise MalformedMessage(f"{do!r:.50} is not a valid order.", hint=f"Valid orders: {', '.join(ORDERS)}.")
-    return str(do)
+    return do, options
+
+
+def _are_valid(options: Mapping[str, Any]) -> bool:
+    card, minutes = options.get("card", 0), options.get("minutes", 1)
+    return type(card) is int and type(minutes) in (int, float) and 0 < minutes <= SNOOZE_MAX_MINUTES

@@ -109,13 +109,14 @@ async def read_line(stream: trio.abc.ReceiveStream) -> bytes:
 PATIENCE_S = 10.0
 
 
-async def ask(home: Path, do: str) -> dict[str, Any]:
-    """Send an order to the agent of a home; return its status right after."""
+async def ask(home: Path, do: str, **options: float | str | None) -> dict[str, Any]:
+    """Send an order with its options to the agent of a home; return its status right after."""
+    order = {"do": do} | {name: value for name, value in options.items() if value is not None}
     with trio.move_on_after(PATIENCE_S):
         stream, token = await knock(home)
         async with stream:
             try:
-                await stream.send_all(json.dumps({"do": do, "token": token}).encode() + b"\n")
+                await stream.send_all(json.dumps(order | {"token": token}).encode() + b"\n")
                 answer = await read_line(stream)
             except trio.BrokenResourceError:
                 answer = b""

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from protocol.text.log_lines import Lines
 from protocol.text.plain import one_line
+from swarm_node.base.logs import DRAWN
 from swarm_node.owner import status_lines
 from swarm_node.owner.snapshot import AgentSnapshot
 
@@ -31,6 +32,8 @@ def panel(snapshot: dict[str, Any]) -> RenderableType:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(ratio=1)
     calm = not (snapshot["resting"] or snapshot["distrust"] or snapshot["trouble"])
+    for line in status_lines.rounds(snapshot):
+        table.add_row("round", Text(one_line(line)))
     table.add_row("doing", Text(one_line(status_lines.doing(snapshot)), style="green" if calm else "yellow"))
     if snapshot["download"]:
         load = snapshot["download"]
@@ -38,9 +41,13 @@ def panel(snapshot: dict[str, Any]) -> RenderableType:
     rows = ("version", "speed", "credit", "rate", "payouts", "verdicts", "traffic", "reach", "machine")
     for name in rows:
         table.add_row(name, Text(one_line(getattr(status_lines, name)(snapshot))))
+    for label, line in status_lines.cards(snapshot):
+        table.add_row(label, Text(one_line(line)))
     table.add_row("queue", Text(status_lines.queue(snapshot)))
     title = f"{snapshot['name']} at {snapshot['coordinator']}"
-    help_line = Text("Ctrl-C leaves · swarm-node pause | finish | status | limits in another terminal", style="dim")
+    help_line = Text(
+        "Ctrl-C leaves · swarm-node open | pause | finish | status | limits in another terminal", style="dim"
+    )
     return Panel(Group(table, help_line), title=Text(title), title_align="left", border_style="dim")
 
 
@@ -54,6 +61,7 @@ def make(console: Console) -> Callable[[Callable[[], AgentSnapshot]], Awaitable[
     handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%H:%M:%S")
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    handler.addFilter(lambda record: not hasattr(record, DRAWN))
     handler.setFormatter(Lines("%(message)s"))
 
     async def show(look: Callable[[], AgentSnapshot]) -> None:

@@ -6,17 +6,25 @@
 """
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from swarm_node.allowance.governor import Governor
 from swarm_node.base.clock import now_ms
+from swarm_node.engine.pool import EnginePool
 from swarm_node.ledger.notices import Notices
 from swarm_node.machine import use
+from swarm_node.machine.gpu import Card
 from swarm_node.member import Member
 from swarm_node.work.pulse import Pulse
-from swarm_node.work.sender import Outbox, Sender
+from swarm_node.work.sender import JudgedRollout, Outbox, Sender
 from swarm_node.work.worker import Worker
+
+ANSWER_CODE_MAX_CHARS, ANSWER_TEXT_MAX_CHARS = 64, 200
+"""The coordinator writes these texts: twenty answers must fit into one answer of the control socket."""
+
+NO_READINGS: dict[str, Any] = Card("nvidia", "")._asdict()
+"""The readings of a card that its driver no longer reports: all unknown."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +67,15 @@ class AgentSnapshot:
     payable_micros: int | None
     earnings_ms: int | None
     """Time of the coordinator's answer; None before the first."""
+    today_micros: int | None
+    """Credit since midnight, local time, less what was voided; None before the first answer."""
     unit: dict[str, Any]
     """The unit of all amounts: name and decimals. Fields that end in `_micros` are its millionths."""
     rates: dict[str, Any] | None
     """Rate of the node, payouts of its owner, and the next one; None if the coordinator has not reported them."""
     last_verdict: dict[str, Any] | None
+    answers: list[dict[str, Any]]
+    """The last verdicts, the newest first; `claim_id` names the receipt of an accepted rollout."""
     download: dict[str, Any] | None
     """The version being downloaded, its bytes, and the number of peers."""
     transfer: dict[str, int]
@@ -79,10 +91,14 @@ class AgentSnapshot:
     mapping: str
     """Result of the port mapping at the router; empty before, or without an attempt."""
     cards: list[dict[str, Any]]
+    """Each graphics card: its readings, and if this node uses it also its state, speed, groups, and why it rests."""
     celsius: float | None
     watts: float | None
     limits: dict[str, Any]
     """Limits that differ from their defaults."""
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    """The state of each of several rounds, in the owner's order; all else is that of the round that is `shown`. Empty
+    with one round."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,11 +111,16 @@ class Agent:
     member: Member
     pulse: Pulse
     worker: Worker
+    engine: EnginePool
     sender: Sender
     outbox: Outbox
     notices: Notices
     governor: Governor
     started_ms: int
+
+    def status(self) -> dict[str, Any]:
+        """Return the current state as plain values."""
+        return self.snapshot().to_json()
 
     def snapshot(self) -> AgentSnapshot:
         """Return the current state; reads only the outbox's folder."""
@@ -139,6 +160,7 @@ class Agent:
             unit=policies.unit.to_json(),
             rates=self.notices.rates.to_json(self.member.key.node_id) if self.notices.rates else None,
             last_verdict=self._last_verdict(),
+            answers=[judged_row(judged) for judged in reversed(self.sender.answers)],
             download=policies.download.to_json() if policies.download else None,
             transfer=policies.traffic.message(self.member.server.bytes_sent).model_dump(),
             uploaded_month_bytes=self.member.uploads.this_month(),
@@ -148,13 +170,21 @@ class Agent:
             dialled=policies.dialled,
             addresses=list(self.member.addresses),
             mapping=self.member.reach.mapping,
-            cards=[card._asdict() for card in governor.cards.cards],
+            cards=card_states(governor, self.engine),
             celsius=heat.celsius,
             watts=heat.watts,
             limits=governor.limits.model_dump(exclude_defaults=True),
         )
 
-    def _earned(self) -> dict[str, int | None]:
+    def round_row(self) -> dict[str, Any]:
+        """Return what the owner sees of this round beside others."""
+        state = self.status()
+        names = ("phase", "version", "accepted", "open_leases", "unsent", "unit")
+        earned = ("credit_micros", "pending_micros", "payable_micros", "today_micros", "earnings_ms")
+        texts = {name: state[name][:ANSWER_TEXT_MAX_CHARS] for name in ("no_work", "distrust", "trouble")}
+        return {name: state[name] for name in (*names, *earned)} | texts
+
+    def _earned(self) -> dict[str, Any]:
         reported = self.notices.last
         row = (
             None
@@ -165,11 +195,38 @@ class Agent:
             "pending_micros": row.pending_micros if row else None,
             "payable_micros": row.payable_micros if row else None,
             "earnings_ms": reported[0] if reported else None,
+            "today_micros": self.notices.today_micros,
         }
 
     def _last_verdict(self) -> dict[str, Any] | None:
-        if self.sender.last is None:
+        if not self.sender.answers:
             return None
-        at_ms, lease_id, verdict = self.sender.last
+        at_ms, lease_id, _, verdict = self.sender.answers[-1]
         said = {"outcome": verdict.outcome, "code": verdict.code, "message": verdict.message}
         return {"at_ms": at_ms, "lease_id": lease_id, "credit_micros": verdict.credit_micros, **said}
+
+
+def judged_row(judged: JudgedRollout) -> dict[str, Any]:
+    """Return an answer of the coordinator as plain values of limited size."""
+    verdict = judged.verdict
+    return {
+        "at_ms": judged.at_ms,
+        "lease_id": judged.lease_id,
+        "claim_id": judged.claim_id,
+        "outcome": verdict.outcome,
+        "code": verdict.code[:ANSWER_CODE_MAX_CHARS],
+        "message": verdict.message[:ANSWER_TEXT_MAX_CHARS],
+        "tokens": verdict.tokens,
+        "credit_micros": verdict.credit_micros,
+    }
+
+
+def card_states(governor: Governor, engine: EnginePool) -> list[dict[str, Any]]:
+    """Return the cards that the driver reports and those that the engines use, by number."""
+    cards: dict[int, dict[str, Any]] = {card.number: card._asdict() for card in governor.cards.cards}
+    for state in engine.states():
+        decision = governor.card_decisions.get(state["number"])
+        reason = decision.reason_line if decision is not None and decision.reasons else state["reason"]
+        readings = cards.get(state["number"], NO_READINGS)
+        cards[state["number"]] = {**readings, **state, "reason": reason}
+    return [cards[number] for number in sorted(cards)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from protocol.text.money import EarningPace, Unit, next_payout, pace_text, parse_unit
 from protocol.text.plain import counted, one_line, size_text
+from swarm_node.versions.progress import progress_text
 
 GB = 10**9
 
@@ -21,6 +22,8 @@ def of_status(state: dict[str, Any]) -> Iterator[str]:
 def _of_status(state: dict[str, Any]) -> Iterator[str]:
     yield f"node      {state['name']}  {state['node_id']}"
     yield f"round     {state['coordinator']}  (agent {state['pid']}, up {ago(_since_s(state, state['started_ms']))})"
+    for line in rounds(state):
+        yield f"of        {line}"
     yield f"doing     {doing(state)}"
     yield f"version   {version(state)}"
     yield f"speed     {speed(state)}"
@@ -32,8 +35,18 @@ def _of_status(state: dict[str, Any]) -> Iterator[str]:
     yield f"traffic   {traffic(state)}"
     yield f"reach     {reach(state)}"
     yield f"machine   {machine(state)}"
+    for label, line in cards(state):
+        yield f"{label:<9} {line}"
     if state["limits"]:
-        yield f"limits    {', '.join(f'{name} {value}' for name, value in state['limits'].items())}"
+        yield f"limits    {', '.join(_limits(state['limits']))}"
+
+
+def _limits(values: dict[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if name != "cards":
+            yield f"{name} {value}"
+    for number, own in values.get("cards", {}).items():
+        yield from (f"card {number} {name} {value}" for name, value in own.items())
 
 
 def of_stopped(said: str, last: dict[str, Any] | None, *, now_ms: int) -> Iterator[str]:
@@ -62,16 +75,34 @@ def doing(state: dict[str, Any]) -> str:
     if state["trouble"]:
         return f"{state['phase']} with a problem for {ago(_since_s(state, state['trouble_ms']))}: {state['trouble']}"
     if state["download"]:
-        load = state["download"]
-        share = load["bytes_done"] / load["bytes"] if load["bytes"] else 0.0
-        rate = f"{load['bytes_per_s'] / 1e6:.1f} MB/s from {counted(load['peers'], 'peer')}"
-        fetching = f"fetching version {load['version']}: {share:.0%} of {size_text(load['bytes'])}, {rate}"
-        return f"{state['phase']}, {fetching}"
+        return f"{state['phase']}, {progress_text(state['download'])}"
     if state["phase"] == "offline":
         return "waiting for the first version" if not state["newest_version"] else "loading"
     if not state["open_leases"] and state["no_work"]:
         return f"{state['phase']}: {state['no_work']}"
     return str(state["phase"])
+
+
+def rounds(state: dict[str, Any]) -> list[str]:
+    """Return a line for each round of an agent that takes part in several."""
+    return [_round(row) for row in state.get("rounds", ())]
+
+
+def _round(row: dict[str, Any]) -> str:
+    """Return what the agent does in one of its rounds, and its credit there."""
+    if row["error"]:
+        return f"{row['coordinator']}: left: {row['error']}"
+    if "phase" not in row:
+        return f"{row['coordinator']}: starting"
+    why = row["distrust"] or row["trouble"] or row["no_work"]
+    if row["ended"]:
+        doing = "the round is finished"
+    elif row["open_leases"]:
+        doing = counted(row["open_leases"], "group")
+    else:
+        doing = f"waiting{f': {why}' if why else ''}"
+    earned = f"{row['accepted']:,} accepted, {parse_unit(row['unit']).amount(row['credit_micros'])} in this run"
+    return f"{row['coordinator']}: {doing}; {earned}"
 
 
 def queue(state: dict[str, Any]) -> str:
@@ -103,6 +134,8 @@ def credit(state: dict[str, Any]) -> str:
     """Return the pending, payable and new credit in the round's unit."""
     unit = parse_unit(state.get("unit"))
     run = f"{unit.amount(state['credit_micros'])} in this run"
+    if state.get("today_micros") is not None:
+        run = f"{unit.amount(state['today_micros'])} today, {run}"
     if state["earnings_ms"] is None:
         return f"{run}; pending and payable: not known yet"
     return (
@@ -167,20 +200,38 @@ def reach(state: dict[str, Any]) -> str:
 
 
 def machine(state: dict[str, Any]) -> str:
-    """Return the temperature and power of each GPU or of the CPU, where sensors report them."""
-    readings = []
-    for card in state["cards"]:
-        values = (
-            ("{:.0f} °C", card["celsius"]),
-            ("{:.0f} W", card["watts"]),
-            ("{:.1f} GB used", card["used_bytes"] / GB if card["used_bytes"] is not None else None),
-        )
-        said = ", ".join(form.format(value) for form, value in values if value is not None)
-        readings.append(f"{card['name']}: {said or 'no sensor values'}")
+    """Return the temperature and power of the GPU or of the CPU, where sensors report them."""
+    if len(state["cards"]) > 1:
+        return counted(len(state["cards"]), "graphics card")
+    readings = [f"{card['name']}: {_sensors(card)}" for card in state["cards"]]
     if not state["cards"]:
         readings += [f"CPU {state['celsius']:.0f} °C"] if state["celsius"] is not None else []
         readings += [f"{state['watts']:.0f} W"] if state["watts"] is not None else []
     return "; ".join(readings) or "temperature/power: not available"
+
+
+def cards(state: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a label and a line for each card of a machine that has several."""
+    return [(f"card {card['number']}", _card(card)) for card in state["cards"]] if len(state["cards"]) > 1 else []
+
+
+def _card(card: dict[str, Any]) -> str:
+    """Return what a card does, how fast, its readings, and why it rests."""
+    if "state" not in card:
+        return f"{card['name']}: not used by this node; {_sensors(card)}"
+    work = f"{card['state']}, {card['tokens_per_s']:,.0f} tokens/s, {counted(card['groups'], 'group')}"
+    reason = f"; {card['reason']}" if card["reason"] else ""
+    return f"{card['name']}: {work}; {_sensors(card)}{reason}"
+
+
+def _sensors(card: dict[str, Any]) -> str:
+    total = f" of {card['memory_bytes'] / GB:.1f}" if card.get("memory_bytes") is not None else ""
+    values = (
+        ("{:.0f} °C", card["celsius"]),
+        ("{:.0f} W", card["watts"]),
+        (f"{{:.1f}}{total} GB used", card["used_bytes"] / GB if card["used_bytes"] is not None else None),
+    )
+    return ", ".join(form.format(value) for form, value in values if value is not None) or "no sensor values"
 
 
 def ago(seconds: float) -> str:

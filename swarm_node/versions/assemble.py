@@ -31,6 +31,8 @@ from swarm_node.chunks.blobs import BlobStore
 from swarm_node.chunks.growing import GrowingFile
 
 _UNFINISHED = ".unfinished"
+TAKEN = ".taken"
+"""Folder of links to files of other rounds, while a version is built (`other_rounds`)."""
 _READ_BYTES = 1 << 20
 
 PLACED_AT_ONCE_BYTES = limits.MIB
@@ -47,7 +49,7 @@ def find(policies: Path, manifest: PolicyManifest) -> Path | None:
     folder = folder_of(policies, manifest)
     if not folder.is_dir():
         return None
-    if all(_is_sound(folder / _safe_name(entry), entry) for entry in manifest.files):
+    if all(_is_sound(folder / safe_name(entry), entry) for entry in manifest.files):
         return folder
     shutil.rmtree(folder)
     return None
@@ -55,11 +57,11 @@ def find(policies: Path, manifest: PolicyManifest) -> Path | None:
 
 def held_files(policies: Path, manifest: PolicyManifest) -> dict[str, Path]:
     """Return the undamaged files of earlier versions that this one can be built from, by digest."""
-    folders = sorted(_of_versions(policies), reverse=True)
+    folders = [*sorted(_of_versions(policies), reverse=True), *sorted((policies / TAKEN).glob("*"))]
     paths: dict[str, Path] = {}
     for entry in manifest.files:
         sizes = entry.sizes()
-        for path in (folder / _safe_name(entry) for folder in folders):
+        for path in (folder / safe_name(entry) for folder in folders):
             if path.is_file() and path.stat().st_size in sizes.values() and (name := _digest(path)) in sizes:
                 paths[name] = path
                 break  # the newest folder is closest to this version
@@ -91,7 +93,7 @@ class Draft:
         self._folder = policies / _UNFINISHED
         self._growing: dict[str, GrowingFile] = {}
         self._placing = ThreadPoolExecutor(1, thread_name_prefix="placing")
-        names = [_safe_name(entry) for entry in manifest.files]
+        names = [safe_name(entry) for entry in manifest.files]
         clear(policies)
         with disk_named(policies):
             self._folder.mkdir(parents=True)
@@ -176,9 +178,19 @@ def restock(folder: Path, manifest: PolicyManifest, blobs: BlobStore) -> None:
     """Store the chunks of a new anchor, cut from a file that was built without it: new nodes will request them."""
     for entry in manifest.files:
         if entry.patches and not entry.patches_after_anchor:
-            pieces = chunks.split(mapped(folder / _safe_name(entry)), manifest.chunk_size_bytes)
+            pieces = chunks.split(mapped(folder / safe_name(entry)), manifest.chunk_size_bytes)
             for chunk, piece in zip(entry.chunks, pieces, strict=True):
                 blobs.write(ChunkId(chunk), piece)
+
+
+def clear_taken(policies: Path) -> None:
+    """Remove the links to files of other rounds."""
+    shutil.rmtree(policies / TAKEN, ignore_errors=True)
+
+
+def versions_in(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders of versions in several rounds."""
+    return [version for folder in folders for version in sorted(_of_versions(folder), reverse=True)]
 
 
 def clear(policies: Path) -> None:
@@ -187,11 +199,12 @@ def clear(policies: Path) -> None:
 
 
 def prune(policies: Path, keep: Collection[Path]) -> int:
-    """Remove all policy folders except `keep`, and unfinished ones; return the number of removed folders.
+    """Remove all policy folders except `keep`, and what a crash left; return the number of removed folders.
 
     Files of other programs, such as a file manager, stay.
     """
     clear(policies)
+    clear_taken(policies)
     gone = [folder for folder in _of_versions(policies) if folder not in keep]
     for folder in gone:
         shutil.rmtree(folder)
@@ -203,7 +216,8 @@ def _of_versions(policies: Path) -> list[Path]:
     return [path for path in policies.glob("[0-9]*-*") if path.is_dir() and not path.is_symlink()]
 
 
-def _safe_name(entry: FileEntry) -> str:
+def safe_name(entry: FileEntry) -> str:
+    """Return the name of a file in its folder; raise an error for a path to another folder."""
     if PurePath(entry.path).name != entry.path or entry.path[:1] in ("", ".") or "\\" in entry.path:
         raise ManifestInvalid(f"{entry.path!r} is not a bare file name.")
     return entry.path

@@ -36,8 +36,10 @@ from protocol.policy.folder import require_files
 from protocol.policy.manifest import PolicyManifest
 from protocol.policy.trust import FROZEN
 from protocol.text.money import Unit
+from protocol.text.plain import size_text
 from protocol.work.messages import Blame, FetchPlan, PeerUpload, PlanRequest, Transfer, TransferReceipt
 from swarm_node.base.disk import disk_named
+from swarm_node.base.logs import DRAWN
 from swarm_node.base.trouble import Trouble
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
@@ -49,6 +51,8 @@ from swarm_node.reach.state import CAN, CANNOT
 from swarm_node.versions import assemble, disk_space
 from swarm_node.versions.assemble import Draft
 from swarm_node.versions.milestones import Milestones
+from swarm_node.versions.other_rounds import OtherRounds
+from swarm_node.versions.progress import Download, progress_text
 from swarm_node.versions.updater import Updater
 
 log = logging.getLogger(__name__)
@@ -99,23 +103,6 @@ class Traffic:
         )
 
 
-@dataclass
-class Download:
-    """Progress of a version's download."""
-
-    version: int
-    bytes_done: int = 0
-    bytes: int = 0
-    peers: int = 0
-    """Number of connected peers."""
-    started_at: float = field(default_factory=trio.current_time)
-
-    def to_json(self) -> dict[str, float]:
-        seconds = max(1e-3, trio.current_time() - self.started_at)
-        progress = {"version": self.version, "bytes_done": self.bytes_done, "bytes": self.bytes, "peers": self.peers}
-        return {**progress, "bytes_per_s": self.bytes_done / seconds}
-
-
 class PolicyFollower:
     """Keeps `ready` at the newest version that this node has verified and downloaded."""
 
@@ -130,6 +117,7 @@ class PolicyFollower:
         folder: Path,
         host: Host,
         rng: Random,
+        other_rounds: OtherRounds | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._origins = origins
@@ -139,6 +127,7 @@ class PolicyFollower:
         self._folder = folder
         self._host = host
         self._rng = rng
+        self._other_rounds = other_rounds or OtherRounds(folder / "none")
         host.punches.on_news = lambda: self._hint.set()
         self._hint = trio.Event()
         self._changed = trio.Event()
@@ -248,8 +237,9 @@ class PolicyFollower:
         self._announced = manifest.version if manifest else 0  # proved: an unverified hint does not count any more
         if manifest is None:
             return True
-        if not (self.ready and self.ready.manifest == manifest):
-            await self._take(manifest)
+        if not (self.ready and self.ready.manifest == manifest) and not await self._take(manifest):
+            self._hint.set()  # it has waited already
+            return True
         if self._planned != manifest.version:
             await self._feed(manifest)
         if self._host.punches.has_news:
@@ -257,13 +247,17 @@ class PolicyFollower:
                 await self._report_place(manifest.version)
         return True
 
-    async def _take(self, manifest: PolicyManifest) -> None:
-        """Get a version, offer it to the worker, and remove old versions."""
+    async def _take(self, manifest: PolicyManifest) -> bool:
+        """Get a version, offer it to the worker, and remove old ones; return False while another round fetches it."""
         self.milestones.passed(manifest.version, "heard")
         require_files(manifest)
         receipt: TransferReceipt | None = None
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:
+            # In slices: the trust in the version that is being worked with must be renewed meanwhile.
+            slice_s = refresh_in_s(self._updater.proved_until, datetime.now(UTC))
+            if not await self._other_rounds.wait_for_shared(self._folder, manifest, slice_s=slice_s):
+                return False
             folder, receipt = await self._make(manifest)
         self.milestones.passed(manifest.version, "fetched")
         self.ready = HeldVersion(manifest, folder)
@@ -276,6 +270,7 @@ class PolicyFollower:
         await trio.to_thread.run_sync(assemble.prune, self._folder, in_use)
         await self._forget_chunks()
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
+        return True
 
     async def _forget_chunks(self, *of_others: PolicyManifest) -> None:
         """Delete the chunks that neither a kept version nor one of these has."""
@@ -322,7 +317,17 @@ class PolicyFollower:
 
     async def _make(self, manifest: PolicyManifest) -> tuple[Path, TransferReceipt]:
         """Download a version, and build its folder while chunks arrive; first delete chunks that are not needed."""
-        await self._forget_chunks(manifest)
+        with self._other_rounds.fetching(self._folder, manifest):
+            await self._forget_chunks(manifest)
+            await trio.to_thread.run_sync(self._other_rounds.take_over, self._folder, manifest, self._blobs)
+            try:
+                return await self._build(manifest)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(assemble.clear_taken, self._folder)
+
+    async def _build(self, manifest: PolicyManifest) -> tuple[Path, TransferReceipt]:
+        """Download and build a version from what is on this disk and what is missing."""
         bases = await trio.to_thread.run_sync(assemble.held_files, self._folder, manifest)
         sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
         await trio.to_thread.run_sync(disk_space.require, self._folder, manifest, bases, sizes, self._blobs)
@@ -364,7 +369,9 @@ class PolicyFollower:
 
     async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: FetchPlan) -> FetchReport:
         report = FetchReport()
-        self.download = Download(manifest.version, bytes=sum(sizes.values()))
+        self.download = Download(manifest.version, sum(sizes.values()), report)
+        if self.ready is None:
+            log.info("fetching the first version: %s", size_text(self.download.bytes))
         try:
             await fetch_chunks(
                 sizes,
@@ -398,9 +405,8 @@ class PolicyFollower:
         return report
 
     def _note_progress(self, progress: DownloadProgress) -> None:
-        if self.download is not None:
-            self.download.bytes_done, self.download.bytes = progress.bytes_done, progress.bytes
-            self.download.peers = len(self._host.connected())
+        if self.download is not None and self.download.advance(progress, len(self._host.connected())):
+            log.info("%s", progress_text(self.download.to_json()), extra={DRAWN: True})
 
     def _judge(self, error: SwarmError | None) -> None:
         """Set or clear `distrust`, and log the change once."""

@@ -8,21 +8,25 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
 from protocol import limits
 from protocol.errors import MessageTooLarge, NotFound, SwarmError, Unreachable, UntrustedMetadata
-from protocol.policy import trust
+from protocol.policy import root_document
 from protocol.policy.description import RoundDescription, open_description
 from protocol.policy.manifest import PolicyManifest
 from protocol.policy.origin import may_change
-from protocol.policy.trust import Documents, WantedDocument
+from protocol.policy.root_document import Documents
 from protocol.text.money import CREDITS, Unit
 from protocol.wire import canonical
 from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.coordinator_api.origin import Origin
 from swarm_node.coordinator_api.origins import Origins
+
+if TYPE_CHECKING:
+    from protocol.policy.trust import Refreshed, WantedDocument
 
 STATE_MAX_BYTES = 8 * limits.MIB
 """Five documents at their limits."""
@@ -42,7 +46,7 @@ class Updater:
     @property
     def unit(self) -> Unit:
         """The unit of the round's amounts, by the trusted root; `CREDITS` before the first refresh."""
-        return CREDITS if self._documents is None else trust.unit_of(self._documents.root)
+        return CREDITS if self._documents is None else root_document.unit_of(self._documents.root)
 
     async def refresh(self) -> PolicyManifest | None:
         """Return the newest signed policy, or None before the first; raise an error if none can be trusted."""
@@ -56,7 +60,9 @@ class Updater:
 
     async def description(self) -> RoundDescription | None:
         """Return what the operator says about the round, as signed at the last refresh; None if nothing is said."""
-        wanted = trust.wanted_description(self._documents) if self._documents else None
+        from protocol.policy.trust import wanted_description
+
+        wanted = wanted_description(self._documents) if self._documents else None
         if wanted is None:
             return None
         data = await self._origins.home.document(wanted.name, wanted.max_bytes)
@@ -64,7 +70,7 @@ class Updater:
             raise NotFound(f"The coordinator does not serve {wanted.name}.", hint="It may have changed; try again.")
         return open_description(data, wanted.name, self._round_id)
 
-    async def _newest(self, stored: Documents) -> trust.Refreshed:
+    async def _newest(self, stored: Documents) -> "Refreshed":
         """Refresh from the coordinator, or from an origin if the coordinator does not answer."""
         home, others = self._origins.home, self._origins.in_order()
         try:
@@ -86,15 +92,17 @@ class Updater:
             raise
         raise AssertionError("the last try is the coordinator's")
 
-    async def _converse(self, stored: Documents, fresh: Origin, bulk: Origin) -> trust.Refreshed:
+    async def _converse(self, stored: Documents, fresh: Origin, bulk: Origin) -> "Refreshed":
         """Fetch the documents that the trust conversation requests, until it ends."""
-        conversation = trust.refresh(stored, datetime.now(UTC))
+        from protocol.policy.trust import refresh
+
+        conversation = refresh(stored, datetime.now(UTC))
         answer: bytes | None = None
         while True:
             try:
                 wanted = conversation.send(answer)
             except StopIteration as done:
-                result: trust.Refreshed = done.value
+                result: Refreshed = done.value
                 return result
             answer = await self._document(wanted, fresh, bulk)
             if answer is None and not wanted.optional:
@@ -102,7 +110,7 @@ class Updater:
                     f"The coordinator does not serve {wanted.name}.", hint="It may still be starting; try again."
                 )
 
-    async def _document(self, wanted: WantedDocument, fresh: Origin, bulk: Origin) -> bytes | None:
+    async def _document(self, wanted: "WantedDocument", fresh: Origin, bulk: Origin) -> bytes | None:
         named_by_hash = not wanted.optional and not may_change(wanted.name)
         if bulk is not fresh and named_by_hash and self._origins.fit(bulk):
             try:
@@ -118,7 +126,7 @@ class Updater:
         root = await self._origins.home.document("1.root.json", limits.METADATA_MAX_BYTES)
         if root is None:
             raise NotFound("The coordinator has no root document.", hint="Check that this address is a coordinator.")
-        return trust.pin(root, self._round_id)
+        return root_document.pin(root, self._round_id)
 
 
 async def round_unit(origin: Origin | None, round_id: str, path: Path | None = None) -> Unit:
@@ -128,9 +136,9 @@ async def round_unit(origin: Origin | None, round_id: str, path: Path | None = N
     """
     documents = saved(path) if path else None
     if documents is not None:
-        return trust.unit_of(documents.root)
+        return root_document.unit_of(documents.root)
     root = await origin.document("1.root.json", limits.METADATA_MAX_BYTES) if origin else None
-    return CREDITS if root is None else trust.unit_of(trust.pin(root, round_id).root)
+    return CREDITS if root is None else root_document.unit_of(root_document.pin(root, round_id).root)
 
 
 def _save(path: Path, documents: Documents) -> None:

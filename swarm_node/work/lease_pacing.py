@@ -9,7 +9,7 @@ A lease is begun unless it has expired, cannot be met in time, or pays less than
 - Leases are completed in the order in which they arrived, all together at the measured rate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import trio
@@ -22,9 +22,9 @@ requests."""
 
 
 class LeasePacing:
-    """Timing of lease requests, for an engine that runs `groups` groups at once."""
+    """Timing of lease requests, for engines that run `groups()` groups at once."""
 
-    def __init__(self, groups: int) -> None:
+    def __init__(self, groups: Callable[[], int]) -> None:
         self._groups = groups
         self._pause_ends = self._refusal_ends = self._asked = 0.0
 
@@ -43,7 +43,7 @@ class LeasePacing:
 
     def room(self, running: int) -> int:
         """Return the number of groups to request."""
-        return self._groups - running
+        return self._groups() - running
 
     def record_request(self) -> None:
         """Record that a request was answered."""
@@ -51,7 +51,7 @@ class LeasePacing:
 
     def is_due(self, running: int) -> bool:
         """Return True if a request is due: half of the groups have ended, or some have and `ASK_AGAIN_S` is over."""
-        due = self._asked if running <= self._groups // 2 else self._asked + ASK_AGAIN_S
+        due = self._asked if running <= self._groups() // 2 else self._asked + ASK_AGAIN_S
         return self.room(running) > 0 and trio.current_time() >= max(due, self._pause_ends, self._refusal_ends)
 
 
@@ -105,5 +105,5 @@ def _against(lease: Lease, tokens: float, now_ms: int, pace: NodePace, price_flo
 def _tokens(lease: Lease, pace: NodePace) -> float:
     """Return the estimated number of tokens left to sample for a lease."""
     done = sum(1 for prefix in lease.prefixes if prefix.finish)
-    own = min(pace.tokens_per_sample, lease.turn_tokens_max or pace.tokens_per_sample)
+    own = min(pace.tokens_per_sample, lease.turn_tokens_max or lease.tokens_max or pace.tokens_per_sample)
     return (lease.samples - done) * max(1.0, own)

@@ -1,11 +1,15 @@
-"""Reporter of progress: sends the tokens of long-running groups, so that other nodes can continue if this one is lost.
+"""Reporter of progress: sends the tokens of running groups, so that other nodes can continue if this one is lost.
 
 - Only leases older than `TELL_S` are reported; a node whose groups end sooner reports nothing.
+- Those leases are due together, at multiples of `TELL_S`: one request reports all of them.
+- A lease with `report_every_ms` is reported at that interval if it has grown, as a caller reads its tokens. Later the
+  interval is a share of its age: a group may have `FRAGMENTS_MAX` fragments, however long it takes.
 - New tokens of a group are signed once and sent until they are received; meanwhile later tokens are collected.
 - A lease that the coordinator reports as gone is dropped at once: more work for it would be wasted.
 """
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
@@ -25,6 +29,9 @@ log = logging.getLogger(__name__)
 TELL_S = 5.0
 """Interval between reports of a lease, also before the first: a lost node loses at most this much work."""
 
+AGE_SHARE = 1 / 32
+"""The interval between reports of a lease that a caller reads, as a share of its age, once that is longer."""
+
 
 Drop = Callable[[Collection[str]], Awaitable[None]]
 
@@ -35,12 +42,26 @@ class Tale:
 
     lease: Lease
     began_at: float
+    due_at: float
     gathered: list[FragmentPart] = field(default_factory=list)
     sealed: tuple[str, bytes] | None = None
     """Hash and bytes of a signed fragment that is not received yet."""
     head: str = ""
     ended: bool = False
     """True if the coordinator accepts no more fragments of this lease."""
+
+    @classmethod
+    def begun(cls, lease: Lease, now: float) -> "Tale":
+        """Return the state of a lease that begins now."""
+        every_s = lease.report_every_s
+        return cls(lease, now, now + every_s if every_s else TELL_S * (math.ceil(now / TELL_S) + 1))
+
+    def was_due(self, now: float) -> None:
+        """Set when it is due again."""
+        if every_s := self.lease.report_every_s:
+            self.due_at = now + max(every_s, AGE_SHARE * (now - self.began_at))
+        else:
+            self.due_at = TELL_S * (math.floor(now / TELL_S) + 1)
 
 
 class ProgressReporter:
@@ -49,10 +70,13 @@ class ProgressReporter:
     def __init__(self, coordinator: Coordinator, key: NodeKey, round_id: str) -> None:
         self._coordinator, self._key, self._round_id = coordinator, key, round_id
         self._tales: dict[str, Tale] = {}
+        self._started = trio.Event()
+        """Set when a lease has begun, which may be due before all others."""
 
     def start(self, lease: Lease) -> None:
         """Start reporting a lease that the worker has begun."""
-        self._tales[lease.lease_id] = Tale(lease, trio.current_time())
+        self._tales[lease.lease_id] = Tale.begun(lease, trio.current_time())
+        self._started.set()
 
     def grew(self, lease_id: str, parts: Collection[FragmentPart]) -> None:
         """Record new tokens of a lease."""
@@ -64,9 +88,11 @@ class ProgressReporter:
         self._tales.pop(lease_id, None)
 
     async def run(self, drop: Drop) -> None:
-        """Report at intervals until cancelled; call `drop` with leases that the coordinator no longer needs."""
+        """Report when leases are due, until cancelled; call `drop` with leases that the coordinator no longer needs."""
         while True:
-            await trio.sleep(TELL_S)
+            with trio.move_on_at(min((tale.due_at for tale in self._tales.values()), default=math.inf)):
+                await self._started.wait()
+            self._started = trio.Event()
             try:
                 if gone := await self.report():
                     log.info("%d leases cancelled by the coordinator", len(gone))
@@ -77,12 +103,15 @@ class ProgressReporter:
                 log.warning("cannot report lease progress code=%s: %s", error.code, error)
 
     async def report(self) -> list[str]:
-        """Report every lease that is old enough; return those that the coordinator no longer needs."""
-        old = [tale for tale in self._tales.values() if trio.current_time() - tale.began_at >= TELL_S]
-        reported = [tale for tale in old if self._seal(tale)][: limits.LEASES_PER_REQUEST_MAX]
-        if not old:
+        """Report every lease that is due; return those that the coordinator no longer needs."""
+        now = trio.current_time()
+        due = [tale for tale in self._tales.values() if now >= tale.due_at]
+        for tale in due:
+            tale.was_due(now)
+        reported = [tale for tale in due if self._seal(tale)][: limits.LEASES_PER_REQUEST_MAX]
+        held = tuple(tale.lease.lease_id for tale in due if tale in reported or not tale.lease.report_every_s)
+        if not held:
             return []
-        held = tuple(tale.lease.lease_id for tale in old)
         fragments = tuple(tale.sealed[1] for tale in reported if tale.sealed)
         reply = await self._coordinator.progress(LeaseProgress(held=held, fragments=fragments))
         for tale in reported:

@@ -99,6 +99,16 @@ class RejectedTooOften(SwarmError):
     code, http_status, fault = "rejected_too_often", 422, "node"
 
 
+class JudgedRollout(NamedTuple):
+    """The coordinator's answer to one rollout."""
+
+    at_ms: int
+    lease_id: LeaseId
+    claim_id: str
+    """Id by which a receipt is requested; empty for a rejected rollout."""
+    verdict: Verdict
+
+
 class Rejected(NamedTuple):
     """Rejection of one rollout, for the owner."""
 
@@ -161,6 +171,9 @@ ROLLOUT_BYTES_PER_REQUEST = limits.MESSAGE_MAX_BYTES // 2
 WORD_S = 30.0
 """Interval of log lines about credit."""
 
+ANSWERS_MAX = 20
+"""Answers that the owner's page and `status --json` show."""
+
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses between attempts while the coordinator does not accept rollouts; the last is repeated."""
 
@@ -184,8 +197,8 @@ class Sender:
         self.verdicts: Counter[str] = Counter()
         """Count by outcome, or by code for rejections."""
         self.guard = Guard()
-        self.last: tuple[int, LeaseId, Verdict] | None = None
-        """The last verdict, with its time in ms."""
+        self.answers: deque[JudgedRollout] = deque(maxlen=ANSWERS_MAX)
+        """The last verdicts, the newest last."""
         self.tokens = 0
         self.credit_micros = 0
 
@@ -231,10 +244,11 @@ class Sender:
         if reply.leases:
             await take_turns(reply.leases)
         judged = list(zip(waiting, reply.verdicts, strict=True))
-        accepted = [waiting[lease_id] for lease_id, verdict in judged if verdict.outcome != "rejected"]
-        await trio.to_thread.run_sync(self._claims.add, accepted)
+        accepted = {lease_id: waiting[lease_id] for lease_id, verdict in judged if verdict.outcome != "rejected"}
+        claim_ids = await trio.to_thread.run_sync(self._claims.add, accepted.values())
+        claims = dict(zip(accepted, claim_ids, strict=True))
         for lease_id, verdict in judged:
-            self._note(lease_id, verdict)
+            self._record(JudgedRollout(now_ms(), lease_id, claims.get(lease_id, ""), verdict))
             if verdict.outcome != "rejected":
                 await trio.to_thread.run_sync(self._refusals.forget, lease_id)  # from an earlier request
             elif verdict.evidence is not None:
@@ -258,9 +272,10 @@ class Sender:
                 log.warning("cannot save the evidence of rejections code=%s: %s", error.code, error)
             self._has_room = False
 
-    def _note(self, lease_id: LeaseId, verdict: Verdict) -> None:
+    def _record(self, answer: JudgedRollout) -> None:
+        lease_id, verdict = answer.lease_id, answer.verdict
         self.verdicts[verdict.code or verdict.outcome] += 1
-        self.last = (now_ms(), lease_id, verdict)
+        self.answers.append(answer)
         self.guard.record(lease_id, verdict)
         if verdict.outcome == "rejected":
             log.warning("rollout rejected lease=%s code=%s: %s", lease_id, verdict.code, verdict.message)

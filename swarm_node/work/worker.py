@@ -20,6 +20,8 @@
 - The owner's gate is checked before work is requested. While it is closed no group is begun, and the engine is unloaded
   unless the gate opens again soon; `let_go` returns the running leases at once.
 - A lease that cannot be completed in time is never begun (`lease_pacing`): it is returned.
+- An agent in several rounds has a worker for each, and one engine (`engine_turn`). A worker without work, or without an
+  answer for `LEND_AFTER_S`, lends the engine. One whose version is not in the engine any more asks for leases first.
 """
 
 import logging
@@ -32,15 +34,7 @@ from typing import TypeVar
 import trio
 
 from protocol import limits
-from protocol.errors import (
-    DiskFull,
-    EngineFailed,
-    EngineNotStarted,
-    LeaseClosed,
-    OwnerBanned,
-    SwarmError,
-    Unreachable,
-)
+from protocol.errors import DiskFull, EngineFailed, LeaseClosed, OwnerBanned, SwarmError, Unreachable
 from protocol.ids import LeaseId
 from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
@@ -49,23 +43,20 @@ from protocol.work.rollout import RolloutClaim
 from swarm_node.base.trouble import Trouble
 from swarm_node.base.waiting import first_of, heard_out
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.engine.client import EngineClient
+from swarm_node.engine.client import Choose
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, SampleRequest
+from swarm_node.engine.pool import EnginePool
+from swarm_node.engine.throughput import SampleWork
 from swarm_node.versions.follower import HeldVersion, PolicyFollower
+from swarm_node.work.engine_turn import LEND_AFTER_S, LOOK_AGAIN_S, EngineTurn, EngineTurns
 from swarm_node.work.lease_log import Leased
 from swarm_node.work.lease_pacing import LeasePacing, NodePace, sort_out
 from swarm_node.work.progress_reporter import TELL_S, ProgressReporter
 from swarm_node.work.pulse import NO_WORK, Gate, Phase
 from swarm_node.work.sender import Outbox, Sender
-from swarm_node.work.throughput import SampleWork, Throughput, measure
+from swarm_node.work.version_failures import VersionFailures
 
 log = logging.getLogger(__name__)
-
-VERSION_FAILURES_MAX = 4
-"""Failures in a row with one version; then the node waits for the next version, and uses no power meanwhile."""
-
-ENGINE_FAILURES_MAX = 2 * VERSION_FAILURES_MAX
-"""Failures in a row with any versions; a machine that fails this often needs its owner."""
 
 OUTBOX_MAX = 256
 """Unsent rollouts at which no more work is requested: the coordinator has been unreachable for long."""
@@ -74,13 +65,6 @@ LOAD_AGAIN_S = 30.0
 """Pause after a version that could not be loaded, unless a newer one arrives: the version may be at fault."""
 
 FULL_DISK_PAUSE_S = 5.0
-
-FIRST_GROUPS, FIRST_SAMPLES, FIRST_TOKENS_MAX = 8, 8, 32
-"""Samples for measuring this machine's speed before the first lease; after that, the leases are measured."""
-
-CRASH_PAUSES_S = (0.0, 2.0, 10.0, 30.0)
-"""Pauses after the first, second … failure of the engine in a row: an overheated card or a restarting driver needs
-time."""
 
 DECLINED_PAUSE_S = 30.0
 """Pause after declined leases: the next ones would not be better."""
@@ -91,17 +75,13 @@ TURNS_WAITING_MAX = limits.LEASES_PER_REQUEST_MAX
 TURN_DUE = "the environments of its episodes have not answered yet; the next turns come by themselves"
 """The reason why a node between two turns has no work."""
 
+TURN_WAIT_S = 60.0
+"""Longest wait for the next turn of an episode, without a group in the engine, until another round may use it."""
+
 LAST_WORD_S = 1.0
 """Time-out for a pending answer when the agent stops, and for returning its leases."""
 
-
 T = TypeVar("T")
-
-
-class VersionUnusable(EngineFailed):
-    """The engine failed repeatedly with this version; the node waits for the next one."""
-
-    code = "version_unusable"
 
 
 class Worker:
@@ -112,7 +92,7 @@ class Worker:
         *,
         coordinator: Coordinator,
         policies: PolicyFollower,
-        engine: EngineClient,
+        engine: EnginePool,
         outbox: Outbox,
         leased: Leased,
         sender: Sender,
@@ -122,6 +102,8 @@ class Worker:
         round_id: str,
         groups_per_request: int,
         price_floor: Callable[[], int] = lambda: 0,
+        engine_turn: EngineTurn | None = None,
+        choose: Choose | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._policies = policies
@@ -132,9 +114,15 @@ class Worker:
         self._gate = gate
         self._key = key
         self._round_id = round_id
-        self._appetite = LeasePacing(groups_per_request)
+        self._groups_per_card = groups_per_request
+        self._appetite = LeasePacing(self._groups_at_once)
         self._price_floor = price_floor
-        self._loaded: HeldVersion | None = None
+        self._engine_turn = engine_turn or EngineTurns().turn_of(0)
+        self._choose = choose
+        """Chooses the engine for the versions of this round; None: the pool's choice."""
+        self._last_loaded: HeldVersion | None = None
+        self._loaded_at = 0
+        """The engine had changed hands so often when that was loaded."""
         self._open: dict[str, Lease] = {}
         """Leases in the engine."""
         self._offered = set[str]()
@@ -148,22 +136,30 @@ class Worker:
         self._numerics = ""
         self._continues = False
         """True if the engine can continue samples that another node began."""
-        self._failures = 0
-        self._suspect: HeldVersion | None = None
-        """The version with which the engine last failed."""
-        self._suspect_failures = 0
+        self._failures = VersionFailures()
         self.trouble = Trouble()
         self._samples_done = self._tokens_done = 0
         self._stays = False
         """True while the coordinator may have more work with the loaded version: to measure, or a next turn."""
         self._plays = False
         """True if the last leases that were begun are turns of episodes."""
+        self._sampled_at = 0.0
+        """Time at which a group was last in the engine."""
         self.idle_for = ""
         """Reason why there is no work, from the coordinator's answer or offer; empty if there is work."""
-        self.phase = Phase.OFFLINE
-        self.tokens_per_s = 0.0
+        self._phase = Phase.OFFLINE
         self.finished = trio.Event()
         """Set when the coordinator says that the round has ended."""
+
+    @property
+    def _loaded(self) -> HeldVersion | None:
+        """The version in the engine, if it is one of this round."""
+        return self._last_loaded if self._engine_turn.changes == self._loaded_at else None
+
+    @property
+    def phase(self) -> Phase:
+        """Activity in this round; while another round uses the engine, it is a rest."""
+        return Phase.RESTING if self._engine_turn.is_used_by_other else self._phase
 
     @property
     def version(self) -> int:
@@ -179,6 +175,15 @@ class Worker:
     def open_leases(self) -> int:
         """Number of groups in the engine."""
         return len(self._open)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The sum of the speeds of all cards; 0 before the first measurement."""
+        return self._engine.tokens_per_s
+
+    def _groups_at_once(self) -> int:
+        """Return the number of groups for all cards together, within the protocol's limit of one request."""
+        return min(self._groups_per_card * self._engine.cards_ready, limits.LEASES_PER_REQUEST_MAX)
 
     async def run(self) -> None:
         """Work until the round is finished."""
@@ -208,6 +213,7 @@ class Worker:
         finally:
             turns, self._turns = self._turns, {}
             await self._give_back([*self._open, *sorted(self._offered), *turns])
+            self._engine_turn.leave()
 
     def _is_hungry(self) -> bool:
         """Return True if work should be requested: nothing runs, or there is capacity for more of the same version."""
@@ -218,6 +224,7 @@ class Worker:
             and len(self._outbox) < OUTBOX_MAX
             and self._appetite.is_due(len(self._open))
             and self._next_now() == self._loaded
+            and not self._engine_turn.must_leave
         )
 
     def _next_now(self) -> HeldVersion | None:
@@ -244,7 +251,8 @@ class Worker:
 
     def _takes(self, lease: Lease) -> bool:
         """Return True if a turn may be begun: with the loaded version, and while work is permitted."""
-        return lease.version == self.version and self._gate.decision.may_work and not self.finished.is_set()
+        may_work = self._gate.decision.may_work and not self._engine_turn.is_overdue
+        return lease.version == self.version and may_work and not self.finished.is_set()
 
     async def _begin_turns(self) -> None:
         """Begin the turns that `take_turns` got, and return those of another version, or after the gate has closed."""
@@ -265,33 +273,91 @@ class Worker:
     async def _take_work(self) -> None:
         """Lease groups and pass them to the engine, in addition to running groups of the same version."""
         if not self._open:
+            if self._engine_turn.must_leave or self._appetite.pause_s:
+                self._leave_engine()
             if not self._gate.decision.may_work:
                 return await self._rest()
-            self.phase = Phase.IDLE if self._loaded else Phase.OFFLINE
+            self._phase = Phase.IDLE if self._loaded else Phase.OFFLINE
             await self._first_of(partial(trio.sleep, self._appetite.pause_s))
-        policy = self._next_now() or await self._first_of(self._policies.usable)  # see `_is_hungry`
+        if (policy := self._next_now()) is None:  # see `_is_hungry`
+            self._leave_engine()
+            policy = await self._first_of(self._policies.usable)
         if policy is None or self._turns:
             return None
-        if self._is_unusable(policy) and not self._open:
-            self._loaded = None
+        if not self._open and not (self._engine_turn.is_mine and self._engine_turn.try_take()):
+            await self._work_beside(policy)
+        elif self._failures.is_unusable(policy) and not self._open:
+            self._last_loaded = None
             await self._engine.rest()
+            self._engine_turn.leave()
             await self._wait_for_newer(policy, math.inf)
         elif policy != self._loaded and not self._open:
-            try:
-                await self._load(policy)
-            except EngineFailed as error:
-                self._loaded = None
-                self._count_failure(error, policy)
-                await self._wait_for_newer(policy, LOAD_AGAIN_S)
+            await self._load_or_wait(policy)
         elif len(self._outbox) >= OUTBOX_MAX:
             self._appetite.pause(1.0)
         elif policy == self._loaded and (leases := await self._lease(policy)):
             await self._sample(leases, policy)
         return None
 
+    async def _work_beside(self, policy: HeldVersion) -> None:
+        """Request work for a version that is not in the engine, which another round has; sample what is offered."""
+        self._stays = False
+        if self._failures.is_unusable(policy):
+            await self._wait_for_newer(policy, math.inf)
+        elif not self._numerics:  # leases are given for a class of numerics, which the first load shows
+            await self._first_of(self._engine_turn.take)
+        elif self._engine_turn.is_used_before:
+            await self._first_of(self._engine_turn.unused_before)
+        elif len(self._outbox) >= OUTBOX_MAX:
+            self._appetite.pause(1.0)
+        elif leases := await self._lease(policy):
+            await self._sample(leases, policy)
+
+    def _leave_engine(self) -> None:
+        """Let another round use the engine, unless the next turn of an episode is due."""
+        is_late = self._engine_turn.is_overdue or trio.current_time() >= self._sampled_at + TURN_WAIT_S
+        if is_late or not (self._stays and self._plays):
+            self._engine_turn.leave()
+
+    async def _prepare_engine(self, leases: Sequence[Lease], policy: HeldVersion) -> tuple[Lease, ...]:
+        """Take the engine, and load the version of these leases; return those that can be begun then.
+
+        The leases are returned to the coordinator if an earlier round uses the engine first, or if the load fails.
+        """
+        if self._engine_turn.try_take() and self._loaded == policy:
+            return tuple(leases)
+        waiting = {lease.lease_id for lease in leases}
+        self._offered |= waiting
+        took = await self._first_of(self._engine_turn.take_unless_used)
+        if took and self._loaded != policy and not await self._load_or_wait(policy, waiting):
+            return ()
+        if not took:
+            await self._give_back(sorted(waiting))
+            return ()
+        begun = await self._begin(leases)
+        self._offered -= waiting
+        return begun
+
+    async def _load_or_wait(self, policy: HeldVersion, leases: Collection[str] = ()) -> bool:
+        """Load a version; if that fails, return its `leases`, wait for a newer version or a while, and return False."""
+        try:
+            await self._load(policy)
+        except EngineFailed as error:
+            self._last_loaded = None
+            await self._give_back(sorted(leases))
+            self._count_failure(error, policy)
+            self._engine_turn.leave()
+            await self._wait_for_newer(policy, LOAD_AGAIN_S)
+            return False
+        if self._loaded != policy:  # it became too old before it could be loaded
+            await self._give_back(sorted(leases))
+        return self._loaded == policy
+
     async def _sample(self, leases: Sequence[Lease], policy: HeldVersion) -> None:
-        """Pass leases to the engine."""
-        self.phase = Phase.GENERATING
+        """Pass leases to the engine, once this round has it with their version."""
+        if not (leases := await self._prepare_engine(leases, policy)):
+            return
+        self._phase = Phase.GENERATING
         self._plays = _has_turns(leases)
         self._stays |= self._plays  # until the coordinator knows of no next turn
         self._open |= {lease.lease_id: lease for lease in leases}
@@ -305,10 +371,11 @@ class Worker:
         if self._gate.finishing:
             self.finished.set()
             return
-        self.phase = Phase.RESTING
-        if not self._gate.decision.keep_engine:
-            self._loaded = None
+        self._phase = Phase.RESTING
+        if not self._gate.decision.keep_engine and self._engine_turn.try_take():
+            self._last_loaded = None
             await self._engine.rest()
+        self._engine_turn.leave()
         await first_of(self._gate.opened, self._turns_came.wait)
 
     async def let_go(self) -> None:
@@ -319,9 +386,9 @@ class Worker:
         """Wait for another version, for at most `patience_s`, or until the gate closes or a turn comes."""
         await self._first_of(partial(self._policies.newer_than, policy, patience_s=patience_s))
 
-    async def _collect(self) -> None:
-        """Await the next group; sign and store it."""
-        group = await self._engine.finished(self._turns_came)
+    async def _collect(self, interrupted: trio.Event | None = None) -> None:
+        """Await the next group; sign and store it. Return without one if a turn comes, or `interrupted` is set."""
+        group = await self._engine.finished(self._turns_came if interrupted is None else interrupted)
         lease = self._open.get(group.request_id) if group else None
         if group is None or lease is None:
             return  # it was given up, or a turn came
@@ -337,7 +404,7 @@ class Worker:
         self._close(lease)
         self._storing = ""
         self._sender.wake()
-        self._failures = self._suspect_failures = 0
+        self._failures.over()
         self.trouble.over()
         self._samples_done += len(group.samples)
         self._tokens_done += sum(len(sample.tokens) // 4 for sample in group.samples)
@@ -345,6 +412,7 @@ class Worker:
     def _close(self, lease: Lease) -> None:
         """Forget a lease that the engine no longer samples."""
         self._open.pop(lease.lease_id, None)  # it may have been dropped meanwhile
+        self._sampled_at = trio.current_time()
         self._teller.forget(lease.lease_id)
 
     async def drop(self, lease_ids: Collection[str]) -> None:
@@ -357,57 +425,22 @@ class Worker:
 
     def _count_failure(self, error: SwarmError, policy: HeldVersion | None) -> None:
         """Count a failure of the engine with this version, and pause or give up."""
-        log.error("engine failed times=%d: %s", self._failures + 1, error)
-        if policy is not None and self._is_unusable(policy):
-            return  # the other groups of this version
-        self._failures += 1
-        if policy is not None and not isinstance(error, EngineNotStarted):  # of which no version is the reason
-            self._suspect_failures = self._suspect_failures + 1 if policy == self._suspect else 1
-            self._suspect = policy
-            error = self._unusable(policy, error) if self._is_unusable(policy) else error
-        self.trouble.show(error)
-        if self._failures >= ENGINE_FAILURES_MAX:
-            raise EngineFailed(
-                f"The engine failed {self._failures} times in a row; the last time: {error.message}",
-                hint=f"{error.hint} Run `swarm-node doctor` to test every engine.".strip(),
-            ) from error
-        self._appetite.pause(CRASH_PAUSES_S[min(self._failures, len(CRASH_PAUSES_S)) - 1])
-
-    def _is_unusable(self, policy: HeldVersion) -> bool:
-        return policy == self._suspect and self._suspect_failures >= VERSION_FAILURES_MAX
-
-    def _unusable(self, policy: HeldVersion, error: SwarmError) -> VersionUnusable:
-        return VersionUnusable(
-            f"Version {policy.manifest.version} cannot be used: the engine failed {self._suspect_failures} times with "
-            f"it. The last time: {error.message} The node waits for the next version.",
-            hint="Run `swarm-node doctor` to test every engine; if they work, report this to the operator.",
-        )
+        if shown := self._failures.count(error, policy):
+            self.trouble.show(shown)
+            self._appetite.pause(self._failures.pause_s)
 
     async def _load(self, policy: HeldVersion) -> None:
         if not self._policies.hold_versions(policy, self._loaded):
             return  # it became too old before it could be loaded
-        if self._loaded:
-            measured = Throughput.of(await self._engine.measured())
-            self.tokens_per_s = measured.tokens_per_s or self.tokens_per_s
-        self._loaded = None
-        loaded = await self._engine.load(policy.folder, policy.manifest.version)
-        self._loaded, self._numerics, self._continues = policy, loaded.numerics, loaded.continues
+        self._last_loaded = None
+        warm_up = SampleWork.first(policy.manifest.task, policy.manifest.sampler)
+        self._loaded_at = self._engine_turn.changes
+        loaded = await self._engine.load(policy.folder, policy.manifest.version, warm_up, self._choose)
+        self._last_loaded, self._numerics, self._continues = policy, loaded.numerics, loaded.continues
         self._policies.hold_versions(policy)
         self._policies.milestones.passed(policy.manifest.version, "loaded")
         update = policy.manifest.update
         log.info("version loaded version=%d update=%d seconds=%.2f", self.version, update, loaded.seconds)
-        if not self.tokens_per_s:
-            sampler = policy.manifest.sampler
-            work = SampleWork(
-                policy.manifest.task,
-                groups=FIRST_GROUPS,
-                samples=FIRST_SAMPLES,
-                max_new_tokens=min(sampler.max_new_tokens, FIRST_TOKENS_MAX),
-                temperature=sampler.temperature,
-            )
-            requests = await work.requests(self._engine, policy.manifest.version)
-            self.tokens_per_s = (await measure(self._engine, requests, at_once=FIRST_GROUPS)).tokens_per_s
-            log.info("throughput measured tokens_per_s=%.0f", self.tokens_per_s)
 
     async def _lease(self, policy: HeldVersion) -> tuple[Lease, ...]:
         newest = self._policies.usable_now()
@@ -415,7 +448,7 @@ class Worker:
             version=policy.manifest.version,
             groups=self._appetite.room(len(self._open)),
             continues=self._continues,
-            finishing=newest is not None and newest != policy,
+            finishing=(newest is not None and newest != policy) or (self._stays and self._engine_turn.must_leave),
             numerics=self._numerics,
         )
         reply, new = await self._ask_beside_turns(request)
@@ -431,7 +464,9 @@ class Worker:
             self.finished.set()
         elif not reply.leases:
             self._say_why(reply.reason)
-            patience_s = min(max(reply.retry_s, 0.05), 30.0)
+            patience_s = min(max(reply.retry_s, 0.05 if self._engine_turn.is_mine else LOOK_AGAIN_S), 30.0)
+            if not self._open:
+                self._leave_engine()
             if self._open:
                 self._appetite.refused(patience_s)
             elif request.finishing and self._stays:  # the newer version is there already, and waits
@@ -443,15 +478,21 @@ class Worker:
         return begun
 
     async def _ask_beside_turns(self, request: LeaseRequest) -> tuple[LeaseReply, set[str]]:
-        """Request leases, and begin the turns that come before the answer; return it with the new leases' ids."""
+        """Request leases, and return the answer with the new leases' ids.
+
+        Before it comes, begin the turns that come, and after a while collect the groups that end, and lend the engine.
+        """
         answers: list[tuple[LeaseReply, set[str]]] = []
         failed: list[Exception] = []
+        answered = trio.Event()
 
         async def ask() -> None:
             try:
                 answers.append(await heard_out(partial(self._ask, request), patience_s=LAST_WORD_S))
             except Exception as error:  # raised below, outside of the nursery, which would wrap it
                 failed.append(error)
+            finally:
+                answered.set()
             nursery.cancel_scope.cancel()
 
         async def begin_turns() -> None:
@@ -463,9 +504,21 @@ class Worker:
                     except Exception as error:  # raised below, when the answer is there
                         failed.append(error)
 
+        async def lend() -> None:
+            await trio.sleep(LEND_AFTER_S)
+            with trio.CancelScope(shield=True):  # a cancelled wait would end the engine
+                try:
+                    while self._open and not self._plays and not (answered.is_set() or failed):
+                        await self._collect(answered)
+                except Exception as error:  # raised below, when the answer is there
+                    failed.append(error)
+            if not self._open:
+                self._leave_engine()
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             nursery.start_soon(begin_turns)
+            nursery.start_soon(lend)
         if failed:
             await self._give_back(sorted(self._offered))
             raise failed[0]

@@ -26,7 +26,7 @@ from coordinator.rules.calibration import SHIPPED, read
 from coordinator.rules.replay import Prefill, Scored
 from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import audits
 from coordinator.transactions.claims import Judge
@@ -114,7 +114,7 @@ class Arena:
 
     def finish(self) -> None:
         """End the round: everything is audited that was drawn, and settled."""
-        self.world.run(set_fact, "finished", True)
+        self.world.run(set_fact, FINISHED, True)
         self.world.release_leftovers()
         self.audit()
         assert self.world.audit() == []

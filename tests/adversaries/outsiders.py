@@ -277,6 +277,27 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "a round that lies about its payouts, a forged or old directory",
+        {
+            "tests/processes/test_directory.py": [
+                "test_of_three_rounds_the_one_that_lies_is_refused_and_a_node_joins_and_moves",
+            ],
+            "tests/ledger/test_listing.py": [
+                "test_an_entry_copied_under_another_title_is_refused",
+                "test_two_entries_for_one_round_are_refused",
+                "test_a_listing_that_contradicts_what_the_curator_saw_is_a_lie",
+            ],
+            "tests/swarm_node/ledger/test_listing_check.py": [
+                "test_a_round_that_lies_about_a_total_is_refused_by_name",
+                "test_entries_that_were_changed_on_the_way_leave_a_listing_unproved",
+            ],
+            "tests/swarm_node/ledger/test_directories.py": [
+                "test_a_mirror_that_serves_yesterdays_file_is_named_and_not_believed",
+                "test_a_directory_of_the_internet_cannot_send_this_machine_into_its_own_network",
+            ],
+        },
+    ),
+    Outsider(
         "names that imitate",
         {
             "tests/coordinator/transactions/test_naming.py": [
@@ -337,6 +358,21 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "other sites, ports and users at an owner's page",
+        {
+            "tests/swarm_node/owner/test_page_access.py": [
+                "test_a_name_that_was_rebound_to_this_machine_reads_and_changes_nothing",
+                "test_a_form_of_another_page_changes_nothing_even_with_the_cookie",
+                "test_a_token_from_a_history_or_a_list_of_processes_is_worth_nothing",
+                "test_slow_clients_hold_up_nobody_for_long",
+                "test_an_address_that_is_no_address_does_not_end_the_agent",
+            ],
+            "tests/swarm_node/owner/test_page_browser.py": [
+                "test_a_page_of_another_port_reads_and_changes_nothing_even_if_it_knows_the_address",
+            ],
+        },
+    ),
+    Outsider(
         "a hostile router",
         {
             "tests/swarm_node/reach/test_hostile_router.py": [
@@ -384,6 +420,38 @@ OUTSIDERS = (
             ],
             "tests/coordinator/transactions/test_escrow.py": [
                 "TestFaults::test_what_was_trained_on_before_a_fault_is_still_known"
+            ],
+        },
+    ),
+    Outsider(
+        "invented X-Forwarded-For",
+        {
+            "tests/coordinator/api/test_caller.py": [
+                "test_a_node_that_writes_x_forwarded_for_itself_stays_the_neighbour_that_it_is"
+            ],
+            "tests/coordinator/api/test_probes.py": ["test_nobody_makes_the_coordinator_dial_an_address_of_his_choice"],
+        },
+    ),
+    Outsider(
+        "a learner that does something else than it says",
+        {
+            "tests/coordinator/learner/test_learner_cheats.py": [
+                "test_a_learner_that_does_something_else_than_it_commits_to_is_found_by_the_replay",
+                "test_a_learner_whose_commitments_are_no_chain_is_found_by_everybody_who_reads_the_log",
+                "test_a_batch_of_groups_that_no_node_signed_is_found_before_the_replay",
+            ]
+        },
+    ),
+    Outsider(
+        "files for a replay that run code or evade a verdict",
+        {
+            "tests/coordinator/learner/test_checkpoint.py": [
+                "test_reading_a_checkpoint_runs_no_code",
+                "test_bytes_in_the_place_of_a_tensor_run_no_code",
+            ],
+            "tests/coordinator/learner/test_hostile_replays.py": [
+                "test_a_start_with_files_that_could_run_or_name_code_is_not_loaded",
+                "test_files_that_no_learner_can_have_used_do_not_match",
             ],
         },
     ),

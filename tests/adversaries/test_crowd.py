@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from coordinator.rules import trust
 from coordinator.rules.trust import TrustRules
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.store.tables import audits
 from coordinator.transactions import escrow, standings
 from ledger.drawing import ALL_PPM
@@ -77,7 +77,7 @@ class Crowd(World):
             self.publish(1, 0)
             for number in range(identities):
                 self._work(self.join(number + 1), groups // identities, plan, times)
-            self.run(set_fact, "finished", True)
+            self.run(set_fact, FINISHED, True)
             self.release_leftovers()
             self._judge_all()
             assert self.audit() == []

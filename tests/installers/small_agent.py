@@ -54,7 +54,7 @@ UV = """#!/bin/sh
 echo "$*" >"$HOME/uv-arguments"
 while [ "$1" != --python ]; do shift; done
 site=$(echo "${2%/bin/python}"/lib/python3.*/site-packages)
-printf 'class version: cuda = %s\\n' "${FAKE_CUDA:-None}" >"$site/torch.py"
+printf 'class version: cuda, hip = %s, %s\\n' "${FAKE_CUDA:-None}" "${FAKE_HIP:-None}" >"$site/torch.py"
 : >"$site/transformers.py"
 """
 

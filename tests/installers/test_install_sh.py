@@ -4,6 +4,7 @@ import hashlib
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,44 @@ def test_the_size_of_the_download_is_told_for_the_engine(machine: Machine, engin
     assert f"Download: about {size}" in run.stdout, run.stderr
 
 
+def test_the_sizes_of_the_other_engines_are_told_where_they_can_be_used(machine: Machine) -> None:
+    machine.put("uname", X86)
+    run = machine.run("--engine", "none", "--dry-run")
+    assert "about 0.1 GB; with another --engine: torch 0.4 GB, llama 0.2 GB\n" in run.stdout, run.stderr
+    machine.put("nvidia-smi", LARGE_CARD)
+    run = machine.run("--engine", "vllm", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert "about 4.1 GB; with another --engine: torch 2.9 GB, llama 0.2 GB, none 0.1 GB\n" in run.stdout, run.stderr
+
+
+SLOW_UV = """
+echo '  Downloading https://example.org/packages/big-1.0.whl (2.5 GB)'
+until [ -e "$HOME/go" ]; do sleep 0.1; done
+for folder; do :; done
+exec python3 -m venv "$folder"
+"""
+"""A step that goes on when the test has seen its progress."""
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_long_step_shows_what_is_downloaded_and_leaves_nothing_running(machine: Machine, *, terminal: bool) -> None:
+    machine.put("uv", SLOW_UV)
+    ours, theirs = os.openpty() if terminal else os.pipe()
+    variables = machine.environment({"ECHO_SWARM_PROGRESS_S": "1"})
+    with subprocess.Popen(machine.command("--engine", "none"), env=variables, stdout=theirs) as installer:
+        os.close(theirs)
+        shown = b""
+        while b" s  Downloading big-1.0.whl (2.5 GB)" not in shown:
+            shown += os.read(ours, 4096)
+        (machine.home / "go").touch()
+        with suppress(OSError):  # a terminal whose last program has ended
+            while part := os.read(ours, 4096):  # the end comes only when no child holds the output any more
+                shown += part
+    os.close(ours)
+    assert installer.returncode == 0, shown
+    assert (b"\r" in shown.replace(b"\r\n", b"")) == terminal
+    assert b"Installed: echo-swarm 1.0." in shown
+
+
 LARGE_CARD = 'case "$*" in *memory*) echo 24564 ;; *) echo "NVIDIA Test" ;; esac'
 
 
@@ -333,3 +372,71 @@ def test_vllm_without_a_card_is_refused(machine: Machine) -> None:
     run = machine.run("--engine", "vllm")
     assert run.returncode == 1
     assert "nvidia-smi reports none" in run.stderr
+
+
+def kernel_card(folder: Path, vendor: str, *, sensors: bool) -> dict[str, str]:
+    """Write the kernel's files of a graphics card; return the variables that name their folders."""
+    device = folder / "sys" / "class" / "drm" / "card0" / "device"
+    (device / "hwmon" / "hwmon3").mkdir(parents=True) if sensors else device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (folder / "dev").mkdir()
+    return {"ECHO_SWARM_SYS": str(folder / "sys"), "ECHO_SWARM_DEV": str(folder / "dev"), "ECHO_SWARM_NEEDED_MB": "1"}
+
+
+def test_an_amd_card_gets_torch_for_rocm_and_another_build_is_not_accepted(machine: Machine, tmp_path: Path) -> None:
+    machine.put("uname", X86)
+    small_wheel(machine.wheels, "1.0", uv_lock=small_uv(tmp_path / "tools-of-pip"))
+    more = kernel_card(tmp_path, "0x1002", sensors=True) | {"PIP_FIND_LINKS": str(tmp_path / "tools-of-pip")}
+    (tmp_path / "dev" / "kfd").touch()
+    run = machine.run("--engine", "auto", **more, FAKE_HIP="'7.2'")
+    assert run.returncode == 0, run.stderr
+    assert "Engine:   torch (for an AMD card: torch's build for ROCm; it was never tried on one)" in run.stdout
+    assert "Download: about 6 GB" in run.stdout
+    assert "--torch-backend rocm7.2" in (machine.home / "uv-arguments").read_text()
+    wrong = machine.run("--engine", "auto", **more)
+    assert wrong.returncode == 1
+    assert "this torch is not built for ROCm" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("vendor", "sensors", "kfd", "said"),
+    [
+        ("0x1002", True, False, "an AMD card is there, but not /dev/kfd: install AMD's amdgpu driver"),
+        ("0x8086", True, False, "for an Intel card: torch's build for XPU"),
+        ("0x8086", False, False, "no GPU detected"),
+        ("0x1a03", True, True, "no GPU detected"),
+    ],
+    ids=["AMD without ROCm", "Intel", "an Intel processor", "a server's console"],
+)
+def test_the_engine_of_a_card_that_is_not_nvidias_is_explained(
+    machine: Machine, tmp_path: Path, vendor: str, sensors: bool, kfd: bool, said: str
+) -> None:
+    machine.put("uname", X86)
+    more = kernel_card(tmp_path, vendor, sensors=sensors)
+    if kfd:
+        (tmp_path / "dev" / "kfd").touch()
+    run = machine.run("--engine", "auto", "--dry-run", **more)
+    assert run.returncode == 0, run.stderr
+    assert f"Engine:   torch ({said}" in run.stdout
+
+
+def test_llama_is_compiled_for_a_card_whose_compiler_is_there(machine: Machine, tmp_path: Path) -> None:
+    machine.put("uname", X86)
+    machine.put("c++", "exit 0")
+    more = kernel_card(tmp_path, "0x1002", sensors=True)
+    without = machine.run("--engine", "llama", "--dry-run", **more)
+    assert "llama.cpp will use the CPU" in without.stdout, without.stderr
+    assert "apt-get install glslc libvulkan-dev" in without.stdout
+    machine.put("glslc", "exit 0")
+    assert "compiled for Vulkan" in machine.run("--engine", "llama", "--dry-run", **more).stdout
+    machine.put("hipcc", "exit 0")
+    assert "compiled for ROCm" in machine.run("--engine", "llama", "--dry-run", **more).stdout
+
+
+@pytest.mark.parametrize(("tools", "engine"), [(("cmake", "c++"), "llama"), ((), "torch")], ids=["tools", "none"])
+def test_a_mac_uses_metal_with_and_without_a_compiler(machine: Machine, tools: tuple[str, ...], engine: str) -> None:
+    machine.put("uname", '[ "$1" = -m ] && echo arm64 || echo Darwin')
+    for tool in tools:
+        machine.put(tool, "exit 0")
+    run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert f"Engine:   {engine} (for Apple's Metal" in run.stdout, run.stderr

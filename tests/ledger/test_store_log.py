@@ -117,6 +117,20 @@ def test_tiles_that_are_gone_are_a_broken_book_and_nobody_elses_fault(engine: En
         store.publish(conn, KEY, lambda _text: pytest.fail("it was signed"))
 
 
+def test_receipts_of_many_claims_are_those_of_each(engine: Engine) -> None:
+    append(engine, *LIFE)
+    with engine.begin() as conn, pytest.raises(NotFound):
+        store.prove_claims(conn, [claim(1)])
+    publish(engine)
+    append(engine, void(2), credit(4, price=0))
+    with engine.begin() as conn:
+        note, found = store.prove_claims(conn, [claim(99), *map(claim, (3, 1, 2, 4))])
+        assert list(found) == [claim(99), *map(claim, (3, 1, 2, 4))]
+        for number in (1, 2, 3):
+            assert (note, found[claim(number)]) == store.prove_claim(conn, claim(number))
+        assert found[claim(99)] == found[claim(4)] == [], "nothing of them is published"
+
+
 def test_receipt_of_a_claim_has_all_that_is_published_of_it(engine: Engine) -> None:
     append(engine, *LIFE)
     with engine.begin() as conn, pytest.raises(NotFound):

@@ -6,6 +6,7 @@ from ledger.entry import (
     AppealEntry,
     Commitment,
     Deposit,
+    FormedBatch,
     OwnerAct,
     Paid,
     Payout,
@@ -16,6 +17,7 @@ from ledger.entry import (
     Reveal,
     Root,
     RulingEntry,
+    UpdateEntry,
     VerdictEntry,
     Version,
     Void,
@@ -69,6 +71,27 @@ def reveal(epoch: int, secret: bytes = bytes(32)) -> Reveal:
 
 def verdict(number: int) -> VerdictEntry:
     return VerdictEntry(claim_id=claim(number), outcome="pass", validator="replay/1", evidence_digest="e" * 64)
+
+
+def formed(number: int, *, groups: str = "b") -> FormedBatch:
+    return FormedBatch(number=number, groups=2, groups_root=groups * 64)
+
+
+def trained(
+    number: int, before: str, after: str, *, attempt: int = 1, groups: str = "b", settings: str = "5", by: int = 0
+) -> UpdateEntry:
+    """An update from one state to another; each state is one digit."""
+    return UpdateEntry(
+        update=number,
+        attempt=attempt,
+        before=before * 64,
+        after=after * 64,
+        groups_root=groups * 64,
+        settings_digest=settings * 64,
+        seed=7,
+        steps=number,
+        replaced_by=by,
+    )
 
 
 def post(number: int) -> Post:

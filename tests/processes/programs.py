@@ -58,17 +58,26 @@ def script(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
+SHARES = 8
+"""Test processes that have ports of their own."""
+
+_given = set[int]()
+
+
 def free_address(host: str = "127.0.0.1") -> str:
     """A free address, on loopback by default, that stays free while a program is away that was killed.
 
     The kernel gives its port to nobody who does not ask for it by number: those that it does give begin at 32768 here,
-    and above that elsewhere.
+    and above that elsewhere. No address is given twice, and no other process of this test run gives the same.
     """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = 20_000 + secrets.randbelow(12_000)
+        port = 20_000 + secrets.randbelow(12_000 // SHARES) * SHARES + worker % SHARES
         with socket.socket() as probe, suppress(OSError):
-            probe.bind((host, port))
-            return f"{host}:{port}"
+            if port not in _given:
+                probe.bind((host, port))
+                _given.add(port)
+                return f"{host}:{port}"
 
 
 class Program:

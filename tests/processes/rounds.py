@@ -8,7 +8,7 @@ import json
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -44,12 +44,12 @@ NO_AUDITS = {"first_groups": 0, "floor": 0.0, "trusted_floor": 0.0}
 class Coordinator:
     """A round's coordinator and its files on the disk."""
 
-    def __init__(self, swarm: Swarm, settings: Settings, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, swarm: Swarm, settings: Settings, *, host: str = "127.0.0.1", name: str = "round") -> None:
         self._swarm = swarm
-        self.folder = swarm.folder / "round"
+        self.folder = swarm.folder / name
         self.address = free_address(host)
         self.url = f"http://{self.address}"
-        self.config_file = swarm.folder / "round.toml"
+        self.config_file = swarm.folder / f"{name}.toml"
         place = {"directory": str(self.folder), "listen": self.address, "seeder": free_address(host)}
         everything = {"audit": NO_AUDITS, **settings, "round": {**settings.get("round", {}), **place}}
         self.config_file.write_text(_toml(everything))
@@ -68,7 +68,8 @@ class Coordinator:
         """Launch, and wait for the line that people copy."""
         children = ("--learner" if learner else "--no-learner", "--auditor" if auditor else "--no-auditor")
         command = [script("swarm-coordinator"), "launch", str(self.config_file), *children]
-        self._program = self._swarm.start("coordinator", *command)
+        program = "coordinator" if self.folder.name == "round" else f"coordinator of {self.folder.name}"
+        self._program = self._swarm.start(program, *command)
         self.join_string = self._program.said(r"swarm-node join (\S+)$")[1]
         return self
 
@@ -173,11 +174,13 @@ def operator_of(swarm: Swarm, coordinator: Coordinator, policy: Path) -> Operato
     return operator
 
 
-def join(swarm: Swarm, name: str, join_string: str, *options: str, home: Path | None = None) -> Program:
-    """Start a real node, one of several on this machine."""
+def join(
+    swarm: Swarm, name: str, join_string: str, *options: str, home: Path | None = None, before: Sequence[str] = ()
+) -> Program:
+    """Start a real node, one of several on this machine; `before` stands before its command, such as `env A=b`."""
     home = home or swarm.folder / name
     command = [script("swarm-node"), "join", join_string, "--home", str(home), "--name", name, "--threads", "1"]
-    return swarm.start(name, *command, *options, "--json")
+    return swarm.start(name, *before, *command, *options, "--json")
 
 
 def mirror(swarm: Swarm, name: str, join_string: str, *options: str) -> Program:
@@ -233,10 +236,11 @@ def blobs_of(swarm: Swarm, program: Program) -> dict[str, int]:
 
 
 def assert_ledger_is_sound(coordinator: Coordinator) -> None:
-    """Entries, balances and claims tell one story, and every accepted rollout has its one claim in it."""
+    """Entries, balances and claims tell one story: every accepted rollout, and each part of one, has its one claim."""
+    columns = "SELECT claim_id, node_id, tokens, credit_micros FROM"
     with coordinator.copy_of_store() as connection:
         assert store.rebuild(connection) == []
-        rollouts = connection.execute(sa.text("SELECT claim_id, node_id, tokens, credit_micros FROM rollouts"))
+        rollouts = connection.execute(sa.text(f"{columns} rollouts UNION {columns} parts"))
         claims = connection.execute(sa.text("SELECT claim_id, node_id, tokens, amount_micros FROM ledger_claims"))
         assert sorted(map(tuple, rollouts)) == sorted(map(tuple, claims))
 

@@ -25,7 +25,7 @@ def test_a_node_that_was_banned_by_mistake_appeals_and_is_paid(swarm: Swarm, pol
         node.register()
         (lease,) = node.lease(version)
         (verdict,) = node.submit(node.answer(lease))
-        said(swarm, "swarm-coordinator", "nodes", "ban", file, me.key.node_id, "--reason", "a mistake")
+        said(swarm, "swarm-coordinator", "nodes", "ban", file, me.key.node_id, "--reason", "a mistake", "--yes")
         with pytest.raises(OwnerBanned):
             node.lease(version)
         place = (coordinator.join_string, lease.lease_id, "--home", str(home))

@@ -1,5 +1,7 @@
 """A trainer that is not ours, with a real node: it samples and publishes; kills and bad weights cost nothing."""
 
+import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,10 +32,14 @@ def coordinator(swarm: Swarm, policy: Path) -> Coordinator:
 
 
 @pytest.fixture
-def trainer(swarm: Swarm, coordinator: Coordinator, request: pytest.FixtureRequest) -> Iterator[Round]:
+def key(swarm: Swarm, coordinator: Coordinator, request: pytest.FixtureRequest) -> str:
     name = request.node.name[:60]
     words = (str(coordinator.config_file), name, "--budget", "1000000", "--publishes")
-    key = said(swarm, "swarm-coordinator", "api-keys", "create", *words).split()[1]
+    return said(swarm, "swarm-coordinator", "api-keys", "create", *words).split()[1]
+
+
+@pytest.fixture
+def trainer(coordinator: Coordinator, key: str) -> Iterator[Round]:
     with Round(coordinator.join_string, key) as made:
         yield made
 
@@ -95,6 +101,43 @@ def test_weights_that_cannot_be_used_are_refused_by_name(
     with pytest.raises(ConfigInvalid, match="no weights"):
         trainer.publish(tmp_path)
     assert trainer.versions().newest == before
+
+
+def test_only_what_changed_is_sent_and_the_version_is_the_same_to_the_bit(
+    coordinator: Coordinator,
+    trainer: Round,
+    key: str,
+    policy: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "echo_swarm")
+    folder = changed(policy, tmp_path / "changed", 0.9)
+    whole = trainer.publish(folder)
+    nudge(folder, 1)
+    patched = trainer.publish(folder)
+    with Round(coordinator.url, key) as other:
+        nudge(folder, 2)
+        assert other.publish(folder) == patched + 1
+    nudge(folder, 3)
+    last = trainer.publish(folder)
+    assert (patched, last) == (whole + 1, whole + 3)
+    sizes = [int(size) for size in re.findall(r"sent_bytes=(\d+)", caplog.text)]
+    file = coordinator.folder / "uploads" / str(last) / "model.safetensors"
+    size = file.stat().st_size
+    assert sizes[1] < size // 20, "the base is what this trainer sent before"
+    assert (sizes[0], sizes[2], sizes[3]) == (size, size, size), "the base is not at hand: the file is sent whole"
+    published = load_file(file)
+    expected = load_file(folder / "model.safetensors")
+    assert published.keys() == expected.keys()
+    assert all(published[name].tobytes() == tensor.tobytes() for name, tensor in expected.items())
+
+
+def nudge(folder: Path, number: int) -> None:
+    """Change one weight of a policy."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[sorted(tensors)[0]].flat[number] += 1
+    save_file(tensors, folder / "model.safetensors")
 
 
 def test_a_learners_process_that_is_killed_publishes_the_offer_all_the_same(

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until, words_of
@@ -64,6 +65,18 @@ def test_a_doctor_finds_the_round_the_clock_and_the_line_and_leaves_nothing_behi
     assert not home.exists()
 
 
+def test_an_agent_without_a_page_says_how_to_turn_it_on(swarm: Swarm, coordinator: Coordinator) -> None:
+    home = swarm.folder / "pageless"
+    node = join(swarm, "pageless", coordinator.join_string, "--no-page", home=home)
+    until("the node to be registered", lambda: (home / "last-round.json").exists())
+    opened = command(home, "open", "--no-browser")
+    assert opened.returncode == 1
+    assert "serves no page. It was turned off by `join --no-page`." in opened.stderr
+    assert "swarm-node join --page" in opened.stderr
+    assert command(home, "leave").returncode == 0
+    assert node.process.wait(PATIENCE_S) == 0
+
+
 def test_an_owner_pauses_resumes_and_finishes_an_agent(swarm: Swarm, coordinator: Coordinator) -> None:
     home = swarm.folder / "home"
     node = join(swarm, "node", coordinator.join_string, "--groups", str(GROUPS), home=home)
@@ -92,7 +105,7 @@ def test_an_owner_pauses_resumes_and_finishes_an_agent(swarm: Swarm, coordinator
     assert "Another agent is running" in refused.stderr
     assert status(home)["phase"] == "resting", "the one that was refused has not taken the door away"
 
-    assert command(home, "resume").returncode == 0
+    resume_by_the_page(home)
     until("the node to have leases again", coordinator.open_leases)
     assert command(home, "finish").returncode == 0
     assert node.process.wait(timeout=PATIENCE_S) == 0, node.log
@@ -107,4 +120,25 @@ def test_an_owner_pauses_resumes_and_finishes_an_agent(swarm: Swarm, coordinator
     assert "No agent is running" in gone.stdout
     assert "finished, as you requested" in gone.stdout
     assert command(home, "pause").returncode == 1
+    assert "No agent is running" in command(home, "open").stderr
     assert "Traceback" not in node.log
+
+
+def resume_by_the_page(home: Path) -> None:
+    """Open the agent's page, read it, and press its button."""
+    address = json.loads(command(home, "open", "--json").stdout)["address"]
+    with httpx.Client(follow_redirects=True, timeout=PATIENCE_S) as browser:
+        page = browser.get(address)
+        assert "token" not in str(page.url)
+        assert "not working: paused by you" in page.text
+        assert "INFO registered" in page.text, "the log"
+        own, command_s = browser.get(f"{page.url}status.json").json(), status(home)
+        assert own.keys() == command_s.keys()
+        assert own["node_id"] == command_s["node_id"]
+        form = {"do": "resume", "minutes": "60"}
+        refused = browser.post(f"{page.url}orders", data=form, headers={"Origin": "http://127.0.0.1:1"})
+        assert refused.status_code == 403
+        assert status(home)["phase"] == "resting"
+        done = browser.post(f"{page.url}orders", data=form, headers={"Origin": f"http://{page.url.netloc.decode()}"})
+        assert "Resumed." in done.text
+        assert httpx.get(address).status_code == 403, "an address works once"

@@ -51,13 +51,18 @@ class Machines:
         return program.output
 
     def listening_ports(self, party: str) -> set[int]:
-        """TCP ports on which something listens in a node's network."""
+        """TCP ports of a node that other machines can reach: the owner's page is on loopback alone."""
         tables = self._swarm.start(
             f"{party}-tables", *self._net.command(party, ["cat", "/proc/net/tcp", "/proc/net/tcp6"])
         )
         tables.process.wait(timeout=90)
         rows = [line.split() for line in tables.output.splitlines()]
-        return {int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == "0A"}
+        listens = [row[1].split(":") for row in rows if len(row) > 3 and row[3] == "0A"]
+        return {int(port, 16) for address, port in listens if address != LOOPBACK}
+
+
+LOOPBACK = "0100007F"
+"""127.0.0.1 in the kernel's tables."""
 
 
 def asked(coordinator: Coordinator, question: str, **values: str) -> Sequence[sa.Row[tuple[object, ...]]]:

@@ -80,10 +80,10 @@ def test_without_a_terminal_and_a_phrase_it_refuses_and_says_what_to_give(join: 
 
 
 def test_the_round_that_was_joined_last_needs_no_second_confirmation(join: JoinString, tmp_path: Path) -> None:
-    last_round.record_joined(tmp_path, join, "")
+    last_round.record_joined(tmp_path, [join], "")
     assert preview(tmp_path, host_of(join)).returncode == 0
     moved = JoinString(join.url, "0" * 64)
-    last_round.record_joined(tmp_path, moved, "")
+    last_round.record_joined(tmp_path, [moved], "")
     assert preview(tmp_path, host_of(join)).returncode == 1, "its fingerprint counts, not the one that is served now"
 
 

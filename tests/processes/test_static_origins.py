@@ -4,7 +4,6 @@
 - Bad origins stand beside the good one.
 """
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,24 +12,12 @@ import pytest
 
 from tests.coordinator.object_store import BUCKET, object_store
 from tests.processes.impostor import Impostor
+from tests.processes.nginx import start_nginx
 from tests.processes.programs import Program, Swarm, free_address, until
 from tests.processes.rounds import Coordinator, join, operator_of, other_weights
 from tests.swarm_node.web import Web, lies, redirects_to
 
 pytestmark = pytest.mark.processes
-
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-
-NGINX_CONFIG = """
-daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
-events {{}}
-http {{
-  access_log off;
-  client_body_temp_path {folder}/t; proxy_temp_path {folder}/t; fastcgi_temp_path {folder}/t;
-  uwsgi_temp_path {folder}/t; scgi_temp_path {folder}/t;
-  server {{ listen {address}; root {root}; }}
-}}
-"""
 
 
 def python_server(swarm: Swarm, root: Path, address: str) -> Program:
@@ -42,13 +29,9 @@ def python_server(swarm: Swarm, root: Path, address: str) -> Program:
 
 
 def nginx(swarm: Swarm, root: Path, address: str) -> Program:
-    if NGINX is None:
-        # Only an extra: the same test runs against Python's own server everywhere, and nginx is no dependency of ours.
-        pytest.skip("nginx is not installed here (Debian: apt-get install nginx-light)")
     folder = swarm.folder / "nginx"
     folder.mkdir()
-    (folder / "nginx.conf").write_text(NGINX_CONFIG.format(folder=folder, root=root, address=address))
-    return swarm.start("nginx", NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", f"{folder}/nginx.log")
+    return start_nginx(swarm, folder, f"server {{ listen {address}; root {root}; }}")
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Tar
 
 from protocol import limits
 from protocol.errors import SwarmError
-from protocol.policy import trust
+from protocol.policy import root_document, trust
 from protocol.policy.manifest import PolicyManifest, target_path
-from protocol.policy.trust import Conversation, Documents, Refreshed, WantedDocument
+from protocol.policy.root_document import Documents
+from protocol.policy.trust import Conversation, Refreshed, WantedDocument
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, DAY, YEAR = timedelta(hours=1), timedelta(days=1), timedelta(days=365)
@@ -80,10 +81,10 @@ class Repository:
 
     @property
     def round_id(self) -> str:
-        return trust.fingerprint(self.documents["1.root.json"])
+        return root_document.fingerprint(self.documents["1.root.json"])
 
     def newcomer(self) -> Documents:
-        return trust.pin(self.documents["1.root.json"], self.round_id)
+        return root_document.pin(self.documents["1.root.json"], self.round_id)
 
     def put(self, name: str, part: Any, *keys: CryptoSigner) -> None:
         """Serve a signed part under a name."""

@@ -11,7 +11,7 @@ from ledger import store
 from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint, sign
 from ledger.entry import Entry, Root
 from ledger.note import NoteKey
-from ledger.proof import LedgerReceipt
+from ledger.proof import ClaimProof, LedgerReceipt, LedgerReceipts, PackedProof, ReceiptsRequest
 from ledger.tiles import Tile
 from protocol.errors import NotFound, SwarmError
 from tests.ledger.engines import sqlite_memory
@@ -34,6 +34,9 @@ class Log:
         self.metadata = metadata
         self.round_id = metadata.round_id
         self.lies: dict[str, bytes | SwarmError | None] = {}
+        self.posts: list[str] = []
+        self.refused: set[str] = set()
+        """Claims whose receipts nobody may ask for."""
         self.engine: Engine = sqlite_memory()
         with self.engine.begin() as conn:
             store.create(conn)
@@ -69,6 +72,24 @@ class Log:
             raise data
         assert data is None or len(data) <= max_bytes
         return data
+
+    async def post(self, path: str, content: bytes, max_bytes: int) -> bytes | None:
+        """Answer as a coordinator does; a lie replaces the answer."""
+        self.posts.append(path)
+        if path in self.lies:
+            lie = self.lies[path]
+            if isinstance(lie, SwarmError):
+                raise lie
+            return lie
+        asked = ReceiptsRequest.from_bytes(content)
+        assert not self.refused.intersection(asked.claims), "what is kept is not fetched again"
+        with self.engine.begin() as conn:
+            note, found = store.prove_claims(conn, asked.claims)
+        claims = tuple(
+            ClaimProof(claim_id=claim, checkpoint=0, entries=tuple(map(PackedProof.pack, proven)))
+            for claim, proven in found.items()
+        )
+        return LedgerReceipts(roots=self.metadata.roots(), checkpoints=(note,), claims=claims).to_bytes()
 
     def _honest(self, path: str) -> bytes | None:
         shelf, _, name = path.partition("/")

@@ -15,7 +15,8 @@ from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest, ReturnLeases
 from protocol.work.rollout import Sample, pack_tokens
 from swarm_node.allowance.rules import Decision, LimitReason, Why
-from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest, SamplingStats
+from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest
+from swarm_node.engine.throughput import SampleWork
 from swarm_node.versions.follower import HeldVersion
 from swarm_node.versions.milestones import Milestones
 from swarm_node.work.worker import Worker
@@ -72,6 +73,7 @@ class World:
         self.kept = set[str]()
         self.asked: list[LeaseRequest] = []
         self._engine: deque[SampleRequest] = deque()
+        self.tokens_per_s, self.cards_ready = 1.0, 1
         everything = cast(Any, self)
         self.worker = Worker(
             coordinator=everything,
@@ -86,7 +88,6 @@ class World:
             round_id="0" * 64,
             groups_per_request=4,
         )
-        self.worker.tokens_per_s = 1.0  # known already
 
     def decide(self, *whys: Why) -> None:
         """The owner's gate, as these reasons leave it."""
@@ -184,13 +185,10 @@ class World:
     def forget(self, lease_id: str) -> None:
         pass
 
-    async def load(self, folder: Path, version: int) -> Loaded:
+    async def load(self, folder: Path, version: int, warm_up: SampleWork, choose: object = None) -> Loaded:
         assert not self._engine
         self.note(f"load v{version}")
         return Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0)
-
-    async def measured(self) -> SamplingStats:
-        return SamplingStats(prompt_tokens=1, first_tokens=3, prefill_s=1.0, later_tokens=3, decode_s=1.0)
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None:
         assert self.kept >= {request.request_id for request in requests}, "sampled before it was noted"

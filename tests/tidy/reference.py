@@ -1,6 +1,6 @@
 """`make reference`: the reference pages, made from the code that they describe.
 
-- docs/reference/commands.md: every command of both programs, as its `--help` describes it.
+- docs/reference/commands.md: every command of all programs, as its `--help` describes it.
 - docs/reference/settings.md: every key of a round's file, from the models in `coordinator.config`.
 - docs/reference/errors.md: every error code with its hints, and every reason for a refusal that has no error.
 - docs/reference/metrics.md: every metric of `/metrics`.
@@ -15,8 +15,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args
 
 import typer
 import typer.main
@@ -25,6 +24,7 @@ from aiohttp import web
 import protocol
 from coordinator.api import public as answers
 from coordinator.config import manual
+from coordinator.config.fixed import FIXED
 from coordinator.reports import metrics
 from coordinator.rules import selection
 from coordinator.rules.lifecycle import GROUP_MOVES, ROLLOUT_MOVES
@@ -34,7 +34,11 @@ from protocol.work.lease import TRANSITIONS, LeaseState
 from swarm_node.commands.options import DEFAULT_HOME
 from tests.tidy.repository import ROOMS, ROOT, python_files, text, tree
 
-PROGRAMS = {"swarm-node": "swarm_node.cli", "swarm-coordinator": "coordinator.cli"}
+PROGRAMS = {
+    "swarm-node": "swarm_node.cli",
+    "swarm-coordinator": "coordinator.cli",
+    "echo-swarm-tinker": "echo_swarm.tinker.__main__",
+}
 NOTE = "<!-- Written by `make reference` from the code. Do not edit this page. -->"
 EXTRAS = re.compile(r"^(.*?)\s*\[((?:[^\[\]]|\[[^\[\]]*\])*)\]$", re.DOTALL)
 """A help text and what typer adds to it: default, bounds and environment variable."""
@@ -89,7 +93,8 @@ def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 def commands_page() -> Iterator[str]:
     """Yield the lines of the page of commands."""
     yield from ("# Commands", "", NOTE, "")
-    yield "`swarm-node` is for node owners, `swarm-coordinator` is for operators. `--help` prints the same text."
+    yield "`swarm-node` is for node owners, `swarm-coordinator` for operators, `echo-swarm-tinker` for trainers."
+    yield "`--help` prints the same text."
     yield "An error is one line on stderr that ends in its code in brackets: see [errors](errors.md)."
     for name in PROGRAMS:
         root = program(name)
@@ -143,29 +148,17 @@ def settings_page() -> Iterator[str]:
     yield "A round has one TOML file. Every key has a default; an unknown key is rejected with the nearest name."
     yield "`swarm-coordinator config explain ROUND.toml` prints the same with the values of a file. Where an objective"
     yield "or a correction is `not set`, `learner.algorithm` decides: see [learning](../learning.md). `round.mode`"
-    yield "changes other defaults: see [operating](../operate.md#modes)."
+    yield "changes other defaults: see [operating](../operate.md#modes). What `init` writes may be edited until the"
+    yield "first launch; it fixes the settings that say so, since the round's history depends on them."
     for section, model in manual.sections().items():
         yield from ("", f"## {section}", "", (model.__doc__ or "").partition("\n")[0], "")
-        rows = [("key", "type", "default", "unit", "bounds", "meaning")]
+        rows = [("key", "type", "default", "unit", "bounds", "meaning", "may change")]
         for key in manual.every(section):
             default = code(manual.written(key.default)) if key.default is not None else "not set"
-            kind = code(type_name(key.field.annotation))
-            rows.append((code(key.path), kind, default, key.unit, key.bounds, key.meaning))
+            kind = code(manual.type_name(key.field.annotation))
+            changes = "until the first launch" if key.path in FIXED else "at each launch"
+            rows.append((code(key.path), kind, default, key.unit, key.bounds, key.meaning, changes))
         yield from table(*rows)
-
-
-def type_name(annotation: Any) -> str:
-    """Return a type as a person writes it: without modules, and without the patterns of its texts."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return type_name(parts[0])
-    if origin is Literal:
-        return " or ".join(f'"{part}"' for part in parts)
-    if origin in (Union, UnionType):
-        return " or ".join(type_name(part) for part in parts if part is not NoneType)
-    if parts:
-        return f"{origin.__name__} of {', '.join(type_name(part) for part in parts if part is not Ellipsis)}"
-    return str(getattr(annotation, "__name__", annotation))
 
 
 def all_errors() -> list[type[SwarmError]]:

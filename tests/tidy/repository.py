@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("protocol", "ledger", "coordinator", "swarm_node", "echo_swarm")
+ROOMS = ("protocol", "ledger", "coordinator", "swarm_node", "echo_swarm", "swarm_exact")
 
 
 @functools.cache

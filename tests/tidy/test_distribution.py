@@ -18,7 +18,11 @@ import pytest
 from tests.tidy.repository import ROOMS, ROOT, files
 
 NAME = "echo-swarm"
-SCRIPTS = {"swarm-coordinator": "coordinator.__main__:main", "swarm-node": "swarm_node.__main__:main"}
+SCRIPTS = {
+    "swarm-coordinator": "coordinator.__main__:main",
+    "swarm-node": "swarm_node.__main__:main",
+    "echo-swarm-tinker": "echo_swarm.tinker.__main__:main",
+}
 HEAVY = {
     "torch",
     "transformers",
@@ -68,7 +72,7 @@ def test_the_wheel_holds_every_file_of_the_rooms(wheel: zipfile.ZipFile) -> None
     assert ours <= set(wheel.namelist())
 
 
-def test_the_wheel_declares_the_two_programs(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_declares_the_programs(wheel: zipfile.ZipFile) -> None:
     entry_points = next(name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
     declared = dict(re.findall(r"^([\w-]+) = ([\w.:]+)$", wheel.read(entry_points).decode(), re.MULTILINE))
     assert declared == SCRIPTS

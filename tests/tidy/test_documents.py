@@ -1,8 +1,6 @@
 """The documents tell the truth: the README's commands, the module tree, the command reference, the links.
 
 - `make tree` has a purpose for every folder and module that it prints.
-- docs/protocol.md lists every error: between `<!-- errors -->` and its end those of `protocol.errors.ERRORS`, between
-  `<!-- local errors -->` and its end those that never cross the wire.
 - Every command's `--help` ends in an example, which its parser takes, and in what comes next.
 - The last table of docs/security.md is `tests.adversaries.outsiders`, whose tests exist and run with `make test`.
 - Every command of both programs that is not hidden stands in docs/reference/commands.md.
@@ -15,15 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import ERRORS
 from tests.adversaries.outsiders import OUTSIDERS
 from tests.tidy.module_tree import entries
-from tests.tidy.reference import PROGRAMS, all_errors, commands_of
+from tests.tidy.reference import PROGRAMS, commands_of
 from tests.tidy.repository import ROOT, files, python_files, report, text, tree
 
 README = Path("README.md")
 COMMANDS = Path("docs/reference/commands.md")
-PROTOCOL = Path("docs/protocol.md")
 SECURITY = Path("docs/security.md")
 ANY_SHELL = {"cd", "git", "export", "source"}
 
@@ -129,25 +125,6 @@ def test_links_between_documents_lead_somewhere() -> None:
             if "://" not in target and not target.startswith("mailto:") and not (ROOT / path.parent / target).exists():
                 problems.append(f"{path}: {target}")
     report(problems)
-
-
-def rows_between(marks: str) -> list[str]:
-    """The rows of a table in docs/protocol.md."""
-    block = re.search(rf"<!-- {marks} -->\n(.*?)<!-- /{marks} -->", text(PROTOCOL), re.DOTALL)
-    assert block, f"{PROTOCOL}: no table between <!-- {marks} --> and <!-- /{marks} -->"
-    return block[1].splitlines()
-
-
-def test_every_error_stands_in_the_protocol_document() -> None:
-    ours = all_errors()
-    wire = [f"| `{e.code}` | {e.http_status} | {e.fault} | {e.__doc__} |" for e in ERRORS.values()]
-    local = [f"| `{e.code}` | {e.fault} | {e.__doc__} |" for e in ours if e not in ERRORS.values()]
-    problems = []
-    for marks, real in (("errors", wire), ("local errors", local)):
-        said = rows_between(marks)
-        problems += [f"not there: {row}" for row in real if row not in said]
-        problems += [f"no such error: {row}" for row in said if row not in real]
-    report([f"{PROTOCOL}: {problem}" for problem in problems])
 
 
 def what_runs_in(path: Path) -> set[str]:

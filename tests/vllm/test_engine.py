@@ -22,6 +22,7 @@ from swarm_node.engine.messages import (
     Generate,
     GroupDone,
     GroupFailed,
+    GroupGrown,
     Loaded,
     LoadVersion,
     Measure,
@@ -295,6 +296,27 @@ def test_what_was_sampled_is_counted_once(child: Child, policy: Path) -> None:
     assert measured.first_tokens + measured.later_tokens == tokens
     assert measured.prefill_s > 0
     assert measured.decode_s > 0
+
+
+def test_a_group_that_is_read_reports_each_token_once_and_no_other_does(child: Child, policy: Path) -> None:
+    child.load(policy)
+    read = asked(PROMPTS[0], seed=7, is_read=True, tell_every_s=1e-4)
+    child.tell(Generate(requests=(read, asked(PROMPTS[1], seed=8, tell_every_s=1e-4))))
+    grown: dict[int, bytes] = {}
+    done: dict[str, tuple[Sample, ...]] = {}
+    while len(done) < 2:
+        answer = child.answer()
+        if isinstance(answer, GroupDone):
+            done[answer.request_id] = answer.samples
+        elif isinstance(answer, GroupGrown):
+            assert answer.request_id == read.request_id
+            for part in answer.parts:
+                assert part.start == len(grown.get(part.sample, b"")) // 4
+                assert len(part.tokens) == len(part.logprobs)
+                grown[part.sample] = grown.get(part.sample, b"") + part.tokens
+    assert len(grown) == read.samples
+    assert all(done[read.request_id][number].tokens.startswith(tokens) for number, tokens in grown.items())
+    assert_same(done, of_torch(policy, read, asked(PROMPTS[1], seed=8)))
 
 
 def test_a_load_waits_for_what_runs(child: Child, policy: Path, other: Path) -> None:

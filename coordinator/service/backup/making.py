@@ -45,7 +45,8 @@ from coordinator.service.backup.archive import (
     writing,
 )
 from coordinator.store import schema
-from coordinator.store.state import Database, get_fact
+from coordinator.store.facts import ROUND_ID, get_fact
+from coordinator.store.state import Database
 from coordinator.transactions.policy_versions import newest_version
 from ledger import store
 from protocol.errors import ConfigInvalid
@@ -64,7 +65,7 @@ SECRET = ("keys", "operator.token", "evm.key")
 
 NOT_SAVED = (
     "logs", "backups", "public", "resolved.json", "coordinator.lock", "payouts.lock", "backup.lock",
-    "standby.lock", "standby.json", "operator.toml",
+    "standby.lock", "standby.json", "operator.toml", "draft",
 )  # fmt: skip
 """Names that a launch creates again or does not need. `resolved.json` is saved separately, without its password;
 `operator.toml`, which a restored round has in its folder, is saved as the settings file of the backup."""
@@ -96,7 +97,7 @@ class StoreState:
 
     def look(self, connection: sa.Connection) -> None:
         self.schema = _schema_of(connection)
-        self.round_id = get_fact(connection, "round_id", "")
+        self.round_id = get_fact(connection, ROUND_ID)
         self.ledger_size = store.size(connection)
         self.checkpoint = store.checkpoint(connection) or b""
         self.version, _ = newest_version(connection)

@@ -35,12 +35,12 @@ from coordinator.service.backup.archive import (
 from coordinator.service.backup.making import NOT_SAVED, check_store, newest_document
 from coordinator.service.backup.store_copy import assemble, is_copied
 from coordinator.store import schema
-from coordinator.store.state import get_fact
+from coordinator.store.facts import ROUND_ID, get_fact
 from coordinator.transactions.policy_versions import newest_version
 from ledger import store
 from ledger.gaps import Keys
 from protocol.errors import ConfigInvalid
-from protocol.policy import trust
+from protocol.policy import root_document
 
 Tell = Callable[[str, int, int], None]
 
@@ -175,7 +175,7 @@ def _take_along(copy: Path, contents: Contents, partial: Path, tell: Tell) -> No
     """Copy the rest of a stopped round whose store alone was copied into its `backups`."""
     folder = copy.absolute().parent.parent
     root = folder / "metadata" / "1.root.json"
-    if not root.is_file() or trust.fingerprint(root.read_bytes()) != contents.round_id:
+    if not root.is_file() or root_document.fingerprint(root.read_bytes()) != contents.round_id:
         raise BackupInvalid(
             f"{copy} is a copy of the store alone, but {folder} is not the folder of its round.",
             hint="Put the copy back into backups/ of the round's folder, where `upgrade` created it.",
@@ -249,7 +249,7 @@ def _continued(
 ) -> Restored:
     """Check that the log continues the published one; else list the missing entries, and prepare a gap on request."""
     size, version = store.size(connection), newest_version(connection)[0]
-    if get_fact(connection, "round_id", "") != contents.round_id:
+    if get_fact(connection, ROUND_ID) != contents.round_id:
         raise ConfigInvalid("The database at --store-url belongs to another round.", hint="Give the promoted standby.")
     if (signed := newest_document(partial)) < version:
         raise BackupInvalid(

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from coordinator.config import PayoutsSection
+from coordinator.config.rail_units import RailUnit
 from ledger import payees
 from ledger.payees import Payee
 
@@ -29,6 +31,10 @@ class TransferBatch:
     def key(self) -> bytes:
         return payees.key(self.round_id, self.number)
 
+    def payment_id(self, place: int) -> str:
+        """Return the name of a payee's payment among all rounds: at most 30 characters, the same every time."""
+        return f"{self.key.hex()[:20]}-{place}"
+
     @property
     def root(self) -> bytes:
         return payees.root(self.payees)
@@ -36,6 +42,19 @@ class TransferBatch:
     @property
     def amount_micros(self) -> int:
         return sum(payee.amount_micros for payee in self.payees)
+
+
+class PaymentTerms(NamedTuple):
+    """A batch with everything else that its files depend on."""
+
+    batch: TransferBatch
+    unit: RailUnit
+    made_ms: int
+    settings: PayoutsSection
+
+    def steps(self, payee: Payee) -> int:
+        """Return a payee's amount in the rail's smallest payments, such as cents; a rest stays out of batches."""
+        return payee.amount_micros // self.unit.step_micros
 
 
 class Rail(Protocol):

@@ -1,4 +1,7 @@
-"""The engine on torch: our own Qwen3, Qwen2 and Llama, and all other models of transformers; on a CPU or with CUDA."""
+"""The engine on torch: our own Qwen3, Qwen2 and Llama, and all other models of transformers.
+
+It computes on the CPU, with CUDA, or with what torch calls xpu (Intel) and mps (Apple). torch calls ROCm (AMD) cuda.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,13 +10,23 @@ import torch
 
 from protocol.errors import EngineFailed
 from protocol.policy import architectures
+from protocol.work.lease import EXACT
+from swarm_exact import shape as model_shape
 from swarm_node.engine.decoder import Decoder
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.torch import qwen3_shape
 from swarm_node.engine.turn_cache import SIZE_MAX_BYTES
 
 SLOTS = 512
 """Samples decoded at once; a step costs little more for many rows than for one, as long as memory suffices."""
+
+
+def default_device() -> str:
+    """Return the device that this build of torch finds on this machine."""
+    if torch.cuda.is_available():  # also AMD's cards, in a build for ROCm
+        return "cuda"
+    if torch.xpu.is_available():
+        return "xpu"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 class TorchEngine(Engine):
@@ -23,7 +36,7 @@ class TorchEngine(Engine):
         self, *, device: str = "auto", dtype: str = "auto", slots: int = SLOTS, turns_max_bytes: int = SIZE_MAX_BYTES
     ) -> None:
         super().__init__(slots, turns_max_bytes=turns_max_bytes)
-        self._device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        self._device = torch.device(default_device() if device == "auto" else device)
         self._dtype = dtype
 
     load = torch.inference_mode()(Engine.load)
@@ -43,16 +56,32 @@ class TorchEngine(Engine):
                 hint="docs/architectures.md lists the architectures that work.",
             )
         dtype = self._dtype
+        if dtype == EXACT:
+            return self._build_exact(folder, config)
         if dtype == "auto":
             published = config.get("dtype") or config.get("torch_dtype") or "float32"
             dtype = "float32" if self._device.type == "cpu" else published
-        exact = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype)
-        if exact is None:
-            raise ValueError(f"dtype {dtype} is neither float32 nor bfloat16 nor float16")
-        if qwen3_shape.supports(config):
+        precision = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype)
+        if precision is None:
+            raise ValueError(f"dtype {dtype} is neither float32 nor bfloat16 nor float16 nor exact")
+        if model_shape.supports(config):
             from swarm_node.engine.torch.qwen3 import Qwen3
 
-            return Qwen3(folder, config, self._device, exact)
+            return Qwen3(folder, config, self._device, precision)
         from swarm_node.engine.torch.generic import Generic  # its import of transformers takes seconds
 
-        return Generic(folder, self._device, exact)
+        return Generic(folder, self._device, precision)
+
+    def _build_exact(self, folder: Path, config: dict[str, Any]) -> Decoder:
+        if self._device.type != "cpu":
+            raise EngineFailed(
+                f"Exact sampling runs on the CPU only, not on {self._device.type}.", hint="Add `--device cpu`."
+            )
+        if not model_shape.supports(config):
+            raise EngineFailed(
+                f"The policy in {folder} cannot be sampled exactly: only Qwen3, Qwen2 and Llama can.",
+                hint="Choose another `--dtype`.",
+            )
+        from swarm_node.engine.torch.exact import ExactDecoder
+
+        return ExactDecoder(folder, config, self._device)

@@ -56,15 +56,15 @@ class Generic:
         config = self._model.config.get_text_config()
         self.vocab_size, self.positions_max = int(config.vocab_size), int(config.max_position_embeddings)
         self._places = self._named()
-        self._ignored = frozenset(self._model.state_dict()) - self._places.keys()
+        self._tensors = weights.ModelTensors(self._places, frozenset(self._model.state_dict()) - self._places.keys())
         self.parameters = sum(part.numel() for part in self._model.parameters())
-        if read_adapter(folder) is not None and (wrong := weights.fill(self._places, folder, self._ignored)):
+        if read_adapter(folder) is not None and (wrong := self._tensors.fill(folder)):
             raise ValueError(f"its tensors are not those that config.json describes: {', '.join(wrong[:5])}")
         self._cache: Any = None
         self._mask = self._positions = torch.zeros(0, dtype=torch.long, device=device)
 
     def swap(self, folder: Path) -> bool:
-        return bool(self._places) and weights.swap(self._places, folder, self._ignored, used=self._named)
+        return bool(self._places) and self._tensors.swap(folder, used=self._named)
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> TorchLogits:
         width = max(map(len, prompts))

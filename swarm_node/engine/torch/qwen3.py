@@ -1,90 +1,27 @@
 """Qwen3, Qwen2 and Llama in plain torch: fused weights, a preallocated key-value cache, and no copies.
 
+- `swarm_exact.matrices` holds the weights.
 - Each row of the cache belongs to one sample, and live rows are the first ones: a step works on slices.
-- Query, key and value are one product, gate and up another, see `matrix`. The checkpoint's names lead to slices of the
-  fused tensors, so the first load and every swap are the same copy into place.
 - Grouped queries are laid out like positions; keys and values are not repeated for them.
-- The head, and with tied weights the embedding, is kept in float32 in any dtype: rounded logits would cost more
-  precision than all layers together.
 - Only Qwen3 normalizes each query and key, and only Qwen2 adds a bias to queries, keys and values.
-- `qwen3_shape.supports` refuses what this file does not implement (rope scaling, sliding windows, other biases).
-
-`Matrix` stores weights in the order in which the products of a decoding step read them:
-
-- The order is input by input: for the few rows of a step that is up to twice as fast as output by output.
-- Large matrices are cut into contiguous tiles of outputs: the rows of a whole matrix are so far apart that a CPU reads
-  each from another page, which costs a fifth of the time of products of up to 32 rows.
-- Tiles are used only in float32 on a CPU: elsewhere libraries use their own layouts, and a matrix is one tile. So are
-  small matrices.
+- `swarm_exact.shape.supports` refuses what this file does not implement (rope scaling, sliding windows, other biases).
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
+from swarm_exact.matrices import Layer, PolicyWeights
+from swarm_exact.shape import ModelShape
 from swarm_node.engine.decoder import SavedRow
 from swarm_node.engine.torch import weights
-from swarm_node.engine.torch.qwen3_shape import ModelShape
 from swarm_node.engine.torch.sampler import TorchLogits
-
-TILE_OUTPUTS = 256
-"""The fastest of 128, 256 and 512."""
-
-WHOLE_WEIGHTS_MAX = 2**18
-"""1 MiB, which stays in a CPU cache: more tiles would only be more calls."""
-
-
-class Matrix:
-    """Several matrices with the same inputs, fused to one: [sum of outputs, inputs]."""
-
-    def __init__(self, outputs: Sequence[int], inputs: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._outputs, self._inputs = outputs, inputs
-        whole = width = sum(outputs)
-        large = device.type == "cpu" and dtype == torch.float32 and whole * inputs > WHOLE_WEIGHTS_MAX
-        if large and not any(size % TILE_OUTPUTS for size in outputs):
-            width = TILE_OUTPUTS
-        self.tiles = whole // width
-        self._weights = torch.empty(self.tiles, inputs, width, device=device, dtype=dtype)
-
-    def times(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the product, from [..., inputs] to [..., outputs]."""
-        if self.tiles == 1:
-            return values @ self._weights[0]
-        rows = values.flatten(0, -2)
-        products = rows.new_empty(len(rows), self.tiles, TILE_OUTPUTS)
-        torch.bmm(rows.expand(self.tiles, -1, -1), self._weights, out=products.transpose(0, 1))
-        return products.view(*values.shape[:-1], self.tiles * TILE_OUTPUTS)
-
-    def places(self) -> list[tuple[torch.Tensor, torch.Size]]:
-        """Return the view of each matrix, and its shape in the checkpoint."""
-        if self.tiles == 1:
-            parts = torch.split(self._weights[0].t(), list(self._outputs))
-        else:
-            parts = torch.split(self._weights.mT, [size // TILE_OUTPUTS for size in self._outputs])
-        return [(part, torch.Size((size, self._inputs))) for part, size in zip(parts, self._outputs, strict=True)]
-
 
 WIDTH_STEP = 64
 """Smallest growth of the cache, in positions."""
-
-QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-
-
-class Layer(NamedTuple):
-    """The weights of one layer."""
-
-    norm: torch.Tensor  # [hidden]
-    qkv: Matrix  # [(heads + 2 kv_heads) · head, hidden]
-    qkv_bias: torch.Tensor | None  # [(heads + 2 kv_heads) · head]
-    qk_norm: torch.Tensor | None  # [heads + kv_heads, head]: that of the queries for every head, then that of the keys
-    out: Matrix  # [hidden, heads · head]
-    mlp_norm: torch.Tensor  # [hidden]
-    gate_up: Matrix  # [2 · intermediate, hidden]
-    down: Matrix  # [hidden, intermediate]
 
 
 class Qwen3:
@@ -97,14 +34,9 @@ class Qwen3:
         self.device, self.dtype = device, dtype
         self.numerics = weights.numerics(device, dtype)
         self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
-        # Stored input by input, as products read it.
-        self._head = self._empty(shape.hidden, shape.vocabulary, dtype=torch.float32).t()
-        self._embedding = self._head if shape.tied else self._empty(shape.vocabulary, shape.hidden)
-        self._norm = self._empty(shape.hidden)
-        self._layers = [self._layer() for _ in range(shape.layers)]
-        self._places = self._named()
-        self.parameters = sum(size.numel() for _, size in self._places.values())
-        self._ignored = frozenset({"lm_head.weight"}) if shape.tied else frozenset()
+        self._weights = PolicyWeights(shape, device, dtype)
+        self.parameters = self._weights.parameters
+        self._tensors = weights.ModelTensors(self._weights.places, self._weights.ignored)
         exponents = torch.arange(0, shape.head, 2, dtype=torch.float32, device=device) / shape.head
         self._frequencies = 1.0 / shape.rope_base**exponents  # [head / 2]
         self._rows = self._width = 0
@@ -112,11 +44,11 @@ class Qwen3:
         self._cache = self._empty(shape.layers, 2, 0, shape.kv_heads, 0, shape.head)
         self._lengths = torch.zeros(0, dtype=torch.long, device=device)
         self._cos = self._sin = self._empty(0, shape.head)
-        if wrong := weights.fill(self._places, folder, self._ignored):
+        if wrong := self._tensors.fill(folder):
             raise ValueError(f"its tensors are not those that config.json describes: {', '.join(wrong[:5])}")
 
     def swap(self, folder: Path) -> bool:
-        return weights.swap(self._places, folder, self._ignored, used=self._named)
+        return self._tensors.swap(folder, used=self._weights.named)
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> TorchLogits:
         longest = max(map(len, prompts))
@@ -130,8 +62,8 @@ class Qwen3:
         self._rope_to(longest)
         cos, sin = self._cos[:longest, None], self._sin[:longest, None]
 
-        hidden = embedding(padded, self._embedding).to(self.dtype)  # [prompts, T, hidden]
-        for number, layer in enumerate(self._layers):
+        hidden = embedding(padded, self._weights.embedding).to(self.dtype)  # [prompts, T, hidden]
+        for number, layer in enumerate(self._weights.layers):
             query, key, value = self._project(layer, hidden, cos, sin)
             query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             self._cache[number, 0, first:last, :, :longest] = key[owners]
@@ -158,8 +90,8 @@ class Qwen3:
         mask = mask[:, None, None]  # [rows, 1, 1, width]
 
         newest = torch.tensor(tokens, device=self.device)
-        hidden = embedding(newest, self._embedding).to(self.dtype)  # [rows, hidden]
-        for number, layer in enumerate(self._layers):
+        hidden = embedding(newest, self._weights.embedding).to(self.dtype)  # [rows, hidden]
+        for number, layer in enumerate(self._weights.layers):
             query, key, value = self._project(layer, hidden, cos, sin)
             keys, values = self._cache[number, 0, :rows], self._cache[number, 1, :rows]
             keys[everyone, :, places] = key
@@ -203,8 +135,8 @@ class Qwen3:
         mask = mask[:, None]  # [rows, 1, T, width]
         everyone = torch.arange(len(saved), device=self.device)[:, None]
 
-        hidden = embedding(padded, self._embedding).to(self.dtype)  # [rows, T, hidden]
-        for number, layer in enumerate(self._layers):
+        hidden = embedding(padded, self._weights.embedding).to(self.dtype)  # [rows, T, hidden]
+        for number, layer in enumerate(self._weights.layers):
             query, key, value = self._project(layer, hidden, cos, sin)
             keys, values = self._cache[number, 0, first:last], self._cache[number, 1, first:last]
             keys[everyone, :, places] = key
@@ -244,7 +176,7 @@ class Qwen3:
         return hidden + layer.down.times(silu(gate).mul_(up))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return linear(self._normed(hidden, self._norm).float(), self._head)
+        return linear(self._normed(hidden, self._weights.norm).float(), self._weights.head)
 
     def _normed(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         exact = values.float()
@@ -280,44 +212,3 @@ class Qwen3:
 
     def _empty(self, *sizes: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(sizes, dtype=dtype or self.dtype, device=self.device)
-
-    def _layer(self) -> Layer:
-        shape = self._shape
-
-        def matrix(outputs: Sequence[int], inputs: int) -> Matrix:
-            return Matrix(outputs, inputs, self.device, self.dtype)
-
-        queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
-        return Layer(
-            norm=self._empty(shape.hidden),
-            qkv=matrix([queries, keys, keys], shape.hidden),
-            qkv_bias=self._empty(queries + 2 * keys) if shape.biased else None,
-            qk_norm=self._empty(shape.heads + shape.kv_heads, shape.head) if shape.normed else None,
-            out=matrix([shape.hidden], queries),
-            mlp_norm=self._empty(shape.hidden),
-            gate_up=matrix([shape.intermediate] * 2, shape.hidden),
-            down=matrix([shape.hidden], shape.intermediate),
-        )
-
-    def _named(self) -> dict[str, tuple[torch.Tensor, torch.Size]]:
-        """Return the place of each tensor of the checkpoint, and its required shape."""
-        shape = self._shape
-        plain = {"model.embed_tokens": self._embedding, "model.norm": self._norm}
-        if not shape.tied:
-            plain["lm_head"] = self._head
-        places = dict[str, tuple[torch.Tensor, torch.Size]]()
-        for number, layer in enumerate(self._layers):
-            prefix = f"model.layers.{number}."
-            plain |= {f"{prefix}input_layernorm": layer.norm, f"{prefix}post_attention_layernorm": layer.mlp_norm}
-            parts = {"self_attn.o_proj": layer.out.places()[0], "mlp.down_proj": layer.down.places()[0]}
-            if layer.qk_norm is not None:  # one for all heads of a kind
-                norms = torch.split(layer.qk_norm, [shape.heads, shape.kv_heads])
-                parts |= zip(QK_NORMS, ((norm, norm.shape[1:]) for norm in norms), strict=True)
-            parts |= zip(QKV, layer.qkv.places(), strict=True)
-            parts |= zip(("mlp.gate_proj", "mlp.up_proj"), layer.gate_up.places(), strict=True)
-            places |= {f"{prefix}{name}.weight": place for name, place in parts.items()}
-            if layer.qkv_bias is not None:
-                biases = torch.split(layer.qkv_bias, [size[0] for _, size in layer.qkv.places()])
-                names = (f"{prefix}{name}.bias" for name in QKV)
-                places |= zip(names, ((bias, bias.shape) for bias in biases), strict=True)
-        return places | {f"{name}.weight": (tensor, tensor.shape) for name, tensor in plain.items()}

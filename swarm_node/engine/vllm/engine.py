@@ -9,6 +9,7 @@
   depend only on the seed. A sample that does not fit alone fails with its own error.
 - After any other failure in a step the state of vLLM is unknown: the process exits, and the agent starts another.
 - Log-probabilities are those at the version's temperature, also of tokens that were drawn at a request's own.
+- Only groups that a caller reads report their tokens: vLLM takes longer for a sample whose tokens come one by one.
 """
 
 import logging
@@ -24,15 +25,15 @@ from protocol.errors import EngineFailed
 from protocol.work.fragment import Finish
 from protocol.work.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from swarm_node.engine import canary
-from swarm_node.engine.groups import check_prefixes, opened
-from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest, SamplingStats
+from swarm_node.engine.groups import check_prefixes, opened, since
+from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest, SamplingStats
 from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
 from swarm_node.engine.vllm.model import ROWS_MAX, NewTokens, VllmModel
 from swarm_node.engine.vllm.step_times import StepTimes
 
 log = logging.getLogger(__name__)
 
-Answered = GroupDone | GroupFailed
+Answered = GroupDone | GroupFailed | GroupGrown
 
 
 @dataclass(eq=False)
@@ -57,6 +58,11 @@ class VllmSample:
             finish=self.finish or ("stop" if self.tokens[-1] in ends else "length"),
         )
 
+    def so_far(self, ends: Collection[int]) -> tuple[bytes, bytes, Finish]:
+        """Return its drawn tokens, their log-probabilities, and its finish if it has ended."""
+        finish: Finish = self.whole(ends).finish if self.finished else ""
+        return pack_tokens(self.tokens), pack_logprobs(self.logprobs), finish
+
 
 @dataclass(eq=False)
 class VllmGroup:
@@ -66,6 +72,14 @@ class VllmGroup:
     prompt: list[int]
     samples: list[VllmSample] = field(default_factory=list)
     first_token_at: float | None = None
+    told_at: float | None = None
+    told: dict[int, int] = field(default_factory=dict)
+    """Number of tokens reported, by sample."""
+
+    def is_due(self, now: float) -> bool:
+        """Return True if its new tokens are to be reported."""
+        since_s = now - (self.told_at or self.first_token_at or now)
+        return self.request.is_read and not self.complete and since_s >= self.request.tell_every_s
 
     @property
     def complete(self) -> bool:
@@ -179,7 +193,8 @@ class VllmEngine:
         new = [group for group in self._begun() if group not in begun]
         self._times.record(now - started, decoded=decoded, begun=new)
         self._times.settle()
-        return [self._end(group) for group in list(self._groups.values()) if group.complete]
+        grown = [self._grown(group, now) for group in self._groups.values() if group.is_due(now)]
+        return [*grown, *(self._end(group) for group in list(self._groups.values()) if group.complete)]
 
     def cancel(self, request_ids: Collection[str]) -> list[str]:
         """Cancel the known requests among `request_ids`; return their ids."""
@@ -210,13 +225,16 @@ class VllmEngine:
             return None
 
     def _begin(self, group: VllmGroup) -> None:
-        """Pass all samples of a group to vLLM; the first one streams, which gives the time of the first token."""
+        """Pass all samples of a group to vLLM; the first one streams, which gives the time of the first token.
+
+        The others stream if a caller reads them.
+        """
         model = self._loaded()
         group.samples = _samples(group.request)
         for number, sample in enumerate(group.samples):
             if sample.finished:
                 continue
-            stream = sample is group.unfinished_samples[0]
+            stream = group.request.is_read or sample is group.unfinished_samples[0]
             name = model.add(group.request, number, group.prompt, sample.prefix, self._ends, stream=stream)
             self._samples[name] = group, sample
 
@@ -230,6 +248,12 @@ class VllmEngine:
         if drawn.finished:
             sample.finished = True
             del self._samples[drawn.sample_id]
+
+    def _grown(self, group: VllmGroup, now: float) -> GroupGrown:
+        """Return the new tokens of a running group."""
+        group.told_at = now
+        grown = {number: sample.so_far(self._ends) for number, sample in enumerate(group.samples) if not sample.finish}
+        return GroupGrown(request_id=group.request.request_id, parts=since(group.told, grown))
 
     def _end(self, group: VllmGroup) -> Answered:
         """Return the answer for a group whose samples have ended."""

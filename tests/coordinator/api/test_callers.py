@@ -21,7 +21,7 @@ LARGE = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 
 OFTEN = Bounds(look_s=0.02)
 
-STRANGERS = replace(OFTEN, own_addresses=())
+STRANGERS = replace(OFTEN, proxies=())
 """Bounds under which callers from this machine are nobody special, and checked often."""
 
 

@@ -15,9 +15,18 @@ from coordinator.api.guard import Bounds
 from coordinator.base.clock import now_ms
 from coordinator.store import tables
 from coordinator.transactions import api_keys
-from protocol.wire.signing import NodeKey
+from protocol.policy.chunks import digest
+from protocol.wire.signing import Envelope, NodeKey
+from protocol.work.fragment import Fragment, FragmentPart
 from protocol.work.lease import Lease
-from protocol.work.messages import Heartbeat, HeartbeatReply, Transfer
+from protocol.work.messages import (
+    Heartbeat,
+    HeartbeatReply,
+    LeaseProgress,
+    LeaseProgressReply,
+    ReturnLeases,
+    Transfer,
+)
 from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.policy_files import END_TOKEN, encode
 from tests.coordinator.served import Served, serve
@@ -49,7 +58,7 @@ async def make_key(served: Served, budget_micros: int = 10**6) -> str:
 
 def echoed(served: Served, key: NodeKey, lease: Lease) -> bytes:
     """An answer that repeats the prompt, as far as the lease allows."""
-    said = [*unpack_tokens(lease.prompt).tolist(), END_TOKEN][: lease.turn_tokens_max or 6]
+    said = [*unpack_tokens(lease.prompt).tolist(), END_TOKEN][: lease.tokens_max or 6]
     finish: Literal["stop", "length"] = "stop" if said[-1] == END_TOKEN else "length"
     sample = Sample(tokens=pack_tokens(said), logprobs=pack_logprobs([-0.5] * len(said)), finish=finish)
     fields = {"round_id": served.round.round_id, "lease_id": lease.lease_id, "lease_digest": lease.digest}
@@ -171,6 +180,109 @@ async def test_a_stream_ends_with_usage_and_done(served: Served) -> None:
     assert chunks[-1]["usage"]["completion_tokens"] == 3
 
 
+def reported(served: Served, key: NodeKey, lease: Lease, said: list[int], start: int = 0, previous: str = "") -> bytes:
+    """A fragment with these tokens of the first sample, the first of which is number `start`."""
+    part = FragmentPart(
+        sample=0, start=start, tokens=pack_tokens(said), logprobs=pack_logprobs([-0.5] * len(said)), finish=""
+    )
+    fields = {"round_id": served.round.round_id, "lease_id": lease.lease_id, "lease_digest": lease.digest}
+    return key.seal("fragment", Fragment(**fields, previous=previous, parts=(part,)).to_bytes())
+
+
+async def report(served: Served, key: NodeKey, *envelopes: bytes) -> None:
+    reply = await served.call(
+        key, "/v1/leases/progress", LeaseProgress(held=(), fragments=envelopes), LeaseProgressReply
+    )
+    assert len(reply.taken) == len(envelopes)
+
+
+async def the_lease_of_a_query(served: Served, node: NodeKey) -> Lease:
+    """Lease until the query is there; other groups are returned."""
+    while True:
+        for lease in await served.lease(node, groups=4):
+            if len(unpack_tokens(lease.prompt)) < len("47+38="):
+                return lease
+        await asyncio.sleep(0.01)  # until the request has arrived
+
+
+async def next_event(response: ClientResponse) -> Any:
+    """The next event of a stream; comments are left out."""
+    while line := await response.content.readline():
+        if line.startswith(b"data: "):
+            return line[6:].strip().decode() if b"[DONE]" in line else json.loads(line[6:])
+    return None
+
+
+async def test_the_text_of_a_stream_comes_while_it_is_sampled(served: Served) -> None:
+    key, node = await make_key(served), await served.join(1)
+    await served.call(node, "/v1/heartbeat", BEAT, HeartbeatReply)
+    body = {
+        "model": "swarm",
+        "prompt": "1+2=",
+        "stream": True,
+        "logprobs": 0,
+        "stream_options": {"include_usage": True},
+    }
+    asking = asyncio.create_task(post(served, key, body))
+    lease = await the_lease_of_a_query(served, node)
+    assert lease.report_every_ms > 0
+    first = reported(served, node, lease, encode("1+"))
+    await report(served, node, first)
+    response = await asking
+    begin, part = await next_event(response), await next_event(response)
+    assert begin["choices"][0]["text"] == ""
+    (choice,) = part["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["receipt"]) == ("1+", None, "")
+    assert choice["logprobs"]["token_logprobs"] == [-0.5] * 2
+    previous = digest(Envelope.from_bytes(first).payload)
+    await report(served, node, reported(served, node, lease, encode("2"), 2, previous))
+    part = await next_event(response)
+    assert (part["choices"][0]["text"], part["choices"][0]["logprobs"]["text_offset"]) == ("2", [2])
+    await served.submit(node, echoed(served, node, lease))
+    last, usage, end = [await next_event(response) for _ in range(3)]
+    (choice,) = last["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("=", "stop")
+    rows = await served.round.database.read(lambda connection: connection.execute(tables.rollouts.select()).all())
+    assert [choice["receipt"]] == [row.claim_id for row in rows]
+    assert (usage["usage"]["completion_tokens"], end) == (5, "[DONE]")
+
+
+async def test_an_answer_that_differs_from_what_was_read_ends_the_stream_with_an_error(served: Served) -> None:
+    """The first node reported other tokens than the second one draws: its version, or its honesty, was another."""
+    key, first, second = await make_key(served), await served.join(1), await served.join(2)
+    for node in (first, second):
+        await served.call(node, "/v1/heartbeat", BEAT, HeartbeatReply)
+    asking = asyncio.create_task(post(served, key, {"model": "swarm", "prompt": "1+2=", "stream": True}))
+    lease = await the_lease_of_a_query(served, first)
+    await report(served, first, reported(served, first, lease, encode("9")))
+    response = await asking
+    await next_event(response)
+    assert (await next_event(response))["choices"][0]["text"] == "9"
+    returned = ReturnLeases(lease_ids=(lease.lease_id,))
+    await served.call(first, "/v1/leases/return", returned, HeartbeatReply)
+    again = await the_lease_of_a_query(served, second)
+    assert (again.seed, again.prefixes) == (lease.seed, ())
+    await served.submit(second, echoed(served, second, again))
+    assert (await next_event(response))["error"]["code"] == "answer_changed"
+    assert await next_event(response) is None, "the stream has ended"
+
+
+async def test_a_sample_with_calls_is_sent_in_one_piece(served: Served) -> None:
+    key, node = await make_key(served), await served.join(1)
+    await served.call(node, "/v1/heartbeat", BEAT, HeartbeatReply)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    body = {"model": "swarm", "messages": [], "prompt_token_ids": encode("1+2="), "stream": True, "tools": [tool]}
+    asking = asyncio.create_task(post(served, key, body, "/v1/chat/completions"))
+    lease = await the_lease_of_a_query(served, node)
+    assert lease.report_every_ms == 0
+    await report(served, node, reported(served, node, lease, encode("1")))
+    await served.submit(node, echoed(served, node, lease))
+    response = await asking
+    _, whole = await next_event(response), await next_event(response)
+    assert whole["choices"][0]["delta"]["content"] == "1+2="
+    assert await next_event(response) == "[DONE]"
+
+
 async def test_a_chat_without_a_template_is_refused_by_name(served: Served) -> None:
     key = await make_key(served)
     body = {"model": "swarm", "messages": [{"role": "user", "content": "1+2="}]}
@@ -252,6 +364,23 @@ async def test_the_models_are_the_versions_that_nodes_hold(served: Served) -> No
         found = await (await served.client.get("/v1/models", headers=headers)).json()
         assert {model["id"]: model["version"] for model in found["data"]} == {"swarm": 1, "swarm@1": 1}
         assert (await ask(served, key, model="swarm@1"))["version"] == 1
+
+
+async def test_a_model_is_found_by_each_name_that_a_query_may_have(served: Served) -> None:
+    key = await make_key(served)
+    headers = {"Authorization": f"Bearer {key}"}
+    async with working(served):
+        listed = (await (await served.client.get("/v1/models", headers=headers)).json())["data"]
+        for model in listed:
+            response = await served.client.get(f"/v1/models/{model['id']}", headers=headers)
+            assert (response.status, await response.json()) == (200, model)
+        response = await served.client.get("/v1/models/swarm%401", headers=headers)
+        assert (await response.json())["id"] == "swarm@1"
+    for name in ("swarm@9", "openai/swarm", "x"):
+        response = await served.client.get(f"/v1/models/{name}", headers=headers)
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "not_found"), name
+    response = await served.client.get("/v1/models/swarm")
+    assert (response.status, (await response.json())["error"]["code"]) == (401, "key_refused")
 
 
 async def test_a_caller_that_leaves_withdraws_its_queries(served: Served) -> None:

@@ -31,7 +31,7 @@ HALF = bytes(BODY // 2)
 
 @pytest_asyncio.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    async with serve(tmp_path, bounds=Bounds(own_addresses=(), bodies_bytes=BUDGET)) as here:
+    async with serve(tmp_path, bounds=Bounds(proxies=(), bodies_bytes=BUDGET)) as here:
         yield here
 
 

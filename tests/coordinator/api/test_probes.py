@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from coordinator.api.guard import Bounds
 from protocol import limits
 from protocol.wire import canonical
 from protocol.wire.signing import NodeKey
@@ -28,7 +29,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 @asynccontextmanager
-async def listener(says: bytes) -> AsyncIterator[int]:
+async def listener(says: bytes, host: str = "127.0.0.1") -> AsyncIterator[int]:
     """Listen on this machine, and send `says` to every caller."""
 
     async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,7 +37,7 @@ async def listener(says: bytes) -> AsyncIterator[int]:
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    server = await asyncio.start_server(greet, host, 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -75,11 +76,25 @@ async def test_a_closed_port_is_told_of_no_sooner(served: Served) -> None:
     assert (found.reached, asyncio.get_running_loop().time() - started >= DIAL_S) == (False, True)
 
 
-async def test_behind_a_proxy_nobody_is_dialled(served: Served) -> None:
+async def test_behind_a_proxy_that_does_not_name_its_caller_nobody_is_dialled(served: Served) -> None:
     data = served.sealed(KEY, "/v1/probe/dial", Dial(port=9, word=WORD))
-    response = await served.client.post(
-        "/v1/probe/dial", data=BytesIO(data), headers={"X-Forwarded-For": "203.0.113.7"}
-    )
+    response = await served.client.post("/v1/probe/dial", data=BytesIO(data), headers={"Via": "1.1 proxy"})
     assert Dialled.from_bytes(await response.read()) == Dialled(reached=False, proxied=True)
     again = await served.post("/v1/probe/dial", data)
     assert canonical.decode(await again.read())["code"] == "nonce_replayed"
+
+
+async def test_nobody_makes_the_coordinator_dial_an_address_of_his_choice(tmp_path: Path) -> None:
+    async with serve(tmp_path, bounds=Bounds(proxies=())) as served, listener(WORD.encode()) as port:
+        data = served.sealed(KEY, "/v1/probe/dial", Dial(port=port, word=WORD))
+        headers = {"X-Forwarded-For": "127.0.0.1"}
+        response = await served.client.post("/v1/probe/dial", data=BytesIO(data), headers=headers)
+        assert Dialled.from_bytes(await response.read()) == Dialled(reached=False, proxied=True)
+
+
+async def test_a_node_behind_a_trusted_proxy_is_dialled_itself(served: Served) -> None:
+    async with listener(WORD.encode(), "127.0.0.9") as port:
+        data = served.sealed(KEY, "/v1/probe/dial", Dial(port=port, word=WORD))
+        headers = {"X-Forwarded-For": "127.0.0.9"}
+        response = await served.client.post("/v1/probe/dial", data=BytesIO(data), headers=headers)
+        assert Dialled.from_bytes(await response.read()) == Dialled(reached=True, proxied=False)

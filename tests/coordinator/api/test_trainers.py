@@ -15,9 +15,10 @@ from coordinator.base.clock import now_ms
 from coordinator.publishing.publish import OFFERED
 from coordinator.transactions import api_keys
 from protocol.errors import ConfigInvalid
-from protocol.policy import chunks
+from protocol.policy import chunks, delta
 from protocol.work.learning import OfferedVersion, OfferOutcome
 from tests.coordinator.served import Served, serve
+from tests.safetensors_files import file_of, next_file, policy_file
 
 pytestmark = pytest.mark.asyncio
 
@@ -156,6 +157,13 @@ async def test_a_round_with_its_own_learner_takes_no_weights(tmp_path: Path) -> 
         assert await code_of(await offer(served, key)) == (409, "out_of_order")
 
 
+async def test_before_the_first_version_a_trainer_is_told_to_wait(tmp_path: Path) -> None:
+    async with serve(tmp_path, "learner.external=true") as served:
+        key = await make_key(served)
+        assert await code_of(await call(served, key, "GET", "/v1/trainer/files")) == (409, "out_of_order")
+        assert await code_of(await offer(served, key)) == (409, "out_of_order")
+
+
 async def test_half_a_file_is_refused_and_nothing_of_it_stays(served: Served) -> None:
     key = await make_key(served)
     assert await code_of(await send(served, key, WEIGHTS[:5], chunks.digest(WEIGHTS))) == (422, "manifest_invalid")
@@ -196,3 +204,91 @@ async def test_a_key_shows_its_budget_and_the_versions(served: Served) -> None:
     assert "digest" not in body
     body = await (await call(served, key, "GET", "/v1/trainer/versions")).json()
     assert body == {"newest_version": 1, "newest_update": 0, "max_staleness": 4, "held": []}
+
+
+def patch_of(base: bytes, new: bytes) -> bytes:
+    return b"".join(delta.encode(base, new, base_digest=chunks.digest(base)))
+
+
+async def send_patch(served: Served, key: str, patch: bytes, base: bytes, digest: str) -> ClientResponse:
+    return await call(served, key, "PUT", f"/v1/trainer/files/{digest}?base={chunks.digest(base)}", patch)
+
+
+async def test_a_patch_from_the_newest_version_makes_the_file(served: Served) -> None:
+    base = policy_file()
+    new = next_file(base)
+    await served.publish(2, base)
+    key = await make_key(served)
+    listed = await (await call(served, key, "GET", "/v1/trainer/files")).json()
+    (entry,) = listed["files"]
+    assert (listed["version"], entry["digest"], entry["size_bytes"]) == (2, chunks.digest(base), len(base))
+    header = entry["header"].encode()
+    assert base.startswith(len(header).to_bytes(8, "little") + header)
+    patch = patch_of(base, new)
+    assert len(patch) < len(new) // 10
+    for _ in range(2):  # a repeated request changes nothing
+        assert (await send_patch(served, key, patch, base, chunks.digest(new))).status == 204
+    waiting = asyncio.create_task(offer(served, key, {"files": {"model.safetensors": chunks.digest(new)}}))
+    wanted = await taken(served)
+    assert (served.round.offered.folder(wanted.offer) / "model.safetensors").read_bytes() == new
+    waiting.cancel()
+
+
+async def test_the_base_of_a_patch_is_rebuilt_where_its_upload_is_lost(served: Served) -> None:
+    base = policy_file()
+    new = next_file(base)
+    await served.publish(2, base)
+    (served.round.publisher.uploads / "2" / "model.safetensors").unlink()
+    key = await make_key(served)
+    assert (await send_patch(served, key, patch_of(base, new), base, chunks.digest(new))).status == 204
+
+
+@pytest.mark.parametrize(
+    ("harm", "status", "code"),
+    [
+        ("half of it", 422, "patch_invalid"),
+        ("nothing", 422, "patch_invalid"),
+        ("bytes after it", 422, "patch_invalid"),
+        ("no patch at all", 422, "patch_invalid"),
+        ("another base", 422, "patch_invalid"),
+        ("a base that is not here", 404, "not_found"),
+        ("another file", 422, "patch_invalid"),
+        ("a file too large", 413, "message_too_large"),
+    ],
+)
+async def test_a_patch_that_does_not_make_the_file_is_refused_and_nothing_of_it_stays(
+    served: Served, harm: str, status: int, code: str
+) -> None:
+    base, other = policy_file(), policy_file(seed=9)
+    new = next_file(base)
+    await served.publish(2, base)
+    key, digest, patch, start = await make_key(served), chunks.digest(new), patch_of(base, new), base
+    match harm:
+        case "half of it":
+            patch = patch[: len(patch) // 2]
+        case "nothing":
+            patch = b""
+        case "bytes after it":
+            patch += b"more"
+        case "no patch at all":
+            patch = new
+        case "another base":
+            patch = patch_of(other, new)
+        case "a base that is not here":
+            patch, start = patch_of(other, new), other
+        case "another file":
+            digest = chunks.digest(other)
+        case "a file too large":
+            patch = patch_of(base, file_of({"a": ("U8", bytes(4 << 20))}))
+    assert await code_of(await send_patch(served, key, patch, start, digest)) == (status, code)
+    assert offered(served) == []
+    assert await code_of(await offer(served, key, {"files": {"model.safetensors": digest}})) == (404, "not_found")
+    assert (await send(served, key, new)).status == 204, "the whole file is still taken"
+
+
+async def test_only_a_key_that_may_publish_sends_patches(served: Served) -> None:
+    base = policy_file()
+    await served.publish(2, base)
+    key = await make_key(served, publishes=False)
+    assert await code_of(await send_patch(served, key, b"", base, "0" * 64)) == (401, "not_authorised")
+    assert await code_of(await call(served, key, "GET", "/v1/trainer/files")) == (401, "not_authorised")

@@ -15,7 +15,7 @@ from coordinator.audit.auditor import Auditor
 from coordinator.audit.case import RoundArchive
 from coordinator.base.clock import now_ms
 from coordinator.rules.calibration import Calibration
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.store.tables import audits
 from protocol.wire import canonical
 from protocol.wire.signing import NodeKey
@@ -193,5 +193,5 @@ async def test_a_slow_auditor_is_no_lost_one_however_many_others_ask(tmp_path: P
             while (await case()).finding is None:
                 assert not at_work.done()
             assert b"no auditor came back" not in (await case()).report
-            await served.round.database.run(set_fact, "finished", True)
+            await served.round.database.run(set_fact, FINISHED, True)
             await at_work

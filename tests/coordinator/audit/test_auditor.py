@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
-from coordinator.audit.auditor import Auditor, Policies, loader, threads_of
+from coordinator.audit.auditor import Auditor, Policies, load_exactly, loader, threads_of
 from coordinator.audit.case import RoundArchive
+from coordinator.audit.exact_scorer import own_class
 from coordinator.config import Config, load, parse
 from coordinator.model.watchdog import Watchdog
 from coordinator.rules import calibration
@@ -92,13 +94,15 @@ class Played:
     def auditor(self, url: str = "http://127.0.0.1:1") -> Auditor:
         return Auditor(self.config, self.archive, self.folder, "a", url, "token")
 
-    def case(self, version: int, policy: Path, *, off_by: float = 0.0, named: str = "") -> AuditCase:
+    def case(
+        self, version: int, policy: Path, *, off_by: float = 0.0, named: str = "", exact: bool = False
+    ) -> AuditCase:
         """An honest claim to a version, but for one log-probability."""
         lease = Lease(
             lease_id="0" * 32, version=version, seed=SEED, samples=SAMPLES, prompt=PROMPT, price_micros_per_mtok=1,
             expires_ms=1, judged_as=named,
         )  # fmt: skip
-        engine, done = TorchEngine(), list[GroupDone]()
+        engine, done = TorchEngine(device="cpu", dtype="exact" if exact else "auto"), list[GroupDone]()
         engine.load(policy, version)
         wanted = SampleRequest(
             request_id="a", version=version, prompt=PROMPT, seed=SEED, samples=SAMPLES, max_new_tokens=NEW_TOKENS,
@@ -183,9 +187,36 @@ def test_only_probes_move_tolerances_and_what_they_brought_is_signed(played: Pla
     assert set(made.measured_on(mine)) - set(shipped.measured_on(mine)) == {named}
 
 
+@pytest.mark.parametrize("played", [(0, 1)], ids=["S=0"], indirect=True)
+def test_an_exact_claim_is_judged_to_the_bit_by_an_auditor_of_its_class_and_by_tolerances_elsewhere(
+    played: Played,
+) -> None:
+    with closing(played.auditor()) as auditor, closing(played.archive):
+        played.archive.write_policy(VERSIONS, played.folder / str(VERSIONS))
+        own = own_class(played.folder / str(VERSIONS))
+        folder, found = played.folder / str(VERSIONS), {}
+        for off_by in (0.0, 2e-6):
+            for named in ("exact/fp32/cpu-000000000000", own):
+                case = played.case(VERSIONS, folder, off_by=off_by, named=named, exact=True)
+                plain = played.case(VERSIONS, folder)
+                taken = Cases(version=VERSIONS, cases=(case, plain), done=False)
+                judged, beside = auditor._judge(taken, on_round(TIGHT, played.round_id))
+                assert beside.finding == "pass"
+                report = json.loads(judged.report)
+                found[off_by, named == own] = judged.finding
+                assert report["tolerance"] == "torch/fp32/cpu"
+                assert ("not to the bit" in report["note"]) is (named != own)
+                assert bool(auditor._policies._exact) is (named == own or off_by > 0), "loaded only for the own class"
+        assert not auditor._probes.positions()
+    # The off log-probability is far within the tolerances of float32.
+    assert found == {(0.0, True): "pass", (0.0, False): "pass", (2e-6, True): "soft", (2e-6, False): "pass"}
+
+
 @pytest.mark.parametrize("played", [(0, 3)], ids=["S=0"], indirect=True)
 def test_a_batch_leaves_the_last_versions_and_those_it_may_be_compared_with(played: Played) -> None:
-    policies = Policies(played.archive, played.folder, 2, loader(played.config), Watchdog(0))
+    policies = Policies(
+        played.archive, played.folder, 2, loader(played.config), Watchdog(0), partial(load_exactly, played.config)
+    )
     for version in range(2, VERSIONS + 1):
         assert policies.folder(version)
     policies.forget(8, spared=[7, 6, 4])
@@ -194,7 +225,9 @@ def test_a_batch_leaves_the_last_versions_and_those_it_may_be_compared_with(play
 
 @pytest.mark.parametrize("played", [(0, 3)], ids=["S=0"], indirect=True)
 def test_the_first_version_is_there_though_no_update_led_to_it(played: Played) -> None:
-    policies = Policies(played.archive, played.folder, 2, loader(played.config), Watchdog(0))
+    policies = Policies(
+        played.archive, played.folder, 2, loader(played.config), Watchdog(0), partial(load_exactly, played.config)
+    )
     assert policies.folder(1) == played.folder / "1"
     assert policies.folder(VERSIONS + 1) is None
 

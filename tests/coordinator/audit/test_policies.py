@@ -40,8 +40,8 @@ def test_a_version_leaves_memory_before_another_is_loaded(tmp_path: Path) -> Non
 
     for version in VERSIONS:
         make_tiny_policy(tmp_path / str(version))
-    no_archive: Any = None  # every version is in its folder
-    policies = Policies(no_archive, tmp_path, 9, load, Watchdog(0))
+    no_archive: Any = None  # every version is in its folder, and nobody claims an exact class
+    policies = Policies(no_archive, tmp_path, 9, load, Watchdog(0), no_archive)
     for version in VERSIONS:
         policies.score(version, CLAIMS)
     assert alive == [min(count, LOADED_MAX - 1) for count in range(len(VERSIONS))]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -113,6 +114,27 @@ def test_a_coordinator_that_refuses_the_operators_figures_is_asked_for_the_publi
             serving.result()
 
 
+def test_another_round_that_has_taken_the_address_is_not_shown_as_this_one(stopped: Path, tmp_path: Path) -> None:
+    """A coordinator of another round refuses our token, and its public figures have another round id."""
+    (tmp_path / "round").mkdir()
+    shutil.copytree(stopped.parent / "round", tmp_path / "round", dirs_exist_ok=True)
+    handler = type("Another", (Older,), {"refusal": NotAuthorised("This address is the operator's.")})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, ThreadPoolExecutor() as pool:
+        serving = pool.submit(server.serve_forever)
+        resolved = tmp_path / "round" / "resolved.json"
+        settings = json.loads(resolved.read_text())
+        settings["round"] |= {"directory": f"{tmp_path}/round", "listen": f"127.0.0.1:{server.server_port}"}
+        resolved.write_text(json.dumps(settings))
+        file = tmp_path / "round.toml"
+        file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
+        try:
+            assert json.loads(say("status", str(file), "--json"))["round_id"] != "a" * 64
+            assert "STOPPED" in say("nodes", "list", str(file))
+        finally:
+            server.shutdown()
+            serving.result()
+
+
 def test_nodes_and_versions_are_told_with_the_same_line(stopped: Path) -> None:
     nodes, versions = (say(what, "list", str(stopped)).splitlines() for what in ("nodes", "policy"))
     assert "n7" in nodes[0]
@@ -167,7 +189,11 @@ def test_who_listens_everywhere_is_found_here(listen: str, url: str) -> None:
     ("public", "with_token", "without"),
     [("https://swarm.example/", 2, 2), ("http://swarm.example", 1, 2), ("", 1, 1)],
 )
-def test_the_token_leaves_the_machine_over_https_only(public: str, with_token: int, without: int) -> None:
-    config = load(None, [f"round.public_url={public}"])
+def test_the_token_leaves_the_machine_over_https_only(
+    tmp_path: Path, public: str, with_token: int, without: int
+) -> None:
+    config = load(None, [f"round.public_url={public}", f"round.directory={tmp_path}"])
+    assert len(list(asking._urls(config, as_operator=False))) == without - 1, "the round is on another machine"
+    (tmp_path / "operator.token").write_text("a" * 64)
     assert len(list(asking._urls(config, as_operator=True))) == with_token
     assert len(list(asking._urls(config, as_operator=False))) == without

@@ -153,6 +153,48 @@ async def pay(served: Served) -> None:
     assert shown.output.splitlines()[1] == f"root {created['root']}"
 
 
+async def test_sepa_batch_has_a_file_and_waits_for_its_reference(served: Served, home: Path, sign: list[str]) -> None:
+    join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
+    await take_on(served, join, home, sign)
+    wrong = await run(node_app, "keys", "address", join, "sepa:DE89370400440532013001/Erika", *sign)
+    assert code(wrong) == "config_invalid"
+    assert "mistyped" in str(wrong.exception)
+    address = "sepa:DE89370400440532013000/Erika Mustermann"
+    assert (await run(node_app, "keys", "address", join, address, *sign)).output.startswith(f"recorded: {address}")
+    owe(served, NODE.node_id, 2_005_000)
+    await served.round.publish_checkpoint()
+    served.round.database.run_now(
+        lambda connection: connection.exec_driver_sql(
+            "UPDATE statements SET counts_from_ms=0 WHERE address LIKE 'sepa%'"
+        )
+    )
+    words = (
+        "round.unit=EUR",
+        "payouts.rail=sepa",
+        "payouts.sepa_name=Swarm",
+        "payouts.sepa_iban=DE89370400440532013000",
+    )
+    settings = [part for word in (*words, f"round.directory={served.round.folder}") for part in ("--set", word)]
+    refused = await run(app, "payout", "create", ROUND_FILE, *settings)
+    assert "cannot pay in credits" in str(refused.exception), "the unit of the launch counts, not the file's"
+    resolved = served.round.folder / "resolved.json"
+    launched = json.loads(resolved.read_text())
+    launched["round"]["unit"] = "EUR"
+    resolved.write_text(json.dumps(launched))
+    made = await run(app, "payout", "create", ROUND_FILE, *settings)
+    file = served.round.folder / "payouts" / "batch-000001.sepa.xml"
+    assert made.output.splitlines()[-1:] == [str(file)], made.exception
+    data = file.read_bytes()
+    assert b">2.00</InstdAmt>" in data
+    settle = ["payout", "settle", ROUND_FILE, "1", *settings]
+    waiting = await run(app, *settle)
+    assert code(waiting) == "payout_failed"
+    assert ".sepa.xml" in str(getattr(waiting.exception, "hint", ""))
+    assert (await run(app, *settle, "--reference", "B-1")).stdout == "batch 1: done, reference B-1\n"
+    assert (await run(app, "payout", "show", ROUND_FILE, "1", *settings)).exit_code == 0
+    assert file.read_bytes() == data
+
+
 @pytest.mark.parametrize("body", [b"", b"garbage", bytes(5_000)], ids=len)
 async def test_garbage_in_the_place_of_a_statement_is_refused(served: Served, body: bytes) -> None:
     response = await served.client.post("/v1/owners", data=body)

@@ -26,10 +26,10 @@ from coordinator.endpoint.replies import (
     whole_reply,
 )
 from coordinator.endpoint.requests import CompletionQuery
-from coordinator.endpoint.text_stream import TextStream, token_texts
+from coordinator.endpoint.text_stream import TextStream
 from protocol import errors
 from protocol.breach import Breach
-from tests.coordinator.endpoint.vocabularies import END, TEXT, byte_pairs
+from tests.coordinator.endpoint.vocabularies import END, TEXT, byte_pairs, token_texts
 
 CODEC = byte_pairs()
 HEAD = ReplyHead("cmpl-1", 1_700_000_000, "m", 7)

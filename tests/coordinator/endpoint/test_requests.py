@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.endpoint.requests import CompletionQuery, read_chat, read_completion
+from coordinator.endpoint.requests import CompletionQuery, model_version, read_chat, read_completion
 from protocol import limits
 from protocol.errors import FieldRefused, MalformedMessage, MessageTooLarge, SwarmError
 
@@ -96,6 +96,44 @@ NEUTRAL: dict[str, Any] = {
 def test_a_value_that_changes_nothing_is_accepted() -> None:
     assert completion(**NEUTRAL) == completion()
     assert chat(**NEUTRAL, tool_choice="auto", top_logprobs=0) == chat()
+
+
+OF_SUITES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "lm-eval, completions": (completion, {"max_tokens": 256, "temperature": 0, "stop": ["\n"], "seed": 1234}),
+    "lm-eval, chat": (chat, {"max_tokens": 256, "temperature": 0, "stop": [], "seed": 1234, "top_p": 1.0}),
+    "inspect-ai": (
+        chat,
+        {"max_tokens": 256, "temperature": 0.0, "stop": ["\n"], "n": 1, "logprobs": False, "reasoning_effort": "low",
+         "stream": True, "stream_options": {"include_usage": True}, "parallel_tool_calls": True, "user": "u"},
+    ),
+    "lighteval, by litellm": (
+        chat,
+        {"max_tokens": 256, "max_completion_tokens": 256, "temperature": 0, "stop": [], "n": 1, "logprobs": False,
+         "response_format": {"type": "text"}, "top_p": 1, "frequency_penalty": 0, "repetition_penalty": 1.0},
+    ),
+}  # fmt: skip
+"""Fields that the suites of docs/suites.md send."""
+
+
+@pytest.mark.parametrize("suite", OF_SUITES)
+def test_the_fields_that_evaluation_suites_send_are_accepted(suite: str) -> None:
+    read, fields = OF_SUITES[suite]
+    found = read(**fields)
+    assert (found.max_tokens, found.temperature, found.n) == (256, 0.0, 1)
+
+
+def test_the_refusal_of_echo_says_which_tasks_need_it() -> None:
+    with pytest.raises(FieldRefused, match=r"^echo is true\. Only false is offered; .*likelihoods of answers"):
+        completion(echo=True, logprobs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("swarm@3", 3), ("swarm@0", 0), ("swarm", None), ("swarm@", None), ("swarm@-1", None), ("swarm@1.0", None),
+     ("swarm@٣", None), ("other@3", None), ("swarm@" + "9" * 19, None)],
+)  # fmt: skip
+def test_the_name_of_a_model_has_its_version(name: str, version: int | None) -> None:
+    assert model_version(name) == version
 
 
 REFUSED: dict[str, Any] = {

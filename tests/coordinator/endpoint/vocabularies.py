@@ -1,9 +1,11 @@
 """Small vocabularies whose tokens split characters: byte pairs, and pieces that fall back to single bytes."""
 
+from collections.abc import Sequence
 from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from coordinator.endpoint.text_stream import Decode, DecodeWindow
 from protocol.policy.codec import PolicyCodec
 
 TEXT = "Hello, world! 你好，世界 🙂🙃 👨‍👩‍👧 naïve café — the end of the end. STOP stop </s> \n\n"
@@ -62,3 +64,15 @@ def as_pieces(text: str) -> list[int]:
         else:
             tokens += [ids["▁"], *(1 + byte for byte in word.encode())]
     return tokens
+
+
+def token_texts(decode: Decode, tokens: Sequence[int]) -> list[str]:
+    """Return the text that each token adds: together, they are the text of all tokens.
+
+    The bytes of one character may be in several tokens: the last of them adds the character, the others add nothing.
+    """
+    window = DecodeWindow(decode)
+    texts = [window.push([token]) for token in tokens]
+    if texts:
+        texts[-1] += window.flush()
+    return texts

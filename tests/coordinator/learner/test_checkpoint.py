@@ -6,6 +6,7 @@
 
 import io
 import pickle
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from coordinator.learner import checkpoint
 from coordinator.learner.algorithm import PRESETS, Trajectories
@@ -151,6 +154,46 @@ def test_reading_a_checkpoint_runs_no_code(policy_folder: Path, tmp_path: Path, 
         file.write_bytes(trap.getvalue() * (1 + file.stat().st_size // len(trap.getvalue())))
     with pytest.raises(ConfigInvalid, match="cannot be read"):
         TrainedPolicy(policy_folder, SETTINGS).restore(last(tmp_path))
+
+
+def test_bytes_in_the_place_of_a_tensor_run_no_code(policy_folder: Path, tmp_path: Path) -> None:
+    """Torch unpickles bytes without restrictions if the metadata says that an entry is no tensor."""
+    TrainedPolicy(policy_folder, SETTINGS).save(tmp_path)
+    trap, ran = io.BytesIO(), tmp_path / "ran"
+    torch.save(Opener(ran), trap)
+    (last(tmp_path) / "__0_0.distcp").write_bytes(trap.getvalue() * (1 + 2**20 // len(trap.getvalue())))
+    file = last(tmp_path) / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    metadata.state_dict_metadata = dict.fromkeys(metadata.state_dict_metadata, BytesStorageMetadata())
+    stored = _StorageInfo("__0_0.distcp", 0, len(trap.getvalue()))
+    metadata.storage_data = {MetadataIndex(name): stored for name in metadata.state_dict_metadata}
+    file.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ConfigInvalid, match="cannot be read"):
+        TrainedPolicy(policy_folder, SETTINGS).restore(last(tmp_path))
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", ["../other", "/dev/zero", "a\x1b[2J"])
+def test_a_checkpoint_names_only_files_of_its_own_folder(policy_folder: Path, tmp_path: Path, name: str) -> None:
+    TrainedPolicy(policy_folder, SETTINGS).save(tmp_path)
+    file = last(tmp_path) / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    shutil.copyfile(last(tmp_path) / "__0_0.distcp", tmp_path / "other")
+    for place, stored in metadata.storage_data.items():
+        metadata.storage_data[place] = replace(stored, relative_path=name)
+    file.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ConfigInvalid, match="names a file outside of it"):
+        TrainedPolicy(policy_folder, SETTINGS).restore(last(tmp_path))
+
+
+class Opener:
+    """An object that opens a file for writing when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return (open, (str(self._path), "w"))
 
 
 def test_the_newest_whole_checkpoint_counts(policy_folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from coordinator.config import load
 from coordinator.learner.hub import write_card
 from coordinator.service.round import Round
-from coordinator.store.state import set_fact
+from coordinator.store.facts import PROGRESS, set_fact
 from coordinator.transactions import policy_versions
 from protocol.policy.chunks import digest
 from protocol.work.learning import Publication, UploadedFile
@@ -42,7 +42,7 @@ def round_file(policy_folder: Path, tmp_path: Path) -> Path:
     made, name = round_.publisher.publish(Publication(version=1, update=0, files=tuple(uploads)))
     round_.database.run_now(policy_versions.record, made, name, now_ms=1)
     (tmp_path / "manifest").write_text(name)
-    round_.database.run_now(set_fact, "progress", {"accuracy_before": 0.35, "accuracy_after": 0.72})
+    round_.database.run_now(set_fact, PROGRESS, {"accuracy_before": 0.35, "accuracy_after": 0.72})
     (tmp_path / "id").write_text(round_.round_id)
     round_.close()
     return file

@@ -2,8 +2,8 @@
 
 - The loop, its policy and its thread are the real ones. The coordinator is a folder that does what the real one
   promises: the same batch for the same number, a report counts once, a version is there or not.
-- A child forks once for each moment. The fork dies for real; another goes on from the disk to the end. Versions and
-  reports must then be those of a round that nobody killed, bit for bit.
+- A child forks once for each moment. The fork dies for real; another goes on from the disk to the end. Versions,
+  reports and commitments must then be those of a round that nobody killed, bit for bit.
 """
 
 import subprocess
@@ -42,7 +42,7 @@ class Books:
 
     def __init__(self, folder, at=lambda what, number: None):
         self.folder, self.at = folder, at
-        for name in ("versions", "reports"):
+        for name in ("versions", "reports", "commitments"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     def state(self):
@@ -65,6 +65,11 @@ class Books:
         self.at("publish", update)
         digests = {path.name: blake3(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
         self._once("versions", version, {"update": update, "digests": digests})
+
+    def commit(self, commitment):
+        self.at("commit", commitment.update)
+        said = {"settings": commitment.settings.hex(), **commitment.model_dump(exclude={"settings"})}
+        self._once("commitments", commitment.update, said)
 
     def _once(self, kind, number, said):
         path = self.folder / kind / str(number)
@@ -103,7 +108,7 @@ def forked(run, *words):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 def came_to(folder):
-    return {str(path.relative_to(folder)): path.read_text() for kind in ("versions", "reports")
+    return {str(path.relative_to(folder)): path.read_text() for kind in ("versions", "reports", "commitments")
             for path in sorted((folder / kind).glob("?"))}
 
 def die(*_):
@@ -166,7 +171,7 @@ def entered(folder, update):
 straight = top / "straight"
 assert forked(train, straight) == 0, "the round that nobody kills"
 wanted = came_to(straight)
-assert len(wanted) == LAST + LAST // EVERY + 1, sorted(wanted)
+assert len(wanted) == 2 * LAST + LAST // EVERY + 1, sorted(wanted)
 
 moments = [(at_event, number) for number in range(5, 145, 11)]
 moments += [(while_read, update) for update in (2, 4)]
@@ -212,7 +217,7 @@ assert forked(train, straight) == 0
 for fail in (full_disk, refused):
     folder = top / fail.__name__
     ended = forked(fail, folder)
-    there = sorted(name for name in came_to(folder))
+    there = sorted(name for name in came_to(folder) if "commitments" not in name)  # these are made beside
     kept = [path.name for path in sorted(folder.glob("round/learner/checkpoints/*"))]
     went_on = forked(train, folder)
     print(fail.__name__, ended, *there, kept, went_on, came_to(folder) == came_to(straight), sep="|", flush=True)

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from coordinator.base.clock import now_ms
 from coordinator.store.tables import batches as formed
 from coordinator.store.tables import blames, broadcasts, fleet, nodes, receipts, rejections, uploads, versions
-from coordinator.transactions import batches, orders
+from coordinator.transactions import batches, orders, suite_runs
+from coordinator.transactions.suite_runs import SuiteMetric, SuiteRun
 from protocol.ids import NodeId
 from protocol.wire.signing import NodeKey
 from protocol.work.learning import UpdateReport
@@ -68,6 +69,8 @@ def hostile_id(number: int) -> NodeId:
 def _trouble(connection: sa.Connection, earners: list[NodeId]) -> None:
     moment_ms = now_ms()
     orders.record(connection, "pause", earners[1], HOSTILE["markup"], given_by="somebody@somewhere", now_ms=moment_ms)
+    metrics = (SuiteMetric("sums", "exact_match", 0.5, 0.1, 8), SuiteMetric(HOSTILE["markup"], HOSTILE["turned"], 1e6))
+    suite_runs.record(connection, SuiteRun("lm-eval", "0.4.13", "swarm@1", "1", metrics), 1, now_ms=moment_ms)
     for number, name in enumerate(HOSTILE.values()):
         one = hostile_id(number)
         connection.execute(

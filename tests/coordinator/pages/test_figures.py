@@ -4,21 +4,22 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.pages import charts, tree, words
+from coordinator.pages import charts, pictures, tree, words
 from coordinator.pages.board import Wish
-from coordinator.pages.html import Markup, el
 from coordinator.reports import curves, history
 from coordinator.reports.curves import Branch, Curves, thinned
 from coordinator.reports.history import DAY_MS
-from coordinator.reports.ranking import HALF_LIFE_MS, Fold, RankingLine, by_node, by_owner, by_team
+from coordinator.reports.ranking import HALF_LIFE_MS, HOUR_MS, Fold, RankingLine, by_node, by_owner, by_team, risen
 from coordinator.rules.scores import wilson
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from protocol.limits import NAME_MAX_CHARS
+from protocol.text.html import Markup, el
 from tests.coordinator.world import HONEST_TOKENS, World
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]))
@@ -44,7 +45,7 @@ class TestStandings:
         assert line.score_micros == pytest.approx(HONEST_TOKENS / 2)
         assert line.posted_micros == 2 * HONEST_TOKENS
         assert line.state == "silent"
-        world.run(lambda connection: set_fact(connection, "finished", True))
+        world.run(lambda connection: set_fact(connection, FINISHED, True))
         assert lines(world, Fold())[key.node_id].state == "left", "a finished round expects nobody"
 
     def test_a_fold_that_goes_on_and_one_that_begins_anew_agree(self, world: World) -> None:
@@ -61,6 +62,27 @@ class TestStandings:
         assert kept.days == anew.days
         assert [day.groups for day in kept.days.values()] == [2, 2, 2]
         assert {day.nodes for day in kept.days.values()} == {2}
+
+    def test_the_last_day_is_known_by_the_hour_and_ranks_are_compared_with_the_day_before(self, world: World) -> None:
+        """A fold that reads everything anew agrees, and one that was not asked for a long time."""
+        early, late = world.join(1), world.join(2)
+        kept, seldom = Fold(), Fold()
+        for number, (key, hours) in enumerate([(early, 30), (late, 1), (late, 0)], 1):
+            world.earn(key)
+            world.earn(key)
+            world.train(number)
+            lines(world, kept)
+            world.now_ms += hours * HOUR_MS
+        ranked = lines(world, kept)
+        assert ranked == lines(world, Fold()) == lines(world, seldom)
+        assert [line.node_id for line in ranked.values()] == [late.node_id, early.node_id]
+        assert ranked[early.node_id].hours == (0,) * 24
+        assert ranked[late.node_id].hours == (0,) * 22 + (2 * HONEST_TOKENS, 2 * HONEST_TOKENS)
+        assert risen(list(ranked.values())) == [None, -1]
+        (owner,) = by_owner(replace(line, owner="o") for line in ranked.values())
+        assert owner.hours == ranked[late.node_id].hours
+        world.now_ms += DAY_MS
+        assert risen(list(lines(world, kept).values())) == [0, 0]
 
     def test_what_waits_in_escrow_is_told_and_does_not_rank(self, world: World) -> None:
         rich, waits = world.join(1), world.join(2)
@@ -172,6 +194,27 @@ class TestWords:
         assert wish.link().startswith("/leaderboard?")
 
 
+class TestPictures:
+    @given(st.text(max_size=80), st.integers(0, 10**12), st.lists(st.integers(0, 10**15), max_size=24))
+    @example("\ud800<script>", 0, [])
+    def test_any_node_has_a_badge_and_a_card_that_are_sound_xml(self, name: str, tokens: int, hours: list[int]) -> None:
+        who = pictures.Contribution("n" * 52, name, f"{name} & co", 1, 9_999, tokens, "5", "<b>", hours)
+        for draw in (pictures.badge, pictures.card):
+            root = ElementTree.fromstring(draw(who).encode(errors="replace").decode())
+            assert root.tag == "{http://www.w3.org/2000/svg}svg"
+            assert not [part for part in root.iter() if part.tag.endswith("script")]
+            assert float(root.get("width", 0)) > 100
+
+    def test_portraits_differ_and_a_portrait_stays(self) -> None:
+        faces = [pictures.portrait(f"12D3Koo{number}") for number in range(500)]
+        assert len(set(faces)) > 490
+        assert faces[7] == pictures.portrait("12D3Koo7")
+
+    def test_nothing_has_no_curve(self) -> None:
+        assert pictures.sparkline([0, 0], "none") is None
+        assert pictures.sparkline([], "none") is None
+
+
 def test_everything_in_a_chart_has_a_style() -> None:
     """An element without a rule of its own would be drawn in black, or not at all."""
     curve = [(0.0, 1.0), (1.0, 2.0)]
@@ -229,6 +272,11 @@ def test_an_interval_is_a_band_from_its_lower_to_its_upper_bound() -> None:
 
 def one_line(name: str, title: str, across: str, points: list[charts.Point]) -> Markup:
     return charts.lines(name, title, across, {"one": points})
+
+
+def test_a_short_number_has_three_digits_and_its_unit_at_every_size() -> None:
+    sizes = (999, 1_000, 999_499, 999_500, 999_999, 12_345_678, 999_600_000, 10**12)
+    assert [words.short(size) for size in sizes] == ["999", "1k", "999k", "1M", "1M", "12.3M", "1B", "1T"]
 
 
 @pytest.mark.parametrize("draw", [charts.bars, one_line])

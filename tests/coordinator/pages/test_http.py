@@ -107,6 +107,16 @@ class TestPages:
         assert "unsafe" not in policy
         assert response.headers["X-Content-Type-Options"] == "nosniff"
 
+    async def test_a_node_has_a_badge_and_a_card_that_other_sites_may_show(self, served: Served) -> None:
+        page = await (await served.client.get(f"/nodes/{EARNER}")).text()
+        for picture, text in (("badge", " tokens · #"), ("card", "verified tokens")):
+            address = f"/nodes/{EARNER}/{picture}.svg"
+            assert address in page
+            response = await served.client.get(address)
+            assert response.content_type == "image/svg+xml"
+            assert text in await response.text()
+        assert (await served.client.get("/nodes/nobody/badge.svg")).status == 404
+
     async def test_a_node_that_is_not_there_is_a_page_that_says_so(self, served: Served) -> None:
         response = await served.client.get("/nodes/%3Cscript%3E")
         assert response.status == 404

@@ -13,7 +13,7 @@ from ledger import proof, witness
 from ledger.checkpoint import Checkpoint, ledger_key, sign
 from ledger.gaps import Keys
 from protocol.errors import ProofInvalid, UntrustedMetadata
-from protocol.policy import trust
+from protocol.policy import root_document
 from tests.coordinator.world import World
 from tests.ledger import naive_tree
 from tests.ledger.notes import witness as named_witness
@@ -97,7 +97,7 @@ def test_gaps_without_root_keys_without_a_new_ledger_key_or_not_understood_are_r
             Keys((*chain, data), roots.round_id)
     root = roots.metadata.root()
     root.version += 1
-    root.unrecognized_fields[trust.RESUMED_FIELD] = good
+    root.unrecognized_fields[root_document.RESUMED_FIELD] = good
     with pytest.raises(UntrustedMetadata, match="old ledger key"):
         Keys((*chain, signed(roots, root)), roots.round_id)
 
@@ -114,7 +114,7 @@ def test_a_ledger_key_of_before_a_gap_never_comes_back(roots: Roots) -> None:
     roots.resume(KEPT, 5)
     root = roots.metadata.root()
     root.version += 1
-    del root.unrecognized_fields[trust.RESUMED_FIELD]
+    del root.unrecognized_fields[root_document.RESUMED_FIELD]
     name_ledger_key(root, old)
     with pytest.raises(UntrustedMetadata, match="before a gap"):
         Keys((*roots.metadata.roots(), signed(roots, root)), roots.round_id)

@@ -24,11 +24,15 @@ from ledger import proof, store
 from ledger.book import BookBroken
 from ledger.checkpoint import open_checkpoint
 from ledger.entry import Version
+from ledger.proof import LedgerReceipts, ReceiptsRequest
 from ledger.tables import checkpoint_table
+from protocol import limits
 from protocol.errors import ERRORS, ConfigInvalid, NotWitnessed, RolledBack, UntrustedMetadata
 from protocol.policy import chunks
+from protocol.wire import canonical
 from protocol.wire.signing import Envelope
 from swarm_node.cli import app as node_app
+from swarm_node.ledger.receipts import kept_receipt
 from tests.coordinator.served import Served, serve
 from tests.ledger import notes
 
@@ -79,6 +83,26 @@ async def test_accepted_rollout_has_a_receipt_once_it_is_published(served: Serve
     receipt = await get(served, f"/v1/receipts/{claim_id}")
     pending, settlement = proof.check_claim(receipt, served.round.round_id, claim_id)
     assert (pending.claim_id, settlement) == (claim_id, None)
+
+
+async def test_receipts_of_many_claims_come_in_one_answer(served: Served) -> None:
+    claim_id, unknown = await earn(served), "f" * 64
+    await served.round.publish_checkpoint()
+    content = ReceiptsRequest(claims=(unknown, claim_id)).to_bytes()
+    response = await served.client.post("/v1/receipts", data=content)
+    assert response.headers["Cache-Control"] == "no-store"
+    receipts = LedgerReceipts.from_bytes(await response.read())
+    assert [(found.claim_id, len(found.entries)) for found in receipts.claims] == [(unknown, 0), (claim_id, 1)]
+    (pending, settlement) = proof.check_claims(receipts, served.round.round_id)[claim_id]
+    assert (pending.claim_id, settlement) == (claim_id, None)
+    single = await get(served, f"/v1/receipts/{claim_id}")
+    assert receipts.of_claim(receipts.claims[1]).to_bytes() == single
+
+
+async def test_more_claims_than_one_answer_holds_are_refused(served: Served) -> None:
+    for content in (b"", canonical.encode({"claims": ["a" * 64] * (limits.RECEIPTS_MAX + 1)})):
+        response = await served.client.post("/v1/receipts", data=content)
+        assert response.status in (400, 413)
 
 
 async def test_a_published_version_is_an_entry(served: Served) -> None:
@@ -143,7 +167,12 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
         "no receipt published yet: 0 claims",
     ]
     shown = tmp_path / "as-it-was-mailed.proof"
-    shown.write_bytes((folder / "receipts" / f"{claim_id}.receipt").read_bytes())
+    shown.write_bytes((folder / "receipts" / "000000.receipts").read_bytes())
+    checked = await run(node_app, "ledger", "check", join, str(shown))
+    assert checked.output.splitlines()[-1] == "Verified: the signed log contains 1 claim as listed."
+    assert f'"claim_id": "{claim_id}", "state": "pending", "amount_micros": 6' in checked.output
+
+    shown.write_bytes(kept_receipt(folder / "receipts", claim_id) or b"")
     checked = await run(node_app, "ledger", "check", join, str(shown))
     size = await served.round.database.read(store.size)
     assert (checked.exit_code, checked.output.splitlines()[0]) == (

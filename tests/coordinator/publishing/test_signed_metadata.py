@@ -15,10 +15,10 @@ from coordinator.config.round import RoundSection
 from coordinator.publishing.role_keys import LEDGER, ROLES
 from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol.errors import ConfigInvalid, MetadataExpired
-from protocol.policy import trust
+from protocol.policy import root_document, trust
 from protocol.policy.description import RoundDescription, open_description
 from protocol.policy.manifest import target_path
-from protocol.policy.trust import Documents
+from protocol.policy.root_document import Documents
 from tests.protocol.tuf_repository import converse, manifest_bytes
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -32,7 +32,7 @@ class Repository:
     def __init__(self, folder: Path) -> None:
         self.keys, self.folder = folder / "keys", folder / "metadata"
         self.metadata = SignedMetadata.create(self.keys, self.folder, LIFETIME_S, NOW)
-        self.node = trust.pin((self.folder / "1.root.json").read_bytes(), self.metadata.round_id)
+        self.node = root_document.pin((self.folder / "1.root.json").read_bytes(), self.metadata.round_id)
 
     def add(self, version: int, task: str = "arithmetic", now: datetime = NOW) -> None:
         data = manifest_bytes(self.metadata.round_id, version, task)
@@ -46,7 +46,7 @@ class Repository:
         return refreshed.documents.policy_version
 
     def newcomer(self) -> Documents:
-        return trust.pin((self.folder / "1.root.json").read_bytes(), self.metadata.round_id)
+        return root_document.pin((self.folder / "1.root.json").read_bytes(), self.metadata.round_id)
 
     def restart(self) -> None:
         self.metadata = SignedMetadata(self.keys, self.folder, LIFETIME_S)

@@ -44,6 +44,20 @@ def test_a_node_of_another_class_gets_no_work_and_is_told_why(world: World, nume
     assert (reply.leases, reply.reason) == ((), "numerics")
 
 
+def test_an_exact_class_is_admitted_by_its_name_or_by_its_float_class_and_by_no_other(world: World) -> None:
+    own, foreign = "exact/fp32/cpu-0123456789ab", "exact/fp32/cpu-000000000000"
+    given = dict[tuple[str, str], bool]()
+    for classes in ((own,), ("torch/fp32/cpu",), ("torch/bf16/cpu",)):
+        world.terms = replace(world.terms, classes=classes)
+        for named in (own, foreign, "exact/fp32/cuda-0123456789ab"):
+            given[classes[0], named] = bool(world.offer(world.join(len(given) + 1), numerics=named).leases)
+    assert [name for name, some in given.items() if some] == [
+        (own, own),
+        ("torch/fp32/cpu", own),
+        ("torch/fp32/cpu", foreign),
+    ]
+
+
 def test_where_the_round_names_one_class_for_all_everybody_is_judged_by_it(world: World) -> None:
     world.terms = replace(world.terms, classes=(), tolerance=LOOSE)
     for numerics in ("", "abacus/wood/hand"):

@@ -12,7 +12,7 @@ from coordinator.config import parse
 from coordinator.reports import health, overview, summary
 from coordinator.reports.health import alarm, percentile
 from coordinator.rules.capacity import VISIBLE, PoolLoad
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.store.tables import batches
 from coordinator.transactions.fleet import kappa
 from tests.coordinator.world import World, answer
@@ -146,8 +146,8 @@ def test_a_policy_that_is_taught_to_be_short_raises_an_alarm_of_its_own(world: W
     assert found["in_vain_share"] < health.IN_VAIN_MAX
     assert "take 10.0 times as long" in found["alarm"]
     assert "leases.timeout_s" in found["alarm"]
-    world.run(set_fact, "finished", True)
-    assert figures(world) == found | {"alarm": ""}, "nothing can be set any more, and the figures stay"
+    world.run(set_fact, FINISHED, True)
+    assert figures(world) == found | {"alarm": "", "alarms": []}, "nothing can be set any more, and the figures stay"
 
 
 def test_versions_kept_for_a_slow_auditor_raise_the_alarm_before_they_go(world: World) -> None:
@@ -157,7 +157,7 @@ def test_versions_kept_for_a_slow_auditor_raise_the_alarm_before_they_go(world: 
         found = figures(world)
         assert found["kept_for_audits"]["size_bytes"] == size * 2**20
         assert ("audit.kept_gib" in found["alarm"]) == alarms
-    world.run(set_fact, "finished", True)
+    world.run(set_fact, FINISHED, True)
     assert figures(world)["alarm"] == ""
 
 
@@ -178,7 +178,7 @@ def test_updates_that_change_nothing_raise_the_alarm(world: World) -> None:
     alarmed, many = figures(world)["alarm"], health.SKIPPED_MAX + 1
     assert f"{many} of the last {many} updates" in alarmed
     assert "learner.learning_rate" in alarmed
-    world.run(set_fact, "finished", True)
+    world.run(set_fact, FINISHED, True)
     assert figures(world)["alarm"] == ""
 
 

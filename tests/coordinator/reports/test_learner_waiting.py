@@ -8,7 +8,7 @@ import pytest
 from coordinator.config import Config, parse
 from coordinator.reports import learner_waiting, summary
 from coordinator.rules.trust import TrustRules
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import standings
 from protocol.text.money import CREDITS
 from tests.coordinator.world import World
@@ -97,5 +97,5 @@ def test_a_learner_that_waits_is_told_the_cause_once_that_is_measured(at_work: W
 
 
 def test_the_end_is_no_waiting(at_work: World) -> None:
-    at_work.run(set_fact, "finished", True)
+    at_work.run(set_fact, FINISHED, True)
     assert told(at_work, silent=True)["learner"]["state"] == "finished"

@@ -73,6 +73,7 @@ async def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
     known = {
         f"echo_swarm_{family.name}{'_total' if family.kind == 'counter' else ''}" for family in metrics.FAMILIES
     } | {f"echo_swarm_http_seconds_{part}" for part in ("count", "sum", "bucket")}
+    known |= {f"echo_swarm_process_{name}" for name in ("open_fds", "max_fds", "cpu_seconds_total")}
     for name in ("grafana.json", "alerts.yaml"):
         text = (ROOT / "installers" / "monitoring" / name).read_text()
         asked = {word.split("{")[0].split("[")[0] for word in text.replace("(", " ").replace(")", " ").split()}

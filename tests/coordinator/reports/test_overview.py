@@ -45,7 +45,8 @@ def test_the_verdict_comes_first(told: dict[str, Any]) -> None:
 
 
 def test_credit_and_budget_say_how_long_the_money_lasts(told: dict[str, Any]) -> None:
-    assert told["credit"] == {"posted_micros": 8, "pending_micros": 0, "voided_micros": 0}
+    micros = {"posted_micros": 8, "pending_micros": 0, "voided_micros": 0}
+    assert told["credit"] == micros | {"posted_tokens": 8, "pending_tokens": 0, "voided_tokens": 0}
     assert lines(told)["credit"] == (
         "earned 0.000008, in escrow 0.0000, taken back 0.0000 credits",
         "budget left 1.0000 credits, about 124,999 more updates at the current cost",
@@ -65,8 +66,10 @@ def test_who_leaves_hardly_a_lease_is_not_named_for_it(told: dict[str, Any]) -> 
 
 def test_an_alarm_that_is_the_verdict_is_told_once(told: dict[str, Any]) -> None:
     assert told["alarm"] == told["learner"]["why"] != ""
-    assert "alarm" not in lines(told)
-    assert lines(told | {"alarm": "Something else."})["alarm"] == ("Something else.",)
+    first, *others = told["alarms"]
+    assert "alarm" not in lines(told | {"alarms": [first]})
+    assert lines(told)["alarm"] == tuple(alarm["text"] for alarm in others)
+    assert lines(told | {"alarm": "Something else.", "alarms": []})["alarm"] == ("Something else.",)
 
 
 def test_a_name_cannot_steer_the_terminal(told: dict[str, Any]) -> None:

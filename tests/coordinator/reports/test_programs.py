@@ -10,7 +10,7 @@ from coordinator.base.children import Life
 from coordinator.config import parse
 from coordinator.reports import overview, programs, summary
 from coordinator.reports.metrics import exposition
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.store.tables import batches
 from tests.coordinator.world import World
 
@@ -135,7 +135,7 @@ def test_an_auditor_that_ended_is_an_alarm_and_the_learner_works(at_work: World)
 
 
 def test_the_end_of_a_round_is_no_alarm(at_work: World) -> None:
-    at_work.run(set_fact, "finished", True)
+    at_work.run(set_fact, FINISHED, True)
     fares(at_work, "learner", Life("ended", 0, 0))
     found = told(at_work, 7200)
     assert (found["learner"]["state"], found["alarm"]) == ("finished", "")

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from coordinator.reports import versions as policies
 from coordinator.service import publication
 from coordinator.service.publication import Replacement, newest_replacement
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import FINISHED, get_fact, set_fact
 from coordinator.store.tables import batches, versions
 from coordinator.transactions import orders
 from coordinator.transactions.leases import latest_batch
@@ -187,7 +187,7 @@ async def test_strangers_order_nothing(served: Served) -> None:
 
 
 async def test_nothing_replaces_the_policy_of_a_finished_round(served: Served) -> None:
-    await served.round.database.run(set_fact, "finished", True)
+    await served.round.database.run(set_fact, FINISHED, True)
     assert (await rollback(served, 1, 409))["code"] == OutOfOrder.code
 
 

@@ -1,5 +1,6 @@
 """Opening a round: a new folder is furnished once, an old one continues with the settings it was counted with."""
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -8,9 +9,13 @@ import pytest
 
 from coordinator.app import run
 from coordinator.config import load
+from coordinator.service import opening
 from coordinator.service.round import Round
+from coordinator.store.state import Database
+from ledger import store
+from ledger.book import BookBroken
 from protocol.errors import ConfigInvalid, UntrustedRoot
-from protocol.policy import trust
+from protocol.policy import root_document
 from protocol.text.money import Unit
 from tests.coordinator.policy_files import write_policy
 
@@ -37,17 +42,99 @@ def test_opening_again_continues_the_same_round(tmp_path: Path) -> None:
 )
 def test_settings_that_the_history_was_counted_with_cannot_change(tmp_path: Path, setting: str, name: str) -> None:
     open_round(tmp_path)
+    opening.mark_launched(tmp_path)
     with pytest.raises(ConfigInvalid, match=name):
         open_round(tmp_path, setting)
     open_round(tmp_path)
 
 
+COMMITTED = [("commitment:1", 0), ("commitment:2", 0)]
+"""The entries of the first epochs of audits."""
+
+
+def ledger_of(folder: Path) -> list[tuple[str, int]]:
+    """Return the effects of all entries, with the amounts of deposits, after a check of the whole ledger."""
+    database = Database(folder / "state.db")
+    assert database.run_now(store.rebuild) == []
+    entries = [recorded.entry for recorded in database.run_now(store.entries, 0, 100)]
+    database.close()
+    return [(entry.effect, getattr(entry, "amount_micros", 0)) for entry in entries]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("round.seed=3",),
+        ("learner.groups_per_update=17", "sampling.samples_per_group=3", "sampling.temperature=0.5"),
+        ("task.name=kuhn",),
+        ("learner.lora_rank=4", "learner.external=true"),
+    ],
+)
+def test_before_the_first_launch_every_setting_may_change(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    before = open_round(tmp_path)
+    assert open_round(tmp_path, *settings) == before, "the join string stays"
+    opening.mark_launched(tmp_path)
+    open_round(tmp_path, *settings)
+    with pytest.raises(ConfigInvalid, match=settings[0].partition("=")[0]):
+        open_round(tmp_path)
+
+
+def test_a_budget_that_is_changed_before_the_first_launch_is_deposited_once(tmp_path: Path) -> None:
+    before = open_round(tmp_path)
+    assert ledger_of(tmp_path) == [("deposit:opening", 1_000_000_000), ("root:1", 0), *COMMITTED]
+    assert open_round(tmp_path, "market.budget_micros=7") == before
+    assert ledger_of(tmp_path) == [("deposit:opening", 7), ("root:1", 0), *COMMITTED]
+    open_round(tmp_path, "market.budget_micros=0")
+    assert ledger_of(tmp_path) == [("root:1", 0), *COMMITTED]
+
+
+def test_a_unit_that_is_changed_before_the_first_launch_gives_another_join_string(tmp_path: Path) -> None:
+    before = open_round(tmp_path)
+    after = open_round(tmp_path, "round.unit=EUR", "round.unit_decimals=2")
+    assert after != before
+    assert root_document.unit_of((tmp_path / "metadata" / "1.root.json").read_bytes()) == Unit("EUR", 2)
+    assert ledger_of(tmp_path) == [("deposit:opening", 1_000_000_000), ("root:1", 0), *COMMITTED]
+    opening.mark_launched(tmp_path)
+    assert open_round(tmp_path, "round.unit=EUR", "round.unit_decimals=2") == after
+
+
+def test_problems_that_are_changed_before_the_first_launch_are_copied_again(tmp_path: Path) -> None:
+    problems, folder = tmp_path / "p.jsonl", tmp_path / "round"
+    settings = ("task.name=data", f"data.train={problems}", "data.eval=", "data.size=0")
+    for first in (1, 5):
+        rows = range(first, first + 40)
+        problems.write_text("".join(f'{{"prompt": "{row}+1=", "answer": "{row + 1}"}}\n' for row in rows))
+        open_round(folder, *settings)
+        assert f"{first}+1=" in "".join(path.read_text() for path in (folder / "task").iterdir())
+    opening.mark_launched(folder)
+    problems.unlink()
+    open_round(folder, *settings)
+
+
+def test_a_round_that_was_not_launched_yet_deletes_nothing_of_another_one(tmp_path: Path) -> None:
+    open_round(tmp_path / "mine", "market.budget_micros=5")
+    open_round(tmp_path / "other", "market.budget_micros=7")
+    shutil.copy(tmp_path / "other" / "state.db", tmp_path / "mine" / "state.db")
+    for settings in (("market.budget_micros=5",), ("round.unit=EUR",)):
+        with pytest.raises(ConfigInvalid, match="belongs to round"):
+            open_round(tmp_path / "mine", *settings)
+    assert ledger_of(tmp_path / "mine") == [("deposit:opening", 7), ("root:1", 0), *COMMITTED]
+
+
+def test_a_signed_ledger_cannot_begin_again(tmp_path: Path) -> None:
+    round_ = Round(load(None, [f"round.directory={tmp_path}"]))
+    asyncio.run(round_.publish_checkpoint())
+    round_.close()
+    with pytest.raises(BookBroken, match="fork"):
+        open_round(tmp_path, "market.budget_micros=7")
+
+
 def test_the_round_id_pins_the_unit(tmp_path: Path) -> None:
     round_id = open_round(tmp_path, "round.unit=EUR", "round.unit_decimals=2")
     root = (tmp_path / "metadata" / "1.root.json").read_bytes()
-    assert trust.unit_of(trust.pin(root, round_id).root) == Unit("EUR", 2)
+    assert root_document.unit_of(root_document.pin(root, round_id).root) == Unit("EUR", 2)
     with pytest.raises(UntrustedRoot):
-        trust.pin(root.replace(b"EUR", b"USD"), round_id)
+        root_document.pin(root.replace(b"EUR", b"USD"), round_id)
 
 
 @pytest.mark.parametrize("name", ["<b>EUR</b>", "EUR\u202e", "9 EUR", "", "a" * 13])
@@ -107,7 +194,8 @@ def test_a_new_round_shows_others_what_is_served_and_nothing_else(tmp_path: Path
 
 def test_an_old_round_is_closed_to_others_at_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     open_round(tmp_path)
-    (tmp_path / "learner").mkdir(mode=0o755)
+    (tmp_path / "learner").mkdir()
+    (tmp_path / "learner").chmod(0o755)  # whatever the umask
     (tmp_path / "state.db").chmod(0o644)
     (tmp_path / "keys").chmod(0o755)
     with caplog.at_level("INFO"):
@@ -149,6 +237,7 @@ def test_a_round_never_goes_on_with_other_problems(tmp_path: Path) -> None:
     settings = ("task.name=data", f"data.train={problems}")
     problems.write_text("".join(rows))
     made = open_round(folder, *settings)
+    opening.mark_launched(folder)
     shutil.rmtree(folder / "task")
     assert open_round(folder, *settings) == made, "the same problems, read again"
     problems.write_text("".join(rows[:-1]))

@@ -155,7 +155,7 @@ async def test_tls_handshakes_of_one_address_count_as_its_connections(tmp_path: 
     """Else a thousand silent ones would have every file that this process may open."""
     write_certificate(tmp_path, "one")
     secure = tls.context(config(tmp_path))
-    bounds = Bounds(own_addresses=(), look_s=0.02)
+    bounds = Bounds(proxies=(), look_s=0.02)
     async with serve(tmp_path, "round.connections_per_address=3", bounds=bounds) as served:
         runner = served.client.server.runner
         assert isinstance(runner, Runner)

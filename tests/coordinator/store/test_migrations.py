@@ -18,16 +18,10 @@ from alembic.migration import MigrationContext
 from coordinator.store import payout_tables, schema, tables, upgrading
 from coordinator.store.schema import numbered, stamp
 from coordinator.store.state import Database, engine
-from coordinator.transactions import standings
 from ledger import store
 from ledger import tables as ledger_tables
 from protocol.errors import ConfigInvalid
-from protocol.people import names
-from protocol.people.nicknames import nickname
-from protocol.wire.signing import NodeKey
 from tests.coordinator.old_stores import make_old, rows_of_the_round, schema_of, wipe
-
-AUDIT, TRUST = ("claim_id", "finding", "judged_ms", "fault"), ("owner", "banned_ms", "hard")
 
 FORGOTTEN = """
 The tables have changed, and no step brings an older store there. Stores out there would be refused or misread.
@@ -128,79 +122,6 @@ def test_an_upgraded_store_has_every_row_and_a_sound_ledger(old: Path | str) -> 
     rows = rows_of_the_round()
     assert {name: database.run_now(counted, name) for name in rows} == {name: len(rows[name]) for name in rows}
     assert database.run_now(store.rebuild) == []
-    database.close()
-
-
-def test_step_14_names_old_copies_by_their_ids_and_whoever_has_earned_first(old: Path | str) -> None:
-    """All nodes are kept: the first that earned something keeps its name, its owner's other nodes, too."""
-    table = sa.table("nodes", *map(sa.column, ("node_id", "owner", "name", "skeleton", "earned", "registered_ms")))
-    keys = [NodeKey(bytes([number]) * 32).node_id for number in range(1, 6)]
-    squatter, copy, first, second, hostile = keys
-    owners = {first: "owner", second: "owner"}
-    called = {squatter: "her\u043en", copy: "HERON\u200b", first: "Heron", second: "heron", hostile: "\u202e"}
-
-    def fill(connection: sa.Connection) -> None:
-        made = sa.Table("nodes", sa.MetaData(), autoload_with=connection)
-        like = dict(connection.execute(sa.select(made)).mappings().first() or {})
-        for moment_ms, (node, name) in enumerate(called.items()):
-            own = {"node_id": node, "owner": owners.get(node, node), "name": name, "registered_ms": moment_ms}
-            connection.execute(sa.insert(made).values(**like | own))
-        claims = sa.Table("ledger_claims", sa.MetaData(), autoload_with=connection)
-        posted = dict(connection.execute(sa.select(claims).where(claims.c.state == "posted")).mappings().first() or {})
-        connection.execute(sa.insert(claims).values(**posted | {"claim_id": "c" * 32, "node_id": second}))
-
-    with closing(Database(old, any_schema=True)) as database:
-        database.run_now(fill)
-        upgrading.upgrade(database, lambda _: None)
-        chosen = sa.select(table.c.node_id, table.c.name).where(table.c.node_id.in_(keys))
-        found = dict(database.run_now(lambda connection: connection.execute(chosen).all()))
-    assert found == {
-        squatter: names.with_id("her\u043en", squatter),
-        copy: names.with_id("HERON", copy),
-        first: "Heron",
-        second: "heron",
-        hostile: nickname(hostile),
-    }
-
-
-def test_step_8_finds_old_faults_and_what_old_bans_took(old: Path | str) -> None:
-    """The earlier of two faults is the first; a ban voided only the claims without a fault of their own."""
-    first, second, by_window, by_ban, *sound = (row["claim_id"] for row in rows_of_the_round()["audits"])
-    owner = rows_of_the_round()["audits"][0]["owner"]
-    audits, trust = sa.table("audits", *map(sa.column, (*AUDIT, "owner"))), sa.table("trust", *map(sa.column, TRUST))
-    claims = sa.table("ledger_claims", sa.column("claim_id"), sa.column("state"))
-
-    def judged(connection: sa.Connection) -> None:
-        def say(claim_id: str, **values: object) -> None:
-            connection.execute(sa.update(audits).where(audits.c.claim_id == claim_id).values(**values))
-
-        connection.execute(sa.update(audits).values(owner=owner))
-        say(first, finding="hard", judged_ms=1_000)
-        say(second, finding="hard", judged_ms=2_000)
-        say(by_window, finding=None, judged_ms=None, fault=first)
-        say(by_ban, finding=None, judged_ms=None)
-        void = claims.c.claim_id.in_([first, second, by_window, by_ban])
-        connection.execute(sa.update(claims).where(void).values(state="voided"))
-        connection.execute(sa.update(trust).where(trust.c.owner == owner).values(banned_ms=2_000, hard=2))
-
-    database = Database(old, any_schema=True)
-    for step in database.run_now(upgrading.pending):
-        if step.revision == numbered(8):
-            database.run_now(judged)
-        database.run_now(upgrading.apply_step, step)
-    found = database.run_now(lambda connection: connection.execute(sa.select(tables.faults)).mappings().all())
-    taken = sa.select(tables.audits.c.claim_id, tables.audits.c.ban_ms)
-    bans = dict(database.run_now(lambda connection: [tuple(row) for row in connection.execute(taken)]))
-    database.close()
-    before = {"owner": owner, "claims": 0, "groups": 0, "lifted": False}
-    assert [dict(row) for row in found] == [
-        {"number": 1, "claim_id": first, "judged_ms": 1_000, **before},
-        {"number": 2, "claim_id": second, "judged_ms": 2_000, **before},
-    ]
-    assert bans == {by_ban: 2_000} | dict.fromkeys((first, second, by_window, *sound))
-    database = Database(old)
-    assert database.run_now(standings.without_fault, second).hard == 1, "an appeal against an old fault lifts it"
-    assert database.run_now(standings.banned_ms, owner) == 2_000
     database.close()
 
 

@@ -5,12 +5,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from coordinator.service.round import Round
-from coordinator.store.state import Database, engine, get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
+from coordinator.store.state import Database, engine
 from ledger import store
 from ledger.prepared import STRAIGHT, say
 from protocol.errors import ConfigInvalid, MalformedMessage
@@ -30,6 +32,9 @@ from protocol.work.messages import (
 from tests.coordinator.served import serve
 from tests.coordinator.world import clear
 from tests.ledger import test_prepared
+
+A = Fact[Any]("a", None)
+N = Fact("n", 0)
 
 ADDRESSES = ("/v1/status", "/v1/leaderboard", "/v1/broadcast", "/healthz", "/v1/ledger/checkpoint")
 
@@ -96,10 +101,10 @@ async def test_two_processes_lose_no_update_to_each_other(postgres_url: str) -> 
     both = [Database(postgres_url) for _ in range(2)]
 
     def increment(connection: sa.Connection) -> None:
-        set_fact(connection, "n", get_fact(connection, "n", 0) + 1)
+        set_fact(connection, N, get_fact(connection, N) + 1)
 
     await asyncio.gather(*(database.run_for_node(increment) for _ in range(20) for database in both))
-    assert await both[0].read(get_fact, "n") == 40
+    assert await both[0].read(get_fact, N) == 40
     for database in both:
         database.close()
 
@@ -112,11 +117,11 @@ def test_a_writer_waits_for_the_one_of_another_process(postgres_url: str) -> Non
     def slow(connection: sa.Connection) -> None:
         begun.set()
         free.wait(30)
-        set_fact(connection, "a", 1)
+        set_fact(connection, A, 1)
 
     threads = [
         threading.Thread(target=lambda: one.run_now(slow)),
-        threading.Thread(target=lambda: seen.append(other.run_now(get_fact, "a"))),
+        threading.Thread(target=lambda: seen.append(other.run_now(get_fact, A))),
     ]
     threads[0].start()
     begun.wait(30)
@@ -147,12 +152,12 @@ async def test_writers_see_what_was_written_while_they_waited_whatever_the_role_
     both = [Database(postgres_url) for _ in range(2)]
 
     def increment(connection: sa.Connection) -> None:
-        set_fact(connection, "n", get_fact(connection, "n", 0) + 1)
+        set_fact(connection, N, get_fact(connection, N) + 1)
 
     try:
         both[0].run_now(increment)
         await asyncio.gather(*(database.run(increment) for _ in range(20) for database in both))
-        assert both[0].run_now(get_fact, "n") == 41
+        assert both[0].run_now(get_fact, N) == 41
     finally:
         for database in both:
             database.close()
@@ -222,16 +227,16 @@ def test_statements_that_go_past_the_cursors_say_the_same_as_sqlalchemy(postgres
 def test_a_connection_whose_statements_were_thrown_away_prepares_them_again(postgres_url: str) -> None:
     clear(postgres_url)
     database = Database(postgres_url)
-    database.run_now(set_fact, "n", 1)
+    database.run_now(set_fact, N, 1)
 
     def throw_away(connection: sa.Connection) -> None:
-        get_fact(connection, "n")
+        get_fact(connection, N)
         say(connection, "DEALLOCATE ALL")
-        get_fact(connection, "n")
+        get_fact(connection, N)
 
     with pytest.raises(sa.exc.DBAPIError, match="does not exist"):
         database.run_now(throw_away)
-    assert database.run_now(get_fact, "n") == 1
+    assert database.run_now(get_fact, N) == 1
     database.close()
 
 
@@ -240,12 +245,12 @@ def test_a_connection_that_is_lost_fails_its_effect_by_name_and_no_other(postgre
     database = Database(postgres_url)
 
     def lose(connection: sa.Connection) -> None:
-        set_fact(connection, "n", 1)
+        set_fact(connection, N, 1)
         with suppress(sa.exc.DBAPIError):
             say(connection, "SELECT pg_terminate_backend(pg_backend_pid())")
-        get_fact(connection, "n")
+        get_fact(connection, N)
 
     with pytest.raises(sa.exc.DBAPIError, match="the connection is lost"):
         database.run_now(lose)
-    assert database.run_now(get_fact, "n") is None
+    assert database.run_now(get_fact, N) == 0
     database.close()

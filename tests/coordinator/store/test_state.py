@@ -6,36 +6,44 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from coordinator.store import tables
-from coordinator.store.state import READS_WAITING_MAX, WAITING_MAX, Database, get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
+from coordinator.store.state import READS_WAITING_MAX, WAITING_MAX, Database
 from protocol.errors import Overloaded
+
+A = Fact[Any]("a", None)
+GONE = Fact[Any]("gone", None)
+HALF = Fact[Any]("half", None)
+N = Fact("n", 0)
+NOTHING = Fact[bool | int]("nothing", 7)
 
 
 def test_a_failed_effect_leaves_nothing(tmp_path: Path) -> None:
     database = Database(tmp_path / "state.db")
 
     def fails(connection: sa.Connection) -> None:
-        set_fact(connection, "a", 1)
+        set_fact(connection, A, 1)
         connection.execute(sa.insert(tables.groups).values(group_no=1, split="train", prompt=0, state="open"))
         raise KeyError
 
     with pytest.raises(KeyError):
         database.run_now(fails)
-    assert database.run_now(get_fact, "a") is None
+    assert database.run_now(get_fact, A) is None
     assert database.run_now(lambda conn: conn.execute(sa.select(tables.groups)).all()) == []
-    database.run_now(set_fact, "a", 2)
+    database.run_now(set_fact, A, 2)
     database.close()
 
 
 def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
     first = Database(tmp_path / "state.db")
-    first.run_now(set_fact, "a", {"b": [1, None, "é"]})
+    first.run_now(set_fact, A, {"b": [1, None, "é"]})
     second = Database(tmp_path / "state.db")  # the first was never closed, as after kill -9
-    assert second.run_now(get_fact, "a") == {"b": [1, None, "é"]}
+    assert second.run_now(get_fact, A) == {"b": [1, None, "é"]}
     first.close()
     second.close()
 
@@ -57,12 +65,12 @@ async def test_effects_of_many_tasks_follow_each_other(tmp_path: Path) -> None:
     database = Database(tmp_path / "state.db")
 
     def increment(connection: sa.Connection) -> None:
-        set_fact(connection, "n", get_fact(connection, "n", 0) + 1)
+        set_fact(connection, N, get_fact(connection, N) + 1)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(30):
             group.create_task(database.run(increment))
-    assert await database.run(get_fact, "n") == 30
+    assert await database.run(get_fact, N) == 30
     database.close()
 
 
@@ -105,9 +113,9 @@ def waiting(tmp_path: Path) -> Iterator[Waiting]:
 
 def put(connection: sa.Connection, name: str) -> str:
     if name == "bad":
-        set_fact(connection, "half", 1)
+        set_fact(connection, HALF, 1)
         raise KeyError(name)
-    set_fact(connection, name, True)
+    set_fact(connection, Fact[Any](name, None), True)
     return name
 
 
@@ -121,7 +129,13 @@ async def test_effects_that_wait_share_a_commit_and_one_that_fails_leaves_the_ot
     assert isinstance(bad, KeyError)
     assert [a, *rest] == ["a", "b", "c"]
     assert len(waiting.commits) == 2  # of what was held, and of the four
-    assert [waiting.database.run_now(get_fact, name) for name in (*names, "half")] == [True, None, True, True, None]
+    assert [waiting.database.run_now(get_fact, Fact[Any](name, None)) for name in (*names, "half")] == [
+        True,
+        None,
+        True,
+        True,
+        None,
+    ]
 
 
 @pytest.mark.asyncio
@@ -138,7 +152,7 @@ async def test_nobody_in_a_group_is_told_of_success_before_the_commit(waiting: W
     await waiting.release()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [sa.exc.OperationalError] * 2
-    assert waiting.database.run_now(get_fact, "a") is None
+    assert waiting.database.run_now(get_fact, A) is None
     assert await waiting.database.run(put, "after") == "after"
 
 
@@ -170,7 +184,7 @@ async def test_what_a_client_asked_for_that_hung_up_in_the_line_is_not_done(wait
     stays = asyncio.create_task(waiting.database.run_for_node(put, "stays"))
     await waiting.release()
     assert await stays == "stays"
-    assert waiting.database.run_now(get_fact, "gone") is None
+    assert waiting.database.run_now(get_fact, GONE) is None
 
 
 @pytest.mark.asyncio
@@ -180,41 +194,41 @@ async def test_strangers_cannot_make_reads_pile_up(waiting: Waiting) -> None:
     await asyncio.sleep(0)
     try:
         with pytest.raises(Overloaded):
-            await waiting.database.read(get_fact, "a")
+            await waiting.database.read(get_fact, A)
     finally:
         ended.set()
     await asyncio.gather(*reads)
-    assert await waiting.database.read(get_fact, "a") is None
+    assert await waiting.database.read(get_fact, A) is None
 
 
 def test_a_fact_that_was_never_set_has_its_default(tmp_path: Path) -> None:
     database = Database(tmp_path / "state.db")
-    assert database.run_now(get_fact, "nothing", 7) == 7
-    database.run_now(set_fact, "nothing", False)
-    assert database.run_now(get_fact, "nothing", 7) is False
+    assert database.run_now(get_fact, NOTHING) == 7
+    database.run_now(set_fact, NOTHING, False)
+    assert database.run_now(get_fact, NOTHING) is False
     database.close()
 
 
 def test_a_long_read_does_not_hold_up_the_writer_and_sees_one_moment(tmp_path: Path) -> None:
     database = Database(tmp_path / "state.db")
-    database.run_now(set_fact, "a", 1)
+    database.run_now(set_fact, A, 1)
     begun, ended = threading.Event(), threading.Event()
 
     def looks_twice(connection: sa.Connection) -> tuple[int, int]:
-        before = get_fact(connection, "a")
+        before = get_fact(connection, A)
         begun.set()
         ended.wait()
-        return before, get_fact(connection, "a")
+        return before, get_fact(connection, A)
 
     async def both() -> tuple[int, int]:
         reading = asyncio.create_task(database.read(looks_twice))
         await asyncio.to_thread(begun.wait)
         try:
             async with asyncio.timeout(30):
-                await database.run(set_fact, "a", 2)
+                await database.run(set_fact, A, 2)
         finally:
             ended.set()
-        assert await database.read(get_fact, "a") == 2
+        assert await database.read(get_fact, A) == 2
         return await reading
 
     assert asyncio.run(both()) == (1, 1)
@@ -224,9 +238,9 @@ def test_a_long_read_does_not_hold_up_the_writer_and_sees_one_moment(tmp_path: P
 def test_what_is_called_as_a_read_cannot_write_and_the_next_writer_can(tmp_path: Path) -> None:
     database = Database(tmp_path / "state.db")
     with pytest.raises(sa.exc.OperationalError, match="readonly"):
-        asyncio.run(database.read(set_fact, "a", 1))
-    database.run_now(set_fact, "a", 2)
-    assert asyncio.run(database.read(get_fact, "a")) == 2
+        asyncio.run(database.read(set_fact, A, 1))
+    database.run_now(set_fact, A, 2)
+    assert asyncio.run(database.read(get_fact, A)) == 2
     database.close()
 
 
@@ -244,18 +258,18 @@ def full_disk() -> Iterator[None]:
 def test_the_next_writer_can_write_after_a_read_that_the_disk_failed(tmp_path: Path) -> None:
     """SQLite has ended the transaction by itself then, and refuses to be told so again."""
     database = Database(tmp_path / "state.db")
-    database.run_now(set_fact, "a", 1)
+    database.run_now(set_fact, A, 1)
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000)"
 
     def spills(connection: sa.Connection) -> None:
         """More than its cache to sort, so that it needs a file."""
-        assert get_fact(connection, "a") == 1
+        assert get_fact(connection, A) == 1
         connection.exec_driver_sql(f"{numbers} SELECT name, randomblob(100) AS b FROM n, facts ORDER BY b").first()
 
     with full_disk(), pytest.raises(sa.exc.OperationalError, match=r"disk I/O error|full"):
         asyncio.run(database.read(spills))
-    database.run_now(set_fact, "a", 2)
-    assert asyncio.run(database.read(get_fact, "a")) == 2
+    database.run_now(set_fact, A, 2)
+    assert asyncio.run(database.read(get_fact, A)) == 2
     database.close()
 
 

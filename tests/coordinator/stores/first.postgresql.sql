@@ -1,3 +1,35 @@
+CREATE TABLE api_keys (
+    number INTEGER NOT NULL,
+    name VARCHAR NOT NULL,
+    digest VARCHAR NOT NULL,
+    budget_micros BIGINT NOT NULL,
+    spent_micros BIGINT NOT NULL,
+    reserved_micros BIGINT NOT NULL,
+    made_ms BIGINT NOT NULL,
+    expires_ms BIGINT,
+    revoked_ms BIGINT,
+    publishes BOOLEAN DEFAULT false NOT NULL,
+    PRIMARY KEY (number),
+    UNIQUE (name),
+    UNIQUE (digest)
+);
+CREATE TABLE appeals (
+    number SERIAL NOT NULL,
+    claim_id VARCHAR NOT NULL,
+    owner VARCHAR NOT NULL,
+    envelope BYTEA NOT NULL,
+    made_ms BIGINT NOT NULL,
+    state VARCHAR NOT NULL,
+    reason_code VARCHAR NOT NULL,
+    said VARCHAR NOT NULL,
+    ruled_by VARCHAR NOT NULL,
+    ruled_ms BIGINT,
+    sequenced BOOLEAN NOT NULL,
+    PRIMARY KEY (number),
+    UNIQUE (claim_id)
+);
+CREATE INDEX ix_appeals_owner ON appeals (owner);
+CREATE INDEX ix_appeals_state ON appeals (state);
 CREATE TABLE audits (
     claim_id VARCHAR NOT NULL,
     lease_id VARCHAR NOT NULL,
@@ -10,6 +42,7 @@ CREATE TABLE audits (
     rate_ppm INTEGER NOT NULL,
     why VARCHAR NOT NULL,
     finding VARCHAR,
+    held_as VARCHAR NOT NULL,
     used BOOLEAN NOT NULL,
     settled BOOLEAN NOT NULL,
     taken_by VARCHAR NOT NULL,
@@ -17,9 +50,12 @@ CREATE TABLE audits (
     tries INTEGER NOT NULL,
     judged_ms BIGINT,
     report BYTEA,
+    fault VARCHAR,
+    ban_ms BIGINT,
     PRIMARY KEY (claim_id),
     UNIQUE (lease_id)
 );
+CREATE INDEX audits_held ON audits (owner) WHERE held_as != '' AND NOT settled;
 CREATE INDEX audits_open ON audits (owner, place);
 CREATE INDEX audits_waiting ON audits (version);
 CREATE INDEX ix_audits_epoch ON audits (epoch);
@@ -66,11 +102,40 @@ CREATE TABLE epochs (
     claims BIGINT NOT NULL,
     PRIMARY KEY (epoch)
 );
+CREATE TABLE evaluations (
+    number INTEGER NOT NULL,
+    version BIGINT NOT NULL,
+    policy_update BIGINT NOT NULL,
+    split VARCHAR NOT NULL,
+    samples INTEGER NOT NULL,
+    problems INTEGER NOT NULL,
+    solved FLOAT NOT NULL,
+    why VARCHAR NOT NULL,
+    state VARCHAR NOT NULL,
+    begun_ms BIGINT NOT NULL,
+    ended_ms BIGINT,
+    axes JSON NOT NULL,
+    result JSON,
+    PRIMARY KEY (number)
+);
+CREATE INDEX ix_evaluations_state ON evaluations (state);
 CREATE TABLE facts (
     name VARCHAR NOT NULL,
     value JSON NOT NULL,
     PRIMARY KEY (name)
 );
+CREATE TABLE faults (
+    number SERIAL NOT NULL,
+    claim_id VARCHAR NOT NULL,
+    owner VARCHAR NOT NULL,
+    claims BIGINT NOT NULL,
+    groups BIGINT NOT NULL,
+    judged_ms BIGINT NOT NULL,
+    lifted BOOLEAN NOT NULL,
+    PRIMARY KEY (number),
+    UNIQUE (claim_id)
+);
+CREATE INDEX ix_faults_owner ON faults (owner);
 CREATE TABLE fleet (
     node_id VARCHAR NOT NULL,
     works BOOLEAN NOT NULL,
@@ -88,11 +153,17 @@ CREATE TABLE fragments (
 );
 CREATE TABLE groups (
     group_no INTEGER NOT NULL,
+    split VARCHAR NOT NULL,
+    prompt INTEGER NOT NULL,
+    evaluation INTEGER,
     state VARCHAR NOT NULL,
     begun VARCHAR,
     begun_version BIGINT,
+    waits_until_ms BIGINT,
+    expected FLOAT,
     PRIMARY KEY (group_no)
 );
+CREATE INDEX ix_groups_evaluation ON groups (evaluation);
 CREATE INDEX ix_groups_state ON groups (state);
 CREATE TABLE leases (
     lease_id VARCHAR NOT NULL,
@@ -110,16 +181,23 @@ CREATE TABLE leases (
     ended_ms BIGINT,
     PRIMARY KEY (lease_id)
 );
-CREATE INDEX ix_leases_ended_ms ON leases (ended_ms);
-CREATE INDEX leases_by_group ON leases (group_no);
 CREATE INDEX leases_by_node ON leases (node_id, ended_ms);
-CREATE INDEX leases_held ON leases (node_id) WHERE state IN ('offered', 'held', 'generating');
-CREATE INDEX leases_open ON leases (expires_ms, max_cost_micros) WHERE state IN ('offered', 'held', 'generating');
+CREATE INDEX leases_of_group ON leases (group_no) WHERE ended_ms IS NULL;
+CREATE INDEX leases_open ON leases (expires_ms) WHERE ended_ms IS NULL;
+CREATE INDEX leases_over ON leases (ended_ms) WHERE ended_ms IS NOT NULL;
+CREATE TABLE lengths (
+    prompts VARCHAR NOT NULL,
+    mean FLOAT NOT NULL,
+    groups INTEGER NOT NULL,
+    PRIMARY KEY (prompts)
+);
 CREATE TABLE nodes (
     node_id VARCHAR NOT NULL,
     owner VARCHAR NOT NULL,
     revoked_ms BIGINT,
+    paused_ms BIGINT,
     name VARCHAR NOT NULL,
+    skeleton VARCHAR,
     price_micros_per_mtok BIGINT NOT NULL,
     addresses JSON NOT NULL,
     shares BOOLEAN NOT NULL,
@@ -130,9 +208,11 @@ CREATE TABLE nodes (
     tokens_per_s FLOAT NOT NULL,
     lease_allowance INTEGER,
     uploaded_bytes BIGINT NOT NULL,
+    earned BOOLEAN NOT NULL,
     PRIMARY KEY (node_id)
 );
-CREATE INDEX ix_nodes_owner ON nodes (owner);
+CREATE INDEX ix_nodes_skeleton ON nodes (skeleton);
+CREATE INDEX nodes_by_owner ON nodes (owner, earned);
 CREATE TABLE nonces (
     node_id VARCHAR NOT NULL,
     nonce BYTEA NOT NULL,
@@ -140,6 +220,25 @@ CREATE TABLE nonces (
     PRIMARY KEY (node_id, nonce)
 );
 CREATE INDEX ix_nonces_sent_ms ON nonces (sent_ms);
+CREATE TABLE orders (
+    number SERIAL NOT NULL,
+    given_ms BIGINT NOT NULL,
+    action VARCHAR NOT NULL,
+    subject VARCHAR NOT NULL,
+    reason VARCHAR NOT NULL,
+    given_by VARCHAR NOT NULL,
+    PRIMARY KEY (number)
+);
+CREATE INDEX ix_orders_subject ON orders (subject);
+CREATE TABLE outcomes (
+    prompt VARCHAR NOT NULL,
+    groups INTEGER NOT NULL,
+    mean FLOAT NOT NULL,
+    variance FLOAT NOT NULL,
+    alike INTEGER NOT NULL,
+    left_out INTEGER NOT NULL,
+    PRIMARY KEY (prompt)
+);
 CREATE TABLE parts (
     claim_id VARCHAR NOT NULL,
     whole VARCHAR NOT NULL,
@@ -153,24 +252,26 @@ CREATE TABLE parts (
 );
 CREATE INDEX ix_parts_credited_ms ON parts (credited_ms);
 CREATE INDEX ix_parts_whole ON parts (whole);
-CREATE TABLE payees (
-    batch BIGINT NOT NULL,
-    place INTEGER NOT NULL,
-    owner VARCHAR NOT NULL,
-    address VARCHAR NOT NULL,
-    amount_micros BIGINT NOT NULL,
-    PRIMARY KEY (batch, place)
-);
-CREATE TABLE payout_batches (
-    batch BIGINT NOT NULL,
+CREATE TABLE queries (
+    number INTEGER NOT NULL,
+    api_key INTEGER NOT NULL,
+    group_no INTEGER NOT NULL,
     state VARCHAR NOT NULL,
-    rail VARCHAR NOT NULL,
-    reference VARCHAR,
-    checkpoint_size BIGINT NOT NULL,
-    made_ms BIGINT NOT NULL,
-    PRIMARY KEY (batch),
-    UNIQUE (reference)
+    version BIGINT,
+    prompt BYTEA NOT NULL,
+    samples INTEGER NOT NULL,
+    tokens_max INTEGER NOT NULL,
+    seed BIGINT,
+    reserved_micros BIGINT NOT NULL,
+    asked_ms BIGINT NOT NULL,
+    until_ms BIGINT NOT NULL,
+    ended_ms BIGINT,
+    temperature FLOAT,
+    report_every_ms INTEGER,
+    PRIMARY KEY (number),
+    UNIQUE (group_no)
 );
+CREATE INDEX queries_open ON queries (api_key, number) WHERE state = 'open';
 CREATE TABLE receipts (
     version BIGINT NOT NULL,
     receiver VARCHAR NOT NULL,
@@ -199,6 +300,8 @@ CREATE TABLE rollouts (
     tokens BIGINT NOT NULL,
     credit_micros BIGINT NOT NULL,
     rewards BYTEA NOT NULL,
+    inserted BYTEA,
+    marks JSON NOT NULL,
     envelope BYTEA NOT NULL,
     accepted_ms BIGINT NOT NULL,
     state VARCHAR NOT NULL,
@@ -206,8 +309,8 @@ CREATE TABLE rollouts (
     PRIMARY KEY (claim_id),
     UNIQUE (lease_id)
 );
-CREATE INDEX ix_rollouts_node_id ON rollouts (node_id);
 CREATE INDEX rollouts_by_batch ON rollouts (batch);
+CREATE INDEX rollouts_by_node ON rollouts (node_id, state);
 CREATE INDEX rollouts_by_state ON rollouts (state, policy_update);
 CREATE TABLE statements (
     owner VARCHAR NOT NULL,
@@ -217,7 +320,27 @@ CREATE TABLE statements (
     envelope BYTEA NOT NULL,
     received_ms BIGINT NOT NULL,
     counts_from_ms BIGINT,
+    node_id VARCHAR,
+    sequenced BOOLEAN NOT NULL,
     PRIMARY KEY (owner, number)
+);
+CREATE TABLE suite_runs (
+    number INTEGER NOT NULL,
+    digest VARCHAR NOT NULL,
+    suite VARCHAR NOT NULL,
+    release VARCHAR NOT NULL,
+    version BIGINT NOT NULL,
+    policy_update BIGINT NOT NULL,
+    results JSON NOT NULL,
+    imported_ms BIGINT NOT NULL,
+    PRIMARY KEY (number),
+    UNIQUE (digest)
+);
+CREATE TABLE tally (
+    id INTEGER NOT NULL,
+    unfinished BIGINT NOT NULL,
+    reserved_micros BIGINT NOT NULL,
+    PRIMARY KEY (id)
 );
 CREATE TABLE transfers (
     node_id VARCHAR NOT NULL,
@@ -255,6 +378,24 @@ CREATE TABLE versions (
     published_ms BIGINT NOT NULL,
     PRIMARY KEY (version)
 );
+CREATE TABLE payees (
+    batch BIGINT NOT NULL,
+    place INTEGER NOT NULL,
+    owner VARCHAR NOT NULL,
+    address VARCHAR NOT NULL,
+    amount_micros BIGINT NOT NULL,
+    PRIMARY KEY (batch, place)
+);
+CREATE TABLE payout_batches (
+    batch BIGINT NOT NULL,
+    state VARCHAR NOT NULL,
+    rail VARCHAR NOT NULL,
+    reference VARCHAR,
+    checkpoint_size BIGINT NOT NULL,
+    made_ms BIGINT NOT NULL,
+    PRIMARY KEY (batch),
+    UNIQUE (reference)
+);
 CREATE TABLE ledger_balances (
     account VARCHAR(80) NOT NULL,
     micros BIGINT NOT NULL,
@@ -277,6 +418,13 @@ CREATE TABLE ledger_claims (
     entry_hash VARCHAR(64) NOT NULL,
     PRIMARY KEY (claim_id)
 );
+CREATE TABLE ledger_cosignatures (
+    witness VARCHAR(300) NOT NULL,
+    size BIGINT NOT NULL,
+    time_s BIGINT NOT NULL,
+    note BYTEA NOT NULL,
+    PRIMARY KEY (witness)
+);
 CREATE TABLE ledger_entries (
     index BIGINT NOT NULL,
     content_hash VARCHAR(64) NOT NULL,
@@ -285,7 +433,6 @@ CREATE TABLE ledger_entries (
     body BYTEA NOT NULL,
     recorded_ms BIGINT NOT NULL,
     PRIMARY KEY (index),
-    UNIQUE (content_hash),
     UNIQUE (effect)
 );
 CREATE TABLE ledger_head (

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from coordinator.reports import explain, moderation
 from coordinator.rules.trust import OwnerStanding, TrustRules
 from coordinator.store import tables
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import appeals, owners, standings, tally
 from coordinator.transactions.appeals import Ruled
 from ledger import store
@@ -429,7 +429,7 @@ def test_a_restart_between_appeal_and_ruling_loses_neither(world: World) -> None
     key, _, _, bad = a_fault(world)
     appeal(world, key, bad)
     world.reopen()
-    world.run(set_fact, "finished", True)
+    world.run(set_fact, FINISHED, True)
     assert rule(world)["reinstated_claims"] == 3
     world.reopen()
     assert not rule(world)["changed"]

@@ -205,6 +205,6 @@ def test_two_learners_get_one_batch(tmp_path: Path) -> None:
     world.report(1)
     assert not world.report(1)
     kinds = [row.entry.kind for row in world.run(store.entries, 0, 100)]
-    assert kinds == ["commitment", "commitment", "deposit", "version", "pending", "pending", "post"]
+    assert kinds == ["commitment", "commitment", "deposit", "version", "pending", "pending", "batch", "post"]
     assert world.owed(key.node_id) == (HONEST_TOKENS, HONEST_TOKENS)
     world.database.close()

@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store import tables
-from coordinator.store.state import get_fact
-from coordinator.transactions.curriculum import FACT
+from coordinator.store.facts import get_fact
+from coordinator.transactions.curriculum import STANDS
 from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
 from protocol.work.rollout import pack_logprobs, pack_tokens, unpack_tokens
@@ -112,7 +112,7 @@ class CursorMachine(RuleBasedStateMachine):
         numbers, places = [row["group_no"] for row in rows], [row["prompt"] for row in rows]
         assert sorted(numbers) == list(range(len(rows))), "no group is lost"
         assert len(set(places)) == len(places), "no place is used twice"
-        stands = self.world.run(get_fact, FACT)
+        stands = self.world.run(get_fact, STANDS)
         if stands is None:
             assert sorted(places) == list(range(len(rows)))
             return

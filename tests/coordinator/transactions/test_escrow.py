@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.rules.trust import OwnerStanding, TrustRules
 from coordinator.store import tables
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import lottery, standings
 from ledger import drawing, store
 from ledger.drawing import ALL_PPM
@@ -47,7 +47,7 @@ def let_be_drawn(world: World, drawn: bool) -> None:
 
 
 def finish(world: World) -> None:
-    world.run(set_fact, "finished", True)
+    world.run(set_fact, FINISHED, True)
     world.release_leftovers()
 
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from coordinator.rules import trust
 from coordinator.rules.trust import Finding, TrustRules
 from coordinator.store import tables
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import appeals, standings, tally
 from ledger.tables import claims_table
 from protocol.errors import OwnerBanned
@@ -50,7 +50,7 @@ class Escrow(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The end of the round: audits first, then everything is settled."""
-        self.world.run(set_fact, "finished", True)
+        self.world.run(set_fact, FINISHED, True)
         self.world.release_leftovers()
         self.world.now_ms += self.world.audits.timeout_ms
         while claims := self.world.take_cases("last"):

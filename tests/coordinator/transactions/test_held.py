@@ -10,7 +10,7 @@ import pytest
 from coordinator.reports import explain, health
 from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import audits, standings
 from coordinator.transactions.audits import TRIES_MAX
 from ledger import tables as ledger_tables
@@ -92,7 +92,7 @@ def test_a_held_claim_is_judged_once_its_class_is_calibrated(world: World, findi
     bring(world, claim, "held")
     assert [case.claim_id for case in take(world, FP32, BF16).cases] == [claim]
     assert bring(world, claim, finding) == 1
-    world.run(set_fact, "finished", True)
+    world.run(set_fact, FINISHED, True)
     world.release_leftovers()
     assert money(world, claim) == state
     assert world.audit() == []
@@ -123,7 +123,7 @@ def test_a_forgery_is_not_paid_by_waiting_until_nobody_can_judge_it(world: World
         bring(world, claim, "pardon")
     assert [row["held_as"] for row in world.rows(tables.audits)] == [tables.LOST, ""]
     assert take(world, BF16).cases == ()
-    world.run(set_fact, "finished", True)
+    world.run(set_fact, FINISHED, True)
     world.release_leftovers()
     assert [money(world, one) for one in (claim, honest)] == ["pending", "posted"]
     assert take(world).done, "the auditor does not wait for it"
@@ -132,7 +132,7 @@ def test_a_forgery_is_not_paid_by_waiting_until_nobody_can_judge_it(world: World
 def test_the_end_of_the_round_pays_no_held_claim(world: World) -> None:
     claim = earn(world, world.join(1))
     bring(world, claim, "held")
-    world.run(set_fact, "finished", True)
+    world.run(set_fact, FINISHED, True)
     world.release_leftovers()
     assert money(world, claim) == "pending"
     assert take(world).done
@@ -196,6 +196,6 @@ def test_later_claims_of_an_owner_do_not_wait_for_a_lost_one(world: World) -> No
     good = [earn(world, key) for _ in range(2)]
     for claim in good:
         bring(world, claim, "pass")
-    world.run(set_fact, "finished", True)
+    world.run(set_fact, FINISHED, True)
     world.release_leftovers()
     assert [money(world, claim) for claim in (lost, *good)] == ["pending", "posted", "posted"]

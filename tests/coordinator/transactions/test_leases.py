@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.reports.summary import leaderboard
 from coordinator.store import tables
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import leases, tally
 from protocol.errors import UnknownNode
 from protocol.wire.signing import NodeKey
@@ -187,7 +187,7 @@ def test_a_price_raised_after_the_lease_does_not_count_for_it(world: World) -> N
 
 def test_after_the_end_there_is_no_more_work(world: World) -> None:
     key = world.join(1)
-    world.run(set_fact, "finished", True)
+    world.run(set_fact, FINISHED, True)
     assert world.offer(key).reason == "finished"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.rules.trust import OwnerStanding
 from coordinator.store import tables
-from coordinator.store.state import get_fact
+from coordinator.store.facts import get_fact
 from coordinator.transactions import offers, standings, tally
 from coordinator.transactions.newcomers import IN_LINE_MS, LINE, LINE_MAX
 from protocol.wire.signing import NodeKey

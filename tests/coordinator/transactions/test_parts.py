@@ -9,7 +9,7 @@ import pytest
 from coordinator.reports import explain
 from coordinator.rules.trust import OwnerStanding, TrustRules
 from coordinator.store import tables
-from coordinator.store.state import set_fact
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import audits, lottery, standings
 from ledger import store
 from ledger.entry import Pending, Void
@@ -177,7 +177,7 @@ class TestFaults:
         assert money(audited, cheat, heir) == [(0, 0), (3, 0)], "its pledge"
         (afresh,) = audited.offer(heir, continues=True).leases
         assert (afresh.prefixes, audited.group_states()) == ((), {0: "leased"})
-        audited.run(set_fact, "finished", True)
+        audited.run(set_fact, FINISHED, True)
         audited.release_leftovers()
         assert money(audited, cheat, heir) == [(0, 0), (0, 3)]
         assert audited.audit() == []
@@ -287,7 +287,7 @@ class TestBans:
         assert (whole["state"], audited.group_states()[whole["group_no"]]) == ("retracted", "open")
         assert money(audited, cheat, heir) == [(0, 0), (3, 0)]
         audited.find(whole["claim_id"])
-        audited.run(set_fact, "finished", True)
+        audited.run(set_fact, FINISHED, True)
         audited.release_leftovers()
         assert money(audited, cheat, heir) == [(0, 0), (0, 3)]
         assert audited.audit() == []

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator.store.state import Database, PayoutBusy, engine, get_fact, set_fact
+from coordinator.store.facts import Fact, get_fact, set_fact
+from coordinator.store.state import Database, PayoutBusy, engine
 from coordinator.transactions import owners, payouts
 from coordinator.transactions.rails.manual import Manual
 from ledger import store
@@ -28,6 +29,8 @@ from tests.coordinator.bank import Bank
 from tests.coordinator.transactions.test_payouts import TERMS, owe, owner, publish
 from tests.coordinator.world import NOW_MS, ROUND, World
 from tests.processes.programs import until
+
+N = Fact("n", 0)
 
 TRIES = 3
 """Tries of each pair, each with a seed of its own."""
@@ -279,7 +282,7 @@ def test_effects_follow_each_other_whatever_the_role_is_set_to(postgres_url: str
 
         def increment(database: Database, _folder: Path) -> str:
             def effect(connection: sa.Connection) -> str:
-                set_fact(connection, "n", get_fact(connection, "n", 0) + 1)
+                set_fact(connection, N, get_fact(connection, N) + 1)
                 return "counted"
 
             return database.run_now(effect)
@@ -290,7 +293,7 @@ def test_effects_follow_each_other_whatever_the_role_is_set_to(postgres_url: str
                 side.go()
         assert [side.end() for side in sides] == ["counted", "counted"]
         world.database = Database(world.where)
-        assert world.run(get_fact, "n") == 2
+        assert world.run(get_fact, N) == 2
         world.database.close()
     finally:
         with made.connect() as connection:

@@ -131,6 +131,26 @@ def test_ten_small_nodes_are_paid_what_one_big_one_is(world: World) -> None:
     assert all(balance(world, key) == (0, 30, 0) for key in small)
 
 
+def test_amount_is_rounded_down_to_what_the_rail_pays_and_the_rest_is_carried_over(
+    world: World, tmp_path: Path
+) -> None:
+    cents = PayoutTerms(rail="bank", scheme="", minimum_micros=1, step_micros=10_000)
+    first, second = owner(1, world, nodes=2)
+    (small,) = owner(2, world)
+    for key, micros in ((first, 15_000), (second, 12_345), (small, 9_999)):
+        owe(world, key, micros)
+    batch = create(world, cents)
+    assert [payee.amount_micros for payee in batch.payees] == [20_000]
+    assert settle(world, batch, Bank(tmp_path / "bank")) is Status.DONE
+    assert sum(balance(world, key)[0] for key in (first, second)) == 7_345
+    assert balance(world, small) == (9_999, 0, 0)
+    for key, micros in ((first, 2_655), (small, 1)):
+        owe(world, key, micros)
+    assert [payee.amount_micros for payee in create(world, cents).payees] == [10_000, 10_000]
+    assert [balance(world, key)[0] for key in (first, second, small)] == [0, 0, 0]
+    assert world.run(store.rebuild) == []
+
+
 def test_who_has_no_address_that_counts_or_is_owed_too_little_waits_and_loses_nothing(world: World) -> None:
     (poor,), (nowhere,), (rich,) = owner(1, world), owner(2, world, address=False), owner(3, world)
     nobody = world.join(7)

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import sqlalchemy as sa
 
 from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
-from coordinator.transactions import api_keys, queries, query_answers
+from coordinator.transactions import api_keys, queries, query_answers, query_usage
 from coordinator.transactions.queries import Query
-from coordinator.transactions.query_answers import QueryAnswer
-from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotFound, Overloaded
+from coordinator.transactions.query_answers import Growth, QueryAnswer, ReadUntil
+from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotFound, OutOfOrder, Overloaded
 from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
 from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_logprobs, unpack_tokens
@@ -100,11 +101,83 @@ def test_a_limit_of_tokens_ends_the_completion(world: World) -> None:
     node, key = world.join(1), new_key(world)
     (number,) = ask(world, key, query(tokens_max=2))
     (lease,) = world.offer(node).leases
-    assert lease.turn_tokens_max == 2
+    assert (lease.tokens_max, lease.turn_tokens_max) == (2, 0)
     assert world.submit(node, respond(node, lease, [72, 73, END])).code == "tokens_invalid"
     (lease,) = world.offer(node).leases
     assert world.submit(node, respond(node, lease, [72, 73], "length")).outcome == "accepted"
     assert answers(world, [number])[number].samples[0].finish == "length"
+
+
+def test_another_node_continues_a_completion_with_a_limit_of_tokens(world: World) -> None:
+    first, second, key = world.join(1), world.join(2), new_key(world)
+    (number,) = ask(world, key, query(tokens_max=3))
+    (lease,) = world.offer(first).leases
+    refused = world.tell(first, fragment(first, lease, {0: [72, 73, 74]}))
+    assert not refused.taken, "it has reached its length"
+    assert world.tell(first, fragment(first, lease, {0: [72, 73]})).taken
+    world.give_back(first, lease)
+    (rest,) = world.offer(second, continues=True).leases
+    assert [unpack_tokens(prefix.tokens).tolist() for prefix in rest.prefixes] == [[72, 73]]
+    assert world.submit(second, respond(second, rest, [74, 75], "length")).code == "tokens_invalid"
+    (rest,) = world.offer(second, continues=True).leases
+    assert world.submit(second, respond(second, rest, [74], "length")).outcome == "accepted"
+    found = answers(world, [number])[number]
+    assert unpack_tokens(found.samples[0].tokens).tolist() == [72, 73, 74]
+    assert len(found.claims) == 2
+
+
+def grown(world: World, known: dict[int, ReadUntil]) -> dict[int, list[tuple[int, int, list[int]]]]:
+    """The next growth of each query, as its samples, their starts and tokens; `known` moves on."""
+    found: dict[int, Growth] = world.run(query_answers.read_growth, known)
+    known |= {number: growth.until for number, growth in found.items()}
+    return {
+        number: [(part.sample, part.start, unpack_tokens(part.tokens).tolist()) for part in growth.samples]
+        for number, growth in found.items()
+    }
+
+
+def test_a_reader_gets_each_fragment_once_and_follows_the_node_that_continues(world: World) -> None:
+    first, second, key = world.join(1), world.join(2), new_key(world)
+    (number,) = ask(world, key, query(report_every_ms=250))
+    known = {number: ReadUntil()}
+    (lease,) = world.offer(first).leases
+    assert lease.report_every_ms == 250
+    assert grown(world, known) == {}
+    assert world.tell(first, fragment(first, lease, {0: [72]})).taken
+    assert grown(world, known) == {number: [(0, 0, [72])]}
+    assert grown(world, known) == {}
+    world.give_back(first, lease)
+    (rest,) = world.offer(second, continues=True).leases
+    assert rest.report_every_ms == 250
+    assert world.tell(second, fragment(second, rest, {0: [73, 74]})).taken
+    assert grown(world, known) == {number: [(0, 1, [73, 74])]}
+    assert grown(world, known) == {}, "nor again what the first node reported"
+    assert world.submit(second, respond(second, rest, [73, 74, END])).outcome == "accepted"
+    assert unpack_tokens(answers(world, [number])[number].samples[0].tokens).tolist() == [72, 73, 74, END]
+
+
+def test_a_reader_follows_a_node_that_begins_anew(world: World) -> None:
+    first, second, key = world.join(1), world.join(2), new_key(world)
+    (number,) = ask(world, key, query(report_every_ms=250, seed=5))
+    known = {number: ReadUntil()}
+    (lease,) = world.offer(first).leases
+    world.tell(first, fragment(first, lease, {0: [72]}))
+    grown(world, known)
+    world.give_back(first, lease)
+    world.now_ms += 1
+    (anew,) = world.offer(second).leases
+    assert (anew.seed, anew.prefixes) == (5, ())
+    world.tell(second, fragment(second, anew, {0: [72, 73]}))
+    assert grown(world, known) == {number: [(0, 0, [72, 73])]}
+
+
+def test_nobody_reads_along_where_the_whole_answer_is_awaited(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    (number,) = ask(world, key)
+    (lease,) = world.offer(node).leases
+    assert lease.report_every_ms == 0
+    world.tell(node, fragment(node, lease, {0: [72]}))
+    assert grown(world, {number: ReadUntil()}) == {}
 
 
 def test_only_the_version_that_a_query_names_answers_it(world: World) -> None:
@@ -370,3 +443,107 @@ def test_statements_of_a_lease_do_not_change_without_queries(world: World) -> No
     numbers = ask(world, key)
     world.run(queries.withdraw, numbers, now_ms=world.now_ms)
     assert asked_in(world.offer(node).leases) == asked_in(before.leases) == []
+
+
+DAY_MS = 86_400_000
+
+
+def forget(world: World, days: float = 1.0) -> list[int]:
+    """Delete what is older than some days; the numbers of the queries that are left."""
+    old = world.run(query_usage.find_old, world.now_ms - int(days * DAY_MS))
+    world.run(query_usage.forget, old)
+    return [row["number"] for row in world.rows(tables.queries)]
+
+
+def settled(world: World) -> bool:
+    return all(row["settled"] for row in world.rows(tables.audits))
+
+
+def test_old_queries_are_deleted_and_what_proves_their_payment_stays(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    for _ in range(3):
+        ask(world, key)
+        world.earn(node)
+    withdrawn, newest = ask(world, key, query(), query())
+    world.run(queries.withdraw, [withdrawn, newest], now_ms=world.now_ms)
+    assert settled(world)
+    before = {table: world.rows(table) for table in (tables.rollouts, tables.audits, tables.leases)}
+    said, owed = shown(world), world.owed(node.node_id)
+    assert forget(world) == [1, 2, 3, withdrawn, newest], "they ended just now"
+    world.now_ms += 2 * DAY_MS
+    assert forget(world) == [newest], "the newest keeps its number taken"
+    assert {table: world.rows(table) for table in before} == before
+    assert (shown(world), world.owed(node.node_id)) == (said, owed), "the counts of a key go on"
+    assert (said["answered_queries"], said["tokens"]) == (3, sum(row["tokens"] for row in before[tables.rollouts]))
+    assert world.audit() == []
+    assert ask(world, key) == [newest + 1]
+    world.earn(node)
+    assert shown(world)["answered_queries"] == 4
+
+
+def test_open_and_unsettled_queries_are_kept_however_old(tmp_path: Path) -> None:
+    """An audit may still find a fault, and the key then gets its money back."""
+    world = World(tmp_path, rules=TrustRules())
+    world.publish(1, 0)
+    node, key = world.join(1), new_key(world)
+    (answered,) = ask(world, key)
+    world.earn(node)
+    assert not settled(world)
+    waiting, newest = ask(world, key, query(), query())
+    world.now_ms += 50 * DAY_MS
+    assert forget(world) == [answered, waiting, newest]
+    world.database.close()
+
+
+def test_queries_are_deleted_a_few_at_a_time_and_each_is_counted_once(world: World) -> None:
+    node, one, other = world.join(1), new_key(world, "one"), new_key(world, "other")
+    for key in (one, one, other, one):
+        ask(world, key)
+        world.earn(node)
+    world.now_ms += DAY_MS
+    old = world.run(query_usage.find_old, world.now_ms, 2)
+    assert old.numbers == (1, 2)
+    world.run(query_usage.forget, old)
+    with pytest.raises(OutOfOrder, match="deleted meanwhile"):
+        world.run(query_usage.forget, old)
+    assert forget(world, 0.5) == [4]
+    assert [shown(world, name)["answered_queries"] for name in ("one", "other")] == [3, 1]
+
+
+def test_usage_counts_all_parts_of_an_answer_and_none_that_is_refunded(world: World) -> None:
+    first, second, key = world.join(1), world.join(2), new_key(world)
+    ask(world, key)
+    (lease,) = world.offer(first).leases
+    assert world.tell(first, fragment(first, lease, {0: [72]})).taken
+    world.give_back(first, lease)
+    (rest,) = world.offer(second, continues=True).leases
+    assert world.submit(second, respond(second, rest, [73, END])).outcome == "accepted"
+    listed = shown(world)
+    assert (listed["answered_queries"], listed["tokens"]) == (1, 3)
+    assert listed["left_micros"] == listed["budget_micros"] - listed["spent_micros"]
+
+
+def test_an_answer_is_found_by_the_number_of_its_group(world: World, store_url: str) -> None:
+    """The plan is SQLite's: without an index, it reads every answer that was ever given."""
+    if store_url:
+        return
+    node, key = world.join(1), new_key(world)
+    (number,) = ask(world, key)
+    (lease,) = world.offer(node).leases
+    world.submit(node, respond(node, lease))
+
+    def plans(connection: sa.Connection) -> str:
+        statements: list[tuple[str, Any]] = []
+
+        def hear(_connection: object, _cursor: object, text: str, given: Any, *_rest: object) -> None:
+            statements.append((text, given))
+
+        sa.event.listen(connection, "before_cursor_execute", hear)
+        query_answers.read_answers(connection, [number])
+        queries._credited(connection, -1)
+        sa.event.remove(connection, "before_cursor_execute", hear)
+        found = (connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", given).all() for text, given in statements)
+        return "\n".join(row.detail for rows in found for row in rows if "rollouts" in row.detail)
+
+    assert world.run(plans).count("rollouts_of_query") >= 2
+    assert "rollouts_by_state" not in world.run(plans)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coordinator.config import parse
 from coordinator.reports import summary
 from coordinator.store import tables
-from coordinator.store.state import get_fact, set_fact
+from coordinator.store.facts import get_fact, set_fact
 from coordinator.transactions import batches, staleness_bound
 from coordinator.transactions.fleet import kappa
 from coordinator.transactions.leases import terms_of

@@ -60,7 +60,8 @@ async function version (trust, folder) {
 
 function answer (model, manifest, lease) {
   const prompt = readU32(lease.prompt)
-  const { temperature, max_new_tokens: maxNewTokens } = manifest.sampler
+  const { temperature, max_new_tokens: longest } = manifest.sampler
+  const maxNewTokens = Math.min(longest, lease.tokens_max ?? longest)
   const { seed, turn_tokens_max: turnTokensMax, temperature: own = temperature } = lease
   const unbegun = { tokens: Buffer.alloc(0), finish: '' }
   return Array.from({ length: lease.samples }, (_, index) => {

@@ -5,7 +5,7 @@ import { digest } from './blake3.js'
 import { decode, encode, fields, Float } from './canonical.js'
 import { Refused } from './errors.js'
 
-const GENERATION = 6
+const GENERATION = 7
 const PATIENCE_MS = 30_000
 
 const HEARTBEAT_REPLY = ['newest_version', 'heartbeat_s', 'finished']
@@ -23,8 +23,9 @@ const EXPLANATION = [
   'fragments'
 ]
 
-// A lease at the manifest's temperature has no temperature of its own.
-const leaseFields = (lease) => fields(lease, ...LEASE, ...('temperature' in lease ? ['temperature'] : []))
+// Fields that a lease has only where it differs from its manifest, or where somebody reads along.
+const OPTIONAL = ['temperature', 'tokens_max', 'report_every_ms']
+const leaseFields = (lease) => fields(lease, ...LEASE, ...OPTIONAL.filter((name) => name in lease))
 
 export class Node {
   #session = randomBytes(8).toString('hex')

@@ -17,11 +17,11 @@ from protocol.people.owner import (
     Revocation,
     Statement,
     StatementReply,
-    checksummed,
     open_statement,
     payee_bytes,
     seal_statement,
 )
+from protocol.people.payout_addresses import checksummed
 from protocol.wire import canonical
 from protocol.wire.signing import Envelope, NodeKey
 

@@ -16,9 +16,9 @@ from protocol.errors import (
     UntrustedMetadata,
     UntrustedRoot,
 )
-from protocol.policy import trust
+from protocol.policy import root_document, trust
 from protocol.policy.manifest import target_path
-from protocol.policy.trust import Documents
+from protocol.policy.root_document import Documents
 from tests.protocol.tuf_repository import DAY, HOUR, NOW, ROLES, YEAR, Repository, Seen, refused, signer
 
 
@@ -84,12 +84,12 @@ class TestThePin:
 
     def test_another_coordinators_root_is_refused(self) -> None:
         with pytest.raises(UntrustedRoot, match="join string"):
-            trust.pin(Repository().documents["1.root.json"], Repository().round_id)
+            root_document.pin(Repository().documents["1.root.json"], Repository().round_id)
 
     @pytest.mark.parametrize("root", [b"", b"{}", b"\0" * 100])
     def test_a_pinned_garbage_is_refused_by_name(self, root: bytes) -> None:
         """The fingerprint fits, but it is no root: an operator's mistake, still named."""
-        refused(Repository(), trust.pin(root, trust.fingerprint(root)), UntrustedMetadata)
+        refused(Repository(), root_document.pin(root, root_document.fingerprint(root)), UntrustedMetadata)
 
 
 class TestRollback:

@@ -48,6 +48,8 @@ OTHERWISE: dict[str, Any] = {
     "turn_tokens_max": 2,
     "context_tokens_paid": 1,
     "temperature": 0.0,  # of somebody who wants likelier answers
+    "tokens_max": 2,
+    "report_every_ms": 50,
 }
 
 

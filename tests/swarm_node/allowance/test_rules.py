@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol.errors import ConfigInvalid
 from protocol.limits import CHUNK_MAX_BYTES
 from swarm_node.allowance import settings
-from swarm_node.allowance.rules import GB, Readings, decide, within
+from swarm_node.allowance.rules import GB, CardReadings, Decision, Readings, decide, decide_card, within
 from swarm_node.allowance.settings import Limits, checked
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -84,6 +84,68 @@ def test_a_power_cap_is_kept_by_breaks_that_do_not_flutter_and_keep_the_engine()
     assert whys(limits, Readings(NOON, watts=190.0, resting=True)) == ["power"]
     assert whys(limits, Readings(NOON, watts=180.0, resting=True)) == []
     assert whys(limits, Readings(NOON)) == [], "a card that tells no watts cannot be held to any"
+
+
+def card_whys(limits: Limits, seen: CardReadings) -> list[str]:
+    return [reason.why for reason in decide_card(1, limits, seen).reasons]
+
+
+def test_a_card_that_is_too_hot_rests_at_once_until_it_is_cooler_and_keeps_its_engine() -> None:
+    limits = checked({"celsius": 85, "cards": {"1": {"celsius": 70}}})
+    decision = decide_card(1, limits, CardReadings(NOON, celsius=71.0))
+    assert (decision.may_work, decision.at_once, decision.keep_engine) == (False, True, True)
+    assert decision.reason_line == "temperature limit: 71 °C, your limit is 70 °C; work resumes at 65 °C"
+    resting = frozenset(reason.why for reason in decision.reasons)
+    assert card_whys(limits, CardReadings(NOON, celsius=66.0, resting=resting)) == ["heat"]
+    assert card_whys(limits, CardReadings(NOON, celsius=65.0, resting=resting)) == []
+    assert card_whys(limits, CardReadings(NOON, celsius=None)) == [], "a card without a sensor is held to nothing"
+    assert decide_card(0, limits, CardReadings(NOON, celsius=84.0)).may_work, "another card has the node's limit"
+    assert not decide_card(0, limits, CardReadings(NOON, celsius=86.0)).may_work
+
+
+def test_a_card_has_hours_power_and_pauses_of_its_own() -> None:
+    limits = checked({"cards": {"1": {"hours": "22:00-07:00", "power_watts": 200}}})
+    seen = CardReadings(NOON, paused=True, paused_until=NOON.replace(hour=13), watts=201.0)
+    assert card_whys(limits, seen) == ["paused", "hours", "power"]
+    said = decide_card(1, limits, seen).reason_line
+    assert said.startswith("paused by you until 13:00; `swarm-node resume --card 1` continues; outside your hours")
+    assert decide_card(0, limits, seen._replace(paused=False)).may_work
+    assert decide(limits, Readings(NOON)).may_work, "the limits of a card are not those of the node"
+
+
+def test_a_node_rests_when_no_card_may_work_and_only_then() -> None:
+    paused = decide_card(1, Limits(), CardReadings(NOON, paused=True))
+    assert decide(Limits(), Readings(NOON), {0: Decision(), 1: paused}).may_work
+    decision = decide(Limits(), Readings(NOON), {1: paused})
+    assert (decision.may_work, decision.at_once) == (False, True)
+    assert decision.reason_line == "card 1: paused by you; `swarm-node resume --card 1` continues"
+
+
+def test_limits_of_a_card_are_written_and_read_and_leave_the_others_alone(tmp_path: Path) -> None:
+    settings.write(tmp_path, settings.changed(tmp_path, {"celsius": 80}, card=1))
+    settings.write(tmp_path, settings.changed(tmp_path, {"power_watts": 150.0}, card=1))
+    settings.write(tmp_path, settings.changed(tmp_path, {"hours": "22:00-07:00"}, card=10))
+    settings.write(tmp_path, settings.changed(tmp_path, {"upload_gb": 5}))
+    kept = settings.read(tmp_path)
+    assert kept.of_card(1).model_dump(exclude_defaults=True) == {"celsius": 80.0, "power_watts": 150.0}
+    assert kept.of_card(10).hours == "22:00-07:00"
+    assert kept.of_card(0) == settings.CardLimits()
+    assert (kept.upload_gb, kept.hours) == (5.0, "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"1": {"vram_share": 0.5}}, "cards.1.vram_share"),
+        ({"1": {"celsius": 200}}, "cards.1.celsius"),
+        ({"first": {}}, "cards"),
+        ({"1": 5}, "cards.1"),
+        ([], "cards"),
+    ],
+)
+def test_a_wrong_limit_of_a_card_is_named(wrong: object, named: str) -> None:
+    with pytest.raises(ConfigInvalid, match=f"^{named} = "):
+        checked({"cards": wrong})
 
 
 def test_a_price_below_the_floor_takes_no_work() -> None:

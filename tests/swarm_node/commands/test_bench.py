@@ -16,7 +16,7 @@ from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.engine import memory
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.messages import SamplingStats
-from swarm_node.work.throughput import Throughput
+from swarm_node.engine.throughput import Throughput
 from tests.swarm_node.engine.hostile_tokenizers import make_hostile
 from tests.tiny_policy import make_tiny_policy
 

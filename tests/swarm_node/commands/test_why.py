@@ -60,7 +60,14 @@ def test_a_position_says_what_was_claimed_and_what_is_so_in_tokens_and_in_log_pr
     text = "\n".join(why.lines(told("hard", a_report())))
     assert "sample 0, position 2: token 2 claimed with -0.5000; expected 77 by 31.2 nats" in text
     assert "sample 0, position 5: token 5 claimed with -0.1250, the expected token; the replay gives -40.5000" in text
-    assert "validator replay/5, tolerances torch/fp32/cpu" in text
+    assert "validator replay/7, tolerances torch/fp32/cpu" in text
+
+
+def test_the_note_of_an_audit_is_shown_on_one_line() -> None:
+    shown = list(why.lines(told("pass", a_report() | {"note": "Not to the bit.\nlease 1: posted"})))
+    (line,) = [line for line in shown if "Not to the bit." in line]
+    assert "lease 1: posted" in line
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize(("finding", "appeal"), [("soft", ""), ("hard", "denied"), ("hard", "possible"), ("", "")])

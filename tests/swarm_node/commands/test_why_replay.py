@@ -13,17 +13,16 @@ from coordinator.rules.calibration import SHIPPED, read
 from protocol.errors import ProofInvalid
 from protocol.policy.chunks import digest
 from protocol.policy.manifest import Sampler
-from protocol.policy.trust import Documents
+from protocol.policy.root_document import Documents
 from protocol.wire import canonical
 from protocol.wire.signing import NodeKey, open_envelope
 from protocol.work.auditing import Explanation, Explanations
 from protocol.work.lease import Lease
 from protocol.work.rollout import RolloutClaim, pack_tokens
 from swarm_node.commands import why
-from swarm_node.coordinator_api.join_string import JoinString, round_folder
+from swarm_node.coordinator_api.join_string import POLICIES, TRUST_FILE, JoinString, round_folder
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
-from swarm_node.member import POLICIES, TRUST_FILE
 from swarm_node.work.lease_log import FILE, Leased
 from tests.coordinator.audit.claims import on_round
 from tests.swarm_node.worker_world import policy

@@ -1,5 +1,6 @@
 """The round that a home joined last: stored whole, read back, and meant by commands without a join string."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,29 @@ def test_a_join_string_is_written_as_it_was_read() -> None:
     assert str(SECOND) == f"https://swarm.example.org/round#{'b' * 64}"
 
 
+def test_brackets_without_an_address_are_no_join_string() -> None:
+    with pytest.raises(ConfigInvalid, match="not a join string"):
+        parse(f"http://[#{'a' * 64}")
+
+
 def test_the_last_round_replaces_the_one_before_and_is_readable_by_its_user_only(tmp_path: Path) -> None:
     assert last_round.find_last(tmp_path) is None
-    last_round.record_joined(tmp_path, FIRST, "rig1@heron")
-    last_round.record_joined(tmp_path, SECOND, "")
-    assert last_round.find_last(tmp_path) == (SECOND, "")
+    last_round.record_joined(tmp_path, [FIRST], "rig1@heron")
+    last_round.record_joined(tmp_path, [SECOND], "")
+    assert last_round.find_last(tmp_path) == (SECOND, "", True, ())
     assert last_round.chosen("", tmp_path) == SECOND
     assert last_round.chosen(str(FIRST), tmp_path) == FIRST
     assert (tmp_path / last_round.FILE).stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [last_round.FILE]
+
+
+def test_several_rounds_are_remembered_in_their_order(tmp_path: Path) -> None:
+    last_round.record_joined(tmp_path, [SECOND, FIRST], "rig1")
+    assert last_round.find_last(tmp_path) == (SECOND, "rig1", True, (FIRST,))
+    assert last_round.all_chosen("", tmp_path) == [SECOND, FIRST]
+    assert last_round.all_chosen(str(FIRST), tmp_path) == [FIRST]
+    assert last_round.chosen("", tmp_path) == SECOND
+    assert last_round.find_by_url(tmp_path, [FIRST.url]) == FIRST
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"join_string": 3}', '{"join_string": "x", "name": ""}', '"ab"'])
@@ -43,7 +58,7 @@ def test_an_unreadable_record_is_named_and_does_not_prevent_joining(tmp_path: Pa
 
 
 def test_a_disk_that_takes_no_file_does_not_end_the_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    last_round.record_joined(tmp_path / "missing", FIRST, "")
+    last_round.record_joined(tmp_path / "missing", [FIRST], "")
     assert "not remembered" in caplog.text
 
 
@@ -95,7 +110,7 @@ def test_a_command_without_a_join_string_asks_the_round_that_was_joined_last(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     identity.load_or_create(tmp_path / identity.FILE)
-    last_round.record_joined(tmp_path, FIRST, "")
+    last_round.record_joined(tmp_path, [FIRST], "")
     error = failure(*words, home=tmp_path)
     assert isinstance(error, Unreachable)
     assert FIRST.url in str(error)
@@ -119,14 +134,14 @@ def test_without_a_last_round_a_command_says_what_to_give(tmp_path: Path, words:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_missing_argument_is_named(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    last_round.record_joined(tmp_path, FIRST, "")
+    last_round.record_joined(tmp_path, [FIRST], "")
     assert said in str(failure(*words, home=tmp_path))
 
 
 @pytest.mark.parametrize("command", ["join", "mirror"])
 def test_a_member_without_a_join_string_starts_in_the_last_round(tmp_path: Path, command: str) -> None:
     """The agent's lock is a folder, so that it ends where it would start."""
-    last_round.record_joined(tmp_path, FIRST, "rig1@heron")
+    last_round.record_joined(tmp_path, [FIRST], "rig1@heron")
     (tmp_path / "agent.lock").mkdir()
     engine = ("--engine", "torch") if command == "join" else ()
     assert isinstance(failure(command, "--quiet", *engine, home=tmp_path), DiskFailed)
@@ -143,9 +158,26 @@ def test_members_get_the_given_name_then_the_last_one_then_a_nickname(tmp_path: 
     generated = nickname(identity.load_or_create(tmp_path / identity.FILE).key.node_id)
     assert named(None) == (generated, "")
     assert named("rig1@heron") == ("rig1@heron", "rig1@heron")
-    last_round.record_joined(tmp_path, FIRST, "rig1@heron")
+    last_round.record_joined(tmp_path, [FIRST], "rig1@heron")
     assert named(None) == ("rig1@heron", "rig1@heron")
     assert named("") == (generated, "")
+
+
+def test_a_page_that_was_turned_off_stays_off_until_it_is_turned_on(tmp_path: Path) -> None:
+    """A mirror, which has no page, keeps the choice; so does a record of a release before it."""
+    from swarm_node.commands.join import build_member
+    from swarm_node.commands.options import ReachOptions
+
+    def has_page(page: bool | None) -> bool:
+        return build_member(str(FIRST), tmp_path, None, ReachOptions(), {}, page=page).page
+
+    assert has_page(None)
+    assert not has_page(False)
+    last_round.record_joined(tmp_path, [FIRST], "", page=False)
+    assert not has_page(None)
+    assert has_page(True)
+    (tmp_path / last_round.FILE).write_text(json.dumps({"join_string": str(FIRST), "name": ""}))
+    assert has_page(None)
 
 
 def test_the_program_alone_says_what_to_run_next(tmp_path: Path) -> None:
@@ -156,7 +188,7 @@ def test_the_program_alone_says_what_to_run_next(tmp_path: Path) -> None:
     )
     (tmp_path / last_round.FILE).write_text("{")
     assert find_next_step(tmp_path, "").command == "swarm-node join HOST"
-    last_round.record_joined(tmp_path, FIRST, "")
+    last_round.record_joined(tmp_path, [FIRST], "")
     step = find_next_step(tmp_path, "")
     assert (step.command, FIRST.url in step.said) == ("swarm-node join", True)
     said = CliRunner().invoke(app, [])
@@ -164,3 +196,11 @@ def test_the_program_alone_says_what_to_run_next(tmp_path: Path) -> None:
     assert "Next:  swarm-node " in said.output
     assert "swarm-node --help" in said.output
     assert "Usage:" in CliRunner().invoke(app, ["--help"]).output
+
+
+def test_the_next_step_names_all_rounds_of_the_last_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm_node.commands.next_step.has_engine", lambda vllm_python: True)  # there may be none
+    last_round.record_joined(tmp_path, [FIRST, SECOND], "")
+    assert f"Its last rounds: {FIRST.url}, {SECOND.url}" in find_next_step(tmp_path, "").said
+    last_round.record_joined(tmp_path, [FIRST], "")
+    assert find_next_step(tmp_path, "").said.endswith(f"Its last round: {FIRST.url}")

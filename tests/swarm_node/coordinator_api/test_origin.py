@@ -42,6 +42,14 @@ async def test_an_honest_origin_serves_chunks_and_documents() -> None:
         assert await here.document("2.root.json", 100) is None
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+async def test_a_name_that_cannot_be_asked_for_is_unreachable(host: str) -> None:
+    made = open_origin(f"http://{host}", own_network=True, patience=HASTY)
+    with pytest.raises(Unreachable):
+        await made.file("x", 100)
+    await made.close()
+
+
 @pytest.mark.parametrize(
     ("manner", "error"),
     [

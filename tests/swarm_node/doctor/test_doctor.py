@@ -14,7 +14,7 @@ from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.doctor import cards, line, report
 from swarm_node.doctor import examine as house
 from swarm_node.doctor.engines import engine, engines, make_tiny_model, processor
-from swarm_node.doctor.examine import Patient, examine
+from swarm_node.doctor.examine import Patient, examine, unreached
 from swarm_node.doctor.report import CheckResult, CheckState
 from swarm_node.engine.choose import EngineOptions, HostMachine, this_machine
 from swarm_node.keys import identity
@@ -65,6 +65,7 @@ def test_a_driver_that_is_too_old_for_the_engines_is_named_with_the_next_step(se
     finding = cards.driver(seen)
     assert finding.state.value == state
     assert ("Update the driver" in finding.next_step) == (state == "warn")
+    assert ("a build of torch for CUDA 12, which this driver runs" in finding.next_step) == (state == "warn")
 
 
 def test_a_driver_is_judged_by_the_torch_that_is_installed() -> None:
@@ -91,6 +92,33 @@ def test_the_model_is_compared_with_the_memory_that_is_free_and_allowed(
     weights_gb: int, share: float, state: str
 ) -> None:
     assert cards.memory(GpuProbe((RTX,)), weights_gb * GB, vram_share=share).state.value == state
+
+
+def test_a_card_that_cannot_hold_the_model_is_named_beside_one_that_can() -> None:
+    small = RTX._replace(name="GTX 1650", memory_bytes=4 * GB, number=1)
+    finding = cards.memory(GpuProbe((RTX, small)), 8 * GB)
+    assert finding.state is CheckState.OK
+    assert "; card 1 (GTX 1650) is too small and left out" in finding.evidence
+    assert "left out" not in cards.memory(GpuProbe((RTX, RTX)), 8 * GB).evidence
+
+
+def test_who_may_not_open_the_files_of_a_card_gets_the_command_that_permits_it(tmp_path: Path) -> None:
+    amd = GpuProbe((RTX._replace(vendor="amd"),))
+    assert cards.access(GpuProbe((RTX,)), tmp_path).state is CheckState.SKIP
+    finding = cards.access(amd, tmp_path)
+    assert (finding.state, "kfd is missing" in finding.evidence) == (CheckState.WARN, True)
+    (tmp_path / "kfd").touch()
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri" / "renderD128").touch()
+    assert cards.access(amd, tmp_path).state is CheckState.OK
+    if os.getuid():  # root may open everything
+        (tmp_path / "dri" / "renderD128").chmod(0)
+        assert "usermod -aG render,video" in cards.access(amd, tmp_path).next_step
+
+
+def test_what_differs_in_wsl_is_said() -> None:
+    assert "Windows has the graphics driver" in cards.wsl().said
+    assert "--hours" in cards.wsl().evidence
 
 
 def test_the_threads_of_an_engine_are_told_before_it_joins() -> None:
@@ -230,3 +258,15 @@ async def test_an_agent_of_which_nobody_has_said_anything_is_tried(tmp_path: Pat
     async with listening(tmp_path, UNASKED, lambda: {"dialled": None}):
         finding = await line.reach(line.RoundAnswer(coordinator, None), "", tmp_path)
     assert finding.state is CheckState.SKIP, "nobody answers at that address"
+
+
+def test_a_check_that_needs_the_round_says_why_there_is_no_answer() -> None:
+    """A round that was not named and one that does not respond have different next steps."""
+    without, silent = unreached(None), unreached(JoinString("https://swarm.example.org", "a" * 64))
+    assert {(result.state, result.said) for result in without} == {
+        (CheckState.SKIP, "Not checked: no round was joined or named.")
+    }
+    assert {result.next_step for result in without} == {"swarm-node doctor JOIN_STRING"}
+    assert {(result.said, result.next_step) for result in silent} == {
+        ("Not checked: the round at https://swarm.example.org did not respond.", "")
+    }

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from protocol.errors import EngineFailed
 from protocol.policy import adapter
 from swarm_node.engine.engine import Engine
+from swarm_node.engine.policy_files import tensor_files
 from swarm_node.engine.torch import weights
+from swarm_node.engine.torch.engine import TorchEngine
 from tests.adapted_policy import make_adapted, make_merged
 from tests.swarm_node.engine.asking import PROMPTS, asked, sample
 from tests.swarm_node.engine.conftest import Make
@@ -115,3 +117,93 @@ def test_weights_are_made_one_at_a_time(policy: Path, tmp_path: Path) -> None:
         assert tensors.shapes[name] == tensors[name].shape
         assert tensors[name].data_ptr() != tensors._base[name].data_ptr()
         assert all(value.data_ptr() == tensors._base[key].data_ptr() for key, value in tensors.items() if "norm" in key)
+
+
+def beside(base: Path, adapted: Path, target: Path) -> Path:
+    """Return the adapted version with the files of `base` under links, as a node keeps a base that versions share."""
+    shutil.copytree(adapted, target)
+    for file in tensor_files(base):
+        (target / file.name).unlink()
+        (target / file.name).hardlink_to(file)
+    return target
+
+
+def only(adapted: Path, part: str) -> Path:
+    """Leave the adapter's matrices for modules of this name only."""
+    matrices(adapted, lambda found: [found.pop(name) for name in list(found) if part not in name])
+    (adapted / "canary.json").unlink()
+    return adapted
+
+
+def values_of(engine: Engine) -> dict[str, torch.Tensor]:
+    return {name: place.clone() for name, (place, _) in engine._loaded()._tensors._places.items()}  # type: ignore[attr-defined]  # of torch's decoders
+
+
+@pytest.mark.parametrize("kind", ["grouped", "wide", "foreign", "llama", "biased"])
+def test_a_version_with_the_same_base_costs_only_what_adapters_change(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    policy = request.getfixturevalue(kind)
+    first = only(make_adapted(policy, tmp_path / "1", seed=1), "q_proj")
+    second = beside(first, only(make_adapted(policy, tmp_path / "2", seed=2), "v_proj"), tmp_path / "beside")
+    other = only(make_adapted(policy, tmp_path / "3", seed=2), "v_proj")
+    engine, fresh = TorchEngine(), TorchEngine()
+    engine.load(first, 1)
+    norm = next(name for name in values_of(engine) if "norm" in name)
+    with torch.inference_mode():
+        engine._loaded()._tensors._places[norm][0].fill_(7.0)  # type: ignore[attr-defined]  # of torch's decoders
+    assert not engine.load(second, 2).rebuilt
+    fresh.load(second, 2)
+    changed, expected = values_of(engine), values_of(fresh)
+    assert bool((changed.pop(norm) == 7.0).all()), "the base was copied again"
+    assert all(torch.equal(value, expected[name]) for name, value in changed.items()), "one adapter remains in part"
+    engine.load(other, 3)
+    assert all(torch.equal(value, expected[name]) for name, value in values_of(engine).items()), "another file"
+
+
+def test_a_base_that_takes_the_place_of_another_is_read(tmp_path: Path, policy: Path) -> None:
+    """A file under the same name and of the same size, with another base."""
+    folder = only(make_adapted(policy, tmp_path / "adapted", seed=1), "q_proj")
+    engine, fresh = TorchEngine(), TorchEngine()
+    engine.load(folder, 1)
+    (file,) = tensor_files(folder)
+    near = {name: tensor * 1.5 for name, tensor in load_file(file).items()}
+    file.unlink()
+    save_file(near, file, metadata={"format": "pt"})
+    engine.load(folder, 2)
+    fresh.load(folder, 2)
+    assert said(engine, 2) == said(fresh, 2)
+
+
+def test_a_base_that_is_written_into_the_same_file_is_read(tmp_path: Path, policy: Path) -> None:
+    """The file keeps its number, as one that gets the number of a removed file."""
+    folder = only(make_adapted(policy, tmp_path / "adapted", seed=1), "q_proj")
+    engine, fresh = TorchEngine(), TorchEngine()
+    engine.load(folder, 1)
+    (file,) = tensor_files(folder)
+    number = file.stat().st_ino
+    save_file({name: tensor * 1.5 for name, tensor in load_file(file).items()}, tmp_path / "near", {"format": "pt"})
+    with file.open("r+b") as base:
+        base.write((tmp_path / "near").read_bytes())
+    assert file.stat().st_ino == number
+    engine.load(folder, 2)
+    fresh.load(folder, 2)
+    assert said(engine, 2) == said(fresh, 2)
+
+
+def test_a_swap_that_fails_half_way_leaves_no_tensor_of_it_in_the_next_version(tmp_path: Path, policy: Path) -> None:
+    first = only(make_adapted(policy, tmp_path / "1", seed=1), "q_proj")
+    second = beside(first, only(make_adapted(policy, tmp_path / "2", seed=2), "k_proj"), tmp_path / "2 beside")
+    third = beside(first, only(make_adapted(policy, tmp_path / "3", seed=3), "v_proj"), tmp_path / "3 beside")
+    with weights.mapped_tensors(first) as tensors:
+        places = {name: (tensor.clone(), tensor.shape) for name, tensor in tensors.items()}
+    model = weights.ModelTensors(places, frozenset())
+    assert model.fill(first) == []
+    name = [name for name in places if "k_proj.weight" in name][-1]
+    place, shape = places[name]
+    places[name] = torch.empty(3), shape  # a copy that fails
+    with pytest.raises(RuntimeError):
+        model.swap(second, used=lambda: {})
+    places[name] = place, shape
+    assert model.swap(third, used=lambda: places)
+    assert weights.differing(places, third) == []

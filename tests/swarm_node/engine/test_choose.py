@@ -5,7 +5,16 @@ import sys
 import pytest
 
 from protocol.errors import ConfigInvalid
-from swarm_node.engine.choose import EngineOptions, HostMachine, choose, cuda_major, this_machine, threads_of
+from swarm_node.engine.choose import (
+    EngineOptions,
+    HostMachine,
+    choose,
+    cuda_major,
+    this_machine,
+    threads_of,
+    torch_build,
+)
+from swarm_node.engine.precision import device_of
 from swarm_node.engine.vllm.command import VllmInstallation
 
 BOTH = frozenset({"torch", "transformers", "llama_cpp", "gguf"})
@@ -73,8 +82,18 @@ def test_several_threads_where_the_processor_computes_and_one_beside_a_gpu(
 def test_a_precision_that_only_one_engine_has_chooses_it() -> None:
     here = machine(BOTH, nvidia=True, llama_offloads=True)
     assert choose("auto", EngineOptions(dtype="q8_0"), here).name == "llama"
-    with pytest.raises(ConfigInvalid, match="does not support q8_0, only bfloat16, float32"):
+    with pytest.raises(ConfigInvalid, match="does not support q8_0, only bfloat16, exact, float32"):
         choose("torch", EngineOptions(dtype="q8_0"), here)
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_exact_is_refused_on_a_card_with_the_next_step(device: str) -> None:
+    here = machine(BOTH, nvidia=True)
+    with pytest.raises(ConfigInvalid, match="exact is computed on the CPU only: add `--device cpu`") as refused:
+        choose("auto", EngineOptions(dtype="exact", device=device), here)
+    assert "`--dtype exact` with `--device cpu`" in refused.value.hint
+    assert choose("auto", EngineOptions(dtype="exact", device="cpu"), here).name == "torch"
+    assert choose("auto", EngineOptions(dtype="exact"), machine(BOTH)).name == "torch"
 
 
 def test_a_named_engine_is_taken_or_refused_with_what_it_lacks() -> None:
@@ -148,3 +167,56 @@ def test_a_vllm_whose_cuda_the_driver_does_not_run_gives_way_before_it_is_starte
 )
 def test_the_cuda_of_torch_is_read_without_importing_it(line: str, expected: int | None) -> None:
     assert cuda_major(f"__all__ = ['__version__', 'cuda', 'hip']\n{line}\n") == expected
+
+
+def other(card: str, build: str = "", *, offloads: bool = False) -> HostMachine:
+    """A machine with a card that is not NVIDIA's."""
+    return machine(BOTH, llama_offloads=offloads)._replace(other_card=card, torch_build=build, torch_cuda=0, threads=4)
+
+
+@pytest.mark.parametrize(
+    ("here", "device", "why"),
+    [
+        (other("amd", "rocm"), "rocm", "torch is installed and uses the device rocm"),
+        (other("amd"), "cpu", "it uses the CPU because this build of torch has no ROCm"),
+        (other("intel", "xpu"), "xpu", "torch is installed and uses the device xpu"),
+        (other("intel"), "cpu", "it uses the CPU because this build of torch has no XPU"),
+        (other("apple"), "mps", "torch is installed and uses the device mps"),
+        (other("", "rocm"), "cpu", "torch: torch is installed"),
+    ],
+)
+def test_the_card_of_every_vendor_is_used_by_the_torch_that_is_built_for_it(
+    here: HostMachine, device: str, why: str
+) -> None:
+    choice = choose("auto", EngineOptions(threads=0), here)
+    assert (choice.name, here.torch_device) == ("torch", device)
+    assert device_of("torch", EngineOptions(), here) == device
+    assert why in choice.why
+    assert threads_of(EngineOptions(threads=0), here) == (4 if device == "cpu" else 1)
+
+
+def test_a_llama_built_for_a_card_is_preferred_whoever_made_the_card() -> None:
+    choice = choose("auto", EngineOptions(), other("amd", "rocm", offloads=True))
+    assert (choice.name, "uses the GPU" in choice.why) == ("llama", True)
+
+
+def test_a_device_that_torch_does_not_find_is_refused() -> None:
+    for device in ("xpu", "mps"):
+        with pytest.raises(ConfigInvalid, match=f"finds no device {device}"):
+            choose("torch", EngineOptions(device=device), other("amd", "rocm"))
+    assert choose("torch", EngineOptions(device="cuda"), other("amd", "rocm")).name == "torch"
+    with pytest.raises(ConfigInvalid, match="has no GPU"):
+        choose("llama", EngineOptions(device="mps"), other("apple"))
+
+
+@pytest.mark.parametrize(
+    ("line", "build"),
+    [
+        ("hip: Optional[str] = None\nrocm: Optional[str] = '7.2.0'\nxpu: Optional[str] = None", "rocm"),
+        ("hip: Optional[str] = None\nxpu: Optional[str] = '20250302'", "xpu"),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\nxpu: Optional[str] = None", ""),
+        ("", ""),
+    ],
+)
+def test_the_build_of_torch_is_read_without_importing_it(line: str, build: str) -> None:
+    assert torch_build(f"__all__ = ['__version__', 'cuda', 'hip', 'rocm', 'xpu']\n{line}\n") == build

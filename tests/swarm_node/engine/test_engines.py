@@ -247,7 +247,8 @@ def test_a_layer_that_stays_from_the_version_before_is_found(
 def keep_copy_of_a_layer(decoder: Any) -> None:
     """Have the decoder compute with a copy of a weight, as a kernel that packs its weights does."""
     if isinstance(decoder, Qwen3):
-        decoder._layers[1] = decoder._layers[1]._replace(mlp_norm=decoder._layers[1].mlp_norm.clone())
+        layers = decoder._weights.layers
+        layers[1] = layers[1]._replace(mlp_norm=layers[1].mlp_norm.clone())
     else:
         norm = decoder._model.model.layers[1].post_attention_layernorm
         norm.weight = torch.nn.Parameter(norm.weight.clone(), requires_grad=False)

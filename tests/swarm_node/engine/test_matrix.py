@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swarm_node.engine.torch.qwen3 import TILE_OUTPUTS, Matrix
+from swarm_exact.matrices import TILE_OUTPUTS, Matrix
 
 CPU = torch.device("cpu")
 INPUTS = 512

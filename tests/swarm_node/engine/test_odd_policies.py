@@ -13,8 +13,8 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from protocol import limits
 from protocol.errors import EngineFailed
 from protocol.work.rollout import unpack_tokens
+from swarm_exact import shape as model_shape
 from swarm_node.engine.messages import GroupDone, GroupFailed
-from swarm_node.engine.torch import qwen3_shape
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.architectures import zoo
 from tests.swarm_node.engine.asking import PROMPTS, SIZES, asked, sample
@@ -239,14 +239,14 @@ def test_what_our_decoder_does_not_compute_goes_the_generic_way(
     policy: Path, changes: dict[str, Any], known: bool
 ) -> None:
     config = json.loads((policy / "config.json").read_bytes())
-    assert qwen3_shape.supports(config | changes) is known
+    assert model_shape.supports(config | changes) is known
 
 
 @pytest.mark.parametrize("kind", [Qwen3Config, Qwen2Config, LlamaConfig])
 def test_what_a_configuration_leaves_out_is_what_transformers_takes_it_for(kind: Any) -> None:
     given = {name: value for name, value in SIZES.items() if name not in ("head_dim", "num_key_value_heads")}
     theirs: Any = kind(**given)
-    ours = qwen3_shape.ModelShape.from_config({"model_type": kind.model_type, **given})
+    ours = model_shape.ModelShape.from_config({"model_type": kind.model_type, **given})
     head = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     expected = (head, theirs.num_key_value_heads, theirs.tie_word_embeddings)
     assert (ours.head, ours.kv_heads, ours.tied) == expected

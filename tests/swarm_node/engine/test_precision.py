@@ -84,6 +84,17 @@ def test_only_classes_that_the_round_admits_are_chosen() -> None:
         choose_precision("torch", EngineOptions(), machine(), FOUR_B, memory, ["torch/bf16/cuda"])
 
 
+@pytest.mark.parametrize("admitted", ["exact/fp32/cpu-0123456789ab", "torch/fp32/cpu"])
+def test_an_exact_node_joins_a_round_that_admits_an_exact_class_or_float32(admitted: str) -> None:
+    memory, options = Memory(None, 100 * GB), EngineOptions(dtype="exact")
+    found = choose_precision("auto", options, machine(), FOUR_B, memory, ["torch/bf16/cuda", admitted])
+    assert (found.engine, found.dtype) == ("torch", "exact")
+    with pytest.raises(EngineFailed, match="the round admits torch/bf16/cuda"):
+        choose_precision("auto", options, machine(), FOUR_B, memory, ["torch/bf16/cuda"])
+    with pytest.raises(EngineFailed, match=f"the round admits {admitted}"):
+        choose_precision("torch", EngineOptions(dtype="bfloat16"), machine(), FOUR_B, memory, [admitted])
+
+
 def test_an_activation_in_half_precision_counts_as_such() -> None:
     memory, gemma = Memory(None, 100 * GB), model(GEMMA)
     assert choose_precision("llama", EngineOptions(), machine(), gemma, memory, ["llama/fp16/cpu"]).dtype == "float32"

@@ -131,10 +131,10 @@ def test_an_owner_is_told_what_the_log_does_not_name(tmp_path: Path) -> None:
 
     assert "Note: this old ledger has no root documents" in told()
     log.log_roots()
-    assert "Note" not in told()
+    assert "root documents" not in told()
     rotate(tmp_path, "timestamp")
     log.log_roots()
-    assert "Note" not in told()
+    assert "root documents" not in told()
 
 
 class Meanwhile:

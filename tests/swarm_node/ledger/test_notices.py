@@ -1,6 +1,8 @@
 """An owner hears of a changed payout address once, also if the node was away when it changed."""
 
 import logging
+from collections import deque
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from protocol.people.owner import Delegation, Earnings, NodeEarnings, Revocation
 from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.keys import delegation
-from swarm_node.ledger.notices import Notices
+from swarm_node.ledger.notices import EarnedToday, Notices
 
 OWNER, NODE, OTHER = NodeKey(b"o" * 32), NodeKey(b"n" * 32), NodeKey(b"x" * 32)
 DAY_MS = 86_400_000
@@ -39,6 +41,33 @@ def test_thief_cannot_change_the_address_quietly(caplog: pytest.LogCaptureFixtur
     assert "changes to text:thief on 1970-01-04 00:00 UTC" in warned
     assert "text:other" in told(caplog, tmp_path, earnings("text:mine", "text:other", 4 * DAY_MS))
     assert told(caplog, tmp_path, earnings("text:mine", "text:other", 4 * DAY_MS)) == ""
+
+
+SATURDAY, SUNDAY, TUESDAY = date(2026, 11, 28), date(2026, 11, 29), date(2026, 12, 1)
+
+
+def test_credit_of_today_begins_at_midnight_and_survives_restarts(tmp_path: Path) -> None:
+    file, days = tmp_path / "today.json", deque([SATURDAY, SATURDAY, SATURDAY, SUNDAY, SUNDAY, TUESDAY])
+
+    def restarted() -> EarnedToday:
+        return EarnedToday(file, days.popleft)
+
+    assert restarted().update(1000) == 0, "what was earned before the first look is not known to be of today"
+    assert restarted().update(1400) == 400
+    assert restarted().update(1390) == 390, "a part was voided"
+    running = restarted()
+    assert running.update(1500) == 110, "since the last look of the day before"
+    assert running.update(1700) == 310
+    assert running.update(1700) == 0
+    assert not days
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b"[1, 2]", b'{"day": 1}', b"[null, null, null]"])
+def test_a_damaged_count_of_today_begins_anew(tmp_path: Path, damaged: bytes) -> None:
+    file = tmp_path / "today.json"
+    file.write_bytes(damaged)
+    assert EarnedToday(file, lambda: SATURDAY).update(500) == 0
+    assert EarnedToday(file, lambda: SATURDAY).update(600) == 100
 
 
 def test_nothing_is_said_where_nothing_is_set(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

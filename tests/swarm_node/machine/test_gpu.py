@@ -107,3 +107,52 @@ def test_amd_cards_are_read_whatever_their_keys_are_called(tmp_path: Path, monke
     program(tmp_path, "rocm-smi", f"cat {tmp_path / 'said.json'}", monkeypatch)
     (card,) = gpu.find_cards().cards
     assert card == gpu.Card("amd", "Radeon RX 7900 XTX", "6.3.6", 25753026560, 27250688, 45.0, 21.0)
+
+
+def kernel_card(
+    drm: Path, name: str, vendor: str, *, place: str, sensors: dict[str, str] | None = None, **files: str
+) -> None:
+    """Write the files that the kernel has of a card; its folder is a link to its place on the bus, as there."""
+    device = drm.parent / "bus" / place
+    device.mkdir(parents=True)
+    for file, text in ({"vendor": vendor} | files).items():
+        (device / file).write_text(f"{text}\n")
+    if sensors is not None:
+        (device / "hwmon" / "hwmon2").mkdir(parents=True)
+        for file, text in sensors.items():
+            (device / "hwmon" / "hwmon2" / file).write_text(f"{text}\n")
+    (drm / name).mkdir(parents=True)
+    (drm / name / "device").symlink_to(device)
+
+
+def test_cards_of_amd_and_intel_are_read_from_the_kernel_without_a_vendors_program(tmp_path: Path) -> None:
+    drm = tmp_path / "drm"
+    memory = {"mem_info_vram_total": "25753026560", "mem_info_vram_used": "1234000000", "device": "0x744c"}
+    hot = {"temp1_input": "61000", "power1_average": "251000000"}
+    kernel_card(drm, "card1", "0x1002", place="0000:0c:00.0", sensors=hot, **memory)
+    kernel_card(drm, "card2", "0x1002", place="0000:03:00.0", product_name="Radeon PRO W7900")
+    kernel_card(drm, "card0", "0x8086", place="0000:00:02.0", device="0x9a49")
+    kernel_card(drm, "card3", "0x8086", place="0000:09:00.0", sensors={"temp2_input": "48000"}, device="0xe20b")
+    kernel_card(drm, "card4", "0x1a03", place="0000:01:00.0")
+    (drm / "card1-DP-1").mkdir()
+    first, second = gpu.kernel_cards(drm)
+    assert first == gpu.Card("amd", "Radeon PRO W7900")
+    assert second == gpu.Card("amd", "AMD GPU 0x744c", "", 25753026560, 1234000000, 61.0, 251.0, None, 1)
+    for name in ("card1", "card2"):
+        (drm / name / "device").unlink()
+    assert gpu.kernel_cards(drm) == (gpu.Card("intel", "INTEL GPU 0xe20b", celsius=48.0),)
+
+
+def test_a_machine_without_the_kernels_files_has_no_such_cards(tmp_path: Path) -> None:
+    assert gpu.kernel_cards(tmp_path / "none") == ()
+
+
+def test_the_cards_of_rocm_smi_keep_their_numbers() -> None:
+    said = {f"card{number}": {"Card series": f"MI {number}"} for number in (10, 2, 0)}
+    cards = gpu.parse_amd(json.dumps(said | {"system": {"Driver version": "6.3.6"}}))
+    assert [(card.number, card.name) for card in cards] == [(0, "MI 0"), (2, "MI 2"), (10, "MI 10")]
+
+
+@pytest.mark.parametrize(("driver", "cuda"), [(580, 13), (579, 12), (525, 12), (524, 11), (449, 0), (0, 0)])
+def test_the_newest_cuda_that_a_driver_runs(driver: int, cuda: int) -> None:
+    assert gpu.newest_cuda(driver) == cuda

@@ -70,3 +70,24 @@ def test_memory_is_read_of_the_system(tmp_path: Path) -> None:
     assert use.memory_bytes(tmp_path / "meminfo") == (16384 * 1024, 8192 * 1024)
     total, _ = use.memory_bytes(tmp_path / "none")
     assert total
+
+
+@pytest.mark.parametrize(
+    ("version", "wsl"),
+    [
+        ("Linux version 5.15.153.1-microsoft-standard-WSL2 (root@buildkit) #1 SMP", True),
+        ("Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP", False),
+    ],
+)
+def test_wsl_is_told_from_linux_by_its_kernel(tmp_path: Path, version: str, wsl: bool) -> None:
+    (tmp_path / "version").write_text(version)
+    assert use.is_wsl(tmp_path / "version") is wsl
+
+
+def test_a_system_without_proc_is_no_wsl_and_reports_nothing(tmp_path: Path) -> None:
+    """Many of these files are missing in WSL 2 and in small containers."""
+    missing = tmp_path / "none"
+    assert use.is_wsl(missing) is False
+    assert use.on_battery(missing) is None
+    assert use.heat(missing) == use.Heat()
+    assert use.memory_bytes(missing)[1] is None

@@ -6,7 +6,8 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +16,17 @@ from typing import Any
 import pytest
 import trio
 
+from protocol import limits
 from protocol.errors import DiskFull, SwarmError
+from protocol.ids import LeaseId
+from protocol.work.messages import Verdict
 from swarm_node.allowance.governor import Governor, UploadCounter
+from swarm_node.machine import gpu
 from swarm_node.owner import stopped
 from swarm_node.owner.control_server import CONNECTIONS_MAX, listening
 from swarm_node.owner.control_socket import FOLDER, LINE_MAX_BYTES, PORT, SOCKET, NoAgent, ask, knock
+from swarm_node.owner.snapshot import judged_row
+from swarm_node.work.sender import ANSWERS_MAX, JudgedRollout
 
 pytestmark = pytest.mark.trio
 
@@ -39,9 +46,12 @@ trio.run(main)
 """
 
 
-def governor(home: Path) -> Governor:
+HOT = gpu.Card("nvidia", "RTX 4090", celsius=90.0, watts=300.0)
+
+
+def governor(home: Path, cards: Sequence[int] = ()) -> Governor:
     home.mkdir(parents=True, exist_ok=True)
-    return Governor(home, UploadCounter(home, lambda: datetime.now(UTC)))
+    return Governor(home, UploadCounter(home, lambda: datetime.now(UTC)), cards=cards, look_at_cards=gpu.GpuProbe)
 
 
 async def test_what_the_engine_itself_computes_is_not_taken_for_somebody_at_the_machine(tmp_path: Path) -> None:
@@ -63,9 +73,9 @@ async def test_what_the_engine_itself_computes_is_not_taken_for_somebody_at_the_
 
 
 @asynccontextmanager
-async def agent(home: Path) -> AsyncIterator[Governor]:
+async def agent(home: Path, cards: Sequence[int] = ()) -> AsyncIterator[Governor]:
     """The control side of an agent."""
-    made = governor(home)
+    made = governor(home, cards)
 
     def status() -> dict[str, Any]:
         return {"resting": made.decision.reason_line}
@@ -98,6 +108,79 @@ async def test_orders_take_effect_before_they_are_answered(tmp_path: Path) -> No
         assert made.finishing
         await ask(tmp_path, "leave")
         assert made.leaving.is_set()
+
+
+async def test_one_card_is_paused_and_resumed_and_the_node_rests_when_all_are(tmp_path: Path) -> None:
+    async with agent(tmp_path, cards=(0, 2)) as made:
+        await ask(tmp_path, "pause", card=2)
+        assert made.decision.may_work
+        assert {number: card.may_work for number, card in made.card_decisions.items()} == {0: True, 2: False}
+        said = (await ask(tmp_path, "pause", card=0, minutes=30))["resting"]
+        assert "card 0: paused by you until " in said
+        assert "card 2: paused by you; `swarm-node resume --card 2`" in said
+        assert not made.decision.may_work
+        assert (await ask(tmp_path, "resume", card=0))["resting"] == ""
+        await ask(tmp_path, "resume")
+        assert all(card.may_work for card in made.card_decisions.values()), "without a card, every card resumes"
+        with pytest.raises(SwarmError, match="This node uses no card 1") as refused:
+            await ask(tmp_path, "pause", card=1)
+        assert "0, 2" in refused.value.hint
+
+
+async def test_a_move_finishes_first_names_the_round_and_is_cancelled_by_resume(tmp_path: Path) -> None:
+    other = f"https://other.example#{'a' * 64}"
+    async with agent(tmp_path) as made:
+        assert "finishing" in (await ask(tmp_path, "move", join_string=other))["resting"]
+        assert (made.finishing, made.next_round) == (True, other)
+        await ask(tmp_path, "finish")
+        assert (made.finishing, made.next_round) == (True, ""), "the owner wants it to end"
+        await ask(tmp_path, "move", join_string=other)
+        await ask(tmp_path, "resume")
+        assert (made.finishing, made.next_round) == (False, "")
+        for wrong in (None, "", "other.example", "https://other.example#1"):
+            with pytest.raises(SwarmError):
+                await ask(tmp_path, "move", join_string=wrong)
+        assert (made.finishing, made.next_round) == (False, "")
+
+
+async def test_a_snooze_ends_by_itself(tmp_path: Path) -> None:
+    async with agent(tmp_path) as made, trio.open_nursery() as nursery:
+        assert "paused by you until" in (await ask(tmp_path, "pause", minutes=0.001))["resting"]
+        nursery.start_soon(made.run)
+        await made.opened()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("do", "options"),
+    [
+        ("pause", {"card": "1"}),
+        ("pause", {"card": True}),
+        ("pause", {"minutes": 0}),
+        ("pause", {"minutes": float("nan")}),
+        ("pause", {"hours": 1}),
+        ("resume", {"minutes": 5}),
+        ("leave", {"card": 0}),
+    ],
+)
+async def test_an_order_with_an_option_that_it_does_not_know_is_refused(
+    tmp_path: Path, do: str, options: dict[str, Any]
+) -> None:
+    async with agent(tmp_path, cards=(0, 1)) as made:
+        with pytest.raises(SwarmError, match="an option that it does not know"):
+            await ask(tmp_path, do, **options)
+        assert made.decision.may_work
+        assert not made.leaving.is_set()
+
+
+async def test_readings_decide_each_card_and_a_reading_that_is_lost_forbids_nothing(tmp_path: Path) -> None:
+    readings = deque([gpu.GpuProbe((HOT, HOT._replace(celsius=50.0, number=1))), gpu.GpuProbe(trouble="it hangs")])
+    uploads = UploadCounter(tmp_path, lambda: datetime.now(UTC))
+    made = Governor(tmp_path, uploads, given={"celsius": 80.0}, cards=(0, 1), look_at_cards=readings.popleft)
+    for may_work in ([False, True], [True, True]):
+        await made._look(watch_cards=False)
+        made._decide()
+        assert [card.may_work for card in made.card_decisions.values()] == may_work
 
 
 async def test_the_socket_is_its_owners_alone_and_gone_with_the_agent(tmp_path: Path) -> None:
@@ -174,6 +257,13 @@ async def test_who_sends_without_end_or_leaves_half_way_costs_nothing(tmp_path: 
         await stream.send_all(b'{"do": "sta')
         await stream.aclose()
         assert await ask(tmp_path, "status") == {"resting": ""}
+
+
+async def test_a_coordinator_with_long_words_does_not_make_the_status_too_long(tmp_path: Path) -> None:
+    words = "\u202e" * limits.STRING_MAX_BYTES
+    verdict = Verdict(lease_id="a" * 32, outcome="rejected", code=words, message=words)
+    rows = [judged_row(JudgedRollout(0, LeaseId("a" * 32), "", verdict)) for _ in range(ANSWERS_MAX)]
+    assert len(json.dumps(rows)) < 0.6 * LINE_MAX_BYTES
 
 
 async def test_connections_that_say_nothing_hold_up_nobody_for_long(tmp_path: Path) -> None:

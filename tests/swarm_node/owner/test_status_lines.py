@@ -197,8 +197,10 @@ def test_why_nothing_is_done_is_told(changes: dict[str, Any], said: str) -> None
 
 def test_a_download_has_its_share_rate_and_peers() -> None:
     load = {"version": 9, "bytes_done": 250_000_000, "bytes": 1_000_000_000, "peers": 4, "bytes_per_s": 12_500_000.0}
-    assert (
-        status_lines.doing(told(download=load)) == "generating, fetching version 9: 25% of 1 GB, 12.5 MB/s from 4 peers"
+    load |= {"bytes_arrived": 200_000_000, "bytes_from_peers": 150_000_000}
+    assert status_lines.doing(told(download=load)) == (
+        "generating, fetching version 9: 25% of 1 GB, 12.5 MB/s from 4 peers, about 60 s left, "
+        "75% of it from other nodes"
     )
     assert "━" in drawn(told(download=load))
     assert "0%" in status_lines.doing(told(download=load | {"bytes": 0, "bytes_done": 0}))
@@ -240,3 +242,52 @@ def test_no_word_of_a_coordinator_steers_the_terminal(place: str) -> None:
     assert "\x1b[2J" not in drawn.getvalue()
     last = {"at_ms": NOW_MS, "message": STEERING, "hint": STEERING, "code": STEERING}
     assert "\x1b" not in "".join(status_lines.of_stopped("No agent runs.", last, now_ms=NOW_MS))
+
+
+def card(number: int, **changes: Any) -> dict[str, Any]:
+    readings = {"name": f"RTX {number}", "celsius": 61.0, "watts": 300.4, "used_bytes": 8e9, "memory_bytes": 24e9}
+    state = {"number": number, "state": "sampling", "reason": "", "tokens_per_s": 1234.4, "groups": 2, "pid": 7}
+    return readings | state | changes
+
+
+def test_each_of_several_cards_has_a_line_with_its_speed_readings_and_reason() -> None:
+    resting = card(2, state="resting", groups=0, reason="paused by you until 14:00", celsius=None, watts=None)
+    unused = {key: value for key, value in card(3).items() if key not in ("state", "reason", "tokens_per_s", "groups")}
+    state = told(cards=[card(0), resting, unused], limits={"cards": {"2": {"celsius": 80.0}}, "upload_gb": 5.0})
+    lines = list(status_lines.of_status(state))
+    assert "machine   3 graphics cards" in lines
+    assert "card 0    RTX 0: sampling, 1,234 tokens/s, 2 groups; 61 °C, 300 W, 8.0 of 24.0 GB used" in lines
+    assert "card 2    RTX 2: resting, 1,234 tokens/s, 0 groups; 8.0 of 24.0 GB used; paused by you until 14:00" in lines
+    assert "card 3    RTX 3: not used by this node; 61 °C, 300 W, 8.0 of 24.0 GB used" in lines
+    assert "limits    upload_gb 5.0, card 2 celsius 80.0" in lines
+    live = drawn(state, 160)
+    assert "RTX 2: resting" in live
+    assert "paused by you until 14:00" in live
+
+
+def test_a_single_card_stands_with_the_machine() -> None:
+    assert status_lines.cards(told(cards=[card(0)])) == []
+    assert status_lines.machine(told(cards=[card(0)])) == "RTX 0: 61 °C, 300 W, 8.0 of 24.0 GB used"
+
+
+def row(number: int, **changes: Any) -> dict[str, Any]:
+    """One of several rounds, as the agent reports it."""
+    unit = {"name": "credits", "decimals": 6}
+    known = {"phase": "idle", "open_leases": 0, "accepted": 2, "credit_micros": 5_000_000, "unit": unit}
+    texts = {"error": "", "distrust": "", "trouble": "", "no_work": ""}
+    return {"coordinator": f"http://{number}.test", "ended": False, "shown": False} | texts | known | changes
+
+
+def test_each_of_several_rounds_has_a_line_with_its_state_and_credit() -> None:
+    rows = [
+        row(1, trouble="It does not answer."),
+        row(2, open_leases=3),
+        row(3, error=f"Banned.{STEERING}", ended=True),
+    ]
+    lines = list(status_lines.of_status(told(rounds=rows)))
+    shown = [line.removeprefix("of        ") for line in lines if line.startswith("of ")]
+    assert shown[0].startswith("http://1.test: waiting: It does not answer.; 2 accepted, 5.000000 credits")
+    assert shown[1].startswith("http://2.test: 3 groups; ")
+    assert shown[2].startswith("http://3.test: left: Banned.")
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith("of ") for line in status_lines.of_status(told())), "one round has one line"

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from protocol.errors import UntrustedRoot
-from protocol.policy import trust
+from protocol.policy import root_document
 from protocol.text.money import CREDITS, Unit
 from swarm_node.coordinator_api.origin import Origin
 from swarm_node.versions.updater import _save, round_unit
@@ -57,6 +57,6 @@ async def test_a_hostile_unit_in_a_root_is_shown_as_credits(tmp_path: Path) -> N
 @pytest.mark.trio
 async def test_the_trust_state_of_this_node_is_enough_without_a_network(tmp_path: Path) -> None:
     root, round_id = made(tmp_path, unit=EUR)
-    _save(tmp_path / "trust", trust.pin(root, round_id))
+    _save(tmp_path / "trust", root_document.pin(root, round_id))
     assert await round_unit(None, round_id, tmp_path / "trust") == EUR
     assert await round_unit(None, round_id, tmp_path / "no-trust") == CREDITS

@@ -1,9 +1,12 @@
 """Reports of a node on long groups: in order, once each, and nothing of short ones."""
 
+from collections.abc import Collection
 from typing import Any, cast
 
 import pytest
+import trio
 
+from protocol import limits
 from protocol.errors import Unreachable
 from protocol.policy.chunks import digest
 from protocol.wire.signing import NodeKey, open_envelope
@@ -29,12 +32,12 @@ LEASE = Lease(
 class World:
     """A coordinator that notes what it is told, and the teller that tells it."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease: Lease = LEASE) -> None:
         self.told: list[LeaseProgress] = []
         self.takes, self.away = True, False
         self.gone: tuple[str, ...] = ()
         self.teller = ProgressReporter(cast(Any, self), NodeKey(bytes(32)), "0" * 64)
-        self.teller.start(LEASE)
+        self.teller.start(lease)
 
     async def progress(self, message: LeaseProgress) -> LeaseProgressReply:
         self.told.append(message)
@@ -71,8 +74,11 @@ async def test_each_fragment_has_what_is_new_and_names_the_one_before(mock_clock
     world.grow(1, 0, 2)
     world.grow(0, 1, 3, 4)
     await world.teller.report()
+    await world.teller.report()
+    mock_clock.jump(TELL_S)
     world.grow(0, 3, 5)
     await world.teller.report()
+    mock_clock.jump(TELL_S)
     await world.teller.report()
     first, second = (Fragment.from_bytes(payload) for payload in world.payloads())
     assert [(part.sample, part.start, len(part.tokens) // 4) for part in first.parts] == [(0, 0, 3), (1, 0, 1)]
@@ -90,8 +96,9 @@ async def test_what_was_not_heard_is_said_again_with_the_same_bytes(mock_clock: 
         await world.teller.report()
     world.grow(0, 1, 2)
     world.away = False
-    await world.teller.report()
-    await world.teller.report()
+    for _ in range(2):
+        mock_clock.jump(TELL_S)
+        await world.teller.report()
     payloads = world.payloads()
     assert payloads[0] == payloads[1]
     assert Fragment.from_bytes(payloads[2]).previous == digest(payloads[1])
@@ -104,6 +111,7 @@ async def test_after_a_fragment_that_was_not_kept_no_more_are_told(mock_clock: A
     world.grow(0, 0, 1)
     await world.teller.report()
     world.grow(0, 1, 2)
+    mock_clock.jump(TELL_S)
     await world.teller.report()
     assert len(world.payloads()) == 1
 
@@ -113,3 +121,58 @@ async def test_a_lease_that_has_ended_elsewhere_is_named_once_it_is_known(mock_c
     mock_clock.jump(TELL_S)
     world.gone = (LEASE.lease_id, "2" * 32)
     assert await world.teller.report() == [LEASE.lease_id]
+
+
+READ = LEASE.model_copy(update={"report_every_ms": 250})
+
+
+async def test_a_lease_that_is_read_is_reported_at_its_own_interval(mock_clock: Any) -> None:
+    world = World(READ)
+    world.grow(0, 0, 1)
+    await world.teller.report()
+    mock_clock.jump(0.25)
+    await world.teller.report()
+    mock_clock.jump(0.25)
+    await world.teller.report()
+    told = [(message.held, len(message.fragments)) for message in world.told]
+    assert told == [((READ.lease_id,), 1)], "nothing new came since"
+
+
+async def test_a_lease_that_is_read_has_few_enough_fragments_however_long_it_takes(mock_clock: Any) -> None:
+    world, began = World(READ), trio.current_time()
+    while trio.current_time() - began < 600:
+        world.grow(0, 0, 1)
+        await world.teller.report()
+        mock_clock.jump(0.05)
+    assert 100 < len(world.payloads()) < limits.FRAGMENTS_MAX
+
+
+async def test_a_coordinator_cannot_ask_for_reports_without_a_pause() -> None:
+    assert READ.model_copy(update={"report_every_ms": 1}).report_every_s == limits.REPORT_EVERY_MIN_MS / 1000
+
+
+async def test_many_leases_are_reported_in_one_request(autojump_clock: Any) -> None:
+    """Leases that began at different times are due together; one that is read does not wait for them."""
+    await trio.sleep(TELL_S / 2)
+    world, dropped = World(), list[str]()
+    names = [f"{number:032x}" for number in range(8)]
+    read = READ.model_copy(update={"lease_id": "f" * 32})
+
+    async def drop(gone: Collection[str]) -> None:
+        dropped.extend(gone)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.teller.run, drop)
+        for name in names:
+            world.teller.start(LEASE.model_copy(update={"lease_id": name}))
+            await trio.sleep(0.3)
+        world.teller.start(read)
+        began = trio.current_time()
+        part = FragmentPart(sample=0, start=0, tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="")
+        world.teller.grew(read.lease_id, [part])
+        await trio.sleep(0.3)
+        assert [len(message.fragments) for message in world.told] == [1], f"at {trio.current_time() - began:.2f} s"
+        await trio.sleep(2 * TELL_S)
+        nursery.cancel_scope.cancel()
+    every = len(names) + 1
+    assert [len(message.held) for message in world.told] == [1, every, every], "one request in each interval"

@@ -20,7 +20,7 @@ from swarm_node.commands import why
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work import rejections as keeping
 from swarm_node.work.rejections import Refusals
-from swarm_node.work.sender import Outbox, Sender
+from swarm_node.work.sender import ANSWERS_MAX, Outbox, Sender
 from tests.swarm_node.commands.test_words import STEERING
 
 KEY = NodeKey(b"n" * 32)
@@ -93,6 +93,26 @@ async def test_a_refused_request_is_kept_for_each_of_its_rollouts_until_they_are
     assert list(refusals) == []
 
 
+@pytest.mark.trio
+async def test_the_last_answers_name_the_claims_whose_receipts_can_be_fetched(tmp_path: Path) -> None:
+    first, second, third = LEASES
+    verdicts = [
+        Verdict(lease_id=first, outcome="accepted", tokens=7),
+        rejected(TokensInvalid("Too many."), second),
+        Verdict(lease_id=third, outcome="already_accepted"),
+    ]
+    one, _ = sender(tmp_path, Says(verdicts), *LEASES)
+    await one.send_some(Turns())
+    claims = list(Claims(tmp_path / "claims"))
+    assert [(answer.lease_id, answer.claim_id) for answer in one.answers] == [
+        (first, claims[0]), (second, ""), (third, claims[1]),
+    ]  # fmt: skip
+    assert one.answers[0].verdict.tokens == 7
+    for _ in range(ANSWERS_MAX):
+        one._record(one.answers[0])
+    assert len(one.answers) == ANSWERS_MAX
+
+
 class Full(Refusals):
     """A record on a disk without room."""
 
@@ -135,7 +155,7 @@ async def test_the_leases_of_next_turns_reach_the_worker_before_the_verdicts_are
     )
 
     class FullClaims(Claims):
-        def add(self, envelopes: Iterable[bytes]) -> None:
+        def add(self, envelopes: Iterable[bytes]) -> list[str]:
             raise DiskFull("No room.")
 
     outbox, turns = Outbox(tmp_path / "outbox"), Turns()

@@ -12,7 +12,7 @@ import trio.testing
 
 from protocol.wire.signing import NodeKey
 from protocol.work.messages import LeaseReply, LeaseRequest, ReturnLeases
-from swarm_node.engine.client import open_engine
+from swarm_node.engine.pool import open_pool
 from swarm_node.versions.follower import PolicyFollower
 from swarm_node.work.worker import Worker
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, Version, make_version
@@ -80,7 +80,7 @@ async def test_a_node_that_joins_a_fast_round_does_not_lose_its_first_version_wh
     everything: Any = world
     coordinator: Any = SimpleNamespace(lease=lease, give_back=give_back)
     start = tmp_path / "start"
-    async with open_engine([sys.executable, str(FAKE), f"starts late:{start}"]) as engine:
+    async with open_pool([sys.executable, str(FAKE), f"starts late:{start}"]) as engine:
         worker = Worker(
             coordinator=coordinator,
             policies=follower,
@@ -94,7 +94,6 @@ async def test_a_node_that_joins_a_fast_round_does_not_lose_its_first_version_wh
             round_id="0" * 64,
             groups_per_request=4,
         )
-        worker.tokens_per_s = 1.0
         with trio.fail_after(PATIENT_SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(worker.run)
@@ -103,6 +102,6 @@ async def test_a_node_that_joins_a_fast_round_does_not_lose_its_first_version_wh
                 await publish(here, follower, 2, 3)
                 await trio.Path(start).touch()
     assert worker.trouble.error is None
-    assert worker._failures == 0
+    assert worker._failures._count == 0
     assert leased == [3], "the newest version, in its turn"
     assert (tmp_path / "start.loaded").read_text().splitlines() == ["1", "3"]

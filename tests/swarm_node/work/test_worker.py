@@ -10,7 +10,8 @@ from trio.testing import MockClock
 from protocol.errors import DiskFull, EngineFailed, EngineNotStarted, Unreachable
 from swarm_node.versions.follower import HeldVersion
 from swarm_node.work.lease_pacing import ASK_AGAIN_S
-from swarm_node.work.worker import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, LOAD_AGAIN_S, VERSION_FAILURES_MAX
+from swarm_node.work.version_failures import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, VERSION_FAILURES_MAX
+from swarm_node.work.worker import LOAD_AGAIN_S
 from tests.swarm_node.worker_world import World, answered, policy
 
 pytestmark = pytest.mark.trio

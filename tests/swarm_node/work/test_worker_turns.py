@@ -1,6 +1,6 @@
 """The worker and the turns of episodes: begun at once, whatever the worker waits for, and finished before a swap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from protocol.errors import EngineFailed
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest
 from protocol.work.rollout import pack_tokens
-from swarm_node.engine.messages import GroupDone, GroupFailed
+from swarm_node.engine.messages import GroupDone, GroupFailed, SampleRequest
 from swarm_node.work.worker import TURN_DUE
 from tests.swarm_node.worker_world import DEADLINE_S, World, answered, policy
 
@@ -50,6 +50,8 @@ class Games(World):
         """The worker's reason for having no work, at each request."""
         self.awaited = 0
         self.published = trio.Event()
+        self.submitted = trio.Event()
+        """Set as soon as the engine gets a request; replaced by whoever waits for the next one."""
 
     def publish(self) -> None:
         self.ready = policy(2)
@@ -67,10 +69,16 @@ class Games(World):
         self.asked.append(request)
         reply = self.replies.pop(0)
         if lease := self.arriving_before.pop(len(self.asked), None):
+            self.submitted = trio.Event()
             await self.worker.take_turns([lease])
+            await self.submitted.wait()
             await wait_all_tasks_blocked()
             self.note("reply")
         return reply
+
+    async def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self.submitted.set()
+        await super().submit(requests)
 
     async def newer_than(self, policy: Any, *, patience_s: float) -> None:
         with trio.move_on_after(patience_s):
@@ -152,7 +160,7 @@ async def test_turns_that_cannot_be_begun_are_returned_at_once() -> None:
     """Turns of an older version or an unknown one, before the first load, behind a closed gate, and after the end."""
     world = Games()
     await world.worker.take_turns([turn(1)])
-    world.worker._loaded = policy(2)
+    world.worker._last_loaded = policy(2)
     await world.worker.take_turns([turn(2), turn(3, version=3), turn(4, version=2)])
     world.decide("hours")
     await world.worker.take_turns([turn(5, version=2)])
@@ -184,7 +192,7 @@ async def test_a_turn_that_comes_before_the_gate_closes_is_returned_when_it_has_
 
 async def test_a_turn_that_comes_twice_is_sampled_once() -> None:
     world = Games()
-    world.worker._loaded = policy(1)
+    world.worker._last_loaded = policy(1)
     world.worker.finished.set()
     world.worker.finished = trio.Event()
     await world.worker.take_turns([turn(10), turn(10)])
@@ -196,7 +204,7 @@ async def test_a_turn_that_comes_twice_is_sampled_once() -> None:
 
 async def test_more_turns_than_a_request_may_have_are_returned() -> None:
     world = Games()
-    world.worker._loaded = policy(1)
+    world.worker._last_loaded = policy(1)
     await world.worker.take_turns([turn(number) for number in range(limits.LEASES_PER_REQUEST_MAX + 1)])
     assert world.log == [f"back {limits.LEASES_PER_REQUEST_MAX}"]
 
@@ -204,7 +212,7 @@ async def test_more_turns_than_a_request_may_have_are_returned() -> None:
 async def test_a_turn_is_recorded_and_priced_as_any_lease(mock_clock: MockClock) -> None:
     mock_clock.autojump_threshold = 1.0
     world = Games()
-    world.worker._loaded = policy(1)
+    world.worker._last_loaded = policy(1)
     world.worker._price_floor = lambda: 2
     await world.worker.take_turns([turn(10), turn(11, price_micros_per_mtok=2)])
     log = await world.run()

@@ -13,7 +13,7 @@ from coordinator.transactions.rails.evm import CONTRACT, Evm, deploy, open_chain
 from ledger import payees
 from ledger.payees import Payee
 from protocol.errors import ConfigInvalid, PayoutFailed, Unreachable
-from protocol.people.owner import checked_address, checksummed
+from protocol.people.payout_addresses import checked_address, checksummed
 from tests.coordinator.chain import OPERATOR, SUPPLY, TRANSFER, LocalChain, Reverted, served, words
 
 ROUND = "a" * 64

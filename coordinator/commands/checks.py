@@ -1,0 +1,94 @@
+"""Checks of a round's settings against this machine: files, the round in its folder, and the ports.
+
+Files on the hub, and the contents of files, are checked when they are fetched and read.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from coordinator.base.ports import find_holder
+from coordinator.config import Config, fixed
+from coordinator.config.manual import written
+from coordinator.config.mistakes import Mistake
+from coordinator.learner import start
+from coordinator.tasks.kinds import require_known
+from protocol.errors import ConfigInvalid, SwarmError
+from protocol.people.addresses import host_and_port
+
+ADDRESSES = ("listen", "tls_listen", "seeder")
+"""The keys of [round] that are addresses of this machine."""
+
+
+def require(config: Config) -> None:
+    """Raise an error that names the first missing file or unknown task."""
+    require_known(config.task.name)
+    for mistake in _missing_files(config):
+        raise ConfigInvalid(mistake.message, hint=mistake.hint)
+    start.require_here(config.model)
+
+
+def require_free_ports(config: Config) -> None:
+    """Raise an error that says who holds the addresses of a round that is about to start."""
+    mistakes = list(busy_ports(config))
+    if mistakes:
+        message, hint = " ".join(each.message for each in mistakes), " ".join(each.hint for each in mistakes)
+        raise ConfigInvalid(message, hint=hint)
+
+
+def find_mistakes(config: Config) -> Iterator[Mistake]:
+    """Yield every mistake in valid settings that this machine shows."""
+    try:
+        require_known(config.task.name)
+    except SwarmError as error:
+        yield Mistake("task.name", error.message, error.hint)
+    yield from _missing_files(config)
+    try:
+        start.require_here(config.model)
+    except SwarmError as error:
+        yield Mistake("model.path", error.message, error.hint)
+    yield from _changed_settings(config)
+    yield from busy_ports(config)
+
+
+def busy_ports(config: Config) -> Iterator[Mistake]:
+    """Yield the addresses that another process holds; those of this round, if it is running, are its own."""
+    seen = dict[str, str]()
+    for key in ADDRESSES:
+        address = getattr(config.round, key)
+        if not address:
+            continue
+        host, port = host_and_port(address)
+        if port and address in seen:
+            yield Mistake(
+                f"round.{key}", f"round.{key} = {address} is also round.{seen[address]}.", "Use another port."
+            )
+            continue
+        seen[address] = key
+        holder = find_holder(host, port, "coordinator.lock")
+        if holder is not None and holder.folder != config.round.directory:
+            yield Mistake(
+                f"round.{key}",
+                f"round.{key} = {address} is in use by {holder}.",
+                f"Stop it, or set round.{key} to a free port.",
+            )
+
+
+def _changed_settings(config: Config) -> Iterator[Mistake]:
+    folder = config.round.directory
+    for change in fixed.changes(config):
+        yield Mistake(
+            change.path,
+            f"{change.path} is {written(change.wanted)}, and the round in {folder} was launched with "
+            f"{written(change.was)}.",
+            "The first launch fixed it: set the old value, or give the new round another round.directory.",
+        )
+
+
+def _missing_files(config: Config) -> Iterator[Mistake]:
+    """Yield the operator's files and folders that do not exist, by the setting that names them."""
+    named = [("task.name", config.task.name if config.task.name.endswith(".py") else "")]
+    named += [("data.train", config.data.train), ("data.eval", config.data.eval)]
+    named += [("reward.functions", place.rpartition(":")[0]) for place in config.reward.functions if ".py:" in place]
+    for key, place in named:
+        if place and not place.startswith(start.HUB) and not Path(place).exists():
+            yield Mistake(key, f"{key}: {place} does not exist.", "Relative paths start at the current folder.")

@@ -1,0 +1,83 @@
+"""Settings that the first launch fixes, and the file that says that a round was not launched yet.
+
+- `init` fixes nothing: until the first launch, every setting may change, and what was made from it is made again.
+- `resolved.json` has the settings of the last launch, or of `init`. Beside it, `draft` exists until the first launch:
+  a round of an older release has no such file, so its settings are fixed.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.config.whole import Config
+
+RESOLVED, DRAFT = "resolved.json", "draft"
+
+FIXED = (
+    "round.seed",
+    "round.unit",
+    "round.unit_decimals",
+    "model.path",
+    "model.revision",
+    "task.name",
+    "task.parameters",
+    "data.train",
+    "data.eval",
+    "data.revision",
+    "data.columns",
+    "data.chat",
+    "data.system_prompt",
+    "data.template_arguments",
+    "data.suffix",
+    "data.shuffle",
+    "data.size",
+    "sampling.temperature",
+    "sampling.samples_per_group",
+    "sampling.max_new_tokens",
+    "learner.external",
+    "learner.groups_per_update",
+    "learner.lora_rank",
+    "learner.lora_targets",
+    "market.budget_micros",
+    "store.url",
+)
+"""Settings on which the batches, versions, leases, ledger or first root document of a round depend."""
+
+
+@dataclass(frozen=True)
+class FixedChange:
+    """A fixed setting with another value than at the first launch."""
+
+    path: str
+    was: Any
+    wanted: Any
+
+
+def is_round(folder: Path) -> bool:
+    """Return True if `init` or `launch` has made a round in this folder."""
+    return (folder / RESOLVED).exists()
+
+
+def was_launched(folder: Path) -> bool:
+    """Return True if the round in this folder was launched: its fixed settings cannot change any more."""
+    return is_round(folder) and not (folder / DRAFT).exists()
+
+
+def earlier_ids(folder: Path) -> list[str]:
+    """Return the ids that a round had before its unit was changed; they are in the file of the draft."""
+    return (folder / DRAFT).read_text().split()
+
+
+def changes(config: Config) -> list[FixedChange]:
+    """Return the fixed settings that differ from those of the round that was launched in this folder."""
+    folder = config.round.directory
+    if not was_launched(folder):
+        return []
+    before = Config.model_validate_json((folder / RESOLVED).read_text())
+    pairs = ((path, _value(before, path), _value(config, path)) for path in FIXED)
+    return [FixedChange(path, was, wanted) for path, was, wanted in pairs if was != wanted]
+
+
+def _value(config: Config, path: str) -> Any:
+    section, _, key = path.partition(".")
+    return getattr(getattr(config, section), key)

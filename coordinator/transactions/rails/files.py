@@ -1,0 +1,37 @@
+"""The files of a batch for a bank, a payment service or a node's program.
+
+- The same batch makes the same bytes. A file that exists with other bytes is never replaced: it may have been paid.
+- A rail's module returns the bytes of its files by their suffixes.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from coordinator.base.files import write_durably
+from coordinator.transactions.rails.base import PaymentTerms
+from coordinator.transactions.rails.paypal import paypal_files
+from coordinator.transactions.rails.scripts import lightning_files, stripe_files
+from coordinator.transactions.rails.sepa import sepa_files
+from protocol.errors import PayoutFailed
+
+_FILES: dict[str, Callable[[PaymentTerms], dict[str, bytes]]] = {
+    "sepa": sepa_files,
+    "paypal": paypal_files,
+    "stripe": stripe_files,
+    "lightning": lightning_files,
+}
+
+
+def write_files(rail: str, terms: PaymentTerms, folder: Path) -> list[Path]:
+    """Write the files of a batch for its rail, once, and return their paths; none for other rails."""
+    files = _FILES[rail](terms) if rail in _FILES else {}
+    paths = {folder / f"batch-{terms.batch.number:06}{suffix}": data for suffix, data in files.items()}
+    for path, data in paths.items():
+        if path.exists() and path.read_bytes() != data:
+            raise PayoutFailed(
+                f"{path} exists with other content: it was edited, or settings of payouts or the software changed.",
+                hint="If it was paid, run `payout settle` with its reference. Else move it away and run this again.",
+            )
+    for path, data in paths.items():
+        write_durably(path, data)
+    return list(paths)

@@ -1,0 +1,152 @@
+"""The chain of a round's updates in the log: what each was made of, and that each begins where the last one ended.
+
+    batch 1     update 1: start  → A      groups_root of batch 1
+    batch 2     update 2: A      → B      groups_root of batch 2
+                update 2: A      → C      attempt 2: made again, with another result
+                update 3: C      → D
+
+- A *state* is everything that the next update depends on: weights, the optimizer's moments and steps, random numbers.
+  Its root is that of an RFC 6962 tree with one leaf for each tensor (`coordinator.learner.state_root`).
+- The root of a batch's groups is that of the same tree with one leaf for each group, in the order of the batch: the
+  canonical bytes of a `TrainingGroup`. It is logged when the batch is formed, before the learner gets it.
+- The state before an update is the one after the last attempt at the update before it. The only exception is a version
+  that the operator put in its place: the entry names it.
+- **Which updates may be replayed** is drawn from the log: update u by the log's root before the entry of batch u + 2,
+  which is formed when u has its entry (`is_drawn`), and by the settings in that entry. What a replay needs of it is
+  kept and served.
+- The first entry may be of any update: the software of an older round made none.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from ledger import tree
+from ledger.entry import Entry, FormedBatch, UpdateEntry, Version
+from ledger.tree import leaf_hash
+from protocol.errors import ProofInvalid
+
+
+def groups_root(groups: Iterable[bytes]) -> str:
+    """Return the root of a batch from the canonical bytes of its groups, as hex digits."""
+    return tree.root_of([leaf_hash(group) for group in groups]).hex()
+
+
+LATER = 2
+"""Update u is drawn when batch u + `LATER` is formed: the learner asks for that batch after its commitment to u."""
+
+_DRAW = 2**64
+
+
+def is_drawn(root: bytes, update: int, one_in: int) -> bool:
+    """Return True if one of `one_in` updates must be kept, and this is one; `root` is the log's before the draw."""
+    ticket = int.from_bytes(sha256(b"echo-swarm/kept-update\0" + root + update.to_bytes(8, "big")).digest()[:8], "big")
+    return ticket * one_in < _DRAW if one_in else False
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """Totals of the updates in the log."""
+
+    first: int = 0
+    """The first update that has an entry; 0 if none has one."""
+    last: int = 0
+    repeated: int = 0
+    """Number of entries that repeat an earlier update."""
+    replaced: tuple[int, ...] = ()
+    """Versions that the operator put in the place of a state."""
+    settings: tuple[tuple[int, str], ...] = ()
+    """Each update from which on the settings are others, with their digest."""
+
+
+@dataclass
+class TrainingChain:
+    """The updates in the log so far; an entry that does not continue them is refused."""
+
+    updates: dict[int, UpdateEntry] = field(default_factory=dict)
+    """The last attempt at each update."""
+    places: dict[int, int] = field(default_factory=dict)
+    """The indexes of these entries."""
+    formed: dict[int, int] = field(default_factory=dict)
+    """The index of each batch's entry."""
+    promised: dict[int, UpdateEntry] = field(default_factory=dict)
+    """The entry that each update had when it could be drawn: its settings say how many are kept."""
+    _batches: dict[int, FormedBatch] = field(default_factory=dict)
+    _versions: int = 0
+    _repeated: int = 0
+    _replaced: list[int] = field(default_factory=list)
+    _settings: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, index: int, entry: Entry) -> None:
+        """Add an entry of the log; raise `ProofInvalid` if it breaks the chain of updates."""
+        if isinstance(entry, Version):
+            self._versions = entry.version
+        elif isinstance(entry, FormedBatch):
+            self._batches[entry.number], self.formed[entry.number] = entry, index
+            if (made := self.updates.get(entry.number - LATER)) is not None:
+                self.promised[made.update] = made
+        elif isinstance(entry, UpdateEntry):
+            if problem := self.problem(entry):
+                raise ProofInvalid(f"Entry {index} cannot be update {entry.update}: {problem}")
+            self._repeated += entry.attempt > 1
+            if entry.replaced_by:
+                self._replaced.append(entry.replaced_by)
+            if not self._settings or self._settings[-1][1] != entry.settings_digest:
+                self._settings.append((entry.update, entry.settings_digest))
+            self.updates[entry.update], self.places[entry.update] = entry, index
+
+    def problem(self, entry: UpdateEntry) -> str:
+        """Return why an entry does not continue the chain; empty if it does."""
+        batch = self._batches.get(entry.update)
+        was_logged = bool(self._batches) and entry.update >= min(self._batches)
+        return link_problem(
+            entry,
+            last=self.updates.get(entry.update),
+            previous=self.updates.get(entry.update - 1),
+            batch=batch,
+            batch_expected=was_logged,
+            is_first=not self.updates,
+            versions=self._versions,
+        )
+
+    @property
+    def summary(self) -> TrainingSummary:
+        updates = self.updates
+        ends = (min(updates), max(updates)) if updates else (0, 0)
+        return TrainingSummary(*ends, self._repeated, tuple(self._replaced), tuple(self._settings))
+
+
+def link_problem(
+    entry: UpdateEntry,
+    *,
+    last: UpdateEntry | None,
+    previous: UpdateEntry | None,
+    batch: FormedBatch | None,
+    batch_expected: bool,
+    is_first: bool,
+    versions: int,
+) -> str:
+    """Return why an entry does not follow from those before it; empty if it does.
+
+    `last` is the last attempt at this update, `previous` at the one before; `versions` is the last published version.
+    """
+    if entry.attempt != (last.attempt if last else 0) + 1:
+        return f"it is attempt {entry.attempt}, and attempt {(last.attempt if last else 0) + 1} would be the next."
+    if previous is None and last is None and not is_first:
+        return f"update {entry.update - 1} is not in the log: an update was skipped."
+    if entry.replaced_by > versions:
+        return f"it begins with version {entry.replaced_by}, which is not in the log."
+    expected = previous.after if previous else last.before if last else entry.before
+    if not entry.replaced_by and entry.before != expected:
+        return (
+            f"it begins with the state {entry.before[:16]}…, but the one before it ended with {expected[:16]}…: "
+            "the weights or the optimizer were changed in between."
+        )
+    if batch is None and batch_expected:
+        return f"batch {entry.update} was never formed."
+    if batch is not None and entry.groups_root != batch.groups_root:
+        return (
+            f"it was trained on {entry.groups_root[:16]}…, but batch {entry.update} was formed as "
+            f"{batch.groups_root[:16]}…: groups or rewards were changed after that."
+        )
+    return ""

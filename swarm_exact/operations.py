@@ -1,0 +1,215 @@
+"""Operations whose result for one row depends, to the bit, on that row alone: not on the batch, its slot or threads.
+
+- **Products** (`RowProducts`): libraries choose their kernel by the number of rows. So rows are multiplied in blocks of
+  a few heights (`HEIGHTS`), the last block padded with zeros. When a model is loaded, `RowProducts.checked` compares
+  all heights, and one thread with many, on its matrices; only heights that agree to the bit are used.
+- **Attention** (`attend`): every token is a query of its own, with the same shape in a prompt and in decoding. Keys are
+  read in blocks of `KEY_BLOCK`, so no sum depends on the length of other rows. Later keys add exact zeros. Libraries
+  divide the heads of few tokens among threads, into numbers of rows with other kernels: where `serial_below` finds
+  that, few tokens use one thread.
+- **Elementwise** operations are those that IEEE 754 defines: +, −, ×, ÷ and the square root. A library's exponential
+  has other bits in the last few values of a vector, so `silu` computes its own.
+- **Sums** over one row (the norm, softmax) are reduced by one thread in an order that the row's width alone decides.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from protocol.errors import EngineFailed
+
+HEIGHTS = (256, *range(64, 0, -8))
+"""Rows of one product. Fewer than 8 would be divided among threads into blocks of fewer than 4, which have kernels of
+their own."""
+
+PADDING_MAX = 8
+"""Rows of padding from which one more block is cheaper."""
+
+KEY_BLOCK = 64
+"""Keys and values that are read at once."""
+
+QUERIES_MAX = 512
+"""Tokens whose keys are gathered at once: with 3 heads of 64 values, 24 MiB for a block of keys."""
+
+TOKENS_COMPARED = (*range(1, 33), 48, 64, 128)
+"""Numbers of tokens whose attention is compared when a model is loaded."""
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
+"""`attend`, with all threads."""
+
+Times = Callable[[torch.Tensor], torch.Tensor]
+"""A product with some matrix: [rows, inputs] → [rows, outputs]."""
+
+
+HEAD_HEIGHTS = (64, 32, 16, 8)
+"""Rows of one product with the vocabulary, which takes longer to compare than all others together."""
+
+
+class RowProducts:
+    """Products in blocks of rows."""
+
+    def __init__(self, heights: Sequence[int]) -> None:
+        self.heights = tuple(sorted(heights, reverse=True))
+
+    @staticmethod
+    def checked(every: Sequence[tuple[Times, int]], device: torch.device, heights: Sequence[int]) -> "RowProducts":
+        """Return products in the heights that agree on every (product, number of inputs) here; raise if none does.
+
+        The reference is the tallest block on one thread. With all threads, a block that is moved by one row must have
+        the same rows, and the lower heights those of its beginning and its end.
+        """
+        tallest, agreeing = max(heights), set(heights)
+        threads = torch.get_num_threads()
+        for times, inputs in every:
+            rows = numbers((tallest, inputs), device)
+            with _threads(1):
+                expected = times(rows)
+            if not torch.equal(times(rows.roll(1, 0)), expected.roll(1, 0)):
+                agreeing.clear()
+            agreeing -= {each for each in agreeing if not torch.equal(times(rows[:each]), expected[:each])}
+            agreeing -= {each for each in agreeing if not torch.equal(times(rows[-each:].clone()), expected[-each:])}
+        if not agreeing:
+            raise EngineFailed(
+                f"Products on this machine depend on the number of rows or on its {threads} threads, so it cannot "
+                "sample exactly.",
+                hint="Use one thread, or another `--dtype`.",
+            )
+        return RowProducts(tuple(agreeing))
+
+    def times(self, product: Times, values: torch.Tensor) -> torch.Tensor:
+        """Return the product of [..., inputs]."""
+        rows = values.flatten(0, -2)
+        results, start = [], 0
+        for height in self.blocks(len(rows)):
+            block = rows[start : start + height]
+            if missing := height - len(block):
+                block = torch.cat((block, block.new_zeros(missing, block.shape[1])))
+            results.append(product(block)[: height - missing])
+            start += height
+        whole = results[0] if len(results) == 1 else torch.cat(results)
+        return whole.view(*values.shape[:-1], whole.shape[-1])
+
+    def blocks(self, rows: int) -> Iterator[int]:
+        """Yield the heights of the blocks of some rows: the tallest that are full, and the last one padded."""
+        while rows > 0:
+            full = max((height for height in self.heights if height <= rows), default=0)
+            padded = min((height for height in self.heights if height >= rows), default=0)
+            height = padded if padded and (not full or padded - rows < PADDING_MAX) else full
+            yield height
+            rows -= height
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def numbers(sizes: Sequence[int], device: torch.device, salt: int = 0) -> torch.Tensor:
+    """Return float32 numbers from -1 to 1 that are the same on every machine."""
+    count = torch.Size(sizes).numel()
+    mixed = (torch.arange(count, dtype=torch.int64) + salt) * 2654435761 % 2**32
+    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % 2**32
+    return ((mixed >> 8).float() * 2.0**-23 - 1).view(*sizes).to(device)
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: torch.Tensor | None,
+    positions: torch.Tensor,
+    *,
+    serial: int = 0,
+) -> torch.Tensor:
+    """Return the attention of each token over its row of the cache, up to its own position: [n, kv_heads, heads, head].
+
+    query: [n, kv_heads, heads per kv_head, head]; keys, values: [blocks, rows, kv_heads, KEY_BLOCK, head];
+    rows: [n] of the cache; None: token i is in row i. Fewer than `serial` tokens at once use one thread.
+    """
+    parts = []
+    for start in range(0, len(query), QUERIES_MAX):
+        at = slice(start, start + QUERIES_MAX)
+        chosen = torch.arange(len(query), device=query.device)[at] if rows is None else rows[at]
+        whole = rows is None and len(query) <= QUERIES_MAX
+        with _threads(1) if len(chosen) < serial else nullcontext():
+            parts.append(_attend(query[at], keys, values, None if whole else chosen, positions[at]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def serial_below(kv_heads: int, heads: int, head: int, device: torch.device, attention: Attention = attend) -> int:
+    """Return the number of tokens from which attention gives the bits of one thread with all threads, too.
+
+    Raise `EngineFailed` if even one thread gives a token other bits beside others than alone.
+    """
+    most = max(TOKENS_COMPARED)
+    cache = numbers((2, 2, 1, kv_heads, KEY_BLOCK, head), device)
+    query = numbers((most, kv_heads, heads, head), device, 3)
+    places = 2 * KEY_BLOCK - 1 - torch.arange(most, device=device) % KEY_BLOCK
+    row = torch.zeros_like(places)
+
+    def some(count: int) -> torch.Tensor:
+        return attention(query[:count], cache[0], cache[1], row[:count], places[:count])
+
+    with _threads(1):
+        expected = some(most)
+        if not all(torch.equal(some(count), expected[:count]) for count in TOKENS_COMPARED):
+            raise EngineFailed(
+                "Attention on this machine depends on the number of tokens, so it cannot sample exactly.",
+                hint="Choose another `--dtype`.",
+            )
+    differing = [count for count in TOKENS_COMPARED if not torch.equal(some(count), expected[:count])]
+    if most in differing:
+        return sys.maxsize
+    return max(differing, default=0) + 1
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor | None, positions: torch.Tensor
+) -> torch.Tensor:
+    count, kv_heads, heads, head = query.shape
+    blocks = int(positions.max()) // KEY_BLOCK + 1
+    flat = query.reshape(count * kv_heads, heads, head)
+
+    def read(block: torch.Tensor) -> torch.Tensor:
+        chosen = block[:count] if rows is None else block.index_select(0, rows)
+        return chosen.reshape(count * kv_heads, KEY_BLOCK, head)
+
+    scores = torch.cat([torch.bmm(flat, read(keys[block]).mT) for block in range(blocks)], dim=-1)
+    scores *= head**-0.5
+    later = torch.arange(blocks * KEY_BLOCK, device=query.device) > positions[:, None]  # [n, keys]
+    scores.view(count, kv_heads * heads, -1).masked_fill_(later[:, None], -torch.inf)
+    chances = torch.softmax(scores, dim=-1)
+    mixed = torch.zeros_like(flat)
+    for block, part in enumerate(torch.split(chances, KEY_BLOCK, dim=-1)):
+        mixed += torch.bmm(part.contiguous(), read(values[block]))
+    return mixed.view(query.shape)
+
+
+def normed(values: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return values divided by their root mean square over the last dimension, times a weight."""
+    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon) * weight
+
+
+LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693145751953125, 1.428606765330187e-06
+"""LN2_HIGH has 15 bits, so that its product with a small integer is exact."""
+
+EXP_SERIES = tuple(1 / factorial for factorial in (5040, 720, 120, 24, 6, 2, 1, 1))
+
+
+def silu(values: torch.Tensor) -> torch.Tensor:
+    """Return x / (1 + exp(-x)), by IEEE operations alone."""
+    negated = values.neg().clamp_(-87.0, 87.0)
+    power = (negated * LOG2E).round_()
+    rest = (negated - power * LN2_HIGH).sub_(power * LN2_LOW)  # |rest| ≤ ln 2 / 2
+    exponential = torch.full_like(rest, EXP_SERIES[0])
+    for coefficient in EXP_SERIES[1:]:
+        exponential.mul_(rest).add_(coefficient)
+    scale = power.int().add_(127).bitwise_left_shift_(23).view(torch.float32)  # 2^power
+    return values / exponential.mul_(scale).add_(1.0)

@@ -1,0 +1,165 @@
+"""Turns of an agent's rounds at its engine: one at a time, and the first of the owner's list that has work.
+
+    WAITING ──take──▶ HOLDER ──leave──▶ LENT ──another round takes it──▶ (no turn)
+       ▲                 ▲────take────────┘                                  │
+       └─────────────────────────────────────────────────────────────────────┘
+
+- A round that has work waits for the engine, and has it when the holder leaves. Of several, the first in the list.
+- `must_leave` asks the holder to finish: an earlier round has work. No lease is given up for a switch.
+- A round in which episodes are played may finish them, for at most `EPISODES_END_S` while an earlier round waits.
+- A round that leaves lends the engine: without another round that takes it, nothing changes, and nothing is reloaded.
+- A round whose version is not in the engine asks for leases first, and takes the engine for them (`worker`). So looking
+  for work in an earlier round costs a later one nothing.
+- An agent with one round always has its turn.
+"""
+
+import trio
+
+from swarm_node.base.waiting import first_of
+
+LEND_AFTER_S = 0.3
+"""Wait for the answer to a request for work before another round may use the engine: the coordinator holds a request
+for which it has no work yet."""
+
+EPISODES_END_S = 300.0
+"""Longest time for which a round goes on with the next turns of its episodes while an earlier round waits."""
+
+LOOK_AGAIN_S = 2.0
+"""Shortest pause between two requests without success, while another round uses the engine."""
+
+
+class EngineTurns:
+    """The turns of all rounds of an agent; rounds are numbered in the owner's order."""
+
+    def __init__(self) -> None:
+        self._holder, self._is_lent = 0, True
+        self.changes = 0
+        """Number of times that another round has taken the engine: what was loaded before the last time is gone."""
+        self._waiting: dict[int, float] = {}
+        """The rounds that wait, and since when."""
+        self._changed = trio.Event()
+
+    @property
+    def holder(self) -> int:
+        """The round that used the engine last, and may still have its version there."""
+        return self._holder
+
+    def turn_of(self, number: int) -> "EngineTurn":
+        """Return the turn of a round."""
+        return EngineTurn(self, number)
+
+    def try_take(self, number: int) -> bool:
+        """Give the engine to a round if it has it already, or if no other round uses it or comes first."""
+        if not self._is_lent:
+            return self._holder == number
+        if self.must_leave(number):
+            return False
+        self.changes += self._holder != number
+        self._holder, self._is_lent = number, False
+        self._tell()
+        return True
+
+    async def take(self, number: int) -> None:
+        """Wait until a round has the engine."""
+        self._waiting[number] = trio.current_time()
+        self._tell()
+        try:
+            while not self.try_take(number):
+                await self._changed.wait()
+        finally:
+            self._waiting.pop(number, None)
+            self._tell()
+
+    def leave(self, number: int) -> None:
+        """Let another round take the engine."""
+        if self._holder == number and not self._is_lent:
+            self._is_lent = True
+            self._tell()
+
+    def is_used_before(self, number: int) -> bool:
+        """Return True if an earlier round uses the engine."""
+        return self._holder < number and not self._is_lent
+
+    def is_used_by_other(self, number: int) -> bool:
+        """Return True if another round uses the engine."""
+        return self._holder != number and not self._is_lent
+
+    async def until_used_before(self, number: int, *, used: bool) -> None:
+        """Return when an earlier round uses the engine, or with `used` False when none does."""
+        while self.is_used_before(number) != used:
+            await self._changed.wait()
+
+    def must_leave(self, number: int) -> bool:
+        """Return True if an earlier round waits for the engine."""
+        return any(other < number for other in self._waiting)
+
+    def is_overdue(self, number: int) -> bool:
+        """Return True if an earlier round has waited for the engine for longer than episodes may take to end."""
+        now = trio.current_time()
+        return any(other < number and now >= since + EPISODES_END_S for other, since in self._waiting.items())
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+class EngineTurn:
+    """The turns of one round."""
+
+    def __init__(self, turns: EngineTurns, number: int) -> None:
+        self._turns, self._number = turns, number
+
+    @property
+    def is_mine(self) -> bool:
+        """True if no other round has taken the engine since this one had it."""
+        return self._turns.holder == self._number
+
+    @property
+    def changes(self) -> int:
+        """Number of times that the engine has changed hands."""
+        return self._turns.changes
+
+    @property
+    def is_used_by_other(self) -> bool:
+        """True if another round uses the engine."""
+        return self._turns.is_used_by_other(self._number)
+
+    @property
+    def is_used_before(self) -> bool:
+        """True if an earlier round uses the engine: leases of this round would wait for long."""
+        return self._turns.is_used_before(self._number)
+
+    @property
+    def must_leave(self) -> bool:
+        """True if an earlier round has work, and waits for the engine."""
+        return self._turns.must_leave(self._number)
+
+    @property
+    def is_overdue(self) -> bool:
+        """True if an earlier round has waited for so long that no next turn is begun."""
+        return self._turns.is_overdue(self._number)
+
+    def try_take(self) -> bool:
+        """Take the engine, if no other round uses it; return True if this round has it."""
+        return self._turns.try_take(self._number)
+
+    async def take(self) -> bool:
+        """Wait for the engine; return True."""
+        await self._turns.take(self._number)
+        return True
+
+    async def take_unless_used(self) -> bool:
+        """Wait for the engine; return False as soon as an earlier round uses it."""
+        return await first_of(self.take, self._used_before)
+
+    def leave(self) -> None:
+        """Let another round take the engine."""
+        self._turns.leave(self._number)
+
+    async def unused_before(self) -> None:
+        """Return when no earlier round uses the engine."""
+        await self._turns.until_used_before(self._number, used=False)
+
+    async def _used_before(self) -> bool:
+        await self._turns.until_used_before(self._number, used=True)
+        return False

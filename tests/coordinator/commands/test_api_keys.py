@@ -1,0 +1,49 @@
+"""`swarm-coordinator api-keys`, typed against the store of a round."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from coordinator.cli import app
+from coordinator.store.state import Database
+from coordinator.transactions import query_usage
+from coordinator.transactions.query_usage import KeyUsage, OldQueries
+
+ROUND_FILE = str(Path(__file__).parents[3] / "examples" / "demo.toml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = CliRunner().invoke(app, ["init", ROUND_FILE, "--set", f"round.directory={tmp_path / 'round'}"])
+    assert made.exit_code == 0, made.output
+    return tmp_path / "round"
+
+
+def say(folder: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["api-keys", words[0], ROUND_FILE, *words[1:], "--set", f"round.directory={folder}"])
+
+
+def test_the_list_shows_what_each_key_has_used_and_what_is_left(folder: Path) -> None:
+    assert say(folder, "list").output == "There are no keys yet: make one with `swarm-coordinator api-keys create`.\n"
+    assert "key  es-" in say(folder, "create", "suite", "--budget", "5000000").output
+    assert "key  es-" in say(folder, "create", "other", "--budget", "10", "--days", "2").output
+    database = Database(folder / "state.db")
+    database.run_now(query_usage.forget, OldQueries((), {1: KeyUsage(1208, 402_113)}))
+    database.close()
+    first, second = say(folder, "list").output.splitlines()
+    assert first.endswith(
+        "spent 0.0000 credits of 5.00 credits, 5.00 credits left; 1,208 answered queries, 402,113 tokens, 0 open"
+    )
+    assert first.split()[:2] == ["suite", "valid"]
+    assert "valid until" in second
+    assert second.endswith("0 answered queries, 0 tokens, 0 open")
+    rows = json.loads(say(folder, "list", "--json").output)
+    assert [(row["name"], row["answered_queries"], row["tokens"], row["left_micros"]) for row in rows] == [
+        ("suite", 1208, 402_113, 5_000_000),
+        ("other", 0, 0, 10),
+    ]
+    assert not [row for row in rows if {"digest", "number"} & row.keys()]
+    say(folder, "revoke", "suite")
+    assert say(folder, "list").output.splitlines()[0].split()[1] == "revoked"

@@ -1,0 +1,44 @@
+"""The choice of checkpoints that stay on the disk: the newest, and those that replays of drawn updates begin with."""
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.learner.checkpoint import needed, newest
+from coordinator.learner.policy import TrainedPolicy
+from coordinator.learner.settings import TrainSettings
+from tests.coordinator.learner.groups import UNEQUAL
+
+
+@pytest.mark.parametrize(
+    ("drawn", "kept"),
+    [
+        (None, {12}),
+        ((), {6, 9, 12}),
+        ((1,), {0, 6, 9, 12}),
+        ((3,), {0, 6, 9, 12}),
+        ((4, 5), {3, 6, 9, 12}),
+        ((99,), {6, 9, 12}),
+    ],
+)
+def test_a_drawn_update_keeps_the_checkpoint_before_it(drawn: tuple[int, ...] | None, kept: set[int]) -> None:
+    assert needed([0, 3, 6, 9, 12], drawn) == kept
+    assert needed([], drawn) == set()
+
+
+def test_checkpoints_that_nobody_needs_are_removed_and_the_others_are_whole(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    settings = TrainSettings(learning_rate=1e-2, warmup_updates=1)
+    policy = TrainedPolicy(policy_folder, settings)
+    roots = {}
+    for update in range(6):
+        policy.saving(tmp_path, drawn=(2,))()
+        roots[update] = policy.rooting()()
+        policy.train_step(UNEQUAL)
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [1, 3, 4, 5]
+    assert newest(tmp_path) == tmp_path / "000000005"
+    for number in (1, 5):
+        resumed = TrainedPolicy(policy_folder, settings)
+        resumed.restore(tmp_path / f"{number:09d}")
+        assert resumed.rooting()() == roots[number]

@@ -1,0 +1,1 @@
+"""Tests of the client, and of the server for clients of Tinker."""

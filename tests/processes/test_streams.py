@@ -1,0 +1,129 @@
+"""A caller reads an answer while a real node samples it; kill -9 that node, and another one goes on with the text."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from protocol.work.lease import OPEN
+from tests.processes.programs import Program, Swarm, said, until
+from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, node_id_of
+
+pytestmark = pytest.mark.processes
+
+TOKENS, SAMPLES = 480, 8
+
+SETTINGS: Settings = {
+    "sampling": {"max_new_tokens": TOKENS},
+    "learner": {"external": True},
+    "leases": {"timeout_s": 60.0, "heartbeat_s": 1.0},
+}
+
+ASKED = {"model": "swarm", "prompt": "12+34=", "temperature": 0, "n": SAMPLES, "return_token_ids": True}
+"""A long request: at temperature 0 the untrained policy never ends. All samples are the same, but more take longer."""
+
+
+@pytest.fixture(scope="module")
+def coordinator(swarm: Swarm, large_policy: Path) -> Coordinator:
+    made = Coordinator(swarm, {**SETTINGS, "model": {"path": str(large_policy)}}).start(learner=True, auditor=False)
+    made.reaches("version", 1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def key(swarm: Swarm, coordinator: Coordinator) -> str:
+    words = (str(coordinator.config_file), "reader", "--budget", "1000000")
+    return said(swarm, "swarm-coordinator", "api-keys", "create", *words).split()[1]
+
+
+@contextmanager
+def stream(coordinator: Coordinator, key: str, **fields: Any) -> Iterator[Iterator[dict[str, Any]]]:
+    """Yield the choices of a stream as they come; an error among them fails the test."""
+    headers, body = {"Authorization": f"Bearer {key}"}, ASKED | {"stream": True} | fields
+    with coordinator.http.stream("POST", "/v1/completions", json=body, headers=headers, timeout=300) as response:
+        assert response.status_code == 200, response.read()
+
+        def choices() -> Iterator[dict[str, Any]]:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line.removeprefix("data: "))
+                    assert "error" not in chunk, chunk
+                    yield from chunk["choices"]
+
+        yield choices()
+
+
+def whole(coordinator: Coordinator, key: str) -> list[int]:
+    """The token ids of the answer that is not read while it grows."""
+    headers = {"Authorization": f"Bearer {key}"}
+    response = httpx.post(f"{coordinator.url}/v1/completions", json=ASKED, headers=headers, timeout=300)
+    assert response.status_code == 200, response.text
+    tokens: list[int] = response.json()["choices"][0]["token_ids"]
+    return tokens
+
+
+def at_work(coordinator: Coordinator, nodes: dict[str, Program]) -> str:
+    """The name of the node that samples; none where the answer is whole already."""
+    for name, node in nodes.items():
+        if set(coordinator.leases_of(node_id_of(node)).values()) & set(OPEN):
+            return name
+    return ""
+
+
+class Reading(NamedTuple):
+    """One stream of the answer: what came, and which node was killed meanwhile."""
+
+    tokens: list[int]
+    parts: int
+    killed: str
+    last: dict[str, Any]
+
+
+def read_and_kill(coordinator: Coordinator, key: str, nodes: dict[str, Program]) -> Reading:
+    """Read a stream; at its first part kill the node that samples. The answer may be whole by then: nobody dies."""
+    tokens, parts, killed, last = list[int](), 0, "", dict[str, Any]()
+    with stream(coordinator, key) as choices:
+        for choice in choices:
+            if choice["index"]:
+                continue
+            tokens += choice["token_ids"]
+            parts += bool(choice["token_ids"])
+            if parts == 1 and not killed and (killed := at_work(coordinator, nodes)):
+                nodes[killed].kill()
+            last = choice
+    return Reading(tokens, parts, killed, last)
+
+
+def test_an_answer_is_read_while_it_grows_and_survives_its_node(
+    swarm: Swarm, coordinator: Coordinator, key: str
+) -> None:
+    nodes = {name: join(swarm, name, coordinator.join_string, "--engine", "torch") for name in ("first", "second")}
+    expected = whole(coordinator, key)
+    assert len(expected) == TOKENS, "the policy ended it"
+
+    def both_are_known() -> bool:
+        whole(coordinator, key)
+        rows = coordinator.leaderboard()
+        earned = [rows[node_id_of(node)] for node in nodes.values()]
+        return all(row["pending_micros"] + row["posted_micros"] > 0 for row in earned)
+
+    until("both nodes to have answered a query", both_are_known)
+
+    def one_died_in_the_middle() -> Reading | None:
+        read = read_and_kill(coordinator, key, nodes)
+        return read if read.killed else None
+
+    read = until("an answer whose node dies in the middle", one_died_in_the_middle)
+    assert read
+    assert read.parts >= 2, "it did not come in one piece"
+    assert read.tokens == expected
+    assert (read.last["finish_reason"], len(read.last["receipt"])) == ("length", 64)
+    with coordinator.copy_of_store() as connection:
+        row = connection.execute(sa.text("SELECT continues FROM leases ORDER BY issued_ms DESC LIMIT 1")).one()
+    assert row.continues, "the second node did not begin anew"
+    assert_ledger_is_sound(coordinator)

@@ -1,0 +1,165 @@
+"""Directories that a home knows: the newest copy of each curator counts, and lies are remembered."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from ledger.directory import DAY_MS, RefusedRound
+from ledger.listing import open_listing
+from protocol.errors import ConfigInvalid, ProofInvalid, UntrustedMetadata
+from protocol.wire.signing import NodeKey
+from swarm_node.coordinator_api.join_string import JoinString
+from swarm_node.ledger.directories import FILE, Directories, FoundRounds, parse_place, require_contactable
+from tests.swarm_node.listed_world import CURATOR, NOW_MS, ListedLog, directory
+from tests.swarm_node.web import Web
+
+
+@pytest.fixture
+def rivers(tmp_path: Path) -> ListedLog:
+    return ListedLog(tmp_path / "rivers")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def place(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    return f"{path}#{CURATOR.node_id}"
+
+
+def read(home: Path, *places: str, now_ms: int = NOW_MS) -> FoundRounds:
+    known = Directories(home)
+    known.remember(map(parse_place, places))
+    return trio.run(known.read_all, now_ms)
+
+
+def titles(found: FoundRounds) -> list[str]:
+    return [known.listing.title for known in found.rounds]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "rounds.json", "rounds.json#", "#12D3KooW", f"#{CURATOR.node_id}", "a#" + "1" * 52]
+)
+def test_a_place_without_the_curators_key_is_wrong_usage(text: str) -> None:
+    with pytest.raises(ConfigInvalid, match="key of the directory's curator"):
+        parse_place(text)
+
+
+def test_a_directory_is_read_from_a_web_server_and_remembered(rivers: ListedLog, home: Path) -> None:
+    data = directory(rivers.listing())
+    web = Web(lambda handler: handler.answer(200, data))
+    try:
+        assert titles(read(home, f"{web.url}/lists/rounds.json#{CURATOR.node_id}")) == ["Rivers"]
+        assert set(web.asked) == {"/lists/rounds.json"}
+    finally:
+        web.close()
+    found = read(home)
+    assert titles(found) == ["Rivers"], "the kept copy counts while nobody answers"
+    assert "does not answer" in found.problems[0]
+    late = read(home, now_ms=NOW_MS + 8 * DAY_MS)
+    assert titles(late) == []
+    assert any("has expired" in problem for problem in late.problems)
+
+
+def test_a_mirror_that_serves_yesterdays_file_is_named_and_not_believed(
+    rivers: ListedLog, home: Path, tmp_path: Path
+) -> None:
+    lakes = ListedLog(tmp_path / "lakes", "Lakes")
+    new = directory(rivers.listing(), number=8)
+    old = directory(rivers.listing(), lakes.listing(), number=7)
+    assert titles(read(home, place(tmp_path / "a.json", new))) == ["Rivers"]
+    found = read(home, place(tmp_path / "a.json", old))
+    assert titles(found) == ["Rivers"]
+    assert "number 7" in found.problems[0]
+    assert "the mirror is old" in found.problems[0]
+    both = read(home, place(tmp_path / "b.json", new))
+    assert titles(both) == ["Rivers"]
+
+
+def test_of_two_mirrors_the_newer_one_counts_in_any_order(rivers: ListedLog, home: Path, tmp_path: Path) -> None:
+    lakes = ListedLog(tmp_path / "lakes", "Lakes")
+    old = place(tmp_path / "old.json", directory(lakes.listing(), number=1))
+    new = place(tmp_path / "new.json", directory(rivers.listing(), number=2))
+    assert titles(read(home, old, new)) == ["Rivers"]
+    assert titles(read(home / "other", new, old)) == ["Rivers"]
+
+
+def test_a_round_that_lied_is_refused_whatever_directories_say(rivers: ListedLog, home: Path, tmp_path: Path) -> None:
+    listed = place(tmp_path / "a.json", directory(rivers.listing()))
+    assert titles(read(home, listed)) == ["Rivers"]
+    lie = open_listing(rivers.boast(10**6))
+    Directories(home).refuse(lie, ProofInvalid("Rivers lies."), NOW_MS)
+    found = read(home)
+    assert (titles(found), [wrong.reason for wrong in found.refused]) == ([], ["Rivers lies."])
+    with pytest.raises(ProofInvalid, match="refuses the round Rivers: Rivers lies") as refused:
+        Directories(home).require_not_refused(rivers.round_id)
+    evidence = Directories(home).evidence(rivers.round_id)
+    assert str(evidence) in refused.value.hint
+    assert evidence.exists(), "anybody can check the lie with it"
+
+
+def test_an_entry_that_nobody_signed_does_not_keep_a_round_from_being_joined(
+    rivers: ListedLog, home: Path, tmp_path: Path
+) -> None:
+    forged = rivers.listing()
+    forged["signed"]["totals"]["paid_micros"] = 0
+    found = read(home, place(tmp_path / "a.json", directory(forged)))
+    assert (titles(found), found.refused) == ([], [])
+    assert "has a wrong entry, Rivers" in found.problems[0]
+    Directories(home).require_not_refused(rivers.round_id)
+
+
+def test_two_curators_with_contradicting_listings_of_a_round_have_it_refused(
+    rivers: ListedLog, home: Path, tmp_path: Path
+) -> None:
+    payments = [payment | {"paid_micros": 100} for payment in rivers.signed()["payments"]]
+    second = NodeKey(bytes(31) + b"\x09")
+    (tmp_path / "b.json").write_bytes(directory(rivers.listing(payments=payments, made_ms=NOW_MS + 1), key=second))
+    other = f"{tmp_path / 'b.json'}#{second.node_id}"
+    assert titles(read(home / "alone", other)) == ["Rivers"], "one of them alone may be true"
+    found = read(home, place(tmp_path / "a.json", directory(rivers.listing())), other)
+    assert titles(found) == []
+    assert "says two things" in found.refused[0].reason
+    with pytest.raises(ProofInvalid):
+        Directories(home).require_not_refused(rivers.round_id)
+
+
+def test_a_curators_refusal_counts_until_the_curator_takes_it_back(
+    rivers: ListedLog, home: Path, tmp_path: Path
+) -> None:
+    wrong = RefusedRound(round_id=rivers.round_id, title="Rivers", reason="it lies", ms=NOW_MS)
+    told = read(home, place(tmp_path / "a.json", directory(rivers.listing(), refused=(wrong,))))
+    assert (titles(told), [one.reason for one in told.refused]) == ([], ["it lies"])
+    Directories(home).require_not_refused(rivers.round_id)
+    assert titles(read(home, place(tmp_path / "a.json", directory(rivers.listing(), number=2)))) == ["Rivers"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1", "http://192.168.1.1", "http://[fe80::1]", "http://10.1.2.3:8700"]
+)
+def test_a_directory_of_the_internet_cannot_send_this_machine_into_its_own_network(url: str) -> None:
+    join = JoinString(url, "a" * 64)
+    with pytest.raises(UntrustedMetadata, match="own network"):
+        trio.run(partial(require_contactable, join, own_network=False))
+    trio.run(partial(require_contactable, join, own_network=True))
+    trio.run(partial(require_contactable, JoinString("http://9.9.9.9", "a" * 64), own_network=False))
+
+
+@pytest.mark.parametrize(
+    ("where", "may"), [("rounds.json", True), ("http://127.0.0.1/a", True), ("http://9.9.9.9/a", False)]
+)
+def test_only_a_near_directory_may_name_addresses_nearby(home: Path, where: str, may: bool) -> None:
+    known = Directories(home)
+    known.remember([parse_place(f"{where}#{CURATOR.node_id}")])
+    assert trio.run(known.may_name_own_network) is may
+
+
+def test_a_damaged_record_is_named(home: Path) -> None:
+    home.mkdir()
+    (home / FILE).write_text("{")
+    with pytest.raises(ConfigInvalid, match="cannot be read"):
+        Directories(home)

@@ -1,0 +1,88 @@
+"""Rounds of one agent: the end of one is no end of the others, and is named to the owner."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+from typer.testing import CliRunner
+
+from protocol.errors import OwnerBanned, SwarmError
+from swarm_node.app import AgentRound, AgentRounds, RoundChoice
+from swarm_node.cli import app
+from swarm_node.coordinator_api import last_round
+from swarm_node.coordinator_api.join_string import parse
+from swarm_node.member import MemberSettings
+from swarm_node.work.engine_turn import EngineTurns
+
+A, B = (parse(f"http://127.0.0.1:{port}#{letter * 64}") for port, letter in ((7, "a"), (9, "b")))
+
+
+class Played(AgentRound):
+    """A round whose parts are one act."""
+
+    def __init__(self, turns: EngineTurns, number: int, home: Path, act: Callable[[], Awaitable[object]]) -> None:
+        member = MemberSettings(join=(A, B)[number], home=home, name="n", price_micros_per_mtok=0)
+        super().__init__(cast(Any, None), turns.turn_of(number), RoundChoice(member, cast(Any, None)))
+        self._act = act
+
+    async def _run(self, rounds: AgentRounds) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._act)
+
+
+async def both(home: Path, *acts: Callable[[], Awaitable[object]]) -> list[SwarmError | None]:
+    turns = EngineTurns()
+    async with trio.open_nursery() as background:
+        rounds = AgentRounds([Played(turns, n, home, act) for n, act in enumerate(acts)], background)
+        async with trio.open_nursery() as nursery:
+            for one in rounds.all:
+                nursery.start_soon(one.run, rounds)
+    return [one.error for one in rounds.all]
+
+
+async def bug() -> None:
+    raise ZeroDivisionError("in the parts of one round")
+
+
+async def ban() -> None:
+    raise OwnerBanned("The owner is banned.")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("ends", "said"), [(bug, "ZeroDivisionError"), (ban, "The owner is banned.")])
+async def test_a_round_that_fails_ends_alone_and_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: Callable[[], Awaitable[object]], said: str
+) -> None:
+    goes_on = []
+
+    async def work() -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        goes_on.append(True)
+
+    caplog.set_level(logging.INFO)
+    first, second = await both(tmp_path, ends, work)
+    assert first is not None
+    assert said in str(first)
+    assert (second, goes_on) == (None, [True])
+    assert A.url in caplog.text
+    assert said in caplog.text, "with the traceback"
+
+
+@pytest.mark.trio
+async def test_the_fault_of_an_agent_with_one_round_ends_it(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        await both(tmp_path, bug)
+    assert raised.group_contains(ZeroDivisionError)
+
+
+def test_the_same_round_twice_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    again = str(A).replace("127.0.0.1", "localhost")
+    result = CliRunner().invoke(app, ["join", str(A), str(B), again, "--home", str(tmp_path), "--quiet"])
+    assert result.exit_code != 0
+    said = f"{result.output} {result.exception}"
+    assert "The round at http://127.0.0.1:7 is named twice." in said
+    assert last_round.find_last(tmp_path) is None

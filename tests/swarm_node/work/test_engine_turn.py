@@ -1,0 +1,94 @@
+"""Turns of several rounds at one engine: who has it, and when another one may have it."""
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from swarm_node.work.engine_turn import EngineTurns
+
+pytestmark = pytest.mark.trio
+
+
+async def test_an_agent_with_one_round_always_has_its_turn() -> None:
+    turn = EngineTurns().turn_of(0)
+    assert turn.is_mine
+    turn.leave()
+    assert turn.is_mine
+    assert turn.try_take()
+    assert not turn.must_leave
+    assert not turn.is_used_by_other
+
+
+async def test_a_lent_engine_stays_until_another_round_takes_it() -> None:
+    turns = EngineTurns()
+    first, second = turns.turn_of(0), turns.turn_of(1)
+    assert first.try_take()
+    assert not second.try_take()
+    assert second.is_used_before
+    first.leave()
+    assert first.is_mine, "its version is still in the engine"
+    assert not second.is_used_before
+    assert second.try_take()
+    assert not first.is_mine
+    assert first.is_used_by_other
+
+
+async def test_of_several_waiting_rounds_the_first_is_next_and_the_holder_is_asked_to_finish() -> None:
+    turns = EngineTurns()
+    first, second, third = (turns.turn_of(number) for number in range(3))
+    order = []
+
+    async def use(name: str, number: int) -> None:
+        await turns.turn_of(number).take()
+        order.append(name)
+
+    assert first.try_take()
+    first.leave()
+    assert third.try_take()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(use, "second", 1)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(use, "first", 0)
+        await wait_all_tasks_blocked()
+        assert third.must_leave
+        assert order == [], "a holder is never interrupted"
+        third.leave()
+        assert not third.try_take(), "it does not come before those that waited"
+        await wait_all_tasks_blocked()
+        assert order == ["first"]
+        assert not first.must_leave
+        first.leave()
+    assert order == ["first", "second"]
+    assert second.is_mine
+
+
+async def test_leases_do_not_wait_for_an_earlier_round_that_works() -> None:
+    turns = EngineTurns()
+    first, second, third = (turns.turn_of(number) for number in range(3))
+    first.leave()
+    assert third.try_take()
+    got: list[bool] = []
+
+    async def wait() -> None:
+        got.append(await second.take_unless_used())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        assert got == []
+        nursery.start_soon(first.take)
+        await wait_all_tasks_blocked()
+        third.leave()
+        await wait_all_tasks_blocked()
+        assert first.is_mine
+        assert got == [False]
+
+
+async def test_a_round_that_stops_waiting_asks_for_nothing() -> None:
+    turns = EngineTurns()
+    first, second = turns.turn_of(0), turns.turn_of(1)
+    first.leave()
+    assert second.try_take()
+    with trio.move_on_after(0):
+        await first.take()
+    assert not second.must_leave

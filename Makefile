@@ -53,12 +53,15 @@ demo-real: $(REAL)/.installed  ## train a real model of 135M parameters on three
 # a quiet machine is one of the program.
 PYTEST := env -u SWARM_VLLM_PYTHON -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest
 
-test: $(LLAMA) $(REAL)/.installed  ## lint and all tests, WORKERS=3 at a time; ARGS go to pytest
-	@$(BIN)/python -m compileall -q coordinator ledger protocol swarm_node echo_swarm
+# Slow tests repeat at length what a shorter test shows, or take a minute of two cores. A test that hangs is ended with
+# the stacks of its threads (faulthandler_timeout).
+test: SELECTED = $(if $(ALL)$(ARGS),,-m 'not slow')
+test: $(LLAMA) $(REAL)/.installed  ## lint and the tests, WORKERS=3 at a time; ALL=1: slow ones, too; ARGS go to pytest
+	@$(BIN)/python -m compileall -q coordinator ledger protocol swarm_node echo_swarm swarm_exact
 	@$(MAKE) --no-print-directory -j2 lint collected
-	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
+	@$(PYTEST) $(SELECTED) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
 	  [ $$? -eq 1 ] && echo 'make test: the tests that failed run once more, one at a time.' >&2 && \
-	  $(PYTEST) --last-failed --last-failed-no-failures none --exitfirst $(ARGS); }
+	  $(PYTEST) $(SELECTED) --last-failed --last-failed-no-failures none --exitfirst $(ARGS); }
 
 collected: $(STAMP)
 	@output=$$($(PYTEST) -q --collect-only $(ARGS) 2>&1) || { printf '%s\n' "$$output" | tail -n 40 >&2; exit 1; }

@@ -439,6 +439,11 @@ def learner(
         config = Config.model_validate_json((source / "resolved.json").read_text())
     else:
         config = load(source, settings)
+    if coordinator and config.learner.kept_one_in:
+        raise ConfigInvalid(
+            "learner.kept_one_in needs the learner on the coordinator's machine, whose folder has what is published.",
+            hint="Set learner.kept_one_in = 0, or start the learner with the coordinator.",
+        )
     if config.learner.processes > 1 and not launch.is_rank():
         words = [word for word in sys.argv[1:] if word != "--child"]
         sys.exit(launch.launch([script("swarm-coordinator"), *words, "--child"], config))

@@ -59,7 +59,7 @@ class LearnerSection(Section):
         0,
         ge=0,
         description="keep and publish what a replay of 1 in N updates needs: 12 bytes per trained parameter each, and "
-        "the batches; 0: none",
+        "the batches; not for a learner on another machine; 0: none",
     )
     lora_rank: int = Field(0, ge=0, le=1024, description="rank of LoRA adapters; 0 trains all weights")
     lora_alpha: float = Field(32.0, gt=0, description="LoRA's alpha; the adapter's output is scaled by alpha / rank")

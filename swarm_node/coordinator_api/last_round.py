@@ -103,7 +103,8 @@ def all_chosen(text: str, home: Path) -> list[JoinString]:
     if last is None:
         raise ConfigInvalid(
             f"The node in {home} has not joined a round yet.",
-            hint="Give the round's join string, or the folder of another node with --home.",
+            hint="Give the address or the join string of a round, or the folder of another node with --home. "
+            "`swarm-node rounds` lists rounds.",
         )
     return [last.join, *last.others]
 

@@ -113,11 +113,9 @@ def queue(state: dict[str, Any]) -> str:
 
 def version(state: dict[str, Any]) -> str:
     """Return the loaded version, its age, and the latest version if it is newer."""
-    if not state["version"] and state["resting"]:
-        newest = f" (latest {state['newest_version']})" if state["newest_version"] else ""
-        return f"none loaded while paused{newest}"
     if not state["version"]:
-        return "none loaded yet"
+        newest = f" (latest {state['newest_version']})" if state["newest_version"] else ""
+        return f"none loaded {'while paused' if state['resting'] else 'yet'}{newest}"
     if state["newest_version"] > state["version"]:
         return f"{state['version']} (latest {state['newest_version']}{', downloading' if state['download'] else ''})"
     age = f", announced {ago(state['version_age_s'])} ago" if state["version_age_s"] is not None else ""

@@ -49,8 +49,16 @@ def undisturbed_updates(workers: int) -> int:
         return updates(Path(folder), workers)
 
 
-@pytest.mark.parametrize("workers", [1, 4, 16])
-@pytest.mark.parametrize("attack", [{"fixed": FIXED_KEYS}, {"new_each_turn": 2}, {"new_each_turn": 20}])
+@pytest.mark.parametrize(
+    ("workers", "attack"),
+    [
+        (1, {"fixed": FIXED_KEYS}),
+        (1, {"new_each_turn": 20}),
+        (4, {"new_each_turn": 2}),
+        (16, {"fixed": FIXED_KEYS}),
+        (16, {"new_each_turn": 20}),
+    ],
+)
 def test_lease_hoarding_with_free_keys_leaves_the_learner_nine_tenths_of_its_updates(
     tmp_path: Path, workers: int, attack: dict[str, int]
 ) -> None:

@@ -27,7 +27,7 @@ EVERY = [(layer, name) for layer in range(LAYERS) for name in PROJECTIONS]
 WEAKEST = [(5, "v_proj"), (5, "o_proj"), (29, "q_proj"), (29, "k_proj")]
 """The weights of 210 that show least when they are scaled by a tenth."""
 
-SABOTAGED = [*WEAKEST, *EVERY[::30]]
+SABOTAGED = [*WEAKEST, *EVERY[::70]]
 """Some of every part of the model; `make test-real ALL=1` damages every one."""
 
 PRECISIONS = ("bf16", "fp16", "q8_0")

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinator.cli import app
 from coordinator.learner.checkpoint import needed, newest
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
+from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import UNEQUAL
 
 
@@ -42,3 +45,12 @@ def test_checkpoints_that_nobody_needs_are_removed_and_the_others_are_whole(
         resumed = TrainedPolicy(policy_folder, settings)
         resumed.restore(tmp_path / f"{number:09d}")
         assert resumed.rooting()() == roots[number]
+
+
+def test_a_learner_on_another_machine_keeps_no_updates(tmp_path: Path) -> None:
+    """Its checkpoints would lie where the coordinator cannot publish them, and auditors would accuse the round."""
+    file = tmp_path / "round.toml"
+    file.write_text(f'[round]\ndirectory = "{tmp_path / "round"}"\n[learner]\nkept_one_in = 5\n')
+    result = CliRunner().invoke(app, ["learner", str(file), "--coordinator", "http://127.0.0.1:9"])
+    assert isinstance(result.exception, ConfigInvalid)
+    assert "kept_one_in" in str(result.exception)

@@ -140,6 +140,10 @@ def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view()
     assert "hours 22:00-07:00" in status
 
 
+def test_a_node_between_two_versions_names_the_latest() -> None:
+    assert status_lines.version(told(version=0)) == "none loaded yet (latest 8)"
+
+
 def test_a_node_that_rests_has_put_its_version_down() -> None:
     """The version was loaded before, and will be again."""
     assert status_lines.version(told(version=0, resting="paused by you")) == "none loaded while paused (latest 8)"

@@ -2,7 +2,7 @@
 
 - Policies are tiny and random (`tests.architectures.zoo`); a part works within 1e-3 nats of each sequence alone.
 - A row of the table has all architectures with the same results.
-- `tests/architectures` tries each of them again, and compares it with the table: a table that is not current fails there.
+- `tests/architectures` tries each of them again, and fails if the table is not current.
 """
 
 import re
@@ -22,7 +22,7 @@ HEADINGS = ("Launch", "Learner", "LoRA", "Publishing", "torch engine", "New vers
 def documented() -> dict[str, stages.Row]:
     """Return the results of each architecture as the table has them."""
     table = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0].strip().splitlines()
-    found = {}
+    found: dict[str, stages.Row] = {}
     for line in table[2:]:
         *results, named = (cell.strip() for cell in line.strip("|").split("|"))
         found |= {name: stages.Row(*results) for name in re.findall(r"(?:^|, )(.+?) `\w+`", named)}
@@ -41,7 +41,7 @@ def table_lines(found: dict[str, stages.Row]) -> list[str]:
 
 def main() -> int:
     """Try every architecture, and write the table."""
-    found = {}
+    found: dict[str, stages.Row] = {}
     for name in zoo.ARCHITECTURES:
         with tempfile.TemporaryDirectory() as folder:
             found[name] = stages.row(name, Path(folder))

@@ -6,8 +6,10 @@
 - The common rate R is the largest that the links allow: `R ≤ u_source` and `R ≤ (u_source + Σ u_i) / N`, counting the
   uplinks of the nodes that themselves receive at R. One stripe is R/K wide, and a link of u bytes/s has ⌊K·u/R⌋
   *slots*: children it can feed.
-- All slots of all nodes together are at least N·K, one for each node and stripe; so the trees fit, and the last byte
-  arrives at G/R plus the time that one chunk needs to pass down the deepest tree.
+- All slots of all nodes together are at least N·K, one for each node and stripe. Each stripe has N slots, at least one
+  of them at the source. The widest node left takes the shallowest open slot and opens at least one, so a slot is open
+  until only leaves are left: the trees fit.
+- A chunk of c bytes passes one hop in c·K/R. In trees of depth D all G bytes have arrived at (1 + D·K·c/G) times G/R.
 - Within a tree, nodes with many children (*wide* ones) are nearer to the source than those with few (*narrow* ones),
   which makes it as flat as possible.
 - A node's uplink is spread evenly over all others; of the source's uplink, nodes that pass on much get less.
@@ -21,7 +23,7 @@
   nobody, and thousands of them cost the others nothing until they really fetch. A node that leaves takes only its own
   edges out of the plan. Neither step reads the edges of others.
 
-The proof sketch is in docs/concepts.md; how far real runs are from the bound, in bench/RESULTS.md.
+bench/RESULTS.md has how far real runs are from the bound.
 """
 
 from collections import Counter, deque

@@ -8,5 +8,5 @@
   which the client fetches; the same `seq_id` again gets the same id, and nothing runs twice.
 - What is not offered is refused by name: a call, a field or a value never has a meaning other than Tinker's.
 
-docs/tinker.md has the first ten minutes, and the calls that exist.
+docs/trainers.md has the first ten minutes, and the calls that exist.
 """

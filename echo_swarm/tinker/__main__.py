@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 @app.command(
     epilog=lesson(
         "echo-swarm-tinker http://127.0.0.1:8700 policy --key es-…",
-        "set TINKER_BASE_URL and TINKER_API_KEY as it prints them, and run your program (docs/tinker.md).",
+        "set TINKER_BASE_URL and TINKER_API_KEY as it prints them, and run your program (docs/trainers.md).",
         "Exit codes: 1 failed, 2 an argument is wrong.",
     )
 )

@@ -95,7 +95,7 @@ async def _read(request: web.Request, call: type[C]) -> C:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the body"
         said = "this value is not offered" if first["type"] == "literal_error" else first["msg"]
-        raise FieldRefused(f"{place}: {said}.", hint="docs/tinker.md lists what is offered.") from None
+        raise FieldRefused(f"{place}: {said}.", hint="docs/trainers.md lists what is offered.") from None
 
 
 async def _line_up(request: web.Request, call: type[C], line_up: Callable[[C], str]) -> web.Response:
@@ -292,4 +292,4 @@ async def not_offered(request: web.Request) -> web.Response:
     """Refuse every other call by its name."""
     path = request.path.removeprefix("/api/v1/")
     reason = NOT_OFFERED.get(path.partition("/")[0], "it is no call that this server knows")
-    raise FieldRefused(f"{request.method} {path[:80]} is not offered: {reason}.", hint="See docs/tinker.md.")
+    raise FieldRefused(f"{request.method} {path[:80]} is not offered: {reason}.", hint="See docs/trainers.md.")

@@ -53,7 +53,7 @@ class TorchEngine(Engine):
         if reason := architectures.reason_to_refuse(config):
             raise EngineFailed(
                 f"The torch engine cannot sample the policy in {folder}: {reason}.",
-                hint="docs/architectures.md lists the architectures that work.",
+                hint="docs/learning.md lists the architectures that work.",
             )
         dtype = self._dtype
         if dtype == EXACT:

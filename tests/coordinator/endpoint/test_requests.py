@@ -112,7 +112,7 @@ OF_SUITES: dict[str, tuple[Any, dict[str, Any]]] = {
          "response_format": {"type": "text"}, "top_p": 1, "frequency_penalty": 0, "repetition_penalty": 1.0},
     ),
 }  # fmt: skip
-"""Fields that the suites of docs/suites.md send."""
+"""Fields that the suites of docs/endpoint.md send."""
 
 
 @pytest.mark.parametrize("suite", OF_SUITES)

@@ -10,6 +10,7 @@ from bench.ranks import turn
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.slow
 def test_a_turn_tells_what_an_update_took_and_both_come_to_the_same_gradient(tmp_path: Path) -> None:
     make_model(CASES[0], tmp_path)
     (alone_s, alone), (shared_s, shared) = (turn(CASES[0], tmp_path, size, steps=2) for size in (1, 2))

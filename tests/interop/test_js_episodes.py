@@ -63,6 +63,7 @@ def coordinator(swarm: Swarm, policy: Path) -> Coordinator:
     return made
 
 
+@pytest.mark.slow
 def test_it_plays_episodes_to_their_ends_and_each_turn_is_audited_and_credited(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:

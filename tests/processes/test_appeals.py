@@ -15,6 +15,7 @@ from tests.processes.rounds import Coordinator, assert_ledger_is_sound, operator
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.slow
 def test_a_node_that_was_banned_by_mistake_appeals_and_is_paid(swarm: Swarm, policy: Path) -> None:
     coordinator = Coordinator(swarm, {"sampling": {"samples_per_group": 2}}).start()
     operator = operator_of(swarm, coordinator, policy)

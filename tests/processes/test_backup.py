@@ -132,6 +132,7 @@ def test_a_round_that_is_saved_under_load_goes_on_elsewhere_and_no_fork_is_signe
     assert_ledger_is_sound(coordinator)
 
 
+@pytest.mark.slow
 def test_a_round_that_publishes_all_the_time_is_saved(swarm: Swarm, policy: Path) -> None:
     """Versions follow each other without a pause, from before the first backup until after the last."""
     coordinator = Coordinator(swarm, SETTINGS).start()

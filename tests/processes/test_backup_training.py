@@ -23,6 +23,7 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_learner_goes_on_from_a_restored_backup(swarm: Swarm, policy: Path) -> None:
     coordinator = Coordinator(swarm, training(policy)).start(learner=True)
     passphrase, saved, new = (swarm.folder / name for name in ("passphrase", "saved.tar", "new"))

@@ -103,6 +103,7 @@ def test_nodes_that_nobody_can_dial_feed_each_other_through_holes_whatever_kind_
         scene.publish_until_fed(pairs_of(scene.behind, scene.behind))
 
 
+@pytest.mark.slow
 def test_behind_a_symmetric_nat_a_node_is_fed_by_those_that_can_be_dialled_and_never_through_a_hole(
     tmp_path: Path,
 ) -> None:
@@ -114,6 +115,7 @@ def test_behind_a_symmetric_nat_a_node_is_fed_by_those_that_can_be_dialled_and_n
         assert scene.fed().isdisjoint(pairs_of(symmetric, closed))
 
 
+@pytest.mark.slow
 def test_a_version_reaches_two_symmetric_nats_through_a_third_when_the_seeder_is_killed(tmp_path: Path) -> None:
     with lab(tmp_path, "symmetric", "symmetric", dialable=1) as scene:
         scene.publish_until_fed({("w3", "w1"), ("w3", "w2")})

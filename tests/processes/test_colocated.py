@@ -12,6 +12,7 @@ from tests.processes.rounds import Coordinator, Settings
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.slow
 def test_a_launch_samples_for_itself_and_its_node_dies_with_it(swarm: Swarm, policy: Path) -> None:
     settings: Settings = {
         "round": {"mode": "colocated", "max_updates": 100_000},

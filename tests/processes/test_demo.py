@@ -99,6 +99,7 @@ def test_small_demo_runs_to_its_end_and_its_summary_is_what_the_ledger_says(
     until("every process of it to be gone", lambda: not swarm.members())
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_demo_ends_coordinator_learner_seeder_nodes_and_engines(swarm: Swarm, policy: Path) -> None:
     program = demo(swarm, "cut-short", policy, "--nodes", "2", "--set", "round.max_updates=100000")
     logs = [swarm.folder / "cut-short" / "logs" / f"node-{number}.log" for number in (1, 2)]

@@ -25,7 +25,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return playing_policy(tmp_path_factory.mktemp("policy") / "playing")
 
 
-@pytest.fixture(scope="module", params=list(TASKS))
+@pytest.fixture(scope="module", params=["tools", pytest.param("sokoban", marks=pytest.mark.slow)])
 def task(request: pytest.FixtureRequest) -> PlayedTask:
     return TASKS[request.param]
 

@@ -26,6 +26,7 @@ def train(node: LightNode, operator: Operator, number: int) -> None:
     operator.publish(number)
 
 
+@pytest.mark.slow
 def test_lease_hoarding_by_ever_new_keys_holds_up_no_batch(swarm: Swarm, policy: Path) -> None:
     """Leases last for an hour here: who waited for one of these would wait for longer than any test."""
     coordinator = Coordinator(

@@ -31,6 +31,7 @@ def ranks(coordinator: Coordinator) -> list[psutil.Process]:
     return until("both ranks to be there", look)
 
 
+@pytest.mark.slow
 def test_a_rank_killed_alone_takes_the_others_along_and_nothing_is_lost(swarm: Swarm, policy: Path) -> None:
     coordinator = Coordinator(swarm, training(policy, processes=2)).start(learner=True)
     with at_work(coordinator.join_string):

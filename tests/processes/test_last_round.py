@@ -21,6 +21,7 @@ def command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(full, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
+@pytest.mark.slow
 def test_an_owner_types_the_join_string_once(swarm: Swarm, policy: Path) -> None:
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator_of(swarm, coordinator, policy).publish()

@@ -43,6 +43,7 @@ def _with_replaced(training: dict[str, Any]) -> dict[str, Any]:
     return training if training["replaced"] else {}
 
 
+@pytest.mark.slow
 def test_the_updates_stay_one_chain_through_a_kill_and_a_rollback(coordinator: Coordinator) -> None:
     coordinator.reaches("update", 2 * KAPPA + 2)
     first = verified(coordinator)

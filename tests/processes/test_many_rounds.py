@@ -66,6 +66,7 @@ def weights_of(home: Path) -> set[int]:
     return {path.stat().st_ino for path in home.glob("rounds/*/policies/*/model.safetensors")}
 
 
+@pytest.mark.slow
 def test_nodes_follow_the_work_of_three_rounds_and_three_ledgers_stay_apart(
     swarm: Swarm, rounds: list[tuple[Coordinator, Operator]]
 ) -> None:

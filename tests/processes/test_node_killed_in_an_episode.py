@@ -179,6 +179,7 @@ def assert_undisturbed(turns: list[AcceptedTurn], policy: Path) -> None:
         np.testing.assert_allclose(logprobs, wanted_logprobs, atol=NATS)
 
 
+@pytest.mark.slow
 def test_a_turn_of_a_node_killed_within_it_goes_to_another_when_its_lease_has_ended(
     swarm: Swarm, coordinator: Coordinator, large_policy: Path
 ) -> None:

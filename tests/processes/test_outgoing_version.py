@@ -24,6 +24,7 @@ def learner(swarm: Swarm, coordinator: Coordinator, relay: Relay, folder: Path) 
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_updates_go_on_during_an_upload_and_a_kill_there_costs_nothing(swarm: Swarm, policy: Path) -> None:
     settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1), objective={"beta": 0.01})
     coordinator = Coordinator(swarm, settings).start()

@@ -67,6 +67,7 @@ def test_a_learner_that_is_there_first_waits_for_its_coordinator(scene: Scene) -
     scene.learner.said("published version=1 update=0")
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_dies_while_the_learner_waits_for_a_batch_is_waited_for(scene: Scene) -> None:
     scene.dies_and_comes_back()
     with at_work(scene.coordinator.join_string):
@@ -84,6 +85,7 @@ def test_a_coordinator_that_dies_in_the_middle_of_an_upload_gets_all_of_it_again
     assert_versions_and_batches_are_whole(scene.coordinator)
 
 
+@pytest.mark.slow
 def test_a_coordinator_killed_at_any_moment_costs_the_learner_nothing_but_time(scene: Scene) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

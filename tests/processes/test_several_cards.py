@@ -89,6 +89,7 @@ class CardNode:
         until("four cards to sample", look)
 
 
+@pytest.mark.slow
 def test_one_node_with_four_cards_of_which_one_is_paused_one_killed_and_one_too_hot(swarm: Swarm, policy: Path) -> None:
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator_of(swarm, coordinator, policy).publish()

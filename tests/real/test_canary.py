@@ -30,7 +30,7 @@ WEAKEST = [(5, "v_proj"), (5, "o_proj"), (29, "q_proj"), (29, "k_proj")]
 SABOTAGED = [*WEAKEST, *EVERY[::70]]
 """Some of every part of the model; `make test-real ALL=1` damages every one."""
 
-PRECISIONS = ("bf16", "fp16", "q8_0")
+PRECISIONS = ("bf16", pytest.param("fp16", marks=pytest.mark.slow), "q8_0")
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,11 @@ def four_bits(model: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("change", "how"),
-    [(four_bits, {}), (None, {"temperature": 0.8}), (None, {"top_p": 0.9})],
+    [
+        (four_bits, {}),
+        pytest.param(None, {"temperature": 0.8}, marks=pytest.mark.slow),
+        pytest.param(None, {"top_p": 0.9}, marks=pytest.mark.slow),
+    ],
     ids=["4-bit weights", "temperature 0.8", "top-p 0.9"],
 )
 def test_cheats_are_found_in_the_first_groups(
@@ -139,7 +143,7 @@ def test_cheats_are_found_in_the_first_groups(
     assert AuditOutcome.HARD in outcomes(prefilled, tolerance), "true log-probabilities do not hide other tokens"
 
 
-@pytest.mark.parametrize("own", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("own", [0.0, 0.3, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_leases_at_other_temperatures_are_judged_by_what_was_measured_at_the_versions(
     smollm2_folder: Path, scorer: VersionScorer, tolerance: Tolerance, groups: list[Group], own: float
 ) -> None:

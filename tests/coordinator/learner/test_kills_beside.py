@@ -233,6 +233,7 @@ def said_by(program: str, start: Path, folder: Path) -> list[str]:
     return ended.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_beside_an_update_costs_nothing(policy_folder: Path, tmp_path: Path) -> None:
     lines = said_by(KILLS, policy_folder, tmp_path / "rounds")
     print(*lines, sep="\n")

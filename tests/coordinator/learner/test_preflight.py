@@ -249,6 +249,7 @@ def test_a_disk_or_a_machine_without_room_is_named(small: Path, tmp_path: Path) 
     assert FreeBytes(found.host_bytes, 512 * GIB, 79 * GIB, auditor=False).lack(found) is None
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_launch_refuses_what_does_not_fit_before_a_key_is_made(eight_billion: Path, tmp_path: Path) -> None:
     """The folder has no weights: a rejected model is neither read nor downloaded."""
@@ -265,6 +266,7 @@ def test_launch_refuses_what_does_not_fit_before_a_key_is_made(eight_billion: Pa
     assert not (tmp_path / "round").exists()
 
 
+@pytest.mark.slow
 def test_plan_prints_gib_by_phase_and_says_what_does_not_fit(eight_billion: Path) -> None:
     words = ["plan", "--gpu", "h100:2", "--model", str(eight_billion), "--set", "learner.dtype=bfloat16"]
     said = CliRunner().invoke(app, words)

@@ -58,6 +58,7 @@ def test_only_what_ran_and_passed_was_withstood(tmp_path: Path, capsys: pytest.C
     assert 'assert not "an attack"' in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_test_that_is_not_there_ends_nothing_well(tmp_path: Path) -> None:
     gone = Outsider("gone", {"tests/adversaries/test_trials.py": ["test_no_such"]})
     trials.play(tmp_path, [gone])

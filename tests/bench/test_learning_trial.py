@@ -44,6 +44,7 @@ def test_every_batch_is_as_old_as_the_bound_allows(tmp_path: Path) -> None:
     assert kept == {2, 3, 4, 5}  # the last batch came from version 2
 
 
+@pytest.mark.slow
 def test_what_the_environment_said_is_no_token_of_the_policys(tmp_path: Path) -> None:
     trial = trial_of("sokoban", tmp_path)
     groups = trial.generate()

@@ -34,7 +34,7 @@ from tests.processes.test_forked_ledger import sees_the_log
 
 pytestmark = pytest.mark.processes
 
-LOSSES = 20
+LOSSES = 8
 LABOURERS = 3
 PASSPHRASE = "correct horse battery"
 SETTINGS: Settings = {

@@ -146,6 +146,7 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_new_operator_types_the_page_from_an_empty_home_to_a_trained_model(desk: Desk) -> None:
     page = [block for block in blocks() if block.is_run]
     for number, block in enumerate(page):

@@ -2,10 +2,12 @@
 
 import plistlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +137,19 @@ def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
 
 
 def test_the_compose_file_uses_settings_that_exist() -> None:
-    services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
-    settings = re.findall(r"--set=(\S+)", services["coordinator"]["command"][0])
+    composed = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+    services = composed["services"]
+    command = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", services["coordinator"]["command"][0])
+    settings = [word.removeprefix("--set=") for word in shlex.split(command) if word.startswith("--set=")]
     assert len(settings) >= 5
-    assert load(ROOT / "examples" / "demo.toml", settings).round.public_url == "http://coordinator:8700"
+    config = load(ROOT / "examples" / "demo.toml", settings)
+    assert config.round.public_url == "http://coordinator:8700"
+    (network,) = composed["networks"]["default"]["ipam"]["config"]
+    proxy = ip_address(services["proxy"]["networks"]["default"]["ipv4_address"])
+    assert [proxy in trusted for trusted in config.round.proxies] == [True]
+    assert proxy in ip_network(network["subnet"])
+    variables = set(services["proxy"]["environment"])
+    assert variables == set(re.findall(r"\{\$(\w+):", (FOLDER / "proxy" / "Caddyfile").read_text()))
     stages = re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert {services[name]["build"]["target"] for name in ("coordinator", "node")} <= set(stages)
 

@@ -81,14 +81,14 @@ def caddy(swarm: Swarm, place: Place) -> Program:
     tls = f"tls {place.certificate} {place.folder / 'tls.key'}"
     text = replaced(
         "Caddyfile",
-        ("127.0.0.1:8700", place.coordinator),
         ("\n{\n\tservers", "\n" + AROUND_CADDY.format(http=http, https=https) + "\tservers"),
-        ("swarm.example.org {", f"https://127.0.0.1:{https} {{\n\t{tls}\n"),
+        ("swarm.example.org} {", f"swarm.example.org}} {{\n\t{tls}\n"),
     )
     file = place.folder / "Caddyfile"
     file.write_text(text)
-    homes = [f"{name}={place.folder}" for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")]
-    return swarm.start("caddy", "env", *homes, CADDY, "run", "--config", str(file), "--adapter", "caddyfile")
+    variables = [f"{name}={place.folder}" for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")]
+    variables += [f"SWARM_HOST=https://127.0.0.1:{https}", f"SWARM_UPSTREAM={place.coordinator}"]
+    return swarm.start("caddy", "env", *variables, CADDY, "run", "--config", str(file), "--adapter", "caddyfile")
 
 
 class Scene:

@@ -3,13 +3,16 @@
 - `make tree` has a purpose for every folder and module that it prints.
 - Every command's `--help` ends in an example, which its parser takes, and in what comes next.
 - The last list of docs/security.md is `tests.adversaries.outsiders`, whose tests exist and run with `make test`.
+- A link's anchor is a heading of the document that it leads to.
 - Every command of both programs that is not hidden stands in docs/reference/commands.md.
 """
 
 import ast
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator
+from os.path import normpath
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ README = Path("README.md")
 COMMANDS = Path("docs/reference/commands.md")
 SECURITY = Path("docs/security.md")
 ANY_SHELL = {"cd", "git", "export", "source"}
+FENCED = re.DOTALL | re.MULTILINE
 
 
 def test_every_line_of_the_module_tree_says_what_it_is_for() -> None:
@@ -118,12 +122,39 @@ def test_the_commands_in_readme_and_contributing_exist() -> None:
     assert any(document == README for document, _ in lines), "README.md shows no command to run"
 
 
+def documents() -> list[Path]:
+    return [path for path in files() if path.suffix == ".md"]
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     problems = []
-    for path in (path for path in files() if path.suffix == ".md"):
+    for path in documents():
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text(path)):
             if "://" not in target and not target.startswith("mailto:") and not (ROOT / path.parent / target).exists():
                 problems.append(f"{path}: {target}")
+    report(problems)
+
+
+def anchors(document: str) -> set[str]:
+    """Return the names that a reader's browser gives to the headings of a document; a repeated one is numbered."""
+    found: Counter[str] = Counter()
+    named = set()
+    prose = re.sub(r"^ *```.*?^ *```", "", document, flags=FENCED)
+    for heading in re.findall(r"^#{1,6} +(.+?) *$", prose, re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        named.add(f"{name}-{found[name]}" if found[name] else name)
+        found[name] += 1
+    return named
+
+
+def test_anchors_of_links_are_headings() -> None:
+    problems = []
+    for path in documents():
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", text(path)):
+            led_to = Path(normpath(path.parent / target)) if target else path
+            if "://" not in target and led_to.suffix == ".md" and anchor not in anchors(text(led_to)):
+                problems.append(f"{path}: {led_to} has no heading #{anchor}")
     report(problems)
 
 

@@ -27,7 +27,12 @@ async def assign_cases(request: web.Request) -> web.Response:
     deadline = asyncio.get_running_loop().time() + CASES_WAIT_S
     while True:
         cases: Cases = await round_.database.run(
-            audits.assign_cases, message.auditor, message.at_most, terms=round_.audits, now_ms=now_ms()
+            audits.assign_cases,
+            message.auditor,
+            message.at_most,
+            message.classes,
+            terms=round_.audits,
+            now_ms=now_ms(),
         )
         if cases.cases or cases.done or asyncio.get_running_loop().time() >= deadline:
             return reply(cases)

@@ -114,6 +114,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     for table in tables:
         app.add_routes(table)
     openapi.serve(app, tables)
+    ledger.serve(app)
     public.share(app)
     listing.share(app)
     probes.share(app)

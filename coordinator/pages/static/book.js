@@ -22,7 +22,6 @@ export class Book {
   #deposited = 0n;
   training = new Training();
   roots = []; // [index, entry]
-  nodes = 0;
 
   add(index, entry) {
     const problem = this.#apply(entry) || this.training.add(entry);
@@ -134,8 +133,9 @@ export class Book {
       this.#batches.set(entry.batch, { payees: BigInt(entry.payees), amount, payouts: 0, moved: 0n });
     }
     if (entry.kind === "deposit") {
-      this.#deposited += BigInt(entry.amount_micros);
-      if (this.#deposited > DEPOSITED_MAX) return "the deposits are too large.";
+      const deposited = this.#deposited + BigInt(entry.amount_micros);
+      if (deposited > DEPOSITED_MAX) return "the deposits are too large.";
+      this.#deposited = deposited;
       this.#balances.set("budget", this.balance("budget") + BigInt(entry.amount_micros));
     }
     this.#once.set(effect, entry);
@@ -176,9 +176,10 @@ class Training {
     }
     if (entry.kind !== "update") return "";
     const problem = this.#problem(entry);
+    if (problem) return problem;
     this.#updates.set(entry.update, entry);
     this.last = Math.max(this.last, entry.update);
-    return problem;
+    return "";
   }
 
   #problem(entry) {

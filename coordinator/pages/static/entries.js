@@ -14,8 +14,20 @@ const isWhole = (least, most) => (value) =>
   (typeof value === "bigint" || Number.isInteger(value)) && value >= least && value <= most;
 const isOneOf = (...words) => (value) => words.includes(value);
 
+const BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz";
+const PEER_PREFIX = 0x002408011220n; // libp2p's, of the id of an Ed25519 key of 32 bytes
+const known = new Set();
+
+// A node's id is base58 of the prefix and its public key.
+function node(value) {
+  if (known.has(value)) return true;
+  if (typeof value !== "string" || !/^1[1-9A-HJ-NP-Za-km-z]{51}$/.test(value)) return false;
+  const number = [...value].reduce((sum, character) => sum * 58n + BigInt(BASE58.indexOf(character)), 0n);
+  if (number >> 256n === PEER_PREFIX && value[1] !== "1") known.add(value);
+  return known.has(value);
+}
+
 const hash = isText(/^[0-9a-f]{64}$/);
-const node = isText(/^12D3Koo[1-9A-HJ-NP-Za-km-z]{45}$/);
 const reference = isText(/^[A-Za-z0-9._/-]{1,100}$/);
 const reason = isText(/^[a-z][a-z0-9_]{0,63}$/);
 const money = isWhole(1, DEPOSITS_MAX);

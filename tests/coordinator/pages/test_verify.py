@@ -3,7 +3,9 @@
 A server between the browser and a real coordinator passes everything on, and changes what a test tells it to.
 """
 
+import base64
 import json
+import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,16 +15,20 @@ import pytest_asyncio
 from aiohttp import ClientSession, web
 from blake3 import blake3
 
-from ledger import note, store, tiles, witness
+from ledger import drawing, note, store, tiles, witness
+from ledger.book import EntryOutcome, Folding
 from ledger.checkpoint import Checkpoint, open_checkpoint, sign
-from ledger.entry import Post, parse
+from ledger.drawing import LotteryDraw
+from ledger.entry import DEPOSITS_MAX_MICROS, KINDS, Entry, Post, Reveal, VerdictEntry, parse
 from ledger.tiles import Tile
+from ledger.training import TrainingChain
 from ledger.witness import Cosigned
+from protocol.errors import ProofInvalid, SwarmError
 from protocol.policy import chunks
 from tests.coordinator.pages.browser import CHROMIUM, Browser, Tab, open_browser
 from tests.coordinator.pages.rounds import earn
 from tests.coordinator.served import Served, serve
-from tests.ledger import notes
+from tests.ledger import notes, values
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -246,6 +252,133 @@ async def test_a_saved_copy_checks_a_round_from_the_disk(served: Served, tab: Ta
         await tab.open(f"{elsewhere}/verify.html")
         said = await check(tab, where)
     assert "This copy of the page cannot reach" in said["mistake"]
+
+
+POOL: list[Entry] = [
+    values.deposit(500), values.deposit(700, "wire-2"), values.deposit(DEPOSITS_MAX_MICROS, "wire-3"),
+    *(values.credit(number, of=number % 2 + 1) for number in range(4)), values.credit(1, of=1, tokens=200),
+    *(values.post(number) for number in range(4)), *(values.void(number) for number in range(4)),
+    values.appeal(1), values.ruling(1), values.ruling(2, "denied"), values.appeal(2), values.reinstate(2),
+    values.reinstate(3, reason="other"), values.verdict(1), values.owner_act(1), values.version(1), values.root(1),
+    values.commitment(1), values.reveal(1), values.reveal(1, bytes(31) + b"x"), values.batch(1),
+    values.batch(2, payees=2), values.payout(1), values.payout(1, micros=299),
+    values.payout(2, of=2, micros=1), values.payout(2, micros=299),
+    values.paid(1), values.paid(2, of=2), values.formed(1), values.formed(2, groups="c"), values.trained(1, "1", "2"),
+    values.trained(1, "1", "3", attempt=2), values.trained(2, "3", "4", groups="c"),
+    values.trained(2, "2", "4", groups="c"), values.trained(3, "9", "5", by=1),
+]  # fmt: skip
+
+
+def outcomes(entries: list[Entry]) -> list[bool]:
+    """Return which of these entries `swarm-node ledger verify` would accept, each after the accepted ones."""
+    folding, training, accepted = Folding(), TrainingChain(), list[bool]()
+    for index, entry in enumerate(entries):
+        accepted.append(folding.add(entry) is EntryOutcome.APPLIED)
+        if accepted[-1]:
+            try:
+                training.add(index, entry)
+            except ProofInvalid:
+                accepted[-1] = False
+    return accepted
+
+
+async def test_the_browsers_book_accepts_what_ours_accepts(served: Served, tab: Tab) -> None:
+    """Thousands of entries of all kinds in a random order, most of them impossible where they stand."""
+    chance = random.Random(26)
+    logs = [chance.choices(POOL, k=120) for _ in range(60)]
+    assert {entry.kind for entry in POOL} == set(KINDS)
+    await tab.open(str(served.client.make_url("/entries/0")))
+    written = [[base64.b64encode(entry.body).decode() for entry in entries] for entries in logs]
+    found = await tab.look(f"""(async () => {{
+      const {{ Book }} = await import("/static/book.js");
+      const {{ parseEntry }} = await import("/static/entries.js");
+      const {{ unbase64 }} = await import("/static/signed.js");
+      return {json.dumps(written)}.map((log) => {{
+        const book = new Book();
+        return log.map((text, index) => {{
+          const entry = parseEntry(unbase64(text), index);
+          try {{ book.add(index, entry); return true; }} catch {{ return false; }}
+        }});
+      }});
+    }})()""")
+    ours = [outcomes(entries) for entries in logs]
+    assert found == ours
+    applied = {
+        entry.kind for log, said in zip(logs, ours, strict=True) for entry, one in zip(log, said, strict=True) if one
+    }
+    assert applied == set(KINDS)
+
+
+async def test_the_browser_reads_the_entries_that_we_read(served: Served, tab: Tab) -> None:
+    """Each byte of an entry of each kind is changed in turn: both accept the result, or neither does."""
+    chance = random.Random(26)
+    changed = []
+    for entry in {entry.kind: entry for entry in POOL}.values():
+        for place in range(len(entry.body)):
+            body = bytearray(entry.body)
+            body[place] ^= 1 << chance.randrange(8)
+            changed.append(bytes(body))
+    await tab.open(str(served.client.make_url("/entries/0")))
+    found = await tab.look(f"""(async () => {{
+      const {{ parseEntry }} = await import("/static/entries.js");
+      const {{ unbase64 }} = await import("/static/signed.js");
+      return {json.dumps([base64.b64encode(body).decode() for body in changed])}.map((text) => {{
+        try {{ parseEntry(unbase64(text), 0); return true; }} catch {{ return false; }}
+      }});
+    }})()""")
+    differing = [body for body, theirs in zip(changed, found, strict=True) if theirs is not is_entry(body)]
+    assert differing == []
+    assert any(found)
+
+
+def is_entry(body: bytes) -> bool:
+    try:
+        parse(body)
+    except SwarmError:
+        return False
+    return True
+
+
+async def test_the_browser_draws_the_audits_that_we_draw(served: Served, tab: Tab) -> None:
+    """A revealed epoch with a list, and what was wrong with an audit of it, one thing at a time."""
+    secret, claims = bytes(range(32)), [values.claim(number) for number in range(1, 300)]
+    draws = [LotteryDraw(claim, 1_000_000 if number % 3 == 0 else number) for number, claim in enumerate(claims)]
+    drawn = drawing.check(secret, drawing.draws_digest(draws), draws)
+    reveal = Reveal(epoch=1, secret=secret, draws_digest=drawing.draws_digest(draws))
+    credits = [values.credit(number) for number in range(1, 300)]
+    verdicts = [
+        VerdictEntry(claim_id=one, outcome="pass", validator="replay/1", evidence_digest="e" * 64) for one in drawn
+    ]
+    paid: list[Entry] = [values.post(number) for number in range(1, 300)]
+    logs: list[list[Entry]] = [
+        [*credits, *verdicts, *paid, reveal],
+        [*credits, *verdicts[1:], *paid, verdicts[0], reveal],
+        [*credits, verdicts[0].model_copy(update={"outcome": "hard"}), *verdicts[1:], *paid, reveal],
+        [*credits[1:], *verdicts, *paid, reveal],
+        [*credits, *verdicts, *paid, reveal.model_copy(update={"draws_digest": "d" * 64})],
+    ]
+    await tab.open(str(served.client.make_url("/entries/0")))
+    written = [[base64.b64encode(entry.to_bytes()).decode() for entry in log] for log in logs]
+    data = json.dumps([[draw.claim_id, draw.rate_ppm] for draw in draws])
+    found = await tab.look(f"""(async () => {{
+      const {{ Audits }} = await import("/static/draws.js");
+      const {{ parseEntry }} = await import("/static/entries.js");
+      const {{ unbase64, utf8 }} = await import("/static/signed.js");
+      return {json.dumps(written)}.map((log) => {{
+        const audits = new Audits();
+        log.forEach((text, index) => audits.add(index, parseEntry(unbase64(text), index)));
+        try {{
+          audits.checkList(audits.reveals[0], utf8({json.dumps(data)}));
+          audits.finish();
+          return `${{audits.drawn}} of ${{audits.claims}}`;
+        }} catch (error) {{ return error.message; }}
+      }});
+    }})()""")
+    assert found[0] == f"{len(drawn)} of {len(claims)}"
+    assert found[1].endswith("which was drawn, and no audit had looked at it.")
+    assert found[2].endswith("pays a claim that an audit had found wrong.")
+    assert found[3].startswith("The list of epoch 1 names a claim twice, or one that the ledger does not have.")
+    assert found[4].startswith("The list of epoch 1 is not the one that entry ")
 
 
 async def test_the_browsers_hashes_are_those_of_blake3(served: Served, tab: Tab) -> None:

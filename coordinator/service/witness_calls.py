@@ -5,7 +5,7 @@
 - Nothing waits for a witness: the log is published before, and each witness is called by a task of its own.
 - A witness that says that another size is its last one (409) is sent the proof from there, once in a call.
 - An answer is read up to the size of a note, within `CALL_S`; redirects are not followed.
-- A failure is logged when it begins, when its reason changes, and when it is over.
+- A failure is logged when it begins, when its kind changes, and when it is over.
 """
 
 import logging
@@ -37,6 +37,13 @@ AGAIN_S = 3600
 
 USER_AGENT = "echo-swarm-coordinator"
 
+REASONS = {
+    403: "It does not know this ledger's key: send it to its owner.",
+    404: "It does not know this log: send the ledger's key to its owner.",
+    422: "It has signed another history of this log. Keep your store, and find out who else has the ledger's key.",
+}
+"""Statuses of tlog-witness, and what they mean for an operator."""
+
 
 class _Answer(NamedTuple):
     status: int
@@ -56,9 +63,10 @@ class WitnessCaller:
         try:
             outcome = await self._call()
         except SwarmError as error:
-            if error.code != self._trouble:
+            kind = error.message if isinstance(error, Unreachable) else error.code  # other messages have sizes
+            if kind != self._trouble:
                 log.warning("witness=%s has not signed code=%s: %s", self._key.name, error.code, error)
-            self._trouble = error.code
+            self._trouble = kind
             return
         if outcome and self._trouble:
             log.info("witness=%s signs again", self._key.name)
@@ -84,7 +92,8 @@ class WitnessCaller:
                 )
             answer = await self._ask(note, old, size)
         if answer.status != 200:
-            raise Unreachable(f"It answers with status {answer.status}.", hint="Ask its owner for the reason.")
+            why = REASONS.get(answer.status, "Ask its owner for the reason.")
+            raise Unreachable(f"It answers with status {answer.status}.", hint=why)
         reply = await self._round.database.run(
             witnesses.record_signature,
             note + answer.body,
@@ -97,10 +106,15 @@ class WitnessCaller:
     async def _ask(self, note: bytes, old: int, size: int) -> _Answer:
         proof = await self._round.database.read(store.prove_growth, old, size)
         body = AddCheckpoint(old, tuple(proof), note).to_bytes()
-        headers = {"Content-Type": "text/plain; charset=utf-8", "User-Agent": USER_AGENT}
+        headers = {
+            "Content-Type": "text/plain; charset=utf-8",
+            "User-Agent": USER_AGENT,
+            "Accept-Encoding": "identity",
+        }
+        limit = aiohttp.ClientTimeout(total=self.patience_s)
         try:
             async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self.patience_s), trust_env=True) as session,
+                aiohttp.ClientSession(timeout=limit, trust_env=True, auto_decompress=False) as session,
                 session.post(f"{self._address}/{PATH}", data=body, headers=headers, allow_redirects=False) as answer,
             ):
                 data = b""

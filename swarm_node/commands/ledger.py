@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from swarm_node.coordinator_api.origin import Origin
     from swarm_node.ledger.log_reader import PublicFiles
     from swarm_node.ledger.log_verify import Verified
-    from swarm_node.ledger.witness_record import WitnessRecord
+    from swarm_node.ledger.witnessing import WitnessRecord
 
 app = typer.Typer(help="Verify the ledger, save proofs, act as a witness.", no_args_is_help=True, add_completion=False)
 
@@ -503,7 +503,7 @@ def _record_of(home: Path, name: str) -> "WitnessRecord":
 
     from ledger.note import KeyKind, NoteKey
     from swarm_node.keys import identity
-    from swarm_node.ledger.witness_record import WitnessRecord
+    from swarm_node.ledger.witnessing import WitnessRecord
 
     private = Ed25519PrivateKey.from_private_bytes(identity.load_or_create(home / "witness.key").seed)
     public = private.public_key().public_bytes_raw()
@@ -527,7 +527,7 @@ async def _serve_witness(record: "WitnessRecord", logs: "list[NoteKey]", listen:
 
     from protocol.people.addresses import host_and_port
     from swarm_node.base import http_server
-    from swarm_node.ledger.witness_server import WitnessServer
+    from swarm_node.ledger.witnessing import WitnessServer
 
     host, port = host_and_port(listen)
     try:

@@ -1,4 +1,4 @@
-"""Our log, our witness and our calls to witnesses against C2SP tools that others wrote: aics-tlog and aics-witness.
+"""C2SP tools that others wrote, aics-tlog and aics-witness, against our log, our witness and our calls to witnesses.
 
 They need a newer Python than ours may be, so they run as programs of an environment of their own (`make test-tlog`).
 """

@@ -118,7 +118,7 @@ async def test_a_real_witness_signs_a_log_as_it_grows(tmp_path: Path) -> None:
 
 
 async def test_a_witness_that_is_behind_or_ahead_of_our_notes_is_sent_the_proof_from_there(served: Served) -> None:
-    """It lost its last notes, or we lost them: 409 says what it has signed last."""
+    """Notes were lost, its own or ours: 409 says what it has signed last."""
     first = size_of(served, await served.round.publish_checkpoint())
     size = await grow(served, 2)
     asked: list[int] = []

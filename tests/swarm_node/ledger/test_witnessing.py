@@ -18,8 +18,7 @@ from protocol.errors import LedgerForked, RolledBack
 from swarm_node.base import http_server
 from swarm_node.ledger.log_reader import LogReader
 from swarm_node.ledger.log_watch import LogWatch
-from swarm_node.ledger.witness_record import WitnessRecord
-from swarm_node.ledger.witness_server import WitnessServer
+from swarm_node.ledger.witnessing import WitnessRecord, WitnessServer
 from tests.ledger import notes
 from tests.ledger.test_add_checkpoint import asked, proof, signed, state
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
@@ -52,6 +51,7 @@ async def add(client: httpx.AsyncClient, request: AddCheckpoint) -> httpx.Respon
 
 
 async def test_a_log_that_grows_is_signed_and_its_last_note_is_served(tmp_path: Path) -> None:
+    data = b""
     async with witnessing(tmp_path) as client:
         for old, new in ((0, 3), (3, 7), (7, 7)):
             reply = await add(client, asked(old, new))

@@ -3,9 +3,9 @@
 - A note is signed only in the place of the one that its consistency was proved with, and saved before it is shown.
   The lock is held from the comparison to the save: two programs of one witness cannot sign two histories.
 - Every way to sign goes through the record: the command that reads a round's log, and the server that logs call.
-- The server is C2SP's tlog-witness over HTTP (`ledger.add_checkpoint` has the format and the decision). It signs for the
-  logs whose keys the owner named, and for no others; `GET /<hash of an origin>/checkpoint` returns the last note of that
-  log. One request is decided at a time.
+- The server is C2SP's tlog-witness over HTTP (`ledger.add_checkpoint` has the format and the decision). It signs for
+  the logs whose keys the owner named, and for no others. `GET /<hash of an origin>/checkpoint` returns the last note of
+  a log. One request is decided at a time.
 """
 
 import re

@@ -6,7 +6,7 @@ A server between the browser and a real coordinator passes everything on, and ch
 import base64
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,10 @@ import pytest_asyncio
 from aiohttp import ClientSession, web
 from blake3 import blake3
 
+from coordinator.pages import verifying
+from coordinator.publishing import rotation
+from coordinator.publishing.role_keys import LEDGER, RoleKeys
+from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import drawing, note, store, tiles, witness
 from ledger.book import EntryOutcome, Folding
 from ledger.checkpoint import Checkpoint, open_checkpoint, sign
@@ -29,6 +33,8 @@ from tests.coordinator.pages.browser import CHROMIUM, Browser, Tab, open_browser
 from tests.coordinator.pages.rounds import earn
 from tests.coordinator.served import Served, serve
 from tests.ledger import notes, values
+from tests.swarm_node.ledger.test_logged_roots import another, rotate
+from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -84,6 +90,13 @@ async def lying(served: Served, changes: Mapping[str, Change]) -> AsyncIterator[
                 body = changes[request.path.removeprefix("/v1/")](body)
             return web.Response(body=body or b"", status=404 if body is None else real.status, headers=headers)
 
+    async with listening(answer) as where:
+        yield where
+
+
+@asynccontextmanager
+async def listening(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """Yield the address of a server that answers as the test says."""
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app)
@@ -252,6 +265,74 @@ async def test_a_saved_copy_checks_a_round_from_the_disk(served: Served, tab: Ta
         await tab.open(f"{elsewhere}/verify.html")
         said = await check(tab, where)
     assert "This copy of the page cannot reach" in said["mistake"]
+
+
+@asynccontextmanager
+async def published(log: Log) -> AsyncIterator[str]:
+    """Yield the address of a server with the files of a log, and the page."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/verify.html":
+            return web.Response(text=verifying.render(), content_type="text/html")
+        data = await log.file(request.path.removeprefix("/v1/"), 2**30)
+        return web.Response(body=data or b"", status=200 if data else 404)
+
+    async with listening(answer) as where:
+        yield where
+
+
+def log_in(folder: Path) -> Log:
+    """A log of 600 entries whose ledger key was replaced, and whose roots it names."""
+    log = Log(SignedMetadata.create(folder / "keys", folder / "metadata", 600.0, NOW))
+    log.log_roots()
+    log.add(LIFE)
+    rotate(folder, LEDGER)
+    log.log_roots()
+    log.add(MORE)
+    return log
+
+
+async def test_keys_that_were_replaced_are_followed_and_others_than_the_log_names_are_found(
+    tab: Tab, tmp_path: Path
+) -> None:
+    log = log_in(tmp_path)
+    async with published(log) as where:
+        said = await check(tab, where, pinned=log.round_id)
+        assert (said["mistake"], said["verdict"]) == ("", f"Proved: {log.checkpoint().size} entries.")
+        assert "The chain of 2 root documents" in said["proved"]
+        shown = another(tmp_path, "timestamp")
+        rotate(tmp_path, "timestamp")
+        log.log_roots()
+        log.lies["metadata/3.root.json"] = shown.roots()[2]
+        said = await check(tab, where, pinned=log.round_id)
+        assert said["mistake"].startswith("Root document 3 is not the one that entry")
+        log.lies["metadata/3.root.json"] = None
+        said = await check(tab, where, pinned=log.round_id)
+        assert "which is not served: newer keys are withheld." in said["mistake"]
+
+
+async def test_a_gap_that_the_root_keys_signed_is_said_and_one_that_does_not_hold_is_found(
+    tab: Tab, tmp_path: Path
+) -> None:
+    log = log_in(tmp_path)
+    key, signed_by = log.key, log.metadata.sign_for_ledger
+    kept = log.checkpoint()
+    lost = sign(Checkpoint(key.name, kept.size + 50, bytes(32)), key, signed_by)
+    log.lies["ledger/cosigned"] = Cosigned(notes=(witness.cosign(lost, ANN[0], ANN[1].sign, 1),)).to_bytes()
+    keys = RoleKeys(tmp_path / "keys")
+    metadata = SignedMetadata(tmp_path / "keys", tmp_path / "metadata", 600.0)
+    gap: dict[str, int | str] = {"size": kept.size, "root": kept.root.hex(), "lost_size": kept.size + 50}
+    rotation.install(metadata, keys, rotation.prepare_resumption(metadata, keys, gap, NOW), NOW)
+    log.log_roots()
+    async with published(log) as where:
+        said = await check(tab, where, pinned=log.round_id)
+        assert said["mistake"] == ""
+        assert f"the log goes on after its first {kept.size} entries; later ones were lost." in said["proved"]
+        gap = {"size": kept.size - 5, "root": "ab" * 32, "lost_size": kept.size}
+        rotation.install(metadata, keys, rotation.prepare_resumption(metadata, keys, gap, NOW), NOW)
+        log.log_roots()
+        said = await check(tab, where, pinned=log.round_id)
+        assert said["mistake"].startswith(f"Root document 4 says that the log goes on after {kept.size - 5} entries")
 
 
 POOL: list[Entry] = [

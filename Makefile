@@ -28,13 +28,16 @@ ENVIRONMENTS := .venv-environments
 TRACKERS := .venv-trackers
 TINKER := .venv-tinker
 SUITES := .venv-suites
+TLOG   := .venv-tlog
+TLOG_PYTHON ?= $(shell for one in $(BIN)/python python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[23]*/bin/python); do \
+  $$one -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$one && break; done)
 BENCH_PYTHON = $(BIN)/python
 GPU_PYTHON ?= $(BIN)/python
 GPU_PACKAGES := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP),.venv-gpu/.installed)
 GPU_PATH := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),,$(CURDIR)/.venv-gpu:)$(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tree demo demo-real test collected test-fast adversaries test-vllm test-trl test-real test-environments test-trackers test-tinker test-suites test-gpu test-install check lint lock release clean reference screenshots recording accessibility
+.PHONY: help setup tree demo demo-real test collected test-fast adversaries test-vllm test-trl test-real test-environments test-trackers test-tinker test-suites test-tlog test-gpu test-install check lint lock release clean reference screenshots recording accessibility
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,6 +119,9 @@ test-trackers: $(TRACKERS)/.installed  ## boards of MLflow and Trackio, in an en
 test-tinker: $(TINKER)/.installed  ## Tinker's own client and a recipe of its cookbook; ALL=1 for 24 updates
 	@ALL='$(ALL)' $(TINKER)/bin/python -m pytest -p no:unraisableexception tests/tinker $(ARGS)
 
+test-tlog: $(TLOG)/.installed  ## our log and witness against C2SP tools of others, which need Python 3.12
+	@$(BIN)/python -m pytest tests/interop/test_tlog_tools.py $(ARGS)
+
 test-suites: $(SUITES)/.installed  ## lm-eval, inspect-ai and lighteval against the endpoint, in an environment of their own
 	@$(SUITES)/bin/python -m pytest tests/suites $(ARGS)
 
@@ -164,7 +170,7 @@ release: $(STAMP)  ## build wheel, sdist, bill of materials and hashes of the cu
 	@$(BIN)/python -P installers/release.py $(ARGS)
 
 clean:  ## remove what make, pytest and the benches made
-	rm -rf $(VENV) $(VLLM) $(REAL) $(ENVIRONMENTS) $(TRACKERS) $(TINKER) $(SUITES) .venv-trl .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	rm -rf $(VENV) $(VLLM) $(REAL) $(ENVIRONMENTS) $(TRACKERS) $(TINKER) $(SUITES) $(TLOG) .venv-trl .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lint: $(LLAMA)
@@ -253,6 +259,13 @@ $(TINKER)/.installed: $(STAMP) tests/tinker/requirements.txt
 	@$(call beside,$(TINKER))
 	@$(call packages,$(TINKER),--no-deps -r tests/tinker/requirements.txt)
 	@ln -sf ../../$(BIN)/swarm-coordinator ../../$(BIN)/swarm-node ../../$(BIN)/echo-swarm-tinker $(TINKER)/bin/
+	@touch $@
+
+$(TLOG)/.installed: $(STAMP) tests/interop/tlog/requirements.txt
+	@test -n '$(TLOG_PYTHON)' || { echo 'aics-tlog needs Python 3.12 or newer; name one as TLOG_PYTHON.' >&2; exit 1; }
+	@echo 'Installing aics-tlog and aics-witness (details in $(TLOG)/install.log) …'
+	@$(TLOG_PYTHON) -m venv $(TLOG)
+	@$(call packages,$(TLOG),--no-deps -r tests/interop/tlog/requirements.txt)
 	@touch $@
 
 # The three suites bring 750 MB. lighteval downloads the file of one of its tasks whenever it starts without it; an empty

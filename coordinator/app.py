@@ -42,7 +42,7 @@ from coordinator.base.children import Life, keep_running, script
 from coordinator.base.clock import now_ms
 from coordinator.config import Config
 from coordinator.reports import programs
-from coordinator.service import local_nodes, opening, tls
+from coordinator.service import local_nodes, opening, tls, witness_calls
 from coordinator.service.group_scorer import GroupScorer
 from coordinator.service.notices import LOOK_S as LOOK_AT_ALARMS_S
 from coordinator.service.notices import SEND_S, OperatorNotices
@@ -114,6 +114,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     for table in tables:
         app.add_routes(table)
     openapi.serve(app, tables)
+    ledger.serve(app)
     public.share(app)
     listing.share(app)
     probes.share(app)
@@ -192,6 +193,8 @@ async def run(
             if notices.are_wanted:
                 tasks.append(group.create_task(every(LOOK_AT_ALARMS_S, lambda: _look_at_alarms(notices, runner.app))))
                 tasks.append(group.create_task(every(SEND_S, notices.send)))
+            for witness in witness_calls.callers(round_):
+                tasks.append(group.create_task(every(witness_calls.CALL_EVERY_S, witness.call)))
             if show:
                 tasks.append(group.create_task(_shown(show, runner.app)))
             await stop.wait()

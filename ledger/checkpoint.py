@@ -8,7 +8,8 @@
 
 - The origin, which is also the key's name, contains the round id: a checkpoint is not valid in another round.
 - Only `open_checkpoint` turns bytes into a `Checkpoint`: one that came over a wire is a signed one.
-- There are no extension lines, and no leading zeros in the size: a state of the log has exactly one text.
+- Our log has no extension lines, and no leading zeros in the size: a state of it has exactly one text. `open_any` reads
+  checkpoints of other logs, which may have such lines.
 """
 
 import base64
@@ -22,6 +23,7 @@ from ledger.tree import EMPTY_ROOT, HASH_BYTES, TREE_SIZE_MAX
 from protocol.errors import CheckpointInvalid
 
 _TEXT = re.compile(r"(\S+)\n(0|[1-9][0-9]{0,18})\n([A-Za-z0-9+/=]{44})\n")
+_EXTENDED = re.compile(rf"{_TEXT.pattern}(?:[^\n]+\n)*")
 
 Sign = Callable[[bytes], bytes]
 """A function from a text to its Ed25519 signature; the holder of the key passes it."""
@@ -53,16 +55,37 @@ def sign(checkpoint: Checkpoint, key: NoteKey, signature_of: Sign) -> bytes:
 
 def open_checkpoint(data: bytes, keys: Iterable[NoteKey]) -> Checkpoint:
     """Return a note's checkpoint if one of the ledger's keys has signed it: the current one, or a former one."""
+    checkpoint = _open(data, keys, _TEXT)
+    if checkpoint.size == 0 and checkpoint.root != EMPTY_ROOT:
+        raise CheckpointInvalid("The checkpoint's root is not that of an empty log.")
+    return checkpoint
+
+
+def open_any(data: bytes, keys: Iterable[NoteKey]) -> Checkpoint:
+    """Return the checkpoint of any log that names its key by its origin, if one of these keys has signed it.
+
+    The caller compares the root of an empty log.
+    """
+    return _open(data, keys, _EXTENDED)
+
+
+def read_saved(data: bytes) -> Checkpoint:
+    """Return the checkpoint of a note that the caller itself checked and saved: no signature is checked again."""
+    text = note.parse(data).text
+    return _read(text, text.partition("\n")[0], _EXTENDED)
+
+
+def _open(data: bytes, keys: Iterable[NoteKey], form: re.Pattern[str]) -> Checkpoint:
     signed_note = note.parse(data)
     for key in keys:
         if signature := signed_note.signature_by(key):
             key.verify(signature.value, signed_note.text.encode())
-            return _read(signed_note.text, key.name)
+            return _read(signed_note.text, key.name, form)
     raise CheckpointInvalid("The ledger's key has not signed this checkpoint.")
 
 
-def _read(text: str, origin: str) -> Checkpoint:
-    match = _TEXT.fullmatch(text)
+def _read(text: str, origin: str, form: re.Pattern[str]) -> Checkpoint:
+    match = form.fullmatch(text)
     if match is None:
         raise CheckpointInvalid("The note is signed, but it is not a checkpoint.")
     checkpoint = Checkpoint(match[1], int(match[2]), note.decode(match[3]))
@@ -70,6 +93,4 @@ def _read(text: str, origin: str) -> Checkpoint:
         raise CheckpointInvalid(f"The checkpoint is of {checkpoint.origin[:80]}, not of {origin[:80]}.")
     if len(checkpoint.root) != HASH_BYTES or checkpoint.size > TREE_SIZE_MAX:
         raise CheckpointInvalid("The checkpoint's root or size is not valid for a log.")
-    if checkpoint.size == 0 and checkpoint.root != EMPTY_ROOT:
-        raise CheckpointInvalid("The checkpoint's root is not that of an empty log.")
     return checkpoint

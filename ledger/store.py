@@ -154,6 +154,14 @@ def root_at(conn: sa.Connection, size: int) -> Hash:
     return tree.root(size, tiles.hashes_in(size, lambda tile: _read_tile(conn, tile)))
 
 
+def prove_growth(conn: sa.Connection, old: int, new: int) -> list[Hash]:
+    """Return the RFC 6962 proof that the first `new` entries begin with the first `old`."""
+    if old in (0, new):
+        return []
+    hash_of = tiles.hashes_in(new, lambda tile: _read_tile(conn, tile))
+    return tree.without_seed(old, new, tree.prove(tree.consistency_ranges(old, new), hash_of))
+
+
 def read_file(conn: sa.Connection, tile: Tile) -> bytes:
     """Return a tile or a bundle of the log, with the width of `tile`."""
     if tile.level != Tile.BUNDLE:

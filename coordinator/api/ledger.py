@@ -3,6 +3,8 @@
 - A tile or bundle never changes and may be cached for ever; the checkpoint must not be cached.
 - A receipt is built on request, under the newest checkpoint, for one claim or for many; it stays valid for ever.
 - Anyone may deliver the signatures of witnesses: each signature proves its author.
+- Pages of other sites may read what a verifier needs, so that a copy of `verify.html` works wherever it lies. All of it
+  is public, and no cookie or token counts here.
 """
 
 from aiohttp import web
@@ -23,6 +25,19 @@ routes = web.RouteTableDef()
 
 RECEIPTS_REQUEST_MAX_BYTES = 70 * limits.RECEIPTS_MAX + limits.KIB
 """A claim's id is 64 characters, and two bytes before it."""
+
+OPEN_TO_PAGES = ("/v1/ledger/", "/v1/metadata/", "/v1/leaderboard", "/v1/audits/")
+"""Prefixes of the paths that verifiers read."""
+
+
+def serve(app: web.Application) -> None:
+    """Let pages of other sites read the public files of the ledger, and that one of them is not there."""
+    app.on_response_prepare.append(_open_to_pages)
+
+
+async def _open_to_pages(request: web.Request, response: web.StreamResponse) -> None:
+    if request.method == "GET" and request.path.startswith(OPEN_TO_PAGES):
+        response.headers["Access-Control-Allow-Origin"] = "*"
 
 
 @routes.get("/v1/ledger/checkpoint")

@@ -17,7 +17,7 @@ from aiohttp import web
 from coordinator.api.http import ROUND
 from coordinator.api.snapshot import SECURITY, Page
 from coordinator.api.watch import WATCH, site_of
-from coordinator.pages import board, entries, feed, front, joining, layout, node, pictures, training
+from coordinator.pages import board, entries, feed, front, joining, layout, node, pictures, training, verifying
 from coordinator.pages.board import Wish
 from coordinator.reports import history
 from coordinator.reports.earning_rates import OwnerPayouts
@@ -160,6 +160,17 @@ async def _entries(request: web.Request, index: int | None) -> web.Response:
     start, recorded, size = await round_.database.read(read)
     page = entries.render(start, recorded, size, site_of(round_), round_.config.round.money)
     return _html(page).reply(request)
+
+
+@routes.get("/verify.html")
+async def verify_page(request: web.Request) -> web.Response:
+    """Return the page that checks a whole round in the browser, as one file to save."""
+    return _verifier().reply(request)
+
+
+@cache
+def _verifier() -> Page:
+    return replace(_html(verifying.render()), policy=verifying.policy())
 
 
 @routes.get("/static/{name:[a-z]+[.][a-z]+}")

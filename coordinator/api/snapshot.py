@@ -46,11 +46,14 @@ PAGES_MAX = 128
 
 GZIP_LEVEL = 5
 
+POLICY = (
+    "default-src 'none'; connect-src 'self'; style-src 'self'; script-src 'self'; img-src 'self'; "
+    "form-action 'self'; base-uri 'none'"
+)
+"""The Content-Security-Policy of pages whose scripts and styles are files of this server."""
+
 SECURITY = {
-    "Content-Security-Policy": (
-        "default-src 'none'; connect-src 'self'; style-src 'self'; script-src 'self'; img-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
+    "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
@@ -64,6 +67,7 @@ class Page:
     content_type: str
     caching: str = "no-cache"
     status: int = 200
+    policy: str = POLICY
 
     @cached_property
     def etag(self) -> str:
@@ -76,6 +80,7 @@ class Page:
     def reply(self, request: web.Request) -> web.Response:
         """Build the response for `request`: a 304 without body, the compressed bytes, or the plain bytes."""
         headers = {**SECURITY, "ETag": f'"{self.etag}"', "Cache-Control": self.caching, "Vary": "Accept-Encoding"}
+        headers["Content-Security-Policy"] = f"{self.policy}; frame-ancestors 'none'"
         if any(known.value == self.etag for known in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
         body = self.body

@@ -1,7 +1,9 @@
 """Settings of audits and of the ledger: how much is audited, how it is judged, and which witnesses sign."""
 
+import re
 from functools import cached_property
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -89,13 +91,24 @@ class AuditSection(Section):
 
 
 def _a_witness(text: str) -> str:
+    written, blank, address = text.partition(" ")
     try:
-        key = NoteKey.parse(text)
+        key = NoteKey.parse(written)
     except CheckpointInvalid as error:
         raise ValueError(str(error)) from None
     if key.kind is not KeyKind.WITNESS:
         raise ValueError(f"{key.name[:80]} is the key of a log, not of a witness")
+    if blank and not _is_address(address):
+        raise ValueError(f"{address[:80]!r} is not the address of a witness, such as https://witness.example.org")
     return text
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"[\s?#@]", text)
+    except ValueError:  # brackets without an IPv6 address
+        return False
 
 
 class LedgerSection(Section):
@@ -104,10 +117,17 @@ class LedgerSection(Section):
     witnesses: tuple[Annotated[str, AfterValidator(_a_witness)], ...] = Field(
         (),
         max_length=WITNESSES_MAX,
-        description="keys of witnesses whose cosignatures are stored and shown; `ledger witness` prints a key",
+        description="keys of witnesses whose cosignatures are stored and shown, each followed by a space and an "
+        "address if the coordinator calls this witness (C2SP tlog-witness); `ledger witness` prints a key",
     )
 
     @cached_property
     def keys(self) -> tuple[NoteKey, ...]:
         """Return the parsed keys."""
-        return tuple(dict.fromkeys(map(NoteKey.parse, self.witnesses)))
+        return tuple(dict.fromkeys(NoteKey.parse(text.partition(" ")[0]) for text in self.witnesses))
+
+    @cached_property
+    def addresses(self) -> dict[NoteKey, str]:
+        """Return the addresses of the witnesses that are called."""
+        parts = [text.partition(" ") for text in self.witnesses]
+        return {NoteKey.parse(key): address.rstrip("/") for key, _, address in parts if address}

@@ -55,6 +55,8 @@ def render(start: int, records: Sequence[Recorded], size: int, site: Site, unit:
         "p",
         f"{words.counted(size, 'entry', 'entries')}. A signed checkpoint covers each within seconds; ",
         el("code", "swarm-node ledger verify"),
+        " or ",
+        el("a", "this page", href="/verify.html"),
         " checks all of them. ",
         el("a", "The file with these entries", href=f"/v1/ledger/tile/{_bundle(start, size).name}")
         if records

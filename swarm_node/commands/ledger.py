@@ -23,6 +23,7 @@ from swarm_node.commands.options import DEFAULT_HOME, HomeOfRound, JoinText
 
 if TYPE_CHECKING:
     from ledger.entry import Pending
+    from ledger.note import NoteKey
     from ledger.payout_proof import PayoutLine
     from ledger.proof import Settlement
     from ledger.training import TrainingSummary
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from swarm_node.coordinator_api.origin import Origin
     from swarm_node.ledger.log_reader import PublicFiles
     from swarm_node.ledger.log_verify import Verified
+    from swarm_node.ledger.witnessing import WitnessRecord
 
 app = typer.Typer(help="Verify the ledger, save proofs, act as a witness.", no_args_is_help=True, add_completion=False)
 
@@ -224,6 +226,13 @@ def check(
 )
 def witness(
     join_string: JoinText = "",
+    *,
+    log_keys: Annotated[
+        list[str],
+        typer.Option(
+            "--log", default_factory=list, show_default=False, help="With --listen: key of a log; repeatable."
+        ),
+    ],
     home: Annotated[
         Path, typer.Option(help="Folder for the witness's key and the checkpoints it has seen.")
     ] = DEFAULT_HOME,
@@ -231,24 +240,49 @@ def witness(
     submit: Annotated[
         bool, typer.Option("--submit", help="Send the signature to the coordinator, which publishes it.")
     ] = False,
+    listen: Annotated[
+        str, typer.Option(help="Serve C2SP's tlog-witness at this host:port; logs then send their checkpoints.")
+    ] = "",
 ) -> None:
     """Sign the newest checkpoint, if it continues all checkpoints that this witness has seen; print the note.
 
     Run it regularly, and send the note to the coordinator, or publish it yourself. The witness's key, for
-    `ledger verify --witness` and for the operator, is printed to standard error.
+    `ledger verify --witness` and for the operator, is printed to standard error. With --listen the program does not
+    end: it answers the round's coordinator and every log whose key is given with --log.
     """
     import trio
 
     from swarm_node.coordinator_api import last_round
 
+    if listen:
+        _witness_logs(join_string, log_keys, _record_of(home, name), home, listen)
+        return
     join = last_round.chosen(join_string, home)
     folder = home / "witness" / join.round_id[:16]
     with _alone(folder):
-        key, note = trio.run(_witness, join, home, folder, name)
-        typer.echo(f"witness key: {key}", err=True)
+        record = _record_of(home, name)
+        note = trio.run(_witness, join, record, folder)
+        typer.echo(f"witness key: {record.key}", err=True)
         if submit:
             typer.echo(f"coordinator: {trio.run(_submit, join, note)}", err=True)
     typer.echo(note.decode(), nl=False)
+
+
+def _witness_logs(join_string: str, texts: list[str], record: "WitnessRecord", home: Path, listen: str) -> None:
+    """Serve a witness for logs by their keys, and for a round; without a log's key, for the last one."""
+    import trio
+
+    from ledger.note import KeyKind, NoteKey
+    from swarm_node.coordinator_api import last_round
+
+    with _typed():
+        logs = [NoteKey.parse(text) for text in texts]
+    if any(key.kind is not KeyKind.LOG for key in logs):
+        raise ConfigInvalid("--log takes keys of logs, not of witnesses.", hint="A log's key looks like name+id+A….")
+    if join_string or not logs:
+        logs += trio.run(_log_keys, last_round.chosen(join_string, home))
+    typer.echo(f"witness key: {record.key}", err=True)
+    trio.run(_serve_witness, record, logs, listen)
 
 
 def _training_lines(training: "TrainingSummary") -> Iterator[str]:
@@ -441,22 +475,66 @@ async def _submit(join: "JoinString", note: bytes) -> str:
         await coordinator.close()
 
 
-async def _witness(join: "JoinString", home: Path, folder: Path, name: str) -> tuple[str, bytes]:
+async def _witness(join: "JoinString", record: "WitnessRecord", folder: Path) -> bytes:
+    """Sign the newest checkpoint of a round, which must continue all that this witness has seen and signed."""
+    from ledger.gaps import Keys
+    from swarm_node.ledger.log_reader import LogReader
+    from swarm_node.ledger.log_watch import LogWatch
+
+    origin = f"echo-swarm/{join.round_id}"
+    before = record.find(origin)
+    async with _files(join) as files:
+        watch = LogWatch(LogReader(files), join.round_id, folder)
+        note, _ = await watch.refresh()
+        if before is not None:
+            await watch.prove(before)
+    _, signer = Keys(watch.roots, join.round_id).signed(note)
+    signed = record.sign(origin, before, signer, note)
+    if signed is None:
+        raise ConfigInvalid("Another program of this witness has signed meanwhile.", hint="Try again.")
+    return signed
+
+
+def _record_of(home: Path, name: str) -> "WitnessRecord":
+    """Return the record of the witness of a home; its key is made at the first use."""
     import time
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from ledger import witness as witnessing
     from ledger.note import KeyKind, NoteKey
     from swarm_node.keys import identity
-    from swarm_node.ledger.log_reader import LogReader
-    from swarm_node.ledger.log_watch import LogWatch
+    from swarm_node.ledger.witnessing import WitnessRecord
 
     private = Ed25519PrivateKey.from_private_bytes(identity.load_or_create(home / "witness.key").seed)
     public = private.public_key().public_bytes_raw()
     with _typed():
         key = NoteKey(name or f"witness/{public.hex()[:16]}", public, KeyKind.WITNESS)
+    return WitnessRecord(home / "witness", key, private.sign, lambda: int(time.time()))
+
+
+async def _log_keys(join: "JoinString") -> "list[NoteKey]":
+    """Return the ledger's keys of a round, which the pinned chain of roots names."""
+    from ledger.gaps import Keys
+    from swarm_node.ledger.log_reader import LogReader
+
     async with _files(join) as files:
-        watch = LogWatch(LogReader(files), join.round_id, folder)
-        note, _ = await watch.refresh()
-    return str(key), witnessing.cosign(note, key, private.sign, int(time.time()))
+        return Keys(await LogReader(files).roots(), join.round_id).newest_first[:1]
+
+
+async def _serve_witness(record: "WitnessRecord", logs: "list[NoteKey]", listen: str) -> None:
+    """Answer the logs until the program is stopped."""
+    import trio
+
+    from protocol.people.addresses import host_and_port
+    from swarm_node.base import http_server
+    from swarm_node.ledger.witnessing import WitnessServer
+
+    host, port = host_and_port(listen)
+    try:
+        listener = (await trio.open_tcp_listeners(port, host=host))[0]
+    except OSError as error:
+        raise ConfigInvalid(f"Cannot listen on {listen}: {error}.", hint="Choose a free port.") from None
+    for log_key in logs:
+        typer.echo(f"log: {log_key}", err=True)
+    typer.echo(f"listening: http://{host}:{listener.socket.getsockname()[1]}", err=True)
+    await http_server.serve(listener, WitnessServer(record, logs).answer)

@@ -95,6 +95,11 @@ class LogWatch:
         self._path = folder / "seen.msgpack"
         self._seen = self._recall()
 
+    @property
+    def roots(self) -> tuple[bytes, ...]:
+        """The chain of root documents that the last checkpoint was checked with."""
+        return self._seen.roots
+
     async def run(self) -> None:
         """Check at intervals until cancelled; raise an error when the log cannot be trusted any more."""
         trouble = ""
@@ -139,6 +144,19 @@ class LogWatch:
                 f"A checkpoint is served, but not its proof: {error.message}",
                 hint="If this goes on, ask the operator and others what they see.",
             ) from error
+
+    async def prove(self, earlier_note: bytes) -> None:
+        """Prove that a note of this log is of a beginning of the checkpoint that `refresh` returned last."""
+        keys = Keys(self._seen.roots, self._round_id)
+        earlier, later = keys.counts_as(earlier_note), keys.open(self._seen.checkpoint)[0]
+        if earlier.size > later.size:
+            raise RolledBack(
+                f"A note of {earlier.size} entries was signed, but the new checkpoint has only {later.size}.",
+                hint=TELL.format(self._folder),
+            )
+        if earlier.size:
+            gap = keys.open(earlier_note)[1]
+            await self._prove(self._seen.roots, (earlier_note, self._seen.checkpoint), earlier, later, gap)
 
     async def _follow(self, note: bytes, cosigned: tuple[bytes, ...]) -> Checkpoint:
         roots, later = await self._open(note)

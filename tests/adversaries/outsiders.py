@@ -309,6 +309,32 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "a server that shows a browser a false ledger",
+        {
+            "tests/coordinator/pages/test_verify.py": [
+                "test_an_altered_entry_is_named_with_a_link",
+                "test_a_truncated_log_is_found",
+                "test_a_wrong_signature_is_found",
+                "test_a_foreign_key_is_found",
+                "test_another_history_that_a_witness_signed_is_found",
+            ],
+        },
+    ),
+    Outsider(
+        "a log that shows a witness two histories, or a witness that lies to the coordinator",
+        {
+            "tests/swarm_node/ledger/test_witnessing.py": [
+                "test_an_old_checkpoint_is_not_signed_again_even_after_a_restart",
+                "test_of_many_requests_at_once_one_is_signed",
+                "test_who_reads_the_log_must_continue_what_was_signed_when_the_log_called",
+            ],
+            "tests/coordinator/service/test_witness_calls.py": [
+                "test_a_witness_that_signs_something_else_is_not_believed",
+                "test_a_huge_a_slow_and_a_redirecting_witness_cost_their_signature_alone",
+            ],
+        },
+    ),
+    Outsider(
         "entries for ever by free keys",
         {
             "tests/coordinator/transactions/test_owners.py": [

@@ -1,6 +1,7 @@
 // The "check" buttons of a node's page: fetch a receipt, check it in the browser, and show the result.
 
-import { check, missing } from "./receipt.js";
+import { check } from "./receipt.js";
+import { missing } from "./signed.js";
 
 const { round, node, unit } = document.querySelector("[data-round]").dataset;
 const result = document.getElementById("checked");

@@ -6,57 +6,16 @@
 // (4) the entries are the credit and, if there is one, the settlement of the requested claim.
 
 import { decode } from "./msgpack.js";
+import { HASH_BYTES, concat, demand, equal, ledgerRoots, openCheckpoint, sha256 } from "./signed.js";
 
 const PROOF_MAX = 64;
-const HASH_BYTES = 32;
-const utf8 = (text) => new TextEncoder().encode(text);
-const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-const sha256 = async (bytes) => new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
-const unbase64 = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-
-function demand(holds, otherwise) {
-  if (!holds) throw new Error(otherwise);
-}
-
-function unhex(text) {
-  demand(/^([0-9a-f]{2})*$/.test(text), "A key or signature is not written in hexadecimal.");
-  return Uint8Array.from(text.match(/../g) ?? [], (pair) => parseInt(pair, 16));
-}
-
-function concat(...parts) {
-  const joined = new Uint8Array(parts.reduce((size, part) => size + part.length, 0));
-  let place = 0;
-  for (const part of parts) {
-    joined.set(part, place);
-    place += part.length;
-  }
-  return joined;
-}
-
-const equal = (left, right) => left.length === right.length && left.every((byte, place) => byte === right[place]);
-
-async function isSigned(publicKey, signature, data) {
-  const key = await crypto.subtle.importKey("raw", publicKey, { name: "Ed25519" }, false, ["verify"]);
-  return crypto.subtle.verify({ name: "Ed25519" }, key, signature, data);
-}
-
-/** Returns what this browser lacks to check receipts; empty if nothing. */
-export async function missing() {
-  if (!globalThis.crypto?.subtle) return "Browsers can check receipts only on pages loaded over https or from this machine.";
-  try {
-    await crypto.subtle.importKey("raw", new Uint8Array(32), { name: "Ed25519" }, false, ["verify"]);
-    return "";
-  } catch (error) {
-    return error.name === "NotSupportedError" ? "This browser does not support Ed25519 signatures." : "";
-  }
-}
 
 /** Returns what a receipt proves about a claim; throws an error if the receipt is not valid. */
 export async function check(bytes, roundId, claimId) {
   const receipt = decode(bytes);
   demand(receipt instanceof Map && receipt.get("kind") === "echo-swarm/receipt", "This file is not a receipt.");
-  const keys = await ledgerKeys(receipt.get("roots"), roundId);
-  const checkpoint = await openCheckpoint(receipt.get("checkpoint"), keys, `echo-swarm/${roundId}`);
+  const keys = (await ledgerRoots(receipt.get("roots"), roundId)).map((root) => root.key); // (1)
+  const checkpoint = await openCheckpoint(receipt.get("checkpoint"), keys, `echo-swarm/${roundId}`); // (2)
   const entries = [];
   for (const item of receipt.get("entries")) {
     const root = await rootByInclusion(item.get("entry"), item.get("index"), checkpoint.size, item.get("proof"));
@@ -75,74 +34,6 @@ export async function check(bytes, roundId, claimId) {
     state: settlement ? { post: "posted", void: "voided" }[settlement.get("kind")] : "pending",
     size: checkpoint.size,
   };
-}
-
-// (1)
-
-async function ledgerKeys(roots, roundId) {
-  demand(hex(await sha256(roots[0])) === roundId, "The receipt's first root document is not that of this round.");
-  const parsed = roots.map((root) => JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(root)));
-  for (const [place, root] of parsed.entries()) {
-    const before = parsed[Math.max(0, place - 1)];
-    demand(root.signed._type === "root", "A root document has the wrong type.");
-    demand(place === 0 || root.signed.version === before.signed.version + 1, "A root document is missing in the chain.");
-    await demandThreshold(root, before.signed);
-    await demandThreshold(root, root.signed);
-  }
-  return parsed.map((root) => {
-    const key = root.signed["x-echo-swarm-ledger"];
-    demand(key?.keytype === "ed25519" && key.keyval.public.length === 64, "A root document names no ledger key.");
-    return unhex(key.keyval.public);
-  });
-}
-
-async function demandThreshold(document, signed) {
-  const role = signed.roles.root;
-  const data = utf8(canonicalJson(document.signed));
-  const valid = new Set();
-  for (const { keyid, sig } of document.signatures) {
-    const key = signed.keys[keyid];
-    if (!role.keyids.includes(keyid) || key?.keytype !== "ed25519") continue;
-    if (await isSigned(unhex(key.keyval.public), unhex(sig), data)) valid.add(key.keyval.public);
-  }
-  demand(role.threshold >= 1 && valid.size >= role.threshold, "A root document has too few valid signatures.");
-}
-
-// Canonical JSON as TUF signs it: sorted keys, no spaces, and only quotes and backslashes escaped.
-function canonicalJson(value) {
-  if (typeof value === "string") return `"${value.replaceAll("\\", "\\\\").replaceAll('"', '\\"')}"`;
-  if (Array.isArray(value)) return `[${value.map(canonicalJson).join(",")}]`;
-  if (value === null || typeof value !== "object") return String(value);
-  const members = Object.keys(value).sort().map((name) => `${canonicalJson(name)}:${canonicalJson(value[name])}`);
-  return `{${members.join(",")}}`;
-}
-
-// (2)
-
-async function openCheckpoint(note, keys, origin) {
-  const written = new TextDecoder("utf-8", { fatal: true }).decode(note);
-  const end = written.lastIndexOf("\n\n");
-  demand(end > 0, "The checkpoint has no signature.");
-  const text = written.slice(0, end + 1);
-  const lines = written.slice(end + 2).split("\n");
-  for (const key of keys) {
-    const id = (await sha256(concat(utf8(`${origin}\n`), Uint8Array.of(1), key))).subarray(0, 4);
-    for (const line of lines) {
-      const [dash, name, value] = line.split(" ");
-      if (dash !== "—" || name !== origin) continue;
-      const raw = unbase64(value);
-      if (!equal(raw.subarray(0, 4), id)) continue;
-      demand(await isSigned(key, raw.subarray(4), utf8(text)), "The checkpoint's signature is not valid.");
-      return readCheckpoint(text, origin);
-    }
-  }
-  throw new Error("No ledger key of this round has signed the checkpoint.");
-}
-
-function readCheckpoint(text, origin) {
-  const match = /^(\S+)\n(0|[1-9][0-9]{0,14})\n([A-Za-z0-9+/=]{44})\n$/.exec(text);
-  demand(match && match[1] === origin, "The checkpoint is not one of this round.");
-  return { size: Number(match[2]), root: unbase64(match[3]) };
 }
 
 // (3)

@@ -26,9 +26,9 @@ from pathlib import Path
 
 from protocol.errors import ConfigInvalid, SwarmError
 from swarm_node.base.disk import disk_named
+from swarm_node.base.http_server import PageReply, PageRequest
 from swarm_node.coordinator_api.last_round import wants_page
 from swarm_node.owner.control_socket import FOLDER
-from swarm_node.owner.page.http import PageReply, PageRequest
 
 FILE = "page.json"
 """File in the control folder of a home."""

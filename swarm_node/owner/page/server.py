@@ -27,14 +27,14 @@ from protocol.errors import ConfigInvalid, SwarmError
 from protocol.text.plain import counted
 from swarm_node.allowance import settings
 from swarm_node.allowance.governor import Governor
+from swarm_node.base import http_server
 from swarm_node.base.clock import now_ms
+from swarm_node.base.http_server import PageReply, PageRequest
 from swarm_node.base.logs import LastLines, keep_last_lines
 from swarm_node.ledger import receipts
 from swarm_node.owner.control_server import carry_out
-from swarm_node.owner.page import http
 from swarm_node.owner.page.access import AccessDenied, Gatekeeper, PageKey, PageSession, remove_key, write_key
 from swarm_node.owner.page.document import PageFigures, document, refusal
-from swarm_node.owner.page.http import PageReply, PageRequest
 from swarm_node.owner.page.limits_form import AT_NEXT_START, changed_fields
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class PageSources:
 
 
 @asynccontextmanager
-async def serving_page(sources: PageSources, *, request_s: float = http.REQUEST_S) -> AsyncIterator[None]:
+async def serving_page(sources: PageSources, *, request_s: float = http_server.REQUEST_S) -> AsyncIterator[None]:
     """Serve the owner's page for the duration of the block."""
     opened = await _open_listener(sources.home)
     if opened is None:
@@ -69,7 +69,7 @@ async def serving_page(sources: PageSources, *, request_s: float = http.REQUEST_
         with keep_last_lines() as lines:
             async with trio.open_nursery() as nursery:
                 page = OwnerPage(sources, Gatekeeper(key), lines)
-                nursery.start_soon(partial(http.serve, listener, page.answer, request_s=request_s))
+                nursery.start_soon(partial(http_server.serve, listener, page.answer, request_s=request_s))
                 yield
                 nursery.cancel_scope.cancel()
     finally:
@@ -106,7 +106,7 @@ class OwnerPage:
             if request.method == "POST":
                 return await self._change(request, place)
             if request.method not in ("GET", "HEAD"):
-                return http.plain("This page knows GET and POST only.", 405)
+                return http_server.plain("This page knows GET and POST only.", 405)
             return await self._show(request, place)
         except AccessDenied as denied:
             shown = refusal(denied.status, denied.message, denied.hint, prefix)

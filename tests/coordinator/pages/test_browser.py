@@ -36,6 +36,7 @@ PAGES = (
     f"/nodes/{EARNER}",
     "/entries/0",
     "/join",
+    "/verify.html",
     "/nodes/nobody",
 )
 

@@ -71,6 +71,25 @@ class TestAmounts:
 
 
 class TestPages:
+    async def test_pages_of_other_sites_may_read_what_a_verifier_needs_and_nothing_else(self, served: Served) -> None:
+        """A file that is not there yet is an answer, too."""
+        names = ("ledger/checkpoint", "ledger/cosigned", "ledger/tile/entries/000.p/1", "metadata/1.root.json",
+                 "metadata/9.root.json", "leaderboard", "audits/1")  # fmt: skip
+        for name in names:
+            found = await served.client.get(f"/v1/{name}")
+            assert found.headers.getall("Access-Control-Allow-Origin", []) == ["*"], name
+        for path in ("/v1/status", "/v1/nodes", "/v1/operator/status", "/", "/verify.html"):
+            found = await served.client.get(path, headers={"Origin": "https://elsewhere.example"})
+            assert "Access-Control-Allow-Origin" not in found.headers, path
+        assert "Access-Control-Allow-Origin" not in (await served.client.post("/v1/ledger/cosignatures")).headers
+
+    async def test_the_page_that_verifies_permits_its_own_script_and_this_server_alone(self, served: Served) -> None:
+        policy = (await served.client.get("/verify.html")).headers["Content-Security-Policy"]
+        assert "connect-src 'self';" in policy
+        assert "script-src 'sha256-" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+
     async def test_who_has_a_page_is_not_sent_it_again(self, served: Served) -> None:
         first = await served.client.get("/entries/0")
         again = await served.client.get("/entries/0", headers={"If-None-Match": first.headers["ETag"]})

@@ -16,10 +16,10 @@ import trio
 
 from swarm_node.allowance.governor import Governor, UploadCounter
 from swarm_node.base.clock import now_ms
+from swarm_node.base.http_server import REQUEST_S
 from swarm_node.machine import gpu
 from swarm_node.owner.control_server import listening
 from swarm_node.owner.page.access import PageKey, read_key
-from swarm_node.owner.page.http import REQUEST_S
 from swarm_node.owner.page.server import PageSources, serving_page
 from tests.swarm_node.owner.test_status_lines import rates, told
 

@@ -15,9 +15,9 @@ import pytest
 import trio
 
 from swarm_node.allowance.governor import Governor, UploadCounter
+from swarm_node.base import http_server
 from swarm_node.base.clock import now_ms
 from swarm_node.owner.control_socket import FOLDER
-from swarm_node.owner.page import http
 from swarm_node.owner.page.access import COOKIE, FILE, SESSIONS_MAX, TOKEN_LIFE_MS, NoPage, PageKey, read_key
 from swarm_node.owner.page.server import PageSources, serving_page
 from tests.swarm_node.owner.page_world import page_of
@@ -227,14 +227,14 @@ async def test_every_answer_forbids_frames_foreign_code_caches_and_referrers(tmp
             await browser.get(place) for place in ("", "status.json", "style.css", "page.js", "icon.svg", "none")
         ]
         replies += [await browser.open(), await browser.raw("GET", "/"), await browser.raw("PUT", "/")]
-        replies.append(await browser.post("orders", {"x": "y" * http.BODY_MAX_BYTES}))
+        replies.append(await browser.post("orders", {"x": "y" * http_server.BODY_MAX_BYTES}))
         assert {reply.status_code for reply in replies} == {200, 303, 404, 413}
         for reply in replies:
-            for name, value in http.HEADERS.items():
+            for name, value in http_server.HEADERS.items():
                 is_page = name == "Referrer-Policy" and reply is replies[0]
                 assert reply.headers[name] == ("same-origin" if is_page else value)
             assert "access-control-allow-origin" not in reply.headers
-        assert "unsafe" not in http.POLICY
+        assert "unsafe" not in http_server.POLICY
         assert "<script>" not in replies[0].text
         assert " style=" not in replies[0].text
 
@@ -244,8 +244,8 @@ async def test_who_sends_without_end_is_refused_or_cut_off(tmp_path: Path) -> No
         path = urlsplit(browser.key.address).path
         head = f"POST {path}orders HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
         for data, status in (
-            (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * (2 * http.HEAD_MAX_BYTES), b"431"),
-            (head + b"Content-Length: 99999999\r\n\r\n" + b"x" * (2 * http.BODY_MAX_BYTES), b"413"),
+            (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * (2 * http_server.HEAD_MAX_BYTES), b"431"),
+            (head + b"Content-Length: 99999999\r\n\r\n" + b"x" * (2 * http_server.BODY_MAX_BYTES), b"413"),
             (head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1000\r\n" + b"x" * 4096 + b"\r\n" * 9, b"400"),
             (head + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1000\r\n" + b"x" * 4096 + b"\r\n") * 9, b"413"),
             (b"\x16\x03\x01 hello\r\n\r\n", b"400"),
@@ -259,14 +259,14 @@ async def test_who_sends_without_end_is_refused_or_cut_off(tmp_path: Path) -> No
 
 async def test_a_form_with_thousands_of_fields_is_not_read(tmp_path: Path) -> None:
     async with opened(tmp_path) as (governor, browser):
-        reply = await browser.post("orders", {f"f{n}": "" for n in range(http.FIELDS_MAX)} | {"do": "leave"})
+        reply = await browser.post("orders", {f"f{n}": "" for n in range(http_server.FIELDS_MAX)} | {"do": "leave"})
         assert reply.status_code == 400
         assert not governor.leaving.is_set()
 
 
 async def test_slow_clients_hold_up_nobody_for_long(tmp_path: Path) -> None:
     async with opened(tmp_path, request_s=1.0) as (_, browser):
-        slow = [await trio.open_tcp_stream("127.0.0.1", browser.key.port) for _ in range(http.CONNECTIONS_MAX)]
+        slow = [await trio.open_tcp_stream("127.0.0.1", browser.key.port) for _ in range(http_server.CONNECTIONS_MAX)]
         for stream in slow:
             await stream.send_all(b"GET / HTTP/1.1\r\nX: ")
         for stream in slow:
@@ -277,7 +277,9 @@ async def test_slow_clients_hold_up_nobody_for_long(tmp_path: Path) -> None:
 
 async def test_more_connections_than_the_limit_are_closed_at_once(tmp_path: Path) -> None:
     async with page(tmp_path, request_s=DEADLINE_S) as (_, browser):
-        held = [await trio.open_tcp_stream("127.0.0.1", browser.key.port) for _ in range(http.CONNECTIONS_MAX + 1)]
+        held = [
+            await trio.open_tcp_stream("127.0.0.1", browser.key.port) for _ in range(http_server.CONNECTIONS_MAX + 1)
+        ]
         async with trio.open_nursery() as nursery:
             closed = []
 
@@ -322,12 +324,12 @@ async def test_a_path_that_is_no_address_is_unknown_and_ends_nothing(tmp_path: P
 async def test_an_error_of_the_page_does_not_end_the_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
 
-    async def broken(_: http.PageRequest) -> http.PageReply:
+    async def broken(_: http_server.PageRequest) -> http_server.PageReply:
         raise ZeroDivisionError
 
     with trio.fail_after(DEADLINE_S), caplog.at_level(logging.ERROR):
         async with trio.open_nursery() as nursery, httpx.AsyncClient() as client:
-            nursery.start_soon(http.serve, listener, broken)
+            nursery.start_soon(http_server.serve, listener, broken)
             url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/secret/x"
             for _ in range(2):
                 assert (await client.get(url)).status_code == 500

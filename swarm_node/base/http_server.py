@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server for one page on loopback: h11 on trio, one request per connection.
+"""A small HTTP/1.1 server, of the owner's page on loopback and of a witness: h11 on trio, one request per connection.
 
 - Every bound is here: connections, time for a request, bytes of head and body, time for an answer.
 - A connection beyond the limit is closed at once, so that no program can use up the agent's file descriptors.
@@ -29,8 +29,8 @@ REQUEST_S, ANSWER_S = 5.0, 30.0
 HEAD_MAX_BYTES = 64 * limits.KIB
 """Other programs of this machine set cookies for 127.0.0.1, too, and browsers send all of them."""
 
-BODY_MAX_BYTES = 16 * limits.KIB
-"""A form has less than 2 KiB."""
+BODY_MAX_BYTES = 32 * limits.KIB
+"""A form has less than 2 KiB, a request to a witness less than 20 KiB."""
 
 FIELDS_MAX = 100
 """Fields of a form or a query; ours have 50 at most."""
@@ -131,9 +131,9 @@ async def _answer_one(answer: Answer, stream: trio.SocketStream, request_s: floa
 async def _reply(answer: Answer, request: PageRequest) -> PageReply:
     try:
         return await answer(request)
-    except Exception:  # a fault of the page must not end the agent, which earns
-        log.exception("the owner's page failed at %s", request.path.rpartition("/")[2])
-        return plain("The page failed. The agent continues; its log has the reason.", 500)
+    except Exception:  # a fault of one answer must not end the agent, which earns
+        log.exception("the answer to %s failed", request.path.rpartition("/")[2][:100])
+        return plain("The answer failed. The program continues; its log has the reason.", 500)
 
 
 async def _read(connection: h11.Connection, stream: trio.SocketStream) -> PageRequest | PageReply | None:

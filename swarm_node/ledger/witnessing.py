@@ -1,0 +1,116 @@
+"""The witness of this machine: the record of what it has signed, and its answers to logs that call it.
+
+- A note is signed only in the place of the one that its consistency was proved with, and saved before it is shown.
+  The lock is held from the comparison to the save: two programs of one witness cannot sign two histories.
+- Every way to sign goes through the record: the command that reads a round's log, and the server that logs call.
+- The server is C2SP's tlog-witness over HTTP (`ledger.add_checkpoint` has the format and the decision). It signs for
+  the logs whose keys the owner named, and for no others. `GET /<hash of an origin>/checkpoint` returns the last note of
+  a log. One request is decided at a time.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import trio
+
+from ledger import note, witness
+from ledger.add_checkpoint import PATH, REQUEST_MAX_BYTES, SIZE_KIND, AddCheckpoint, Objection, judge
+from ledger.checkpoint import Sign, read_saved
+from ledger.note import NOTE_MAX_BYTES, Note, NoteKey
+from protocol.errors import ConfigInvalid, MalformedMessage
+from swarm_node.base import disk
+from swarm_node.base.disk import disk_named, write_durably
+from swarm_node.base.http_server import PageReply, PageRequest, plain
+
+_READ = re.compile(r"/([0-9a-f]{64})/checkpoint")
+_PLAIN = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class WitnessRecord:
+    """The notes that one key has signed."""
+
+    folder: Path
+    key: NoteKey
+    signature_of: Sign
+    now_s: Callable[[], int]
+
+    def find(self, origin: str) -> bytes | None:
+        """Return the last note of a log that was signed; None before the first."""
+        path = self._path(origin)
+        return path.read_bytes() if path.exists() else None
+
+    def sign(self, origin: str, after: bytes | None, log_key: NoteKey, data: bytes) -> bytes | None:
+        """Sign a note that continues `after`, save and return it; None if another one was signed meanwhile."""
+        busy = ConfigInvalid(f"Another program signs with {self.key.name[:80]}.", hint="Try again.")
+        with disk_named(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with disk.hold_lock(self.folder / "sign.lock", busy):
+            if self.find(origin) != after:
+                return None
+            parsed = note.parse(data)
+            line = parsed.signature_by(log_key)
+            assert line is not None, "the caller has checked the log's signature"
+            bare = Note(parsed.text, (line,)).to_bytes()
+            signed = witness.cosign(bare, self.key, self.signature_of, self.now_s())
+            assert len(signed) <= NOTE_MAX_BYTES
+            write_durably(self._path(origin), signed, temp_folder=self.folder)
+            return signed
+
+    def by_hash(self, digest: str) -> bytes | None:
+        """Return the last note of the log whose origin has this hash; None if there is none."""
+        path = self.folder / f"{digest}.note"
+        return path.read_bytes() if path.exists() else None
+
+    def _path(self, origin: str) -> Path:
+        return self.folder / f"{sha256(origin.encode()).hexdigest()}.note"
+
+
+class WitnessServer:
+    """The answers of one witness."""
+
+    def __init__(self, record: WitnessRecord, logs: Collection[NoteKey]) -> None:
+        self._record = record
+        self._logs = tuple(logs)
+        self._turn = trio.Lock()
+
+    async def answer(self, request: PageRequest) -> PageReply:
+        """Answer a request."""
+        if request.method == "POST" and request.path == f"/{PATH}":
+            async with self._turn:
+                return await trio.to_thread.run_sync(self._add, request.body)
+        if request.method in ("GET", "HEAD") and (match := _READ.fullmatch(request.path)):
+            found = self._record.by_hash(match[1])
+            return PageReply(found, kind=_PLAIN) if found else plain("This witness has signed no such log.", 404)
+        return plain(f"A witness answers POST /{PATH}.", 404)
+
+    def _add(self, body: bytes) -> PageReply:
+        if len(body) > REQUEST_MAX_BYTES:
+            return plain(f"The request is larger than {REQUEST_MAX_BYTES} bytes.", 413)
+        try:
+            asked = AddCheckpoint.parse(body)
+        except MalformedMessage as error:
+            return plain(error.message, 400)
+        keys = [key for key in self._logs if key.name == asked.origin]
+        before = self._record.find(asked.origin) if keys else None
+        decision = judge(asked, keys, read_saved(before) if before else None)
+        if isinstance(decision, Objection):
+            return _objection(decision)
+        signer = next(key for key in keys if note.parse(asked.note).signature_by(key))
+        try:
+            signed = self._record.sign(asked.origin, before, signer, asked.note)
+        except ConfigInvalid as error:
+            return plain(error.message, 503)
+        if signed is None:
+            return plain("Another program of this witness has just signed. Try again.", 503)
+        line = note.parse(signed).signature_by(self._record.key)
+        return PageReply(str(line).encode(), kind=_PLAIN)
+
+
+def _objection(objection: Objection) -> PageReply:
+    if objection.size is not None:
+        return PageReply(f"{objection.size}\n".encode(), objection.status, SIZE_KIND)
+    return plain(objection.text, objection.status)

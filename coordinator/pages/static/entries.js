@@ -71,7 +71,8 @@ const FIELDS = {
 /** Returns the fields of entry `index`; throws an error unless they are exactly those of its kind. */
 export function parseEntry(bytes, index) {
   const entry = Object.fromEntries(decoded(bytes, index));
-  const fields = Object.hasOwn(FIELDS, entry.kind) ? FIELDS[entry.kind] : null;
+  const isKnown = typeof entry.kind === "string" && Object.hasOwn(FIELDS, entry.kind); // a list of a name is no name
+  const fields = isKnown ? FIELDS[entry.kind] : null;
   demand(fields, `Entry ${index} is of no kind that this page knows: ${String(entry.kind).slice(0, 40)}.`, index);
   const names = Object.keys(entry).length - 1;
   const sound = names === Object.keys(fields).length && Object.entries(fields).every(([name, holds]) => holds(entry[name]));

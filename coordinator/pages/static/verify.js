@@ -105,7 +105,7 @@ function proved(found, isPinned, witnesses) {
     `The lottery sampled ${whole(found.drawn)} of ${counted(found.claims, "claim")} in its lists; each sampled one was audited before it was paid.`,
     found.updates > 0 && `The learner's updates up to ${whole(found.updates)} are one chain of states.`,
     ...found.gaps.map((gap) => `The root keys have signed that the log goes on after its first ${counted(gap.size, "entry", "entries")}; later ones were lost.`),
-    found.notes > 0 && `${counted(found.notes, "note")} of witnesses ${found.notes === 1 ? "is a beginning" : "are beginnings"} of this log.`,
+    found.beginnings > 0 && `${counted(found.beginnings, "checkpoint")} that the server lists apart ${found.beginnings === 1 ? "is a beginning" : "are beginnings"} of this log.`,
     signers.length > 0 && `${signers.length} of your ${counted(witnesses.length, "witness", "witnesses")} signed at least the first ${counted(least, "entry", "entries")}.`,
   ].filter(Boolean);
 }
@@ -143,7 +143,8 @@ async function checkRound() {
     if (lacking) throw new Error(`${lacking} Save the page and open it from your disk, or use: swarm-node ledger verify`);
     const round = parseRound(byId("round").value);
     base = round.base;
-    const witnesses = await Promise.all(byId("witnesses").value.split(/\s+/).filter(Boolean).map(parseWitness));
+    const keys = new Set(byId("witnesses").value.split(/\s+/).filter(Boolean));
+    const witnesses = await Promise.all([...keys].map(parseWitness));
     say("Checking…", "");
     const check = new RoundCheck(new Server(base), { ...round, witnesses, progress: showProgress(performance.now()) });
     const found = await check.run();

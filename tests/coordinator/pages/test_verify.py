@@ -277,9 +277,7 @@ async def test_a_document_that_is_malformed_is_wrong_and_not_only_unfinished(
     assert said["verdict"] == "Not proved: something is wrong.", said
 
 
-async def test_of_a_file_with_millions_of_empty_entries_only_the_wanted_ones_are_read(
-    served: Served, tab: Tab
-) -> None:
+async def test_of_a_file_with_millions_of_empty_entries_only_the_wanted_ones_are_read(served: Served, tab: Tab) -> None:
     """An empty entry has two bytes, and costs the browser a hundred."""
     await tab.open(str(served.client.make_url("/entries/0")))
     found = await tab.look("""(async () => {

@@ -429,8 +429,15 @@ async def test_the_browsers_book_accepts_what_ours_accepts(served: Served, tab: 
     assert applied == set(KINDS)
 
 
+ODD = (
+    0, -1, 2**40, 2**40 + 1, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**64 - 1, -(2**53) - 1, -(2**63), 1.0, True, None,
+    "", "a\n", "x" * 101, "\u0661", b"1" * 32, b"1" * 33, [], {}, "__proto__", "constructor",
+)  # fmt: skip
+"""Values that are at the edge of a field, or of another type."""
+
+
 async def test_the_browser_reads_the_entries_that_we_read(served: Served, tab: Tab) -> None:
-    """Each byte of an entry is changed, and each text put into a list: both accept the result, or neither does."""
+    """Each byte of an entry is changed, each field replaced and removed: both accept the result, or neither does."""
     chance = random.Random(26)
     changed = []
     for entry in {entry.kind: entry for entry in POOL}.values():
@@ -439,7 +446,10 @@ async def test_the_browser_reads_the_entries_that_we_read(served: Served, tab: T
             body[place] ^= 1 << chance.randrange(8)
             changed.append(bytes(body))
         value = canonical.decode(entry.body)
-        changed += [canonical.encode({**value, name: [text]}) for name, text in value.items() if isinstance(text, str)]
+        for name, was in value.items():
+            changed += [canonical.encode({**value, name: odd}) for odd in (*ODD, [was])]
+            changed.append(canonical.encode({key: value[key] for key in value if key != name}))
+        changed += [canonical.encode({**value, name: 1}) for name in ("__proto__", "constructor", "zzz", "")]
     await tab.open(str(served.client.make_url("/entries/0")))
     found = await tab.look(f"""(async () => {{
       const {{ parseEntry }} = await import("/static/entries.js");

@@ -75,12 +75,12 @@ function showProgress(started) {
   };
 }
 
-function say(verdict, kind) {
+function showVerdict(verdict, kind) {
   byId("verdict").textContent = verdict;
   byId("verdict").className = kind;
 }
 
-function list(id, sentences) {
+function showList(id, sentences) {
   byId(id).replaceChildren(...sentences.map((text) => el("li", text)));
   byId(`${id}-part`).hidden = sentences.length === 0;
 }
@@ -126,7 +126,7 @@ function left(found, isPinned, witnesses, base) {
 }
 
 function showMistake(error, base) {
-  say(error instanceof Unproved ? "Not proved: something is wrong." : "Not finished.", "bad");
+  showVerdict(error instanceof Unproved ? "Not proved: something is wrong." : "Not finished.", "bad");
   byId("mistake").textContent = error.message;
   if (error.entry !== null && error.entry !== undefined) {
     byId("mistake").append(" ", el("a", `Entry ${error.entry}`, { href: `${base}/entries/${error.entry}` }));
@@ -135,8 +135,8 @@ function showMistake(error, base) {
 
 async function checkRound() {
   for (const id of ["mistake", "progress"]) byId(id).textContent = "";
-  list("proved", []);
-  list("left", []);
+  showList("proved", []);
+  showList("left", []);
   let base = "";
   try {
     const lacking = await missing();
@@ -145,13 +145,13 @@ async function checkRound() {
     base = round.base;
     const keys = new Set(byId("witnesses").value.split(/\s+/).filter(Boolean));
     const witnesses = await Promise.all([...keys].map(parseWitness));
-    say("Checking…", "");
+    showVerdict("Checking…", "");
     const check = new RoundCheck(new Server(base), { ...round, witnesses, progress: showProgress(performance.now()) });
     const found = await check.run();
-    list("proved", proved(found, check.isPinned, witnesses));
-    list("left", left(found, check.isPinned, witnesses, base));
+    showList("proved", proved(found, check.isPinned, witnesses));
+    showList("left", left(found, check.isPinned, witnesses, base));
     const isSigned = witnesses.every((witness) => witness.text in found.witnessed);
-    say(isSigned ? `Proved: ${counted(found.size, "entry", "entries")}.` : "Proved, except for witnesses.", isSigned ? "good" : "bad");
+    showVerdict(isSigned ? `Proved: ${counted(found.size, "entry", "entries")}.` : "Proved, except for witnesses.", isSigned ? "good" : "bad");
   } catch (error) {
     showMistake(error, base);
   }

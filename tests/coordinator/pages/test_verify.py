@@ -429,7 +429,7 @@ async def test_the_browsers_book_accepts_what_ours_accepts(served: Served, tab: 
     assert applied == set(KINDS)
 
 
-ODD = (
+ODD: tuple[object, ...] = (
     0, -1, 2**40, 2**40 + 1, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**64 - 1, -(2**53) - 1, -(2**63), 1.0, True, None,
     "", "a\n", "x" * 101, "\u0661", b"1" * 32, b"1" * 33, [], {}, "__proto__", "constructor",
 )  # fmt: skip

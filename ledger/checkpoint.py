@@ -77,11 +77,12 @@ def read_saved(data: bytes) -> Checkpoint:
 
 def _open(data: bytes, keys: Iterable[NoteKey], form: re.Pattern[str]) -> Checkpoint:
     signed_note = note.parse(data)
-    for key in keys:
-        if signature := signed_note.signature_by(key):
-            key.verify(signature.value, signed_note.text.encode())
-            return _read(signed_note.text, key.name, form)
-    raise CheckpointInvalid("The ledger's key has not signed this checkpoint.")
+    signers = {key: line for key in keys if (line := signed_note.signature_by(key))}
+    if not signers:
+        raise CheckpointInvalid("The ledger's key has not signed this checkpoint.")
+    for key, line in signers.items():  # one wrong line of a known key makes the note wrong
+        key.verify(line.value, signed_note.text.encode())
+    return _read(signed_note.text, next(iter(signers)).name, form)
 
 
 def _read(text: str, origin: str, form: re.Pattern[str]) -> Checkpoint:

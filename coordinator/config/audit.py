@@ -106,8 +106,9 @@ def _a_witness(text: str) -> str:
 def _is_address(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"[\s?#@]", text)
-    except ValueError:  # brackets without an IPv6 address
+        is_host = bool(parts.hostname and parts.hostname.encode("idna")) and parts.port != 0
+        return is_host and parts.scheme in ("http", "https") and not re.search(r"[\s?#@]", text)
+    except ValueError:  # no IPv6 address in brackets, no name for DNS, or a port beyond the last one
         return False
 
 

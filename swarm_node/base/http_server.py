@@ -7,8 +7,9 @@
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import parse_qsl
@@ -17,11 +18,15 @@ import h11
 import trio
 
 from protocol import limits
+from protocol.people.addresses import ip_of, neighbourhood
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 32
 """A browser opens six; the page of a second browser, or its script, needs some more."""
+
+ADDRESS_CONNECTIONS_MAX = 8
+"""Connections of one neighbourhood of addresses beyond this machine: a slow client leaves room for others."""
 
 REQUEST_S, ANSWER_S = 5.0, 30.0
 """Time for a whole request, and for a whole answer: the page may be shown through a slow SSH connection."""
@@ -94,18 +99,40 @@ def plain(text: str, status: int) -> PageReply:
 
 async def serve(listener: trio.SocketListener, answer: Answer, *, request_s: float = REQUEST_S) -> None:
     """Answer requests until cancelled."""
-    room = trio.CapacityLimiter(CONNECTIONS_MAX)
-    await trio.serve_listeners(partial(_converse, answer, room, request_s), [listener])
+    await trio.serve_listeners(partial(_converse, answer, ConnectionRoom(), request_s), [listener])
 
 
-async def _converse(answer: Answer, room: trio.CapacityLimiter, request_s: float, stream: trio.SocketStream) -> None:
+class ConnectionRoom:
+    """The open connections, and how many of them each neighbourhood of addresses has."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def entered(self, address: str) -> Iterator[bool]:
+        """Count a connection from `address` for the duration of the block; yield False if it is one too many.
+
+        This machine's own connections may be a proxy's, or the browser's of the owner: only their total is limited.
+        """
+        key = neighbourhood(address)
+        share = CONNECTIONS_MAX if ip_of(address).is_loopback else ADDRESS_CONNECTIONS_MAX
+        if self._open.total() >= CONNECTIONS_MAX or self._open[key] >= share:
+            yield False
+            return
+        self._open[key] += 1
+        try:
+            yield True
+        finally:
+            self._open[key] -= 1
+            self._open += Counter()  # drops those without connections
+
+
+async def _converse(answer: Answer, room: ConnectionRoom, request_s: float, stream: trio.SocketStream) -> None:
+    left = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
     async with stream:
-        with suppress(trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
-            room.acquire_nowait()
-            try:
+        with suppress(*left), room.entered(stream.socket.getpeername()[0]) as may_stay:
+            if may_stay:
                 await _answer_one(answer, stream, request_s)
-            finally:
-                room.release()
 
 
 async def _answer_one(answer: Answer, stream: trio.SocketStream, request_s: float) -> None:

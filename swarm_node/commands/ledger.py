@@ -253,12 +253,13 @@ def witness(
     import trio
 
     from swarm_node.coordinator_api import last_round
+    from swarm_node.ledger.witnessing import watch_folder
 
     if listen:
         _witness_logs(join_string, log_keys, _record_of(home, name), home, listen)
         return
     join = last_round.chosen(join_string, home)
-    folder = home / "witness" / join.round_id[:16]
+    folder = watch_folder(home / "witness", join.round_id)
     with _alone(folder):
         record = _record_of(home, name)
         note = trio.run(_witness, join, record, folder)

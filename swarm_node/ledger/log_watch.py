@@ -59,6 +59,8 @@ TRIES = 3
 WITHHELD_TRIES = 90
 """30 min: a restart, a cache without files or the worst load is over by then; no fork stays hidden longer."""
 
+SEEN_FILE = "seen.msgpack"
+
 NOBODY = Witnesses()
 """No witness is required."""
 
@@ -78,6 +80,14 @@ class SeenLog(Message):
     checkpoint: bytes = b""
 
 
+def load_seen(folder: Path) -> SeenLog:
+    """Load the last state, saved by any program; raise an error if a fork was found."""
+    if forks := sorted(folder.glob("fork-*.proof")):
+        raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL.format(folder))
+    path = folder / SEEN_FILE
+    return SeenLog.from_bytes(path.read_bytes()) if path.exists() else SeenLog()
+
+
 class LogWatch:
     """Watch over one log from one machine."""
 
@@ -92,8 +102,8 @@ class LogWatch:
         """Size of the longest log in any checkpoint shown, proved or not."""
         self._unproved = self._withheld = 0
         """Failed checks since a checkpoint of that size was proved."""
-        self._path = folder / "seen.msgpack"
-        self._seen = self._recall()
+        self._path = folder / SEEN_FILE
+        self._seen = load_seen(folder)
 
     @property
     def roots(self) -> tuple[bytes, ...]:
@@ -124,15 +134,9 @@ class LogWatch:
                     raise
             await trio.sleep(LOOK_EVERY_S)
 
-    def _recall(self) -> SeenLog:
-        """Load the last state, saved by any program; raise an error if a fork was found."""
-        if forks := sorted(self._folder.glob("fork-*.proof")):
-            raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL.format(self._folder))
-        return SeenLog.from_bytes(self._path.read_bytes()) if self._path.exists() else SeenLog()
-
     async def refresh(self) -> tuple[bytes, Checkpoint]:
         """Return the newest checkpoint, after proving that it continues the last one seen."""
-        self._seen = self._recall()  # before the note is fetched, which is then as new or newer
+        self._seen = load_seen(self._folder)  # before the note is fetched, which is then as new or newer
         cosigned = await self._reader.cosigned() if self._witnesses.keys else ()
         note = await self._reader.checkpoint()
         try:
@@ -279,7 +283,7 @@ class LogWatch:
         with disk_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             with disk.hold_lock(self._folder / "seen.lock", meanwhile):
-                if self._recall() != self._seen:
+                if load_seen(self._folder) != self._seen:
                     raise meanwhile
                 if seen != self._seen:
                     write_durably(self._path, seen.to_bytes(), temp_folder=self._folder)

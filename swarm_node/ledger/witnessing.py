@@ -5,9 +5,10 @@
 - Every way to sign goes through the record: the command that reads a round's log, and the server that logs call.
 - The server is C2SP's tlog-witness over HTTP (`ledger.add_checkpoint` has the format and the decision). It signs for
   the logs whose keys the owner named, and for no others. `GET /<hash of an origin>/checkpoint` returns the last note of
-  a log. One request is decided at a time.
+  a log. One request is decided at a time. While the record cannot be read or saved, nothing is signed.
 """
 
+import logging
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -19,14 +20,24 @@ import trio
 from ledger import note, witness
 from ledger.add_checkpoint import PATH, REQUEST_MAX_BYTES, SIZE_KIND, AddCheckpoint, Objection, judge
 from ledger.checkpoint import Sign, read_saved
+from ledger.gaps import Keys
 from ledger.note import NOTE_MAX_BYTES, Note, NoteKey
-from protocol.errors import ConfigInvalid, MalformedMessage
+from protocol.errors import CheckpointInvalid, ConfigInvalid, MalformedMessage, SwarmError
 from swarm_node.base import disk
 from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.base.http_server import PageReply, PageRequest, plain
+from swarm_node.ledger.log_watch import load_seen
+
+log = logging.getLogger(__name__)
 
 _READ = re.compile(r"/([0-9a-f]{64})/checkpoint")
+_ORIGIN = re.compile(r"echo-swarm/([0-9a-f]{64})")
 _PLAIN = "text/plain; charset=utf-8"
+
+
+def watch_folder(folder: Path, round_id: str) -> Path:
+    """Return the folder with what the witness whose record is in `folder` has seen of a round's log."""
+    return folder / round_id[:16]
 
 
 @dataclass(frozen=True)
@@ -56,9 +67,20 @@ class WitnessRecord:
             assert line is not None, "the caller has checked the log's signature"
             bare = Note(parsed.text, (line,)).to_bytes()
             signed = witness.cosign(bare, self.key, self.signature_of, self.now_s())
-            assert len(signed) <= NOTE_MAX_BYTES
+            if len(signed) > NOTE_MAX_BYTES:
+                raise CheckpointInvalid("The note leaves no room for a signature.")
             write_durably(self._path(origin), signed, temp_folder=self.folder)
             return signed
+
+    def adopt(self, origin: str) -> None:
+        """Sign what this witness saw of a round's log before it had a record: older versions saved only that."""
+        match = _ORIGIN.fullmatch(origin)
+        if match is None or self.find(origin) is not None:
+            return
+        seen = load_seen(watch_folder(self.folder, match[1]))
+        if seen.checkpoint:
+            _, signer = Keys(seen.roots, match[1]).signed(seen.checkpoint)
+            self.sign(origin, None, signer, seen.checkpoint)
 
     def by_hash(self, digest: str) -> bytes | None:
         """Return the last note of the log whose origin has this hash; None if there is none."""
@@ -76,16 +98,25 @@ class WitnessServer:
         self._record = record
         self._logs = tuple(logs)
         self._turn = trio.Lock()
+        for key in self._logs:
+            record.adopt(key.name)
 
     async def answer(self, request: PageRequest) -> PageReply:
         """Answer a request."""
         if request.method == "POST" and request.path == f"/{PATH}":
             async with self._turn:
-                return await trio.to_thread.run_sync(self._add, request.body)
+                return await trio.to_thread.run_sync(self._answer_log, request.body)
         if request.method in ("GET", "HEAD") and (match := _READ.fullmatch(request.path)):
             found = self._record.by_hash(match[1])
             return PageReply(found, kind=_PLAIN) if found else plain("This witness has signed no such log.", 404)
         return plain(f"A witness answers POST /{PATH}.", 404)
+
+    def _answer_log(self, body: bytes) -> PageReply:
+        try:
+            return self._add(body)
+        except SwarmError as error:  # the record is damaged or busy, or the disk is full
+            log.warning("cannot sign code=%s: %s", error.code, error)
+            return plain("This witness cannot sign now; its log has the reason.", 503)
 
     def _add(self, body: bytes) -> PageReply:
         if len(body) > REQUEST_MAX_BYTES:
@@ -96,14 +127,14 @@ class WitnessServer:
             return plain(error.message, 400)
         keys = [key for key in self._logs if key.name == asked.origin]
         before = self._record.find(asked.origin) if keys else None
-        decision = judge(asked, keys, read_saved(before) if before else None)
+        decision = judge(asked, keys, read_saved(before) if before is not None else None)
         if isinstance(decision, Objection):
             return _objection(decision)
         signer = next(key for key in keys if note.parse(asked.note).signature_by(key))
         try:
             signed = self._record.sign(asked.origin, before, signer, asked.note)
-        except ConfigInvalid as error:
-            return plain(error.message, 503)
+        except CheckpointInvalid as error:
+            return plain(error.message, 400)
         if signed is None:
             return plain("Another program of this witness has just signed. Try again.", 503)
         line = note.parse(signed).signature_by(self._record.key)

@@ -317,6 +317,7 @@ OUTSIDERS = (
                 "test_a_wrong_signature_is_found",
                 "test_a_foreign_key_is_found",
                 "test_another_history_that_a_witness_signed_is_found",
+                "test_notes_that_no_witness_signed_are_not_said_to_be_of_witnesses",
             ],
         },
     ),
@@ -327,6 +328,8 @@ OUTSIDERS = (
                 "test_an_old_checkpoint_is_not_signed_again_even_after_a_restart",
                 "test_of_many_requests_at_once_one_is_signed",
                 "test_who_reads_the_log_must_continue_what_was_signed_when_the_log_called",
+                "test_what_a_witness_saw_before_it_had_a_record_counts",
+                "test_a_witness_whose_record_is_damaged_signs_nothing",
             ],
             "tests/coordinator/service/test_witness_calls.py": [
                 "test_a_witness_that_signs_something_else_is_not_believed",

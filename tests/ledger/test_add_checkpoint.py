@@ -98,6 +98,15 @@ def test_an_unknown_log_and_an_unknown_key_are_told_apart() -> None:
     assert status(AddCheckpoint(0, (), b"no note"), None) == 400
 
 
+def test_a_note_with_a_wrong_signature_of_any_trusted_key_is_not_signed() -> None:
+    """A log that replaced its key: tlog-witness wants 403 even if another line is right."""
+    newer = NoteKey(notes.KEY.name, notes.THIEF.public_key().public_bytes_raw())
+    both = note.parse(signed(state(3))).signed_by(newer, bytes(64)).to_bytes()
+    assert status(AddCheckpoint(0, (), both), None) == 200
+    assert status(AddCheckpoint(0, (), both), None, (notes.KEY, newer)) == 403
+    assert status(AddCheckpoint(0, (), both), None, (newer, notes.KEY)) == 403
+
+
 def test_a_log_that_does_not_know_what_was_signed_last_is_told() -> None:
     decision = judge(asked(5, 9), [notes.KEY], state(7))
     assert isinstance(decision, Objection)

@@ -98,25 +98,25 @@ export class Book {
   }
 
   #payout(entry) {
-    const of = this.#batches.get(entry.batch);
-    if (!of) return "its batch was not published.";
+    const batch = this.#batches.get(entry.batch);
+    if (!batch) return "its batch was not published.";
     const amount = BigInt(entry.amount_micros);
-    const others = of.payees - BigInt(of.payouts + 1);
-    if (of.amount - of.moved - amount < (others > 0n ? others : 0n)) return "it exceeds its batch.";
+    const others = batch.payees - BigInt(batch.payouts + 1);
+    if (batch.amount - batch.moved - amount < (others > 0n ? others : 0n)) return "it exceeds its batch.";
     const problem = this.#begin(
       `${entry.batch}:${entry.node_id}`, entry, `payable:${entry.node_id}`, `paying:${entry.node_id}`, "paying",
     );
     if (!problem) {
-      of.payouts += 1;
-      of.moved += amount;
+      batch.payouts += 1;
+      batch.moved += amount;
     }
     return problem;
   }
 
   #paid(entry) {
-    const of = this.#batches.get(entry.batch);
-    if (!of) return "its batch was not published.";
-    return of.moved === of.amount ? this.#settle(`${entry.batch}:${entry.node_id}`, entry, "paying", "paid")
+    const batch = this.#batches.get(entry.batch);
+    if (!batch) return "its batch was not published.";
+    return batch.moved === batch.amount ? this.#settle(`${entry.batch}:${entry.node_id}`, entry, "paying", "paid")
       : "the payouts of its batch are not complete.";
   }
 

@@ -8,6 +8,7 @@ const CLAIM_MAX_TOKENS = 64 * 32_768;
 const PRICE_MAX = 1e12;
 const DEPOSITS_MAX = 2n ** 62n;
 const COUNT_MAX = 2 ** 40;
+const WHOLE_MAX = 2n ** 64n - 1n; // the largest number of a message
 
 const isText = (pattern) => (value) => typeof value === "string" && pattern.test(value);
 const isWhole = (least, most) => (value) =>
@@ -58,11 +59,11 @@ const FIELDS = {
     owner: node, number: isWhole(1, 2 ** 53), act: isOneOf("delegation", "revocation", "address"),
     node_id: (value) => value === null || node(value), statement_digest: hash,
   },
-  payout_batch: { batch, payees_root: hash, payees: isWhole(1, DEPOSITS_MAX), amount_micros: money },
-  batch: { number: count, groups: isWhole(1, DEPOSITS_MAX), groups_root: hash },
+  payout_batch: { batch, payees_root: hash, payees: isWhole(1, WHOLE_MAX), amount_micros: money },
+  batch: { number: count, groups: isWhole(1, WHOLE_MAX), groups_root: hash },
   update: {
     update: count, attempt: count, before: hash, after: hash, groups_root: hash, settings_digest: hash,
-    seed: isWhole(-(2n ** 63n), 2n ** 64n), steps: isWhole(0, DEPOSITS_MAX), replaced_by: anyCount,
+    seed: isWhole(-(2n ** 63n), WHOLE_MAX), steps: isWhole(0, WHOLE_MAX), replaced_by: anyCount,
   },
   payout: { batch, node_id: node, amount_micros: money },
   paid: { batch, node_id: node, reference },
@@ -71,7 +72,8 @@ const FIELDS = {
 /** Returns the fields of entry `index`; throws an error unless they are exactly those of its kind. */
 export function parseEntry(bytes, index) {
   const entry = Object.fromEntries(decoded(bytes, index));
-  const fields = Object.hasOwn(FIELDS, entry.kind) ? FIELDS[entry.kind] : null;
+  const isKnown = typeof entry.kind === "string" && Object.hasOwn(FIELDS, entry.kind); // a list of a name is no name
+  const fields = isKnown ? FIELDS[entry.kind] : null;
   demand(fields, `Entry ${index} is of no kind that this page knows: ${String(entry.kind).slice(0, 40)}.`, index);
   const names = Object.keys(entry).length - 1;
   const sound = names === Object.keys(fields).length && Object.entries(fields).every(([name, holds]) => holds(entry[name]));

@@ -24,6 +24,7 @@ const AHEAD = 6; // files of entries that are asked for at once
 const ROOTS_MAX = 256;
 const MIB = 2 ** 20;
 const NOTE_MAX = 16_384;
+const NAME = /^[!-~]{1,100}$/; // of a witness, if it is to be shown
 
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
@@ -195,26 +196,28 @@ export class RoundCheck {
 
   async #notes() {
     const data = await this.files.get("ledger/cosigned", MIB);
-    const notes = data ? decode(data).get("notes") : [];
+    const notes = data ? listOf(data) : [];
     demand(Array.isArray(notes) && notes.every((note) => note instanceof Uint8Array), "The list of witnesses' notes is malformed.");
     return notes;
   }
 
   async #checkNotes(notes) {
     const sizes = new Map(); // witness → the most entries that it has signed
-    const names = new Set();
+    const names = new Set(); // as the server writes them: their keys are unknown
+    let beginnings = 0;
     for (const note of notes) {
       const signed = await openCheckpoint(note, this.#keys, this.origin);
-      for (const { name } of parseNote(note).lines) if (name !== this.origin) names.add(name);
+      for (const { name } of parseNote(note).lines) if (name !== this.origin && NAME.test(name)) names.add(name);
       if (this.#isLost(signed)) continue;
       demand(signed.size <= this.#tree.size, `A witness has signed ${signed.size} entries, and the log has ${this.#tree.size}: it was cut off.`, this.#tree.size);
       const root = await this.#tree.root(signed.size);
       demand(equal(root, signed.root), `A witness was shown another history: its ${signed.size} entries are not the first of these.`);
+      beginnings += 1;
       for (const witness of this.witnesses) {
         if (await isCosigned(signed, witness)) sizes.set(witness.text, Math.max(signed.size, sizes.get(witness.text) ?? 0));
       }
     }
-    return { notes: notes.length, witnessNames: [...names].sort(), witnessed: Object.fromEntries(sizes) };
+    return { beginnings, witnessNames: [...names].sort(), witnessed: Object.fromEntries(sizes) };
   }
 
   // True if a note covers entries that were lost in a gap after its key.
@@ -276,6 +279,14 @@ function isGap(field) {
     && Number.isSafeInteger(field.lost_size) && field.lost_size >= field.size && /^[0-9a-f]{64}$/.test(field.root);
 }
 
+function listOf(data) {
+  try {
+    return decode(data).get("notes");
+  } catch {
+    return null;
+  }
+}
+
 const SUMS = ["posted_micros", "pending_micros", "voided_micros", "validated_tokens"];
 
 function readBoard(data) {
@@ -287,7 +298,7 @@ function readBoard(data) {
   }
   const isSum = (value) => Number.isSafeInteger(value) && value >= 0; // a larger one was rounded by this browser
   const sound = isSum(board?.ledger_size) && Array.isArray(board.nodes)
-    && board.nodes.every((row) => typeof row.node_id === "string" && SUMS.every((name) => isSum(row[name])));
+    && board.nodes.every((row) => typeof row?.node_id === "string" && SUMS.every((name) => isSum(row[name])));
   demand(sound, "The leaderboard is malformed, or has sums that a browser cannot represent.");
   const rows = new Map(board.nodes.map((row) => [row.node_id, Object.fromEntries(SUMS.map((name) => [name, BigInt(row[name])]))]));
   demand(rows.size === board.nodes.length, "The leaderboard shows a node twice.");

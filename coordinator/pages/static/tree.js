@@ -72,7 +72,7 @@ export function tileName(shelf, number, width) {
 export function unbundle(data, first, width) {
   const entries = [];
   let place = 0;
-  while (place < data.length) {
+  while (place < data.length && entries.length < width) {
     const end = place + 2 + (data[place] << 8 | data[place + 1]);
     demand(end <= data.length, `The file that has entry ${first + entries.length} ends in the middle of it.`, first + entries.length);
     entries.push(data.subarray(place + 2, end));
@@ -80,7 +80,7 @@ export function unbundle(data, first, width) {
   }
   const lacking = first + entries.length;
   demand(entries.length >= width, `Entry ${lacking} is missing: the log was cut off before it.`, lacking);
-  return entries.slice(0, width);
+  return entries;
 }
 
 /** Returns the hashes of a file of leaf hashes. */

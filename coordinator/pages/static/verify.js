@@ -75,12 +75,12 @@ function showProgress(started) {
   };
 }
 
-function say(verdict, kind) {
+function showVerdict(verdict, kind) {
   byId("verdict").textContent = verdict;
   byId("verdict").className = kind;
 }
 
-function list(id, sentences) {
+function showList(id, sentences) {
   byId(id).replaceChildren(...sentences.map((text) => el("li", text)));
   byId(`${id}-part`).hidden = sentences.length === 0;
 }
@@ -105,7 +105,7 @@ function proved(found, isPinned, witnesses) {
     `The lottery sampled ${whole(found.drawn)} of ${counted(found.claims, "claim")} in its lists; each sampled one was audited before it was paid.`,
     found.updates > 0 && `The learner's updates up to ${whole(found.updates)} are one chain of states.`,
     ...found.gaps.map((gap) => `The root keys have signed that the log goes on after its first ${counted(gap.size, "entry", "entries")}; later ones were lost.`),
-    found.notes > 0 && `${counted(found.notes, "note")} of witnesses ${found.notes === 1 ? "is a beginning" : "are beginnings"} of this log.`,
+    found.beginnings > 0 && `${counted(found.beginnings, "checkpoint")} that the server lists apart ${found.beginnings === 1 ? "is a beginning" : "are beginnings"} of this log.`,
     signers.length > 0 && `${signers.length} of your ${counted(witnesses.length, "witness", "witnesses")} signed at least the first ${counted(least, "entry", "entries")}.`,
   ].filter(Boolean);
 }
@@ -126,7 +126,7 @@ function left(found, isPinned, witnesses, base) {
 }
 
 function showMistake(error, base) {
-  say(error instanceof Unproved ? "Not proved: something is wrong." : "Not finished.", "bad");
+  showVerdict(error instanceof Unproved ? "Not proved: something is wrong." : "Not finished.", "bad");
   byId("mistake").textContent = error.message;
   if (error.entry !== null && error.entry !== undefined) {
     byId("mistake").append(" ", el("a", `Entry ${error.entry}`, { href: `${base}/entries/${error.entry}` }));
@@ -135,22 +135,23 @@ function showMistake(error, base) {
 
 async function checkRound() {
   for (const id of ["mistake", "progress"]) byId(id).textContent = "";
-  list("proved", []);
-  list("left", []);
+  showList("proved", []);
+  showList("left", []);
   let base = "";
   try {
     const lacking = await missing();
     if (lacking) throw new Error(`${lacking} Save the page and open it from your disk, or use: swarm-node ledger verify`);
     const round = parseRound(byId("round").value);
     base = round.base;
-    const witnesses = await Promise.all(byId("witnesses").value.split(/\s+/).filter(Boolean).map(parseWitness));
-    say("Checking…", "");
+    const keys = new Set(byId("witnesses").value.split(/\s+/).filter(Boolean));
+    const witnesses = await Promise.all([...keys].map(parseWitness));
+    showVerdict("Checking…", "");
     const check = new RoundCheck(new Server(base), { ...round, witnesses, progress: showProgress(performance.now()) });
     const found = await check.run();
-    list("proved", proved(found, check.isPinned, witnesses));
-    list("left", left(found, check.isPinned, witnesses, base));
+    showList("proved", proved(found, check.isPinned, witnesses));
+    showList("left", left(found, check.isPinned, witnesses, base));
     const isSigned = witnesses.every((witness) => witness.text in found.witnessed);
-    say(isSigned ? `Proved: ${counted(found.size, "entry", "entries")}.` : "Proved, except for witnesses.", isSigned ? "good" : "bad");
+    showVerdict(isSigned ? `Proved: ${counted(found.size, "entry", "entries")}.` : "Proved, except for witnesses.", isSigned ? "good" : "bad");
   } catch (error) {
     showMistake(error, base);
   }

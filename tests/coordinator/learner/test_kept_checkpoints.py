@@ -48,7 +48,7 @@ def test_checkpoints_that_nobody_needs_are_removed_and_the_others_are_whole(
 
 
 def test_a_learner_on_another_machine_keeps_no_updates(tmp_path: Path) -> None:
-    """Its checkpoints would lie where the coordinator cannot publish them, and auditors would accuse the round."""
+    """The coordinator could not publish checkpoints of that machine, and auditors would accuse the round."""
     file = tmp_path / "round.toml"
     file.write_text(f'[round]\ndirectory = "{tmp_path / "round"}"\n[learner]\nkept_one_in = 5\n')
     result = CliRunner().invoke(app, ["learner", str(file), "--coordinator", "http://127.0.0.1:9"])

@@ -29,6 +29,7 @@ from ledger.training import TrainingChain
 from ledger.witness import Cosigned
 from protocol.errors import ProofInvalid, SwarmError
 from protocol.policy import chunks
+from protocol.wire import canonical
 from tests.coordinator.pages.browser import CHROMIUM, Browser, Tab, open_browser
 from tests.coordinator.pages.rounds import earn
 from tests.coordinator.served import Served, serve
@@ -150,7 +151,8 @@ async def test_a_sound_round_is_proved_to_who_has_its_join_string_and_its_witnes
     said = await check(tab, where)
     assert f"The page trusts the key that {where} names." in said["left"]
     assert f"The signatures of {ANN[0].name}: paste the keys" in said["left"]
-    said = await check(tab, where, witnesses=f"{ANN[0]}\n{BEN[0]}")
+    said = await check(tab, where, witnesses=f"{ANN[0]}\n{BEN[0]}\n{ANN[0]}")
+    assert "1 of your 2 witnesses signed" in said["proved"]
     assert said["verdict"] == "Proved, except for witnesses."
     assert f"That {BEN[0].name} signed this log" in said["left"]
     assert all("/v1/metadata/2.root.json" in one for one in tab.complaints), "only that there is no second root"
@@ -249,6 +251,43 @@ async def test_a_witness_whose_signature_is_wrong_is_named(served: Served, tab: 
     async with lying(served, {"ledger/cosigned": lambda _data: forged}) as where:
         said = await check(tab, where, witnesses=str(ANN[0]))
     assert said["mistake"] == f"The signature of {ANN[0].name} is not valid."
+
+
+async def test_notes_that_no_witness_signed_are_not_said_to_be_of_witnesses(served: Served, tab: Tab) -> None:
+    """A server can write any name below a checkpoint: sentences in the place of a name are not shown."""
+    parsed = note.parse(await checkpoint(served))
+    invented = [note.Signature(name, b"1234", bytes(72)) for name in ("invented", "All\u2060is\u2060proved")]
+    named = Cosigned(notes=(note.Note(parsed.text, (*parsed.signatures, *invented)).to_bytes(),)).to_bytes()
+    async with lying(served, {"ledger/cosigned": lambda _data: named}) as where:
+        said = await check(tab, where)
+    assert said["verdict"].startswith("Proved: ")
+    assert "witness" not in said["proved"]
+    assert "1 checkpoint that the server lists apart is a beginning of this log." in said["proved"]
+    assert "The signatures of invented: paste the keys" in said["left"]
+
+
+@pytest.mark.parametrize(
+    ("path", "data"), [("leaderboard", b'{"ledger_size":0,"nodes":[null]}'), ("ledger/cosigned", b"\xc1")]
+)
+async def test_a_document_that_is_malformed_is_wrong_and_not_only_unfinished(
+    served: Served, tab: Tab, path: str, data: bytes
+) -> None:
+    async with lying(served, {path: lambda _data: data}) as where:
+        said = await check(tab, where)
+    assert said["verdict"] == "Not proved: something is wrong.", said
+
+
+async def test_of_a_file_with_millions_of_empty_entries_only_the_wanted_ones_are_read(served: Served, tab: Tab) -> None:
+    """An empty entry has two bytes, and costs the browser a hundred."""
+    await tab.open(str(served.client.make_url("/entries/0")))
+    found = await tab.look("""(async () => {
+      const { unbundle } = await import("/static/tree.js");
+      const data = new Uint8Array(2000);
+      let read = 0;
+      data.subarray = (...ends) => { read += 1; return Uint8Array.prototype.subarray.apply(data, ends); };
+      return [unbundle(data, 0, 3).length, read];
+    })()""")
+    assert found == [3, 3]
 
 
 async def test_a_saved_copy_checks_a_round_from_the_disk(served: Served, tab: Tab, tmp_path: Path) -> None:
@@ -390,8 +429,15 @@ async def test_the_browsers_book_accepts_what_ours_accepts(served: Served, tab: 
     assert applied == set(KINDS)
 
 
+ODD: tuple[object, ...] = (
+    0, -1, 2**40, 2**40 + 1, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**64 - 1, -(2**53) - 1, -(2**63), 1.0, True, None,
+    "", "a\n", "x" * 101, "\u0661", b"1" * 32, b"1" * 33, [], {}, "__proto__", "constructor",
+)  # fmt: skip
+"""Values that are at the edge of a field, or of another type."""
+
+
 async def test_the_browser_reads_the_entries_that_we_read(served: Served, tab: Tab) -> None:
-    """Each byte of an entry of each kind is changed in turn: both accept the result, or neither does."""
+    """Each byte of an entry is changed, each field replaced and removed: both accept the result, or neither does."""
     chance = random.Random(26)
     changed = []
     for entry in {entry.kind: entry for entry in POOL}.values():
@@ -399,6 +445,11 @@ async def test_the_browser_reads_the_entries_that_we_read(served: Served, tab: T
             body = bytearray(entry.body)
             body[place] ^= 1 << chance.randrange(8)
             changed.append(bytes(body))
+        value = canonical.decode(entry.body)
+        for name, was in value.items():
+            changed += [canonical.encode({**value, name: odd}) for odd in (*ODD, [was])]
+            changed.append(canonical.encode({key: value[key] for key in value if key != name}))
+        changed += [canonical.encode({**value, name: 1}) for name in ("__proto__", "constructor", "zzz", "")]
     await tab.open(str(served.client.make_url("/entries/0")))
     found = await tab.look(f"""(async () => {{
       const {{ parseEntry }} = await import("/static/entries.js");

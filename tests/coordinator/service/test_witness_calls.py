@@ -245,6 +245,7 @@ async def test_a_setting_names_the_witnesses_that_are_called() -> None:
     settings = load(None, [words]).ledger
     assert settings.keys == (ANN[0], STRANGER[0])
     assert settings.addresses == {ANN[0]: "https://ann.example.org/w"}
-    for wrong in ("ftp://ann.example.org", "https://", "https://a b", "https://x@ann.example.org", ""):
+    for wrong in ("ftp://ann.example.org", "https://", "https://a b", "https://x@ann.example.org", "",
+                  "https://ann..example.org", "https://ann.example.org:99999"):  # fmt: skip
         with pytest.raises(ConfigInvalid):
             load(None, [f'ledger.witnesses=["{ANN[0]} {wrong}"]'])

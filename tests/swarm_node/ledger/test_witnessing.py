@@ -13,7 +13,7 @@ from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import witness
 from ledger.add_checkpoint import REQUEST_MAX_BYTES, SIZE_KIND, AddCheckpoint
 from ledger.checkpoint import Checkpoint, sign
-from ledger.note import NoteKey
+from ledger.note import NOTE_MAX_BYTES, Note, NoteKey
 from protocol.errors import LedgerForked, RolledBack
 from swarm_node.base import http_server
 from swarm_node.ledger.log_reader import LogReader
@@ -102,6 +102,35 @@ async def test_of_many_requests_at_once_one_is_signed(tmp_path: Path) -> None:
         for size in range(1, 9):
             nursery.start_soon(one, client, size)
     assert sorted(statuses) == [200, *[409] * 7]
+
+
+@pytest.mark.parametrize("damaged", [b"", b"no note"])
+async def test_a_witness_whose_record_is_damaged_signs_nothing(tmp_path: Path, damaged: bytes) -> None:
+    async with witnessing(tmp_path) as client:
+        assert (await add(client, asked(0, 7))).status_code == 200
+        saved = tmp_path / f"{sha256(notes.KEY.name.encode()).hexdigest()}.note"
+        saved.write_bytes(damaged)
+        assert (await add(client, asked(0, 3))).status_code == 503
+        assert saved.read_bytes() == damaged
+
+
+async def test_a_note_that_leaves_no_room_for_the_signature_is_refused(tmp_path: Path) -> None:
+    text = f"{state(3).text}{'x' * (NOTE_MAX_BYTES - 400)}\n"
+    full = Note(text, ()).signed_by(notes.KEY, notes.PRIVATE.sign(text.encode())).to_bytes()
+    async with witnessing(tmp_path) as client:
+        assert (await add(client, AddCheckpoint(0, (), full))).status_code == 400
+        assert (await add(client, asked(0, 3))).status_code == 200
+
+
+async def test_what_a_witness_saw_before_it_had_a_record_counts(tmp_path: Path) -> None:
+    """An older version kept only what it saw: a log cannot show the server another history."""
+    log = Log(SignedMetadata.create(tmp_path / "keys", tmp_path / "metadata", 600.0, NOW), LIFE)
+    watch = LogWatch(LogReader(log), log.round_id, tmp_path / log.round_id[:16])
+    seen, _ = await watch.refresh()
+    forked = sign(Checkpoint(log.key.name, 3, bytes(32)), log.key, log.metadata.sign_for_ledger)
+    async with witnessing(tmp_path, log.key) as client:
+        assert (await add(client, AddCheckpoint(0, (), forked))).content == f"{log.checkpoint().size}\n".encode()
+        assert (await add(client, AddCheckpoint(log.checkpoint().size, (), seen))).status_code == 200
 
 
 async def test_a_record_that_changed_meanwhile_is_not_replaced(tmp_path: Path) -> None:

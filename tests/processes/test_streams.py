@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from protocol.work.lease import OPEN
-from tests.processes.programs import Program, Swarm, said, until
+from tests.processes.programs import PATIENCE_S, Program, Swarm, said, until
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, node_id_of
 
 pytestmark = pytest.mark.processes
@@ -112,13 +112,13 @@ def test_an_answer_is_read_while_it_grows_and_survives_its_node(
         earned = [rows[node_id_of(node)] for node in nodes.values()]
         return all(row["pending_micros"] + row["posted_micros"] > 0 for row in earned)
 
-    until("both nodes to have answered a query", both_are_known)
+    until("both nodes to have answered a query", both_are_known, within_s=4 * PATIENCE_S)
 
     def one_died_in_the_middle() -> Reading | None:
         read = read_and_kill(coordinator, key, nodes)
         return read if read.killed else None
 
-    read = until("an answer whose node dies in the middle", one_died_in_the_middle)
+    read = until("an answer whose node dies in the middle", one_died_in_the_middle, within_s=4 * PATIENCE_S)
     assert read
     assert read.parts >= 2, "it did not come in one piece"
     assert read.tokens == expected

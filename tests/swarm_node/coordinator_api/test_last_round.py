@@ -120,7 +120,7 @@ def test_a_command_without_a_join_string_asks_the_round_that_was_joined_last(
 def test_without_a_last_round_a_command_says_what_to_give(tmp_path: Path, words: tuple[str, ...]) -> None:
     error = failure(*words, home=tmp_path)
     assert "has not joined a round yet" in str(error)
-    assert "Give the round's join string" in str(error.hint)
+    assert "Give the address or the join string of a round" in str(error.hint)
 
 
 @pytest.mark.parametrize(

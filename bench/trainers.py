@@ -54,7 +54,7 @@ STUDENT = {2: 4.30, 3: 2.78, 4: 2.45, 5: 2.31}
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRun:
     """Input of a way to train a policy."""
 
     start: Path
@@ -67,7 +67,7 @@ class Training:
     key: str = ""
 
 
-def by_our_learner(training: Training) -> list[float]:
+def by_our_learner(training: TrainingRun) -> list[float]:
     """Train with a round's own learner; return the mean reward of each update."""
     settings: Settings = {
         "round": {"max_updates": training.updates, "seed": training.seed},
@@ -88,7 +88,7 @@ def by_our_learner(training: Training) -> list[float]:
     return [float(json.loads(line)["reward/mean"]) for line in lines]
 
 
-def by_trl_with_a_swarm(training: Training) -> list[float]:
+def by_trl_with_a_swarm(training: TrainingRun) -> list[float]:
     """Train with TRL's trainer, which a round samples for; return the mean reward of each update."""
     settings: Settings = {"learner": {"external": True}, "round": {"seed": training.seed}}
     with round_of(training, settings) as (swarm, coordinator):
@@ -97,7 +97,7 @@ def by_trl_with_a_swarm(training: Training) -> list[float]:
         return by_trl(replace(training, url=coordinator.url, key=key))
 
 
-def by_trl(training: Training) -> list[float]:
+def by_trl(training: TrainingRun) -> list[float]:
     """Train with TRL's trainer, in an environment of its own; return the mean reward of each update."""
     command = [str(TRL_PYTHON), "-P", "-m", "bench.trainers", "--trl", json.dumps(asdict(training), default=str)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
@@ -108,7 +108,7 @@ def by_trl(training: Training) -> list[float]:
     return rewards
 
 
-WAYS: Mapping[str, Callable[[Training], list[float]]] = {
+WAYS: Mapping[str, Callable[[TrainingRun], list[float]]] = {
     "our learner": by_our_learner,
     "TRL with the swarm": by_trl_with_a_swarm,
     "TRL alone": by_trl,
@@ -116,7 +116,7 @@ WAYS: Mapping[str, Callable[[Training], list[float]]] = {
 
 
 @contextmanager
-def round_of(training: Training, settings: Settings) -> Iterator[tuple[Swarm, Coordinator]]:
+def round_of(training: TrainingRun, settings: Settings) -> Iterator[tuple[Swarm, Coordinator]]:
     """Run a round with its nodes, on the sizes that all ways share."""
     shared: Settings = {
         "model": {"path": str(training.start)},
@@ -136,7 +136,7 @@ def round_of(training: Training, settings: Settings) -> Iterator[tuple[Swarm, Co
             swarm.close()
 
 
-def train_with_trl(training: Training) -> list[float]:
+def train_with_trl(training: TrainingRun) -> list[float]:
     """Train in this process, which has TRL; return the mean reward of each update."""
     import torch
     from datasets import Dataset
@@ -241,7 +241,7 @@ def main() -> int:
     parser.add_argument("--trl", metavar="TRAINING", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.trl:
-        print(json.dumps(train_with_trl(Training(**json.loads(options.trl)))))
+        print(json.dumps(train_with_trl(TrainingRun(**json.loads(options.trl)))))
         return 0
 
     from bench.learning.subjects import BY_NAME
@@ -258,7 +258,7 @@ def main() -> int:
         for way, train in WAYS.items():
             with tempfile.TemporaryDirectory() as scratch:
                 target = Path(scratch) / "trained"
-                rewards = train(Training(start, target, seed, options.updates))
+                rewards = train(TrainingRun(start, target, seed, options.updates))
                 after[way].append(expected_reward(target))
             for first in range(0, len(rewards), BIN):
                 name = f"{way}: reward of updates {first + 1} to {first + BIN}"

@@ -96,7 +96,7 @@ def test_pieces_and_slices_change_no_bit(
     scorer: ExactScorer, honest: Said, monkeypatch: pytest.MonkeyPatch, body: int, head: int
 ) -> None:
     monkeypatch.setattr(module, "BODY_TOKENS_MAX", body)  # a bound of memory that this policy never reaches
-    monkeypatch.setattr(module, "HEAD_LOGITS_MAX", head)  # likewise
+    monkeypatch.setattr(module, "HEAD_LOGITS_MAX", head)  # a bound of memory that this policy never reaches
     assert outcomes(verdicts(scorer, honest)) == {AuditOutcome.PASS}
     assert not any(measured.errors.any() for measured in replayed(scorer, honest))
 

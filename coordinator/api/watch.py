@@ -164,12 +164,12 @@ class Watch:
         while True:
             await self._wanted.wait()
             with suppress(Exception):  # the snapshot has logged it, and the next attempt may succeed
-                self._look((await self.board.get()).figures)
+                self._compare((await self.board.get()).figures)
             if not self.listeners:
                 self._wanted.clear()
             await asyncio.sleep(LOOK_S)
 
-    def _look(self, board: BoardFigures) -> None:
+    def _compare(self, board: BoardFigures) -> None:
         state = {name: board.status[name] for name in TOLD}
         data = json.dumps(state | {"ledger_size": board.ledger_size, "seen": _seen(board)})
         name = sha256(data.encode()).hexdigest()[:16]

@@ -205,7 +205,7 @@ class Auditor:
                     self._bring(judged)
                     judged = []
                 tolerances = self._tolerances()
-                taken = self._take(tolerances)
+                taken = self._claim_cases(tolerances)
                 if taken.cases:
                     with self._holding():
                         tolerances = self._measure_rounding(taken, tolerances)
@@ -408,7 +408,7 @@ class Auditor:
             waits_for=report.tolerance if finding == "held" else "",
         )
 
-    def _take(self, tolerances: Calibration) -> Cases:
+    def _claim_cases(self, tolerances: Calibration) -> Cases:
         measured = tolerances.measured_on(self._archive.metadata.round_id)[: limits.CLASSES_MAX]
         message = TakeCases(auditor=self._name, at_most=self._at_most, classes=measured)
         return Cases.from_bytes(self._call("/v1/auditor/take", message.to_bytes()), max_bytes=ANSWER_MAX_BYTES)

@@ -57,7 +57,7 @@ def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False)
         step_micros = _rail_unit(rail, unit.name).step_micros
         terms = payouts.PayoutTerms(rail, scheme, config.payouts.minimum_micros, unit, step_micros)
         number = database.run_now(payouts.create, terms, now_ms=_now_ms())
-        _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
+        _print_batch(*database.run_now(payouts.load, number, round_id), config, as_json)
 
 
 @app.command(epilog=lesson("swarm-coordinator payout show round.toml 1", "`payout settle` pays it.", EXIT_CODES))
@@ -67,7 +67,7 @@ def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: A
 
     config = load(config_file, settings)
     with _opened(config) as (database, round_id):
-        _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
+        _print_batch(*database.run_now(payouts.load, number, round_id), config, as_json)
 
 
 @app.command(
@@ -152,7 +152,7 @@ def deploy(
     typer.echo(evm.deploy(evm.open_chain(config.payouts, config.round.directory), token, unit))
 
 
-def _tell(row: "StoredBatch", batch: "TransferBatch", config: Config, as_json: bool) -> None:
+def _print_batch(row: "StoredBatch", batch: "TransferBatch", config: Config, as_json: bool) -> None:
     """Export a batch, and print it with the paths of its files."""
     from coordinator.transactions import payouts
     from coordinator.transactions.rails.base import PaymentTerms

@@ -62,7 +62,7 @@ def main_curve(
         )
         return charts.lines(
             "main", caption, "update", {name: thinned(points) for name, points in curves.items()},
-            tell=_told, from_zero=True, interval=("low", "high"), marks=published,
+            tell=_score_text, from_zero=True, interval=("low", "high"), marks=published,
         )  # fmt: skip
     caption = Caption("Reward", about="Average score of the answers in each update. It rises as the model learns.")
     points = metrics.get(REWARD, ())
@@ -71,5 +71,5 @@ def main_curve(
     )
 
 
-def _told(value: float | None) -> str:
+def _score_text(value: float | None) -> str:
     return words.DASH if value is None else score(value)

@@ -95,7 +95,7 @@ class GroupScorer:
             async with asyncio.TaskGroup() as group:
                 while True:
                     self._round.unscored.clear()
-                    for waiting in await self._look():
+                    for waiting in await self._next_waiting():
                         self._taken.add(waiting.claim_id)
                         group.create_task(self._score(waiting))
                     with suppress(TimeoutError):
@@ -104,7 +104,7 @@ class GroupScorer:
         finally:
             await self._pool.close()
 
-    async def _look(self) -> list[Unscored]:
+    async def _next_waiting(self) -> list[Unscored]:
         """Return waiting groups that are not being judged, up to the number of free places."""
         free = 2 * self._spec.processes - len(self._taken)
         self._leaves_some = free <= 0
@@ -188,9 +188,9 @@ class GroupScorer:
         text = await self._round.text()
         play = GroupPlay(waiting, self._problem(waiting.source), text, self._episodes)
         answers = await self._tried(lambda: self._pool.play(play.asked()), waiting.group_no)
-        play.take(answers)
+        play.record(answers)
         if play.cut:
-            play.take(await self._tried(lambda: self._pool.play(play.asked(cut=True)), waiting.group_no))
+            play.record(await self._tried(lambda: self._pool.play(play.asked(cut=True)), waiting.group_no))
         return play.results()
 
     async def _tried(self, question: Callable[[], Awaitable[T]], group_no: int) -> T:

@@ -67,7 +67,7 @@ class OperatorNotices:
 
     async def look(self, status: Mapping[str, Any]) -> None:
         """Record the messages that are due by the operator's status."""
-        await self._database.run(_look, status["alarms"], _events(status), self._rules, now_ms())
+        await self._database.run(_observe, status["alarms"], _events(status), self._rules, now_ms())
 
     async def waiting(self) -> tuple[Notice, ...]:
         """Return the messages that no channel, or not every channel, has accepted."""
@@ -179,7 +179,7 @@ def _read(connection: sa.Connection) -> NoticeBook:
     return NoticeBook.model_validate(get_fact(connection, BOOK))
 
 
-def _look(
+def _observe(
     connection: sa.Connection,
     alarms: list[Mapping[str, str]],
     events: list[tuple[str, str]],

@@ -45,7 +45,7 @@ class QueryWatch:
         self._waiting |= dict.fromkeys(numbers, news)
         self._reading |= dict.fromkeys(numbers, ReadUntil()) if grows else {}
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+            self._looking = asyncio.get_running_loop().create_task(self._check())
         try:
             yield news
         finally:
@@ -60,7 +60,7 @@ class QueryWatch:
         self._waiting.pop(number, None)
         self._reading.pop(number, None)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         while self._waiting:
             self._came.clear()
             try:

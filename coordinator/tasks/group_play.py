@@ -46,17 +46,17 @@ class GroupPlay:
         over = [cut or (episode is not None and self._is_full(episode)) for episode in self.waiting.episodes]
         return TurnQuestion(str(self.waiting.group_no), self.problem, turns, over)
 
-    def take(self, answers: Sequence[EpisodeAnswer | None]) -> None:
+    def record(self, answers: Sequence[EpisodeAnswer | None]) -> None:
         """Record the answers to the question."""
         for number, (episode, answer) in enumerate(zip(self.waiting.episodes, answers, strict=True)):
             if episode is not None and answer is not None:
-                self._take(number, episode, answer)
+                self._record_answer(number, episode, answer)
 
     def results(self) -> tuple[list[Prefix], list[Reward | None]]:
         """Return the tokens to insert after each sample's turn, and the rewards of the episodes that have ended."""
         return self._answer, self._rewards
 
-    def _take(self, number: int, episode: PlayedEpisode, answer: EpisodeAnswer) -> None:
+    def _record_answer(self, number: int, episode: PlayedEpisode, answer: EpisodeAnswer) -> None:
         first = len(episode.turns) - len(answer.read)
         read = [
             b"" if said is None else self.text.observed(self.problem, said, turn, self.text.bounds.end_tokens)

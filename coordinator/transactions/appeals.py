@@ -97,7 +97,7 @@ def subject(connection: sa.Connection, row: Any) -> str:
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     """Return all appeals: those that wait for a ruling first, the oldest of them first."""
     query = sa.select(appeals).order_by(appeals.c.state != "open", appeals.c.number)
-    return [_told(row) for row in connection.execute(query)]
+    return [_document(row) for row in connection.execute(query)]
 
 
 def appeal_report(connection: sa.Connection, number: int, rules: TrustRules) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def appeal_report(connection: sa.Connection, number: int, rules: TrustRules) -> 
     report = sa.select(audits.c.report, audits.c.finding, audits.c.version).where(audits.c.claim_id == row.claim_id)
     audit = connection.execute(report).one()
     taken, ban = _taken(connection, row.claim_id, rules)
-    return _told(row) | {
+    return _document(row) | {
         "finding": audit.finding,
         "version": audit.version,
         "report": (audit.report or b"{}").decode(),
@@ -131,7 +131,7 @@ def rule(
     """Rule on an appeal, and return the appeal with what the ruling changed."""
     row = _numbered(connection, number)
     if row.state != "open":
-        return _told(row) | {"changed": False, "reinstated_claims": 0, "reinstated_micros": 0}
+        return _document(row) | {"changed": False, "reinstated_claims": 0, "reinstated_micros": 0}
     if not row.sequenced:
         _enter(connection, row.claim_id, row.envelope, now_ms)
     ruling = entry.RulingEntry(claim_id=row.claim_id, outcome=outcome, reason_code=reason_code)
@@ -142,7 +142,7 @@ def rule(
     values["sequenced"] = True
     connection.execute(sa.update(appeals).where(appeals.c.number == number).values(**values))
     sums = {"reinstated_claims": len(paid), "reinstated_micros": sum(claim.amount_micros for claim in paid)}
-    return _told(_numbered(connection, number)) | {"changed": True} | sums
+    return _document(_numbered(connection, number)) | {"changed": True} | sums
 
 
 def _enter(connection: sa.Connection, claim_id: str, envelope: bytes, now_ms: int) -> None:
@@ -261,7 +261,7 @@ def _numbered(connection: sa.Connection, number: int) -> Any:
     return row
 
 
-def _told(row: Any) -> dict[str, Any]:
+def _document(row: Any) -> dict[str, Any]:
     signer, said = _read(row.envelope)
     return {
         "number": row.number,

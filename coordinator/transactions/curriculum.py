@@ -93,7 +93,7 @@ def _places(connection: sa.Connection, count: int, first: int, rules: SelectionR
         stands = _begin(first)
     while len(stands["chosen"]) < count:
         if rules.chooses:
-            _look(connection, stands, rules, prompt)
+            _choose_from_window(connection, stands, rules, prompt)
         else:
             stands["chosen"].append(stands["next"])
             stands["next"] += 1
@@ -108,7 +108,9 @@ def _begin(first: int) -> dict[str, Any]:
     return {"next": first, "chosen": [], "counts": counts}
 
 
-def _look(connection: sa.Connection, stands: dict[str, Any], rules: SelectionRules, prompt: Prompt) -> None:
+def _choose_from_window(
+    connection: sa.Connection, stands: dict[str, Any], rules: SelectionRules, prompt: Prompt
+) -> None:
     """Choose from the next window of places."""
     window = range(stands["next"], stands["next"] + rules.window)
     names: dict[int, str] = {place: chunks.digest(pack_tokens(prompt(PromptRef(TRAIN, place)))) for place in window}

@@ -170,13 +170,13 @@ class Governor:
         self._home, self._uploads, self._price = home, uploads, price
         self.given = given or {}
         """Limits of this run, on top of those in the home."""
-        self._look_at_cards = look_at_cards
-        self._look_at_load = partial(look_at_load, threads)
+        self._read_cards = look_at_cards
+        self._read_load = partial(look_at_load, threads)
         self._pause, self._finishing = OwnerPause(), False
         self._power = MeanPower()
         self._governed = {number: GovernedCard() for number in cards}
         self._changed = trio.Event()
-        self._looked: dict[str, Any] = {}
+        self._measured: dict[str, Any] = {}
         self.leaving = trio.Event()
         """Set by `leave`, and when a finishing node has no work left."""
         self.next_round = ""
@@ -200,7 +200,7 @@ class Governor:
         """Read and decide at intervals until cancelled; `watch_cards` reads the cards even if no limit needs them."""
         while True:
             self._reload()
-            await self._look(watch_cards)
+            await self._measure(watch_cards)
             self._decide()
             with trio.move_on_after(LOOK_EVERY_S):
                 await self.changes()
@@ -265,7 +265,7 @@ class Governor:
             resting=any(reason.why == "power" for reason in self.decision.reasons),
             uploaded_bytes=self._uploads.this_month(),
             price_micros_per_mtok=self._price,
-            **self._looked,
+            **self._measured,
         )
         before, self.decision = self.decision, decide(self.limits, seen, self.card_decisions)
         whys = [reason.why for reason in self.decision.reasons]
@@ -314,19 +314,19 @@ class Governor:
 
     _complained = ""
 
-    async def _look(self, watch_cards: bool) -> None:
-        looked: dict[str, Any] = {}
+    async def _measure(self, watch_cards: bool) -> None:
+        measured: dict[str, Any] = {}
         if self.limits.idle_minutes:
-            looked["idle_s"] = await trio.to_thread.run_sync(use.idle_s)
-            looked["others_load"] = self._look_at_load()
+            measured["idle_s"] = await trio.to_thread.run_sync(use.idle_s)
+            measured["others_load"] = self._read_load()
         if not self.limits.on_battery:
-            looked["on_battery"] = await trio.to_thread.run_sync(use.on_battery)
+            measured["on_battery"] = await trio.to_thread.run_sync(use.on_battery)
         if watch_cards or self.limits.power_watts or self._governed:
-            self.cards = await trio.to_thread.run_sync(self._look_at_cards)
-            looked["watts"] = self._power.update(sum(card.watts or 0.0 for card in self.cards.cards) or None)
+            self.cards = await trio.to_thread.run_sync(self._read_cards)
+            measured["watts"] = self._power.update(sum(card.watts or 0.0 for card in self.cards.cards) or None)
             readings = {reading.number: reading for reading in self.cards.cards}
             for number, card in self._governed.items():
                 reading = readings.get(number)
                 card.celsius = reading.celsius if reading else None
                 card.watts = card.power.update(reading.watts if reading else None)
-        self._looked = looked
+        self._measured = measured

@@ -68,14 +68,14 @@ class Arrivals:
         for chunk in held:
             self._hold(chunk)
         self.downloads += 1
-        self._tell()
+        self._notify()
         try:
             yield
         finally:
             self._expected.clear()
             self._fresh.clear()
             self._fresh_bytes = 0
-            self._tell()
+            self._notify()
 
     def arrived(self, chunk: ChunkId, data: bytes) -> None:
         """Record that a chunk is verified and stored."""
@@ -85,7 +85,7 @@ class Arrivals:
         self._fresh_bytes += len(data)
         while self._fresh_bytes > self._fresh_bytes_max:
             self._fresh_bytes -= len(self._fresh.pop(next(iter(self._fresh))))
-        self._tell()
+        self._notify()
 
     def _hold(self, chunk: ChunkId) -> None:
         if chunk not in self._held:
@@ -106,6 +106,6 @@ class Arrivals:
         finally:
             self._listeners.discard(listener)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in list(self._listeners):
             listener()

@@ -71,7 +71,7 @@ def understood(
 async def print_preview(settings: MemberSettings, key: NodeKey) -> list[str]:
     """Return demand, earnings and the checks of the model; raise an error without a trusted answer."""
     with trio.move_on_after(PATIENCE_S):
-        return await _look(settings.join, settings, key)
+        return await _describe_round(settings.join, settings, key)
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
@@ -101,7 +101,7 @@ async def published(settings: MemberSettings, key: NodeKey) -> Published:
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
-async def _look(join: JoinString, settings: MemberSettings, key: NodeKey) -> list[str]:
+async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeKey) -> list[str]:
     coordinator = Coordinator(join.url, join.round_id, key)
     try:
         status, rows = await coordinator.status(), await coordinator.leaderboard()

@@ -121,7 +121,7 @@ async def look_up(join: JoinString, home: Path, key: NodeKey, explanation: Expla
 
 def lines(explanation: Explanation) -> Iterator[str]:
     """Return the lines for a terminal; control characters from the coordinator are removed."""
-    return map(one_line, _told(explanation))
+    return map(one_line, _lines(explanation))
 
 
 def round_of_lease(joins: Sequence[JoinString], home: Path, typed: str) -> tuple[JoinString, str]:
@@ -246,7 +246,7 @@ def _logged(place: Logged) -> Iterator[str]:
         yield f"  Not in the ledger yet ({place.size} entries). Run this again in 1 min"
 
 
-def _told(explanation: Explanation) -> Iterator[str]:
+def _lines(explanation: Explanation) -> Iterator[str]:
     yield _verdict(explanation)
     if explanation.claim_id:
         yield f"  claim {explanation.claim_id}"

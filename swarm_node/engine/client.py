@@ -147,7 +147,7 @@ class EngineClient:
                     choice = choose(unfit | failed)
                 except ConfigInvalid as error:
                     raise first or error from None
-                await self._take(choice)
+                await self._use(choice)
                 try:
                     loaded = await self._load(folder, version)
                 except EngineFailed as error:
@@ -158,7 +158,7 @@ class EngineClient:
                         self._unfit[choose] = unfit | failed
                     return loaded
 
-    async def _take(self, choice: Choice) -> None:
+    async def _use(self, choice: Choice) -> None:
         """Use the chosen engine from now on; end the child if it runs another engine."""
         if choice.command != self._command:
             log.info("engine %s", choice.why)
@@ -249,7 +249,7 @@ class EngineClient:
             if process is None:
                 self._started = trio.Event()
                 continue
-            used_bytes = await _look(process.pid)
+            used_bytes = await _memory_after_pause(process.pid)
             if used_bytes is not None and used_bytes > self._allowed_bytes > 0 and process is self._process:
                 self._ended_for = (
                     f"The engine took {size_text(used_bytes)} of memory, "
@@ -438,7 +438,7 @@ async def open_engine(
         raise failed
 
 
-async def _look(pid: int) -> int | None:
+async def _memory_after_pause(pid: int) -> int | None:
     """Return the child's memory after the pause between two checks; None if it has ended."""
     if sys.platform == "linux":
         await trio.sleep(memory.LOOK_S)

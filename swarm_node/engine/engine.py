@@ -125,7 +125,7 @@ class Engine(ABC):
             self._resume()
             self._enter()
             self._decode()
-            self._tell()
+            self._report_tokens()
         except (RuntimeError, MemoryError) as error:
             if not self.is_out_of_memory(error):
                 raise
@@ -307,7 +307,7 @@ class Engine(ABC):
                 GroupDone(request_id=group.request.request_id, samples=samples, first_token_ago_s=ago_s)
             )
 
-    def _tell(self) -> None:
+    def _report_tokens(self) -> None:
         """Report the new tokens of each group that is due."""
         now, running = time.monotonic(), dict[RunningGroup, list[RunningSample]]()
         for sample in self._running:

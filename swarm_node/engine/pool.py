@@ -302,14 +302,14 @@ class EnginePool:
             self._fail_if_loaded(engine, error)
             return
         if answer is not None:
-            self._take(engine, answer)
+            self._keep_answer(engine, answer)
         elif news.is_set():
             return
         elif engine.groups:
             self._fail_if_loaded(engine, EngineFailed("The engine has lost its requests."))
         self._stir()
 
-    def _take(self, engine: CardEngine, answer: GroupGrown | GroupDone | GroupFailed) -> None:
+    def _keep_answer(self, engine: CardEngine, answer: GroupGrown | GroupDone | GroupFailed) -> None:
         """Keep the answer of a card for `finished`; the answer to a cancelled request is dropped."""
         group = engine.groups.get(answer.request_id)
         if group is None:

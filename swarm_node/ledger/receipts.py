@@ -100,13 +100,13 @@ class ReceiptFile:
         """Read and check the receipts of these claims that are kept."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
-            self._take(proof.LedgerReceipts.from_bytes(self._path.read_bytes()), self._path)
+            self._store(proof.LedgerReceipts.from_bytes(self._path.read_bytes()), self._path)
         for claim_id in claims:
             single = self._path.parent / f"{claim_id}.receipt"
             if single.exists():
                 self._single_files.append(single)
                 if claim_id not in self.receipts:
-                    self._take(_as_many(claim_id, single.read_bytes()), single)
+                    self._store(_as_many(claim_id, single.read_bytes()), single)
 
     def wanted(self, claims: Iterable[str]) -> list[str]:
         """Return the claims whose settlement is not kept, or may still change."""
@@ -117,11 +117,11 @@ class ReceiptFile:
         fetched = proof.LedgerReceipts.from_bytes(data)
         if others := {claim.claim_id for claim in fetched.claims}.difference(asked):
             raise ProofInvalid(f"The coordinator sent receipts of {len(others)} claims that nobody asked for.")
-        self._take(fetched, self._path)
+        self._store(fetched, self._path)
 
     def add_single(self, claim_id: str, data: bytes) -> None:
         """Check one claim's fetched receipt and take it."""
-        self._take(_as_many(claim_id, data), self._path)
+        self._store(_as_many(claim_id, data), self._path)
 
     def save(self) -> None:
         """Write the file, synced, then remove the files of single claims that are in it."""
@@ -137,7 +137,7 @@ class ReceiptFile:
     def is_worth_saving(self) -> bool:
         return bool(self._proofs)
 
-    def _take(self, receipts: proof.LedgerReceipts, path: Path) -> None:
+    def _store(self, receipts: proof.LedgerReceipts, path: Path) -> None:
         found = proof.check_claims(receipts, self._round_id)
         for claim_id, (pending, _) in found.items():
             if pending.node_id != self._node_id:

@@ -252,11 +252,11 @@ class _Download:
             for order in picker.next(now):
                 self._act(order, nursery, is_behind=picker.is_behind)
             with trio.move_on_at(picker.wake_at(now)):
-                while not self._take(await self._news.receive(), picker):
+                while not self._handle(await self._news.receive(), picker):
                     pass
                 with suppress(trio.WouldBlock):
                     while self._broke is None:
-                        self._take(self._news.receive_nowait(), picker)
+                        self._handle(self._news.receive_nowait(), picker)
             if self._broke is not None:
                 return self._broke
         return None
@@ -297,7 +297,7 @@ class _Download:
         self._upstreams[name] = upstream
         nursery.start_soon(upstream.run)
 
-    def _take(self, news: Outcome | _Replanned, picker: Picker) -> bool:
+    def _handle(self, news: Outcome | _Replanned, picker: Picker) -> bool:
         """Pass the news to the picker; return True if it calls for decisions at once."""
         now = trio.current_time()
         if isinstance(news, _Replanned):

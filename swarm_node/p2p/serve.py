@@ -183,7 +183,7 @@ class _Conversation:
     async def run(self) -> Farewell:
         """Serve the stream until the requester leaves or is idle for too long."""
         try:
-            with self._server.arrivals.listening(self._look):
+            with self._server.arrivals.listening(self._refresh):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._read, nursery.cancel_scope)
                     nursery.start_soon(self._write, nursery.cancel_scope)
@@ -243,7 +243,7 @@ class _Conversation:
         self._ready.pop(chunk, None)
         self._waiting.pop(chunk, None)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Handle a change in the chunks that have arrived or are expected."""
         arrivals = self._server.arrivals
         matters = self._announce_at == math.inf  # otherwise the writer is already scheduled to announce

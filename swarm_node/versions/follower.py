@@ -237,7 +237,7 @@ class PolicyFollower:
         self._announced = manifest.version if manifest else 0  # proved: an unverified hint does not count any more
         if manifest is None:
             return True
-        if not (self.ready and self.ready.manifest == manifest) and not await self._take(manifest):
+        if not (self.ready and self.ready.manifest == manifest) and not await self._adopt(manifest):
             self._hint.set()  # it has waited already
             return True
         if self._planned != manifest.version:
@@ -247,7 +247,7 @@ class PolicyFollower:
                 await self._report_place(manifest.version)
         return True
 
-    async def _take(self, manifest: PolicyManifest) -> bool:
+    async def _adopt(self, manifest: PolicyManifest) -> bool:
         """Get a version, offer it to the worker, and remove old ones; return False while another round fetches it."""
         self.milestones.passed(manifest.version, "heard")
         require_files(manifest)
@@ -262,7 +262,7 @@ class PolicyFollower:
         self.milestones.passed(manifest.version, "fetched")
         self.ready = HeldVersion(manifest, folder)
         self._kept = [*self._kept[-1:], self.ready]
-        self._tell()
+        self._notify()
         if receipt is not None:
             with suppress(SwarmError):  # a lost receipt is not worth a retry
                 await self._coordinator.fetched(receipt)
@@ -416,8 +416,8 @@ class PolicyFollower:
             else:
                 log.info("work continues: the coordinator can be trusted again")
         self.distrust = error
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = trio.Event()

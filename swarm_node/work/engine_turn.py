@@ -56,25 +56,25 @@ class EngineTurns:
             return False
         self.changes += self._holder != number
         self._holder, self._is_lent = number, False
-        self._tell()
+        self._notify()
         return True
 
     async def take(self, number: int) -> None:
         """Wait until a round has the engine."""
         self._waiting[number] = trio.current_time()
-        self._tell()
+        self._notify()
         try:
             while not self.try_take(number):
                 await self._changed.wait()
         finally:
             self._waiting.pop(number, None)
-            self._tell()
+            self._notify()
 
     def leave(self, number: int) -> None:
         """Let another round take the engine."""
         if self._holder == number and not self._is_lent:
             self._is_lent = True
-            self._tell()
+            self._notify()
 
     def is_used_before(self, number: int) -> bool:
         """Return True if an earlier round uses the engine."""
@@ -98,7 +98,7 @@ class EngineTurns:
         now = trio.current_time()
         return any(other < number and now >= since + EPISODES_END_S for other, since in self._waiting.items())
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 

@@ -121,7 +121,7 @@ class Pulse:
         )
         while True:
             try:
-                self._take(await self._coordinator.register(message))
+                self._apply(await self._coordinator.register(message))
                 log.info(
                     "registered price_micros_per_mtok=%d addresses=%s",
                     message.price_micros_per_mtok,
@@ -157,7 +157,7 @@ class Pulse:
         while True:
             known = self._newest
             try:
-                self._take(await self._coordinator.newer_version(VersionRequest(newer_than=known)))
+                self._apply(await self._coordinator.newer_version(VersionRequest(newer_than=known)))
             except SwarmError as error:  # the heartbeat logs this
                 self._note_cut(error)
                 await trio.sleep(1.0)
@@ -181,7 +181,7 @@ class Pulse:
         reply = await self._coordinator.heartbeat(message)
         traffic.blames = [blame for blame in traffic.blames if blame not in blames]
         milestones.acknowledge(reached, newest_version=reply.newest_version)
-        self._take(reply)
+        self._apply(reply)
         return reply
 
     @property
@@ -197,7 +197,7 @@ class Pulse:
     def _answered(self) -> None:
         self.trouble.over("the coordinator answers again")
 
-    def _take(self, reply: HeartbeatReply) -> None:
+    def _apply(self, reply: HeartbeatReply) -> None:
         self._newest = reply.newest_version
         self._member.policies.hint(reply.newest_version)
         if reply.finished:

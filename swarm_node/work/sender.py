@@ -213,7 +213,7 @@ class Sender:
             try:
                 sent = await self.send_some(take_turns)
                 failures = 0
-                self._tell()
+                self._log_credit()
             except SwarmError as error:
                 level = logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING
                 log.log(level, "rollouts not sent yet code=%s: %s", error.code, error)
@@ -223,7 +223,7 @@ class Sender:
             if not sent:
                 await self._woken.wait()
 
-    def _tell(self) -> None:
+    def _log_credit(self) -> None:
         """Log the credit at intervals."""
         if self.verdicts and trio.current_time() >= self._next_word:
             self._next_word = trio.current_time() + WORD_S

@@ -198,7 +198,7 @@ class Follower:
         entries: dict[str, Entry] = {}
         if (self._target / CONTENTS).exists():
             there = Contents.model_validate_json((self._target / CONTENTS).read_bytes())
-            if there.round_id != self._look().round_id:
+            if there.round_id != self._read_state().round_id:
                 raise ConfigInvalid(
                     f"{self._target} is the standby copy of another round.", hint="Choose another folder."
                 )
@@ -230,21 +230,21 @@ class Follower:
     def _moment(self) -> tuple[_Found, StoreState, int]:
         """Return the new files, the state of the store, and the newest signed version (step 2)."""
         for _ in range(ATTEMPTS):
-            taken_ms, before = time.time_ns() // 1_000_000, self._look()
+            taken_ms, before = time.time_ns() // 1_000_000, self._read_state()
             if self._store:
                 self._store.pull(self._tell)
             files = _Found()
             for name in MOVING:
                 self._walk(files, self._folder / name)
             signed = making.newest_document(self._folder)
-            if before.version == self._look().version and before.version <= signed <= before.version + 1:
+            if before.version == self._read_state().version and before.version <= signed <= before.version + 1:
                 before.taken_ms = taken_ms
                 return files, before, signed
             for _, path in files.held.values():
                 path.unlink(missing_ok=True)
         raise ConfigInvalid("A version was activated at every attempt of this pass.", hint="The next pass tries again.")
 
-    def _look(self) -> StoreState:
+    def _read_state(self) -> StoreState:
         state = StoreState()
         with database.moment(self._config.state) as connection:
             state.look(connection)

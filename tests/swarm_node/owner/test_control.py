@@ -178,7 +178,7 @@ async def test_readings_decide_each_card_and_a_reading_that_is_lost_forbids_noth
     uploads = UploadCounter(tmp_path, lambda: datetime.now(UTC))
     made = Governor(tmp_path, uploads, given={"celsius": 80.0}, cards=(0, 1), look_at_cards=readings.popleft)
     for may_work in ([False, True], [True, True]):
-        await made._look(watch_cards=False)
+        await made._measure(watch_cards=False)
         made._decide()
         assert [card.may_work for card in made.card_decisions.values()] == may_work
 

@@ -120,12 +120,17 @@ class Engine(ABC):
         self._queue.append(group)
 
     def step(self) -> list[Answered]:
-        """Admit groups, and draw a token for every running sample; return the answers of this step."""
+        """Admit groups, and draw a token for every running sample; return the answers of this step.
+
+        If there are answers after the first tokens of new groups, they are returned at once.
+        """
         try:
             self._resume()
-            self._enter()
-            self._decode()
-            self._tell()
+            if self._enter():
+                self._tell()
+            if not self._answers:  # first tokens are reported before the next ones are drawn
+                self._decode()
+                self._tell()
         except (RuntimeError, MemoryError) as error:
             if not self.is_out_of_memory(error):
                 raise
@@ -171,16 +176,17 @@ class Engine(ABC):
             raise EngineFailed("No policy is loaded.", hint="Load a policy before generating.")
         return self._decoder
 
-    def _enter(self) -> None:
-        """Admit as many waiting groups as fit, and draw their samples' first tokens."""
+    def _enter(self) -> bool:
+        """Admit as many waiting groups as fit, and draw their samples' first tokens; return True if there were any."""
         entering = self._next_groups()
         if not entering:
-            return
+            return False
         started = time.monotonic()
         first = self._join([(group, number) for group, numbers in entering for number in numbers])
         prompts, copies = prompts_of(entering)
         self._draw(self._loaded().prefill(prompts, copies), first)
         self._count_first(sum(map(len, prompts)), sum(copies), started)
+        return True
 
     def _resume(self) -> None:
         """Admit the waiting samples whose rows were kept since the turn before, and draw their next tokens."""
@@ -309,12 +315,11 @@ class Engine(ABC):
 
     def _tell(self) -> None:
         """Report the new tokens of each group that is due."""
-        now, running = time.monotonic(), dict[RunningGroup, list[RunningSample]]()
-        for sample in self._running:
-            every_s = sample.group.request.tell_every_s
-            if every_s and now - (sample.group.told_at or sample.group.first_token_at or now) >= every_s:
-                running.setdefault(sample.group, []).append(sample)
-        for group, samples in running.items():
+        now = time.monotonic()
+        for group in dict.fromkeys(sample.group for sample in self._running):
+            if not group.request.is_report_due(now, first_token_at=group.first_token_at, told_at=group.told_at):
+                continue
+            samples = [sample for sample in self._running if sample.group is group]
             group.told_at = now
             grown: dict[int, tuple[bytes, bytes, Finish]] = {
                 sample.number: (pack_tokens(sample.new_tokens), pack_logprobs(sample.logprobs), "")

@@ -86,6 +86,16 @@ def set_budget(connection: sa.Connection, name: str, budget_micros: int) -> None
         raise NotFound(f"There is no key {name!r}.", hint="See `swarm-coordinator api-keys list`.")
 
 
+def usage_of(connection: sa.Connection, key: str, *, now_ms: int) -> dict[str, Any]:
+    """Return what the holder of a key has spent and got, what is left of its budget, and its open queries."""
+    row = _usable(connection, key, now_ms)
+    waiting = sa.select(sa.func.count()).where(queries.c.api_key == row.number, QUERY_OPEN)
+    names = ("name", "budget_micros", "spent_micros", "reserved_micros", "expires_ms")
+    shown = {"number": row.number, **{name: getattr(row, name) for name in names}}
+    shown["open_queries"] = connection.execute(waiting).scalar_one()
+    return _listed(shown, query_usage.usage_of_key(connection, row.number))
+
+
 def list_keys(connection: sa.Connection) -> list[dict[str, Any]]:
     """Return all keys, the oldest first, with what they have used, what is left, and their open queries."""
     waiting = sa.select(sa.func.count()).where(queries.c.api_key == api_keys.c.number, QUERY_OPEN).scalar_subquery()

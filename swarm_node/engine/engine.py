@@ -31,7 +31,7 @@ from swarm_node.engine import canary
 from swarm_node.engine.decoder import Decoder, Logits, SavedRow
 from swarm_node.engine.groups import RunningGroup, RunningSample, check_prefixes, failed, opened, prompts_of, since
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest, SamplingStats
-from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
+from swarm_node.engine.policy_files import PolicyFiles, files_of, read_config, read_generation_config, require_layers
 from swarm_node.engine.turn_cache import SIZE_MAX_BYTES, TurnCache
 
 PREFILL_TOKENS_MAX = 8192
@@ -43,8 +43,15 @@ log = logging.getLogger(__name__)
 Answered = GroupGrown | GroupDone | GroupFailed
 
 
+PASSED_MAX = 64
+"""Policies whose canary need not be repeated: more than the rounds of one node."""
+
+
 class Engine(ABC):
     """Engine that holds one policy and samples from it."""
+
+    compares_swaps = False
+    """True if a swap compares the model's tensors with the files, bit for bit."""
 
     def __init__(self, slots: int, *, turns_max_bytes: int = SIZE_MAX_BYTES) -> None:
         self._slots = slots
@@ -60,6 +67,8 @@ class Engine(ABC):
         """Sample r has row r of the decoder."""
         self._answers: list[Answered] = []
         self._spent = _nothing_spent()
+        self._passed: deque[PolicyFiles] = deque(maxlen=PASSED_MAX)
+        """Files that passed their canary in the model, as it was built."""
 
     @property
     def busy(self) -> bool:
@@ -82,12 +91,7 @@ class Engine(ABC):
             if decoder is None or rebuilt:
                 decoder = None  # before the next is built: two may not fit
                 decoder = self._build(folder, config)
-            canary.check(
-                folder,
-                partial(canary.score, decoder),
-                vocab_size=decoder.vocab_size,
-                numerics=decoder.numerics,
-            )
+            self._check_canary(folder, decoder, rebuilt=rebuilt)
         except EngineFailed:
             raise
         except Exception as error:  # garbage in a folder may cause any error
@@ -170,6 +174,16 @@ class Engine(ABC):
     @abstractmethod
     def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
         """Return a decoder with the weights of this folder."""
+
+    def _check_canary(self, folder: Path, decoder: Decoder, *, rebuilt: bool) -> None:
+        """Check the canary, unless these files passed it in this model and the swap has compared every tensor since."""
+        files = files_of(folder)
+        if rebuilt or not self.compares_swaps:
+            self._passed.clear()
+        if files not in self._passed:
+            named = {"vocab_size": decoder.vocab_size, "numerics": decoder.numerics}
+            canary.check(folder, partial(canary.score, decoder), **named)
+            self._passed.append(files)
 
     def _loaded(self) -> Decoder:
         if self._decoder is None:

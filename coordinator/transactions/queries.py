@@ -64,14 +64,11 @@ _of_key = queries.c.api_key == sa.bindparam("key", type_=sa.Integer)
 _open_now = Prepared(
     sa.select(sa.func.count().label("everybody"), sa.func.count().filter(_of_key).label("own")).where(QUERY_OPEN)
 )
-_ends_of_numbers = Prepared(
-    sa.select(
-        *[
-            sa.select(sa.func.max(queries.c.number)).scalar_subquery().label("last"),
-            sa.select(sa.func.min(groups.c.group_no)).scalar_subquery().label("lowest"),
-        ]
-    )
-)
+_ends: list[Any] = [
+    sa.select(sa.func.max(queries.c.number)).scalar_subquery().label("last"),
+    sa.select(sa.func.min(groups.c.group_no)).scalar_subquery().label("lowest"),
+]
+_ends_of_numbers = Prepared(sa.select(*_ends))
 _record = Prepared(sa.insert(queries))
 _record_group = Prepared(sa.insert(groups))
 _end_open = Prepared(

@@ -181,8 +181,8 @@ class Engine(ABC):
         if rebuilt or not self.compares_swaps:
             self._passed.clear()
         if files not in self._passed:
-            named = {"vocab_size": decoder.vocab_size, "numerics": decoder.numerics}
-            canary.check(folder, partial(canary.score, decoder), **named)
+            scores = partial(canary.score, decoder)
+            canary.check(folder, scores, vocab_size=decoder.vocab_size, numerics=decoder.numerics)
             self._passed.append(files)
 
     def _loaded(self) -> Decoder:

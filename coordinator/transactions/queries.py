@@ -61,9 +61,8 @@ _forgotten = Prepared(
     sa.select(queries.c.number).where(QUERY_OPEN, queries.c.until_ms <= sa.bindparam("now", type_=sa.BigInteger))
 )
 _of_key = queries.c.api_key == sa.bindparam("key", type_=sa.Integer)
-_open_now = Prepared(
-    sa.select(sa.func.count().label("everybody"), sa.func.count().filter(_of_key).label("own")).where(QUERY_OPEN)
-)
+_counts: list[Any] = [sa.func.count().label("everybody"), sa.func.count().filter(_of_key).label("own")]
+_open_now = Prepared(sa.select(*_counts).where(QUERY_OPEN))
 _ends: list[Any] = [
     sa.select(sa.func.max(queries.c.number)).scalar_subquery().label("last"),
     sa.select(sa.func.min(groups.c.group_no)).scalar_subquery().label("lowest"),

@@ -195,7 +195,7 @@ class Sender:
         self._refusals = refusals
         self._woken = trio.Event()
         self._begun = trio.Event()
-        """Set when a request with the rollouts so far has begun, or failed."""
+        """Set when the rollouts so far are about to be sent."""
         self._next_word = -math.inf
         self._has_room = True
         """True if the disk had space for the last evidence."""

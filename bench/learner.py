@@ -161,6 +161,35 @@ class Ours:
         return metrics["loss"], metrics["learner/grad_norm"]
 
 
+@dataclass(frozen=True)
+class TrainingShape:
+    """The size of a training by TRL: samples of each group, groups of an update, tokens of a sample, and updates."""
+
+    groups: int
+    samples: int
+    tokens: int
+    updates: int
+    rate: float
+
+
+def grpo_training(shape: TrainingShape, **options: Any) -> Any:
+    """TRL's settings for a whole training of a shape, by DAPO's token mean, which saves and shows nothing."""
+    return grpo_config(
+        output_dir=tempfile.mkdtemp(),
+        gradient_checkpointing=False,
+        per_device_train_batch_size=shape.groups * shape.samples,
+        num_generations=shape.samples,
+        max_completion_length=shape.tokens,
+        max_steps=shape.updates,
+        learning_rate=shape.rate,
+        loss_type="dapo",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        **options,
+    )
+
+
 def grpo_config(**options: Any) -> Any:
     """TRL's settings on a CPU in float32, without a board, a reference policy or a pinned loader."""
     from trl import GRPOConfig

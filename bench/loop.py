@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import RESULTS, Bench, quick_from_environment
-from bench.learner import TRL_PYTHON, grpo_config
+from bench.learner import TRL_PYTHON, TrainingShape, grpo_training
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "examples" / "demo.toml"
@@ -86,19 +86,7 @@ def train_with_trl(folder: Path, updates: int) -> list[float]:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ended.append(time.monotonic())
 
-    arguments = grpo_config(
-        output_dir=tempfile.mkdtemp(),
-        gradient_checkpointing=False,
-        per_device_train_batch_size=GROUPS * SAMPLES,
-        num_generations=SAMPLES,
-        max_completion_length=TOKENS,
-        max_steps=updates,
-        learning_rate=RATE,
-        loss_type="dapo",
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-    )
+    arguments = grpo_training(TrainingShape(GROUPS, SAMPLES, TOKENS, updates, RATE))
     GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
         reward_funcs=right,

@@ -28,7 +28,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from bench.harness import RESULTS, ROOT, Bench, quick_from_environment
-from bench.learner import CASES, TRL_PYTHON, Way, grpo_config, make_batch, make_model, open_side
+from bench.learner import CASES, TRL_PYTHON, TrainingShape, Way, grpo_training, make_batch, make_model, open_side
 from protocol.policy.codec import PolicyCodec
 from protocol.tasks.arithmetic import Arithmetic
 from tests.processes.programs import Swarm, said, until
@@ -155,23 +155,13 @@ def train_with_trl(training: TrainingRun) -> list[float]:
         rewards.append(fmean(scores))
         return scores
 
-    arguments = grpo_config(
-        output_dir=tempfile.mkdtemp(),
-        gradient_checkpointing=False,
-        per_device_train_batch_size=GROUPS * SAMPLES,
-        num_generations=SAMPLES,
-        max_completion_length=TOKENS,
-        max_steps=training.updates,
-        learning_rate=RATE,
+    arguments = grpo_training(
+        TrainingShape(GROUPS, SAMPLES, TOKENS, training.updates, RATE),
         lr_scheduler_type="constant",
         adam_beta1=BETAS[0],
         adam_beta2=BETAS[1],
-        loss_type="dapo",
         shuffle_dataset=False,
         seed=training.seed,
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
     )
     with ExitStack() as stack:
         swarm = stack.enter_context(Round(training.url, training.key)) if training.url else None

@@ -6,6 +6,8 @@
 - `fairness`: the time that a caller with a few queries waits while another key has hundreds open, against alone.
 - `first`: the time to the only token of a short prompt, against vLLM's own server with the same engine and the smallest
   model, where `SWARM_VLLM_PYTHON` names an environment with vLLM.
+- `direct`: the time to the first token of a stream, against the torch engine alone in one process. The policy is the
+  embedded one, or the one that `--policy` names.
 """
 
 import argparse
@@ -17,17 +19,18 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from statistics import median, quantiles
 
 import httpx
 
-from bench.endpoint.callers import Endpoint, call
-from bench.harness import Bench, quick_from_environment
+from bench.endpoint.callers import Endpoint, call, first_tokens
+from bench.harness import Bench, Child, quick_from_environment
 from bench.rounds.served import BenchRound, make_policy
 from tests.processes.programs import free_address, script
 
-PARTS = ("overhead", "crowd", "fairness", "first")
+PARTS = ("overhead", "crowd", "fairness", "first", "direct")
 TOKENS = 16
 NODES = 4
 SETTINGS = {
@@ -200,6 +203,23 @@ def measure_first(bench: Bench, policy: Path, folder: Path, python: str, rounds:
     bench.goal("the first token comes in 1.5 times of what vLLM's server takes", times, at_most=1.5)
 
 
+def measure_direct(bench: Bench, policy: Path, folder: Path, rounds: int, count: int) -> None:
+    """The first token of a stream, and of the node's engine alone."""
+    child = Child([sys.executable, "-P", "-m", "bench.endpoint.direct", str(policy)])
+    with closing(child) as engine, ServedRound(folder / "direct", policy) as served:
+        served.add_nodes(1)
+        endpoint = served.endpoint("direct")
+        first_tokens(endpoint, range(3), tokens=TOKENS)
+        for _ in range(rounds):
+            alone = median(engine.ask(number)["seconds"] for number in range(count))
+            streamed = median(first_tokens(endpoint, range(count), tokens=TOKENS))
+            bench.measure("stream: first token", 1000 * streamed, unit="ms")
+            bench.measure("stream: first token of the engine alone", 1000 * alone, unit="ms")
+    bench.ratio(
+        "stream: the endpoint's / the engine's", "stream: first token", "stream: first token of the engine alone"
+    )
+
+
 def main() -> int:
     """Measure, print and judge."""
     quick = quick_from_environment()
@@ -207,12 +227,13 @@ def main() -> int:
         prog="bench endpoint", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--policy", type=Path, metavar="FOLDER")
     parser.add_argument("--callers", type=int, default=100 if quick else 1000)
     chosen, rounds, count = parser.parse_args(), 1 if quick else 3, 30 if quick else 100
     bench = Bench("endpoint", inputs={"parts": chosen.parts, "callers": chosen.callers, "tokens": TOKENS}, quick=quick)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        policy = make_policy(folder / "policy")
+        policy = chosen.policy or make_policy(folder / "policy")
         if "overhead" in chosen.parts:
             measure_overhead(bench, policy, folder, rounds, count)
         if "crowd" in chosen.parts:
@@ -224,6 +245,8 @@ def main() -> int:
                 measure_first(bench, policy, folder, python, rounds, count)
             else:
                 print("left out: first, since SWARM_VLLM_PYTHON names no environment with vLLM", flush=True)
+        if "direct" in chosen.parts:
+            measure_direct(bench, policy, folder, rounds, count)
     return bench.finish()
 
 

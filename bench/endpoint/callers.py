@@ -1,6 +1,7 @@
 """Callers of an endpoint of OpenAI's form, which measure how long each answer takes."""
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,28 @@ class Endpoint:
 
     def body(self, number: int, tokens: int) -> dict[str, object]:
         return {"model": self.model, "prompt": f"{number % 90 + 10}+{number % 89 + 10}=", "max_tokens": tokens}
+
+
+async def _first_tokens(endpoint: Endpoint, numbers: Sequence[int], tokens: int) -> list[float]:
+    """Return the seconds from each request to the first event of its stream that has a token."""
+    seconds = []
+    headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for number in numbers:
+            body = {**endpoint.body(number, tokens), "stream": True, "return_token_ids": True}
+            began, first = time.monotonic(), 0.0
+            async with session.post(f"{endpoint.url}/completions", json=body) as reply:
+                async for line in reply.content:
+                    choices = json.loads(line[6:])["choices"] if line.startswith(b"data: {") else ()
+                    if not first and any(choice.get("token_ids") for choice in choices):
+                        first = time.monotonic()
+            seconds.append(first - began)
+    return seconds
+
+
+def first_tokens(endpoint: Endpoint, numbers: Sequence[int], *, tokens: int) -> list[float]:
+    """Read a stream for each number, one after the other, and return when the first token of each came."""
+    return asyncio.run(_first_tokens(endpoint, numbers, tokens))
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 `python -P -m bench.rounds.timed_node FILE JOIN_STRING OPTIONS …`
 
-- Each request for leases, each submission and each group that goes to the engine is a line of JSON in FILE, which is
-  written when its answer is there. Times are of the monotonic clock.
+- Each request for leases, each submission, each group that goes to the engine and each that ends is a line of JSON
+  in FILE, which is written when its answer is there. Times are of the monotonic clock. A group begins with its first
+  token.
 """
 
 import json
@@ -13,18 +14,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+import trio
+
 from protocol.wire.signing import open_envelope
 from protocol.work.messages import LeaseReply, LeaseRequest, Submission, SubmissionReply
 from protocol.work.rollout import RolloutClaim
 from swarm_node import cli
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.engine.client import EngineClient
-from swarm_node.engine.messages import SampleRequest
+from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, SampleRequest
 
 
 def watch(file: TextIO) -> None:
     """Have the node's client and engine record what they do."""
-    lease, submit, sample = Coordinator.lease, Coordinator.submit, EngineClient.submit
+    lease, submit = Coordinator.lease, Coordinator.submit
+    sample, finished = EngineClient.submit, EngineClient.finished
 
     def record(kind: str, began: float, **facts: object) -> None:
         print(json.dumps({"kind": kind, "began": began, "ended": time.monotonic(), **facts}), file=file, flush=True)
@@ -32,7 +36,8 @@ def watch(file: TextIO) -> None:
     async def timed_lease(self: Coordinator, message: LeaseRequest) -> LeaseReply:
         began = time.monotonic()
         reply = await lease(self, message)
-        record("lease", began, leases=len(reply.leases))
+        ids = [each.lease_id for each in reply.leases]
+        record("lease", began, leases=len(ids), ids=ids, url=self.url)
         return reply
 
     async def timed_submit(self: Coordinator, message: Submission) -> SubmissionReply:
@@ -48,9 +53,18 @@ def watch(file: TextIO) -> None:
         for request in requests:
             record("sample", began, lease=request.request_id, seed=request.seed, is_next=bool(request.prefixes))
 
+    async def timed_finished(
+        self: EngineClient, interrupted: trio.Event | None = None
+    ) -> GroupGrown | GroupDone | GroupFailed | None:
+        group = await finished(self, interrupted)
+        if isinstance(group, GroupDone):
+            record("group", time.monotonic() - group.first_token_ago_s, lease=group.request_id)
+        return group
+
     Coordinator.lease = timed_lease  # type: ignore[method-assign]  # the shipped node has no hook for a clock
     Coordinator.submit = timed_submit  # type: ignore[method-assign]  # as above
     EngineClient.submit = timed_sample  # type: ignore[method-assign]  # as above
+    EngineClient.finished = timed_finished  # type: ignore[method-assign]  # as above
 
 
 def main() -> None:

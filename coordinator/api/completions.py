@@ -108,6 +108,15 @@ async def _served(round_: Round, name: str, version: int) -> ServedModel:
     return ServedModel(name, round_.up_since_ms // 1000, version, text.positions or None)
 
 
+@routes.get("/v1/usage")
+@_in_openai_form
+async def usage(request: web.Request) -> web.Response:
+    """Return what the caller's key has spent, what is left of its budget, and the queries and tokens that it got."""
+    round_ = request.app[ROUND]
+    found = await round_.database.read(api_keys.usage_of, require_key(request), now_ms=now_ms())
+    return _json({"object": "usage", **found, "unit": round_.config.round.money.to_json()})
+
+
 @routes.post("/v1/completions")
 @_in_openai_form
 async def completions(request: web.Request) -> web.StreamResponse:

@@ -83,6 +83,7 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/v1/listing": JSON, "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON,
     "/v1/evaluations": JSON, "/v1/evaluations/samples": JSON, "/openapi.json": JSON,
     "/v1/operator/status": JSON, "/v1/operator/nodes": JSON, "/v1/operator/nodes/{node}": JSON,
+    "/v1/operator/keys": JSON, "/v1/usage": JSON,
     "/v1/operator/bans/{node}": JSON, "/v1/operator/audits/{claim}": JSON,
     "/v1/operator/orders": JSON, "/v1/operator/finish": JSON, "/v1/operator/rulings": JSON,
     "/v1/operator/appeals": JSON, "/v1/operator/appeals/{number}": JSON,
@@ -139,7 +140,7 @@ ASKED = {
 }
 """The fields of the endpoint's requests that this document describes; docs/endpoint.md has all of them."""
 
-KEYED = ("/v1/models", "/v1/models/{model}", "/v1/completions", "/v1/chat/completions")
+KEYED = ("/v1/models", "/v1/models/{model}", "/v1/usage", "/v1/completions", "/v1/chat/completions")
 """The endpoint's paths: they require an API key, and their bodies and errors have OpenAI's forms (docs/endpoint.md)."""
 
 TRAINERS = ("/v1/key", "/v1/trainer/")

@@ -17,7 +17,7 @@ from coordinator.reports import moderation
 from coordinator.reports.audit_record import audit_record
 from coordinator.service.publication import Replacement
 from coordinator.service.round import Round
-from coordinator.transactions import fleet
+from coordinator.transactions import api_keys, fleet
 from coordinator.transactions.orders import REASON_MAX_CHARS, Action
 from protocol import limits
 from protocol.errors import MalformedMessage, OutOfOrder
@@ -39,6 +39,14 @@ async def nodes(request: web.Request) -> web.Response:
     """Return every node with its owner and the orders about it."""
     round_ = require_operator(request)
     return reply_json(await round_.database.read(partial(moderation.listed, alive_since_ms=_alive_since_ms(round_))))
+
+
+@routes.get("/v1/operator/keys")
+async def keys(request: web.Request) -> web.Response:
+    """Return every API key's name, budget and usage; no key can be derived from it."""
+    round_ = require_operator(request)
+    listed = await round_.database.read(api_keys.list_keys)
+    return reply_json({"keys": listed, "unit": round_.config.round.money.to_json()})
 
 
 @routes.get("/v1/operator/nodes/{node:.{1,100}}")

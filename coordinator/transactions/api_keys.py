@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from coordinator.store.tables import QUERY_OPEN, api_keys, queries
 from coordinator.transactions import query_usage
+from ledger.prepared import Prepared
 from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotAuthorised, NotFound
 from protocol.policy import chunks
 from protocol.text.money import Unit
@@ -23,6 +24,24 @@ PREFIX = "es-"
 SECRET_BYTES = 24
 
 NAME_MAX_CHARS = 64
+
+# Built once: making a statement costs more than running it, and these run for every query.
+_of_digest = Prepared(sa.select(api_keys).where(api_keys.c.digest == sa.bindparam("of")))
+_more = sa.bindparam("micros", type_=sa.BigInteger)
+_left = api_keys.c.budget_micros - api_keys.c.spent_micros - api_keys.c.reserved_micros
+_reserve = Prepared(
+    sa.update(api_keys)
+    .where(api_keys.c.number == sa.bindparam("which"), _left >= _more)
+    .values(reserved_micros=api_keys.c.reserved_micros + _more)
+)
+_settle = Prepared(
+    sa.update(api_keys)
+    .where(api_keys.c.number == sa.bindparam("which"))
+    .values(
+        reserved_micros=api_keys.c.reserved_micros - sa.bindparam("freed", type_=sa.BigInteger),
+        spent_micros=api_keys.c.spent_micros + sa.bindparam("spent", type_=sa.BigInteger),
+    )
+)
 
 
 def make(
@@ -67,6 +86,16 @@ def set_budget(connection: sa.Connection, name: str, budget_micros: int) -> None
         raise NotFound(f"There is no key {name!r}.", hint="See `swarm-coordinator api-keys list`.")
 
 
+def usage_of(connection: sa.Connection, key: str, *, now_ms: int) -> dict[str, Any]:
+    """Return what the holder of a key has spent and got, what is left of its budget, and its open queries."""
+    row = _usable(connection, key, now_ms)
+    waiting = sa.select(sa.func.count()).where(queries.c.api_key == row.number, QUERY_OPEN)
+    names = ("name", "budget_micros", "spent_micros", "reserved_micros", "expires_ms")
+    shown = {"number": row.number, **{name: getattr(row, name) for name in names}}
+    shown["open_queries"] = connection.execute(waiting).scalar_one()
+    return _listed(shown, query_usage.usage_of_key(connection, row.number))
+
+
 def list_keys(connection: sa.Connection) -> list[dict[str, Any]]:
     """Return all keys, the oldest first, with what they have used, what is left, and their open queries."""
     waiting = sa.select(sa.func.count()).where(queries.c.api_key == api_keys.c.number, QUERY_OPEN).scalar_subquery()
@@ -107,7 +136,7 @@ def state_of(connection: sa.Connection, key: str, *, now_ms: int) -> dict[str, A
 
 def _usable(connection: sa.Connection, key: str, now_ms: int) -> Any:
     """Return the row of a key that may be used now."""
-    row = connection.execute(sa.select(api_keys).where(api_keys.c.digest == _digest(key))).first()
+    row = _of_digest(connection, of=_digest(key)).first()
     if row is None:
         raise KeyRefused("This API key is not known in this round.", hint="Ask the operator for a key.")
     if row.revoked_ms is not None or (row.expires_ms is not None and row.expires_ms <= now_ms):
@@ -118,10 +147,8 @@ def _usable(connection: sa.Connection, key: str, now_ms: int) -> Any:
 
 def reserve(connection: sa.Connection, number: int, micros: int, unit: Unit) -> None:
     """Reserve what a query costs at its dearest; raise `KeyBudgetUsed` if the budget does not cover it."""
-    left = api_keys.c.budget_micros - api_keys.c.spent_micros - api_keys.c.reserved_micros
-    stmt = sa.update(api_keys).where(api_keys.c.number == number, left >= micros)
-    if not connection.execute(stmt.values(reserved_micros=api_keys.c.reserved_micros + micros)).rowcount:
-        row = connection.execute(sa.select(left.label("left")).where(api_keys.c.number == number)).one()
+    if not _reserve(connection, which=number, micros=micros).rowcount:
+        row = connection.execute(sa.select(_left.label("left")).where(api_keys.c.number == number)).one()
         left_over = unit.exact(max(0, row.left))
         raise KeyBudgetUsed(
             f"This query may cost {unit.exact(micros)}, and {left_over} are left of the key's budget.",
@@ -131,11 +158,7 @@ def reserve(connection: sa.Connection, number: int, micros: int, unit: Unit) -> 
 
 def settle(connection: sa.Connection, number: int, *, reserved_micros: int, spent_micros: int) -> None:
     """Charge a key for a query that has ended, in the place of what was reserved for it."""
-    values = {
-        "reserved_micros": api_keys.c.reserved_micros - reserved_micros,
-        "spent_micros": api_keys.c.spent_micros + spent_micros,
-    }
-    connection.execute(sa.update(api_keys).where(api_keys.c.number == number).values(**values))
+    _settle(connection, which=number, freed=reserved_micros, spent=spent_micros)
 
 
 def _digest(key: str) -> str:

@@ -99,6 +99,20 @@ _pledge = Prepared(
     .order_by(claims_table.c.amount_micros.desc(), audits.c.place)
     .limit(1)
 )
+_unsettled = Prepared(
+    sa.select(audits.c.claim_id, audits.c.node_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
+    .where(audits.c.owner == sa.bindparam("of"), ~audits.c.settled, audits.c.held_as != LOST)
+    .order_by(audits.c.place)
+)
+_mark_used = Prepared(
+    sa.update(audits)
+    .where(audits.c.claim_id.in_(sa.bindparam("claims", expanding=True)))
+    .values(used=sa.true())
+    .returning(audits.c.owner)
+)
+_mark_settled = Prepared(
+    sa.update(audits).where(audits.c.claim_id.in_(sa.bindparam("claims", expanding=True))).values(settled=sa.true())
+)
 
 
 def admit(
@@ -182,10 +196,11 @@ def used(
     connection: sa.Connection, wholes: list[str], *, suspects: Iterable[str] = (), terms: AuditTerms, now_ms: int
 ) -> None:
     """Record that the learner does not need these rollouts any more; `suspects` are audited before they are settled."""
-    worked = {*wholes, *partial_rollouts.parts_of(connection, wholes)}
-    suspected = audits.c.claim_id.in_(worked.intersection(suspects)) & (audits.c.why == "") & ~audits.c.settled
-    connection.execute(sa.update(audits).where(suspected).values(why="learner"))
-    for owner in sorted(_use(connection, wholes)):
+    worked = [*wholes, *partial_rollouts.parts_of(connection, wholes)]
+    if suspected := set(worked).intersection(suspects):
+        which = audits.c.claim_id.in_(suspected) & (audits.c.why == "") & ~audits.c.settled
+        connection.execute(sa.update(audits).where(which).values(why="learner"))
+    for owner in sorted(set(_mark_used(connection, claims=worked).scalars())):
         settle(connection, owner, terms, now_ms)
 
 
@@ -198,9 +213,7 @@ def settle_all(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> Non
 def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int) -> None:
     """Post the claims that an owner's escrow need not hold any more."""
     standing = standings.find_standing(connection, owner)
-    columns = (audits.c.claim_id, audits.c.node_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
-    which = (audits.c.owner == owner) & ~audits.c.settled & (audits.c.held_as != LOST)
-    waiting = list(connection.execute(sa.select(*columns).where(which).order_by(audits.c.place)))
+    waiting = _unsettled(connection, of=owner)
     first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
     unproven: list[Any] = [row for row in waiting[:first] if row.finding not in PROVEN]
     kept = set[str]()
@@ -407,8 +420,8 @@ def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> s
 
 def _use(connection: sa.Connection, wholes: list[str]) -> set[str]:
     """Mark these rollouts, and the parts that they continued, as used; return their owners."""
-    which = audits.c.claim_id.in_([*wholes, *partial_rollouts.parts_of(connection, wholes)])
-    return set(connection.execute(sa.update(audits).where(which).values(used=True).returning(audits.c.owner)).scalars())
+    claims = [*wholes, *partial_rollouts.parts_of(connection, wholes)]
+    return set(_mark_used(connection, claims=claims).scalars())
 
 
 def _end(connection: sa.Connection, entries: list[Post] | list[Void], now_ms: int) -> None:
@@ -418,5 +431,4 @@ def _end(connection: sa.Connection, entries: list[Post] | list[Void], now_ms: in
     outcomes = store.append_all(connection, entries, now_ms)
     if set(outcomes) != {EntryOutcome.APPLIED}:
         raise BookBroken(f"A claim in escrow was settled before: {outcomes}.")
-    which = audits.c.claim_id.in_([entry.claim_id for entry in entries])
-    connection.execute(sa.update(audits).where(which).values(settled=True))
+    _mark_settled(connection, claims=[entry.claim_id for entry in entries])

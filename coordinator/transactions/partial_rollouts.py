@@ -32,6 +32,7 @@ from protocol.work.lease import OPEN, Lease, Prefix
 from protocol.work.rollout import PolicyBounds
 
 # Built once: making a statement costs more than running it, and this runs for every rollout.
+_parts_of = Prepared(sa.select(parts.c.claim_id).where(parts.c.whole.in_(sa.bindparam("wholes", expanding=True))))
 _forget = Prepared(sa.delete(fragments).where(fragments.c.lease_id.in_(sa.bindparam("leases", expanding=True))))
 
 _last = Prepared(
@@ -204,7 +205,7 @@ def credit(connection: sa.Connection, whole: Pending, told: Sequence[Told], now_
 
 def parts_of(connection: sa.Connection, wholes: Sequence[str]) -> list[str]:
     """Return the claims of the parts that these rollouts finished."""
-    return list(connection.execute(sa.select(parts.c.claim_id).where(parts.c.whole.in_(wholes))).scalars())
+    return _parts_of(connection, wholes=list(wholes)).scalars()
 
 
 def whole_of(connection: sa.Connection, claim_id: str) -> str:

@@ -57,6 +57,37 @@ _waiting = Prepared(
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
 _asked_for = Prepared(sa.select(queries).where(queries.c.number == sa.bindparam("number")))
+_forgotten = Prepared(
+    sa.select(queries.c.number).where(QUERY_OPEN, queries.c.until_ms <= sa.bindparam("now", type_=sa.BigInteger))
+)
+_of_key = queries.c.api_key == sa.bindparam("key", type_=sa.Integer)
+_counts: list[Any] = [sa.func.count().label("everybody"), sa.func.count().filter(_of_key).label("own")]
+_open_now = Prepared(sa.select(*_counts).where(QUERY_OPEN))
+_ends: list[Any] = [
+    sa.select(sa.func.max(queries.c.number)).scalar_subquery().label("last"),
+    sa.select(sa.func.min(groups.c.group_no)).scalar_subquery().label("lowest"),
+]
+_ends_of_numbers = Prepared(sa.select(*_ends))
+_record = Prepared(sa.insert(queries))
+_record_group = Prepared(sa.insert(groups))
+_end_open = Prepared(
+    sa.update(queries)
+    .where(queries.c.number == sa.bindparam("which"), QUERY_OPEN)
+    .values(state=sa.bindparam("ended_as", type_=sa.String), ended_ms=sa.bindparam("now", type_=sa.BigInteger))
+)
+_answer_of = Prepared(
+    sa.select(
+        rollouts.c.credit_micros,
+        sa.select(sa.func.coalesce(sa.func.sum(parts.c.credit_micros), 0))
+        .where(parts.c.whole == rollouts.c.claim_id)
+        .scalar_subquery()
+        .label("parts_micros"),
+    )
+    .where(rollouts.c.group_no == sa.bindparam("group"), IN_NO_BATCH)
+    .where(rollouts.c.state.in_((RolloutState.SERVED.value, RolloutState.RETRACTED.value)))
+    .order_by(rollouts.c.accepted_ms)
+    .limit(1)
+)
 
 
 @dataclass(frozen=True)
@@ -96,8 +127,8 @@ def ask(
     number = api_keys.number_of(connection, key, now_ms=now_ms)
     _end_forgotten(connection, now_ms)
     _require_room(connection, number, len(asked), open_max, key_open_max)
-    last = connection.execute(sa.select(sa.func.max(queries.c.number))).scalar() or 0
-    lowest = min(0, connection.execute(sa.select(sa.func.min(groups.c.group_no))).scalar() or 0)
+    ends = _ends_of_numbers(connection).single_row()
+    last, lowest = ends.last or 0, min(0, ends.lowest or 0)
     numbers = list[int]()
     for place, query in enumerate(asked, 1):
         cost = query.max_cost_micros(terms, max_price)
@@ -118,9 +149,9 @@ def ask(
             "asked_ms": now_ms,
             "until_ms": now_ms + patience_ms,
         }
-        connection.execute(sa.insert(queries).values(**row))
+        _record(connection, **row)
         group = {"group_no": lowest - place, "state": GroupState.OPEN.value, "split": QUERY, "prompt": last + place}
-        connection.execute(sa.insert(groups).values(**group))
+        _record_group(connection, **group)
         numbers.append(last + place)
     return numbers
 
@@ -135,8 +166,7 @@ def versions_held(connection: sa.Connection, *, terms: LeaseTerms, alive_since_m
 
 
 def _require_room(connection: sa.Connection, key: int, more: int, open_max: int, key_open_max: int) -> None:
-    counts = sa.select(sa.func.count(), sa.func.count().filter(queries.c.api_key == key)).where(QUERY_OPEN)
-    everybody, own = connection.execute(counts).one()
+    everybody, own = _open_now(connection, key=key).single_row()
     if own + more > key_open_max or everybody + more > open_max:
         whose, most = ("this key", key_open_max) if own + more > key_open_max else ("all keys", open_max)
         raise Overloaded(f"The open queries of {whose} would be more than {most}.", hint="Wait for some to end.")
@@ -208,8 +238,7 @@ def withdraw(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) 
 
 def _end_forgotten(connection: sa.Connection, now_ms: int) -> None:
     """End the open queries whose callers waited at a process that was killed."""
-    forgotten = sa.select(queries.c.number).where(QUERY_OPEN, queries.c.until_ms <= now_ms)
-    withdraw(connection, connection.execute(forgotten).scalars().all(), now_ms=now_ms)
+    withdraw(connection, _forgotten(connection, now=now_ms).scalars(), now_ms=now_ms)
 
 
 def refund(connection: sa.Connection, group_no: int) -> None:
@@ -221,18 +250,10 @@ def refund(connection: sa.Connection, group_no: int) -> None:
 
 
 def _end(connection: sa.Connection, number: int, state: str, now_ms: int) -> bool:
-    stmt = sa.update(queries).where(queries.c.number == number, QUERY_OPEN).values(state=state, ended_ms=now_ms)
-    return bool(connection.execute(stmt).rowcount)
+    return bool(_end_open(connection, which=number, ended_as=state, now=now_ms).rowcount)
 
 
 def _credited(connection: sa.Connection, group_no: int) -> int:
     """Return what nodes were credited for the answer of a group, parts included."""
-    served = rollouts.c.state.in_((RolloutState.SERVED.value, RolloutState.RETRACTED.value))
-    wholes = sa.select(rollouts.c.claim_id, rollouts.c.credit_micros).where(
-        rollouts.c.group_no == group_no, IN_NO_BATCH, served
-    )
-    answered = connection.execute(wholes.order_by(rollouts.c.accepted_ms).limit(1)).first()
-    if answered is None:
-        return 0
-    of_parts = sa.select(sa.func.sum(parts.c.credit_micros)).where(parts.c.whole == answered.claim_id)
-    return int(answered.credit_micros) + int(connection.execute(of_parts).scalar() or 0)
+    answered = _answer_of(connection, group=group_no).first()
+    return 0 if answered is None else int(answered.credit_micros) + int(answered.parts_micros)

@@ -14,11 +14,22 @@ import sqlalchemy as sa
 from coordinator.rules.lifecycle import RolloutState
 from coordinator.store.tables import IN_NO_BATCH, fragments, leases, queries, rollouts
 from coordinator.transactions import batches
+from ledger.prepared import Prepared
 from protocol.ids import ClaimId
-from protocol.wire.signing import Envelope, open_envelope
+from protocol.wire.signing import Envelope
 from protocol.work.fragment import Fragment
 from protocol.work.lease import Lease
 from protocol.work.rollout import RolloutClaim
+
+# Built once: making a statement costs more than running it, and this one runs while callers wait.
+_answered = Prepared(
+    sa.select(rollouts, leases.c.offer, leases.c.continues, queries.c.number)
+    .join_from(queries, rollouts, rollouts.c.group_no == queries.c.group_no)
+    .join(leases, leases.c.lease_id == rollouts.c.lease_id)
+    .where(queries.c.number.in_(sa.bindparam("numbers", expanding=True)), queries.c.state == "answered", IN_NO_BATCH)
+    .where(rollouts.c.state.in_((RolloutState.SERVED.value, RolloutState.RETRACTED.value)))
+    .order_by(rollouts.c.accepted_ms)
+)
 
 
 @dataclass(frozen=True)
@@ -113,26 +124,24 @@ def _payload(envelope: bytes) -> bytes:
     return Envelope.from_bytes(envelope).payload
 
 
+def _padded(numbers: Sequence[int]) -> list[int]:
+    """Return the numbers, the last one repeated up to a power of two: a statement is compiled for each length."""
+    few, length = list(numbers), 1 << (len(numbers) - 1).bit_length()
+    return few + few[-1:] * (length - len(few))
+
+
 def read_answers(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, QueryAnswer]:
     """Return the answers to those of these queries that are answered."""
-    answered = (
-        sa.select(rollouts, leases.c.offer, leases.c.continues, queries.c.number)
-        .join_from(queries, rollouts, rollouts.c.group_no == queries.c.group_no)
-        .join(leases, leases.c.lease_id == rollouts.c.lease_id)
-        .where(queries.c.number.in_(numbers), queries.c.state == "answered", IN_NO_BATCH)
-        .where(rollouts.c.state.in_((RolloutState.SERVED.value, RolloutState.RETRACTED.value)))
-        .order_by(rollouts.c.accepted_ms)
-    )
     answers: dict[int, QueryAnswer] = {}
-    for row in connection.execute(answered).mappings().all():
-        if row["number"] in answers:
+    for row in _answered(connection, numbers=_padded(numbers)):
+        if row.number in answers:
             continue
-        claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
-        wholes, earlier = batches.whole_samples(connection, row)
+        claim = RolloutClaim.from_bytes(_payload(row.envelope))
+        wholes, earlier = batches.whole_samples(connection, row._asdict())
         samples = tuple(
             SampledAnswer(tokens, logprobs, said.finish)
             for (tokens, logprobs, _), said in zip(wholes, claim.samples, strict=True)
         )
-        claims = (*(part.claim_id for part in earlier), row["claim_id"])
-        answers[row["number"]] = QueryAnswer(samples, row["version"], claims)
+        claims = (*(part.claim_id for part in earlier), row.claim_id)
+        answers[row.number] = QueryAnswer(samples, row.version, claims)
     return answers

@@ -49,6 +49,12 @@ def usage(connection: sa.Connection) -> dict[int, KeyUsage]:
     return _sum(_usage_of(connection, sa.true()), _forgotten(connection))
 
 
+def usage_of_key(connection: sa.Connection, number: int) -> KeyUsage:
+    """Return the usage of one key; deleted queries are counted, too."""
+    stored = _usage_of(connection, queries.c.api_key == number)
+    return stored.get(number, KeyUsage()).plus(_forgotten(connection).get(number, KeyUsage()))
+
+
 def find_old(connection: sa.Connection, ended_before_ms: int, most: int = FORGOTTEN_AT_ONCE) -> OldQueries:
     """Return up to `most` queries that ended before a time and that no audit can change any more.
 

@@ -221,7 +221,8 @@ def _fault(connection: sa.Connection, claim_id: str) -> tuple[Any, Sequence[Any]
 
 def banned_ms(connection: sa.Connection, owner: str) -> int | None:
     """Return since when an owner is banned; None if the owner is not."""
-    return connection.execute(sa.select(trust.c.banned_ms).where(trust.c.owner == owner)).scalar()
+    row = _trust(connection, of=owner).first()
+    return None if row is None else row.banned_ms
 
 
 def unban(connection: sa.Connection, owner: str) -> None:

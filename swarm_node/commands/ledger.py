@@ -287,9 +287,8 @@ def _witness_logs(join_string: str, texts: list[str], record: "WitnessRecord", h
 
 
 def _training_lines(training: "TrainingSummary") -> Iterator[str]:
-    """Yield what the log says about the learner's updates."""
+    """Yield what the log says about the learner's updates; nothing of a round that trains nothing or elsewhere."""
     if not training.last:
-        yield "Note: this log has no updates of a learner."
         return
     yield (
         f"The learner's updates {training.first:,} to {training.last:,} are one chain: each begins with the state "

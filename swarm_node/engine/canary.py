@@ -1,4 +1,4 @@
-"""The canary: after every load, a fixed text must get the log-probabilities that the publisher states.
+"""The canary: after a load, a fixed text must get the log-probabilities that the publisher states.
 
 - It detects weights in the wrong place, a mixture of two versions, and kernels that keep an old copy. It does not
   detect a version that differs by one small step: files with the right digest are trusted to be the right version.

@@ -31,7 +31,7 @@ from swarm_node.engine import canary
 from swarm_node.engine.decoder import Decoder, Logits, SavedRow
 from swarm_node.engine.groups import RunningGroup, RunningSample, check_prefixes, failed, opened, prompts_of, since
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest, SamplingStats
-from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
+from swarm_node.engine.policy_files import PolicyFiles, files_of, read_config, read_generation_config, require_layers
 from swarm_node.engine.turn_cache import SIZE_MAX_BYTES, TurnCache
 
 PREFILL_TOKENS_MAX = 8192
@@ -43,8 +43,15 @@ log = logging.getLogger(__name__)
 Answered = GroupGrown | GroupDone | GroupFailed
 
 
+PASSED_MAX = 64
+"""Policies whose canary need not be repeated: more than the rounds of one node."""
+
+
 class Engine(ABC):
     """Engine that holds one policy and samples from it."""
+
+    compares_swaps = False
+    """True if a swap compares the model's tensors with the files, bit for bit."""
 
     def __init__(self, slots: int, *, turns_max_bytes: int = SIZE_MAX_BYTES) -> None:
         self._slots = slots
@@ -60,6 +67,8 @@ class Engine(ABC):
         """Sample r has row r of the decoder."""
         self._answers: list[Answered] = []
         self._spent = _nothing_spent()
+        self._passed: deque[PolicyFiles] = deque(maxlen=PASSED_MAX)
+        """Files that passed their canary in the model, as it was built."""
 
     @property
     def busy(self) -> bool:
@@ -82,12 +91,7 @@ class Engine(ABC):
             if decoder is None or rebuilt:
                 decoder = None  # before the next is built: two may not fit
                 decoder = self._build(folder, config)
-            canary.check(
-                folder,
-                partial(canary.score, decoder),
-                vocab_size=decoder.vocab_size,
-                numerics=decoder.numerics,
-            )
+            self._check_canary(folder, decoder, rebuilt=rebuilt)
         except EngineFailed:
             raise
         except Exception as error:  # garbage in a folder may cause any error
@@ -120,12 +124,17 @@ class Engine(ABC):
         self._queue.append(group)
 
     def step(self) -> list[Answered]:
-        """Admit groups, and draw a token for every running sample; return the answers of this step."""
+        """Admit groups, and draw a token for every running sample; return the answers of this step.
+
+        If there are answers after the first tokens of new groups, they are returned at once.
+        """
         try:
             self._resume()
-            self._enter()
-            self._decode()
-            self._report_tokens()
+            if self._enter():
+                self._report_tokens()
+            if not self._answers:  # first tokens are reported before the next ones are drawn
+                self._decode()
+                self._report_tokens()
         except (RuntimeError, MemoryError) as error:
             if not self.is_out_of_memory(error):
                 raise
@@ -166,21 +175,32 @@ class Engine(ABC):
     def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
         """Return a decoder with the weights of this folder."""
 
+    def _check_canary(self, folder: Path, decoder: Decoder, *, rebuilt: bool) -> None:
+        """Check the canary, unless these files passed it in this model and the swap has compared every tensor since."""
+        files = files_of(folder)
+        if rebuilt or not self.compares_swaps:
+            self._passed.clear()
+        if files not in self._passed:
+            scores = partial(canary.score, decoder)
+            canary.check(folder, scores, vocab_size=decoder.vocab_size, numerics=decoder.numerics)
+            self._passed.append(files)
+
     def _loaded(self) -> Decoder:
         if self._decoder is None:
             raise EngineFailed("No policy is loaded.", hint="Load a policy before generating.")
         return self._decoder
 
-    def _enter(self) -> None:
-        """Admit as many waiting groups as fit, and draw their samples' first tokens."""
+    def _enter(self) -> bool:
+        """Admit as many waiting groups as fit, and draw their samples' first tokens; return True if there were any."""
         entering = self._next_groups()
         if not entering:
-            return
+            return False
         started = time.monotonic()
         first = self._join([(group, number) for group, numbers in entering for number in numbers])
         prompts, copies = prompts_of(entering)
         self._draw(self._loaded().prefill(prompts, copies), first)
         self._count_first(sum(map(len, prompts)), sum(copies), started)
+        return True
 
     def _resume(self) -> None:
         """Admit the waiting samples whose rows were kept since the turn before, and draw their next tokens."""
@@ -309,12 +329,11 @@ class Engine(ABC):
 
     def _report_tokens(self) -> None:
         """Report the new tokens of each group that is due."""
-        now, running = time.monotonic(), dict[RunningGroup, list[RunningSample]]()
-        for sample in self._running:
-            every_s = sample.group.request.tell_every_s
-            if every_s and now - (sample.group.told_at or sample.group.first_token_at or now) >= every_s:
-                running.setdefault(sample.group, []).append(sample)
-        for group, samples in running.items():
+        now = time.monotonic()
+        for group in dict.fromkeys(sample.group for sample in self._running):
+            if not group.request.is_report_due(now, first_token_at=group.first_token_at, told_at=group.told_at):
+                continue
+            samples = [sample for sample in self._running if sample.group is group]
             group.told_at = now
             grown: dict[int, tuple[bytes, bytes, Finish]] = {
                 sample.number: (pack_tokens(sample.new_tokens), pack_logprobs(sample.logprobs), "")

@@ -81,6 +81,14 @@ class SampleRequest(Message):
             is_read=lease.report_every_s > 0,
         )
 
+    def is_report_due(self, now: float, *, first_token_at: float | None, told_at: float | None) -> bool:
+        """Return True if new tokens are to be reported: the first ones at once if a caller reads them."""
+        if not self.tell_every_s or first_token_at is None:
+            return False
+        if told_at is None and self.is_read:
+            return True
+        return now - (told_at or first_token_at) >= self.tell_every_s
+
     def length_max(self, start: int) -> int:
         """Return the length at which a sample with a prefix of `start` tokens stops by `length`."""
         return length_max(start, self.turn_tokens_max, self.max_new_tokens)

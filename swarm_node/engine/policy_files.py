@@ -17,6 +17,15 @@ from protocol.errors import PatchInvalid
 from protocol.policy import adapter, model_config, tensors
 from protocol.policy.manifest import POLICY_SUFFIXES
 
+PolicyFiles = frozenset[tuple[str, int, int, int, int]]
+"""The name, device, number, size and time of change of each file of a policy folder."""
+
+
+def files_of(folder: Path) -> PolicyFiles:
+    """Return what tells the files of a folder from others, and from changed ones, without reading them."""
+    stats = [(file.name, file.stat()) for file in folder.iterdir()]
+    return frozenset((name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in stats)
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the contents of config.json; the folder may hold only numbers and text."""

@@ -5,6 +5,7 @@
 - One line per lease, written before anything is sampled. Lines begin with a newline, so that a line cut short by a
   crash does not damage later lines.
 - Bounded: a full file becomes the old file and replaces the previous old file; so the last `FILE_MAX_BYTES` stay.
+- The files are read once, and what they say is then kept in memory: a lease waits for its entry before it is begun.
 - Nothing is synced, since only a check depends on it: a lease lost in a power cut has no entry.
 """
 
@@ -36,19 +37,30 @@ class Leased:
 
     def __init__(self, folder: Path) -> None:
         self._path, self._old = folder / FILE, folder / f"{FILE}.old"
+        self._known: dict[bytes, bytes] | None = None
+        """Digest of each lease in the files; None before they are read. Bytes, since there may be eighty thousand."""
 
     def keep(self, leases: Iterable[Lease]) -> None:
         """Record leases; a repetition is harmless. Raise an error if a lease differs from its first entry."""
-        notes, lines = self._notes(), ""
+        if self._known is None:
+            self._known = {bytes.fromhex(name): bytes.fromhex(digest) for name, digest in self._notes().items()}
+        known, new = self._known, dict[bytes, bytes]()
         for lease in leases:
-            digest = lease.digest
-            if notes.get(lease.lease_id, digest) != digest:
+            name, digest = bytes.fromhex(lease.lease_id), bytes.fromhex(lease.digest)
+            if known.get(name, digest) != digest:
                 raise LeaseClosed(f"The coordinator offered lease {lease.lease_id} again with different content.")
-            if lease.lease_id not in notes:
-                lines += f"\n{lease.lease_id} {digest}"
+            if name not in known:
+                new[name] = digest
+        if new:
+            self._append("".join(f"\n{name.hex()} {digest.hex()}" for name, digest in new.items()))
+            if self._known is not None:
+                self._known |= new
+
+    def _append(self, lines: str) -> None:
         with disk_named(self._path.parent):
             if self._path.exists() and self._path.stat().st_size + len(lines) > FILE_MAX_BYTES:
                 self._path.replace(self._old)
+                self._known = None  # the file before it is gone: read again what is left
             with self._path.open("a") as file:
                 file.write(lines)
 

@@ -2,8 +2,9 @@
 
 - Only leases older than `TELL_S` are reported; a node whose groups end sooner reports nothing.
 - Those leases are due together, at multiples of `TELL_S`: one request reports all of them.
-- A lease with `report_every_ms` is reported at that interval if it has grown, as a caller reads its tokens. Later the
-  interval is a share of its age: a group may have `FRAGMENTS_MAX` fragments, however long it takes.
+- A caller reads the tokens of a lease with `report_every_ms`: the first ones are reported at once, later ones at that
+  interval. In time the interval is a share of the lease's age: a group may have `FRAGMENTS_MAX` fragments, however long
+  it takes.
 - New tokens of a group are signed once and sent until they are received; meanwhile later tokens are collected.
 - A lease that the coordinator reports as gone is dropped at once: more work for it would be wasted.
 """
@@ -53,8 +54,13 @@ class Tale:
     @classmethod
     def begun(cls, lease: Lease, now: float) -> "Tale":
         """Return the state of a lease that begins now."""
-        every_s = lease.report_every_s
-        return cls(lease, now, now + every_s if every_s else TELL_S * (math.ceil(now / TELL_S) + 1))
+        return cls(lease, now, now if lease.report_every_s else TELL_S * (math.ceil(now / TELL_S) + 1))
+
+    @property
+    def next_at(self) -> float:
+        """Time of its next report; a lease that a caller reads has none before it has grown."""
+        has_grown = self.sealed is not None or (bool(self.gathered) and not self.ended)
+        return self.due_at if has_grown or not self.lease.report_every_s else math.inf
 
     def was_due(self, now: float) -> None:
         """Set when it is due again."""
@@ -70,18 +76,20 @@ class ProgressReporter:
     def __init__(self, coordinator: Coordinator, key: NodeKey, round_id: str) -> None:
         self._coordinator, self._key, self._round_id = coordinator, key, round_id
         self._tales: dict[str, Tale] = {}
-        self._started = trio.Event()
-        """Set when a lease has begun, which may be due before all others."""
+        self._changed = trio.Event()
+        """Set when a lease has begun or a read one has grown, which may be due before all others."""
 
     def start(self, lease: Lease) -> None:
         """Start reporting a lease that the worker has begun."""
         self._tales[lease.lease_id] = Tale.begun(lease, trio.current_time())
-        self._started.set()
+        self._changed.set()
 
     def grew(self, lease_id: str, parts: Collection[FragmentPart]) -> None:
         """Record new tokens of a lease."""
         if tale := self._tales.get(lease_id):
             tale.gathered += parts
+            if tale.lease.report_every_s:
+                self._changed.set()
 
     def forget(self, lease_id: str) -> None:
         """Stop reporting a lease that the worker has answered or given up."""
@@ -90,9 +98,9 @@ class ProgressReporter:
     async def run(self, drop: Drop) -> None:
         """Report when leases are due, until cancelled; call `drop` with leases that the coordinator no longer needs."""
         while True:
-            with trio.move_on_at(min((tale.due_at for tale in self._tales.values()), default=math.inf)):
-                await self._started.wait()
-            self._started = trio.Event()
+            with trio.move_on_at(min((tale.next_at for tale in self._tales.values()), default=math.inf)):
+                await self._changed.wait()
+            self._changed = trio.Event()
             try:
                 if gone := await self.report():
                     log.info("%d leases cancelled by the coordinator", len(gone))
@@ -105,7 +113,7 @@ class ProgressReporter:
     async def report(self) -> list[str]:
         """Report every lease that is due; return those that the coordinator no longer needs."""
         now = trio.current_time()
-        due = [tale for tale in self._tales.values() if now >= tale.due_at]
+        due = [tale for tale in self._tales.values() if now >= tale.next_at]
         for tale in due:
             tale.was_due(now)
         reported = [tale for tale in due if self._seal(tale)][: limits.LEASES_PER_REQUEST_MAX]

@@ -168,6 +168,9 @@ ROLLOUTS_PER_REQUEST = 8
 ROLLOUT_BYTES_PER_REQUEST = limits.MESSAGE_MAX_BYTES // 2
 """Leaves space for the message around them; a single larger rollout is still sent alone."""
 
+BEGIN_S = 0.02
+"""Longest wait of the worker for the sender, which may wait for the answer to its last request."""
+
 WORD_S = 30.0
 """Interval of log lines about credit."""
 
@@ -191,6 +194,8 @@ class Sender:
         self._claims = claims
         self._refusals = refusals
         self._woken = trio.Event()
+        self._begun = trio.Event()
+        """Set when the rollouts so far are about to be sent."""
         self._next_word = -math.inf
         self._has_room = True
         """True if the disk had space for the last evidence."""
@@ -204,6 +209,16 @@ class Sender:
 
     def wake(self) -> None:
         self._woken.set()
+        if self._begun.is_set():
+            self._begun = trio.Event()
+
+    async def begun(self) -> None:
+        """Wait until the request with the rollouts in the outbox is about to be sent, for at most `BEGIN_S`.
+
+        A request for more work before it would delay the verdict by a commit, and a caller may wait for that.
+        """
+        with trio.move_on_after(BEGIN_S):
+            await self._begun.wait()
 
     async def run(self, take_turns: TakeTurns) -> None:
         """Send rollouts until cancelled; call `take_turns` with leases in the coordinator's answers."""
@@ -234,6 +249,7 @@ class Sender:
     async def send_some(self, take_turns: TakeTurns) -> int:
         """Send the oldest rollouts; return the number that were judged."""
         waiting = await trio.to_thread.run_sync(self._outbox.waiting, ROLLOUTS_PER_REQUEST, ROLLOUT_BYTES_PER_REQUEST)
+        self._begun.set()
         if not waiting:
             return 0
         try:

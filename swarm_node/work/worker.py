@@ -443,6 +443,8 @@ class Worker:
         log.info("version loaded version=%d update=%d seconds=%.2f", self.version, update, loaded.seconds)
 
     async def _lease(self, policy: HeldVersion) -> tuple[Lease, ...]:
+        if not self._open:
+            await self._sender.begun()  # a caller may wait for the last rollout
         newest = self._policies.usable_now()
         request = LeaseRequest(
             version=policy.manifest.version,

@@ -217,6 +217,9 @@ class World:
     def put(self, lease_id: str, claim: bytes) -> None:
         self.note(f"store {int(lease_id, 16)}")
 
+    async def begun(self) -> None:
+        """The sender of this world sends nothing."""
+
     def wake(self) -> None:
         self.on_wake()
 

@@ -32,6 +32,8 @@ def default_device() -> str:
 class TorchEngine(Engine):
     """Engine that samples with torch."""
 
+    compares_swaps = True
+
     def __init__(
         self, *, device: str = "auto", dtype: str = "auto", slots: int = SLOTS, turns_max_bytes: int = SIZE_MAX_BYTES
     ) -> None:

@@ -78,8 +78,8 @@ class VllmGroup:
 
     def is_due(self, now: float) -> bool:
         """Return True if its new tokens are to be reported."""
-        since_s = now - (self.told_at or self.first_token_at or now)
-        return self.request.is_read and not self.complete and since_s >= self.request.tell_every_s
+        is_due = self.request.is_report_due(now, first_token_at=self.first_token_at, told_at=self.told_at)
+        return self.request.is_read and not self.complete and is_due
 
     @property
     def complete(self) -> bool:

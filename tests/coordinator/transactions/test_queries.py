@@ -536,7 +536,7 @@ def test_an_answer_is_found_by_the_number_of_its_group(world: World, store_url: 
         statements: list[tuple[str, Any]] = []
 
         def hear(_connection: object, _cursor: object, text: str, given: Any, *_rest: object) -> None:
-            statements.append((text, given))
+            statements.append((text, tuple(given)))
 
         sa.event.listen(connection, "before_cursor_execute", hear)
         query_answers.read_answers(connection, [number])

@@ -1,6 +1,7 @@
 """A version that is an adapter beside its base is the merged policy, in every engine, however it was come by."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,27 @@ def test_an_adapter_beside_its_base_samples_as_the_merged_policy(pair: tuple[Mak
         assert np.abs(np.frombuffer(logprobs, "<f4") - np.frombuffer(merged_logprobs, "<f4")).max() < 1e-5
     reference.load(policy, 1)
     assert said(reference, 1) != expected
+
+
+def test_a_policy_that_passed_its_canary_is_not_scored_again_while_its_files_are_the_same(
+    policy: Path, tmp_path: Path
+) -> None:
+    folders = [make_adapted(policy, tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    engine = TorchEngine()
+    for version, folder in enumerate(folders):
+        engine.load(folder, version)
+    file = folders[0] / "canary.json"
+    before = file.stat()
+    file.write_text(file.read_text().replace("-0.", "-9.").replace("-1.", "-9.").replace("-5.", "-9."))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # a change that no file system makes by itself
+    assert not engine.load(folders[0], 2).rebuilt, "it was not read again"
+    os.utime(file)
+    engine.load(folders[1], 3)
+    with pytest.raises(EngineFailed, match="canary"):
+        engine.load(folders[0], 4)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(EngineFailed, match="canary"):
+        engine.load(folders[0], 5)  # the model is built anew
 
 
 def test_nothing_of_a_version_is_left_in_the_next(pair: tuple[Make, Path], tmp_path: Path) -> None:

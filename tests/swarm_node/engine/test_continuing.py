@@ -79,6 +79,19 @@ def test_what_is_told_and_what_comes_after_it_make_the_whole(policy: Path) -> No
     assert max(one.count for one in begun) > 5
 
 
+def test_the_first_tokens_that_a_caller_reads_are_reported_before_the_next_are_drawn(policy: Path) -> None:
+    engine, later = engine_for(policy), 60.0
+    engine.add(asked(PROMPTS[2], 3, samples=2, tell_every_s=later, is_read=True))
+    engine.add(asked(PROMPTS[1], 4, samples=2, tell_every_s=later))
+    (grown,) = engine.step()
+    assert isinstance(grown, GroupGrown)
+    assert [(part.sample, part.start, len(part.tokens) // 4) for part in grown.parts] == [(0, 0, 1), (1, 0, 1)]
+    said = []
+    while engine.busy:
+        said += engine.step()
+    assert [type(one) for one in said] == [GroupDone, GroupDone], "the interval is not over"
+
+
 def test_a_request_that_does_not_ask_is_told_nothing_of(policy: Path) -> None:
     engine = engine_for(policy)
     engine.add(asked(PROMPTS[1]))

@@ -30,6 +30,18 @@ def test_a_lease_is_known_by_all_that_it_said(tmp_path: Path) -> None:
     assert noted.digest_of(f"{4:032x}") is None
 
 
+def test_the_files_are_read_once_and_again_when_the_older_one_is_replaced(tmp_path: Path) -> None:
+    noted = Leased(tmp_path)
+    noted.keep([lease(1)])
+    (tmp_path / lease_log.FILE).write_text("")
+    noted.keep([lease(1)])
+    assert (tmp_path / lease_log.FILE).read_text() == "", "it is known already"
+    (tmp_path / lease_log.FILE).write_text(" " * lease_log.FILE_MAX_BYTES)
+    noted.keep([lease(2)])
+    noted.keep([lease(1)])
+    assert noted.digest_of(f"{1:032x}") == digest(lease(1).to_bytes()), "no file had it any more"
+
+
 def test_a_line_that_a_crash_cut_short_is_no_note_and_spoils_none(tmp_path: Path) -> None:
     noted = Leased(tmp_path)
     noted.keep([lease(1)])

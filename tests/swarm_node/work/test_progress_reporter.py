@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from protocol import limits
 from protocol.errors import Unreachable
@@ -126,16 +127,41 @@ async def test_a_lease_that_has_ended_elsewhere_is_named_once_it_is_known(mock_c
 READ = LEASE.model_copy(update={"report_every_ms": 250})
 
 
-async def test_a_lease_that_is_read_is_reported_at_its_own_interval(mock_clock: Any) -> None:
+async def test_of_a_lease_that_is_read_the_first_tokens_are_reported_at_once_and_later_ones_at_its_interval(
+    mock_clock: Any,
+) -> None:
     world = World(READ)
+    await world.teller.report()
+    assert world.told == [], "there are no tokens yet"
+    mock_clock.jump(0.1)
     world.grow(0, 0, 1)
     await world.teller.report()
-    mock_clock.jump(0.25)
+    assert [(message.held, len(message.fragments)) for message in world.told] == [((READ.lease_id,), 1)]
+    world.grow(0, 1, 2)
+    mock_clock.jump(0.2)
     await world.teller.report()
-    mock_clock.jump(0.25)
+    assert len(world.told) == 1, "its interval is not over"
+    mock_clock.jump(0.1)
     await world.teller.report()
-    told = [(message.held, len(message.fragments)) for message in world.told]
-    assert told == [((READ.lease_id,), 1)], "nothing new came since"
+    mock_clock.jump(0.3)
+    await world.teller.report()
+    assert [len(Fragment.from_bytes(payload).parts) for payload in world.payloads()] == [1, 1], "nothing new came since"
+
+
+async def test_the_reporter_wakes_when_a_lease_that_is_read_grows(autojump_clock: Any) -> None:
+    world = World(READ)
+
+    async def drop(gone: Collection[str]) -> None:
+        raise AssertionError(gone)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.teller.run, drop)
+        await trio.sleep(0.1)
+        began = trio.current_time()
+        world.grow(0, 0, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (len(world.told), trio.current_time()) == (1, began)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_lease_that_is_read_has_few_enough_fragments_however_long_it_takes(mock_clock: Any) -> None:

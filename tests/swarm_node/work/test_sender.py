@@ -1,10 +1,15 @@
-"""A node whose work is refused again and again stops, and says why."""
+"""A node whose work is refused again and again stops, and says why; a finished rollout goes before other requests."""
+
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import trio
 
+from protocol.errors import Unreachable
 from protocol.ids import LeaseId
-from protocol.work.messages import Verdict
-from swarm_node.work.sender import LATE_MAX, REJECTIONS_MAX, Guard, RejectedTooOften
+from protocol.work.messages import Submission, SubmissionReply, Verdict
+from swarm_node.work.sender import BEGIN_S, LATE_MAX, REJECTIONS_MAX, Guard, Outbox, RejectedTooOften, Sender
 
 pytestmark = pytest.mark.trio
 
@@ -65,3 +70,35 @@ async def test_the_operators_faults_are_not_held_against_the_node() -> None:
     for number in range(10 * REJECTIONS_MAX):
         guard.record(*rejected(number, "budget_exhausted"))
     assert await has_tripped(guard) is None
+
+
+async def test_who_waits_for_the_sender_goes_on_once_the_rollout_is_about_to_be_sent(tmp_path: Path) -> None:
+    sent, answered = list[int](), trio.Event()
+
+    class SlowCoordinator:
+        async def submit(self, message: Submission) -> SubmissionReply:
+            sent.append(len(message.rollouts))
+            await answered.wait()
+            raise Unreachable("away")
+
+    outbox = Outbox(tmp_path)
+    sender = Sender(cast(Any, SlowCoordinator()), outbox, cast(Any, None), cast(Any, None))
+
+    async def no_turns(_leases: object) -> None:
+        raise AssertionError
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.run, no_turns)
+        await sender.begun()
+        outbox.put(LeaseId("1" * 32), b"rollout")
+        sender.wake()
+        while not sent:
+            await sender.begun()
+            await trio.lowlevel.checkpoint()
+        assert sent == [1]
+        outbox.put(LeaseId("2" * 32), b"another")
+        sender.wake()
+        with trio.fail_after(100 * BEGIN_S):
+            await sender.begun()  # the sender waits for an answer: nobody waits for it for long
+        assert sent == [1]
+        nursery.cancel_scope.cancel()

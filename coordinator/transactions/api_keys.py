@@ -7,10 +7,11 @@
 """
 
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from coordinator.store.rows import find_row
 from coordinator.store.tables import QUERY_OPEN, api_keys, queries
 from coordinator.transactions import query_usage
 from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotAuthorised, NotFound
@@ -23,6 +24,21 @@ PREFIX = "es-"
 SECRET_BYTES = 24
 
 NAME_MAX_CHARS = 64
+
+
+class ApiKeyRow(NamedTuple):
+    """An API key as it is stored."""
+
+    number: int
+    name: str
+    digest: str
+    budget_micros: int
+    spent_micros: int
+    reserved_micros: int
+    made_ms: int
+    expires_ms: int | None
+    revoked_ms: int | None
+    publishes: bool
 
 
 def make(
@@ -84,7 +100,7 @@ def _listed(row: dict[str, Any], used: query_usage.KeyUsage) -> dict[str, Any]:
 
 def number_of(connection: sa.Connection, key: str, *, now_ms: int) -> int:
     """Return the number of a key that may be used now."""
-    return int(_usable(connection, key, now_ms).number)
+    return _usable(connection, key, now_ms).number
 
 
 def publisher(connection: sa.Connection, key: str, *, now_ms: int) -> int:
@@ -95,7 +111,7 @@ def publisher(connection: sa.Connection, key: str, *, now_ms: int) -> int:
             f"The API key {row.name!r} may not publish versions.",
             hint="The operator makes a key for a trainer with `swarm-coordinator api-keys create --publishes`.",
         )
-    return int(row.number)
+    return row.number
 
 
 def state_of(connection: sa.Connection, key: str, *, now_ms: int) -> dict[str, Any]:
@@ -105,9 +121,9 @@ def state_of(connection: sa.Connection, key: str, *, now_ms: int) -> dict[str, A
     return {name: getattr(row, name) for name in names}
 
 
-def _usable(connection: sa.Connection, key: str, now_ms: int) -> Any:
+def _usable(connection: sa.Connection, key: str, now_ms: int) -> ApiKeyRow:
     """Return the row of a key that may be used now."""
-    row = connection.execute(sa.select(api_keys).where(api_keys.c.digest == _digest(key))).first()
+    row = find_row(connection, sa.select(api_keys).where(api_keys.c.digest == _digest(key)), ApiKeyRow)
     if row is None:
         raise KeyRefused("This API key is not known in this round.", hint="Ask the operator for a key.")
     if row.revoked_ms is not None or (row.expires_ms is not None and row.expires_ms <= now_ms):

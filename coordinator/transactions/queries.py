@@ -15,7 +15,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -36,6 +36,37 @@ OPEN_MAX = 4096
 KEY_OPEN_MAX = 1024
 """Open queries of one key."""
 
+
+class WaitingQuery(NamedTuple):
+    """A query that waits for a node, and the ended lease that the node may continue."""
+
+    group_no: int
+    begun: str | None
+    begun_version: int | None
+    samples: int
+    tokens_max: int
+
+
+class QueryRow(NamedTuple):
+    """A query as it is stored."""
+
+    number: int
+    api_key: int
+    group_no: int
+    state: str
+    version: int | None
+    prompt: bytes
+    samples: int
+    tokens_max: int
+    seed: int | None
+    reserved_micros: int
+    asked_ms: int
+    until_ms: int
+    ended_ms: int | None
+    temperature: float | None
+    report_every_ms: int | None
+
+
 # Built once: making a statement costs more than running it, and these run while queries wait.
 _asked = queries.alias("asked")
 _under_way = (
@@ -54,9 +85,10 @@ _waiting = Prepared(
     .where(queries.c.until_ms > sa.bindparam("now", type_=sa.BigInteger))
     .where(queries.c.version.is_(None) | (queries.c.version == sa.bindparam("version", type_=sa.BigInteger)))
     .order_by(groups.c.state == sa.text("'trial'"), sa.func.coalesce(_under_way.c.leased, 0) + _place, queries.c.number)
-    .limit(sa.bindparam("count", type_=sa.Integer))
+    .limit(sa.bindparam("count", type_=sa.Integer)),
+    WaitingQuery,
 )
-_asked_for = Prepared(sa.select(queries).where(queries.c.number == sa.bindparam("number")))
+_asked_for = Prepared(sa.select(queries).where(queries.c.number == sa.bindparam("number")), QueryRow)
 
 
 @dataclass(frozen=True)
@@ -142,7 +174,7 @@ def _require_room(connection: sa.Connection, key: int, more: int, open_max: int,
         raise Overloaded(f"The open queries of {whose} would be more than {most}.", hint="Wait for some to end.")
 
 
-def waiting(connection: sa.Connection, version: int, count: int, *, on_trial: bool, now_ms: int) -> list[Any]:
+def waiting(connection: sa.Connection, version: int, count: int, *, on_trial: bool, now_ms: int) -> list[WaitingQuery]:
     """Return up to `count` queries that wait for a node with this version, those that go first before others.
 
     Those that only newcomers work on come last; another newcomer gets none of them.

@@ -128,7 +128,7 @@ def read_answers(connection: sa.Connection, numbers: Sequence[int]) -> dict[int,
         if row["number"] in answers:
             continue
         claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
-        wholes, earlier = batches.whole_samples(connection, row)
+        wholes, earlier = batches.whole_samples(connection, batches.StoredRollout.from_mapping(dict(row)))
         samples = tuple(
             SampledAnswer(tokens, logprobs, said.finish)
             for (tokens, logprobs, _), said in zip(wholes, claim.samples, strict=True)

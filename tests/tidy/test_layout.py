@@ -1,10 +1,12 @@
 """The shape of the tree: one class per name, no circles of imports, and no fragments that only one module uses.
 
 - The layers of the packages are contracts of import-linter, in pyproject.toml.
+- Rows of the store have names and types between functions.
 - An exception is a line in a table here, with its reason.
 """
 
 import ast
+import re
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -58,6 +60,21 @@ FRAGMENTS = {
 """Modules below `FRAGMENT_LINES` lines that one other module imports, and why they are not part of it."""
 
 
+ROW_ROOMS = ("coordinator/transactions", "coordinator/reports", "ledger")
+"""Folders whose functions pass rows of the store to each other."""
+
+NAMELESS = re.compile(r"(?:(?:list|Sequence|Iterable|Iterator)\[)?(?:Any|sa\.Row\w*(?:\[.*\])?)\]?")
+
+NAMELESS_ROWS = {
+    "coordinator/transactions/rails/evm.py:ask": "the JSON of a node of another network",
+    "ledger/prepared.py:scalar": "the value of one column, of any type",
+    "ledger/prepared.py:scalar_one": "the value of one column, of any type",
+    "ledger/prepared.py:scalars": "the values of one column, of any type",
+    "ledger/prepared.py:values": "values in the driver's own form",
+}
+"""`path:function` → why it may take or return rows without names; private helpers of `ledger.prepared` do."""
+
+
 def module_name(path: Path) -> str:
     """Return the dotted name of a module or package."""
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
@@ -108,3 +125,20 @@ def test_a_short_module_that_one_other_imports_gives_its_reason() -> None:
         [f"{path}: join it with its importer, or give a reason in FRAGMENTS" for path in sorted(short - set(FRAGMENTS))]
     )
     report([f"{path}: is no fragment" for path in sorted(set(FRAGMENTS) - short)])
+
+
+def test_rows_of_the_store_have_names_and_types() -> None:
+    """A row that is passed on is a `NamedTuple`: `Prepared` and `read_rows` hold its fields to the statement's."""
+    nameless = set()
+    for path in python_files(*ROOMS):
+        if not str(path).startswith(ROW_ROOMS):
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef):
+                named = [item.annotation for item in (*node.args.args, *node.args.kwonlyargs) if item.arg != "values"]
+                said = [ast.unparse(annotation) for annotation in (*named, node.returns) if annotation]
+                if any(NAMELESS.fullmatch(each) for each in said):
+                    nameless.add(f"{path}:{node.name}")
+    private = {name for name in nameless if name.startswith("ledger/prepared.py:_")}
+    report([f"{name}: name the row's type" for name in sorted(nameless - private - set(NAMELESS_ROWS))])
+    report([f"{name}: has names" for name in sorted(set(NAMELESS_ROWS) - nameless)])

@@ -53,7 +53,7 @@ class RoundState(NamedTuple):
     learner_update: int | None
     trainer_update: int | None
     unfinished: int | None
-    """As in `Tally`; None before it was counted."""
+    """Groups under way, by `Tally`; None before it was counted."""
     queries_wait: bool
 
 

@@ -18,7 +18,7 @@ class NumberedName(NamedTuple):
 
 
 class NameFirst(NamedTuple):
-    """The same columns in another order."""
+    """Fields in another order than the columns."""
 
     name: str
     number: int

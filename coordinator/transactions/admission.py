@@ -313,8 +313,8 @@ def affordable(connection: sa.Connection, terms: LeaseTerms, max_cost: int, now_
         return 2**31
     free, reserved = _money(connection).single_row()
     free, reserved = free or 0, tally.read(connection).reserved_micros if reserved is None else reserved
-    if terms.hourly_budget_micros:
-        free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
+    if terms.budget_micros_per_hour:
+        free = min(free, terms.budget_micros_per_hour - _spent_since(connection, now_ms - HOUR_MS))
     # Below zero after a restart with dearer terms; a negative count would take every open group.
     return max(0, (free - reserved) // max_cost)
 

@@ -152,7 +152,7 @@ class LeaseTerms:
     """Leases that a node may hold before it has answered any."""
     over_issue: int
     """The most groups that are given to second nodes, when a batch waits for no more than these."""
-    hourly_budget_micros: int = 0
+    budget_micros_per_hour: int = 0
     """The most micro-units that may be spent in any hour; 0 is no limit."""
     max_owner_share: float = 1.0
     """The largest share of one owner in a batch, and in the groups that may be under way."""
@@ -253,7 +253,7 @@ def terms_of(config: Config) -> LeaseTerms:
         timeout_ms=int(config.leases.timeout_s * 1000),
         newcomer_leases=config.leases.newcomer_leases,
         over_issue=config.leases.over_issue,
-        hourly_budget_micros=config.fleet.budget_micros_per_hour,
+        budget_micros_per_hour=config.fleet.budget_micros_per_hour,
         max_owner_share=config.audit.max_owner_share,
         classes=config.audit.classes,
         tolerance=config.audit.tolerance,

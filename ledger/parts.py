@@ -50,13 +50,6 @@ class BalanceRow(NamedTuple):
     micros: int
 
 
-class AccountBalance(NamedTuple):
-    """An account's balance."""
-
-    account: Account
-    micros: int
-
-
 _STATES = {state.value: state for state in ClaimState}
 
 # Built once: building a statement costs more than running it.
@@ -106,13 +99,13 @@ def read_for(conn: sa.Connection, entries: Sequence[Entry]) -> BookState:
     batches = dict(_read_batches(conn, {entry.batch_effect for entry in payouts})) if payouts else {}
     held_in = (pending, payable, paying, paid) if payouts else (pending, payable)
     accounts = {OUTSIDE, BUDGET, *(account_of(node) for node in nodes for account_of in held_in)}
-    return BookState(dict(balances_of(conn, accounts)), claims, once, batches)
+    return BookState(balances_of(conn, accounts), claims, once, batches)
 
 
-def balances_of(conn: sa.Connection, accounts: Iterable[Account]) -> Iterator[AccountBalance]:
+def balances_of(conn: sa.Connection, accounts: Iterable[Account]) -> dict[Account, int]:
     """Return the balances of those of the accounts that have a row."""
     by_name = {str(account): account for account in accounts}
-    return (AccountBalance(by_name[name], micros) for name, micros in _rows(conn, _accounts, by_name))
+    return {by_name[name]: micros for name, micros in _rows(conn, _accounts, by_name)}
 
 
 def write(conn: sa.Connection, before: BookState, after: BookState) -> None:

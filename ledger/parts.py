@@ -10,33 +10,60 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from ledger.accounts import BUDGET, OUTSIDE, Account, paid, payable, paying, pending
 from ledger.book import BookBroken, BookedBatch, BookState, Claim, ClaimState
 from ledger.entry import CLAIM_KINDS, PAYOUT_KINDS, Entry, PayoutBatch
-from ledger.prepared import Prepared, say_each
+from ledger.prepared import Prepared, RowT, say_each
 from ledger.tables import balances_table, claims_table, entries_table
 from protocol.ids import Digest, NodeId
 
 NAMES_AT_ONCE = 500
 """Names in one query: every database accepts this many parameters."""
 
+
+class ContentHash(NamedTuple):
+    """An entry's effect, and the hash of its content."""
+
+    effect: str
+    content_hash: str
+
+
+class ClaimRow(NamedTuple):
+    """A claim as the store has it."""
+
+    claim_id: str
+    node_id: str
+    state: str
+    amount_micros: int
+    tokens: int
+    entry_hash: str
+
+
+class BalanceRow(NamedTuple):
+    """An account and its balance."""
+
+    account: str
+    micros: int
+
+
 _STATES = {state.value: state for state in ClaimState}
 
 # Built once: building a statement costs more than running it.
 _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 _effects = Prepared(
-    sa.select(entries_table.c.effect, entries_table.c.content_hash).where(entries_table.c.effect.in_(_names))
+    sa.select(entries_table.c.effect, entries_table.c.content_hash).where(entries_table.c.effect.in_(_names)),
+    ContentHash,
 )
 _bodies = Prepared(sa.select(entries_table.c.body).where(entries_table.c.effect.in_(_names)))
-_claims = Prepared(sa.select(claims_table).where(claims_table.c.claim_id.in_(_names)))
+_claims = Prepared(sa.select(claims_table).where(claims_table.c.claim_id.in_(_names)), ClaimRow)
 _payouts = Prepared(
     sa.select(claims_table.c.amount_micros).where(claims_table.c.claim_id.like(sa.bindparam("names_like")))
 )
-_accounts = Prepared(sa.select(balances_table).where(balances_table.c.account.in_(_names)))
+_accounts = Prepared(sa.select(balances_table).where(balances_table.c.account.in_(_names)), BalanceRow)
 _set_balance = Prepared(
     sa.update(balances_table)
     .where(balances_table.c.account == sa.bindparam("name"), balances_table.c.micros == sa.bindparam("was"))
@@ -72,13 +99,13 @@ def read_for(conn: sa.Connection, entries: Sequence[Entry]) -> BookState:
     batches = dict(_read_batches(conn, {entry.batch_effect for entry in payouts})) if payouts else {}
     held_in = (pending, payable, paying, paid) if payouts else (pending, payable)
     accounts = {OUTSIDE, BUDGET, *(account_of(node) for node in nodes for account_of in held_in)}
-    return BookState(dict(balances_of(conn, accounts)), claims, once, batches)
+    return BookState(balances_of(conn, accounts), claims, once, batches)
 
 
-def balances_of(conn: sa.Connection, accounts: Iterable[Account]) -> Iterator[tuple[Account, int]]:
+def balances_of(conn: sa.Connection, accounts: Iterable[Account]) -> dict[Account, int]:
     """Return the balances of those of the accounts that have a row."""
     by_name = {str(account): account for account in accounts}
-    return ((by_name[name], micros) for name, micros in _rows(conn, _accounts, by_name))
+    return {by_name[name]: micros for name, micros in _rows(conn, _accounts, by_name)}
 
 
 def write(conn: sa.Connection, before: BookState, after: BookState) -> None:
@@ -116,7 +143,7 @@ def insert(conn: sa.Connection, table: sa.Table, rows: Sequence[tuple[Any, ...]]
         say_each(conn, _insertion(table, conn.dialect), rows)
 
 
-def replace(conn: sa.Connection, statement: Prepared, rows: Sequence[Mapping[str, Any]]) -> None:
+def replace(conn: sa.Connection, statement: Prepared[Any], rows: Sequence[Mapping[str, Any]]) -> None:
     """Compare and set: each row must still have the value that was read."""
     if statement.each(conn, rows) != len(rows):
         raise BookBroken("A ledger row changed under the append lock: something else writes to the ledger's tables.")
@@ -138,7 +165,7 @@ def _read_batches(conn: sa.Connection, effects: Collection[str]) -> Iterator[tup
         yield head.batch, BookedBatch(head.payees, head.amount_micros, len(moved), sum(moved))
 
 
-def _rows(conn: sa.Connection, statement: Prepared, names: Collection[str]) -> Iterator[Any]:
+def _rows(conn: sa.Connection, statement: Prepared[RowT], names: Collection[str]) -> Iterator[RowT]:
     """Yield the rows of many names, `NAMES_AT_ONCE` names per query."""
     waiting = list(names)
     for start in range(0, len(waiting), NAMES_AT_ONCE):

@@ -2,20 +2,23 @@
 
 - SQLAlchemy takes several times as long as SQLite for a statement that was built before: it looks up its text, copies
   its parameters and wraps its rows. Here its compiler runs once for each form of a statement on each database.
-- Values and columns are converted by their types, as in SQLAlchemy; rows are named tuples, and all are fetched.
+- Values and columns are converted by their types, as in SQLAlchemy; all rows are fetched.
+- A statement of several columns names the type of its rows, a `NamedTuple` with a field per column: so code that reads
+  a row is checked, and no row without names leaves a module. Other fields than the columns are refused at the import.
 - Errors of the driver are raised as SQLAlchemy's errors, and listeners for SQLAlchemy's statements get these, too.
 - A connection may have a faster way than its driver's cursors (`STRAIGHT`).
 - The transaction is the caller's.
 
 >>> _price = Prepared(sa.select(nodes.c.price).where(nodes.c.node_id == sa.bindparam("node")))
 >>> _price(connection, node="12D3Koo…").scalar()
+>>> _money = Prepared(sa.select(tally.c.spent, tally.c.reserved), Money)
+>>> _money(connection).single_row().reserved
 """
 
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import sqlalchemy as sa
 
@@ -33,16 +36,21 @@ Straight = Callable[[str, Any], Answer]
 """A function that runs the driver's own text with values by name or in order, or without values."""
 
 
-class QueryResult(list[Any]):
+Statement = sa.Select[Any] | sa.CompoundSelect[Any] | sa.Insert | sa.Update | sa.Delete
+
+RowT = TypeVar("RowT", bound=tuple[Any, ...])
+
+
+class QueryResult(list[RowT]):
     """The rows of a statement, and the number of rows that it changed."""
 
     rowcount = 0
 
-    def first(self) -> Any:
+    def first(self) -> RowT | None:
         """Return the first row; None if there is none."""
         return self[0] if self else None
 
-    def single_row(self) -> Any:
+    def single_row(self) -> RowT:
         """Return the only row."""
         (row,) = self
         return row
@@ -72,6 +80,7 @@ class _Form:
     """The names of the members of each list."""
     converted: Mapping[str, Callable[[Any], Any]]
     columns: Sequence[sa.ColumnElement[Any]]
+    row_type: type[tuple[Any, ...]]
     row: Callable[[Any], Any] | None = None
     """Set after the driver's first answer."""
 
@@ -93,17 +102,28 @@ class _Form:
         return values
 
 
-class Prepared:
-    """A statement whose parameters are given by name when it runs."""
+class Prepared(Generic[RowT]):
+    """A statement whose parameters are given by name when it runs, and the type of its rows."""
 
-    def __init__(self, statement: sa.Select[Any] | sa.CompoundSelect[Any] | sa.Insert | sa.Update | sa.Delete) -> None:
+    @overload
+    def __init__(self: "Prepared[tuple[Any]]", statement: Statement) -> None: ...
+
+    @overload
+    def __init__(self, statement: Statement, row: type[RowT]) -> None: ...
+
+    def __init__(self, statement: Statement, row: type[Any] = tuple) -> None:
+        """Prepare a statement; `row` is the type of its rows, needed only for more than one column."""
+        names = tuple(column.key for column in _columns(statement))
+        if (len(names) > 1 or row is not tuple) and names != getattr(row, "_fields", None):
+            raise TypeError(f"A row of this statement is a NamedTuple with the fields {names}, not {row.__name__}.")
         self._statement = statement
+        self._row_type = row
         self._lists = _lists(statement)
         self._adds = isinstance(statement, sa.Insert)
         self._forms: dict[Any, _Form] = {}
         """Forms by the kind of database."""
 
-    def __call__(self, connection: sa.Connection, /, **values: Any) -> QueryResult:
+    def __call__(self, connection: sa.Connection, /, **values: Any) -> QueryResult[RowT]:
         """Run the statement once."""
         form = self._form(connection.dialect, values)
         return _run(connection, form.text, form.values(values), form)
@@ -124,8 +144,12 @@ class Prepared:
             key = (key, *[len(values[name]) for name in self._lists])
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = _compiled(self._statement, dialect, values)
+            form = self._forms[key] = _compiled(self._statement, self._row_type, dialect, values)
         return form
+
+
+def _columns(statement: Any) -> list[sa.ColumnElement[Any]]:
+    return list(statement.exported_columns)
 
 
 def _lists(statement: sa.ClauseElement) -> list[str]:
@@ -154,7 +178,7 @@ def _run(
     *,
     many: bool = False,
     waits: bool = False,
-) -> QueryResult:
+) -> QueryResult[Any]:
     if connection._has_events or connection.engine._has_events:  # SQLAlchemy's own test: a walk takes ten times as long
         for listener in connection.dispatch.before_cursor_execute:
             listener(connection, None, text, values, None, many)
@@ -170,10 +194,10 @@ def _run(
     except connection.dialect.loaded_dbapi.Error as error:
         raise sa.exc.DBAPIError.instance(text, values, error, connection.dialect.loaded_dbapi.Error) from error
     if rows and form is not None:
-        form.row = form.row or _row(form.columns, connection.dialect, types)
-        result = QueryResult(map(form.row, rows))
+        form.row = form.row or _row(form.row_type, form.columns, connection.dialect, types)
+        result = QueryResult[Any](map(form.row, rows))
     else:
-        result = QueryResult()
+        result = QueryResult[Any]()
     result.rowcount = changed
     return result
 
@@ -195,7 +219,7 @@ def _by_cursor(cursor: Any, text: str, values: Any, form: _Form | None, *, many:
         cursor.close()
 
 
-def _compiled(statement: Any, dialect: sa.Dialect, values: Mapping[str, Any]) -> _Form:
+def _compiled(statement: Any, row: type[tuple[Any, ...]], dialect: sa.Dialect, values: Mapping[str, Any]) -> _Form:
     columns, constants = None, {}
     if isinstance(statement, sa.Insert):
         statement, missing = statement.inline(), [column for column in statement.table.c if column.name not in values]
@@ -211,7 +235,8 @@ def _compiled(statement: Any, dialect: sa.Dialect, values: Mapping[str, Any]) ->
         constants={name: state.parameters[name] for name in state.parameters.keys() - given},
         lists=lists,
         converted=dict(_converters(made, state, dialect)),
-        columns=list(statement.exported_columns),
+        columns=_columns(statement),
+        row_type=row,
     )
 
 
@@ -223,16 +248,17 @@ def _converters(made: Any, state: Any, dialect: sa.Dialect) -> Iterator[tuple[st
             yield from ((member, convert) for member in members if member in state.parameters)
 
 
-def _row(columns: Sequence[sa.ColumnElement[Any]], dialect: sa.Dialect, types: Sequence[Any]) -> Callable[[Any], Any]:
-    """Return a function that converts a driver's row to a named tuple, by the driver's type codes."""
-    named = namedtuple("Row", [column.key or "" for column in columns], rename=True)  # type: ignore[misc]  # no literal
+def _row(
+    row: type[tuple[Any, ...]], columns: Sequence[sa.ColumnElement[Any]], dialect: sa.Dialect, types: Sequence[Any]
+) -> Callable[[Any], Any]:
+    """Return a function that converts a driver's row to one of type `row`, by the driver's type codes."""
     converters = [
         column.type.dialect_impl(dialect).result_processor(dialect, type_code)
         for column, type_code in zip(columns, types, strict=True)
     ]
-    made = partial(tuple.__new__, named)  # as many values as names: both are the statement's
+    made = partial(tuple.__new__, row)  # as many values as fields: both are the statement's
     if not any(converters):
         return made
-    return lambda row: made(
-        value if convert is None else convert(value) for convert, value in zip(converters, row, strict=True)
+    return lambda values: made(
+        value if convert is None else convert(value) for convert, value in zip(converters, values, strict=True)
     )

@@ -225,7 +225,7 @@ def size(conn: sa.Connection) -> int:
 
 def balance(conn: sa.Connection, account: Account) -> int:
     """Return the balance of an account; 0 if it never moved."""
-    return sum(micros for _, micros in parts.balances_of(conn, [account]))
+    return sum(parts.balances_of(conn, [account]).values())
 
 
 def balances(conn: sa.Connection) -> dict[Account, int]:

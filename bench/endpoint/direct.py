@@ -31,8 +31,16 @@ def main() -> None:
     def first_token(number: int) -> dict[str, float]:
         prompt = codec.encode(str(Endpoint("").body(number, 1)["prompt"]))
         began = time.monotonic()
-        request = {"request_id": f"{number:032x}", "version": 1, "seed": number, "samples": 1, "temperature": 1.0}
-        engine.generate([SampleRequest(prompt=pack_tokens(prompt), max_new_tokens=1, **request)], lambda _group: None)
+        request = SampleRequest(
+            request_id=f"{number:032x}",
+            version=1,
+            prompt=pack_tokens(prompt),
+            samples=1,
+            seed=number,
+            temperature=1.0,
+            max_new_tokens=1,
+        )
+        engine.generate([request], lambda _group: None)
         return {"seconds": time.monotonic() - began}
 
     serve(first_token)

@@ -150,7 +150,11 @@ def _samples(
         said = {number: text for number, text in said.items() if wanted.text.search(text)}
     if not said:
         return
-    advantages = worth(batches.group(connection, row)) if row["state"] == RolloutState.BATCHED else None
+    advantages = (
+        worth(batches.group(connection, batches.StoredRollout.from_mapping(row)))
+        if row["state"] == RolloutState.BATCHED
+        else None
+    )
     for number, text in said.items():
         yield _shown(row, number, prompt, text, of_samples[number], advantages[number] if advantages else None)
 

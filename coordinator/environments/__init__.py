@@ -1,1 +1,14 @@
 """Environments: what the policy reads after each of its turns, and the reward at the end of an episode."""
+
+__all__ = [
+    "games.catalogue",
+    "games.episodes",
+    "games.game",
+    "games.limit_poker",
+    "games.poker_solver",
+    "gym_answers",
+    "host",
+    "interface",
+    "python_tool",
+    "tool_calls",
+]

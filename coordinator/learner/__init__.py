@@ -2,3 +2,20 @@
 
 It requests a batch, makes one GRPO step, reports, and publishes a version every kappa updates. Read `loop` first.
 """
+
+__all__ = [
+    "advantages",
+    "boards",
+    "checkpoint",
+    "export",
+    "external",
+    "hub",
+    "launch",
+    "loop",
+    "memory_plan",
+    "offering",
+    "preflight",
+    "replaying",
+    "settings",
+    "start",
+]

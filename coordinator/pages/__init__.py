@@ -4,3 +4,18 @@
 - A page is complete without JavaScript. The scripts in `static/` only refresh it and check receipts.
 - Text from volunteers enters a page in one place only, `html.el`, which escapes it.
 """
+
+__all__ = [
+    "board",
+    "entries",
+    "feed",
+    "front",
+    "joining",
+    "layout",
+    "node",
+    "pictures",
+    "site",
+    "training",
+    "verifying",
+    "words",
+]

@@ -9,12 +9,13 @@
 
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import RolloutState
+from coordinator.store.rows import find_row, read_rows
 from coordinator.store.tables import evaluations, groups, leases, rollouts
 from coordinator.transactions import scoring
 from protocol import limits
@@ -32,9 +33,30 @@ CUT = " […] "
 """The place of the characters that were left out."""
 
 
+class EvaluationRow(NamedTuple):
+    """An evaluation, and the version that it measured."""
+
+    number: int
+    version: int
+    policy_update: int
+    split: str
+
+
+class MeasuredRow(NamedTuple):
+    """An answered problem of an evaluation."""
+
+    prompt: int
+    envelope: bytes
+    rewards: bytes
+    offer: bytes
+
+
+_columns = [evaluations.c[name] for name in EvaluationRow._fields]
+
+
 def of_evaluation(connection: sa.Connection, number: int, count: int, decode: Decode) -> EvaluationSamples:
     """Return the first samples of an evaluation: of `count` problems, those with the lowest numbers."""
-    row = connection.execute(sa.select(evaluations).where(evaluations.c.number == number)).one_or_none()
+    row = find_row(connection, sa.select(*_columns).where(evaluations.c.number == number), EvaluationRow)
     if row is None:
         raise NotFound(f"There is no evaluation {number}.", hint="`swarm-coordinator eval list` names them.")
     return _decoded(connection, row, _claims(connection, number, count), decode)
@@ -49,9 +71,9 @@ class SampleArchive:
 
     def read(self, connection: sa.Connection, decode: Decode) -> list[EvaluationSamples]:
         """Return the samples of the first and the newest evaluations of each split, the newest first."""
-        ended = sa.select(evaluations).where(evaluations.c.state.in_(("done", "partial")))
-        rows = connection.execute(ended.order_by(evaluations.c.number.desc())).all()
-        by_split: dict[str, list[Any]] = {}
+        ended = sa.select(*_columns).where(evaluations.c.state.in_(("done", "partial")))
+        rows = read_rows(connection, ended.order_by(evaluations.c.number.desc()), EvaluationRow)
+        by_split: dict[str, list[EvaluationRow]] = {}
         for row in rows:
             by_split.setdefault(row.split, []).append(row)
         shown = [row for split in by_split.values() for row in (split[: SHOWN_MAX - 1] + split[SHOWN_MAX - 1 :][-1:])]
@@ -59,7 +81,7 @@ class SampleArchive:
         return [self._kept[number][1] for number in sorted(self._kept, reverse=True)]
 
     def _samples(
-        self, connection: sa.Connection, row: Any, decode: Decode
+        self, connection: sa.Connection, row: EvaluationRow, decode: Decode
     ) -> tuple[tuple[str, ...], EvaluationSamples]:
         claims = _claims(connection, row.number, self._count)
         known = self._kept.get(row.number)
@@ -80,7 +102,7 @@ def _claims(connection: sa.Connection, number: int, count: int) -> tuple[str, ..
     return tuple(connection.execute(query).scalars())
 
 
-def _decoded(connection: sa.Connection, row: Any, claims: Sequence[str], decode: Decode) -> EvaluationSamples:
+def _decoded(connection: sa.Connection, row: EvaluationRow, claims: Sequence[str], decode: Decode) -> EvaluationSamples:
     query = (
         sa.select(groups.c.prompt, rollouts.c.envelope, rollouts.c.rewards, leases.c.offer)
         .join_from(rollouts, groups, groups.c.group_no == rollouts.c.group_no)
@@ -93,11 +115,11 @@ def _decoded(connection: sa.Connection, row: Any, claims: Sequence[str], decode:
         version=row.version,
         update=row.policy_update,
         split=row.split,
-        samples=tuple(_sample(answer, decode) for answer in connection.execute(query)),
+        samples=tuple(_sample(answer, decode) for answer in read_rows(connection, query, MeasuredRow)),
     )
 
 
-def _sample(answer: Any, decode: Decode) -> EvaluationSample:
+def _sample(answer: MeasuredRow, decode: Decode) -> EvaluationSample:
     reward = float(np.frombuffer(answer.rewards, "<f4")[0])
     return EvaluationSample(
         problem=answer.prompt,

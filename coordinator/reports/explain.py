@@ -5,19 +5,43 @@
 - The answer about one named lease contains all that a replay needs except the weights: the node can repeat the check.
 """
 
+from typing import NamedTuple
+
 import sqlalchemy as sa
 
+from coordinator.rules.trust import Finding
+from coordinator.store.rows import read_rows
 from coordinator.store.tables import LOST, audits, epochs, leases
 from coordinator.transactions import appeals, partial_rollouts, registry
+from coordinator.transactions.appeals import AppealStanding
 from coordinator.transactions.escrow import FORFEITED, WRONG
+from coordinator.transactions.partial_rollouts import SignedWork
 from ledger.book import ClaimState
 from ledger.tables import claims_table
 from protocol import limits
 from protocol.errors import OwnerBanned, UnknownLease
 from protocol.ids import NodeId
-from protocol.work.appeal import Standing
 from protocol.work.auditing import Explanation, Explanations, Why
 from protocol.work.lease import Lease
+
+
+class LeaseOutcome(NamedTuple):
+    """A lease, with its claim, audit, epoch and credit; None for what there is not."""
+
+    lease_id: str
+    state: str
+    code: str
+    said: str
+    offer: bytes
+    claim_id: str | None
+    why: str | None
+    rate_ppm: int | None
+    finding: Finding | None
+    report: bytes | None
+    fault: str | None
+    held_as: str | None
+    epoch: str | None
+    money: str | None
 
 
 def explain(
@@ -28,7 +52,7 @@ def explain(
     where = leases.c.node_id == node
     if message.about:
         where &= (leases.c.lease_id == message.about) | (audits.c.claim_id == message.about)
-    rows = connection.execute(
+    outcomes = (
         sa.select(
             leases.c.lease_id, leases.c.state, leases.c.code, leases.c.said, leases.c.offer,
             audits.c.claim_id, audits.c.why, audits.c.rate_ppm, audits.c.finding, audits.c.report, audits.c.fault,
@@ -42,47 +66,46 @@ def explain(
         .where(where)
         .order_by(leases.c.issued_ms.desc(), leases.c.lease_id)
         .limit(limits.EXPLANATIONS_MAX)
-    ).mappings().all()  # fmt: skip
+    )  # fmt: skip
+    rows = read_rows(connection, outcomes, LeaseOutcome)
     if message.about and not rows:
         raise UnknownLease("This node has no such lease or claim.", hint="`swarm-node why` lists the last ones.")
-    judged_as = Lease.from_bytes(rows[0]["offer"]).judged_as if message.about else ""
+    judged_as = Lease.from_bytes(rows[0].offer).judged_as if message.about else ""
     return Explanations(
         tolerance=judged_as or tolerance,
         tolerances=tolerances if message.about else b"",
         explanations=tuple(
             _explained(
                 row,
-                partial_rollouts.signed(connection, row["lease_id"]) if message.about else None,
-                appeals.standing_of(connection, row["claim_id"] or ""),
+                partial_rollouts.signed(connection, row.lease_id) if message.about else None,
+                appeals.standing_of(connection, row.claim_id or ""),
             )
             for row in rows
         ),
     )
 
 
-def _explained(
-    row: sa.RowMapping, signed: tuple[bytes, tuple[bytes, ...]] | None, appeal: tuple[Standing, str]
-) -> Explanation:
+def _explained(row: LeaseOutcome, signed: SignedWork | None, appeal: AppealStanding) -> Explanation:
     """Return the outcome of one lease; `signed` is what the node signed for it, if it asked for this lease."""
-    rollout, fragments = signed if signed and row["claim_id"] else (b"", ())
-    void = row["money"] == ClaimState.VOIDED.value
-    taken = WRONG if row["finding"] == "hard" else FORFEITED if row["fault"] else OwnerBanned.code
+    rollout, fragments = signed if signed and row.claim_id else SignedWork()
+    void = row.money == ClaimState.VOIDED.value
+    taken = WRONG if row.finding == "hard" else FORFEITED if row.fault else OwnerBanned.code
     reason = taken if void else ""
-    by_fault = f"It was forfeited for the fault in claim {row['fault']}: it was unpaid when that fault was found."
-    may_wait = row["why"] or (row["epoch"] != "over" and row["rate_ppm"])
-    waits = may_wait and not row["finding"] and row["money"] == ClaimState.PENDING.value
-    held = _held(row["held_as"]) if row["held_as"] and row["money"] == ClaimState.PENDING.value else ""
+    by_fault = f"It was forfeited for the fault in claim {row.fault}: it was unpaid when that fault was found."
+    may_wait = row.why or (row.epoch != "over" and row.rate_ppm)
+    waits = may_wait and not row.finding and row.money == ClaimState.PENDING.value
+    held = _held(row.held_as) if row.held_as and row.money == ClaimState.PENDING.value else ""
     return Explanation(
-        lease_id=row["lease_id"],
-        claim_id=row["claim_id"] or "",
-        state=row["money"] or row["state"],
-        code=reason or row["code"],
-        said=by_fault if reason == FORFEITED else held or row["said"],
-        finding="held" if held else "waiting" if waits else row["finding"] or "",
-        appeal=appeal[0],
-        ruling=appeal[1],
-        report=row["report"] or b"",
-        lease=row["offer"] if signed else b"",
+        lease_id=row.lease_id,
+        claim_id=row.claim_id or "",
+        state=row.money or row.state,
+        code=reason or row.code,
+        said=by_fault if reason == FORFEITED else held or row.said,
+        finding="held" if held else "waiting" if waits else row.finding or "",
+        appeal=appeal.standing,
+        ruling=appeal.ruling,
+        report=row.report or b"",
+        lease=row.offer if signed else b"",
         rollout=rollout,
         fragments=fragments,
     )

@@ -47,7 +47,7 @@ def launched(connection: sa.Connection, now_ms: int) -> None:
 
 def was_launched(connection: sa.Connection) -> bool:
     """Return True if the round was ever launched, or if a version was published, by any release."""
-    return bool(get_fact(connection, LEARNER)) or newest_version(connection)[0] > 0
+    return bool(get_fact(connection, LEARNER)) or newest_version(connection).version > 0
 
 
 def fares(connection: sa.Connection, name: str, life: Mapping[str, Any], now_ms: int) -> None:

@@ -1,12 +1,13 @@
 """Reports on the published versions and whether they are kept; read-only, from the round's folder and store."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.store.rows import find_row, read_rows
 from coordinator.store.tables import versions
 from coordinator.transactions import broadcasts
 from protocol.errors import NotFound, SwarmError
@@ -17,20 +18,30 @@ from protocol.policy.manifest import FileEntry, PolicyManifest, target_path
 LOOK = "`swarm-coordinator policy list` shows the versions."
 
 
+class VersionRow(NamedTuple):
+    """A published version as it is stored."""
+
+    version: int
+    policy_update: int
+    manifest_digest: str
+    size_bytes: int
+    published_ms: int
+
+
 def listed(
     connection: sa.Connection, publisher: Publisher, metadata: SignedMetadata, *, last: int
 ) -> list[dict[str, Any]]:
     """Return the last `last` versions, the newest first; all versions if `last` is 0."""
     newest_first = sa.select(versions).order_by(versions.c.version.desc()).limit(last or None)
     signed = metadata.targets()
-    return [_line(connection, publisher, row, signed) for row in connection.execute(newest_first).mappings().all()]
+    return [_line(connection, publisher, row, signed) for row in read_rows(connection, newest_first, VersionRow)]
 
 
 def version_report(
     connection: sa.Connection, publisher: Publisher, metadata: SignedMetadata, *, version: int
 ) -> dict[str, Any]:
     """Return the report on one version: its line in `listed`, its manifest, its files and the metadata's signers."""
-    row = connection.execute(sa.select(versions).where(versions.c.version == version)).mappings().first()
+    row = find_row(connection, sa.select(versions).where(versions.c.version == version), VersionRow)
     if row is None:
         raise NotFound(f"Version {version} was not published.", hint=LOOK)
     manifest = _manifest(publisher, version)
@@ -47,18 +58,16 @@ def version_report(
     }
 
 
-def _line(
-    connection: sa.Connection, publisher: Publisher, row: sa.RowMapping, signed: Collection[str]
-) -> dict[str, Any]:
-    version = int(row["version"])
+def _line(connection: sa.Connection, publisher: Publisher, row: VersionRow, signed: Collection[str]) -> dict[str, Any]:
+    version = row.version
     manifest, before = _manifest(publisher, version), _manifest(publisher, version - 1)
     held = [entry.digest for entry in before.files] if before else []
     return {
         "version": version,
-        "update": row["policy_update"],
-        "published_ms": row["published_ms"],
-        "manifest_digest": row["manifest_digest"],
-        "size_bytes": row["size_bytes"],
+        "update": row.policy_update,
+        "published_ms": row.published_ms,
+        "manifest_digest": row.manifest_digest,
+        "size_bytes": row.size_bytes,
         "newcomer_bytes": sum(manifest.chunk_sizes_for(()).values()) if manifest else None,
         "patch_bytes": sum(manifest.chunk_sizes_for(held).values()) if manifest and before else None,
         "adapter_bytes": _adapter_bytes(manifest) if manifest else None,

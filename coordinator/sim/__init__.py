@@ -2,3 +2,5 @@
 
 `scenario` has the settings, `world` the events, `report` the results.
 """
+
+__all__ = ["report", "scenario", "world"]

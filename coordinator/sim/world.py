@@ -12,17 +12,17 @@
 
 import heapq
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, NamedTuple
 
 from coordinator.rules.fleet_choice import Fleet, FleetCandidate, Need, decide, measured_rate
 from coordinator.rules.fleet_choice import GroupRecord as Done
 from coordinator.rules.lease_allowance import admissible_groups, is_stale, room_in_buffer
 from coordinator.sim import machines
-from coordinator.sim.machines import NOTHING, SimulatedGroup, SimulatedLease, SimulatedNode, SimulatedSpread, make_node
-from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome, Trace
+from coordinator.sim.machines import NOTHING, SimulatedLease, SimulatedNode, SimulatedSpread, make_node
+from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome
+from coordinator.sim.progress import Accepted, GroupBuffer, Payroll, VirtualClock
 from coordinator.sim.scenario import HOUR_S, Scenario, around
 from coordinator.sim.work import SimulatedWork
 from protocol.work.lease import LeaseEvent
@@ -37,33 +37,21 @@ HALF_LIFE_STEPS = 4
 """The half-life of a speed measurement, in updates."""
 
 
-class Accepted(NamedTuple):
-    """An accepted group that waits for the learner."""
-
-    group: SimulatedGroup
-    node: SimulatedNode
-
-
 class Simulation:
     """A run of a scenario."""
 
     def __init__(self, scenario: Scenario, nodes: Sequence[SimulatedNode] = ()) -> None:
         """Set up the run with the given nodes, or with nodes that the scenario draws."""
         self._scenario = scenario
-        self._kappa = scenario.interval
         self._chance = Random(scenario.seed)
-        self._now_s = 0.0
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._clock = VirtualClock()
         self._outcome = SimulationOutcome()
-        self._trace = Trace()
         self._work = SimulatedWork(scenario, self._chance, self._outcome)
         self._batch = 0
         self._newest = 0
         self._training = False
         self._free_since_s = 0.0
-        self._buffer: defaultdict[int, deque[Accepted]] = defaultdict(deque)
-        """The groups that wait for the learner, by the update of their policy."""
-        self._buffered = 0
+        self._buffer = GroupBuffer()
         self._waiting: deque[SimulatedNode] = deque()
         self._look_again_s = 0.0
         """The time at which the next group becomes late."""
@@ -71,11 +59,8 @@ class Simulation:
         drawn = (make_node(number, scenario, self._chance) for number in range(scenario.pool.nodes))
         self._nodes = list(nodes or drawn)
         self._spread = SimulatedSpread(scenario.links)
-        self._load_s = scenario.links.load_s if scenario.links.size_mb else 0.0
         self._published_s, self._holding = 0.0, 0
-        self._at_work = 0
-        self._cost = scenario.learner_price_per_hour / HOUR_S
-        self._paid_until_s = 0.0
+        self._payroll = Payroll(scenario.learner_price_per_hour / HOUR_S)
 
     def run(self) -> SimulationOutcome:
         """Run until the last update is trained, no event is left, or the round is stalled."""
@@ -85,69 +70,59 @@ class Simulation:
             self._come(node)
         if self._scenario.gamma:
             self._steer()
-        while self._events and self._batch < self._scenario.updates and not self._stalled():
-            self._now_s, _, happen, subject = heapq.heappop(self._events)
-            self._trace.add(self._now_s, happen.__name__)
-            happen(*subject)
-        self._pay()
-        self._outcome.ended_s = self._now_s
-        self._outcome.trace = str(self._trace)
+        while not self._clock.is_over and self._batch < self._scenario.updates and not self._stalled():
+            self._clock.step()
+        self._payroll.pay(self._clock.now_s)
+        self._outcome.ended_s, self._outcome.events = self._clock.now_s, self._clock.scheduled
+        self._outcome.spent, self._outcome.trace = self._payroll.spent, str(self._clock.trace)
         return self._outcome
 
     def _stalled(self) -> bool:
         """Return True if no update came for `STALLED_S`: nodes may join and leave forever without finishing a group."""
         last_s = self._outcome.steps[-1].formed_s if self._outcome.steps else 0.0
-        return self._now_s > last_s + STALLED_S
-
-    def _at(self, delay_s: float, happen: Callable[..., None], *subject: Any) -> None:
-        self._outcome.events += 1
-        heapq.heappush(self._events, (self._now_s + delay_s, self._outcome.events, happen, subject))
+        return self._clock.now_s > last_s + STALLED_S
 
     # Nodes.
-
-    def _employ(self, node: SimulatedNode, *, alive: bool, working: bool) -> None:
-        """Record if a node is alive and works; all nodes are paid up to now."""
-        self._pay()
-        before = node.alive and node.working
-        node.alive, node.working = alive, working
-        change = (alive and working) - before
-        self._at_work += change
-        self._cost += change * node.cost
 
     def _come(self, node: SimulatedNode) -> None:
         if node.banned:
             return
         pool = self._scenario.pool
-        self._employ(node, alive=True, working=node.working)
+        self._payroll.employ(node, self._clock.now_s, alive=True, working=node.working)
         node.update = node.fetched = NOTHING
         node.loading = False
         self._fetch(node, self._newest)
         for mean_s, leave in ((pool.stay_s, self._vanish), (pool.preempt_s, self._preempt)):
             if mean_s < math.inf:
-                self._at(self._chance.expovariate(1 / mean_s), leave, node, node.life)
+                self._clock.after(self._chance.expovariate(1 / mean_s), leave, node, node.life)
 
     def _vanish(self, node: SimulatedNode, life: int) -> None:
         """Remove a node without returning its leases, which then expire."""
         if life == node.life:
             self._go(node)
-            self._at(self._chance.expovariate(1 / self._scenario.pool.away_s), self._come, node)
+            self._clock.after(self._chance.expovariate(1 / self._scenario.pool.away_s), self._come, node)
 
     def _preempt(self, node: SimulatedNode, life: int) -> None:
         """Remove a node after it has returned its leases."""
         if life == node.life:
             given = list(node.out)
             for lease in given:
-                self._work.lost(lease, LeaseEvent.SKIP, "given back", self._now_s)
+                self._work.lost(lease, LeaseEvent.SKIP, "given back", self._clock.now_s)
             self._go(node)
-            self._at(self._chance.expovariate(1 / self._scenario.pool.away_s), self._come, node)
+            self._clock.after(self._chance.expovariate(1 / self._scenario.pool.away_s), self._come, node)
             self._wake(len(given))
 
     def _go(self, node: SimulatedNode) -> None:
-        self._employ(node, alive=False, working=node.working)
+        self._payroll.employ(node, self._clock.now_s, alive=False, working=node.working)
         node.life += 1
         for lease in node.out:
-            lease.took_s = max(lease.took_s, self._now_s - lease.begun_s)
-            self._at(max(0.0, lease.begun_s + self._scenario.lease_s - self._now_s), self._expire, lease, self._now_s)
+            lease.took_s = max(lease.took_s, self._clock.now_s - lease.begun_s)
+            self._clock.after(
+                max(0.0, lease.begun_s + self._scenario.lease_s - self._clock.now_s),
+                self._expire,
+                lease,
+                self._clock.now_s,
+            )
 
     def _fetch(self, node: SimulatedNode, update: int) -> None:
         node.fetching = True
@@ -156,7 +131,7 @@ class Simulation:
             delay_s = self._spread.delay_s(node.links)
         else:
             delay_s = around(self._chance, scenario.broadcast_s, scenario.broadcast_spread)
-        self._at(delay_s, self._arrive, node, node.life, update)
+        self._clock.after(delay_s, self._arrive, node, node.life, update)
 
     def _arrive(self, node: SimulatedNode, life: int, update: int) -> None:
         if life == node.life and update > node.fetched:
@@ -168,8 +143,9 @@ class Simulation:
         """Load the newest complete version of a node, once all its current samples have ended."""
         if node.fetched > node.update and not (node.out or node.loading):
             node.loading = True
-            if self._load_s:
-                self._at(self._load_s, self._loaded, node, node.life, node.fetched)
+            load_s = self._scenario.links.load_s if self._scenario.links.size_mb else 0.0
+            if load_s:
+                self._clock.after(load_s, self._loaded, node, node.life, node.fetched)
             else:
                 self._loaded(node, node.life, node.fetched)
 
@@ -183,7 +159,7 @@ class Simulation:
     def _note_spread(self) -> None:
         self._holding += 1
         if self._holding == (len(self._nodes) + 1) // 2:
-            self._outcome.spreads_s.append(self._now_s - self._published_s)
+            self._outcome.spreads_s.append(self._clock.now_s - self._published_s)
 
     # Groups.
 
@@ -193,7 +169,7 @@ class Simulation:
             self._change(node)
         if not (node.alive and node.working and node.free > 0 and node.update >= 0):
             return 0
-        leases = self._work.lease(node, min(node.free, self._admissible(node)), self._now_s)
+        leases = self._work.lease(node, min(node.free, self._admissible(node)), self._clock.now_s)
         for lease in leases:
             self._begin(lease)
         if node.free > 0 and not node.waiting:
@@ -204,12 +180,12 @@ class Simulation:
     def _begin(self, lease: SimulatedLease) -> None:
         """Schedule the end of the lease: its completion, or its expiry."""
         if lease.took_s <= self._scenario.lease_s:
-            self._at(lease.took_s, self._finish, lease)
+            self._clock.after(lease.took_s, self._finish, lease)
         else:
-            self._at(self._scenario.lease_s, self._expire, lease, self._now_s + self._scenario.lease_s)
+            self._clock.after(self._scenario.lease_s, self._expire, lease, self._clock.now_s + self._scenario.lease_s)
 
     def _admissible(self, node: SimulatedNode) -> int:
-        scenario, unfinished = self._scenario, len(self._work.out) + self._buffered
+        scenario, unfinished = self._scenario, len(self._work.out) + len(self._buffer)
         if scenario.admission == "overlap":
             return 0 if node.fetching else node.free
         if self._is_stale(node.update):
@@ -230,12 +206,12 @@ class Simulation:
         if lease.life != node.life or not lease.is_open:
             return
         stale = self._is_stale(lease.update)
-        node.done.append(Done(lease.begun_s, self._now_s, not stale))
+        node.done.append(Done(lease.begun_s, self._clock.now_s, not stale))
         if stale:
-            self._work.lost(lease, LeaseEvent.REJECT, "too old when they came", self._now_s)
+            self._work.lost(lease, LeaseEvent.REJECT, "too old when they came", self._clock.now_s)
             self._wake(1)
         else:
-            others = self._work.answered(lease, self._now_s)
+            others = self._work.answered(lease, self._clock.now_s)
             self._accept(Accepted(lease.group, node), lease.update)
             for other in others:
                 self._start(other.node)
@@ -253,10 +229,9 @@ class Simulation:
 
     def _accept(self, accepted: Accepted, update: int) -> None:
         self._outcome.forged += accepted.node.lies
-        self._buffer[update].append(accepted)
-        self._buffered += 1
+        self._buffer.add(accepted, update)
         if self._scenario.pool.liars and machines.is_drawn(accepted.node, self._scenario.audits, self._chance):
-            self._at(self._scenario.audit_s, self._verdict, accepted)
+            self._clock.after(self._scenario.audit_s, self._verdict, accepted)
         self._form()
         self._help()
 
@@ -266,41 +241,35 @@ class Simulation:
             self._outcome.banned += 1
             self._throw_out(lambda accepted_group: accepted_group.node is node)
             for lease in list(node.out):
-                self._work.lost(lease, LeaseEvent.SKIP, "forged", self._now_s)
-            self._employ(node, alive=False, working=node.working)
+                self._work.lost(lease, LeaseEvent.SKIP, "forged", self._clock.now_s)
+            self._payroll.employ(node, self._clock.now_s, alive=False, working=node.working)
             node.life += 1
         elif node.lies:
             self._throw_out(lambda accepted_group: accepted_group is accepted)
 
     def _throw_out(self, unwanted: Callable[[Accepted], bool]) -> None:
         """Remove groups with a failed audit from the buffer, and offer them again."""
-        count = 0
-        for update, waiting in self._buffer.items():
-            bad = [accepted for accepted in waiting if unwanted(accepted)]
-            for accepted in bad:
-                self._work.reopen(accepted.group)
-            if bad:
-                self._buffer[update] = deque(accepted for accepted in waiting if not unwanted(accepted))
-            count += len(bad)
-        self._buffered -= count
-        self._outcome.discarded["forged"] += count
-        self._wake(count)
+        removed = self._buffer.remove(unwanted)
+        for accepted in removed:
+            self._work.reopen(accepted.group)
+        self._outcome.discarded["forged"] += len(removed)
+        self._wake(len(removed))
 
     def _help(self) -> None:
         """Lease late groups to a second node, when the learner waits for these groups only."""
-        missing = self._scenario.groups_per_update - self._buffered
+        missing = self._scenario.groups_per_update - len(self._buffer)
         if self._training or not 0 < missing <= self._scenario.over_issue:
             return
-        late, next_s = self._work.late(self._now_s)
+        late, next_s = self._work.late(self._clock.now_s)
         if any(len(group.out) == 1 for group in late):
             able = (node for node in self._waiting if node.alive and node.working and node.free > 0)
             for node in heapq.nsmallest(self._scenario.over_issue, able, key=lambda node: (-node.rate, node.name)):
                 if not self._is_stale(node.update):
-                    for lease in self._work.help(node, late, missing, self._now_s):
+                    for lease in self._work.help(node, late, missing, self._clock.now_s):
                         self._begin(lease)
-        if self._look_again_s <= self._now_s and next_s < math.inf:
+        if self._look_again_s <= self._clock.now_s and next_s < math.inf:
             self._look_again_s = next_s + TICK_S
-            self._at(self._look_again_s - self._now_s, self._help)
+            self._clock.after(self._look_again_s - self._clock.now_s, self._help)
 
     def _wake(self, groups: int) -> None:
         """Start waiting nodes, as `groups` places became free."""
@@ -322,48 +291,43 @@ class Simulation:
         """Form a batch of the oldest groups that are not stale, if the learner is free and they are enough."""
         if self._training:
             return
-        for update in [update for update in self._buffer if self._is_stale(update)]:
+        for update in filter(self._is_stale, self._buffer.updates()):
             dropped = self._buffer.pop(update)
-            self._buffered -= len(dropped)
             self._outcome.discarded["too old when the learner came"] += len(dropped)
             for accepted in dropped:
                 self._work.reopen(accepted.group)
             self._wake(len(dropped))
-        if self._buffered < self._scenario.groups_per_update:
+        if len(self._buffer) < self._scenario.groups_per_update:
             return
-        ages: Counter[int] = Counter()
-        for update in sorted(self._buffer):
-            waiting = self._buffer[update]
-            while waiting and ages.total() < self._scenario.groups_per_update:
-                self._outcome.trained_forged += waiting.popleft().node.lies
-                ages[self._batch - update] += 1
-            if not waiting:
-                del self._buffer[update]
-        self._buffered -= ages.total()
+        drawn = self._buffer.draw(self._scenario.groups_per_update)
+        self._outcome.trained_forged += sum(accepted.node.lies for _, accepted in drawn)
+        ages = Counter(self._batch - update for update, _ in drawn)
         self._note(ages)
         self._batch += 1
         self._work.forget(self._batch - self._scenario.staleness - 1)
         self._training = True
-        self._at(around(self._chance, self._scenario.train_s, self._scenario.train_spread), self._learned)
+        self._clock.after(around(self._chance, self._scenario.train_s, self._scenario.train_spread), self._learned)
 
     def _note(self, ages: Counter[int]) -> None:
-        self._pay()
-        waited_s, outcome = self._now_s - self._free_since_s, self._outcome
+        now_s, payroll, outcome = self._clock.now_s, self._payroll, self._outcome
+        payroll.pay(now_s)
         vain = sum(outcome.discarded.values())
-        step = SimulatedUpdate(self._batch + 1, self._now_s, waited_s, ages, self._at_work, outcome.spent, vain)
-        outcome.steps.append(step)
+        waited_s = now_s - self._free_since_s
+        outcome.steps.append(
+            SimulatedUpdate(self._batch + 1, now_s, waited_s, ages, payroll.at_work, payroll.spent, vain)
+        )
 
     def _learned(self) -> None:
         self._training = False
-        self._free_since_s = self._now_s
-        if self._batch % self._kappa == 0:
+        self._free_since_s = self._clock.now_s
+        if self._batch % self._scenario.interval == 0:
             self._publish()
         self._form()
         self._help()
 
     def _publish(self) -> None:
         self._newest = self._batch
-        self._published_s, self._holding = self._now_s, 0
+        self._published_s, self._holding = self._clock.now_s, 0
         alive = [node for node in self._nodes if node.alive]
         if self._scenario.links.size_mb and alive:
             self._spread.publish([node.links for node in alive])
@@ -375,22 +339,18 @@ class Simulation:
     def _steer(self) -> None:
         """Run the fleet's decision, once per update."""
         scenario = self._scenario
-        self._at(scenario.train_s, self._steer)
-        floor = scenario.rule.min_rate(scenario.load, self._kappa)
+        self._clock.after(scenario.train_s, self._steer)
+        floor = scenario.rule.min_rate(scenario.load, self._scenario.interval)
         candidates = [self._candidate(node) for node in self._nodes if node.alive]
         need = Need(floor, scenario.gamma * floor)
-        self._fleet, changes = decide(self._fleet, candidates, need, scenario.rules, now_s=self._now_s)
-        self._outcome.changes += [(self._now_s, change) for change in changes]
+        self._fleet, changes = decide(self._fleet, candidates, need, scenario.rules, now_s=self._clock.now_s)
+        self._outcome.changes += [(self._clock.now_s, change) for change in changes]
         for node in self._nodes:
             if (works := node.name in self._fleet.working) != node.working:
-                self._employ(node, alive=node.alive, working=works)
+                self._payroll.employ(node, self._clock.now_s, alive=node.alive, working=works)
                 self._start(node)
 
     def _candidate(self, node: SimulatedNode) -> FleetCandidate:
         half_life_s = HALF_LIFE_STEPS * self._scenario.train_s
-        rate = measured_rate(node.claimed, node.done, now_s=self._now_s, half_life_s=half_life_s)
+        rate = measured_rate(node.claimed, node.done, now_s=self._clock.now_s, half_life_s=half_life_s)
         return FleetCandidate(node.name, rate, node.cost)
-
-    def _pay(self) -> None:
-        self._outcome.spent += self._cost * (self._now_s - self._paid_until_s)
-        self._paid_until_s = self._now_s

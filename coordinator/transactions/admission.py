@@ -9,6 +9,7 @@
 - A node on standby (`coordinator.transactions.fleet`) gets none. While auditors are too far behind, nobody gets any.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -20,6 +21,7 @@ from coordinator.store.tables import IS_OPEN, QUERY_WAITS, batches, leases, node
 from coordinator.store.tables import tally as tally_table
 from coordinator.transactions import newcomers, staleness_bound, standings, tally
 from coordinator.transactions.leases import LeaseTerms, is_held_up, last_expired_ms, latest_batch
+from coordinator.transactions.registry import WorkerRow
 from ledger.accounts import BUDGET
 from ledger.prepared import Prepared
 from ledger.tables import balances_table
@@ -32,6 +34,56 @@ HOUR_MS = 3_600_000
 
 NOT_NEEDED: tuple[Reason, ...] = ("ahead", "old_version")
 """The reasons why the learner needs no more groups of a version."""
+
+
+class RoundState(NamedTuple):
+    """The state of the round, for a node that holds one version."""
+
+    finished: bool | None
+    others_asked_ms: int | None
+    trials_until_ms: Mapping[str, float] | None
+    trials_line: Mapping[str, list[int]] | None
+    backlog: int
+    """Claims that wait for an auditor."""
+    staleness_bound: Mapping[str, Any] | None
+    newest: int | None
+    """The newest version."""
+    visible_update: int | None
+    """The update of the version that the node holds; None if there is no such version."""
+    learner_update: int | None
+    trainer_update: int | None
+    unfinished: int | None
+    """Groups under way, by `Tally`; None before it was counted."""
+    queries_wait: bool
+
+
+class LeaseRoom(NamedTuple):
+    """The leases that a node may hold, and those that it holds."""
+
+    lease_allowance: int | None
+    held: int
+
+
+class FreeMoney(NamedTuple):
+    """The free budget, and the part of it that is reserved for open leases; None before any was recorded."""
+
+    free_micros: int | None
+    reserved_micros: int | None
+
+
+class LeaseTimes(NamedTuple):
+    """The begin and end of a lease."""
+
+    issued_ms: int
+    ended_ms: int
+
+
+class RoomLeft(NamedTuple):
+    """The untrained groups that there may be in all, and how many more may start now."""
+
+    window: int
+    left: int
+
 
 # Built once: making a statement costs more than running it, and these run for every lease. Values that can be read
 # together are read by one statement: each costs a round trip to PostgreSQL, and more CPU time than the values in it.
@@ -53,9 +105,9 @@ _stands = Prepared(
         sa.select(sa.func.max(versions.c.policy_update)).scalar_subquery().label("trainer_update"),
         sa.select(tally_table.c.unfinished).scalar_subquery().label("unfinished"),
         QUERY_WAITS.label("queries_wait"),
-    )
+    ),
+    RoundState,
 )
-"""The state of the round, for a node that holds `version`."""
 _newest_update = Prepared(sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1))
 _hands = Prepared(
     sa.select(
@@ -65,19 +117,22 @@ _hands = Prepared(
         .where(IS_OPEN, leases.c.node_id == nodes.c.node_id)
         .scalar_subquery()
         .label("held"),
-    ).where(nodes.c.node_id == sa.bindparam("node"))
+    ).where(nodes.c.node_id == sa.bindparam("node")),
+    LeaseRoom,
 )
 _money = Prepared(
     sa.select(
         _free_micros.label("free_micros"),
         sa.select(tally_table.c.reserved_micros).scalar_subquery().label("reserved_micros"),
-    )
+    ),
+    FreeMoney,
 )
 _lately = Prepared(
     sa.select(leases.c.issued_ms, leases.c.ended_ms)
     .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == LeaseState.ACCEPTED.value)
     .order_by(leases.c.ended_ms.desc())
-    .limit(lease_allowance.MEASURED_MAX)
+    .limit(lease_allowance.MEASURED_MAX),
+    LeaseTimes,
 )
 
 
@@ -100,7 +155,7 @@ class Admitted(NamedTuple):
 
 
 def how_many(
-    connection: sa.Connection, worker: Any, message: LeaseRequest, terms: LeaseTerms, place: str, now_ms: int
+    connection: sa.Connection, worker: WorkerRow, message: LeaseRequest, terms: LeaseTerms, place: str, now_ms: int
 ) -> Admitted:
     """Return what a node that called from network group `place` may be given now, or why it may be given nothing."""
     stands = _stands(connection, version=message.version).single_row()
@@ -109,7 +164,7 @@ def how_many(
     if reason not in ("", *NOT_NEEDED):
         return Admitted(0, reason, stands.newest or 0)
     others_ask = newcomers.do_others_ask(connection, worker, stands.others_asked_ms, terms, now_ms)
-    window, left = (0, 0) if reason else _room_for(connection, stands, terms)
+    window, left = RoomLeft(0, 0) if reason else _room_for(connection, stands, terms)
     is_due = others_ask or (not left and newcomers.is_hoarded(connection, terms, now_ms))
     on_trial = is_due and worker.node_id not in terms.probes and newcomers.is_newcomer(connection, worker, terms)
     trials = 0
@@ -123,19 +178,19 @@ def how_many(
     return Admitted(count, reason, stands.newest or 0, others_ask, on_trial, trials, bool(stands.queries_wait))
 
 
-def _room_for(connection: sa.Connection, stands: Any, terms: LeaseTerms) -> tuple[int, int]:
-    """Return how many untrained groups there may be in all, and how many more may start now."""
-    if not terms.trains:
-        return 0, 0
+def _room_for(connection: sa.Connection, stands: RoundState, terms: LeaseTerms) -> RoomLeft:
+    """Return how many more groups of the version that a node holds may start now."""
+    if not terms.trains or stands.visible_update is None:
+        return RoomLeft(0, 0)
     updates = (stands.visible_update, stands.learner_update or 0)
     unfinished = tally.read(connection).unfinished if stands.unfinished is None else stands.unfinished
-    return _window(terms, *updates, 0), _window(terms, *updates, unfinished)
+    return RoomLeft(_window(terms, *updates, 0), _window(terms, *updates, unfinished))
 
 
 def _for_learner(
     connection: sa.Connection,
-    stands: Any,
-    worker: Any,
+    stands: RoundState,
+    worker: WorkerRow,
     message: LeaseRequest,
     admissible: int,
     terms: LeaseTerms,
@@ -143,8 +198,8 @@ def _for_learner(
 ) -> tuple[int, Reason]:
     """Return how many of `admissible` groups a node may take now, or why it may take none."""
     if not admissible:
-        return 0, "ahead" if message.version >= stands.newest else "old_version"
-    hands = free_hands(connection, worker.node_id, terms, now_ms)
+        return 0, "ahead" if message.version >= (stands.newest or 0) else "old_version"
+    hands = free_hands(connection, NodeId(worker.node_id), terms, now_ms)
     if not hands:
         return 0, "busy"
     payable = affordable(connection, terms, terms.max_cost_micros(worker.price_micros_per_mtok), now_ms)
@@ -153,7 +208,7 @@ def _for_learner(
     return min(message.groups, terms.groups_per_request, admissible, payable, hands), ""
 
 
-def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: LeaseTerms) -> Reason:
+def _refusal(stands: RoundState, worker: WorkerRow, message: LeaseRequest, terms: LeaseTerms) -> Reason:
     """Return the reason why a node gets nothing, however few groups are under way; empty if it may get some."""
     if stands.finished:
         return "finished"
@@ -194,7 +249,7 @@ def is_past(connection: sa.Connection, version: int, terms: LeaseTerms) -> bool:
     )
 
 
-def _reached_update(stands: Any, terms: LeaseTerms) -> int:
+def _reached_update(stands: RoundState, terms: LeaseTerms) -> int:
     """Return the update that training has reached: of the newest batch, or of a trainer's newest version."""
     return int((stands.learner_update if terms.trains else stands.trainer_update) or 0)
 
@@ -258,8 +313,8 @@ def affordable(connection: sa.Connection, terms: LeaseTerms, max_cost: int, now_
         return 2**31
     free, reserved = _money(connection).single_row()
     free, reserved = free or 0, tally.read(connection).reserved_micros if reserved is None else reserved
-    if terms.hourly_budget_micros:
-        free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
+    if terms.budget_micros_per_hour:
+        free = min(free, terms.budget_micros_per_hour - _spent_since(connection, now_ms - HOUR_MS))
     # Below zero after a restart with dearer terms; a negative count would take every open group.
     return max(0, (free - reserved) // max_cost)
 

@@ -7,7 +7,7 @@
 """
 
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -25,8 +25,24 @@ SECRET_BYTES = 24
 
 NAME_MAX_CHARS = 64
 
+
+class ApiKeyRow(NamedTuple):
+    """An API key as it is stored."""
+
+    number: int
+    name: str
+    digest: str
+    budget_micros: int
+    spent_micros: int
+    reserved_micros: int
+    made_ms: int
+    expires_ms: int | None
+    revoked_ms: int | None
+    publishes: bool
+
+
 # Built once: making a statement costs more than running it, and these run for every query.
-_of_digest = Prepared(sa.select(api_keys).where(api_keys.c.digest == sa.bindparam("of")))
+_of_digest = Prepared(sa.select(api_keys).where(api_keys.c.digest == sa.bindparam("of")), ApiKeyRow)
 _more = sa.bindparam("micros", type_=sa.BigInteger)
 _left = api_keys.c.budget_micros - api_keys.c.spent_micros - api_keys.c.reserved_micros
 _reserve = Prepared(
@@ -113,7 +129,7 @@ def _listed(row: dict[str, Any], used: query_usage.KeyUsage) -> dict[str, Any]:
 
 def number_of(connection: sa.Connection, key: str, *, now_ms: int) -> int:
     """Return the number of a key that may be used now."""
-    return int(_usable(connection, key, now_ms).number)
+    return _usable(connection, key, now_ms).number
 
 
 def publisher(connection: sa.Connection, key: str, *, now_ms: int) -> int:
@@ -124,7 +140,7 @@ def publisher(connection: sa.Connection, key: str, *, now_ms: int) -> int:
             f"The API key {row.name!r} may not publish versions.",
             hint="The operator makes a key for a trainer with `swarm-coordinator api-keys create --publishes`.",
         )
-    return int(row.number)
+    return row.number
 
 
 def state_of(connection: sa.Connection, key: str, *, now_ms: int) -> dict[str, Any]:
@@ -134,7 +150,7 @@ def state_of(connection: sa.Connection, key: str, *, now_ms: int) -> dict[str, A
     return {name: getattr(row, name) for name in names}
 
 
-def _usable(connection: sa.Connection, key: str, now_ms: int) -> Any:
+def _usable(connection: sa.Connection, key: str, now_ms: int) -> ApiKeyRow:
     """Return the row of a key that may be used now."""
     row = _of_digest(connection, of=_digest(key)).first()
     if row is None:

@@ -18,12 +18,13 @@
 - A ruling is final; the same one again changes nothing.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
 from coordinator.rules import trust
 from coordinator.rules.trust import TrustRules
+from coordinator.store.rows import find_row, read_rows
 from coordinator.store.tables import appeals, audits, faults, nodes
 from coordinator.transactions import orders, owners, standings, tally
 from coordinator.transactions.escrow import PROVEN
@@ -43,6 +44,71 @@ Ruled = Literal["granted", "denied"]
 SAID_MAX_CHARS = 300
 """The longest explanation of a ruling by the operator."""
 
+
+class AppealRow(NamedTuple):
+    """An appeal as it is stored."""
+
+    number: int
+    claim_id: str
+    owner: str
+    envelope: bytes
+    made_ms: int
+    state: Literal["open", "granted", "denied"]
+    reason_code: str
+    said: str
+    ruled_by: str
+    ruled_ms: int | None
+    sequenced: bool
+
+
+class AppealableClaim(NamedTuple):
+    """A claim that was audited, with its state and worth in the ledger."""
+
+    claim_id: str
+    node_id: NodeId
+    owner: str
+    finding: str | None
+    fault: str | None
+    ban_ms: int | None
+    groups: int
+    place: int
+    money: str
+    amount_micros: int
+
+    @property
+    def was_taken(self) -> bool:
+        """Return True if a fault or a ban took this claim, even if it was given back since."""
+        return bool(self.finding == "hard" or self.fault or self.ban_ms is not None)
+
+
+class AppealableBy(NamedTuple):
+    """A claim that may be appealed about, and the owner who may do so."""
+
+    claim: AppealableClaim
+    owner_now: str
+
+
+class GrantedAppeal(NamedTuple):
+    """The void claims that a granted appeal pays, in order, and the ban that ends with it."""
+
+    claims: list[AppealableClaim]
+    ban_ms: int | None
+
+
+class AppealStanding(NamedTuple):
+    """The state of the appeal against the loss of a claim, and the ruling."""
+
+    standing: Standing
+    ruling: str
+
+
+class SignedAppeal(NamedTuple):
+    """The signer of an appeal, and what it says."""
+
+    signer: str
+    appeal: Appeal
+
+
 _claims = sa.select(
     audits.c.claim_id, audits.c.node_id, audits.c.owner, audits.c.finding, audits.c.fault, audits.c.ban_ms,
     audits.c.groups, audits.c.place, claims_table.c.state.label("money"), claims_table.c.amount_micros,
@@ -52,36 +118,42 @@ _claims = sa.select(
 def record_appeal(connection: sa.Connection, envelope: bytes, *, round_id: str, now_ms: int) -> AppealReply:
     """Record an appeal by the node concerned or its owner; a fault or ban has one appeal, for ever."""
     signer, said = open_appeal(envelope, round_id)
-    row = _appealable(connection, said.about, signer)
+    row, owner_now = _appealable(connection, said.about, signer)
     claim_id = subject(connection, row)
-    known = connection.execute(sa.select(appeals).where(appeals.c.claim_id == claim_id)).first()
+    known = _about(connection, claim_id)
     if known is not None:
-        if known.state != "open" or signer != row.owner_now or signer == _read(known.envelope)[0]:
+        if known.state != "open" or signer != owner_now or signer == _read(known.envelope).signer:
             return _reply("already_recorded", known)
         stmt = sa.update(appeals).where(appeals.c.number == known.number)
         connection.execute(stmt.values(envelope=envelope, made_ms=now_ms))
         return _reply("recorded", known)
     _require_room(connection, row.owner)
-    earned = owners.has_earned(connection, row.owner_now)
+    earned = owners.has_earned(connection, owner_now)
     values = {"claim_id": claim_id, "owner": row.owner, "envelope": envelope, "made_ms": now_ms, "state": "open"}
     values["sequenced"] = earned
     if earned:
         _enter(connection, claim_id, envelope, now_ms)
     connection.execute(sa.insert(appeals).values(**values))
-    recorded = connection.execute(sa.select(appeals).where(appeals.c.claim_id == claim_id)).one()
+    recorded = _about(connection, claim_id)
+    assert recorded is not None, "it was inserted here"
     return _reply("recorded", recorded)
 
 
-def standing_of(connection: sa.Connection, claim_id: str) -> tuple[Standing, str]:
+def standing_of(connection: sa.Connection, claim_id: str) -> AppealStanding:
     """Return whether the loss of a claim may be appealed against, or how its appeal stands and why."""
-    row = connection.execute(_claims.where(audits.c.claim_id == claim_id)).first()
-    if row is None or not _was_taken(row):
-        return "", ""
-    known = connection.execute(sa.select(appeals).where(appeals.c.claim_id == subject(connection, row))).first()
-    return (known.state, _ruling(known)) if known else ("possible", "")
+    claim = find_row(connection, _claims.where(audits.c.claim_id == claim_id), AppealableClaim)
+    if claim is None or not claim.was_taken:
+        return AppealStanding("", "")
+    known = _about(connection, subject(connection, claim))
+    return AppealStanding(known.state, _ruling(known)) if known else AppealStanding("possible", "")
 
 
-def subject(connection: sa.Connection, row: Any) -> str:
+def _about(connection: sa.Connection, claim_id: str) -> AppealRow | None:
+    """Return the appeal that is filed under a claim."""
+    return find_row(connection, sa.select(appeals).where(appeals.c.claim_id == claim_id), AppealRow)
+
+
+def subject(connection: sa.Connection, row: AppealableClaim) -> str:
     """Return the claim that an appeal is filed under: the one at fault, or the first that an ordered ban took."""
     if row.finding == "hard" or row.fault:
         return str(row.fault or row.claim_id)
@@ -97,7 +169,7 @@ def subject(connection: sa.Connection, row: Any) -> str:
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     """Return all appeals: those that wait for a ruling first, the oldest of them first."""
     query = sa.select(appeals).order_by(appeals.c.state != "open", appeals.c.number)
-    return [_document(row) for row in connection.execute(query)]
+    return [_document(row) for row in read_rows(connection, query, AppealRow)]
 
 
 def appeal_report(connection: sa.Connection, number: int, rules: TrustRules) -> dict[str, Any]:
@@ -153,8 +225,8 @@ def _enter(connection: sa.Connection, claim_id: str, envelope: bytes, now_ms: in
 
 
 def _grant(
-    connection: sa.Connection, row: Any, ruling: entry.RulingEntry, given_by: str, rules: TrustRules, now_ms: int
-) -> list[Any]:
+    connection: sa.Connection, row: AppealRow, ruling: entry.RulingEntry, given_by: str, rules: TrustRules, now_ms: int
+) -> list[AppealableClaim]:
     """Lift the fault or ban that was appealed against, pay the claims that it took, and return them."""
     owner = row.owner
     paid, ban = _taken(connection, row.claim_id, rules)
@@ -191,20 +263,22 @@ def _free_micros(connection: sa.Connection) -> int:
     return store.balance(connection, BUDGET) - tally.read(connection).reserved_micros
 
 
-def _taken(connection: sa.Connection, claim_id: str, rules: TrustRules) -> tuple[list[Any], int | None]:
-    """Return the void claims that a granted appeal about `claim_id` pays, in order, and the ban that ends with it."""
-    row = connection.execute(_claims.where(audits.c.claim_id == claim_id)).one()
+def _taken(connection: sa.Connection, claim_id: str, rules: TrustRules) -> GrantedAppeal:
+    """Return what a granted appeal about `claim_id` would pay and end."""
+    (row,) = read_rows(connection, _claims.where(audits.c.claim_id == claim_id), AppealableClaim)
     which = (audits.c.claim_id == claim_id) | (audits.c.fault == claim_id)
     if (ban := _ban_to_end(connection, row, rules)) is not None:
         which |= audits.c.ban_ms == ban
     mine = (audits.c.owner == row.owner) & (claims_table.c.state == ClaimState.VOIDED.value)
-    return list(connection.execute(_claims.where(which, mine).order_by(audits.c.place))), ban
+    return GrantedAppeal(
+        read_rows(connection, _claims.where(which, mine).order_by(audits.c.place), AppealableClaim), ban
+    )
 
 
-def _ban_to_end(connection: sa.Connection, row: Any, rules: TrustRules) -> int | None:
+def _ban_to_end(connection: sa.Connection, row: AppealableClaim, rules: TrustRules) -> int | None:
     """Return the ban that ends if the appeal is granted: one that rests on this fault, or one that is over by now."""
     if not _is_fault(connection, row.claim_id):
-        return int(row.ban_ms)
+        return row.ban_ms
     stands = standings.banned_ms(connection, row.owner)
     ordered = orders.standing_ban(connection, row.owner) is not None
     left = standings.without_fault(connection, row.claim_id)
@@ -218,29 +292,24 @@ def _is_fault(connection: sa.Connection, claim_id: str) -> bool:
     return connection.execute(sa.select(faults.c.number).where(faults.c.claim_id == claim_id)).first() is not None
 
 
-def _appealable(connection: sa.Connection, about: str, signer: NodeId) -> Any:
-    """Return the claim that `about` names, if it is the signer's and a fault or ban took it."""
+def _appealable(connection: sa.Connection, about: str, signer: NodeId) -> AppealableBy:
+    """Return the claim that `about` names, if it is the signer's and a fault or ban took it, and its owner now."""
     which = (audits.c.lease_id == about) | (audits.c.claim_id == about)
-    columns = (nodes.c.owner.label("owner_now"), nodes.c.revoked_ms)
-    query = _claims.add_columns(*columns).join(nodes, nodes.c.node_id == audits.c.node_id)
-    row = connection.execute(query.where(which)).first()
-    if row is None:
+    claim = find_row(connection, _claims.where(which), AppealableClaim)
+    if claim is None:
         raise NotFound(
             "Nothing was credited for this lease or claim, so nothing was taken.",
             hint="`swarm-node why` says why an answer was refused; correct that, and the next one counts.",
         )
-    if signer not in (row.node_id, row.owner, row.owner_now):
+    columns = sa.select(nodes.c.owner, nodes.c.revoked_ms).where(nodes.c.node_id == claim.node_id)
+    owner_now, revoked_ms = connection.execute(columns).one()
+    if signer not in (claim.node_id, claim.owner, owner_now):
         raise LeaseOfAnother("The claim is another node's.", hint="Its own key appeals, or its owner's.")
-    if signer == row.node_id and row.revoked_ms is not None:
+    if signer == claim.node_id and revoked_ms is not None:
         raise KeyRevoked("The owner of this node has revoked its key.", hint="The owner appeals: `--owner-key`.")
-    if not _was_taken(row):
-        raise NotFound(f"This claim was not taken: it is {row.money}.", hint="There is nothing to appeal.")
-    return row
-
-
-def _was_taken(row: Any) -> bool:
-    """Return True if a fault or a ban took this claim, even if it was given back since."""
-    return bool(row.finding == "hard" or row.fault or row.ban_ms is not None)
+    if not claim.was_taken:
+        raise NotFound(f"This claim was not taken: it is {claim.money}.", hint="There is nothing to appeal.")
+    return AppealableBy(claim, owner_now)
 
 
 def _require_room(connection: sa.Connection, owner: str) -> None:
@@ -254,14 +323,14 @@ def _require_room(connection: sa.Connection, owner: str) -> None:
         raise MessageTooLarge(f"This owner has appealed {limits.APPEALS_MAX} times in this round.")
 
 
-def _numbered(connection: sa.Connection, number: int) -> Any:
-    row = connection.execute(sa.select(appeals).where(appeals.c.number == number)).first()
+def _numbered(connection: sa.Connection, number: int) -> AppealRow:
+    row = find_row(connection, sa.select(appeals).where(appeals.c.number == number), AppealRow)
     if row is None:
         raise NotFound(f"There is no appeal {number}.", hint="`swarm-coordinator appeals list` shows them.")
     return row
 
 
-def _document(row: Any) -> dict[str, Any]:
+def _document(row: AppealRow) -> dict[str, Any]:
     signer, said = _read(row.envelope)
     return {
         "number": row.number,
@@ -279,16 +348,16 @@ def _document(row: Any) -> dict[str, Any]:
     }
 
 
-def _read(envelope: bytes) -> tuple[str, Appeal]:
+def _read(envelope: bytes) -> SignedAppeal:
     kept = Envelope.from_bytes(envelope)
-    return kept.signer, Appeal.from_bytes(kept.payload)
+    return SignedAppeal(kept.signer, Appeal.from_bytes(kept.payload))
 
 
-def _ruling(row: Any) -> str:
+def _ruling(row: AppealRow) -> str:
     return f"{row.reason_code}: {row.said}" if row.said else str(row.reason_code)
 
 
-def _reply(outcome: Literal["recorded", "already_recorded"], row: Any) -> AppealReply:
+def _reply(outcome: Literal["recorded", "already_recorded"], row: AppealRow) -> AppealReply:
     return AppealReply(
         outcome=outcome, number=row.number, claim_id=row.claim_id, standing=row.state, ruling=_ruling(row)
     )

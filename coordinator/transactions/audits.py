@@ -13,7 +13,6 @@
 import json
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -134,12 +133,12 @@ def _cases(
     )
     rows = connection.execute(query).all()
     together = [row for row in rows if not row.tries] or rows[:1]
-    return [_case(connection, row, row.node_id in probes) for row in together]
+    return [_case(connection, row.claim_id, row.lease_id, row.offer, row.node_id in probes) for row in together]
 
 
-def _case(connection: sa.Connection, row: Any, is_probe: bool) -> AuditCase:
-    rollout, left = partial_rollouts.signed(connection, row.lease_id)
-    return AuditCase(claim_id=row.claim_id, lease=row.offer, rollout=rollout, fragments=left, is_probe=is_probe)
+def _case(connection: sa.Connection, claim_id: str, lease_id: str, offer: bytes, is_probe: bool) -> AuditCase:
+    rollout, left = partial_rollouts.signed(connection, lease_id)
+    return AuditCase(claim_id=claim_id, lease=offer, rollout=rollout, fragments=left, is_probe=is_probe)
 
 
 def _within(cases: list[AuditCase]) -> list[AuditCase]:

@@ -17,14 +17,15 @@
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState, RolloutState
 from coordinator.store.facts import Fact, get_fact, set_fact
+from coordinator.store.rows import read_rows
 from coordinator.store.tables import batches, groups, is_for_training, leases, nodes, parts, rollouts
 from coordinator.transactions import (
     admission,
@@ -54,6 +55,54 @@ SET_ASIDE = Fact("set_aside", 0)
 """The fact with the number of rollouts that were replaced by others, since all their rewards are equal."""
 
 
+class GroupOfClaim(NamedTuple):
+    """A claim, and its group."""
+
+    claim_id: str
+    group_no: int
+
+
+class BufferedGroup(NamedTuple):
+    """A group that waits for a batch."""
+
+    claim_id: str
+    group_no: int
+    policy_update: int
+    owner: str
+
+
+class StoredRollout(NamedTuple):
+    """A rollout as it was accepted, and its lease."""
+
+    claim_id: str
+    lease_id: str
+    policy_update: int
+    rewards: bytes
+    marks: Mapping[str, Any]
+    envelope: bytes
+    offer: bytes
+    continues: str | None
+
+    @classmethod
+    def from_mapping(cls, row: Mapping[str, Any]) -> "StoredRollout":
+        """Return the rollout in a row that has more columns."""
+        return cls(**{name: row[name] for name in cls._fields})
+
+
+class WholeGroup(NamedTuple):
+    """The samples of a rollout with what it continued, and the claims of earlier nodes or turns."""
+
+    samples: list[WholeSample]
+    earlier: tuple[Earlier, ...]
+
+
+class BatchChoice(NamedTuple):
+    """The groups of a batch, and those that the share of their owners excluded."""
+
+    chosen: list[BufferedGroup]
+    beyond: list[BufferedGroup]
+
+
 def get(
     connection: sa.Connection, number: int, *, terms: LeaseTerms, audits: AuditTerms, now_ms: int
 ) -> TrainingBatch | None:
@@ -73,13 +122,14 @@ def get(
 
 def groups_of(connection: sa.Connection, number: int) -> tuple[TrainingGroup, ...]:
     """Return the groups of a batch that was formed."""
-    chosen = connection.execute(
-        sa.select(rollouts, leases.c.offer, leases.c.continues)
+    columns = [leases.c[name] if name in ("offer", "continues") else rollouts.c[name] for name in StoredRollout._fields]
+    chosen = (
+        sa.select(*columns)
         .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
         .where(rollouts.c.batch == number)
         .order_by(rollouts.c.group_no)
-    ).mappings()
-    return tuple(group(connection, row) for row in chosen.all())
+    )
+    return tuple(group(connection, row) for row in read_rows(connection, chosen, StoredRollout))
 
 
 def report(
@@ -130,7 +180,13 @@ def _form(connection: sa.Connection, number: int, terms: LeaseTerms, audits: Aud
     if len(chosen) < size:
         lacking = size - len(chosen) - admission.room(connection, terms)
         if lacking > 0 and not _is_under_way(connection):
-            _drop(connection, beyond[-lacking:], RolloutState.SURPLUS, audits, now_ms)
+            _drop(
+                connection,
+                [GroupOfClaim(row.claim_id, row.group_no) for row in beyond[-lacking:]],
+                RolloutState.SURPLUS,
+                audits,
+                now_ms,
+            )
         return False
     for row in chosen:
         move(connection, rollouts.c.claim_id == row.claim_id, RolloutState.BATCHED, batch=number)
@@ -140,24 +196,24 @@ def _form(connection: sa.Connection, number: int, terms: LeaseTerms, audits: Aud
     return True
 
 
-def _choose(connection: sa.Connection, size: int, most: int) -> tuple[list[Any], list[Any]]:
+def _choose(connection: sa.Connection, size: int, most: int) -> BatchChoice:
     """Return the oldest groups, at most `most` of each owner, and those that this excluded, in the same order."""
-    waiting = connection.execute(
+    waiting = (
         sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.policy_update, nodes.c.owner)
         .join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
         .where(rollouts.c.state == RolloutState.BUFFERED.value)
         .order_by(rollouts.c.policy_update, rollouts.c.accepted_ms, rollouts.c.group_no)
-    ).all()
+    )
     began = _beginners(connection)
-    chosen, beyond, of_owner = list[Any](), list[Any](), Counter[str]()
-    for row in waiting:
+    chosen, beyond, of_owner = list[BufferedGroup](), list[BufferedGroup](), Counter[str]()
+    for row in read_rows(connection, waiting, BufferedGroup):
         everybody = {row.owner, *began[row.claim_id]}
         if any(of_owner[owner] >= most for owner in everybody):
             beyond.append(row)
         elif len(chosen) < size:
             of_owner.update(everybody)
             chosen.append(row)
-    return chosen, beyond
+    return BatchChoice(chosen, beyond)
 
 
 def _beginners(connection: sa.Connection) -> dict[str, set[str]]:
@@ -217,11 +273,13 @@ def _set_aside(connection: sa.Connection, number: int, terms: LeaseTerms, audits
 def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerms, now_ms: int) -> None:
     """Remove the groups from the buffer whose policy is older than the oldest update allowed."""
     past = (rollouts.c.state == RolloutState.BUFFERED.value) & (rollouts.c.policy_update < oldest_update)
-    stale = connection.execute(sa.select(rollouts.c.claim_id, rollouts.c.group_no).where(past)).all()
+    stale = read_rows(connection, sa.select(rollouts.c.claim_id, rollouts.c.group_no).where(past), GroupOfClaim)
     _drop(connection, stale, RolloutState.STALE, audits, now_ms)
 
 
-def _drop(connection: sa.Connection, rows: Sequence[Any], state: RolloutState, audits: AuditTerms, now_ms: int) -> None:
+def _drop(
+    connection: sa.Connection, rows: Sequence[GroupOfClaim], state: RolloutState, audits: AuditTerms, now_ms: int
+) -> None:
     """Remove groups from the buffer, and offer their prompts again."""
     for row in rows:
         move(connection, rollouts.c.claim_id == row.claim_id, state)
@@ -229,48 +287,48 @@ def _drop(connection: sa.Connection, rows: Sequence[Any], state: RolloutState, a
     escrow.used(connection, [row.claim_id for row in rows], terms=audits, now_ms=now_ms)
 
 
-def group(connection: sa.Connection, row: Any) -> TrainingGroup:
+def group(connection: sa.Connection, row: StoredRollout) -> TrainingGroup:
     """Return a stored rollout in the form that the learner reads, with the turns or parts that it continued."""
-    lease = Lease.from_bytes(row["offer"])
-    rewards = np.frombuffer(row["rewards"], dtype="<f4").tolist()
-    lessons = reward_columns.learned(row["marks"], len(rewards))
+    lease = Lease.from_bytes(row.offer)
+    rewards = np.frombuffer(row.rewards, dtype="<f4").tolist()
+    lessons = reward_columns.learned(row.marks, len(rewards))
     wholes, earlier = whole_samples(connection, row)
     samples = tuple(
         TrainingSample(tokens=tokens, logprobs=logprobs, reward=reward, sampled=sampled, weight=weight, skip=skip)
         for (tokens, logprobs, sampled), reward, (weight, skip) in zip(wholes, rewards, lessons, strict=True)
     )
     return TrainingGroup(
-        claim_id=row["claim_id"],
+        claim_id=row.claim_id,
         prompt=lease.prompt,
-        policy_update=row["policy_update"],
+        policy_update=row.policy_update,
         samples=samples,
         earlier=earlier,
     )
 
 
-def whole_samples(connection: sa.Connection, row: Any) -> tuple[list[WholeSample], tuple[Earlier, ...]]:
+def whole_samples(connection: sa.Connection, row: StoredRollout) -> WholeGroup:
     """Return the samples of a stored rollout with what it continued, and the claims of earlier nodes or turns."""
-    is_turn = Lease.from_bytes(row["offer"]).turn_tokens_max > 0
+    is_turn = Lease.from_bytes(row.offer).turn_tokens_max > 0
     return _of_turns(connection, row) if is_turn else _of_parts(connection, row)
 
 
-def _of_turns(connection: sa.Connection, row: Any) -> tuple[list[WholeSample], tuple[Earlier, ...]]:
+def _of_turns(connection: sa.Connection, row: StoredRollout) -> WholeGroup:
     """Return the samples of episodes, and the claims of the turns before the last."""
-    played = turns.chain(connection, row["lease_id"])
+    played = turns.chain(connection, row.lease_id)
     earlier = tuple(Earlier(claim_id=turn.claim_id, ends=turn.ends) for turn in played[:-1])
-    return turns.whole_samples(played), earlier
+    return WholeGroup(turns.whole_samples(played), earlier)
 
 
-def _of_parts(connection: sa.Connection, row: Any) -> tuple[list[WholeSample], tuple[Earlier, ...]]:
+def _of_parts(connection: sa.Connection, row: StoredRollout) -> WholeGroup:
     """Return the samples of completions, and the claims of the nodes that began them."""
-    claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
-    partials = partial_rollouts.chain(connection, row["continues"])
+    claim = RolloutClaim.from_bytes(open_envelope("rollout", row.envelope).payload)
+    partials = partial_rollouts.chain(connection, row.continues)
     earlier = tuple(
         Earlier(claim_id=partial.claim_id, ends=tuple(len(prefix.tokens) // 4 for prefix in partial.prefixes))
         for partial in partials
     )
     wholes = [
-        (b"".join(part.tokens for part in parts_of), b"".join(part.logprobs for part in parts_of), b"")
+        WholeSample(b"".join(part.tokens for part in parts_of), b"".join(part.logprobs for part in parts_of), b"")
         for parts_of in zip(*(partial.samples for partial in partials), claim.samples, strict=True)
     ]
-    return wholes, earlier
+    return WholeGroup(wholes, earlier)

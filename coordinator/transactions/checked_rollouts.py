@@ -11,6 +11,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coordinator.transactions import partial_rollouts
 from coordinator.transactions.partial_rollouts import SignedFragment
@@ -25,8 +26,16 @@ from protocol.work.evidence import RejectionEvidence
 from protocol.work.lease import Lease, answer_max_bytes, named_lease
 from protocol.work.rollout import RolloutClaim
 
-Owners = Mapping[str, tuple[str, bytes]]
-"""The node that each lease was given to, and the lease's offer, by lease id."""
+
+class LeaseHolder(NamedTuple):
+    """The node that a lease was given to, and its offer."""
+
+    node_id: str
+    offer: bytes
+
+
+Owners = Mapping[str, LeaseHolder]
+"""The holders of leases, by lease id."""
 
 
 @dataclass(frozen=True)

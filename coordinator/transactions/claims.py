@@ -25,12 +25,13 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
 from coordinator.rules.lease_allowance import is_stale
 from coordinator.rules.lifecycle import GroupState, RolloutState, is_for_learner
+from coordinator.store.rows import find_row
 from coordinator.store.tables import (
     IS_OPEN,
     batches,
@@ -54,8 +55,8 @@ from coordinator.transactions import (
     turns,
 )
 from coordinator.transactions import leases as lease_table
-from coordinator.transactions.checked_rollouts import CheckedRollout, Unreadable
-from coordinator.transactions.leases import LeaseTerms
+from coordinator.transactions.checked_rollouts import CheckedRollout, LeaseHolder, Unreadable
+from coordinator.transactions.leases import LeaseTerms, OpenLease
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.partial_rollouts import SignedFragment, Told
 from coordinator.transactions.prompts import QUERY, PromptRef
@@ -74,7 +75,7 @@ from protocol.errors import (
     UnknownLease,
 )
 from protocol.ids import ClaimId, LeaseId, NodeId
-from protocol.tasks import Reward
+from protocol.tasks import Reward, Split
 from protocol.work import evidence
 from protocol.work.lease import OPEN, Lease, LeaseEvent
 from protocol.work.messages import LeaseProgressReply, Verdict
@@ -93,12 +94,47 @@ class Judge:
     audits: AuditTerms
 
 
+class AnsweredLease(NamedTuple):
+    """A lease, its group's problem, its node's allowance, its answer if there is one, and who else works on the group.
+
+    `claim_id`, `tokens` and `credit_micros` are None if there is no answer yet.
+    """
+
+    lease_id: str
+    group_no: int
+    node_id: str
+    continues: str | None
+    state: str
+    surplus: bool
+    max_cost_micros: int
+    offer: bytes
+    expires_ms: int
+    split: Split | Literal["query"]
+    prompt: int
+    group_state: str
+    lease_allowance: int | None
+    claim_id: str | None
+    tokens: int | None
+    credit_micros: int | None
+    is_shared: bool
+    has_told: bool
+    """True if there are fragments of it."""
+
+
+class ClaimBasis(NamedTuple):
+    """The update of a version, the update that the learner has reached, and the budget that is left."""
+
+    policy_update: int
+    learner_update: int
+    free_micros: int | None
+
+
 @dataclass(frozen=True)
 class _Sound:
     """A rollout that has passed every check and is not stored yet."""
 
     lease: Lease
-    row: Any
+    row: AnsweredLease
     is_extra: bool
     """True if the learner does not wait for it."""
     is_surplus: bool
@@ -128,9 +164,9 @@ _lease = Prepared(
     .join_from(leases, groups, groups.c.group_no == leases.c.group_no)
     .join(nodes, nodes.c.node_id == leases.c.node_id)
     .outerjoin(rollouts, rollouts.c.lease_id == leases.c.lease_id)
-    .where(leases.c.lease_id == sa.bindparam("lease"))
+    .where(leases.c.lease_id == sa.bindparam("lease")),
+    AnsweredLease,
 )
-"""A lease, its group's problem, its node's allowance, its answer if there is one, and who else works on the group."""
 _stands = Prepared(
     sa.select(
         versions.c.policy_update,
@@ -139,9 +175,9 @@ _stands = Prepared(
         .where(balances_table.c.account == str(BUDGET))
         .scalar_subquery()
         .label("free_micros"),
-    ).where(versions.c.version == sa.bindparam("version"))
+    ).where(versions.c.version == sa.bindparam("version")),
+    ClaimBasis,
 )
-"""The update of a version, the update that the learner has reached, and the budget that is left."""
 _accepted = Prepared(sa.insert(rollouts))
 
 
@@ -194,7 +230,7 @@ def _check(
         if row.claim_id != claim_id:
             seen = different("claim", f"claim {row.claim_id}", f"claim {claim_id}")
             raise LeaseConflict("This lease was already answered, with another rollout.", breach=seen)
-        return _verdict("already_accepted", claim.lease_id, row.tokens, row.credit_micros)
+        return _verdict("already_accepted", claim.lease_id, row.tokens or 0, row.credit_micros or 0)
     if row.state not in OPEN or row.expires_ms <= now_ms:  # (5)
         raise LeaseClosed(
             "This lease has ended; its prompt went to another node.",
@@ -225,7 +261,9 @@ def _check(
     return _Sound(lease, row, is_extra, is_surplus, whole, rewards, pending, partials, stored)
 
 
-def _has_place(connection: sa.Connection, row: Any, policy_update: int, learner_update: int, terms: LeaseTerms) -> bool:
+def _has_place(
+    connection: sa.Connection, row: AnsweredLease, policy_update: int, learner_update: int, terms: LeaseTerms
+) -> bool:
     """Return True if the learner has a place for the group of a lease; only a trial may have none."""
     counts = row.group_state != GroupState.TRIAL
     return counts or admission.has_room(connection, terms, policy_update, learner_update)
@@ -258,7 +296,7 @@ def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Ju
     return _verdict("accepted", lease.lease_id, pending.tokens, pending.amount_micros)
 
 
-def _own_lease(connection: sa.Connection, node: NodeId, lease_id: str) -> Any:
+def _own_lease(connection: sa.Connection, node: NodeId, lease_id: str) -> AnsweredLease:
     """Return the row of a lease that was given to this node."""
     row = _lease(connection, lease=lease_id).first()
     if row is None:
@@ -307,7 +345,7 @@ def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], j
     if not surplus:
         if sound.lease.turn_tokens_max and not sound.lease.prefixes:
             turns.abandon(connection, lease.group_no, but=accepted["claim_id"])
-        lease_table.answered(connection, lease)
+        lease_table.answered(connection, lease_id, lease.group_no, is_shared=lease.is_shared)
     elif not lease.surplus:
         lease_table.reopen(connection, lease.group_no)
 
@@ -385,11 +423,11 @@ def take_progress(
     return LeaseProgressReply(gone=tuple(sorted(set(held_ids) - open_ids)), taken=tuple(taken))
 
 
-def owners_of(connection: sa.Connection, named: Collection[str]) -> dict[str, tuple[str, bytes]]:
+def owners_of(connection: sa.Connection, named: Collection[str]) -> dict[str, LeaseHolder]:
     """Return the node that each of these leases was given to, and its offer."""
     columns = (leases.c.lease_id, leases.c.node_id, leases.c.offer)
     rows = connection.execute(sa.select(*columns).where(leases.c.lease_id.in_(named)))
-    return {row.lease_id: (row.node_id, bytes(row.offer)) for row in rows}
+    return {row.lease_id: LeaseHolder(row.node_id, bytes(row.offer)) for row in rows}
 
 
 def _worth(node: NodeId, claim_id: ClaimId, lease: Lease, tokens: int) -> Pending:
@@ -427,7 +465,8 @@ def _end_rejected(
         return
     said = str(error)[:500].replace("\0", "")
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
-    row = connection.execute(sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(mine)).first()
+    columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
+    row = find_row(connection, sa.select(*columns).where(mine), OpenLease)
     ours = isinstance(error, BudgetExhausted)  # the node has done its work
     late = isinstance(error, LeaseClosed)  # it costs no more than no answer, if the lease is still in the table
     event = LeaseEvent.CANCEL if ours else LeaseEvent.EXPIRE if late else LeaseEvent.REJECT

@@ -49,7 +49,7 @@ def record(connection: sa.Connection, commitment: UpdateCommitment, *, now_ms: i
         batch=formed.entry if formed and isinstance(formed.entry, FormedBatch) else None,
         batch_expected=False,
         is_first=not get_fact(connection, COMMITTED),
-        versions=policy_versions.newest_version(connection)[0],
+        versions=policy_versions.newest_version(connection).version,
     )
     if problem:
         raise OutOfOrder(

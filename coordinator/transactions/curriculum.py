@@ -9,7 +9,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -29,9 +29,28 @@ STANDS = Fact[dict[str, Any] | None]("curriculum", None)
 Prompt = Callable[[PromptRef], list[int]]
 """A function that returns the tokens of a problem's prompt."""
 
+
+class GroupPlace(NamedTuple):
+    """A group, and the place of its problem in the train split."""
+
+    group_no: int
+    place: int
+
+
+class OutcomeRow(NamedTuple):
+    """The results of a prompt's groups, under its hash; as `PromptOutcome`."""
+
+    prompt: str
+    groups: int
+    mean: float
+    variance: float
+    alike: int
+    left_out: int
+
+
 # Built once: making a statement costs more than running it, and these run for every lease and every rollout.
 _newest = Prepared(sa.select(sa.func.max(groups.c.group_no)).where(is_for_training(groups.c.group_no)))
-_known = Prepared(sa.select(outcomes).where(outcomes.c.prompt.in_(sa.bindparam("names", expanding=True))))
+_known = Prepared(sa.select(outcomes).where(outcomes.c.prompt.in_(sa.bindparam("names", expanding=True))), OutcomeRow)
 _change = Prepared(
     sa.update(outcomes)
     .where(outcomes.c.prompt == sa.bindparam("name"))
@@ -51,11 +70,12 @@ def record_outcome(connection: sa.Connection, prompt: bytes, rewards: Sequence[f
     _keep(connection, known, {name: known.get(name, PromptOutcome()).after(rewards)})
 
 
-def come_up(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt) -> list[tuple[int, int]]:
+def come_up(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt) -> list[GroupPlace]:
     """Return numbers for `count` more groups, each with its place in the train split."""
     newest = _newest(connection).scalar()
     first = 0 if newest is None else newest + 1
-    return list(enumerate(_places(connection, count, first, rules, prompt), first))
+    places = _places(connection, count, first, rules, prompt)
+    return [GroupPlace(number, place) for number, place in enumerate(places, first)]
 
 
 def make(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt, state: GroupState) -> list[int]:
@@ -128,9 +148,8 @@ def _choose_from_window(
 
 
 def _outcomes(connection: sa.Connection, names: Iterable[str]) -> dict[str, PromptOutcome]:
-    fields = PromptOutcome.__dataclass_fields__
     rows = _known(connection, names=list(names))
-    return {row.prompt: PromptOutcome(**{name: getattr(row, name) for name in fields}) for row in rows}
+    return {row.prompt: PromptOutcome(row.groups, row.mean, row.variance, row.alike, row.left_out) for row in rows}
 
 
 def _keep(connection: sa.Connection, known: dict[str, PromptOutcome], after: dict[str, PromptOutcome]) -> None:

@@ -25,7 +25,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -86,23 +86,46 @@ _least_rate = Prepared(
 _NO_PLACE = 2**62
 """A place behind every claim."""
 
+
+class UnpaidClaim(NamedTuple):
+    """A claim in escrow, the groups that it counts for, and its worth."""
+
+    claim_id: str
+    groups: int
+    amount_micros: int
+
+
+class WaitingClaim(NamedTuple):
+    """A claim that is not settled yet."""
+
+    claim_id: str
+    node_id: NodeId
+    groups: int
+    why: str
+    finding: str | None
+    used: bool
+
+
 _unseen = Prepared(
     sa.select(audits.c.claim_id, audits.c.groups, claims_table.c.amount_micros)
     .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
     .where(audits.c.owner == sa.bindparam("of"), audits.c.place < sa.bindparam("before"), UNSEEN)
-    .order_by(audits.c.place.desc())
+    .order_by(audits.c.place.desc()),
+    UnpaidClaim,
 )
 _pledge = Prepared(
     sa.select(audits.c.claim_id, audits.c.groups, claims_table.c.amount_micros)
     .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
     .where(audits.c.owner == sa.bindparam("of"), GOOD)
     .order_by(claims_table.c.amount_micros.desc(), audits.c.place)
-    .limit(1)
+    .limit(1),
+    UnpaidClaim,
 )
 _unsettled = Prepared(
     sa.select(audits.c.claim_id, audits.c.node_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
     .where(audits.c.owner == sa.bindparam("of"), ~audits.c.settled, audits.c.held_as != LOST)
-    .order_by(audits.c.place)
+    .order_by(audits.c.place),
+    WaitingClaim,
 )
 _mark_used = Prepared(
     sa.update(audits)
@@ -171,9 +194,9 @@ def _window_size(connection: sa.Connection, owner: str, standing: trust.OwnerSta
     return trust.window(standing, terms.rules, drawn_ppm=drawn_ppm)
 
 
-def _window(connection: sa.Connection, owner: str, before: int, groups: int) -> list[Any]:
+def _window(connection: sa.Connection, owner: str, before: int, groups: int) -> list[UnpaidClaim]:
     """Return the owner's last `groups` unpaid, unaudited groups before a place, the latest first."""
-    window: list[Any] = []
+    window: list[UnpaidClaim] = []
     if groups:
         for row in _unseen(connection, of=owner, before=before):
             window.append(row)
@@ -215,7 +238,7 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
     standing = standings.find_standing(connection, owner)
     waiting = _unsettled(connection, of=owner)
     first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
-    unproven: list[Any] = [row for row in waiting[:first] if row.finding not in PROVEN]
+    unproven = [row for row in waiting[:first] if row.finding not in PROVEN]
     kept = set[str]()
     if first < len(waiting) or not get_fact(connection, FINISHED):
         if standings.banned_ms(connection, owner) is None:  # a banned owner needs no pledge
@@ -238,7 +261,7 @@ def _pledged(connection: sa.Connection, owner: str, standing: trust.OwnerStandin
     return {row.claim_id for row in _pledge(connection, of=owner)} if rate else set()
 
 
-def _closed(unproven: list[Any], window: int) -> list[Any]:
+def _closed(unproven: list[WaitingClaim], window: int) -> list[WaitingClaim]:
     """Return the claims with at least `window` groups behind them."""
     behind = 0
     for place in reversed(range(len(unproven))):

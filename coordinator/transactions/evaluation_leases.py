@@ -12,17 +12,36 @@ A node that asks for work is given groups of an evaluation of the version that i
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState
+from coordinator.store.rows import read_rows
 from coordinator.store.tables import IS_OPEN, evaluations, groups, leases, nodes
 from coordinator.transactions import standings
 from coordinator.transactions.admission import NOT_NEEDED, Admitted
 from coordinator.transactions.evaluations import FIRST
-from coordinator.transactions.leases import set_group
+from coordinator.transactions.leases import GroupToLease, set_group
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
+
+
+class RunningEvaluation(NamedTuple):
+    """An evaluation that is not over."""
+
+    number: int
+    problems: int
+    samples: int
+    why: str
+
+
+class MeasuringNodes(NamedTuple):
+    """The nodes that sample or are between two turns, and those of them that measure."""
+
+    at_work: set[str]
+    measuring: set[str]
+
 
 _is_left = groups.c.state.in_(sa.bindparam("states", expanding=True))
 _open_ones = sa.select(groups.c.group_no).where(groups.c.evaluation == evaluations.c.number, _is_left)
@@ -31,7 +50,8 @@ _running = Prepared(
     sa.select(evaluations.c.number, evaluations.c.problems, evaluations.c.samples, evaluations.c.why)
     .where(evaluations.c.state == "running", evaluations.c.version == sa.bindparam("version"), _open_ones.exists())
     .order_by(evaluations.c.why.not_in(FIRST), evaluations.c.number)
-    .limit(1)
+    .limit(1),
+    RunningEvaluation,
 )
 
 
@@ -81,7 +101,7 @@ def part(
 
 def lease_evaluation_groups(
     connection: sa.Connection, number: int, count: int, version: int | None, *, on_trial: bool
-) -> list[tuple[int, str | None, int | None]]:
+) -> list[GroupToLease]:
     """Lease up to `count` groups of an evaluation; return each with the lease that left work on it and that version.
 
     Groups that nobody works on come first. Then, if the node is no newcomer, those that only newcomers work on.
@@ -94,9 +114,9 @@ def lease_evaluation_groups(
         .order_by(groups.c.state == GroupState.TRIAL.value, fits, groups.c.group_no.desc())
         .limit(count)
     )
-    taken = [(row.group_no, row.begun, row.begun_version) for row in connection.execute(waiting)]
-    for group_no, _, _ in taken:
-        set_group(connection, group_no, GroupState.TRIAL if on_trial else GroupState.LEASED)
+    taken = read_rows(connection, waiting, GroupToLease)
+    for group in taken:
+        set_group(connection, group.group_no, GroupState.TRIAL if on_trial else GroupState.LEASED)
     return taken
 
 
@@ -113,7 +133,7 @@ def _left_for(on_trial: bool) -> list[str]:
     return left if on_trial else [*left, GroupState.TRIAL.value]
 
 
-def _at_work(connection: sa.Connection, *, proven_only: bool, plays: bool) -> tuple[set[str], set[str]]:
+def _at_work(connection: sa.Connection, *, proven_only: bool, plays: bool) -> MeasuringNodes:
     """Return the nodes that sample or are between two turns, and those of them that measure.
 
     With `proven_only`, newcomers are not among them. In a round of episodes (`plays`), a node whose environment has not
@@ -126,4 +146,4 @@ def _at_work(connection: sa.Connection, *, proven_only: bool, plays: bool) -> tu
     if proven_only:
         measured = measured.join(nodes, nodes.c.node_id == held.c.node_id).where(standings.IS_KNOWN)
     measures = {node: evaluation is not None for node, evaluation in connection.execute(measured)}
-    return set(measures), {node for node, does in measures.items() if does}
+    return MeasuringNodes(set(measures), {node for node, does in measures.items() if does})

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -24,8 +25,35 @@ from protocol.policy import chunks
 from protocol.work.lease import LeaseState
 from protocol.work.rollout import pack_tokens
 
+
+class LengthRow(NamedTuple):
+    """The mean length of a prompt's groups, or of similar prompts' groups."""
+
+    prompts: str
+    mean: float
+    groups: int
+
+
+class OpenGroup(NamedTuple):
+    """A group that nobody works on."""
+
+    group_no: int
+    expected: float | None
+    begun: str | None
+    begun_version: int | None
+
+
+class Paces(NamedTuple):
+    """The time and the tokens of the last accepted answers of all nodes, and of one; None without any answer."""
+
+    ms: int | None
+    tokens: int | None
+    own_ms: int | None
+    own_tokens: int | None
+
+
 # Built once: making a statement costs more than running it, and these run for every lease.
-_known = Prepared(sa.select(lengths).where(lengths.c.prompts.in_(sa.bindparam("names", expanding=True))))
+_known = Prepared(sa.select(lengths).where(lengths.c.prompts.in_(sa.bindparam("names", expanding=True))), LengthRow)
 _made = groups.alias("made")
 _newest = sa.select(sa.func.max(_made.c.group_no)).where(is_for_training(_made.c.group_no)).scalar_subquery()
 _unbegun = Prepared(
@@ -36,7 +64,8 @@ _unbegun = Prepared(
         groups.c.begun.is_(None) | (groups.c.group_no < _newest - sa.bindparam("newer", type_=sa.Integer)),
     )
     .order_by(groups.c.group_no)
-    .limit(sa.bindparam("count", type_=sa.Integer))
+    .limit(sa.bindparam("count", type_=sa.Integer)),
+    OpenGroup,
 )
 _change = Prepared(
     sa.update(lengths)
@@ -66,7 +95,8 @@ def _lately(*of: sa.ColumnElement[bool]) -> sa.Subquery:
 
 
 _of_all, _of_one = _lately(), _lately(leases.c.node_id == sa.bindparam("node"))
-_paces = Prepared(sa.select(_of_all, _of_one.c.ms, _of_one.c.tokens).join_from(_of_all, _of_one, sa.true()))
+_own = (_of_one.c.ms.label("own_ms"), _of_one.c.tokens.label("own_tokens"))
+_paces = Prepared(sa.select(_of_all, *_own).join_from(_of_all, _of_one, sa.true()), Paces)
 
 
 def record_lengths(connection: sa.Connection, prompt: bytes, longest: int) -> None:

@@ -12,7 +12,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
@@ -21,6 +21,7 @@ from coordinator.rules import lease_allowance
 from coordinator.rules.lifecycle import UNFINISHED, GroupState, RolloutState, groups_before, is_for_learner
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store.facts import Fact, get_fact, set_fact
+from coordinator.store.rows import read_rows
 from coordinator.store.tables import IS_OPEN, batches, groups, is_for_training, leases, nodes, rollouts, versions
 from coordinator.transactions import partial_rollouts, staleness_bound, tally
 from ledger.entry import amount
@@ -39,16 +40,60 @@ BACK = Fact("back_ms", 0)
 AT_WORK = (LeaseState.ACCEPTED, LeaseState.REJECTED, LeaseState.EXPIRED)
 """Final states of leases that took the node's time; a skipped or cancelled one may have taken none."""
 
+
+class OpenLease(NamedTuple):
+    """An open lease, as far as its end needs it."""
+
+    lease_id: str
+    group_no: int
+    surplus: bool
+
+
+class GroupToLease(NamedTuple):
+    """A group for a node, the ended lease that it continues, and the version of that lease."""
+
+    group_no: int
+    begun: str | None = None
+    begun_version: int | None = None
+
+
+class LeaseWithAllowance(NamedTuple):
+    """A lease, and the leases that its node may hold."""
+
+    lease_id: str
+    state: str
+    node_id: str
+    max_cost_micros: int
+    lease_allowance: int | None
+
+
+class MovableLease(Protocol):
+    """The columns of a lease that its next state depends on; rows have more."""
+
+    @property
+    def lease_id(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def node_id(self) -> str: ...
+    @property
+    def max_cost_micros(self) -> int: ...
+    @property
+    def lease_allowance(self) -> int | None: ...
+
+
 # Built once: making a statement costs more than running it, and these run for every lease.
 _over = Prepared(
     sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(
         IS_OPEN, leases.c.expires_ms <= sa.bindparam("now")
-    )
+    ),
+    OpenLease,
 )
 _where = Prepared(
     sa.select(leases.c.lease_id, leases.c.state, leases.c.node_id, leases.c.max_cost_micros, nodes.c.lease_allowance)
     .outerjoin_from(leases, nodes, nodes.c.node_id == leases.c.node_id)
-    .where(leases.c.lease_id == sa.bindparam("lease"))
+    .where(leases.c.lease_id == sa.bindparam("lease")),
+    LeaseWithAllowance,
 )
 _move = Prepared(
     sa.update(leases)
@@ -107,7 +152,7 @@ class LeaseTerms:
     """Leases that a node may hold before it has answered any."""
     over_issue: int
     """The most groups that are given to second nodes, when a batch waits for no more than these."""
-    hourly_budget_micros: int = 0
+    budget_micros_per_hour: int = 0
     """The most micro-units that may be spent in any hour; 0 is no limit."""
     max_owner_share: float = 1.0
     """The largest share of one owner in a batch, and in the groups that may be under way."""
@@ -180,7 +225,9 @@ def move(connection: sa.Connection, lease_id: str, event: LeaseEvent, terms: Lea
     return row is not None and advance(connection, row, event, terms, now_ms)
 
 
-def advance(connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int) -> bool:
+def advance(
+    connection: sa.Connection, row: MovableLease, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int
+) -> bool:
     """Do the same as `move` for a lease that was read before, with the allowance of its node."""
     after = TRANSITIONS.get((LeaseState(row.state), event))
     if after is None:
@@ -206,7 +253,7 @@ def terms_of(config: Config) -> LeaseTerms:
         timeout_ms=int(config.leases.timeout_s * 1000),
         newcomer_leases=config.leases.newcomer_leases,
         over_issue=config.leases.over_issue,
-        hourly_budget_micros=config.fleet.budget_micros_per_hour,
+        budget_micros_per_hour=config.fleet.budget_micros_per_hour,
         max_owner_share=config.audit.max_owner_share,
         classes=config.audit.classes,
         tolerance=config.audit.tolerance,
@@ -253,13 +300,13 @@ def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *,
     """Skip leases that a node returns; other nodes' and finished leases do not change. Return how many were skipped."""
     mine = IS_OPEN & (leases.c.node_id == node) & leases.c.lease_id.in_(message.lease_ids)
     columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
-    rows = {row.lease_id: row for row in connection.execute(sa.select(*columns).where(mine))}
+    rows = {row.lease_id: row for row in read_rows(connection, sa.select(*columns).where(mine), OpenLease)}
     held = [rows[lease_id] for lease_id in dict.fromkeys(message.lease_ids) if lease_id in rows]
     return sum(end_unanswered(connection, row, LeaseEvent.SKIP, terms, now_ms) for row in held)
 
 
 def end_unanswered(
-    connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int
+    connection: sa.Connection, row: OpenLease, event: LeaseEvent, terms: LeaseTerms | None, now_ms: int
 ) -> bool:
     """End a lease without an answer, and offer its group again if nobody else works on it; cancel a surplus one."""
     if row.surplus:
@@ -280,16 +327,16 @@ def end_unanswered(
 def take_away(connection: sa.Connection, whose: sa.ColumnElement[bool], code: str, now_ms: int) -> None:
     """End the open leases of nodes that may not work any more, without their fragments."""
     columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
-    for row in connection.execute(sa.select(*columns).where(IS_OPEN, whose)).all():
+    for row in read_rows(connection, sa.select(*columns).where(IS_OPEN, whose), OpenLease):
         if end_unanswered(connection, row, LeaseEvent.REJECT, None, now_ms):
             connection.execute(sa.update(leases).where(leases.c.lease_id == row.lease_id).values(code=code))
 
 
-def answered(connection: sa.Connection, row: Any) -> None:
-    """Mark the group of a lease as accepted, and the other leases of the group as surplus."""
-    if row.is_shared:
-        _in_vain(connection, group=row.group_no, lease=row.lease_id)
-    set_group(connection, row.group_no, GroupState.ACCEPTED)
+def answered(connection: sa.Connection, lease_id: str, group_no: int, *, is_shared: bool) -> None:
+    """Mark the group of a lease as accepted, and the group's other leases, if it is shared, as surplus."""
+    if is_shared:
+        _in_vain(connection, group=group_no, lease=lease_id)
+    set_group(connection, group_no, GroupState.ACCEPTED)
 
 
 def reopen(connection: sa.Connection, group_no: int, begun: str | None = None, *, until_ms: int = 0) -> None:
@@ -343,7 +390,7 @@ def is_held_up(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> boo
     """Return True if the learner waits, nodes could work, and no usable group came for as long as a lease lasts."""
     since_ms = now_ms - terms.timeout_ms
     batch = _last_batch(connection).first()
-    if batch is not None and (batch.reported_ms is None or batch.reported_ms > since_ms):  # it trains, or just did
+    if batch is not None and (batch[0] is None or batch[0] > since_ms):  # it trains, or just did
         return False
     if max(get_fact(connection, BACK), _published(connection).scalar() or 0) > since_ms:
         return False
@@ -353,7 +400,7 @@ def is_held_up(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> boo
     return came_ms is not None and bool(came_ms <= since_ms)
 
 
-def _learn(connection: sa.Connection, row: Any, event: LeaseEvent, terms: LeaseTerms) -> None:
+def _learn(connection: sa.Connection, row: MovableLease, event: LeaseEvent, terms: LeaseTerms) -> None:
     """Update how many leases a node may hold after one of them ended."""
     before = terms.newcomer_leases if row.lease_allowance is None else row.lease_allowance
     after = lease_allowance.allowance_after(before, event, most=terms.held_max)

@@ -11,6 +11,7 @@
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from blake3 import blake3
@@ -40,15 +41,33 @@ class AuditTerms:
     """The operator's own nodes, on which classes are calibrated."""
 
 
+class DrawingEpoch(NamedTuple):
+    """The epoch that draws now, and the number of its claims."""
+
+    epoch: int
+    secret_digest: str
+    claims: int
+
+
+class ClaimDraw(NamedTuple):
+    """The epoch of a claim, whether the claim is drawn, and whether the epoch ends once it is recorded."""
+
+    epoch: int
+    is_drawn: bool
+    is_last: bool
+
+
 # Built once: making a statement costs more than running it, and these run for every rollout.
 _drawing = Prepared(
-    sa.select(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims).where(epochs.c.state == "drawing")
+    sa.select(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims).where(epochs.c.state == "drawing"),
+    DrawingEpoch,
 )
 _count = Prepared(
     sa.update(epochs)
     .where(epochs.c.state == "drawing")
     .values(claims=epochs.c.claims + 1)
-    .returning(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims)
+    .returning(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims),
+    DrawingEpoch,
 )
 
 
@@ -69,11 +88,11 @@ def forget_epochs(connection: sa.Connection) -> None:
     connection.execute(sa.delete(epochs))
 
 
-def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> tuple[int, bool, bool]:
-    """Return the epoch of a claim, whether it is drawn, and whether the epoch ends with it once it is recorded."""
+def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> ClaimDraw:
+    """Count a claim in the epoch that draws now, and return whether it is drawn."""
     epoch, secret_digest, claims = _count(connection).single_row()
     drawn = drawing.is_drawn(_secret(epoch, secret_digest, terms), claim_id, rate_ppm)
-    return epoch, drawn, claims >= terms.epoch_groups
+    return ClaimDraw(epoch, drawn, claims >= terms.epoch_groups)
 
 
 def end(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
@@ -89,7 +108,7 @@ def end(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
 
 def end_last(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> bool:
     """End the epoch of late claims after the round, once no lease is open any more; return False before that."""
-    if not get_fact(connection, FINISHED) or not _open(connection)[2]:
+    if not get_fact(connection, FINISHED) or not _open(connection).claims:
         return False
     if connection.execute(sa.select(leases.c.lease_id).where(IS_OPEN).limit(1)).first() is not None:
         return False
@@ -108,8 +127,8 @@ def is_over(connection: sa.Connection, epoch: int) -> bool:
     return connection.execute(sa.select(epochs.c.state).where(epochs.c.epoch == epoch)).scalar() == "over"
 
 
-def _open(connection: sa.Connection) -> tuple[int, str, int]:
-    return tuple(_drawing(connection).single_row())
+def _open(connection: sa.Connection) -> DrawingEpoch:
+    return _drawing(connection).single_row()
 
 
 def _next(connection: sa.Connection, epoch: int, terms: AuditTerms, now_ms: int) -> None:

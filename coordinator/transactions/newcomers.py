@@ -19,7 +19,7 @@
 
 from collections.abc import Mapping
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -27,6 +27,7 @@ from coordinator.rules import lease_allowance
 from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import IS_OPEN, leases, nodes
 from coordinator.transactions.leases import LeaseTerms, last_expired_ms
+from coordinator.transactions.registry import WorkerRow
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
 
@@ -61,6 +62,13 @@ class NewcomerBudget(NamedTuple):
     line: Mapping[str, list[int]]
 
 
+class NewcomerLeases(NamedTuple):
+    """The leases that a newcomer may hold, and whether it holds one."""
+
+    lease_allowance: int | None
+    holds: bool
+
+
 # Built once: making a statement costs more than running it, and these run for every lease.
 _this = nodes.c.node_id == sa.bindparam("node")
 _holds = sa.exists().where(IS_OPEN, leases.c.node_id == nodes.c.node_id).label("holds")
@@ -79,11 +87,11 @@ _out = Prepared(
         .subquery()
     )
 )
-_own = Prepared(sa.select(nodes.c.lease_allowance, _holds).where(_this))
+_own = Prepared(sa.select(nodes.c.lease_allowance, _holds).where(_this), NewcomerLeases)
 
 
 def do_others_ask(
-    connection: sa.Connection, worker: Any, others_ms: int | None, terms: LeaseTerms, now_ms: int
+    connection: sa.Connection, worker: WorkerRow, others_ms: int | None, terms: LeaseTerms, now_ms: int
 ) -> bool:
     """Return True if nodes that are no newcomers, maybe this one, ask for work. `others_ms` is the fact `OTHERS`."""
     if worker.validated_groups:
@@ -93,7 +101,7 @@ def do_others_ask(
     return is_fresh(others_ms, terms, now_ms)
 
 
-def is_newcomer(connection: sa.Connection, worker: Any, terms: LeaseTerms) -> bool:
+def is_newcomer(connection: sa.Connection, worker: WorkerRow, terms: LeaseTerms) -> bool:
     """Return True if trials are all that this node gets while others ask.
 
     An owner has at most one other open lease per group that was found right, at nodes that have finished none: else one
@@ -118,7 +126,7 @@ def is_hoarded(connection: sa.Connection, terms: LeaseTerms, now_ms: int) -> boo
 
 
 def may_begin(
-    connection: sa.Connection, worker: Any, budget: NewcomerBudget, place: str, terms: LeaseTerms, now_ms: int
+    connection: sa.Connection, worker: WorkerRow, budget: NewcomerBudget, place: str, terms: LeaseTerms, now_ms: int
 ) -> int:
     """Return 1 if a newcomer from network group `place` may begin a trial; else put it in line and return 0."""
     if _must_wait(connection, NodeId(worker.node_id), terms, now_ms):

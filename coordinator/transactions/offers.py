@@ -12,7 +12,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -36,9 +36,10 @@ from coordinator.transactions import (
     turns,
 )
 from coordinator.transactions.admission import Admitted
-from coordinator.transactions.leases import LeaseTerms, expire, reopen, set_group
+from coordinator.transactions.leases import GroupToLease, LeaseTerms, expire, reopen, set_group
 from coordinator.transactions.partial_rollouts import Told
 from coordinator.transactions.prompts import QUERY, PromptRef
+from coordinator.transactions.registry import WorkerRow
 from coordinator.transactions.turns import AcceptedTurn
 from ledger.entry import amount
 from ledger.prepared import Prepared
@@ -62,6 +63,24 @@ RETRY_S: dict[Reason, float] = {
 }
 """The seconds after which a node asks again, by the reason why it got nothing."""
 
+
+class BegunGroup(NamedTuple):
+    """The ended lease from which a group's next node may continue, and its version."""
+
+    begun: str | None
+    begun_version: int | None
+
+
+class EvaluationOffer(NamedTuple):
+    """Leases of evaluation groups for a node."""
+
+    leases: list[Lease]
+    stays: bool = False
+    """True if the node stays with its version."""
+    alone: bool = False
+    """True if it gets no other leases."""
+
+
 # Built once: making a statement costs more than running it, and these run for every lease.
 _is_trained_on = is_for_training(groups.c.group_no)
 _fits = sa.case(
@@ -71,23 +90,23 @@ _waiting = Prepared(
     sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
     .where(groups.c.state == GroupState.OPEN.value, _is_trained_on)
     .order_by(_fits, groups.c.group_no)
-    .limit(sa.bindparam("count", type_=sa.Integer))
+    .limit(sa.bindparam("count", type_=sa.Integer)),
+    GroupToLease,
 )
 _oldest = sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).order_by(groups.c.group_no)
 _some = _oldest.where(_is_trained_on).limit(sa.bindparam("count", type_=sa.Integer))
 _of_version = groups.c.begun_version == sa.bindparam("version", type_=sa.Integer)
 _is_at_turn = groups.c.state == GroupState.TURN.value
-_begun_here = Prepared(_some.where(groups.c.state == GroupState.OPEN.value, _of_version))
-_turns_here = Prepared(_some.where(_is_at_turn, _of_version))
-_turns_in_vain = Prepared(_some.where(_is_at_turn, groups.c.waits_until_ms <= sa.bindparam("now", type_=sa.BigInteger)))
-_answered_by = Prepared(_oldest.where(_is_at_turn, groups.c.begun.in_(sa.bindparam("leases", expanding=True))))
+_begun_here = Prepared(_some.where(groups.c.state == GroupState.OPEN.value, _of_version), GroupToLease)
+_turns_here = Prepared(_some.where(_is_at_turn, _of_version), GroupToLease)
+_waited_long = groups.c.waits_until_ms <= sa.bindparam("now", type_=sa.BigInteger)
+_turns_in_vain = Prepared(_some.where(_is_at_turn, _waited_long), GroupToLease)
+_after = groups.c.begun.in_(sa.bindparam("leases", expanding=True))
+_answered_by = Prepared(_oldest.where(_is_at_turn, _after), GroupToLease)
 _begun_of = Prepared(
-    sa.select(groups.c.begun, groups.c.begun_version).where(groups.c.group_no == sa.bindparam("group"))
+    sa.select(groups.c.begun, groups.c.begun_version).where(groups.c.group_no == sa.bindparam("group")), BegunGroup
 )
 _give_lease = Prepared(sa.insert(leases))
-
-Taken = tuple[int, str | None, int | None]
-"""A group, the lease that it continues, and the version of that lease."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +188,7 @@ def offer_turns(
 ) -> tuple[Lease, ...]:
     """Give a node the next turns of the groups whose last turns it took with these leases, as far as they are known."""
     worker = registry.require_worker(connection, node)
-    answered: list[Taken] = [tuple(row) for row in _answered_by(connection, leases=list(lease_ids))]
+    answered = _answered_by(connection, leases=list(lease_ids))
     if not answered or not worker.works or worker.paused_ms is not None:
         return ()
     hands = admission.free_hands(connection, node, terms, now_ms)
@@ -185,18 +204,18 @@ def offer_turns(
         set_group(connection, group_no, GroupState.TRIAL if on_trial else GroupState.LEASED)
         asks = LeaseRequest(version=version, groups=1, continues=True, numerics=turn.lease.judged_as)
         price = worker.price_micros_per_mtok
-        given += _give(connection, node, [(group_no, begun, version)], asks, price, terms, draw, now_ms)
+        given += _give(connection, node, [GroupToLease(group_no, begun, version)], asks, price, terms, draw, now_ms)
     return tuple(given)
 
 
 def _take_turns(
     connection: sa.Connection,
-    worker: Any,
+    worker: WorkerRow,
     message: LeaseRequest,
     admitted: Admitted,
     terms: LeaseTerms,
     now_ms: int,
-) -> list[Taken]:
+) -> list[GroupToLease]:
     """Lease groups whose next turn waits for a node: those of its version, then those that waited in vain.
 
     A newcomer on trial gets none: it could spoil what others have played.
@@ -209,20 +228,20 @@ def _take_turns(
     most = min(message.groups, terms.groups_per_request, hands, payable)
     if most < 1:
         return []
-    taken: list[Taken] = []
+    taken: list[GroupToLease] = []
     if message.continues:
-        taken = [tuple(row) for row in _turns_here(connection, version=message.version, count=most)]
+        taken += _turns_here(connection, version=message.version, count=most)
     if admitted.groups and not message.finishing and len(taken) < most:
-        taken += [tuple(row) for row in _turns_in_vain(connection, now=now_ms, count=most - len(taken))]
+        taken += _turns_in_vain(connection, now=now_ms, count=most - len(taken))
     taken = list(dict.fromkeys(taken))
-    for group_no, _, _ in taken:
-        set_group(connection, group_no, GroupState.LEASED)
+    for group in taken:
+        set_group(connection, group.group_no, GroupState.LEASED)
     return taken
 
 
 def _serve(
     connection: sa.Connection,
-    worker: Any,
+    worker: WorkerRow,
     message: LeaseRequest,
     admitted: Admitted,
     terms: LeaseTerms,
@@ -246,61 +265,61 @@ def _serve(
         waiting = queries.waiting(connection, message.version, most, on_trial=admitted.on_trial, now_ms=now_ms)
     costs = [terms.max_cost_micros(price, query.samples, query.tokens_max) for query in waiting]
     payable = admission.affordable(connection, terms, max(costs, default=0), now_ms)
-    taken = [(query.group_no, query.begun, query.begun_version) for query in waiting[:payable]]
-    for group_no, _, _ in taken:
-        set_group(connection, group_no, GroupState.TRIAL if admitted.on_trial else GroupState.LEASED)
+    taken = [GroupToLease(query.group_no, query.begun, query.begun_version) for query in waiting[:payable]]
+    for group in taken:
+        set_group(connection, group.group_no, GroupState.TRIAL if admitted.on_trial else GroupState.LEASED)
     return _give(connection, node, taken, message, price, terms, draw, now_ms, is_read=not admitted.on_trial)
 
 
 def _with_their_turns(
     connection: sa.Connection, late: Sequence[int], version: int | None, terms: LeaseTerms
-) -> list[Taken]:
+) -> list[GroupToLease]:
     """Return late groups for a second node: from their start, or from the turn that they have reached."""
     if not terms.turn_tokens_max:
-        return [(group_no, None, None) for group_no in late]
-    taken = list[Taken]()
+        return [GroupToLease(group_no) for group_no in late]
+    taken = list[GroupToLease]()
     for group_no in late:
         begun, begun_version = _begun_of(connection, group=group_no).single_row()
         if turns.last(connection, begun) is None:
-            taken.append((group_no, None, None))
+            taken.append(GroupToLease(group_no))
         elif begun_version == version:
-            taken.append((group_no, begun, begun_version))
+            taken.append(GroupToLease(group_no, begun, begun_version))
     return taken
 
 
 def _measure(
     connection: sa.Connection,
-    worker: Any,
+    worker: WorkerRow,
     message: LeaseRequest,
     admitted: Admitted,
     terms: LeaseTerms,
     draw: PromptDraw,
     now_ms: int,
-) -> tuple[list[Lease], bool, bool]:
-    """Return leases of evaluation groups, whether the node stays with its version, and whether it gets no others."""
+) -> EvaluationOffer:
+    """Return leases of evaluation groups."""
     on_trial = admitted.on_trial
     if not message.groups or admitted.reason not in ("", *admission.NOT_NEEDED) or (on_trial and not admitted.trials):
-        return [], False, False
+        return EvaluationOffer([])
     node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
     asked = min(message.groups, terms.groups_per_request)
     asked = min(asked, admitted.trials) if on_trial else asked
     share, plays = terms.evaluation_share, bool(terms.turn_tokens_max)
     part = evaluation_leases.part(connection, node, message.version, asked, share, admitted, plays=plays)
     if part is None:
-        return [], False, False
+        return EvaluationOffer([])
     affordable = admission.affordable(connection, terms, terms.max_cost_micros(price, part.samples), now_ms)
     hands = min(part.most, admission.free_hands(connection, node, terms, now_ms), affordable)
     version = message.version if message.continues else None
     taken = evaluation_leases.lease_evaluation_groups(connection, part.evaluation, hands, version, on_trial=on_trial)
     given = _give(connection, node, taken, message, price, terms, draw, now_ms, part.samples)
     stays = part.stays and bool(given) and evaluation_leases.is_left(connection, part.evaluation, on_trial=on_trial)
-    return given, stays, part.alone
+    return EvaluationOffer(given, stays, part.alone)
 
 
 def _give(
     connection: sa.Connection,
     node: NodeId,
-    taken: list[Taken],
+    taken: list[GroupToLease],
     message: LeaseRequest,
     price: int,
     terms: LeaseTerms,
@@ -362,7 +381,7 @@ def _take_groups(
     terms: LeaseTerms,
     draw: PromptDraw,
     state: GroupState,
-) -> list[Taken]:
+) -> list[GroupToLease]:
     """Set `count` groups that nobody works on to `state`; return each with the lease that left work and that version.
 
     Open groups that the node can continue come first, then the oldest; then new ones.
@@ -372,28 +391,28 @@ def _take_groups(
     if terms.lookahead:
         taken = _fitting(connection, count, version, node, terms, draw)
     else:
-        taken = [tuple(row) for row in _waiting(connection, version=version, count=count)]
-    for group_no, _, _ in taken:
-        set_group(connection, group_no, state)
+        taken = list(_waiting(connection, version=version, count=count))
+    for group in taken:
+        set_group(connection, group.group_no, state)
     fresh = curriculum.make(connection, count - len(taken), terms.selection, draw.prompt, state)
-    return taken + [(number, None, None) for number in fresh]
+    return taken + [GroupToLease(number) for number in fresh]
 
 
 def _fitting(
     connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: LeaseTerms, draw: PromptDraw
-) -> list[Taken]:
+) -> list[GroupToLease]:
     """Return `count` open groups: those that this node can continue, then those that suit its pace."""
-    begun = [tuple(row) for row in _begun_here(connection, version=version, count=count)]
+    begun = list(_begun_here(connection, version=version, count=count))
     left = count - len(begun)
     if not left:
         return begun
     window = foresight.window_of(connection, max(left, terms.lookahead), terms.selection, draw.prompt)
     waiting = {group.group_no: group for group in window}
-    for group_no, _, _ in begun:
-        waiting.pop(group_no, None)
+    for group in begun:
+        waiting.pop(group.group_no, None)
     speed = foresight.speed(connection, node)
     picked = lengths.pick(list(waiting.values()), left, speed=speed, window=terms.lookahead)
-    return begun + [(number, waiting[number].begun, waiting[number].begun_version) for number in picked]
+    return begun + [GroupToLease(number, waiting[number].begun, waiting[number].begun_version) for number in picked]
 
 
 def _next_turn(turn: AcceptedTurn, draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int) -> Lease:

@@ -18,10 +18,11 @@
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Literal, NamedTuple
 
 import sqlalchemy as sa
 
+from coordinator.store.rows import read_rows
 from coordinator.store.tables import leases, nodes, statements
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions import naming, standings
@@ -56,6 +57,20 @@ from protocol.policy import chunks
 
 ADDRESS = "address"
 DAY_MS = 86_400_000
+
+
+class StatementRow(NamedTuple):
+    """An owner's statement as it is stored."""
+
+    owner: NodeId
+    number: int
+    kind: Literal["delegation", "revocation", "address"]
+    address: str
+    envelope: bytes
+    received_ms: int
+    counts_from_ms: int | None
+    node_id: NodeId | None
+    sequenced: bool
 
 
 def delegate(connection: sa.Connection, node: NodeId, envelope: bytes, *, now_ms: int) -> None:
@@ -111,7 +126,7 @@ def sequence(connection: sa.Connection, working: Collection[NodeId], now_ms: int
     about = (statements.c.kind == ADDRESS) | statements.c.node_id.in_([row.node_id for row in first])
     theirs = statements.c.owner.in_({row.owner for row in first}) & ~statements.c.sequenced & about
     waiting = sa.select(statements).where(theirs).order_by(statements.c.owner, statements.c.number)
-    _enter(connection, connection.execute(waiting).all(), now_ms)
+    _enter(connection, read_rows(connection, waiting, StatementRow), now_ms)
     for row in first:
         naming.contest_name(connection, row.node_id)
 
@@ -282,10 +297,10 @@ def _record(
     )
     earned = sa.select(nodes.c.earned).where(nodes.c.node_id == about)
     if has_earned(connection, owner) if about is None else connection.execute(earned).scalar():
-        _enter(connection, connection.execute(sa.select(statements).where(this)).all(), now_ms)
+        _enter(connection, read_rows(connection, sa.select(statements).where(this), StatementRow), now_ms)
 
 
-def _enter(connection: sa.Connection, said: Sequence[Any], now_ms: int) -> None:
+def _enter(connection: sa.Connection, said: Sequence[StatementRow], now_ms: int) -> None:
     """Append statements to the ledger, given as their rows."""
     for row in said:
         act = OwnerAct(

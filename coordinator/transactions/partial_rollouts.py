@@ -14,6 +14,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -31,6 +32,14 @@ from protocol.work.fragment import Begun, Fragment, Grown, check_fragment, combi
 from protocol.work.lease import OPEN, Lease, Prefix
 from protocol.work.rollout import PolicyBounds
 
+
+class StoredFragment(NamedTuple):
+    """A fragment's number in its lease, and what its node signed."""
+
+    number: int
+    envelope: bytes
+
+
 # Built once: making a statement costs more than running it, and this runs for every rollout.
 _parts_of = Prepared(sa.select(parts.c.claim_id).where(parts.c.whole.in_(sa.bindparam("wholes", expanding=True))))
 _forget = Prepared(sa.delete(fragments).where(fragments.c.lease_id.in_(sa.bindparam("leases", expanding=True))))
@@ -39,7 +48,8 @@ _last = Prepared(
     sa.select(fragments.c.number, fragments.c.envelope)
     .where(fragments.c.lease_id == sa.bindparam("lease"))
     .order_by(fragments.c.number.desc())
-    .limit(1)
+    .limit(1),
+    StoredFragment,
 )
 
 REMEMBERED_MAX = 1024
@@ -213,10 +223,17 @@ def whole_of(connection: sa.Connection, claim_id: str) -> str:
     return connection.execute(sa.select(parts.c.whole).where(parts.c.claim_id == claim_id)).scalar() or claim_id
 
 
-def signed(connection: sa.Connection, lease_id: str) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return the envelopes that a node signed for a lease: the rollout, or the fragments that it left."""
+class SignedWork(NamedTuple):
+    """The envelopes that a node signed for a lease: the rollout, or the fragments that it left."""
+
+    rollout: bytes = b""
+    fragments: tuple[bytes, ...] = ()
+
+
+def signed(connection: sa.Connection, lease_id: str) -> SignedWork:
+    """Return what a node signed for a lease."""
     rollout = connection.execute(sa.select(rollouts.c.envelope).where(rollouts.c.lease_id == lease_id)).scalar()
-    return (rollout, ()) if rollout else (b"", tuple(_envelopes(connection, lease_id)))
+    return SignedWork(rollout) if rollout else SignedWork(fragments=tuple(_envelopes(connection, lease_id)))
 
 
 def _payloads(connection: sa.Connection, lease_id: str) -> list[bytes]:

@@ -113,12 +113,19 @@ def listed(connection: sa.Connection) -> list[StoredBatch]:
     return [StoredBatch(number, BatchState(state), *rest) for number, state, *rest in rows]
 
 
-def load(connection: sa.Connection, number: int, round_id: str) -> tuple[StoredBatch, TransferBatch]:
+class LoadedBatch(NamedTuple):
+    """A batch as it is stored, and in the form that its rail sends."""
+
+    row: StoredBatch
+    batch: TransferBatch
+
+
+def load(connection: sa.Connection, number: int, round_id: str) -> LoadedBatch:
     """Return a batch with its payees and their amounts."""
     row = next((row for row in listed(connection) if row.number == number), None)
     if row is None:
         raise NotFound(f"There is no batch {number}.", hint="See `swarm-coordinator payout list`.")
-    return row, TransferBatch(round_id, number, _payees_of(connection, number))
+    return LoadedBatch(row, TransferBatch(round_id, number, _payees_of(connection, number)))
 
 
 def export(batch: TransferBatch, folder: Path) -> tuple[Path, Path]:

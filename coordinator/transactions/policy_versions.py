@@ -27,7 +27,7 @@ class Keeping(NamedTuple):
 
     def chosen(self, connection: sa.Connection, now_ms: int) -> list[int]:
         """Return the numbers of these versions."""
-        cols, last = versions.c, newest_version(connection)[0]
+        cols, last = versions.c, newest_version(connection).version
         wanted = cols.version > last - self.newest
         if self.age_ms:
             wanted |= cols.published_ms > now_ms - self.age_ms
@@ -60,13 +60,21 @@ def record(connection: sa.Connection, manifest: PolicyManifest, digest: str, *, 
     )
 
 
-_newest = Prepared(sa.select(versions.c.version, versions.c.policy_update).order_by(versions.c.version.desc()).limit(1))
+class NewestVersion(NamedTuple):
+    """The newest version and its update; 0 and 0 before the first."""
+
+    version: int = 0
+    policy_update: int = 0
 
 
-def newest_version(connection: sa.Connection) -> tuple[int, int]:
-    """Return the newest version and its update; (0, 0) before the first."""
-    row = _newest(connection).first()
-    return (row[0], row[1]) if row else (0, 0)
+_newest = Prepared(
+    sa.select(versions.c.version, versions.c.policy_update).order_by(versions.c.version.desc()).limit(1), NewestVersion
+)
+
+
+def newest_version(connection: sa.Connection) -> NewestVersion:
+    """Return the newest version and its update."""
+    return _newest(connection).first() or NewestVersion()
 
 
 def newest_size_bytes(connection: sa.Connection) -> int:

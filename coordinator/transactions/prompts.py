@@ -33,9 +33,12 @@ def problem_of(task: Task, source: PromptRef) -> Problem:
 
 
 # Built once: making a statement costs more than running it, and this one runs for every lease and every rollout.
-_source = Prepared(sa.select(groups.c.split, groups.c.prompt).where(groups.c.group_no == sa.bindparam("group")))
+_source = Prepared(
+    sa.select(groups.c.split, groups.c.prompt.label("number")).where(groups.c.group_no == sa.bindparam("group")),
+    PromptRef,
+)
 
 
 def source_of(connection: sa.Connection, group_no: int) -> PromptRef:
     """Return the reference of the problem that a group is about."""
-    return PromptRef(*_source(connection, group=group_no).single_row())
+    return _source(connection, group=group_no).single_row()

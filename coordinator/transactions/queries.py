@@ -15,7 +15,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -36,6 +36,59 @@ OPEN_MAX = 4096
 KEY_OPEN_MAX = 1024
 """Open queries of one key."""
 
+
+class WaitingQuery(NamedTuple):
+    """A query that waits for a node, and the ended lease that the node may continue."""
+
+    group_no: int
+    begun: str | None
+    begun_version: int | None
+    samples: int
+    tokens_max: int
+
+
+class QueryRow(NamedTuple):
+    """A query as it is stored."""
+
+    number: int
+    api_key: int
+    group_no: int
+    state: str
+    version: int | None
+    prompt: bytes
+    samples: int
+    tokens_max: int
+    seed: int | None
+    reserved_micros: int
+    asked_ms: int
+    until_ms: int
+    ended_ms: int | None
+    temperature: float | None
+    report_every_ms: int | None
+
+
+class OpenQueries(NamedTuple):
+    """The numbers of open queries."""
+
+    everybody: int
+    own: int
+
+
+class NumberEnds(NamedTuple):
+    """The last number of a query, and the lowest of a group; None without any."""
+
+    last: int | None
+    lowest: int | None
+
+
+class AnswerCredit(NamedTuple):
+    """What nodes were credited for an answer."""
+
+    credit_micros: int
+    parts_micros: int
+    """For the parts that the last node continued."""
+
+
 # Built once: making a statement costs more than running it, and these run while queries wait.
 _asked = queries.alias("asked")
 _under_way = (
@@ -54,20 +107,21 @@ _waiting = Prepared(
     .where(queries.c.until_ms > sa.bindparam("now", type_=sa.BigInteger))
     .where(queries.c.version.is_(None) | (queries.c.version == sa.bindparam("version", type_=sa.BigInteger)))
     .order_by(groups.c.state == sa.text("'trial'"), sa.func.coalesce(_under_way.c.leased, 0) + _place, queries.c.number)
-    .limit(sa.bindparam("count", type_=sa.Integer))
+    .limit(sa.bindparam("count", type_=sa.Integer)),
+    WaitingQuery,
 )
-_asked_for = Prepared(sa.select(queries).where(queries.c.number == sa.bindparam("number")))
+_asked_for = Prepared(sa.select(queries).where(queries.c.number == sa.bindparam("number")), QueryRow)
 _forgotten = Prepared(
     sa.select(queries.c.number).where(QUERY_OPEN, queries.c.until_ms <= sa.bindparam("now", type_=sa.BigInteger))
 )
 _of_key = queries.c.api_key == sa.bindparam("key", type_=sa.Integer)
 _counts: list[Any] = [sa.func.count().label("everybody"), sa.func.count().filter(_of_key).label("own")]
-_open_now = Prepared(sa.select(*_counts).where(QUERY_OPEN))
+_open_now = Prepared(sa.select(*_counts).where(QUERY_OPEN), OpenQueries)
 _ends: list[Any] = [
     sa.select(sa.func.max(queries.c.number)).scalar_subquery().label("last"),
     sa.select(sa.func.min(groups.c.group_no)).scalar_subquery().label("lowest"),
 ]
-_ends_of_numbers = Prepared(sa.select(*_ends))
+_ends_of_numbers = Prepared(sa.select(*_ends), NumberEnds)
 _record = Prepared(sa.insert(queries))
 _record_group = Prepared(sa.insert(groups))
 _end_open = Prepared(
@@ -86,7 +140,8 @@ _answer_of = Prepared(
     .where(rollouts.c.group_no == sa.bindparam("group"), IN_NO_BATCH)
     .where(rollouts.c.state.in_((RolloutState.SERVED.value, RolloutState.RETRACTED.value)))
     .order_by(rollouts.c.accepted_ms)
-    .limit(1)
+    .limit(1),
+    AnswerCredit,
 )
 
 
@@ -172,7 +227,7 @@ def _require_room(connection: sa.Connection, key: int, more: int, open_max: int,
         raise Overloaded(f"The open queries of {whose} would be more than {most}.", hint="Wait for some to end.")
 
 
-def waiting(connection: sa.Connection, version: int, count: int, *, on_trial: bool, now_ms: int) -> list[Any]:
+def waiting(connection: sa.Connection, version: int, count: int, *, on_trial: bool, now_ms: int) -> list[WaitingQuery]:
     """Return up to `count` queries that wait for a node with this version, those that go first before others.
 
     Those that only newcomers work on come last; another newcomer gets none of them.

@@ -7,7 +7,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
@@ -21,14 +21,32 @@ from protocol.work.fragment import Fragment
 from protocol.work.lease import Lease
 from protocol.work.rollout import RolloutClaim
 
+
+class AnsweredQuery(NamedTuple):
+    """A query, and the rollout that answers it with its lease."""
+
+    number: int
+    version: int
+    claim_id: ClaimId
+    lease_id: str
+    policy_update: int
+    rewards: bytes
+    marks: Mapping[str, Any]
+    envelope: bytes
+    offer: bytes
+    continues: str | None
+
+
 # Built once: making a statement costs more than running it, and this one runs while callers wait.
 _answered = Prepared(
-    sa.select(rollouts, leases.c.offer, leases.c.continues, queries.c.number)
+    sa.select(queries.c.number, *[rollouts.c[name] for name in AnsweredQuery._fields[1:-2]])
+    .add_columns(leases.c.offer, leases.c.continues)
     .join_from(queries, rollouts, rollouts.c.group_no == queries.c.group_no)
     .join(leases, leases.c.lease_id == rollouts.c.lease_id)
     .where(queries.c.number.in_(sa.bindparam("numbers", expanding=True)), queries.c.state == "answered", IN_NO_BATCH)
     .where(rollouts.c.state.in_((RolloutState.SERVED.value, RolloutState.RETRACTED.value)))
-    .order_by(rollouts.c.accepted_ms)
+    .order_by(rollouts.c.accepted_ms),
+    AnsweredQuery,
 )
 
 
@@ -137,11 +155,11 @@ def read_answers(connection: sa.Connection, numbers: Sequence[int]) -> dict[int,
         if row.number in answers:
             continue
         claim = RolloutClaim.from_bytes(_payload(row.envelope))
-        wholes, earlier = batches.whole_samples(connection, row._asdict())
+        wholes, earlier = batches.whole_samples(connection, batches.StoredRollout.from_mapping(row._asdict()))
         samples = tuple(
             SampledAnswer(tokens, logprobs, said.finish)
             for (tokens, logprobs, _), said in zip(wholes, claim.samples, strict=True)
         )
-        claims = (*(part.claim_id for part in earlier), row.claim_id)
+        claims = (*(ClaimId(part.claim_id) for part in earlier), row.claim_id)
         answers[row.number] = QueryAnswer(samples, row.version, claims)
     return answers

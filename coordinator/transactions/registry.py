@@ -10,7 +10,7 @@
 """
 
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -74,6 +74,22 @@ SESSIONS_MAX = 1000
 """Starts of one agent whose traffic is counted; the limit keeps a node that names new ones from filling the disk."""
 
 
+class WorkerRow(NamedTuple):
+    """A node that asks for work."""
+
+    node_id: str
+    owner: str
+    price_micros_per_mtok: int
+    revoked_ms: int | None
+    paused_ms: int | None
+    registered_ms: int
+    lease_allowance: int | None
+    works: bool
+    is_banned: bool
+    validated_groups: int
+    held_claims: int
+
+
 # Built once: making a statement costs more than running it, and these run for every request.
 _spend = Prepared(sa.insert(nonces))
 _revoked = Prepared(sa.select(nodes.c.revoked_ms).where(nodes.c.node_id == sa.bindparam("node")))
@@ -87,7 +103,8 @@ _worker = Prepared(
         standings.HELD_CLAIMS.label("held_claims"),
     )
     .outerjoin_from(nodes, fleet, fleet.c.node_id == nodes.c.node_id)
-    .where(nodes.c.node_id == sa.bindparam("node"))
+    .where(nodes.c.node_id == sa.bindparam("node")),
+    WorkerRow,
 )
 _beat = Prepared(
     sa.update(nodes)
@@ -160,29 +177,36 @@ def register(
 
 def require_node(connection: sa.Connection, node: NodeId) -> None:
     """Refuse a node that has not registered, or whose key was revoked."""
-    _require(_revoked(connection, node=node).first(), node)
+    row = _revoked(connection, node=node).first()
+    if row is None:
+        raise _unknown(node)
+    _require_current_key(row[0], node)
 
 
-def require_worker(connection: sa.Connection, node: NodeId) -> Any:
+def require_worker(connection: sa.Connection, node: NodeId) -> WorkerRow:
     """Return the row of a node that asks for work: owner, price, and whether it works, is on standby or is paused.
 
     Refuse a node that has not registered, whose key was revoked, or whose owner is banned.
     """
     row = _worker(connection, node=node).first()
-    _require(row, node)
+    if row is None:
+        raise _unknown(node)
+    _require_current_key(row.revoked_ms, node)
     if row.is_banned:
         standings.require_allowed(connection, node)
     return row
 
 
-def _require(row: Any, node: NodeId) -> None:
-    if row is None:
-        raise UnknownNode(
-            "This node has not registered in this round.",
-            hint="Join again: registering is the first step.",
-            breach=different("signer", "a node that has registered", node),
-        )
-    if row.revoked_ms is not None:
+def _unknown(node: NodeId) -> UnknownNode:
+    return UnknownNode(
+        "This node has not registered in this round.",
+        hint="Join again: registering is the first step.",
+        breach=different("signer", "a node that has registered", node),
+    )
+
+
+def _require_current_key(revoked_ms: int | None, node: NodeId) -> None:
+    if revoked_ms is not None:
         raise KeyRevoked(
             "The owner of this node has revoked its key.",
             hint="Make a new one with `swarm-node keys rotate`.",

@@ -11,7 +11,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,7 +79,17 @@ def read_known(row: Mapping[str, Any]) -> list[Reward | None]:
     return [None if unknown else reward for reward, unknown in zip(filled, np.isnan(known).tolist(), strict=True)]
 
 
-def learned(marks: Mapping[str, Any], samples: int) -> list[tuple[float, Spans]]:
-    """Return each sample's weight in training, and the spans of its tokens that are not trained on."""
+class SampleLesson(NamedTuple):
+    """A sample's weight in training, and the spans of its tokens that are not trained on."""
+
+    weight: float
+    skip: Spans
+
+
+def learned(marks: Mapping[str, Any], samples: int) -> list[SampleLesson]:
+    """Return what is to be learned of each sample."""
     weights, skips = marks.get("weights", [1.0] * samples), marks.get("skips", [()] * samples)
-    return [(weight, tuple((start, end) for start, end in skip)) for weight, skip in zip(weights, skips, strict=True)]
+    return [
+        SampleLesson(weight, tuple((start, end) for start, end in skip))
+        for weight, skip in zip(weights, skips, strict=True)
+    ]

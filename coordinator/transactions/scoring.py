@@ -12,7 +12,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
@@ -27,7 +27,7 @@ from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.rollouts import move
 from coordinator.transactions.turns import AcceptedTurn
 from ledger.prepared import Prepared, say
-from protocol.tasks import Reward
+from protocol.tasks import Reward, Split
 from protocol.wire.signing import open_envelope
 from protocol.work.lease import Lease, Prefix
 from protocol.work.rollout import RolloutClaim, unpack_tokens
@@ -36,6 +36,25 @@ log = logging.getLogger(__name__)
 
 TROUBLE = Fact[Mapping[str, Any]]("verifier", {})
 """The fact of failed verification: how often, the last reason and next step, when, and whether nothing is judged."""
+
+
+class UnscoredRow(NamedTuple):
+    """A rollout that waits to be judged, its lease, and its group's problem."""
+
+    claim_id: str
+    group_no: int
+    lease_id: str
+    envelope: bytes
+    offer: bytes
+    split: Split | Literal["query"]
+    prompt: int
+
+
+class AnsweredClaim(NamedTuple):
+    """The lease and the group of a claim."""
+
+    lease_id: str
+    group_no: int
 
 
 # Built once: making a statement costs more than running it, and these run for every turn.
@@ -51,10 +70,12 @@ _waiting = Prepared(
         rollouts.c.claim_id.not_in(sa.bindparam("but", expanding=True)),
     )
     .order_by(rollouts.c.accepted_ms, rollouts.c.group_no)
-    .limit(sa.bindparam("most", type_=sa.Integer))
+    .limit(sa.bindparam("most", type_=sa.Integer)),
+    UnscoredRow,
 )
 _answered = Prepared(
-    sa.select(rollouts.c.lease_id, rollouts.c.group_no).where(rollouts.c.claim_id == sa.bindparam("claim"))
+    sa.select(rollouts.c.lease_id, rollouts.c.group_no).where(rollouts.c.claim_id == sa.bindparam("claim")),
+    AnsweredClaim,
 )
 
 Tokens = tuple[int, ...]
@@ -89,7 +110,7 @@ def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset(
     return [_unscored(connection, row) for row in _waiting(connection, but=sorted(but), most=limit)]
 
 
-def _unscored(connection: sa.Connection, row: Any) -> Unscored:
+def _unscored(connection: sa.Connection, row: UnscoredRow) -> Unscored:
     source = PromptRef(row.split, row.prompt)
     if not Lease.from_bytes(row.offer).turn_tokens_max:
         return Unscored(row.claim_id, row.group_no, source, completions(row.envelope, row.offer))

@@ -48,8 +48,8 @@ PATIENCE_MAX = 64
 class StalenessRules:
     """The bounds of S."""
 
-    least: int
-    most: int
+    min_updates: int
+    max_updates: int
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class BoundState:
 
 def after(state: BoundState, update: int, seen: UpdateFigures, rules: StalenessRules) -> BoundState:
     """Return the state once this update was reported."""
-    state = replace(state, bound=min(max(state.bound, rules.least), rules.most))
+    state = replace(state, bound=min(max(state.bound, rules.min_updates), rules.max_updates))
     if update < state.judged_from:
         return state
     state = replace(state, seen=(*state.seen, seen)[-CALM_UPDATES:], calm=state.calm + 1)
-    if state.bound > rules.least and _is_loud(state.seen[-LOUD_UPDATES:]):
+    if state.bound > rules.min_updates and _is_loud(state.seen[-LOUD_UPDATES:]):
         return _moved(state, update, state.bound - 1, min(2 * state.patience, PATIENCE_MAX))
-    if state.calm < state.patience or state.bound == rules.most or not _is_calm(state.seen):
+    if state.calm < state.patience or state.bound == rules.max_updates or not _is_calm(state.seen):
         return state
     return _moved(state, update, state.bound + 1, state.patience)
 
@@ -116,8 +116,8 @@ def rules_of(section: StalenessSection) -> StalenessRules | None:
 
 def bound_of(remembered: Mapping[str, Any] | None, rules: StalenessRules) -> int:
     """Return the bound in force by its stored fact `remembered`; the least before there is one."""
-    bound = int(remembered["bound"]) if remembered else rules.least
-    return min(max(bound, rules.least), rules.most)
+    bound = int(remembered["bound"]) if remembered else rules.min_updates
+    return min(max(bound, rules.min_updates), rules.max_updates)
 
 
 def in_force(connection: sa.Connection, section: StalenessSection) -> int:
@@ -138,7 +138,7 @@ def follow(connection: sa.Connection, update: int, metrics: Mapping[str, float],
 
 def _state(remembered: Mapping[str, Any] | None, rules: StalenessRules) -> BoundState:
     if not remembered:
-        return BoundState(rules.least)
+        return BoundState(rules.min_updates)
     return BoundState(
         **(dict(remembered) | {"seen": tuple(UpdateFigures(**figures) for figures in remembered["seen"])})
     )

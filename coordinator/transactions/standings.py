@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from coordinator.rules import trust as rules_of_trust
 from coordinator.rules.lifecycle import WAITING, GroupState, RolloutState
 from coordinator.rules.trust import Level, OwnerStanding, TrustRules
+from coordinator.store.rows import read_rows
 from coordinator.store.tables import (
     HELD,
     IS_OPEN,
@@ -36,9 +37,82 @@ SMALL_ROUND = 2
 """The factor on the owners that could fill a batch at their largest share: with fewer at work, shares do not apply."""
 
 
+class TrustRow(NamedTuple):
+    """An owner's claims in all, its standing, and since when it is banned."""
+
+    owner: str
+    accepted: int
+    claims: int
+    groups: int
+    soft: int
+    hard: int
+    banned_ms: int | None
+
+    @property
+    def standing(self) -> OwnerStanding:
+        return OwnerStanding(self.claims, self.groups, self.soft, self.hard)
+
+
+class CountedTrust(NamedTuple):
+    """The row of an owner whose claim was counted, and the claims that wait for an auditor."""
+
+    owner: str
+    accepted: int
+    claims: int
+    groups: int
+    soft: int
+    hard: int
+    banned_ms: int | None
+    backlog: int
+
+
+class CountedClaim(NamedTuple):
+    """A claim that was counted: its owner, its place, the owner's standing before it, and the audits' backlog."""
+
+    owner: str
+    place: int
+    before: OwnerStanding
+    backlog: int
+
+
+class BannedOwner(NamedTuple):
+    """A banned owner, and its hard faults."""
+
+    owner: str
+    hard: int
+
+
+class GroupsAtWork(NamedTuple):
+    """An owner's groups by the place where they wait or are worked on."""
+
+    leased: int
+    buffered: int
+    finished_by_others: int
+    at_turn: int
+
+
+class FaultRow(NamedTuple):
+    """A hard fault, with its owner's counts before it."""
+
+    number: int
+    claim_id: str
+    owner: str
+    claims: int
+    groups: int
+    judged_ms: int
+    lifted: bool
+
+
+class EscrowSum(NamedTuple):
+    """An owner's groups in escrow, and their worth."""
+
+    groups: int = 0
+    micros: int = 0
+
+
 # Built once: making a statement costs more than running it, and these run for every lease or rollout.
 _owner = Prepared(sa.select(nodes.c.owner).where(nodes.c.node_id == sa.bindparam("node")))
-_trust = Prepared(sa.select(trust).where(trust.c.owner == sa.bindparam("of")))
+_trust = Prepared(sa.select(trust).where(trust.c.owner == sa.bindparam("of")), TrustRow)
 _count = Prepared(
     sa.update(trust)
     .where(trust.c.owner == sa.bindparam("of"))
@@ -56,7 +130,8 @@ _enter = Prepared(
     sa.update(trust)
     .where(trust.c.owner == sa.select(nodes.c.owner).where(nodes.c.node_id == sa.bindparam("node")).scalar_subquery())
     .values(accepted=trust.c.accepted + 1, claims=trust.c.claims + sa.bindparam("more"))
-    .returning(trust, BACKLOG.scalar_subquery().label("backlog"))
+    .returning(trust, BACKLOG.scalar_subquery().label("backlog")),
+    CountedTrust,
 )
 _begin = Prepared(sa.insert(trust))
 ANSWERS = trust.c.owner.in_([nodes.c.owner, nodes.c.node_id])
@@ -68,7 +143,8 @@ HELD_CLAIMS = sa.select(sa.func.count()).where(audits.c.owner == nodes.c.owner, 
 IS_KNOWN = sa.exists().where(trust.c.owner == nodes.c.owner, trust.c.groups > 0)
 """True if a group of a node's owner was found right since the last hard fault."""
 _barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))
-_banned = Prepared(_barred.where(nodes.c.node_id == sa.bindparam("node")).order_by(trust.c.owner).limit(1))
+_barred_one = _barred.where(nodes.c.node_id == sa.bindparam("node")).order_by(trust.c.owner).limit(1)
+_banned = Prepared(_barred_one, BannedOwner)
 _leased = IS_OPEN & is_for_training(leases.c.group_no)
 _buffered = rollouts.c.state.in_(WAITING) & is_for_training(rollouts.c.group_no)
 LAST_TURNS = (
@@ -91,11 +167,18 @@ _finished_by_others = (
 )
 _at_work = Prepared(
     sa.select(
-        sa.select(sa.func.count()).where(_leased, leases.c.node_id.in_(_theirs)).scalar_subquery(),
-        sa.select(sa.func.count()).where(_buffered, rollouts.c.node_id.in_(_theirs)).scalar_subquery(),
-        _finished_by_others.scalar_subquery(),
-        _turns.with_only_columns(sa.func.count()).where(rollouts.c.node_id.in_(_theirs)).scalar_subquery(),
-    )
+        sa.select(sa.func.count()).where(_leased, leases.c.node_id.in_(_theirs)).scalar_subquery().label("leased"),
+        sa.select(sa.func.count())
+        .where(_buffered, rollouts.c.node_id.in_(_theirs))
+        .scalar_subquery()
+        .label("buffered"),
+        _finished_by_others.scalar_subquery().label("finished_by_others"),
+        _turns.with_only_columns(sa.func.count())
+        .where(rollouts.c.node_id.in_(_theirs))
+        .scalar_subquery()
+        .label("at_turn"),
+    ),
+    GroupsAtWork,
 )
 _newest = sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1).scalar_subquery()
 # An owner whose groups were dropped for others is at work, too.
@@ -125,7 +208,7 @@ def owner_of(connection: sa.Connection, node: NodeId) -> str:
 def find_standing(connection: sa.Connection, owner: str) -> OwnerStanding:
     """Return an owner's standing; that of a new owner before the first claim."""
     row = _trust(connection, of=owner).first()
-    return _standing(row) if row else OwnerStanding()
+    return row.standing if row else OwnerStanding()
 
 
 def put(connection: sa.Connection, owner: str, standing: OwnerStanding) -> None:
@@ -140,13 +223,14 @@ def count(connection: sa.Connection, owner: str, groups: int) -> int:
     return int(place or 1)
 
 
-def count_claim(connection: sa.Connection, node: NodeId, groups: int) -> tuple[str, int, OwnerStanding, int]:
-    """Count a node's next claim; return its owner, its place, the standing before it, and the audits' backlog."""
+def count_claim(connection: sa.Connection, node: NodeId, groups: int) -> CountedClaim:
+    """Count a node's next claim."""
     row = _enter(connection, node=node, more=groups).first()
     if row is None:
         owner = owner_of(connection, node)
-        return owner, count(connection, owner, groups), OwnerStanding(), backlog(connection)
-    return row.owner, row.accepted, OwnerStanding(row.claims - groups, row.groups, row.soft, row.hard), row.backlog
+        return CountedClaim(owner, count(connection, owner, groups), OwnerStanding(), backlog(connection))
+    before = OwnerStanding(row.claims - groups, row.groups, row.soft, row.hard)
+    return CountedClaim(row.owner, row.accepted, before, row.backlog)
 
 
 def require_allowed(connection: sa.Connection, node: NodeId) -> None:
@@ -191,7 +275,8 @@ def is_again(connection: sa.Connection, owner: str, claim_id: str) -> bool:
 
 def without_fault(connection: sa.Connection, claim_id: str) -> OwnerStanding:
     """Return an owner's standing as it would be without this hard fault."""
-    row, later = _fault(connection, claim_id)
+    row = _fault(connection, claim_id)
+    later = _faults_after(connection, row)
     # The next fault took these counts, too. Faults expire all at once, so those that count are the last ones.
     before = OwnerStanding() if later else OwnerStanding(claims=row.claims, groups=row.groups)
     standing = find_standing(connection, row.owner)
@@ -203,7 +288,8 @@ def without_fault(connection: sa.Connection, claim_id: str) -> OwnerStanding:
 def lift_fault(connection: sa.Connection, claim_id: str) -> None:
     """Undo what a hard fault did to its owner's standing."""
     standing = without_fault(connection, claim_id)
-    row, later = _fault(connection, claim_id)
+    row = _fault(connection, claim_id)
+    later = _faults_after(connection, row)
     put(connection, row.owner, standing)
     connection.execute(sa.update(faults).where(faults.c.number == row.number).values(lifted=True))
     if later:
@@ -211,12 +297,15 @@ def lift_fault(connection: sa.Connection, claim_id: str) -> None:
         connection.execute(sa.update(faults).where(faults.c.number == later[0].number).values(**more))
 
 
-def _fault(connection: sa.Connection, claim_id: str) -> tuple[Any, Sequence[Any]]:
-    """Return a fault, and its owner's later ones."""
-    row = connection.execute(sa.select(faults).where(faults.c.claim_id == claim_id)).one()
-    after = (faults.c.owner == row.owner) & (faults.c.number > row.number) & ~faults.c.lifted
-    columns = (faults.c.number, faults.c.claim_id)
-    return row, connection.execute(sa.select(*columns).where(after).order_by(faults.c.number)).all()
+def _fault(connection: sa.Connection, claim_id: str) -> FaultRow:
+    (row,) = read_rows(connection, sa.select(faults).where(faults.c.claim_id == claim_id), FaultRow)
+    return row
+
+
+def _faults_after(connection: sa.Connection, fault: FaultRow) -> list[FaultRow]:
+    """Return the later faults of a fault's owner."""
+    after = (faults.c.owner == fault.owner) & (faults.c.number > fault.number) & ~faults.c.lifted
+    return read_rows(connection, sa.select(faults).where(after).order_by(faults.c.number), FaultRow)
 
 
 def banned_ms(connection: sa.Connection, owner: str) -> int | None:
@@ -304,7 +393,7 @@ def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
 def list_standings(connection: sa.Connection, rules: TrustRules) -> list[dict[str, Any]]:
     """Return one row per owner: level, rate, faults and escrow."""
     escrow = {
-        owner: (int(groups), int(micros))
+        owner: EscrowSum(int(groups), int(micros))
         for owner, groups, micros in connection.execute(
             sa.select(audits.c.owner, sa.func.sum(audits.c.groups), sa.func.sum(claims_table.c.amount_micros))
             .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
@@ -312,20 +401,20 @@ def list_standings(connection: sa.Connection, rules: TrustRules) -> list[dict[st
             .group_by(audits.c.owner)
         )
     }
-    return [_shown(row, rules, escrow.get(row.owner, (0, 0))) for row in _every(connection)]
+    return [_shown(row, rules, escrow.get(row.owner, EscrowSum())) for row in _every(connection)]
 
 
 def levels(connection: sa.Connection, rules: TrustRules) -> dict[str, Level]:
     """Return the trust level of each owner; owners without any claim are left out."""
-    return {row.owner: rules_of_trust.level(_standing(row), rules) for row in _every(connection)}
+    return {row.owner: rules_of_trust.level(row.standing, rules) for row in _every(connection)}
 
 
-def _every(connection: sa.Connection) -> list[Any]:
-    return list(connection.execute(sa.select(trust).order_by(trust.c.owner)))
+def _every(connection: sa.Connection) -> list[TrustRow]:
+    return read_rows(connection, sa.select(trust).order_by(trust.c.owner), TrustRow)
 
 
-def _shown(row: Any, rules: TrustRules, escrow: tuple[int, int]) -> dict[str, Any]:
-    standing = _standing(row)
+def _shown(row: TrustRow, rules: TrustRules, escrow: EscrowSum) -> dict[str, Any]:
+    standing = row.standing
     return {
         "owner": row.owner,
         "level": rules_of_trust.level(standing, rules),
@@ -334,13 +423,9 @@ def _shown(row: Any, rules: TrustRules, escrow: tuple[int, int]) -> dict[str, An
         "validated_groups": row.groups,
         "soft_faults": row.soft,
         "hard_faults": row.hard,
-        "escrow_groups": escrow[0],
-        "escrow_micros": escrow[1],
+        "escrow_groups": escrow.groups,
+        "escrow_micros": escrow.micros,
     }
-
-
-def _standing(row: Any) -> OwnerStanding:
-    return OwnerStanding(**{field.name: getattr(row, field.name) for field in fields(OwnerStanding)})
 
 
 def audited(connection: sa.Connection) -> dict[str, Any]:

@@ -7,16 +7,30 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
+from coordinator.store.rows import read_rows
 from coordinator.store.tables import suite_runs, versions
 from protocol import limits
 from protocol.errors import NotFound
 from protocol.policy import chunks
 
 Suite = Literal["lm-eval", "inspect-ai", "lighteval"]
+
+
+class SuiteRunRow(NamedTuple):
+    """An imported run as it is stored."""
+
+    number: int
+    digest: str
+    suite: str
+    release: str
+    version: int
+    policy_update: int
+    results: list[dict[str, Any]]
+    imported_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +103,16 @@ def list_runs(connection: sa.Connection, *, version: int = 0) -> list[dict[str, 
     query = sa.select(suite_runs).order_by(suite_runs.c.number.desc()).limit(limits.SUITE_RUNS_LISTED_MAX)
     if version:
         query = query.where(suite_runs.c.version == version)
-    return [_listed(row) for row in reversed(connection.execute(query).all())]
+    return [_listed(row) for row in reversed(read_rows(connection, query, SuiteRunRow))]
 
 
 def one_run(connection: sa.Connection, number: int) -> dict[str, Any]:
     """Return an imported run by its number."""
-    return _listed(connection.execute(sa.select(suite_runs).where(suite_runs.c.number == number)).one())
+    (row,) = read_rows(connection, sa.select(suite_runs).where(suite_runs.c.number == number), SuiteRunRow)
+    return _listed(row)
 
 
-def _listed(row: sa.Row[Any]) -> dict[str, Any]:
+def _listed(row: SuiteRunRow) -> dict[str, Any]:
     return {
         "number": row.number,
         "suite": row.suite,

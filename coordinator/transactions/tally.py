@@ -26,7 +26,7 @@ class Tally(NamedTuple):
 
 
 # Built once: making a statement costs more than running it, and these run for every lease.
-_read = Prepared(sa.select(tally.c.unfinished, tally.c.reserved_micros))
+_read = Prepared(sa.select(tally.c.unfinished, tally.c.reserved_micros), Tally)
 _change = Prepared(
     sa.update(tally).values(
         unfinished=tally.c.unfinished + sa.bindparam("groups"),
@@ -38,8 +38,7 @@ _begin = Prepared(sa.insert(tally))
 
 def read(connection: sa.Connection) -> Tally:
     """Return the counts."""
-    row = _read(connection).first()
-    return Tally(*row) if row else recount(connection)
+    return _read(connection).first() or recount(connection)
 
 
 def change(connection: sa.Connection, *, groups: int = 0, micros: int = 0) -> None:

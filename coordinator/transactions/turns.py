@@ -14,7 +14,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
@@ -32,6 +32,21 @@ from protocol.wire.signing import open_envelope
 from protocol.work.lease import Lease, Prefix
 from protocol.work.rollout import RolloutClaim, Sample
 
+
+class TurnRow(NamedTuple):
+    """A rollout of a turn, with its lease."""
+
+    offer: bytes
+    continues: str | None
+    claim_id: str
+    node_id: str
+    envelope: bytes
+    inserted: bytes | None
+    state: str
+    rewards: bytes
+    marks: dict[str, Any]
+
+
 _turn = Prepared(
     sa.select(
         *(leases.c.offer, leases.c.continues),
@@ -39,7 +54,8 @@ _turn = Prepared(
         *(rollouts.c.rewards, rollouts.c.marks),
     )
     .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
-    .where(leases.c.lease_id == sa.bindparam("lease"))
+    .where(leases.c.lease_id == sa.bindparam("lease")),
+    TurnRow,
 )
 _goes_on = Prepared(
     sa.update(rollouts)
@@ -67,8 +83,13 @@ _waits_for = Prepared(
 )
 
 
-WholeSample = tuple[bytes, bytes, bytes]
-"""A sample's tokens, its log-probabilities, and 1 for each token that was drawn; empty if all were."""
+class WholeSample(NamedTuple):
+    """A sample of all turns together."""
+
+    tokens: bytes
+    logprobs: bytes
+    drawn: bytes
+    """1 for each token that was drawn; empty if all were."""
 
 
 class EnvironmentAnswer(Message):
@@ -123,7 +144,7 @@ def chain(connection: sa.Connection, lease_id: str | None) -> list[AcceptedTurn]
     return turns[::-1]
 
 
-def _read(row: Any) -> AcceptedTurn:
+def _read(row: TurnRow) -> AcceptedTurn:
     claim = RolloutClaim.from_bytes(open_envelope("rollout", row.envelope).payload)
     answer = EnvironmentAnswer.from_bytes(row.inserted).samples if row.inserted else ()
     rewards = reward_columns.read_known({"rewards": row.rewards, "marks": row.marks})
@@ -202,5 +223,5 @@ def whole_samples(turns: Sequence[AcceptedTurn]) -> list[WholeSample]:
             tokens += said.tokens + then
             logprobs += said.logprobs + bytes(len(then))
             drawn.append(np.repeat([True, False], [len(said.tokens) // 4, len(then) // 4]))
-        wholes.append((tokens, logprobs, np.concatenate(drawn).tobytes()))
+        wholes.append(WholeSample(tokens, logprobs, np.concatenate(drawn).tobytes()))
     return wholes

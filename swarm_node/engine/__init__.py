@@ -1,1 +1,15 @@
 """The sampling engine: a child process, so that its crashes, memory and libraries do not affect the agent."""
+
+__all__ = [
+    "card_engine",
+    "cards",
+    "child",
+    "choose",
+    "client",
+    "memory",
+    "messages",
+    "pool",
+    "precision",
+    "throughput",
+    "turn_cache",
+]

@@ -6,3 +6,5 @@
 - `noise` and `yamux` are our own session and muxer, under libp2p's protocol names (decision 7).
 - `workarounds` holds every other departure from stock py-libp2p, with the defect that makes it necessary.
 """
+
+__all__ = ["download", "host", "serve"]

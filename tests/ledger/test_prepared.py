@@ -1,7 +1,8 @@
 """Prepared statements say the same as SQLAlchemy's own execution, on every database."""
 
+from collections import namedtuple
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy as sa
@@ -27,6 +28,16 @@ _named = sa.select(things.c.name, things.c.count).where(
 )
 
 
+NamedThing: Any = namedtuple("NamedThing", ["name", "count"])  # a field of this name hides a method of tuples
+
+
+class Weighed(NamedTuple):
+    """The weight of a thing, and whether it is sound."""
+
+    weight: float | None
+    sound: bool
+
+
 @pytest.fixture
 def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
     with engine.connect() as connection, connection.begin() as transaction:
@@ -41,7 +52,9 @@ def fill(connection: sa.Connection) -> None:
 
 
 def same(connection: sa.Connection, statement: Any, **values: Any) -> list[Any]:
-    found, expected = Prepared(statement)(connection, **values), connection.execute(statement, values).all()
+    names = [column.key for column in statement.exported_columns]
+    row: Any = namedtuple("Row", names)  # type: ignore[misc]  # the names are the statement's
+    found, expected = Prepared(statement, row)(connection, **values), connection.execute(statement, values).all()
     assert [tuple(row) for row in found] == [tuple(row) for row in expected]
     assert [row._asdict() for row in found] == [row._asdict() for row in expected]
     return found
@@ -79,10 +92,10 @@ def test_one_form_serves_other_values(connection: sa.Connection) -> None:
 def test_changed_rows_are_counted_and_told(connection: sa.Connection) -> None:
     fill(connection)
     here = sa.update(things).where(things.c.name == sa.bindparam("who")).values(count=things.c.count + 1)
-    tell, grow = Prepared(here.returning(things.c.count, things.c.sound)), Prepared(here)
+    tell, grow = Prepared(here.returning(things.c.weight, things.c.sound), Weighed), Prepared(here)
     assert grow(connection, who="a").rowcount == 1
     assert grow(connection, who="nobody").rowcount == 0
-    assert tell(connection, who="a").single_row() == (9, True)
+    assert tell(connection, who="a").single_row() == Weighed(0.5, sound=True)
     assert grow.each(connection, [{"who": "a"}, {"who": "b"}, {"who": "nobody"}]) == 2
     assert grow.each(connection, []) == 0
 
@@ -94,7 +107,17 @@ def test_what_the_database_refuses_is_sqlalchemys_error(connection: sa.Connectio
         _add(connection, name="a")
     savepoint.rollback()
     with pytest.raises(sa.exc.InvalidRequestError, match="sound"):
-        Prepared(_named)(connection, names=["a"])
+        Prepared(_named, NamedThing)(connection, names=["a"])
+
+
+def test_rows_of_other_fields_than_the_columns_are_refused() -> None:
+    columns = sa.select(things.c.sound, things.c.weight)
+    rows: list[tuple[Any, Any]] = [(columns, tuple), (columns, Weighed), (sa.select(things.c.weight), Weighed)]
+    for statement, row in rows:
+        with pytest.raises(TypeError, match="NamedTuple with the fields"):
+            Prepared(statement, row)
+    Prepared(sa.select(things.c.weight, things.c.sound), Weighed)
+    Prepared(sa.select(things.c.count))
 
 
 SAME = (

@@ -153,7 +153,7 @@ def undisturbed(policy: Path, first: Lease) -> list[WholeSample]:
     """The episodes that begin with this lease, played by one engine to their ends."""
     codec = PolicyCodec((policy / "tokenizer.json").read_text())
     request = SampleRequest.from_lease(first, SAMPLER, tell_every_s=0.0)
-    made = [(b"", b"", b"")] * first.samples
+    made = [WholeSample(b"", b"", b"")] * first.samples
     with Child(ENGINES["torch"].command(EngineOptions(threads=1))) as child:
         child.load(policy, first.version)
         for turn in range(TURNS):
@@ -164,7 +164,8 @@ def undisturbed(policy: Path, first: Lease) -> list[WholeSample]:
                 then = pack_tokens(codec.encode(f"={len(text)}+")) if turn < TURNS - 1 else b""
                 tokens, logprobs, sampled = made[number]
                 sampled += bytes([1] * len(words) + [0] * (len(then) // 4))
-                made[number] = tokens + one.tokens + then, logprobs + one.logprobs + bytes(len(then)), sampled
+                logprobs += one.logprobs + bytes(len(then))
+                made[number] = WholeSample(tokens + one.tokens + then, logprobs, sampled)
             prefixes = tuple(Prefix(tokens=tokens, finish="") for tokens, _, _ in made)
             request = request.model_copy(update={"prefixes": prefixes})
     return made

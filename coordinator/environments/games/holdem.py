@@ -32,7 +32,7 @@ from typing import ClassVar, Final
 from coordinator.environments.games import chance
 from coordinator.environments.games.hand_ranks import DECK, PAIR, RANKS, SUITS, rank
 from coordinator.environments.games.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, NoLimitTable, dealt
-from protocol.tasks.interface import Reward
+from protocol.tasks import Reward
 
 RAISES_MAX = 3
 """Raises in a round, after which the bots only call or fold."""

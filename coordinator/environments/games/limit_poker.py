@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from coordinator.environments.games import chance
 from coordinator.environments.games.betting import KUHN, LEDUC, BettingRules, BettingTable, strength
-from protocol.tasks.interface import Reward
+from protocol.tasks import Reward
 
 ACTIONS: Mapping[str, str] = {"fold": "f", "call": "c", "check": "c", "raise": "r", "bet": "r"}
 SPOKEN: Mapping[str, str] = {"f": "fold", "c": "call", "r": "raise"}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coordinator.environments.games import chance
-from protocol.tasks.interface import Reward
+from protocol.tasks import Reward
 
 Place = tuple[int, int]
 """Row and column, walls included."""

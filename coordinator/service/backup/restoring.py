@@ -248,7 +248,7 @@ def _continued(
     take_over: TakeOver | None,
 ) -> Restored:
     """Check that the log continues the published one; else list the missing entries, and prepare a gap on request."""
-    size, version = store.size(connection), newest_version(connection)[0]
+    size, version = store.size(connection), newest_version(connection).version
     if get_fact(connection, ROUND_ID) != contents.round_id:
         raise ConfigInvalid("The database at --store-url belongs to another round.", hint="Give the promoted standby.")
     if (signed := newest_document(partial)) < version:

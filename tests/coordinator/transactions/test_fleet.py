@@ -204,7 +204,7 @@ def _rated(world: World) -> list[dict[str, Any]]:
 
 
 def test_the_budget_of_an_hour_is_never_overspent_and_comes_back(tmp_path: Path) -> None:
-    world = World(tmp_path, hourly_budget_micros=20)
+    world = World(tmp_path, budget_micros_per_hour=20)
     world.publish(1, 0)
     key = world.join(1)
     spent = 0

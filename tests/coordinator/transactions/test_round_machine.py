@@ -68,7 +68,7 @@ class RoundMachine(RuleBasedStateMachine):
             buffered_max=buffered,
             lookahead=lookahead,
             newcomer_leases=4,
-            hourly_budget_micros=hourly,
+            budget_micros_per_hour=hourly,
         )
         self.hourly = hourly
         self.spent: list[tuple[int, int]] = []

@@ -96,7 +96,7 @@ class TestTransitions:
         ("rules", "bound"), [(StalenessRules(1, 4), 4), (StalenessRules(2, 2), 2), (StalenessRules(0, 1), 1)]
     )
     def test_calm_updates_lead_to_the_operators_maximum_and_no_further(self, rules: StalenessRules, bound: int) -> None:
-        assert run(BoundState(rules.least), [CALM] * 300, rules)[-1].bound == bound
+        assert run(BoundState(rules.min_updates), [CALM] * 300, rules)[-1].bound == bound
 
     def test_it_never_falls_below_its_least(self) -> None:
         assert run(settled(4), [LOUD] * 300)[-1].bound == 1
@@ -116,7 +116,7 @@ class TestTransitions:
     ) -> None:
         rules = StalenessRules(least, least + above)
         bounds = [state.bound for state in run(settled(start), updates, rules)]
-        assert all(rules.least <= one <= rules.most for one in bounds)
+        assert all(rules.min_updates <= one <= rules.max_updates for one in bounds)
         assert all(abs(one - other) <= 1 for one, other in pairwise(bounds))
 
 

@@ -17,6 +17,7 @@ from coordinator.api.guard import Bounds
 from coordinator.api.snapshot import PageSnapshot
 from coordinator.api.stats import number
 from coordinator.api.watch import WATCH, Watch
+from protocol.text.money import CREDITS
 from protocol.wire.signing import NodeKey
 from tests.coordinator.pages.rounds import HOSTILE, furnished, hostile_id
 from tests.coordinator.served import Served, serve
@@ -49,6 +50,12 @@ class TestAmounts:
         text = await (await served.client.get(path)).text()
         assert "credits" in text
         assert "amounts are in millionths" not in text.lower()
+
+    async def test_the_total_of_the_leaderboard_is_in_the_rounds_unit_too(self, served: Served) -> None:
+        text = await (await served.client.get("/leaderboard")).text()
+        told = await (await served.client.get("/v1/leaderboard")).json()
+        micros = sum(node["posted_micros"] for node in told["nodes"])
+        assert f'<dt>Credit</dt><dd><span class="number">{CREDITS.figure(micros)}</span>' in text
 
     async def test_a_nodes_page_has_its_rate_what_was_paid_and_the_next_payout(self, served: Served) -> None:
         text = (await (await served.client.get(f"/nodes/{EARNER}")).text()).split('id="earnings"')[1]

@@ -146,8 +146,9 @@ async def run(
     with_auditor: bool,
     announce: Callable[[str], None],
     show: "Show | None" = None,
+    code_of: Callable[[str], str | None] | None = None,
 ) -> None:
-    """Serve the round until a signal arrives; if `show` is given, draw the status."""
+    """Serve the round until a signal arrives; if `show` is given, draw the status, and the join string's `code_of`."""
     _ease_interpreter()
     round_ = Round(config)
     stop = _stop_on_signals()
@@ -163,8 +164,11 @@ async def run(
         await listen(runner, config.round.listen)
         if secure:
             await listen(runner, config.round.tls_listen, secure, handshake_s=runner.app[BOUNDS].handshake_s)
+        join_string = config.round.join_string(round_.round_id)
+        if code_of and (code := code_of(join_string)):
+            announce(code)
         announce(f"Leaderboard: http://{config.round.listen}")
-        announce(f"Join with:   swarm-node join {config.round.join_string(round_.round_id)}")
+        announce(f"Join with:   swarm-node join {join_string}")
         announce(f"Phrase:      {phrase(round_.round_id)} (nodes that join by the host alone ask for it)")
         async with asyncio.TaskGroup() as group:
             tasks = [

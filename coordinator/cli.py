@@ -221,7 +221,8 @@ def launch(
     """Run a round until Ctrl-C; a later launch continues where it stopped.
 
     The first launch makes keys and store, as `init` does. `launch` prints the join string for nodes and the URL
-    of the leaderboard. On a terminal, a live status is shown below the log.
+    of the leaderboard. On a terminal, a live status is shown below the log; a large one also shows the join string's
+    QR code, unless the address is of this machine alone.
     """
     import asyncio
 
@@ -233,6 +234,7 @@ def launch(
     from coordinator.learner import start
     from coordinator.learner.boards import require_installed
     from coordinator.learner.preflight import require_fits
+    from coordinator.pages.qr import qr_terminal
     from coordinator.reports import screen
 
     logs.to_stderr(quiet)
@@ -248,7 +250,15 @@ def launch(
             require_fits(config, auditor=auditor)
         start.require_here(config.model)
     show = None if plain or quiet or logs.are_objects() else screen.for_launch()
-    asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo, show=show))
+    round_ = coordinator.run(
+        config,
+        with_learner=learner,
+        with_auditor=auditor,
+        announce=typer.echo,
+        show=show,
+        code_of=screen.code_drawer(qr_terminal) if show else None,
+    )
+    asyncio.run(round_)
 
 
 @app.command(

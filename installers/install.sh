@@ -381,8 +381,8 @@ show_progress() {
     seconds=$((seconds + 1))
     [ -t 1 ] || [ $((seconds % ${ECHO_SWARM_PROGRESS_S:-10})) = 0 ] || continue
     # The last line is of the package that is under way; its size is in brackets, if pip knows it.
-    current=$(sed -n -e 's|^ *Downloading .*/|Downloading |p' -e 's|^ *Downloading \([^/]*\)$|Downloading \1|p' \
-      -e 's|^ *\(Building wheel for .*\)|\1|p' -e 's|^Installing collected .*|installing the packages|p' "$LOG" |
+    current=$(tail -n "+$((step_begins + 1))" "$LOG" | sed -n -e 's|^ *Downloading .*/|Downloading |p' -e 's|^ *Downloading \([^/]*\)$|Downloading \1|p' \
+      -e 's|^ *\(Building wheel for .*\)|\1|p' -e 's|^Installing collected .*|installing the packages|p' |
       tail -n 1 | cut -c 1-70)
     if [ -t 1 ]; then
       printf '\r    %d s  %s\033[K' "$seconds" "$current"
@@ -395,6 +395,7 @@ show_progress() {
 step() {
   say "  $1 …"
   shift
+  step_begins=$(awk 'END { print NR }' "$LOG")
   show_progress &
   progress=$!
   done_well=
@@ -671,6 +672,7 @@ say_next() {
     *:"$BIN":*) say "Next:  swarm-node join $JOIN_WORDS" ;;
     *) say "$BIN is not on your PATH. Next:  $BIN/swarm-node join $JOIN_WORDS" ;;
   esac
+  [ -n "$ROUND_JOIN" ] || say "HOST is the round's address or join string, which the page of the round shows."
 }
 
 # --- services ---------------------------------------------------------------------------------------------------------
@@ -791,6 +793,7 @@ main() {
   fi
   if [ -n "$DRY_RUN" ]; then rehearse; return; fi
   install
+  say_port
   if [ -n "$JOIN" ]; then
     install_service
   elif service_runs; then
@@ -798,7 +801,6 @@ main() {
   else
     say_next
   fi
-  say_port
   tell_of_agents
 }
 

@@ -4,8 +4,11 @@
 - A receipt is built on request, under the newest checkpoint, for one claim or for many; it stays valid for ever.
 - Anyone may deliver the signatures of witnesses: each signature proves its author.
 - Pages of other sites may read what a verifier needs, so that a copy of `verify.html` works wherever it lies. All of it
-  is public, and no cookie or token counts here.
+  is public, and no cookie or token counts here. Where the round's own address is private, they may not: any website
+  could read the ledger of a home's or a company's round through the browser of a visitor inside.
 """
+
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -20,6 +23,7 @@ from ledger.proof import ClaimProof, LedgerReceipt, LedgerReceipts, PackedProof,
 from ledger.tiles import Tile
 from protocol import limits
 from protocol.errors import NotFound
+from protocol.people.addresses import is_public_host
 
 routes = web.RouteTableDef()
 
@@ -31,8 +35,10 @@ OPEN_TO_PAGES = ("/v1/ledger/", "/v1/metadata/", "/v1/leaderboard", "/v1/audits/
 
 
 def serve(app: web.Application) -> None:
-    """Let pages of other sites read the public files of the ledger, and that one of them is not there."""
-    app.on_response_prepare.append(_open_to_pages)
+    """Let pages of other sites read the public files of a public round's ledger, and that one of them is not there."""
+    settings = app[ROUND].config.round
+    if is_public_host(urlsplit(settings.join_string("")).hostname or ""):
+        app.on_response_prepare.append(_open_to_pages)
 
 
 async def _open_to_pages(request: web.Request, response: web.StreamResponse) -> None:

@@ -55,8 +55,9 @@ from protocol.policy.phrase import phrase
 from protocol.work.learning import EvaluationSamples
 
 LOOK_S = 2.0
-RATES_FRESH_S = 20.0
-"""Age up to which rates and payouts are shown without a new computation: every agent asks for its own each minute."""
+RATES_FRESH_S = 5.0
+"""Age up to which rates and payouts are shown without a new computation, which reads only new entries: every agent asks
+for its own each minute, and a newcomer looks for its first credit."""
 
 SHARES = 4
 """The share of all streams for a proxy that does not name its clients is 1 / `SHARES`."""

@@ -23,7 +23,7 @@ def finish(
 
     config = load(config_file, settings)
     require_round(config)
-    if not yes:
+    if config.learner.external and not yes:  # the coordinator of another round refuses
         typer.confirm("End the round? It cannot be continued.", abort=True, err=True)
     done = ask(config, "POST", "/v1/operator/finish")
     if done is None:

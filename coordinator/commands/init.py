@@ -14,6 +14,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from coordinator.config.reading import with_settings
 from coordinator.tasks.kinds import FROM_FILES, KNOWN
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.policy.phrase import phrase
+from protocol.text.money import MICROS
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,34 @@ class Question:
     path: str
     text: str
     required: bool = False
+    in_units: bool = False
+    """True for an amount that is asked for in the round's unit, and set in its millionths."""
+
+    def value_of(self, said: str) -> str:
+        """Return the setting's value for an answer; what is no amount stays as it is, for the settings' own check."""
+        try:
+            micros = Decimal(said) * MICROS if self.in_units else None
+        except InvalidOperation:
+            return said
+        if micros is None or not micros.is_finite():
+            return said
+        return str(int(micros)) if micros == int(micros) else str(micros)
+
+    def shown(self, value: str) -> str:
+        """Return a setting's value as the question shows it."""
+        return f"{Decimal(value) / MICROS:f}" if self.in_units else value
 
 
 QUESTIONS = (
+    Question("round.title", "Title of the round on its pages and for volunteers (empty: none)"),
     Question("round.directory", "Folder for keys, database and checkpoints"),
     Question("task.name", f"Task: {', '.join(KNOWN)}, or a my_task.py"),
     Question("model.path", "Model: a folder, hf://owner/name, or 'embedded' for the tiny built-in one"),
     Question("staleness.max_updates", "S: maximum staleness of a rollout, in updates"),
-    Question("market.budget_micros", "Budget in millionths of round.unit, deposited once as the spending limit"),
-    Question("market.max_price_micros_per_mtok", "Maximum price per million tokens, in millionths of round.unit"),
+    Question("market.budget_micros", "Budget in credits, deposited once as the spending limit", in_units=True),
+    Question(
+        "market.max_price_micros_per_mtok", "Maximum price of a million tokens that you pay, in credits", in_units=True
+    ),
     Question("round.listen", "Address (host:port) of the API and the leaderboard"),
     Question("round.public_url", "URL at which nodes reach it (empty: the address above)"),
     Question("round.seeder", "Address (host:port) of the seeder, which serves chunks"),
@@ -78,9 +99,9 @@ def _answer(
 ) -> list[str]:
     """Ask one question; return the setting if it differs from the default."""
     while True:
-        said = prompt(question.text, default).strip()
-        setting = f"{question.path}={said}"
-        if said == default and not question.required:
+        said = prompt(question.text, question.shown(default) if default else default).strip()
+        setting = f"{question.path}={question.value_of(said)}"
+        if setting == f"{question.path}={default}" and not question.required:
             return []
         if not said:
             complain("This setting has no default; a value is required.")
@@ -174,7 +195,7 @@ def _say_next(config_file: Path, config: Config, words: str) -> None:
         f"  1. Move {keys / 'root.pem'} to offline storage: it is needed only to change the other keys.",
         f"  2. Edit {config_file}, and run swarm-coordinator config check {config_file}. The first launch fixes the",
         f"     settings marked {manual.MARK}; round.unit is also in the join string.",
-        f"  3. swarm-coordinator plan {config_file} --help: how many nodes the round needs, and the cost.",
+        f"  3. swarm-coordinator plan {config_file} --gpu 4090:1: does the learner fit? --help: nodes and cost.",
         f"  4. swarm-coordinator launch {config_file}",
         "  5. Send participants the join string below; they run `swarm-node join` with it. Those who type only the",
         f"     host compare this phrase, which you publish elsewhere, too: {words}",

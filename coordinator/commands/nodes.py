@@ -92,7 +92,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
     typer.echo(
         f"earned {unit.figure(row['posted_micros'])}, pending {unit.figure(row['pending_micros'])}, "
         f"void {unit.amount(row['voided_micros'])}; "
-        f"leases {json.dumps(row['leases'])}"
+        f"leases: {', '.join(f'{count} {outcome}' for outcome, count in row['leases'].items()) or 'none'}"
     )
     for refusal in row["refusals"]:
         typer.echo(

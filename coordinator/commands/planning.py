@@ -161,8 +161,9 @@ def plan(
         return
     if train_s is None or group_s is None:
         raise typer.BadParameter(
-            "choose what to plan: --gpu CARD:COUNT (does the learner fit), --train-s and --group-s (how many nodes, "
-            "by your measurements), --learner and --nodes (estimates by names), or --live (a running round)"
+            f"choose what to plan, for example: swarm-coordinator plan {config_file} --gpu 4090:1 (does the "
+            "learner fit), --train-s 60 --group-s 55 (how many nodes, by your measurements), "
+            "--learner h100:1 --nodes 4090:8 (estimates by names), or --live (a running round)"
         )
     figures = planning.report(
         planning.Inputs(

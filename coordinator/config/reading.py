@@ -26,7 +26,8 @@ def load_checked(path: Path | None, settings: list[str]) -> tuple[Config | None,
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
     except OSError as error:
-        raise ConfigInvalid(f"Cannot read {path}: {error.strerror}.") from error
+        hint = f"Create it with swarm-coordinator init {path}." if isinstance(error, FileNotFoundError) else ""
+        raise ConfigInvalid(f"Cannot read {path}: {error.strerror}.", hint=hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"{path} is not TOML: {error}.") from error
     return checked(with_settings(table, settings))

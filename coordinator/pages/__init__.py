@@ -14,6 +14,7 @@ __all__ = [
     "layout",
     "node",
     "pictures",
+    "qr",
     "site",
     "training",
     "verifying",

@@ -127,14 +127,14 @@ def render(board: BoardFigures, wish: Wish) -> str:
 
 
 def _totals(board: BoardFigures) -> Markup:
-    status, nodes = board.status, board.nodes
+    status, nodes, unit = board.status, board.nodes, parse_unit(board.status.get("unit"))
     credit = sum(line.posted_micros for line in nodes)
     return numbers(
         {
             "Nodes": (words.whole(status["nodes_alive"]), f"active, of {words.whole(len(nodes))}"),
             "Owners": (words.whole(len(board.owners)), words.counted(len(board.teams), "team")),
             "Tokens": (words.whole(sum(line.validated_tokens for line in nodes)), "verified"),
-            "Credit": (words.whole(credit), el("a", "in the ledger", href="/entries")),
+            "Credit": (words.sum_of(unit, credit), [f"{unit.name} ", el("a", "in the ledger", href="/entries")]),
         }
     )
 

@@ -1,8 +1,9 @@
-"""QR codes as SVG, for texts of up to 213 bytes: byte mode, error correction level M (ISO/IEC 18004).
+"""QR codes as SVG and for terminals, for texts of up to 213 bytes: byte mode, error correction level M (ISO/IEC 18004).
 
     text → bits → codewords → blocks with Reed-Solomon codewords, interleaved → modules → the best mask
 
 - A larger text gives None: a page does without the picture.
+- A terminal shows two rows of modules in a line, black on white whatever its own colours are.
 - A matrix is a list of rows; True is a dark module.
 """
 
@@ -16,6 +17,11 @@ Matrix = list[list[bool]]
 
 QUIET = 4
 """Light modules around the code, which readers need."""
+
+HALVES = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
+"""A character for an upper and a lower module."""
+
+BLACK_ON_WHITE, PLAIN = "\x1b[38;5;16;48;5;231m", "\x1b[0m"
 
 
 class _QrSize(NamedTuple):
@@ -70,6 +76,20 @@ def qr_svg(text: str, about: str) -> Markup | None:
         viewBox=f"0 0 {side} {side}", width=220, height=220, role="img", aria_label=about, class_="qr",
         shape_rendering="crispEdges",
     )  # fmt: skip
+
+
+def qr_terminal(text: str) -> str | None:
+    """Build the picture of a text as lines for a terminal with colours; None if the text is too long."""
+    matrix = qr_matrix(text.encode())
+    if matrix is None:
+        return None
+    side = len(matrix) + 2 * QUIET
+    blank = [[False] * side]
+    rows = blank * QUIET + [[False] * QUIET + row + [False] * QUIET for row in matrix] + blank * (QUIET + 1)
+    return "\n".join(
+        BLACK_ON_WHITE + "".join(HALVES[both] for both in zip(upper, lower, strict=True)) + PLAIN
+        for upper, lower in zip(rows[::2], rows[1::2], strict=True)
+    )
 
 
 def _runs(matrix: Matrix) -> Iterator[str]:

@@ -80,7 +80,12 @@ def _results() -> Markup:
     lists = {name: (el("h2", title), el("ul", id=name)) for name, title in titles.items()}
     return el(
         "section",
-        el("p", el("progress", id="bar", value=0, max=1, aria_label="Entries checked"), " ", el("span", id="progress")),
+        el(
+            "p",
+            el("progress", id="bar", value=0, max=1, aria_label="Entries checked", hidden=True),
+            " ",
+            el("span", id="progress"),
+        ),
         el("p", id="verdict", role="status"),
         el("p", id="mistake", role="alert"),
         (el("div", *parts, id=f"{name}-part", hidden=True) for name, parts in lists.items()),

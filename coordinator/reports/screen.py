@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -52,6 +53,25 @@ def for_launch() -> Show | None:
     """Return the task that draws the round below its log; None if there is no terminal."""
     console = Console(stderr=True)
     return below_log(console) if can_draw(console) else None
+
+
+def code_drawer(draw: Callable[[str], str | None], console: Console | None = None) -> Callable[[str], str | None]:
+    """Return a function that draws a join string for a phone's camera, if standard output is a terminal that shows it.
+
+    None is drawn of an address of this machine, which leads a phone nowhere, and where the lines would not fit.
+    """
+    screen = console or Console()
+
+    def code_of(join_string: str) -> str | None:
+        if not can_draw(screen) or screen.color_system not in ("256", "truecolor") or "utf" not in screen.encoding:
+            return None
+        host = urlsplit(join_string).hostname or ""
+        if host == "localhost" or host.startswith("127.") or host == "::1" or not (code := draw(join_string)):
+            return None
+        lines = code.count("\n") + 1  # a line holds two rows of the square
+        return code if lines < screen.height and 2 * lines <= screen.width else None
+
+    return code_of
 
 
 def below_log(console: Console, *, every_s: float = DRAW_EVERY_S) -> Show:

@@ -16,6 +16,11 @@ PORT_MAX = 2**16 - 1
 HOST_NAME_MAX_CHARS = 253
 """The limit of DNS."""
 
+PRIVATE_NAMES = (
+    ".localhost", ".localdomain", ".local", ".lan", ".home", ".home.arpa", ".internal", ".intranet", ".corp",
+)  # fmt: skip
+"""Ends of names that are given to machines of one network."""
+
 _LABEL = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 
@@ -49,6 +54,15 @@ def neighbourhood(address: str) -> str:
     except ValueError:
         return address
     return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+
+
+def is_public_host(host: str) -> bool:
+    """Return True for an address that anyone on the internet can call, and for a name that may lead to one."""
+    try:
+        return ip_of(host).is_global
+    except ValueError:
+        name = host.lower().rstrip(".")
+        return "." in name and not name.endswith(PRIVATE_NAMES)
 
 
 def why_undialable(address: str) -> str:

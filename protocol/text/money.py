@@ -126,7 +126,7 @@ def pace_text(unit: Unit, pace: EarningPace, *, separator: str = ",") -> str:
     """Return the earnings per hour and per day with their trend, or why there is no rate yet."""
     hourly, mean = pace.per_hour, pace.mean_per_hour
     if pace.earning_s is None:
-        return "no credit in the last day"
+        return "no credit counted in the last day; new credit is counted within two minutes"
     if hourly is None or mean is None:
         return "too early for a rate: the first credit is less than 5 min old"
     per_hour = f"{unit.amount(hourly, separator=separator)} per hour"

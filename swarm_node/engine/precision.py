@@ -147,7 +147,7 @@ def _fitting(
     where = "memory" if device == "cpu" else "memory of the graphics card"
     for dtype in admitted:
         need = needed_bytes(model.parameters, dtype)
-        size = f"{engine} in {dtype}: {model.parameters / GB:.2f} billion parameters, about {need / GB:.1f} GB"
+        size = f"{engine} in {dtype}: {_count(model.parameters)} parameters, about {need / GB:.1f} GB"
         if free is None or options.gpu_layers > 0:  # the owner put a part of the layers on the card
             return Chosen(engine, dtype, f"{size}; free {where} is not known", device=device)
         if need <= free:
@@ -155,9 +155,14 @@ def _fitting(
     least = admitted[-1]
     need = needed_bytes(model.parameters, least)
     return (
-        f"{model.parameters / GB:.2f} billion parameters take about {need / GB:.1f} GB in {least}, "
+        f"{_count(model.parameters)} parameters take about {need / GB:.1f} GB in {least}, "
         f"and {(free or 0) / GB:.1f} GB of {where} are free"
     )
+
+
+def _count(parameters: int) -> str:
+    """Return a number of parameters as text: below 10 million, two decimals of a billion would show none."""
+    return f"{parameters / 1e9:.2f} billion" if parameters >= 1e7 else f"{parameters / 1e6:.2f} million"
 
 
 def _admits(classes: Sequence[str], dtype: str, numerics: str) -> bool:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, date, datetime
+from itertools import chain, repeat
 from pathlib import Path
 
 import trio
@@ -63,6 +64,9 @@ class EarnedToday:
 LOOK_EVERY_S = 60.0
 """Thousands of checks before a change applies; also the maximum age of the earnings shown to the owner."""
 
+FIRST_LOOKS_S = (5.0, 10.0, 15.0, 30.0)
+"""The first intervals: a new owner looks at `status` for the first credit."""
+
 
 class Notices:
     """State of the owner's payout address."""
@@ -80,7 +84,7 @@ class Notices:
 
     async def run(self) -> None:
         """Check at intervals until cancelled."""
-        while True:
+        for interval_s in chain(FIRST_LOOKS_S, repeat(LOOK_EVERY_S)):
             try:
                 earnings = await self._coordinator.earnings()
                 self.last = (now_ms(), earnings)
@@ -89,7 +93,7 @@ class Notices:
                 await trio.to_thread.run_sync(self._count_today, earnings)
             except SwarmError as error:  # the heartbeat logs the cause
                 log.debug("earnings not available: %s", error)
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(interval_s)
 
     def _count_today(self, earnings: Earnings) -> None:
         for row in earnings.nodes:

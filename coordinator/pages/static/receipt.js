@@ -3,12 +3,20 @@
 // (1) the first root document hashes to the round id; each later one is signed by the previous one's keys and its own;
 // (2) the checkpoint is signed by a ledger key that one of these roots names;
 // (3) each entry, hashed with its proof, gives the checkpoint's root;
-// (4) the entries are the credit and, if there is one, the settlement of the requested claim.
+// (4) the entries are the credit of the requested claim, its settlement if there is one, and, after a void one, its
+//     reinstatement if there is one.
 
 import { decode } from "./msgpack.js";
 import { HASH_BYTES, concat, demand, equal, ledgerRoots, openCheckpoint, sha256 } from "./signed.js";
 
 const PROOF_MAX = 64;
+
+const STATES = new Map([
+  ["pending", "pending"],
+  ["pending post", "posted"],
+  ["pending void", "voided"],
+  ["pending void reinstate", "reinstated"],
+]);
 
 /** Returns what a receipt proves about a claim; throws an error if the receipt is not valid. */
 export async function check(bytes, roundId, claimId) {
@@ -22,16 +30,16 @@ export async function check(bytes, roundId, claimId) {
     demand(equal(root, checkpoint.root), `Entry ${item.get("index")} is not in the tree of the checkpoint.`);
     entries.push(decode(item.get("entry")));
   }
-  const [credit, settlement, ...others] = entries;
-  const isClaims = credit?.get("kind") === "pending" && credit.get("claim_id") === claimId && others.length === 0;
-  const isSettled = !settlement
-    || (["post", "void"].includes(settlement.get("kind")) && settlement.get("claim_id") === claimId);
-  demand(isClaims && isSettled, "The receipt is not about this claim.");
+  const kinds = entries.map((entry) => entry.get("kind")).join(" ");
+  const isClaims = entries.every((entry) => entry.get("claim_id") === claimId);
+  const isOneOf = STATES.has(kinds) && kinds.split(" ").length === entries.length;
+  demand(isClaims && isOneOf, "The receipt is not about this claim.");
+  const [credit] = entries;
   return {
     nodeId: credit.get("node_id"),
     tokens: credit.get("tokens"),
     amountMicros: credit.get("amount_micros"),
-    state: settlement ? { post: "posted", void: "voided" }[settlement.get("kind")] : "pending",
+    state: STATES.get(kinds),
     size: checkpoint.size,
   };
 }

@@ -69,6 +69,7 @@ async function limited(reader, path, maxBytes) {
 function showProgress(started) {
   return (done, total) => {
     const seconds = (performance.now() - started) / 1000;
+    byId("bar").hidden = false;
     byId("bar").max = total;
     byId("bar").value = done;
     byId("progress").textContent = `${whole(done)} of ${counted(total, "entry", "entries")}, ${whole(Math.round(done / seconds))} per second.`;

@@ -54,7 +54,7 @@ def test_enter_takes_every_default() -> None:
 
 
 def test_what_was_given_is_not_asked_for(problems: str) -> None:
-    operator = Operator(Maximum=["7"])
+    operator = Operator(Maximum=["0.000007"])
     assert operator.run("task.name=math", problems, "staleness.max_updates=2") == [
         "task.name=math", problems, "staleness.max_updates=2", "market.max_price_micros_per_mtok=7",
     ]  # fmt: skip
@@ -64,7 +64,6 @@ def test_what_was_given_is_not_asked_for(problems: str) -> None:
 @pytest.mark.parametrize(
     ("question", "wrong", "right"),
     [
-        ("Budget", ["much", "-1"], "market.budget_micros=5"),
         ("Task", ["poker", "mine.py"], "task.name=holdem"),
         ("Model", ["nowhere", "."], "model.path=hf://owner/name"),
         ("Address", ["abc", "127.0.0.1:80000"], "round.listen=[::]:8700"),
@@ -76,6 +75,13 @@ def test_a_wrong_answer_is_asked_for_again(question: str, wrong: list[str], righ
     assert operator.run() == [right]
     assert len(operator.told) == len(wrong)
     assert len(operator.asked) == len(init.QUESTIONS) + len(wrong)
+
+
+def test_amounts_are_asked_for_in_the_rounds_unit() -> None:
+    operator = Operator(Budget=["much", "-1", "0.0000005", "inf", "12.5"])
+    assert operator.run() == ["market.budget_micros=12500000"]
+    assert len(operator.told) == 4
+    assert Operator(Budget=["1000.0"]).run() == [], "the default"
 
 
 def test_every_task_there_is_can_be_chosen() -> None:

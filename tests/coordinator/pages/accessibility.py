@@ -1,6 +1,7 @@
 """Accessibility of the pages as a table for bench/RESULTS.md: `make accessibility`. The tests require the same.
 
-Every page in light and dark, wide and as on a phone, with all that folds unfolded, looked at by axe-core in Chromium.
+Every page in light and dark, as wide as a phone, a tablet and a desktop, with all that folds unfolded, looked at by
+axe-core in Chromium.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from tests.coordinator.pages.browser import open_browser
 from tests.coordinator.pages.rounds import furnished
 from tests.coordinator.pages.test_browser import JS, PAGES, url
 
-LOOKS = [(False, 1200), (True, 1200), (False, 360), (True, 360)]
+LOOKS = [(dark, width) for dark in (False, True) for width in (360, 768, 1280)]
 
 
 async def report(folder: Path) -> None:

@@ -12,12 +12,16 @@ import pytest
 import pytest_asyncio
 
 from coordinator.pages import charts
+from coordinator.publishing.signed_metadata import SignedMetadata
+from ledger.proof import LedgerReceipt
 from protocol.people.nicknames import nickname
 from protocol.wire.signing import NodeKey
 from tests import npm
 from tests.coordinator.pages.browser import CHROMIUM, Browser, Tab, open_browser
 from tests.coordinator.pages.rounds import HOSTILE, earn, furnished, hostile_id
 from tests.coordinator.served import Served
+from tests.ledger import values
+from tests.swarm_node.log_world import NOW, Log
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -225,6 +229,33 @@ async def test_forged_receipts_prove_nothing(served: Served, tab: Tab) -> None:
       };
     })()""")
     assert found == {"forged": [], "honest": True, "cut": False, "other_round": False, "other_claim": False}
+
+
+async def test_a_receipt_of_what_an_appeal_gave_back_is_proved(served: Served, tab: Tab, tmp_path: Path) -> None:
+    """A settlement of another claim, and a reinstatement of what was not void, are refused."""
+    log = Log(SignedMetadata.create(tmp_path / "keys", tmp_path / "metadata", 600.0, NOW))
+    log.log_roots()
+    log.add([values.deposit(10**9), values.credit(1), values.void(1), values.appeal(1), values.ruling(1)])
+    log.add([values.reinstate(1), values.credit(2), values.post(2)])
+    honest = LedgerReceipt.from_bytes(await log.file(f"receipts/{values.claim(1)}", 2**20) or b"")
+    other = LedgerReceipt.from_bytes(await log.file(f"receipts/{values.claim(2)}", 2**20) or b"")
+    credit, void, reinstated = honest.entries
+    shown = {
+        "whole": (credit, void, reinstated), "void": (credit, void), "not void": (credit, reinstated), "none": (),
+        "other": (credit, other.entries[1]), "twice": (credit, void, reinstated, reinstated),
+    }  # fmt: skip
+    files = {name: list(honest.model_copy(update={"entries": some}).to_bytes()) for name, some in shown.items()}
+    await tab.open(url(served, f"/nodes/{EARNER}"))
+    found = await tab.look(f"""(async () => {{
+      const {{ check }} = await import("/static/receipt.js");
+      const said = {{}};
+      for (const [name, bytes] of Object.entries({json.dumps(files)}))
+        said[name] = await check(Uint8Array.from(bytes), "{log.round_id}", "{values.claim(1)}")
+          .then((proved) => proved.state, (error) => error.message);
+      return said;
+    }})()""")
+    refused = dict.fromkeys(("not void", "none", "other", "twice"), "The receipt is not about this claim.")
+    assert found == {"whole": "reinstated", "void": "voided"} | refused
 
 
 async def test_a_newcomer_appears_without_a_reload_and_nothing_else_moves(served: Served, tab: Tab) -> None:

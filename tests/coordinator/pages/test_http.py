@@ -17,11 +17,17 @@ from coordinator.api.guard import Bounds
 from coordinator.api.snapshot import PageSnapshot
 from coordinator.api.stats import number
 from coordinator.api.watch import WATCH, Watch
+from protocol.text.money import CREDITS
 from protocol.wire.signing import NodeKey
 from tests.coordinator.pages.rounds import HOSTILE, furnished, hostile_id
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FOR_VERIFIERS = (
+    "ledger/checkpoint", "ledger/cosigned", "ledger/tile/entries/000.p/1", "metadata/1.root.json",
+    "metadata/9.root.json", "leaderboard", "audits/1",
+)  # fmt: skip
 
 EARNER = NodeKey((1).to_bytes(32)).node_id
 
@@ -44,6 +50,12 @@ class TestAmounts:
         text = await (await served.client.get(path)).text()
         assert "credits" in text
         assert "amounts are in millionths" not in text.lower()
+
+    async def test_the_total_of_the_leaderboard_is_in_the_rounds_unit_too(self, served: Served) -> None:
+        text = await (await served.client.get("/leaderboard")).text()
+        told = await (await served.client.get("/v1/leaderboard")).json()
+        micros = sum(node["posted_micros"] for node in told["nodes"])
+        assert f'<dt>Credit</dt><dd><span class="number">{CREDITS.figure(micros)}</span>' in text
 
     async def test_a_nodes_page_has_its_rate_what_was_paid_and_the_next_payout(self, served: Served) -> None:
         text = (await (await served.client.get(f"/nodes/{EARNER}")).text()).split('id="earnings"')[1]
@@ -71,17 +83,25 @@ class TestAmounts:
 
 
 class TestPages:
-    async def test_pages_of_other_sites_may_read_what_a_verifier_needs_and_nothing_else(self, served: Served) -> None:
+    async def test_pages_of_other_sites_may_read_what_a_verifier_needs_and_nothing_else(self, tmp_path: Path) -> None:
         """A file that is not there yet is an answer, too."""
-        names = ("ledger/checkpoint", "ledger/cosigned", "ledger/tile/entries/000.p/1", "metadata/1.root.json",
-                 "metadata/9.root.json", "leaderboard", "audits/1")  # fmt: skip
-        for name in names:
-            found = await served.client.get(f"/v1/{name}")
-            assert found.headers.getall("Access-Control-Allow-Origin", []) == ["*"], name
-        for path in ("/v1/status", "/v1/nodes", "/v1/operator/status", "/", "/verify.html"):
-            found = await served.client.get(path, headers={"Origin": "https://elsewhere.example"})
-            assert "Access-Control-Allow-Origin" not in found.headers, path
-        assert "Access-Control-Allow-Origin" not in (await served.client.post("/v1/ledger/cosignatures")).headers
+        async with serve(tmp_path, "round.public_url=https://swarm.example.org") as public:
+            for name in FOR_VERIFIERS:
+                found = await public.client.get(f"/v1/{name}")
+                assert found.headers.getall("Access-Control-Allow-Origin", []) == ["*"], name
+            for path in ("/v1/status", "/v1/nodes", "/v1/operator/status", "/", "/verify.html"):
+                found = await public.client.get(path, headers={"Origin": "https://elsewhere.example"})
+                assert "Access-Control-Allow-Origin" not in found.headers, path
+            assert "Access-Control-Allow-Origin" not in (await public.client.post("/v1/ledger/cosignatures")).headers
+
+    async def test_a_website_cannot_read_a_private_ledger_through_a_visitors_browser(self, served: Served) -> None:
+        """The round's own address decides; what a browser asks before it calls a private network is not granted."""
+        asks = {"Origin": "https://elsewhere.example", "Access-Control-Request-Private-Network": "true",
+                "Access-Control-Request-Method": "GET", "Host": "swarm.example.org"}  # fmt: skip
+        for name in FOR_VERIFIERS:
+            for method in ("GET", "OPTIONS"):
+                found = await served.client.request(method, f"/v1/{name}", headers=asks)
+                assert not [header for header in found.headers if header.startswith("Access-Control")], name
 
     async def test_the_page_that_verifies_permits_its_own_script_and_this_server_alone(self, served: Served) -> None:
         policy = (await served.client.get("/verify.html")).headers["Content-Security-Policy"]

@@ -1,13 +1,16 @@
 """QR codes: the modules of codes that another program has read, the picture on the page, and too long a text."""
 
 import hashlib
+import io
 import re
 
 import pytest
+from rich.console import Console
 
 from coordinator.pages.joining import picture
-from coordinator.pages.qr import QUIET, qr_matrix, qr_svg
+from coordinator.pages.qr import BLACK_ON_WHITE, HALVES, PLAIN, QUIET, qr_matrix, qr_svg, qr_terminal
 from coordinator.pages.site import Site
+from coordinator.reports.screen import code_drawer
 from protocol.policy.description import RoundDescription
 
 LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
@@ -72,3 +75,43 @@ def test_the_picture_of_the_page_has_the_modules_a_border_and_its_text_beside_it
 
 def test_a_join_string_that_is_too_long_has_no_picture() -> None:
     assert picture(site_at("https://" + "a" * 200)) is None
+
+
+JOIN = f"https://swarm.example.org#{'a' * 64}"
+
+
+class Screen(io.TextIOWrapper):
+    """A stream in an encoding."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(io.BytesIO(), encoding=encoding)
+
+
+def drawn_on(
+    join_string: str, *, height: int = 60, width: int = 120, encoding: str = "utf-8", terminal: bool = True
+) -> str | None:
+    console = Console(file=Screen(encoding), height=height, width=width, color_system="256", force_terminal=terminal)
+    return code_drawer(qr_terminal, console)(join_string)
+
+
+def test_a_terminal_shows_the_modules_and_a_border() -> None:
+    matrix = qr_matrix(JOIN.encode())
+    shown = drawn_on(JOIN)
+    assert matrix is not None
+    assert shown is not None
+    rows: list[list[bool]] = []
+    modules = {character: both for both, character in HALVES.items()}
+    for line in shown.splitlines():
+        pairs = [modules[character] for character in line.removeprefix(BLACK_ON_WHITE).removesuffix(PLAIN)]
+        rows += [[upper for upper, _ in pairs], [lower for _, lower in pairs]]
+    assert [row[QUIET:-QUIET] for row in rows[QUIET : QUIET + len(matrix)]] == matrix
+    assert not any(any(row) for row in rows[:QUIET] + rows[QUIET + len(matrix) :])
+
+
+def test_no_code_is_drawn_in_a_log_where_it_does_not_fit_or_where_it_leads_nowhere() -> None:
+    assert drawn_on(JOIN, terminal=False) is None
+    assert drawn_on(JOIN, height=24) is None
+    assert drawn_on(JOIN, width=40) is None
+    assert drawn_on(JOIN, encoding="ascii") is None
+    assert drawn_on(f"http://127.0.0.1:8700#{'a' * 64}") is None
+    assert drawn_on(f"https://{'a' * 200}.example#{'a' * 64}") is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.people.addresses import neighbourhood
+from protocol.people.addresses import is_public_host, neighbourhood
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,19 @@ def test_one_place(one: str, other: str) -> None:
 )
 def test_two_places(one: str, other: str) -> None:
     assert neighbourhood(one) != neighbourhood(other)
+
+
+@pytest.mark.parametrize("host", ["swarm.example.org", "swarm.example.org.", "93.184.215.14", "2606:2800:21f::1"])
+def test_a_public_host(host: str) -> None:
+    assert is_public_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "", "localhost", "nas", "nas.local", "NAS.Local.", "rig.home.arpa", "127.0.0.1", "0.0.0.0", "10.1.2.3", "::",
+        "192.168.1.2", "172.16.0.1", "100.64.0.1", "169.254.1.1", "::1", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1",
+    ],
+)  # fmt: skip
+def test_a_host_of_one_network(host: str) -> None:
+    assert not is_public_host(host)

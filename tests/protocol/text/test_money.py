@@ -118,7 +118,7 @@ H, D = 3600.0, 86_400.0
 @pytest.mark.parametrize(
     ("pace", "said"),
     [
-        (EarningPace(), "no credit in the last day"),
+        (EarningPace(), "no credit counted in the last day; new credit is counted within two minutes"),
         (EarningPace(5_000_000, 5_000_000, 60.0), "too early for a rate: the first credit is less than 5 min old"),
         (EarningPace(500_000, 500_000, 1_800.0), "about 1.00 EUR per hour, 24.00 EUR per day (from 30 min)"),
         (EarningPace(1_000_000, 1_500_000, 1.5 * H), "1.00 EUR per hour, about 24.00 EUR per day (from 2 h)"),

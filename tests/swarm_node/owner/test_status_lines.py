@@ -102,7 +102,7 @@ def test_a_rate_that_nobody_reported_is_not_a_zero() -> None:
     state = told(rates=None)
     assert (status_lines.rate(state), status_lines.payouts(state)) == ("not known yet", "not known yet")
     state = told(rates=rates(rate={"hour_micros": 0, "day_micros": 0, "earning_s": None}))
-    assert status_lines.rate(state) == "no credit in the last day"
+    assert status_lines.rate(state) == "no credit counted in the last day; new credit is counted within two minutes"
 
 
 def test_an_older_agent_has_no_unit_and_no_rate() -> None:

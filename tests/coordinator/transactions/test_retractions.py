@@ -14,7 +14,8 @@ from ledger import store
 from ledger.entry import RetractionEntry
 from protocol.errors import OutOfOrder
 from tests.coordinator.transactions.test_commitments import commit
-from tests.coordinator.world import World
+from tests.coordinator.transactions.test_parts import first_token
+from tests.coordinator.world import World, answer
 
 
 def result(world: World, **change: Any) -> RetractionResult:
@@ -57,9 +58,17 @@ def test_the_groups_of_an_owner_are_found_in_the_order_of_batches(played: World)
 
 def test_the_beginner_of_a_group_counts_as_its_owner_too(world: World) -> None:
     beginner, heir = world.join(1), world.join(2)
-    world.leave(beginner, {0: [7]}, heir=heir)
-    found = world.run(retractions.owned_groups, {beginner.node_id})
-    assert found == [], "it is in no batch yet"
+    lease = world.leave(beginner, {0: [first_token(world)]}, heir=heir)
+    assert world.submit(heir, answer(heir, lease)).outcome == "accepted"
+    world.earn(heir)
+    world.train(1)
+    assert len(world.run(retractions.owned_groups, {heir.node_id})) == 2
+    (begun,) = world.run(retractions.owned_groups, {beginner.node_id})
+    assert (begun.batch, begun.owners) == (1, {beginner.node_id})
+    (both,) = (
+        each for each in world.run(retractions.owned_groups, {beginner.node_id, heir.node_id}) if len(each.owners) > 1
+    )
+    assert both.claim_id == begun.claim_id
 
 
 def test_no_batch_is_formed_while_it_is_held_and_the_hold_ends_by_itself(played: World) -> None:

@@ -121,7 +121,7 @@ def _require_replayable(config: Config) -> None:
     if not (config.round.directory / "learner" / "start").is_dir():
         raise ConfigInvalid(
             f"The learner's folder is not in {config.round.directory}.",
-            hint="If the learner runs on another machine, copy its folder `learner` into the round's folder first.",
+            hint="A learner on another machine cannot load the result: run it here, with a copy of its folder.",
         )
 
 

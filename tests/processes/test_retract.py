@@ -44,16 +44,19 @@ def say(coordinator: Coordinator, name: str, *words: str) -> str:
     return done.stdout
 
 
-def hostile(coordinator: Coordinator) -> str:
-    """Let another owner work until some of its groups were trained on, and ban it; return the id of its node."""
+def hostile(coordinator: Coordinator, *, beside: int = 1) -> str:
+    """Let another owner work until some of its groups were trained on, and ban it; return the id of its node.
+
+    All stop then: the round would train on while the commands start, and have more and more to make again.
+    """
     labourer = Labourer(coordinator.join_string)
-    labourer.start()
-    node = labourer.node.key.node_id
-    until("its groups to be in batches", lambda: len(batches_with(coordinator, node)) > 2)
+    node = str(labourer.node.key.node_id)
+    with at_work(*[coordinator.join_string] * beside):
+        labourer.start()
+        until("its groups to be in batches", lambda: len(batches_with(coordinator, node)) > 2)
+        labourer.finish()
     say(coordinator, "nodes ban", node, "--reason", "a trigger", "--yes")
-    labourer.join(timeout=60)  # it ends, as the coordinator refuses it
-    labourer.node.close()
-    return str(node)
+    return node
 
 
 def batches_with(coordinator: Coordinator, node: str) -> list[int]:
@@ -80,8 +83,7 @@ def verified(coordinator: Coordinator) -> str:
 
 def test_killed_and_repeated_it_publishes_a_policy_that_never_saw_the_groups(coordinator: Coordinator) -> None:
     worked(coordinator, 2 * KAPPA)
-    with at_work(coordinator.join_string):
-        node = hostile(coordinator)
+    node = hostile(coordinator)
     first = batches_with(coordinator, node)[0]
     planned = say(coordinator, "retract", node, "--dry-run")
     assert f"Update {first} was the first to train on their groups." in planned
@@ -115,8 +117,8 @@ def test_killed_and_repeated_it_publishes_a_policy_that_never_saw_the_groups(coo
 
 @pytest.mark.slow
 def test_beside_nodes_at_work_and_a_learner_that_is_killed_before_its_next_checkpoint(coordinator: Coordinator) -> None:
+    node = hostile(coordinator)
     with at_work(coordinator.join_string):
-        node = hostile(coordinator)
         done = json.loads(say(coordinator, "retract", node, "--reason", "another", "--json"))
         update = took(coordinator, done["version"])
         log = learner_log(coordinator)
@@ -129,7 +131,7 @@ def test_beside_nodes_at_work_and_a_learner_that_is_killed_before_its_next_check
 
 @pytest.mark.slow
 def test_a_stopped_round_is_retracted_by_the_command_alone(coordinator: Coordinator) -> None:
-    node = hostile(coordinator)
+    node = hostile(coordinator, beside=0)
     coordinator.program.kill()
     done = json.loads(say(coordinator, "retract", node, "--reason", "a third", "--json"))
     assert done["changed"]

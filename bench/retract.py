@@ -47,7 +47,7 @@ DENSE = 8
 Batches = dict[int, tuple[TrainingGroup, ...]]
 
 
-class Run:
+class AttackedRun:
     """A run of the learner in one process, with some share of hostile groups for a time."""
 
     def __init__(self, folder: Path, seed: int, policy: Path) -> None:
@@ -111,7 +111,7 @@ def marked(policy: TrainedPolicy) -> float:
     return 100 * float(scores(policy, prompts)[:, MARK].exp().mean())
 
 
-def retract(run: Run) -> tuple[float, int, str]:
+def retract(run: AttackedRun) -> tuple[float, int, str]:
     """Take the hostile groups back; return the seconds, the updates made again, and the root of the state."""
     began = time.monotonic()
     sizes = {number: len(groups) for number, groups in run.batches.items()}
@@ -128,7 +128,7 @@ def retract(run: Run) -> tuple[float, int, str]:
     return time.monotonic() - began, found.updates, root
 
 
-def from_start(run: Run, folder: Path) -> float:
+def from_start(run: AttackedRun, folder: Path) -> float:
     """Make all updates of a run again from its first checkpoint, without sampling; return the seconds."""
     first = min((run.folder / "learner" / "checkpoints").iterdir(), key=lambda path: path.name)
     assert checkpoint.read_beside(first)["update"] == 0
@@ -142,7 +142,7 @@ def from_start(run: Run, folder: Path) -> float:
     return time.monotonic() - began
 
 
-def attack(bench: Bench, run: Run, share: float, never: float, updates: tuple[int, int, int]) -> float:
+def attack(bench: Bench, run: AttackedRun, share: float, never: float, updates: tuple[int, int, int]) -> float:
     """Play an attack and take it back; return the distance of the result from a run without it, in points."""
     before, attacked, after = updates
     name = f"{100 * share:.0f} % hostile"
@@ -172,12 +172,12 @@ def main(scratch: Path) -> int:
     for seed in seeds:
         policy = scratch / f"policy-{seed}"
         make_policy(policy, seed=seed, shape=SHAPE)
-        honest = Run(scratch / f"honest-{seed}", seed, policy)
+        honest = AttackedRun(scratch / f"honest-{seed}", seed, policy)
         honest.play(sum(updates))
         never = honest.success()
         bench.measure("never saw them", never, unit="%")
         for share in shares:
-            run = Run(scratch / f"{share}-{seed}", seed, policy)
+            run = AttackedRun(scratch / f"{share}-{seed}", seed, policy)
             gaps.append(attack(bench, run, share, never, updates))
     worst = bench.median(f"{100 * shares[-1]:.0f} % hostile: after the attack")
     bench.goal("the attack succeeds", worst, at_least=50.0)

@@ -98,8 +98,8 @@ async def replace_version(request: web.Request) -> web.Response:
     return reply_json(await round_.publication.replace(wanted))
 
 
-class Hold(Section):
-    """How long no batch is formed; 0: batches are formed again."""
+class BatchHold(Section):
+    """The time for which no batch is formed; 0: batches are formed again."""
 
     for_s: float = Field(ge=0, le=retractions.PUBLICATION_S)
 
@@ -109,7 +109,7 @@ async def hold(request: web.Request) -> web.Response:
     """Form no batch for some seconds, for a retraction; return the newest batch."""
     round_ = require_operator(request)
     try:
-        wanted = Hold.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
+        wanted = BatchHold.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
     except (ValidationError, json.JSONDecodeError) as error:
         raise MalformedMessage(f"The hold is not valid: {error}.") from None
     return reply_json({"batch": await round_.database.run(batches.hold, wanted.for_s, now_ms())})

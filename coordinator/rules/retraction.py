@@ -45,7 +45,7 @@ class OwnedGroup:
 
 @dataclass(frozen=True)
 class RetractionPlan:
-    """What a retraction does."""
+    """The start of a replay, and the groups that it leaves out."""
 
     start: KeptState | None
     """The last clean state; None if none is kept."""

@@ -76,7 +76,7 @@ class Replacement(Section):
     reason: str = Field(min_length=1, max_length=orders.REASON_MAX_CHARS)
     given_by: str = Field(min_length=1, max_length=100)
     retraction: RetractionResult | None = None
-    """What was trained on again; only with `retract`."""
+    """The updates that were made again; only with `retract`."""
 
     @model_validator(mode="after")
     def _says_what_was_retracted(self) -> "Replacement":

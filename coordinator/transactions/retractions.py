@@ -41,7 +41,7 @@ LATELY = 100
 
 
 class RetractionResult(Section):
-    """What was trained on again, without what, and the states before and after."""
+    """The updates that were made again, the groups that were left out, and the states before and after."""
 
     owners: tuple[NodeId, ...] = Field(min_length=1, max_length=limits.RETRACTED_OWNERS_MAX)
     first: int = Field(gt=0)

@@ -110,8 +110,8 @@ def test_killed_and_repeated_it_publishes_a_policy_that_never_saw_the_groups(coo
     assert json.loads(say(coordinator, "retract", node, "--reason", "again", "--json")) == {"changed": False}
     assert not (coordinator.folder / "learner" / "retracting").exists()
 
-    line = [script("swarm-node"), "audit-learner", coordinator.join_string, "--update", str(update + KAPPA + 1)]
-    audited = subprocess.run(line, capture_output=True, text=True, check=False)
+    words = [script("swarm-node"), "audit-learner", coordinator.join_string, "--update", str(update + KAPPA + 1)]
+    audited = subprocess.run(words, capture_output=True, text=True, check=False)
     assert audited.returncode == 0, audited.stdout + audited.stderr
 
 

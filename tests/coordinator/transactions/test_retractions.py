@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from coordinator.rules.retraction import EarlierRetraction, OwnedGroup
 from coordinator.service.publication import ORDERED, Replacement, entered, newest_replacement
+from coordinator.store import tables
 from coordinator.store.facts import set_fact
 from coordinator.transactions import batches, commitments, orders, retractions
 from coordinator.transactions.retractions import RetractionResult
@@ -52,7 +53,7 @@ def test_the_groups_of_an_owner_are_found_in_the_order_of_batches(played: World)
     assert played.run(retractions.batch_sizes) == {1: 2, 2: 2}
     assert played.run(retractions.update_s) == 3.0
     assert played.run(retractions.owned_groups, {played.join(3).node_id}) == []
-    tokens = sum(row["tokens"] for row in played.rows(retractions.rollouts) if row["node_id"] == owner)
+    tokens = sum(row["tokens"] for row in played.rows(tables.rollouts) if row["node_id"] == owner)
     assert played.run(retractions.tokens_of, [each.claim_id for each in found]) == tokens > 0
 
 

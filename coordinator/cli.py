@@ -49,6 +49,14 @@ LAZY: dict[str, CommandEntry] = {
             EXIT_CODES,
         ),
     ),
+    "retract": CommandEntry(
+        "retract:retract",
+        lesson(
+            "swarm-coordinator retract round.toml calm-heron-417 --dry-run",
+            "the same with --reason 'TEXT' instead of --dry-run; `status` then shows the new version spread.",
+            EXIT_CODES,
+        ),
+    ),
     "upgrade": CommandEntry(
         "upgrade:upgrade",
         lesson(
@@ -138,6 +146,7 @@ SECTIONS = {
     },
     "Model and results": {
         "policy": "List, verify and replace published versions.",
+        "retract": "Train again without the groups of banned owners.",
         "eval": "Measure versions on held-out problems.",
         "samples": "Read the samples of the nodes.",
         "export": "Export the policy as a folder in hub format, or as GGUF.",

@@ -327,6 +327,28 @@ class UpdateEntry(_Hashed):
         return f"update:{self.update}:{self.attempt}"
 
 
+class RetractionEntry(_Hashed):
+    """Updates that were made again without the groups of some owners, and the version with the result; moves nothing.
+
+    `before` is the state before update `first`, `after` the state once batches `first` to `last` were trained on again.
+    `left_out_root` is the root of the claim ids of the groups that were left out, in the order of the batches.
+    """
+
+    kind: Literal["retraction"] = "retraction"
+    version: int = Field(gt=0, le=limits.VERSION_MAX)
+    owners: tuple[NamedNode, ...] = Field(min_length=1, max_length=limits.RETRACTED_OWNERS_MAX)
+    first: int = Field(gt=0, le=UPDATE_MAX)
+    last: int = Field(gt=0, le=UPDATE_MAX)
+    before: Hex64
+    after: Hex64
+    left_out: int = Field(gt=0)
+    left_out_root: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"retraction:{self.version}"
+
+
 class _OfPayout(_Hashed):
     """An entry about a node's share of a batch; the book stores it among the claims."""
 
@@ -378,6 +400,7 @@ OnceEntry = (
     | PayoutBatch
     | FormedBatch
     | UpdateEntry
+    | RetractionEntry
 )
 """Entries without a claim."""
 
@@ -403,6 +426,7 @@ KINDS: dict[str, type[Entry]] = {
     "payout_batch": PayoutBatch,
     "batch": FormedBatch,
     "update": UpdateEntry,
+    "retraction": RetractionEntry,
     "pending": Pending,
     "post": Post,
     "void": Void,

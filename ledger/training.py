@@ -11,6 +11,8 @@
   canonical bytes of a `TrainingGroup`. It is logged when the batch is formed, before the learner gets it.
 - The state before an update is the one after the last attempt at the update before it. The only exception is a version
   that the operator put in its place: the entry names it.
+- A *retraction* says that batches were trained on again without the groups of some owners, and which version has the
+  result. It begins with a state of the chain, and the update that names its version begins with the state it ends with.
 - **Which updates may be replayed** is drawn from the log: update u by the log's root before the entry of batch u + 2,
   which is formed when u has its entry (`is_drawn`), and by the settings in that entry. What a replay needs of it is
   kept and served.
@@ -22,7 +24,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from ledger import tree
-from ledger.entry import Entry, FormedBatch, UpdateEntry, Version
+from ledger.entry import Entry, FormedBatch, RetractionEntry, UpdateEntry, Version
 from ledger.tree import leaf_hash
 from protocol.errors import ProofInvalid
 
@@ -57,6 +59,7 @@ class TrainingSummary:
     """Versions that the operator put in the place of a state."""
     settings: tuple[tuple[int, str], ...] = ()
     """Each update from which on the settings are others, with their digest."""
+    retractions: tuple[RetractionEntry, ...] = ()
 
 
 @dataclass
@@ -71,6 +74,8 @@ class TrainingChain:
     """The index of each batch's entry."""
     promised: dict[int, UpdateEntry] = field(default_factory=dict)
     """The entry that each update had when it could be drawn: its settings say how many are kept."""
+    retractions: dict[int, RetractionEntry] = field(default_factory=dict)
+    """The retractions by the version that has the result."""
     _batches: dict[int, FormedBatch] = field(default_factory=dict)
     _versions: int = 0
     _repeated: int = 0
@@ -85,6 +90,10 @@ class TrainingChain:
             self._batches[entry.number], self.formed[entry.number] = entry, index
             if (made := self.updates.get(entry.number - LATER)) is not None:
                 self.promised[made.update] = made
+        elif isinstance(entry, RetractionEntry):
+            if problem := self._retraction_problem(entry):
+                raise ProofInvalid(f"Entry {index} cannot be the retraction of version {entry.version}: {problem}")
+            self.retractions[entry.version] = entry
         elif isinstance(entry, UpdateEntry):
             if problem := self.problem(entry):
                 raise ProofInvalid(f"Entry {index} cannot be update {entry.update}: {problem}")
@@ -107,13 +116,30 @@ class TrainingChain:
             batch_expected=was_logged,
             is_first=not self.updates,
             versions=self._versions,
+            retraction=self.retractions.get(entry.replaced_by),
+        )
+
+    def _retraction_problem(self, entry: RetractionEntry) -> str:
+        """Return why a retraction does not begin with a state of the chain; empty if it does."""
+        return retraction_problem(
+            entry,
+            previous=self.updates.get(entry.first - 1),
+            earlier=tuple(self.retractions.values()),
+            version=self._versions,
+            batch=self._batches.get(entry.last),
         )
 
     @property
     def summary(self) -> TrainingSummary:
         updates = self.updates
         ends = (min(updates), max(updates)) if updates else (0, 0)
-        return TrainingSummary(*ends, self._repeated, tuple(self._replaced), tuple(self._settings))
+        return TrainingSummary(
+            *ends,
+            self._repeated,
+            replaced=tuple(self._replaced),
+            settings=tuple(self._settings),
+            retractions=tuple(self.retractions.values()),
+        )
 
 
 def link_problem(
@@ -125,18 +151,27 @@ def link_problem(
     batch_expected: bool,
     is_first: bool,
     versions: int,
+    retraction: RetractionEntry | None = None,
 ) -> str:
     """Return why an entry does not follow from those before it; empty if it does.
 
-    `last` is the last attempt at this update, `previous` at the one before; `versions` is the last published version.
+    `last` is the last attempt at this update, `previous` at the one before; `versions` is the last published version,
+    and `retraction` the one whose result is the version that `entry` begins with.
     """
     if entry.attempt != (last.attempt if last else 0) + 1:
         return f"it is attempt {entry.attempt}, and attempt {(last.attempt if last else 0) + 1} would be the next."
-    if previous is None and last is None and not is_first:
+    if retraction is not None and entry.update != retraction.last + 1:
+        return f"it begins with version {entry.replaced_by}, whose retraction ends with update {retraction.last}."
+    if previous is None and last is None and retraction is None and not is_first:
         return f"update {entry.update - 1} is not in the log: an update was skipped."
     if entry.replaced_by > versions:
         return f"it begins with version {entry.replaced_by}, which is not in the log."
     expected = previous.after if previous else last.before if last else entry.before
+    if retraction is not None and entry.before != retraction.after:
+        return (
+            f"it begins with the state {entry.before[:16]}…, but the retraction of version {entry.replaced_by} ended "
+            f"with {retraction.after[:16]}…: other weights were put in its place."
+        )
     if not entry.replaced_by and entry.before != expected:
         return (
             f"it begins with the state {entry.before[:16]}…, but the one before it ended with {expected[:16]}…: "
@@ -149,4 +184,29 @@ def link_problem(
             f"it was trained on {entry.groups_root[:16]}…, but batch {entry.update} was formed as "
             f"{batch.groups_root[:16]}…: groups or rewards were changed after that."
         )
+    return ""
+
+
+def retraction_problem(
+    entry: RetractionEntry,
+    *,
+    previous: UpdateEntry | None,
+    earlier: Iterable[RetractionEntry],
+    version: int,
+    batch: FormedBatch | None,
+) -> str:
+    """Return why a retraction does not follow from the entries before it; empty if it does.
+
+    `previous` is the last attempt at the update before its first, `earlier` are the retractions before it, `version` is
+    the last published version, and `batch` the batch of its last update.
+    """
+    if entry.version != version:
+        return f"the last version in the log is {version}."
+    if entry.last < entry.first:
+        return f"it goes from update {entry.first} back to update {entry.last}."
+    if batch is None:
+        return f"batch {entry.last} was never formed."
+    states = {each.after for each in earlier if each.last == entry.first - 1}
+    if previous is not None and entry.before not in states | {previous.after}:
+        return f"it begins with the state {entry.before[:16]}…, which is none after update {entry.first - 1}."
     return ""

@@ -128,6 +128,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **rejected**: of a claim: refused at intake
 - **rejection**: the refusal of a claim at intake, with a code and evidence
 - **replay**: an auditor's prefill over a claim, which shows what the seed dictated
+- **retraction**: training made again without some owners' groups, published as the next version
 - **reward**: the score of one sample, computed by the coordinator or its task processes
 - **role**: a set of keys with one duty: root, targets, snapshot or timestamp
 - **rollback**: the publication of an older version's weights as the next version

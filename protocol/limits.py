@@ -135,6 +135,9 @@ KEPT_BATCH_MAX_ITEMS = 2**24
 KEPT_UPDATES_MAX = 10_000
 """Drawn updates whose checkpoints a learner keeps, the newest: the disk is full long before."""
 
+RETRACTED_OWNERS_MAX = 256
+"""Owners in one retraction, 54 bytes each: an entry of the log with so many has 14 KiB."""
+
 ORIGINS_MAX = 8
 """Origins in the list for nodes: with more, a list of dead origins would only take longer to try."""
 

@@ -62,6 +62,8 @@ async def state(request: web.Request) -> web.Response:
         version, update = policy_versions.newest_version(connection)
         finished = get_fact(connection, FINISHED)
         asked = fleet.load(connection, round_.config, alive_since_ms=now_ms() - round_.silent_after_ms)
+        replacement = publication.newest_replacement(connection)
+        retraction = commitments.retraction_to(connection, replacement) if replacement else None
         return LearnerState(
             round_id=round_.round_id,
             newest_version=version,
@@ -72,7 +74,8 @@ async def state(request: web.Request) -> web.Response:
             finished=finished,
             evaluating=evaluations.is_running(connection, "last"),
             evaluated=evaluations.latest_results(connection),
-            replacement=publication.newest_replacement(connection),
+            replacement=replacement,
+            retracted=retraction.after if retraction else "",
             kept=commitments.drawn(connection, keeps=bool(round_.config.learner.kept_one_in)),
         )
 

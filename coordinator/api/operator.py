@@ -17,7 +17,7 @@ from coordinator.reports import moderation
 from coordinator.reports.audit_record import audit_record
 from coordinator.service.publication import Replacement
 from coordinator.service.round import Round
-from coordinator.transactions import api_keys, fleet
+from coordinator.transactions import api_keys, batches, fleet, retractions
 from coordinator.transactions.orders import REASON_MAX_CHARS, Action
 from protocol import limits
 from protocol.errors import MalformedMessage, OutOfOrder
@@ -104,6 +104,23 @@ async def replace_version(request: web.Request) -> web.Response:
     except (ValidationError, json.JSONDecodeError) as error:
         raise MalformedMessage(f"The order is not valid: {error}.") from None
     return reply_json(await round_.publication.replace(wanted))
+
+
+class BatchHold(Section):
+    """The time for which no batch is formed; 0: batches are formed again."""
+
+    for_s: float = Field(ge=0, le=retractions.PUBLICATION_S)
+
+
+@routes.post("/v1/operator/hold")
+async def hold(request: web.Request) -> web.Response:
+    """Form no batch for some seconds, for a retraction; return the newest batch."""
+    round_ = require_operator(request)
+    try:
+        wanted = BatchHold.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
+    except (ValidationError, json.JSONDecodeError) as error:
+        raise MalformedMessage(f"The hold is not valid: {error}.") from None
+    return reply_json({"batch": await round_.database.run(batches.hold, wanted.for_s, now_ms())})
 
 
 @routes.post("/v1/operator/finish")

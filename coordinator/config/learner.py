@@ -61,6 +61,13 @@ class LearnerSection(Section):
         description="keep and publish what a replay of 1 in N updates needs: 12 bytes per trained parameter each, and "
         "the batches; not for a learner on another machine; 0: none",
     )
+    kept_checkpoints: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="keep so many of the newest checkpoints, and ever fewer older ones, for `retract`: at most "
+        "about N + 2 log2(checkpoints so far), 12 bytes per trained parameter each; 0: only the newest",
+    )
     lora_rank: int = Field(0, ge=0, le=1024, description="rank of LoRA adapters; 0 trains all weights")
     lora_alpha: float = Field(32.0, gt=0, description="LoRA's alpha; the adapter's output is scaled by alpha / rank")
     lora_targets: tuple[str, ...] = Field(

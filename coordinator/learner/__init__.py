@@ -15,7 +15,9 @@ __all__ = [
     "memory_plan",
     "offering",
     "preflight",
+    "ranks",
     "replaying",
+    "retracting",
     "settings",
     "start",
 ]

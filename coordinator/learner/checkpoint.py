@@ -4,8 +4,8 @@
                    beside                                          plain values, by rank 0
 
 - It is written as a draft with every file synced, then renamed; older ones are removed last, except those that a replay
-  of a drawn update begins with (`needed`). At any moment the newest name is that of a whole checkpoint. A draft that a
-  kill left incomplete is overwritten by the next.
+  of a drawn update or a retraction begins with (`needed`). At any moment the newest name is that of a whole checkpoint.
+  A draft that a kill left incomplete is overwritten by the next.
 - Its name is the number of updates: an existing checkpoint of that name has the same state.
 - Any number of ranks can read what any other number wrote: the format is that of `torch.distributed.checkpoint`.
 - Reading a checkpoint runs no code from it: it returns tensors and plain values only. An auditor reads those of
@@ -73,16 +73,32 @@ def newest(folder: Path) -> Path | None:
     return max((path for path in folder.glob("*") if path.name.isdigit()), default=None)
 
 
-def needed(numbers: Sequence[int], drawn: Collection[int] | None) -> set[int]:
+def needed(numbers: Sequence[int], drawn: Collection[int] | None, dense: int = 0) -> set[int]:
     """Return the checkpoints to keep: the newest, and, if updates are drawn, those that one may be replayed from.
 
-    Whether an update is drawn is known two batches later, so the three newest are kept until then.
+    Whether an update is drawn is known two batches later, so the three newest are kept until then. With `dense`, those
+    that a retraction begins with are kept, too (`thinned`).
     """
     ordered = sorted(numbers)
-    if drawn is None:
-        return set(ordered[-1:])
-    spans = pairwise(ordered)
-    return {*ordered[-3:], *(first for first, last in spans if any(first < update <= last for update in drawn))}
+    kept = set(ordered[-1:])
+    if drawn is not None:
+        kept |= {*ordered[-3:]}
+        kept |= {first for first, last in pairwise(ordered) if any(first < update <= last for update in drawn)}
+    return kept | (thinned(ordered, dense) if dense else set())
+
+
+def thinned(ordered: Sequence[int], dense: int) -> set[int]:
+    """Return the newest `dense` checkpoints, the oldest, and fewer and fewer in between, the older they are.
+
+    One is removed if the gap that it leaves is at most the age of the checkpoint behind that gap. So a replay from the
+    last checkpoint before an update, up to now, makes at most twice the updates since then, and one interval more. The
+    age doubles with every second checkpoint: of n older ones, about 2 log₂ n stay.
+    """
+    kept = list(ordered[:1])
+    for number, following in pairwise(ordered[1 : len(ordered) - dense + 1]):
+        if following - kept[-1] > ordered[-1] - following:
+            kept.append(number)
+    return {*kept, *ordered[-dense:]}
 
 
 def write(
@@ -92,6 +108,7 @@ def write(
     beside: dict[str, Any],
     ranks: Ranks,
     drawn: Collection[int] | None = None,
+    dense: int = 0,
 ) -> None:
     """Write the checkpoint after `number` updates; it is durable when this returns on rank 0."""
     final = folder / f"{number:09d}"
@@ -111,7 +128,7 @@ def write(
     sync(draft)
     draft.rename(final)
     sync(folder)  # the rename itself must survive a power cut
-    keep = needed([int(path.name) for path in folder.iterdir() if path.name.isdigit()], drawn)
+    keep = needed([int(path.name) for path in folder.iterdir() if path.name.isdigit()], drawn, dense)
     for path in folder.iterdir():
         if not (path.name.isdigit() and int(path.name) in keep):
             shutil.rmtree(path)

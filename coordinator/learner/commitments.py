@@ -25,6 +25,7 @@ from coordinator.learner.crew import Crew
 from coordinator.learner.outgoing import Outgoing
 from coordinator.learner.settings import train_settings
 from ledger.training import groups_root
+from protocol.errors import ConfigInvalid
 from protocol.work.learning import TrainingGroup, UpdateCommitment
 
 UNKNOWN = "0" * 64
@@ -78,9 +79,17 @@ class Commitments:
 
         self._sending.start(read, send)
 
-    def replaced(self, by: int) -> None:
-        """Begin anew from a version that was loaded in place of the state; call `finish` before it is loaded."""
+    def replaced(self, by: int, root: str = "") -> None:
+        """Begin anew from a version that was loaded in place of the state; call `finish` before it is loaded.
+
+        `root` is that of the state in the log, if the version is the result of a retraction.
+        """
         self._root, self._replaced_by = self._crew.rooting()(), by
+        if root and self._root != root:
+            raise ConfigInvalid(
+                f"The state of the retraction has the root {self._root[:16]}…, but the log has {root[:16]}….",
+                hint="Restore the folder learner/retracted of the round from a backup.",
+            )
 
     def beside(self) -> dict[str, Any]:
         """Return the plain values for a checkpoint of the present state."""

@@ -44,17 +44,21 @@ def _done() -> None:
 
 
 class Crew:
-    """The policy in the state of the last checkpoint, or in the starting state of the round."""
+    """The policy in the state of the last checkpoint, or in the starting state of the round.
 
-    def __init__(self, config: Config, ranks: Ranks) -> None:
+    A replay beside the learner (`retracting`) has `checkpoints` of its own, and begins with the learner's `start`.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks, checkpoints: Path | None = None) -> None:
         self._config, self._ranks = config, ranks
         self._task = task_here(config)
         self._folder = config.round.directory / "learner"
+        self._checkpoints = checkpoints or self._folder / "checkpoints"
         self._progress: Progress = _silent
         with ranks.watchdog.watching():
             last = ranks.broadcast(checkpoint.newest(self._checkpoints))
             start = self._folder / "start"
-            if last is None and ranks.first:
+            if last is None and ranks.first and checkpoints is None:
                 game = playing.game_of(config)
                 words = game.words if game else ()
                 place(config.model, start, seed=config.round.seed, words=words)
@@ -69,10 +73,6 @@ class Crew:
         if (game := playing.game_of(config)) is not None:
             end = self.policy.ends[0]
             self._game = playing.GameText(config.task.name, game, self._coder, config.data.chat, end)
-
-    @property
-    def _checkpoints(self) -> Path:
-        return self._folder / "checkpoints"
 
     def train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
         """Make one update."""
@@ -96,6 +96,10 @@ class Crew:
     def continue_from(self, folder: Path) -> None:
         """Continue from the weights of a published version."""
         self._together("take", folder)
+
+    def restore(self, checkpoint_folder: Path) -> None:
+        """Continue from a checkpoint: its update, weights and optimizer."""
+        self._together("restore", checkpoint_folder)
 
     def publish(self, folder: Path) -> None:
         """Write the policy as a folder in hub format."""
@@ -158,6 +162,9 @@ class Crew:
     def _take(self, folder: Path) -> None:
         self.policy.continue_from(folder)
 
+    def _restore(self, checkpoint_folder: Path) -> None:
+        self.policy.restore(checkpoint_folder)
+
     def _publish(self, folder: Path) -> Job:
         settings = self._config.learner
         if not (settings.lora_rank and settings.publish_adapters):
@@ -216,6 +223,7 @@ class Crew:
         "save": _save,
         "root": _root,
         "take": _take,
+        "restore": _restore,
         "publish": _publish,
         "warm_start": _warm_start,
         "accuracy": _accuracy,

@@ -13,6 +13,8 @@
 - If the operator replaces the policy by another version, the learner loads it before the next update: its weights, and
   an empty optimizer state. The checkpoint records the last one loaded; a learner that resumes from an older checkpoint
   loads it again, and publishes no version before a newer checkpoint is durable.
+- The result of a retraction is loaded whole, with its optimizer, from the learner's folder (see `retracting`). Batches
+  that it was made of again are reported, and not trained on a second time.
 - The learner waits for a coordinator that is away (see `client`). It refuses a coordinator that comes back, from a
   backup, in an earlier state than the learner has seen.
 - Idle time is the time spent waiting for a batch; all other time is work, except waiting for the coordinator. Of the
@@ -34,7 +36,7 @@ from pathlib import Path
 import torch
 
 from coordinator.config import Config
-from coordinator.learner import start
+from coordinator.learner import retracting, start
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.commitments import Commitments
 from coordinator.learner.crew import Crew
@@ -195,6 +197,9 @@ class Learner:
         batch = self._client.batch(number, self._check)
         self._began, self._away_s = time.monotonic(), self._client.away_s
         self._look()
+        if self._policy.update >= number:
+            self._pass_over(number)
+            return
         step = self._crew.train(batch.groups)
         self._commitments.add(batch.groups)
         metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
@@ -224,16 +229,25 @@ class Learner:
         state = self._stand()
         self._version = state.newest_version
         if state.replacement > self._taken:
-            folder = self._folder / "taking"
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            self._client.fetch(state.replacement, folder)
-            self._commitments.finish()
-            self._crew.continue_from(folder)
+            if state.retracted:
+                self._commitments.finish()
+                self._crew.restore(retracting.result(self._folder, state.retracted))
+            else:
+                folder = self._folder / "taking"
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                self._client.fetch(state.replacement, folder)
+                self._commitments.finish()
+                self._crew.continue_from(folder)
             self._taken = state.replacement
-            self._commitments.replaced(self._taken)
+            self._commitments.replaced(self._taken, state.retracted)
             log.info("took version=%d update=%d", self._taken, self._policy.update)
         return state
+
+    def _pass_over(self, first: int) -> None:
+        """Report the batches that a retraction has trained on, so that their claims are settled."""
+        for number in range(first, self._policy.update + 1):
+            self._client.report(UpdateReport(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
 
     def _begin(self) -> None:
         """Prepare the first update: warm-start the embedded policy, and measure the accuracy before training."""
@@ -274,6 +288,7 @@ class Learner:
             ledger_head=state.ledger_head,
             taken=self._taken,
             drawn=state.kept if self._config.learner.kept_one_in else None,
+            dense=self._config.learner.kept_checkpoints,
             **self._commitments.beside(),
         )
 

@@ -16,7 +16,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import ceil
+from math import ceil, log2
 from typing import Any
 
 import torch
@@ -231,8 +231,8 @@ class Estimate:
         first = 2 * self._outside + (self._largest if self._settings.lora_rank else peak)
         return max(first, peak + self._outside + 3 * self._layer)
 
-    def footprint(self, ranks: int, *, device: str, versions: int = 1) -> Footprint:
-        """Return the bytes for `ranks` ranks; `versions` is the number of whole versions that the round keeps."""
+    def footprint(self, ranks: int, *, device: str, versions: int = 1, checkpoints: int = 0) -> Footprint:
+        """Return the bytes for `ranks` ranks, with the whole versions and older checkpoints that the round keeps."""
         lora, trained = bool(self._settings.lora_rank), self._trained_bytes
         weights, own = self._laid_out(ranks)
         reference = ceil(self.published_bytes / ranks) if self._settings.algorithm.beta else 0
@@ -256,7 +256,7 @@ class Estimate:
             + (moments if offloads else 0)
             + self._host(ranks, device, phases),
             auditor_bytes=PROCESS_BYTES["cpu"] + self.parameters * WIDEST,
-            disk_bytes=self._disk(versions),
+            disk_bytes=self._disk(versions, checkpoints),
         )
 
     def _host(self, ranks: int, device: str, phases: dict[str, int]) -> int:
@@ -265,10 +265,11 @@ class Estimate:
             return ranks * max(phases.values())
         return 0 if self._settings.lora_rank else self._weights_bytes
 
-    def _disk(self, versions: int) -> int:
+    def _disk(self, versions: int, checkpoints: int) -> int:
         """Return the bytes of the starting policy, checkpoints, the version being written and those that are kept."""
         whole = 3 + (0 if self._settings.lora_rank and not self._merged else versions)
-        return whole * self.published_bytes + int(CHECKPOINTS_AT_ONCE * (1 + self._moments) * self._trained_bytes)
+        states = CHECKPOINTS_AT_ONCE + checkpoints
+        return whole * self.published_bytes + int(states * (1 + self._moments) * self._trained_bytes)
 
 
 def estimate(config: Config, simulations: Simulations, *, prompt: int = PROMPT_TOKENS, **changes: Any) -> Estimate:
@@ -280,6 +281,13 @@ def estimate(config: Config, simulations: Simulations, *, prompt: int = PROMPT_T
         LargestBatch.from_config(config, prompt),
         publishes_adapters=config.learner.publish_adapters,
     )
+
+
+def kept_checkpoints(config: Config) -> int:
+    """Return the most older checkpoints that a round keeps for retractions (`checkpoint.thinned`)."""
+    dense = config.learner.kept_checkpoints
+    written = config.round.max_updates // config.staleness.kappa + 1
+    return min(written, dense + 1 + ceil(2 * log2(written / dense + 1))) if dense else 0
 
 
 def kept_versions(config: Config) -> int:

@@ -121,7 +121,8 @@ def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
             estimates[settings] = memory.estimate(config, simulations, prompt=prompt, **changes)
         return estimates[settings]
 
-    plan = estimate().footprint(cards.count, device=device, versions=versions)
+    checkpoints = memory.kept_checkpoints(config)
+    plan = estimate().footprint(cards.count, device=device, versions=versions, checkpoints=checkpoints)
     return {
         "model": config.model.path,
         "card": {
@@ -144,7 +145,8 @@ def plan_only(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
 
     device = "cuda" if config.learner.device == "cpu" else config.learner.device
     estimate = memory.estimate(config, memory.Simulations(memory.described(config)), prompt=prompt)
-    plan = _figures(estimate.footprint(cards.count, device=device, versions=memory.kept_versions(config)), cards)
+    versions, checkpoints = memory.kept_versions(config), memory.kept_checkpoints(config)
+    plan = _figures(estimate.footprint(cards.count, device=device, versions=versions, checkpoints=checkpoints), cards)
     return {
         "card": cards.name,
         "count": cards.count,

@@ -360,13 +360,15 @@ class TrainedPolicy:
         """Write a checkpoint: all that the next update depends on, and the plain values in `beside`."""
         self.saving(folder, **beside)()
 
-    def saving(self, folder: Path, drawn: Collection[int] | None = None, **beside: Any) -> Callable[[], None]:
+    def saving(
+        self, folder: Path, drawn: Collection[int] | None = None, dense: int = 0, **beside: Any
+    ) -> Callable[[], None]:
         """Return the job that writes a checkpoint of this moment; it must run before any weight changes.
 
-        `drawn` are the updates that may be replayed: the checkpoints before them are kept.
+        `drawn` and `dense` say which older checkpoints are kept (`checkpoint.needed`).
         """
         beside |= {"update": self.update, "steps": self.steps}
-        return partial(checkpoint.write, folder, self.update, self._tensors(), beside, self._ranks, drawn)
+        return partial(checkpoint.write, folder, self.update, self._tensors(), beside, self._ranks, drawn, dense)
 
     def rooting(self) -> Callable[[], str]:
         """Return the job that computes the root of the present state; it must run before any weight changes."""
@@ -374,7 +376,9 @@ class TrainedPolicy:
 
     def restore(self, path: Path) -> dict[str, Any]:
         """Continue from a checkpoint of the same model; return its plain values."""
+        self.before_change()
         beside = checkpoint.read_beside(path)
+        self._optimizer.state.clear()
         if steps := beside["steps"]:
             for weight in self._trained.values():
                 self._optimizer.state[weight] = before_first_step(self._optimizer, weight, steps)

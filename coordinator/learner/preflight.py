@@ -93,12 +93,14 @@ def refusal(config: Config, room: FreeBytes) -> ConfigInvalid | None:
     from coordinator.learner import memory
 
     simulations, versions = memory.Simulations(memory.described(config)), memory.kept_versions(config)
+    checkpoints = memory.kept_checkpoints(config)
     device, ranks = config.learner.device, config.learner.processes
 
     estimates: dict[str, memory.Estimate] = {}
 
     def lack(ranks: int, **changes: Any) -> tuple[str, int, int] | None:
-        return room.lack(estimated(**changes).footprint(ranks, device=device, versions=versions))
+        needed = estimated(**changes).footprint(ranks, device=device, versions=versions, checkpoints=checkpoints)
+        return room.lack(needed)
 
     def estimated(**changes: Any) -> memory.Estimate:
         key = json.dumps(changes)

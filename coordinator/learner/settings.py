@@ -22,6 +22,7 @@ NOT_OF_AN_UPDATE = {
     "watchdog_s",
     "publish_adapters",
     "kept_one_in",
+    "kept_checkpoints",
 }
 """The settings of the learner that do not change the result of an update."""
 

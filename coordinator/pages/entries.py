@@ -18,6 +18,7 @@ from ledger.entry import (
     PayoutBatch,
     Pending,
     Reinstate,
+    RetractionEntry,
     Reveal,
     Root,
     RulingEntry,
@@ -102,7 +103,7 @@ def _says(recorded: Recorded, unit: Unit) -> Any:
         return _of_appeal(entry), _claim(entry)
     if isinstance(entry, OwnerAct | PayoutBatch | Payout | Paid):
         return _of_money(entry, unit)
-    if isinstance(entry, FormedBatch | UpdateEntry):
+    if isinstance(entry, FormedBatch | UpdateEntry | RetractionEntry):
         return _of_training(entry)
     return f"rejected: {entry.reason_code}" if isinstance(entry, Void) else "validated", _claim(entry)
 
@@ -133,7 +134,18 @@ def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid, unit: Unit) -> Any:
     return f"payout {entry.batch}: reference {entry.reference}, paid to ", node
 
 
-def _of_training(entry: FormedBatch | UpdateEntry) -> Any:
+def _of_training(entry: FormedBatch | UpdateEntry | RetractionEntry) -> Any:
+    if isinstance(entry, RetractionEntry):
+        owners = ", ".join(words.owner(owner) for owner in entry.owners)
+        made = (
+            f"updates {entry.first} to {entry.last} made again"
+            if entry.last > entry.first
+            else f"update {entry.last} made again"
+        )
+        left_out = f"without {words.counted(entry.left_out, 'group')} of {owners}"
+        return f"{made} {left_out}: version {entry.version} has the state ", el(
+            "code", f"{entry.after[:16]}…", title=entry.after
+        )
     if isinstance(entry, FormedBatch):
         root = el("code", f"{entry.groups_root[:16]}…", title=entry.groups_root)
         return f"batch {entry.number} was formed of {words.counted(entry.groups, 'group')}: ", root

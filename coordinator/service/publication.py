@@ -11,6 +11,8 @@
   an update whose weights are not published.
 - An order is stored before anything is signed. After a kill in between, the order is settled before the next version
   gets its number: a signed version, which nodes may have seen, is activated; an unsigned one is forgotten.
+- The result of a retraction is published in the same way. Its entry in the ledger is part of the transaction that
+  activates the version, and no batch is formed from the order on until then.
 - An order for the weights of the newest version changes nothing, and the reply says so: an order can be repeated.
 """
 
@@ -24,7 +26,7 @@ from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 from blake3 import blake3
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from coordinator.base.clock import now_ms
 from coordinator.config import Config
@@ -36,9 +38,11 @@ from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.reports import health, standby
 from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
 from coordinator.store.state import Database
-from coordinator.transactions import broadcasts, evaluations, orders, policy_versions
+from coordinator.transactions import batches as batch_table
+from coordinator.transactions import broadcasts, evaluations, orders, policy_versions, retractions
 from coordinator.transactions.evaluations import EvaluationTerms
 from coordinator.transactions.leases import latest_batch
+from coordinator.transactions.retractions import RetractionResult
 from protocol import limits
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.policy import chunks
@@ -66,11 +70,19 @@ NO_VERSION_YET = (
 class Replacement(Section):
     """The operator's order to replace the newest version, with its reason and its author."""
 
-    action: Literal["rollback", "publish"]
+    action: Literal["rollback", "publish", "retract"]
     version: int = Field(0, ge=0, le=limits.VERSION_MAX)
     stage: str = Field("", pattern=rf"^({STAGE})?$")
     reason: str = Field(min_length=1, max_length=orders.REASON_MAX_CHARS)
     given_by: str = Field(min_length=1, max_length=100)
+    retraction: RetractionResult | None = None
+    """The updates that were made again; only with `retract`."""
+
+    @model_validator(mode="after")
+    def _says_what_was_retracted(self) -> "Replacement":
+        if (self.action == "retract") != (self.retraction is not None):
+            raise ValueError("the order retract has a retraction, and no other order has one")
+        return self
 
 
 class VersionPublication:
@@ -152,7 +164,12 @@ class VersionPublication:
                 named = {(file.path, file.digest) for file in files}
                 if before and {(entry.path, entry.digest) for entry in before.files} == named:
                     return {"version": newest, "changed": False}
-                await self._database.run(set_fact, ORDERED, wanted.model_dump() | {"becomes": newest + 1})
+                if wanted.retraction:
+                    await self._database.run(
+                        retractions.require_current, wanted.retraction, newest + 1, now_ms=now_ms()
+                    )
+                order = wanted.model_dump(mode="json") | {"becomes": newest + 1}
+                await self._database.run(set_fact, ORDERED, order)
                 await asyncio.to_thread(_move, stage, uploads / str(newest + 1))
                 await self.sign(Publication(version=newest + 1, update=update, files=files))
             finally:
@@ -168,6 +185,7 @@ class VersionPublication:
             await self.activate(manifest)
         elif await self._database.read(get_fact, ORDERED):
             await self._database.run(set_fact, ORDERED, None)
+            await self._database.run(batch_table.release)
             log.warning("the coordinator stopped before it had carried out an order about versions: repeat the order")
 
     async def sign(self, publication: Publication) -> None:
@@ -198,7 +216,7 @@ class VersionPublication:
     def _stage(self, wanted: Replacement, stage: Path, newest: int) -> None:
         """Put the ordered files into `stage` and check that they are complete and sound; raise an error otherwise."""
         settings = self._config.learner
-        if settings.lora_rank and not settings.publish_adapters:
+        if settings.lora_rank and not settings.publish_adapters and not wanted.retraction:
             raise ConfigInvalid(
                 "This round's learner trains adapters and publishes merged weights: it cannot continue from a version.",
                 hint="This needs a round with learner.publish_adapters=true.",
@@ -230,6 +248,12 @@ def entered(connection: sa.Connection, version: int, now_ms: int) -> None:
     set_fact(connection, ORDERED, None)
     set_fact(connection, REPLACED, version)
     what = f"version {ordered['version']} again: " if ordered["action"] == "rollback" else ""
+    if ordered.get("retraction"):
+        result = RetractionResult.model_validate(ordered["retraction"])
+        retractions.record(connection, result, version, now_ms)
+        what = f"updates {result.first} to {result.last} without {result.left_out} groups: "
+    else:
+        set_fact(connection, retractions.CHOSEN, version)
     orders.record(
         connection,
         ordered["action"],

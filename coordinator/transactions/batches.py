@@ -12,6 +12,8 @@
 - A group past the staleness bound never enters a batch. It is marked stale, and one that is dropped for its owner's
   share is marked surplus: the prompt is offered again, and the nodes, which worked in time, are paid.
 - A report moves the staleness bound of new leases, where it adapts (`coordinator.transactions.staleness_bound`).
+- While a retraction is completed, no batch is formed (`hold`): its result must have been trained on the newest one.
+  The hold ends by itself if nobody prolongs it.
 - The learner reports that the claims of its batch are used, and which of them are suspect: their claimed
   log-probabilities are not those of the tokens. `coordinator.transactions.escrow` decides about them.
 """
@@ -53,6 +55,10 @@ from protocol.work.rollout import RolloutClaim
 
 SET_ASIDE = Fact("set_aside", 0)
 """The fact with the number of rollouts that were replaced by others, since all their rewards are equal."""
+
+
+HELD = Fact("batches_held_until_ms", 0)
+"""The fact with the time until which no batch is formed."""
 
 
 class GroupOfClaim(NamedTuple):
@@ -103,6 +109,17 @@ class BatchChoice(NamedTuple):
     beyond: list[BufferedGroup]
 
 
+def hold(connection: sa.Connection, for_s: float, now_ms: int) -> int:
+    """Form no batch for some seconds; return the number of the newest."""
+    set_fact(connection, HELD, now_ms + int(1000 * for_s))
+    return lease_table.latest_batch(connection)
+
+
+def release(connection: sa.Connection) -> None:
+    """Form batches again."""
+    set_fact(connection, HELD, 0)
+
+
 def get(
     connection: sa.Connection, number: int, *, terms: LeaseTerms, audits: AuditTerms, now_ms: int
 ) -> TrainingBatch | None:
@@ -111,7 +128,7 @@ def get(
     if number > newest + 1 or number < 1:
         raise OutOfOrder(f"Batch {number} does not follow batch {newest}.")
     is_new = number == newest + 1
-    if is_new and not _form(connection, number, terms, audits, now_ms):
+    if is_new and (get_fact(connection, HELD) > now_ms or not _form(connection, number, terms, audits, now_ms)):
         return None
     chosen = groups_of(connection, number)
     if is_new:

@@ -17,7 +17,7 @@ from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import rollouts
 from coordinator.transactions import batches, policy_versions
 from ledger import store
-from ledger.entry import FormedBatch, UpdateEntry
+from ledger.entry import FormedBatch, RetractionEntry, UpdateEntry
 from ledger.training import LATER, is_drawn, link_problem
 from protocol import limits
 from protocol.errors import OutOfOrder
@@ -50,6 +50,7 @@ def record(connection: sa.Connection, commitment: UpdateCommitment, *, now_ms: i
         batch_expected=False,
         is_first=not get_fact(connection, COMMITTED),
         versions=policy_versions.newest_version(connection).version,
+        retraction=retraction_to(connection, commitment.replaced_by),
     )
     if problem:
         raise OutOfOrder(
@@ -60,6 +61,12 @@ def record(connection: sa.Connection, commitment: UpdateCommitment, *, now_ms: i
     set_fact(connection, COMMITTED, commitment.update)
     set_fact(connection, _settings(entry.settings_digest), commitment.settings.decode())
     return True
+
+
+def retraction_to(connection: sa.Connection, version: int) -> RetractionEntry | None:
+    """Return the retraction whose result is this version; None if there is none."""
+    recorded = store.find(connection, f"retraction:{version}")
+    return recorded.entry if recorded and isinstance(recorded.entry, RetractionEntry) else None
 
 
 def last_attempt(connection: sa.Connection, update: int) -> UpdateEntry | None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from coordinator.store.tables import orders
 
-Action = Literal["pause", "resume", "ban", "unban", "publish", "rollback", "restore"]
+Action = Literal["pause", "resume", "ban", "unban", "publish", "rollback", "retract", "restore"]
 
 LISTED = 50
 REASON_MAX_CHARS = 300

@@ -197,5 +197,7 @@ class LearnerState(Message):
     """The last evaluations that ended, the oldest first."""
     replacement: int = Field(0, ge=0)
     """The last version with which the operator replaced the learner's; training continues from it. 0: none."""
+    retracted: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+    """The root of the state that goes with `replacement`, if that is the result of a retraction."""
     kept: tuple[int, ...] = Field((), max_length=limits.KEPT_UPDATES_MAX)
     """The updates that were drawn: the checkpoint before each is kept."""

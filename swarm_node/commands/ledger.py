@@ -298,7 +298,13 @@ def _training_lines(training: "TrainingSummary") -> Iterator[str]:
         yield f"Note: updates before {training.first:,} were made by older software, which logged none."
     if training.repeated:
         yield f"Note: {counted(training.repeated, 'update')} were made again, with another result."
-    for version in training.replaced:
+    for each in training.retractions:
+        yield (
+            f"Note: updates {each.first:,} to {each.last:,} were made again without "
+            f"{counted(each.left_out, 'group')} of {counted(len(each.owners), 'owner')}: version {each.version}."
+        )
+    made_again = {each.version for each in training.retractions}
+    for version in (each for each in training.replaced if each not in made_again):
         yield f"Note: the operator put version {version} in the place of the learner's state."
     for update, _ in training.settings[1:]:
         yield f"Note: the learner's settings, software or machine changed with update {update:,}."

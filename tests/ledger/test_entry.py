@@ -40,6 +40,7 @@ from tests.ledger.values import (
     payout,
     post,
     reinstate,
+    retraction,
     reveal,
     root,
     ruling,
@@ -52,14 +53,14 @@ from tests.ledger.values import (
 ONE_OF_EACH: list[Entry] = [
     deposit(5), credit(1), post(1), void(1), version(1), commitment(1), reveal(1), verdict(1),
     owner_act(1), batch(1), payout(1), paid(1), appeal(1), ruling(1), reinstate(2), root(1),
-    formed(1), trained(1, "1", "2"),
+    formed(1), trained(1, "1", "2"), retraction(2, 1, 1, "1", "3"),
 ]  # fmt: skip
 FROZEN = [
     "878dccd7aba10d07", "099233af4af10ae9", "1ac2de3b796d4f0d", "979a9776bd6549af", "1cee4de71266b15e",
     "fe10e1b9077c10ed", "9ac9f080e791e281", "bf88c207ae3887d9",
     "e6ffd26a736c23dd", "2d534566ccdd7faf", "8abe812476e84e46", "2a6397a54c890f59",
     "09f0c366bb41735b", "b12b86f54d047a32", "82fde744b36667ad", "f63d89d16ec57739",
-    "a57d429056c3a674", "33fbd3afad496c07",
+    "a57d429056c3a674", "33fbd3afad496c07", "78eb049a63fe6d5c",
 ]  # fmt: skip
 
 

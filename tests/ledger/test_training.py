@@ -7,7 +7,7 @@ from ledger.training import TrainingChain, TrainingSummary, groups_root, is_draw
 from ledger.tree import EMPTY_ROOT, leaf_hash, root_of
 from protocol.errors import ProofInvalid
 from tests.ledger.naive_tree import mth
-from tests.ledger.values import formed, trained, version
+from tests.ledger.values import formed, retraction, trained, version
 
 THREE: list[Entry] = [version(1), formed(1), trained(1, "1", "2"), formed(2), trained(2, "2", "3"), formed(3)]
 
@@ -67,6 +67,34 @@ def test_a_version_of_the_operator_and_other_settings_are_named() -> None:
     summary = chain([*THREE, trained(3, "9", "4", by=1, settings="6")]).summary
     assert summary.replaced == (1,)
     assert summary.settings == ((1, "5" * 64), (3, "6" * 64))
+
+
+RETRACTED: list[Entry] = [*THREE, trained(3, "3", "4"), version(2), retraction(2, 2, 3, "2", "b"), formed(4)]
+
+
+def test_an_update_after_a_retraction_begins_with_the_state_that_it_ended_with() -> None:
+    made = chain([*RETRACTED, trained(4, "b", "c", by=2), formed(5), trained(5, "c", "d")])
+    assert [each.version for each in made.summary.retractions] == [2]
+    again: list[Entry] = [version(3), retraction(3, 4, 5, "b", "e"), formed(6), trained(6, "e", "f", by=3)]
+    assert chain([*RETRACTED, formed(5), *again]).summary.last == 6, "a retraction may begin with another's result"
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([trained(4, "9", "c", by=2)], "other weights were put in its place"),
+        ([trained(4, "b", "c")], "the weights or the optimizer were changed in between"),
+        ([formed(5), trained(5, "b", "c", by=2)], "whose retraction ends with update 3"),
+        ([version(3), retraction(3, 3, 4, "9", "e")], "which is none after update 2"),
+        ([version(3), retraction(2, 3, 4, "3", "e")], "the last version in the log is 3"),
+        ([version(3), retraction(3, 3, 9, "3", "e")], "batch 9 was never formed"),
+        ([version(3), retraction(3, 3, 2, "3", "e")], "back to update 2"),
+    ],
+    ids=["other weights", "unnamed", "another update", "another start", "another version", "no batch", "backwards"],
+)
+def test_a_retraction_that_lies_is_refused(entries: list[Entry], said: str) -> None:
+    with pytest.raises(ProofInvalid, match=said):
+        chain([*RETRACTED, *entries])
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9])

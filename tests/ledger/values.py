@@ -14,6 +14,7 @@ from ledger.entry import (
     Pending,
     Post,
     Reinstate,
+    RetractionEntry,
     Reveal,
     Root,
     RulingEntry,
@@ -91,6 +92,22 @@ def trained(
         seed=7,
         steps=number,
         replaced_by=by,
+    )
+
+
+def retraction(
+    version: int, first: int, last: int, before: str, after: str, *, owners: tuple[int, ...] = (1,)
+) -> RetractionEntry:
+    """Updates made again without a group; each state is one digit."""
+    return RetractionEntry(
+        version=version,
+        owners=tuple(node(number) for number in owners),
+        first=first,
+        last=last,
+        before=before * 64,
+        after=after * 64,
+        left_out=1,
+        left_out_root="c" * 64,
     )
 
 

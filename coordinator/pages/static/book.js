@@ -151,7 +151,7 @@ export class Book {
 function effectOf(entry) {
   switch (entry.kind) {
     case "deposit": return `deposit:${entry.reference}`;
-    case "version": case "root": return `${entry.kind}:${entry.version}`;
+    case "version": case "root": case "retraction": return `${entry.kind}:${entry.version}`;
     case "commitment": case "reveal": return `${entry.kind}:${entry.epoch}`;
     case "owner": return `owner:${entry.owner}:${entry.number}`;
     case "payout_batch": return `payout_batch:${entry.batch}`;
@@ -164,6 +164,7 @@ function effectOf(entry) {
 class Training {
   #updates = new Map(); // update → its last attempt
   #batches = new Map(); // batch → the root of its groups
+  #retractions = new Map(); // version → the retraction whose result it is
   #firstBatch = Infinity;
   #version = 0;
   last = 0;
@@ -173,6 +174,11 @@ class Training {
     if (entry.kind === "batch") {
       this.#batches.set(entry.number, entry.groups_root);
       this.#firstBatch = Math.min(this.#firstBatch, entry.number);
+    }
+    if (entry.kind === "retraction") {
+      const problem = this.#retractionProblem(entry);
+      if (!problem) this.#retractions.set(entry.version, entry);
+      return problem;
     }
     if (entry.kind !== "update") return "";
     const problem = this.#problem(entry);
@@ -184,14 +190,26 @@ class Training {
 
   #problem(entry) {
     const [earlier, before] = [this.#updates.get(entry.update), this.#updates.get(entry.update - 1)];
+    const retraction = this.#retractions.get(entry.replaced_by);
     if (entry.attempt !== (earlier?.attempt ?? 0) + 1) return `attempt ${(earlier?.attempt ?? 0) + 1} would be the next.`;
-    if (!before && !earlier && this.#updates.size) return `update ${entry.update - 1} is not in the ledger.`;
+    if (retraction && entry.update !== retraction.last + 1) return `the retraction that it begins with ends with update ${retraction.last}.`;
+    if (!before && !earlier && !retraction && this.#updates.size) return `update ${entry.update - 1} is not in the ledger.`;
     if (entry.replaced_by > this.#version) return "it begins with a version that is not in the ledger.";
+    if (retraction && entry.before !== retraction.after) return "it does not begin with the state in which the retraction ended.";
     const state = before ? before.after : earlier ? earlier.before : entry.before;
     if (!entry.replaced_by && entry.before !== state) return "it does not begin with the state in which the one before it ended.";
     const groups = this.#batches.get(entry.update);
     if (!groups && entry.update >= this.#firstBatch) return "its batch was never formed.";
     if (groups && groups !== entry.groups_root) return "it was trained on other groups than its batch was formed of.";
     return "";
+  }
+
+  #retractionProblem(entry) {
+    const before = this.#updates.get(entry.first - 1);
+    if (entry.version !== this.#version) return `the last version in the ledger is ${this.#version}.`;
+    if (entry.last < entry.first) return "it goes backwards.";
+    if (!this.#batches.has(entry.last)) return "its last batch was never formed.";
+    const states = [...this.#retractions.values()].filter((each) => each.last === entry.first - 1).map((each) => each.after);
+    return !before || [before.after, ...states].includes(entry.before) ? "" : "it begins with a state that is not in the ledger.";
   }
 }

@@ -65,6 +65,10 @@ const FIELDS = {
     update: count, attempt: count, before: hash, after: hash, groups_root: hash, settings_digest: hash,
     seed: isWhole(-(2n ** 63n), WHOLE_MAX), steps: isWhole(0, WHOLE_MAX), replaced_by: anyCount,
   },
+  retraction: {
+    version: count, owners: (value) => Array.isArray(value) && value.length > 0 && value.length <= 256 && value.every(node),
+    first: count, last: count, before: hash, after: hash, left_out: isWhole(1, WHOLE_MAX), left_out_root: hash,
+  },
   payout: { batch, node_id: node, amount_micros: money },
   paid: { batch, node_id: node, reference },
 };

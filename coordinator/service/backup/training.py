@@ -14,7 +14,7 @@ from protocol.errors import ConfigInvalid
 
 FOLDER = "checkpoints"
 
-NOT_SAVED = (FOLDER, "publishing", "taking", "ranks")
+NOT_SAVED = (FOLDER, "publishing", "taking", "ranks", "retracting")
 """Names in the learner's folder that are held here, or created again when needed."""
 
 ATTEMPTS = 20

@@ -1,5 +1,6 @@
 """The choice of checkpoints that stay on the disk: the newest, and those that replays of drawn updates begin with."""
 
+from math import log2
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,26 @@ def test_a_learner_on_another_machine_keeps_no_updates(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["learner", str(file), "--coordinator", "http://127.0.0.1:9"])
     assert isinstance(result.exception, ConfigInvalid)
     assert "kept_one_in" in str(result.exception)
+
+
+@pytest.mark.parametrize("dense", [1, 2, 4])
+@pytest.mark.parametrize("interval", [1, 3])
+def test_a_retraction_makes_at_most_twice_the_updates_since_the_first_bad_one(dense: int, interval: int) -> None:
+    """Dense lately, sparse before: what is left after each of thousands of checkpoints."""
+    kept: set[int] = {0}
+    for count in range(1, 1501):
+        newest = interval * count
+        kept = needed([*kept, newest], None, dense)
+        if count % 97 and count > 200:
+            continue
+        assert 0 in kept
+        assert {newest - interval * back for back in range(min(dense, count + 1))} <= kept
+        assert len(kept) <= dense + 1 + 2 * log2(count / dense + 1)
+        for bad in range(1, newest + 1):
+            replayed = newest - max(number for number in kept if number < bad)
+            assert replayed <= 2 * (newest - bad + 1) + interval
+
+
+def test_drawn_updates_and_retractions_keep_checkpoints_together() -> None:
+    numbers = list(range(0, 41, 2))
+    assert needed(numbers, (21,), 2) == needed(numbers, (21,)) | needed(numbers, None, 2)

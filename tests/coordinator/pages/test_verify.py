@@ -386,6 +386,8 @@ POOL: list[Entry] = [
     values.paid(1), values.paid(2, of=2), values.formed(1), values.formed(2, groups="c"), values.trained(1, "1", "2"),
     values.trained(1, "1", "3", attempt=2), values.trained(2, "3", "4", groups="c"),
     values.trained(2, "2", "4", groups="c"), values.trained(3, "9", "5", by=1),
+    values.retraction(1, 1, 1, "1", "7"), values.retraction(1, 2, 2, "2", "8", owners=(1, 2)),
+    values.trained(2, "7", "4", groups="c", by=1), values.trained(2, "7", "4", by=1),
 ]  # fmt: skip
 
 

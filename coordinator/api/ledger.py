@@ -8,8 +8,6 @@
   could read the ledger of a home's or a company's round through the browser of a visitor inside.
 """
 
-from urllib.parse import urlsplit
-
 from aiohttp import web
 
 from coordinator.api.http import MSGPACK, ROUND, body, reply
@@ -23,7 +21,7 @@ from ledger.proof import ClaimProof, LedgerReceipt, LedgerReceipts, PackedProof,
 from ledger.tiles import Tile
 from protocol import limits
 from protocol.errors import NotFound
-from protocol.people.addresses import is_public_host
+from protocol.people.addresses import host_of_url, is_public_host
 
 routes = web.RouteTableDef()
 
@@ -37,7 +35,7 @@ OPEN_TO_PAGES = ("/v1/ledger/", "/v1/metadata/", "/v1/leaderboard", "/v1/audits/
 def serve(app: web.Application) -> None:
     """Let pages of other sites read the public files of a public round's ledger, and that one of them is not there."""
     settings = app[ROUND].config.round
-    if is_public_host(urlsplit(settings.join_string("")).hostname or ""):
+    if is_public_host(host_of_url(settings.join_string(""))):
         app.on_response_prepare.append(_open_to_pages)
 
 

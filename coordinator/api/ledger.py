@@ -12,6 +12,7 @@ from aiohttp import web
 
 from coordinator.api.http import MSGPACK, ROUND, body, reply
 from coordinator.base.clock import now_ms
+from coordinator.base.urls import host_of_url
 from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.transactions import witnesses
 from ledger import store
@@ -21,7 +22,7 @@ from ledger.proof import ClaimProof, LedgerReceipt, LedgerReceipts, PackedProof,
 from ledger.tiles import Tile
 from protocol import limits
 from protocol.errors import NotFound
-from protocol.people.addresses import host_of_url, is_public_host
+from protocol.people.addresses import is_public_host
 
 routes = web.RouteTableDef()
 

@@ -6,7 +6,6 @@
 
 import ipaddress
 import re
-from urllib.parse import urlsplit
 
 from protocol.errors import ConfigInvalid
 
@@ -85,14 +84,6 @@ def leads_to_this_machine(host: str) -> bool:
     except ValueError:
         return is_loopback_name(host)
     return ip.is_loopback or ip.is_unspecified
-
-
-def host_of_url(url: str) -> str:
-    """Return the host of a URL, or of `host:port` without a scheme; empty if there is none."""
-    try:
-        return urlsplit(url if "//" in url else f"//{url}").hostname or ""
-    except ValueError:  # brackets that are not closed
-        return ""
 
 
 def why_undialable(address: str) -> str:

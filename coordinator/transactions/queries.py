@@ -82,11 +82,11 @@ class NumberEnds(NamedTuple):
 
 
 class AnswerCredit(NamedTuple):
-    """What nodes were credited for an answer."""
+    """Credit of nodes for an answer."""
 
     credit_micros: int
     parts_micros: int
-    """For the parts that the last node continued."""
+    """Credit for the parts that the last node continued."""
 
 
 # Built once: making a statement costs more than running it, and these run while queries wait.

@@ -36,6 +36,8 @@ GRACE_S = 4.0
 PRICES = (1_000_000, 800_000, 1_200_000)
 """Prices of the nodes in turn, in millionths of a unit per million tokens."""
 
+NEXT = "Next:  swarm-coordinator init round.toml  (a round of your own; docs/operate.md has the steps)"
+
 FOUND = {"pass": "passed", "pardon": "pardoned: not audited in time"}
 
 
@@ -150,6 +152,7 @@ async def run(options: DemoOptions) -> int:
         if options.stay:
             console.print(f"The leaderboard stays up at {demo.url} until Ctrl-C.")
             await stop
+        console.print(NEXT, highlight=False)
         return 0
     finally:
         main.cancel()
@@ -279,7 +282,7 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     shared = f"learner, auditor and {counted(len(nodes), 'node')} share {os.cpu_count()} processor cores"
     table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}: {shared}")
     table.add_row("credit per update", unit.amount(summary["credit_micros_per_update"]))
-    table.add_row("seconds", str(summary["seconds"]))
+    table.add_row("duration", f"{summary['seconds']} s")
     console.print(table)
     columns = ("node", "tokens", "price / Mtok", "credit", "from peers", "uploaded")
     earnings = Table(*columns, title=f"Earnings, in {unit.name}")

@@ -8,12 +8,11 @@
   could read the ledger of a home's or a company's round through the browser of a visitor inside.
 """
 
-from urllib.parse import urlsplit
-
 from aiohttp import web
 
 from coordinator.api.http import MSGPACK, ROUND, body, reply
 from coordinator.base.clock import now_ms
+from coordinator.base.urls import host_of_url
 from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.transactions import witnesses
 from ledger import store
@@ -37,7 +36,7 @@ OPEN_TO_PAGES = ("/v1/ledger/", "/v1/metadata/", "/v1/leaderboard", "/v1/audits/
 def serve(app: web.Application) -> None:
     """Let pages of other sites read the public files of a public round's ledger, and that one of them is not there."""
     settings = app[ROUND].config.round
-    if is_public_host(urlsplit(settings.join_string("")).hostname or ""):
+    if is_public_host(host_of_url(settings.join_string(""))):
         app.on_response_prepare.append(_open_to_pages)
 
 

@@ -19,11 +19,11 @@ def finish(
     What nodes are owed is paid out of escrow once its audits are done; keep the coordinator running until then. A
     finished round cannot be continued. A round that trains ends after its last update by itself.
     """
-    from coordinator.commands.asking import ask, require_round
+    from coordinator.commands.asking import ask, launched, require_round
 
     config = load(config_file, settings)
     require_round(config)
-    if config.learner.external and not yes:  # the coordinator of another round refuses
+    if launched(config).learner.external and not yes:  # a coordinator with a learner refuses
         typer.confirm("End the round? It cannot be continued.", abort=True, err=True)
     done = ask(config, "POST", "/v1/operator/finish")
     if done is None:

@@ -10,9 +10,11 @@ Questions for a new round's settings: the few that only its operator can know.
 - Answers are checked one by one and together, by the models that will read the file and by this machine's files.
 """
 
+import json
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -26,9 +28,12 @@ from coordinator.config import Config, load, manual, parse
 from coordinator.config.manual import every
 from coordinator.config.reading import with_settings
 from coordinator.tasks.kinds import FROM_FILES, KNOWN
+from ledger.entry import DEPOSITS_MAX_MICROS
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.policy.phrase import phrase
-from protocol.text.money import MICROS
+from protocol.text.money import DEFAULT_NAME, MICROS
+
+MICRO = Decimal("0.000001")
 
 
 @dataclass(frozen=True)
@@ -39,17 +44,15 @@ class Question:
     text: str
     required: bool = False
     in_units: bool = False
-    """True for an amount that is asked for in the round's unit, and set in its millionths."""
+    """True for an amount that is asked for in the round's unit, and set in its millionths; `text` has {unit}."""
+    is_text: bool = False
+    """True for a setting that is text, even if it is typed like a number."""
 
     def value_of(self, said: str) -> str:
-        """Return the setting's value for an answer; what is no amount stays as it is, for the settings' own check."""
-        try:
-            micros = Decimal(said) * MICROS if self.in_units else None
-        except InvalidOperation:
-            return said
-        if micros is None or not micros.is_finite():
-            return said
-        return str(int(micros)) if micros == int(micros) else str(micros)
+        """Return the setting's value for an answer, as TOML; raise `ConfigInvalid` for what is no amount."""
+        if said and self.is_text:
+            return json.dumps(said, ensure_ascii=False)
+        return str(_micros(said)) if said and self.in_units else said
 
     def shown(self, value: str) -> str:
         """Return a setting's value as the question shows it."""
@@ -57,14 +60,14 @@ class Question:
 
 
 QUESTIONS = (
-    Question("round.title", "Title of the round on its pages and for volunteers (empty: none)"),
+    Question("round.title", "Title of the round on its pages and for volunteers (empty: none)", is_text=True),
     Question("round.directory", "Folder for keys, database and checkpoints"),
     Question("task.name", f"Task: {', '.join(KNOWN)}, or a my_task.py"),
     Question("model.path", "Model: a folder, hf://owner/name, or 'embedded' for the tiny built-in one"),
     Question("staleness.max_updates", "S: maximum staleness of a rollout, in updates"),
-    Question("market.budget_micros", "Budget in credits, deposited once as the spending limit", in_units=True),
+    Question("market.budget_micros", "Budget in {unit}, deposited once as the spending limit", in_units=True),
     Question(
-        "market.max_price_micros_per_mtok", "Maximum price of a million tokens that you pay, in credits", in_units=True
+        "market.max_price_micros_per_mtok", "Maximum price of a million tokens that you pay, in {unit}", in_units=True
     ),
     Question("round.listen", "Address (host:port) of the API and the leaderboard"),
     Question("round.public_url", "URL at which nodes reach it (empty: the address above)"),
@@ -98,9 +101,15 @@ def _answer(
     complain: Callable[[str], None],
 ) -> list[str]:
     """Ask one question; return the setting if it differs from the default."""
+    unit = with_settings({}, before).get("round", {}).get("unit", DEFAULT_NAME)
+    text = question.text.format(unit=unit) if question.in_units else question.text
     while True:
-        said = prompt(question.text, question.shown(default) if default else default).strip()
-        setting = f"{question.path}={question.value_of(said)}"
+        said = prompt(text, question.shown(default) if default else default).strip()
+        try:
+            setting = f"{question.path}={question.value_of(said)}"
+        except SwarmError as error:
+            complain(str(error))
+            continue
         if setting == f"{question.path}={default}" and not question.required:
             return []
         if not said:
@@ -112,6 +121,19 @@ def _answer(
             complain(str(error))
         else:
             return [setting]
+
+
+def _micros(said: str) -> int:
+    """Return an amount in millionths; the limits are compared first, because a power of ten can fill the memory."""
+    most = DEPOSITS_MAX_MICROS // MICROS
+    with suppress(InvalidOperation):  # also the comparison of what is no number
+        amount = Decimal(said)
+        if 0 <= amount <= most and amount == amount.quantize(MICRO):
+            return int(amount.quantize(MICRO) * MICROS)
+    raise ConfigInvalid(
+        f"{said:.40} is not an amount.",
+        hint=f"Write a number from 0 to {most} with at most six decimals, and with a point: 1000 or 0.5.",
+    )
 
 
 def _task(settings: list[str]) -> str:

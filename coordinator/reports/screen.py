@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,7 +16,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.base.urls import host_of_url
 from coordinator.reports import overview
+from protocol.people.addresses import leads_to_this_machine
 from protocol.text.log_lines import Lines
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,7 @@ def code_drawer(draw: Callable[[str], str | None], console: Console | None = Non
     def code_of(join_string: str) -> str | None:
         if not can_draw(screen) or screen.color_system not in ("256", "truecolor") or "utf" not in screen.encoding:
             return None
-        host = urlsplit(join_string).hostname or ""
-        if host == "localhost" or host.startswith("127.") or host == "::1" or not (code := draw(join_string)):
+        if leads_to_this_machine(host_of_url(join_string)) or not (code := draw(join_string)):
             return None
         lines = code.count("\n") + 1  # a line holds two rows of the square
         return code if lines < screen.height and 2 * lines <= screen.width else None

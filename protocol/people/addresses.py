@@ -18,8 +18,12 @@ HOST_NAME_MAX_CHARS = 253
 
 PRIVATE_NAMES = (
     ".localhost", ".localdomain", ".local", ".lan", ".home", ".home.arpa", ".internal", ".intranet", ".corp",
+    ".fritz.box", ".test",
 )  # fmt: skip
 """Ends of names that are given to machines of one network."""
+
+CARRIERS_OF_IPV4 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
+"""IPv6 networks whose addresses end with the IPv4 address that they lead to: NAT64, and the old compatible form."""
 
 _LABEL = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
@@ -57,12 +61,29 @@ def neighbourhood(address: str) -> str:
 
 
 def is_public_host(host: str) -> bool:
-    """Return True for an address that anyone on the internet can call, and for a name that may lead to one."""
+    """Return True for an address that anyone on the internet can call, and for a name that may lead to one.
+
+    DNS is not asked: a name of the internet that leads to a private address counts as public.
+    """
+    name = host.lower().rstrip(".")
     try:
-        return ip_of(host).is_global
+        ip = ip_of(name)
     except ValueError:
-        name = host.lower().rstrip(".")
-        return "." in name and not name.endswith(PRIVATE_NAMES)
+        is_number = _NUMBER.fullmatch(name.rpartition(".")[2])
+        return "." in name and not is_number and not name.endswith(PRIVATE_NAMES)
+    if ip.version == 6:
+        carried = any(ip in network for network in CARRIERS_OF_IPV4)
+        ip = (ipaddress.IPv4Address(int(ip) % 2**32) if carried else ip.sixtofour) or ip
+    return ip.is_global and not ip.is_multicast
+
+
+def leads_to_this_machine(host: str) -> bool:
+    """Return True for a host that means another machine to everyone who calls it: loopback, or no address at all."""
+    try:
+        ip = ip_of(host)
+    except ValueError:
+        return is_loopback_name(host)
+    return ip.is_loopback or ip.is_unspecified
 
 
 def why_undialable(address: str) -> str:

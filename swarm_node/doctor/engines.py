@@ -91,7 +91,10 @@ async def engines(options: EngineOptions, machine: Callable[[], HostMachine]) ->
         model = await trio.to_thread.run_sync(partial(make_tiny_model, Path(folder) / "model"))
         findings = [await engine(name, options, host, model) for name in ENGINES]
     if not any(finding.state is CheckState.OK for finding in findings):
-        step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; docs/join.md explains the GPU builds."
+        step = (
+            "Run the installer again with `--engine torch` or `--engine llama`; in an environment of your own, "
+            "`pip install 'echo-swarm[torch]'`. docs/join.md explains the GPU builds."
+        )
         findings.append(fail("engine", "No engine works here, so this node cannot sample.", "", step))
     return findings
 

@@ -33,10 +33,11 @@ class Server {
     try {
       reply = await fetch(`${this.base}/v1/${path}`, { cache: "no-store", credentials: "omit", redirect: "error" });
     } catch {
-      const isElsewhere = location.protocol.startsWith("http") && new URL(this.base).origin !== location.origin;
+      const isSaved = !location.protocol.startsWith("http");
+      const isElsewhere = !isSaved && new URL(this.base).origin !== location.origin;
       throw new Error(isElsewhere
         ? `This copy of the page cannot reach ${this.base}. Save the page and open it from your disk, or open ${this.base}/verify.html.`
-        : `${this.base} does not answer.`);
+        : `${this.base} does not answer${isSaved ? ` a saved page. It is stopped, or its address is private: then open ${this.base}/verify.html` : ""}.`);
     }
     if (reply.status === 404) return null;
     if (!reply.ok) throw new Error(`${this.base} answers ${path} with status ${reply.status}.`);

@@ -197,3 +197,12 @@ def test_the_token_leaves_the_machine_over_https_only(
     (tmp_path / "operator.token").write_text("a" * 64)
     assert len(list(asking._urls(config, as_operator=True))) == with_token
     assert len(list(asking._urls(config, as_operator=False))) == without
+
+
+def test_finish_asks_in_a_round_that_was_launched_without_a_learner_by_a_setting(tmp_path: Path) -> None:
+    """The file does not say it; to finish a round is final."""
+    file = tmp_path / "round.toml"
+    file.write_text(f'[round]\ndirectory = "{tmp_path}"\n')
+    (tmp_path / "resolved.json").write_text(load(file, ["learner.external=true"]).model_dump_json())
+    done = CliRunner().invoke(app, ["finish", str(file)], input="n\n")
+    assert (done.exit_code, "End the round?" in done.output) == (1, True)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from coordinator import cli
 from coordinator.commands import init
 from coordinator.config import load
+from coordinator.config.reading import parse, with_settings
 from coordinator.tasks.kinds import KNOWN
 from protocol.errors import ConfigInvalid, SwarmError
 
@@ -82,6 +83,27 @@ def test_amounts_are_asked_for_in_the_rounds_unit() -> None:
     assert operator.run() == ["market.budget_micros=12500000"]
     assert len(operator.told) == 4
     assert Operator(Budget=["1000.0"]).run() == [], "the default"
+
+
+@pytest.mark.parametrize("said", ["1,5", "-1", "nan", "1e30", "1e4400", "1e999999999", "1.0000001", "9" * 29 + ".1"])
+def test_what_is_no_amount_is_asked_for_again_in_the_rounds_unit(said: str) -> None:
+    operator = Operator(Budget=[said, "2"])
+    assert operator.run() == ["market.budget_micros=2000000"]
+    (told,) = operator.told
+    assert "six decimals" in told
+    assert "millionths" not in told
+
+
+def test_a_question_names_the_unit_that_was_set() -> None:
+    operator = Operator()
+    operator.run("round.unit=EUR")
+    assert [text for text in operator.asked if "credits" in text] == []
+    assert sum("in EUR" in text for text in operator.asked) == 2
+
+
+@pytest.mark.parametrize("title", ["2026", "true", "1.5 # draft", 'My "round"', "[new]"])
+def test_every_title_is_text(title: str) -> None:
+    assert parse(with_settings({}, Operator(Title=[title]).run())).round.title == title
 
 
 def test_every_task_there_is_can_be_chosen() -> None:

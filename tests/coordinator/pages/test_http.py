@@ -103,6 +103,22 @@ class TestPages:
                 found = await served.client.request(method, f"/v1/{name}", headers=asks)
                 assert not [header for header in found.headers if header.startswith("Access-Control")], name
 
+    @pytest.mark.parametrize(
+        ("url", "is_public"),
+        [
+            ("https://swarm.example.org:8443/round", True), ("swarm.example.org:8702", True),
+            ("HTTPS://SWARM.EXAMPLE.ORG.", True), ("http://127.0.0.1.:8702", False), ("http://127.1:8702", False),
+            ("http://[::ffff:10.0.0.1]:8702", False), ("http://[64:ff9b::a00:1]", False), ("10.0.0.1:8702", False),
+            ("http://user@localhost.:8702", False), ("http://[::1", False),
+        ],
+    )  # fmt: skip
+    async def test_the_form_of_a_rounds_address_hides_no_private_host(
+        self, tmp_path: Path, url: str, is_public: bool
+    ) -> None:
+        async with serve(tmp_path, f"round.public_url={url}") as served:
+            found = await served.client.get("/v1/leaderboard")
+        assert ("Access-Control-Allow-Origin" in found.headers) == is_public
+
     async def test_the_page_that_verifies_permits_its_own_script_and_this_server_alone(self, served: Served) -> None:
         policy = (await served.client.get("/verify.html")).headers["Content-Security-Policy"]
         assert "connect-src 'self';" in policy

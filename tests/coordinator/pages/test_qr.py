@@ -113,5 +113,6 @@ def test_no_code_is_drawn_in_a_log_where_it_does_not_fit_or_where_it_leads_nowhe
     assert drawn_on(JOIN, height=24) is None
     assert drawn_on(JOIN, width=40) is None
     assert drawn_on(JOIN, encoding="ascii") is None
-    assert drawn_on(f"http://127.0.0.1:8700#{'a' * 64}") is None
+    for host in ("127.0.0.1", "0.0.0.0", "localhost.", "[::1]", "[::]", "[::ffff:127.0.0.1]"):
+        assert drawn_on(f"http://{host}:8700#{'a' * 64}") is None, host
     assert drawn_on(f"https://{'a' * 200}.example#{'a' * 64}") is None

@@ -50,8 +50,9 @@ Change = Callable[[bytes], bytes | None]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    """A round with two nodes that earned, and a witness that signed all but the newest entries."""
-    async with serve(tmp_path_factory.mktemp("round"), f'ledger.witnesses=["{ANN[0]}"]') as made:
+    """A public round with two nodes that earned, and a witness that signed all but the newest entries."""
+    settings = f'ledger.witnesses=["{ANN[0]}"]', "round.public_url=https://swarm.example.org"
+    async with serve(tmp_path_factory.mktemp("round"), *settings) as made:
         await made.publish()
         await earn(made, *[await made.join(number) for number in (1, 2)])
         await made.round.publish_checkpoint()
@@ -304,6 +305,17 @@ async def test_a_saved_copy_checks_a_round_from_the_disk(served: Served, tab: Ta
         await tab.open(f"{elsewhere}/verify.html")
         said = await check(tab, where)
     assert "This copy of the page cannot reach" in said["mistake"]
+
+
+async def test_a_saved_copy_says_what_checks_a_round_with_a_private_address(tab: Tab, tmp_path: Path) -> None:
+    async with serve(tmp_path) as private:
+        where = str(private.client.make_url("")).rstrip("/")
+        saved = tmp_path / "saved.html"
+        saved.write_bytes(await (await private.client.get("/verify.html")).read())
+        await tab.call("Page.navigate", url=saved.as_uri())
+        await tab.until("document.readyState === 'complete' && document.getElementById('round')")
+        said = await check(tab, where)
+    assert f"its address is private: then open {where}/verify.html" in said["mistake"]
 
 
 @asynccontextmanager

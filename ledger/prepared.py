@@ -2,6 +2,8 @@
 
 - SQLAlchemy takes several times as long as SQLite for a statement that was built before: it looks up its text, copies
   its parameters and wraps its rows. Here its compiler runs once for each form of a statement on each database.
+- A list for `IN` is padded with its last member, so that lists of all lengths have a few forms: a form of a thousand
+  members takes a hundred kilobytes, and is kept for ever.
 - Values and columns are converted by their types, as in SQLAlchemy; rows are named tuples, and all are fetched.
 - Errors of the driver are raised as SQLAlchemy's errors, and listeners for SQLAlchemy's statements get these, too.
 - A connection may have a faster way than its driver's cursors (`STRAIGHT`).
@@ -12,7 +14,7 @@
 """
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +26,12 @@ STRAIGHT = "straight"
 
 FEW = 4
 """Rows that `Straight` writes one by one; more rows go to the driver's cursor together."""
+
+PADDED_MAX = 1024
+"""Length up to which a list is padded to a power of two; a longer list is padded to a multiple of it."""
+
+LIST_MAX = 32_000
+"""Length from which a list is not padded: SQLite accepts 32,766 parameters in all."""
 
 
 Answer = tuple[Sequence[Any], int, Sequence[Any]]
@@ -105,6 +113,7 @@ class Prepared:
 
     def __call__(self, connection: sa.Connection, /, **values: Any) -> QueryResult:
         """Run the statement once."""
+        values = self._with_padded_lists(values)
         form = self._form(connection.dialect, values)
         return _run(connection, form.text, form.values(values), form)
 
@@ -114,6 +123,11 @@ class Prepared:
             return 0
         form = self._form(connection.dialect, rows[0])
         return _run(connection, form.text, [form.values(row) for row in rows], form, many=True).rowcount
+
+    def _with_padded_lists(self, values: dict[str, Any]) -> dict[str, Any]:
+        for name in self._lists:
+            values[name] = _padded(values[name])
+        return values
 
     def _form(self, dialect: sa.Dialect, values: Mapping[str, Any]) -> _Form:
         # The text depends on the columns of a new row, and on the number of values in a list.
@@ -126,6 +140,16 @@ class Prepared:
         if form is None:
             form = self._forms[key] = _compiled(self._statement, dialect, values)
         return form
+
+
+def _padded(members: Collection[Any]) -> list[Any]:
+    """Return the members of a list, the last one repeated up to the next length that has a form."""
+    few, count = list(members), len(members)
+    if count <= PADDED_MAX:
+        length = 1 << (count - 1).bit_length() if count else 0
+    else:
+        length = min(-(-count // PADDED_MAX) * PADDED_MAX, max(count, LIST_MAX))
+    return few + few[-1:] * (length - count)
 
 
 def _lists(statement: sa.ClauseElement) -> list[str]:

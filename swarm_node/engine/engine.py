@@ -51,7 +51,7 @@ class Engine(ABC):
     """Engine that holds one policy and samples from it."""
 
     compares_swaps = False
-    """True if a swap compares the model's tensors with the files, bit for bit."""
+    """True if a swap compares each tensor that it may have changed with the files, bit for bit."""
 
     def __init__(self, slots: int, *, turns_max_bytes: int = SIZE_MAX_BYTES) -> None:
         self._slots = slots
@@ -180,7 +180,7 @@ class Engine(ABC):
         """Return a decoder with the weights of this folder."""
 
     def _check_canary(self, folder: Path, decoder: Decoder, *, rebuilt: bool) -> None:
-        """Check the canary, unless these files passed it in this model and the swap has compared every tensor since."""
+        """Check the canary, unless these files passed it in this model and every swap since has compared what it changed."""
         files = files_of(folder)
         if rebuilt or not self.compares_swaps:
             self._passed.clear()

@@ -180,7 +180,7 @@ class Engine(ABC):
         """Return a decoder with the weights of this folder."""
 
     def _check_canary(self, folder: Path, decoder: Decoder, *, rebuilt: bool) -> None:
-        """Check the canary, unless these files passed it in this model and every swap since compared what it changed."""
+        """Check the canary, unless these files passed it in this model, and swaps since compared what they changed."""
         files = files_of(folder)
         if rebuilt or not self.compares_swaps:
             self._passed.clear()

@@ -142,16 +142,10 @@ def _payload(envelope: bytes) -> bytes:
     return Envelope.from_bytes(envelope).payload
 
 
-def _padded(numbers: Sequence[int]) -> list[int]:
-    """Return the numbers, the last one repeated up to a power of two: a statement is compiled for each length."""
-    few, length = list(numbers), 1 << (len(numbers) - 1).bit_length()
-    return few + few[-1:] * (length - len(few))
-
-
 def read_answers(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, QueryAnswer]:
     """Return the answers to those of these queries that are answered."""
     answers: dict[int, QueryAnswer] = {}
-    for row in _answered(connection, numbers=_padded(numbers)):
+    for row in _answered(connection, numbers=numbers):
         if row.number in answers:
             continue
         claim = RolloutClaim.from_bytes(_payload(row.envelope))

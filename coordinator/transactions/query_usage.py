@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import RolloutState
 from coordinator.store.facts import Fact, get_fact, set_fact
-from coordinator.store.tables import IS_OPEN, QUERY_OPEN, audits, leases, parts, queries, rollouts
+from coordinator.store.tables import IN_NO_BATCH, IS_OPEN, QUERY_OPEN, audits, leases, parts, queries, rollouts
 from protocol.errors import OutOfOrder
 
 FORGOTTEN = Fact[Mapping[str, list[int]]]("forgotten_queries", {})
@@ -96,14 +96,11 @@ def _usage_of(connection: sa.Connection, which: sa.ColumnElement[bool]) -> dict[
     """Return the usage of each key by those queries that are stored."""
     counted = sa.select(queries.c.api_key, sa.func.count()).where(queries.c.state == "answered", which)
     answered = dict(map(tuple, connection.execute(counted.group_by(queries.c.api_key)).all()))
-    served = (
-        sa.select(queries.c.api_key, rollouts.c.claim_id, rollouts.c.tokens)
+    of_parts = sa.select(sa.func.sum(parts.c.tokens)).where(parts.c.whole == rollouts.c.claim_id).scalar_subquery()
+    sampled = (
+        sa.select(queries.c.api_key, sa.func.sum(rollouts.c.tokens + sa.func.coalesce(of_parts, 0)))
         .join_from(queries, rollouts, rollouts.c.group_no == queries.c.group_no)
-        .where(rollouts.c.state == RolloutState.SERVED.value, which)
-        .subquery()
+        .where(IN_NO_BATCH, rollouts.c.state == RolloutState.SERVED.value, which)
     )
-    before = sa.select(parts.c.whole, sa.func.sum(parts.c.tokens).label("tokens")).group_by(parts.c.whole).subquery()
-    total = sa.func.sum(served.c.tokens + sa.func.coalesce(before.c.tokens, 0))
-    sampled = sa.select(served.c.api_key, total).outerjoin_from(served, before, before.c.whole == served.c.claim_id)
-    tokens = dict(map(tuple, connection.execute(sampled.group_by(served.c.api_key)).all()))
+    tokens = dict(map(tuple, connection.execute(sampled.group_by(queries.c.api_key)).all()))
     return {key: KeyUsage(count, int(tokens.get(key, 0))) for key, count in answered.items()}

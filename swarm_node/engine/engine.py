@@ -51,7 +51,7 @@ class Engine(ABC):
     """Engine that holds one policy and samples from it."""
 
     compares_swaps = False
-    """True if a swap compares the model's tensors with the files, bit for bit."""
+    """True if a swap compares each tensor that it may have changed with the files, bit for bit."""
 
     def __init__(self, slots: int, *, turns_max_bytes: int = SIZE_MAX_BYTES) -> None:
         self._slots = slots
@@ -66,6 +66,8 @@ class Engine(ABC):
         self._running: list[RunningSample] = []
         """Sample r has row r of the decoder."""
         self._answers: list[Answered] = []
+        self._decode_skipped = False
+        """True if the last step returned answers before drawing the next tokens of running samples."""
         self._spent = _nothing_spent()
         self._passed: deque[PolicyFiles] = deque(maxlen=PASSED_MAX)
         """Files that passed their canary in the model, as it was built."""
@@ -126,13 +128,15 @@ class Engine(ABC):
     def step(self) -> list[Answered]:
         """Admit groups, and draw a token for every running sample; return the answers of this step.
 
-        If there are answers after the first tokens of new groups, they are returned at once.
+        If there are answers after the first tokens of new groups, they are returned before the next tokens are drawn,
+        but never in two steps in a row: short groups that follow each other must not stop those that run.
         """
         try:
             self._resume()
             if self._enter():
                 self._report_tokens()
-            if not self._answers:  # first tokens are reported before the next ones are drawn
+            self._decode_skipped = bool(self._answers) and not self._decode_skipped
+            if not self._decode_skipped:
                 self._decode()
                 self._report_tokens()
         except (RuntimeError, MemoryError) as error:
@@ -176,7 +180,7 @@ class Engine(ABC):
         """Return a decoder with the weights of this folder."""
 
     def _check_canary(self, folder: Path, decoder: Decoder, *, rebuilt: bool) -> None:
-        """Check the canary, unless these files passed it in this model and the swap has compared every tensor since."""
+        """Check the canary, unless these files passed it in this model, and swaps since compared what they changed."""
         files = files_of(folder)
         if rebuilt or not self.compares_swaps:
             self._passed.clear()

@@ -22,7 +22,7 @@ PolicyFiles = frozenset[tuple[str, int, int, int, int]]
 
 
 def files_of(folder: Path) -> PolicyFiles:
-    """Return what tells the files of a folder from others, and from changed ones, without reading them."""
+    """Return the identity of each file of a folder; a replaced or changed file has another one. No file is read."""
     stats = [(file.name, file.stat()) for file in folder.iterdir()]
     return frozenset((name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in stats)
 

@@ -79,6 +79,22 @@ def test_lists_of_any_length_and_constants_in_the_text(connection: sa.Connection
     assert len(same(connection, sa.select(things.c.name).where(written_out, things.c.count == 2))) == 1
 
 
+def test_lists_of_all_lengths_have_few_texts(connection: sa.Connection) -> None:
+    fill(connection)
+    texts, statement = set[str](), Prepared(_named, NamedThing)
+
+    def hear(_connection: object, _cursor: object, text: str, *_rest: object) -> None:
+        texts.add(text)
+
+    sa.event.listen(connection, "before_cursor_execute", hear)
+    for count in (*range(65), 1025, 1100, 2048):
+        names = [*map(str, range(count - 1)), "a"][:count]
+        assert statement(connection, names=names, sound=True).scalars() == ["a"] * bool(count)
+    assert len(texts) == 9, "none, 1, 2, 4, … 64, and 2048"
+    for count in (31_745, 32_000, 32_001):  # SQLite accepts 32,766 parameters
+        assert statement(connection, names=["none"] * (count - 1) + ["a"], sound=True).scalars() == ["a"]
+
+
 def test_one_form_serves_other_values(connection: sa.Connection) -> None:
     fill(connection)
     by_name = Prepared(sa.select(things.c.count).where(things.c.name == sa.bindparam("wanted"), things.c.count > 0))
@@ -123,6 +139,7 @@ def test_rows_of_other_fields_than_the_columns_are_refused() -> None:
 SAME = (
     test_rows_are_what_sqlalchemy_gives_of_every_type,
     test_lists_of_any_length_and_constants_in_the_text,
+    test_lists_of_all_lengths_have_few_texts,
     test_one_form_serves_other_values,
     test_changed_rows_are_counted_and_told,
     test_what_the_database_refuses_is_sqlalchemys_error,

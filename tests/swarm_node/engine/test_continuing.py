@@ -9,6 +9,7 @@ from protocol.errors import EngineFailed
 from protocol.work.fragment import Begun, Finish
 from protocol.work.lease import Prefix
 from protocol.work.rollout import Sample, pack_tokens, unpack_tokens
+from swarm_node.engine.engine import Answered
 from swarm_node.engine.messages import GroupDone, GroupGrown, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
@@ -90,6 +91,17 @@ def test_the_first_tokens_that_a_caller_reads_are_reported_before_the_next_are_d
     while engine.busy:
         said += engine.step()
     assert [type(one) for one in said] == [GroupDone, GroupDone], "the interval is not over"
+
+
+def test_groups_of_one_token_that_follow_each_other_do_not_stop_those_that_run(policy: Path) -> None:
+    engine = engine_for(policy)
+    running = asked(PROMPTS[2], 3, samples=2)
+    engine.add(running)
+    said: list[Answered] = []
+    for number in range(4 * running.max_new_tokens):
+        engine.add(asked(PROMPTS[1], 100 + number, max_new_tokens=1))
+        said += engine.step()
+    assert running.request_id in {one.request_id for one in said if isinstance(one, GroupDone)}
 
 
 def test_a_request_that_does_not_ask_is_told_nothing_of(policy: Path) -> None:

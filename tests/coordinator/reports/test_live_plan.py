@@ -112,6 +112,6 @@ def test_the_command_needs_figures_or_a_running_round(tmp_path: Path) -> None:
     place = ["--set", f"round.directory={tmp_path}", "--set", "round.listen=127.0.0.1:1"]
     asked = CliRunner().invoke(app, ["plan", "examples/demo.toml", *place])
     assert asked.exit_code == 2
-    assert "--gpu CARD:COUNT (does the learner fit)" in " ".join(asked.output.split())
+    assert "--gpu 4090:1 (does the learner fit)" in " ".join(asked.output.split())
     nobody = CliRunner().invoke(app, ["plan", "examples/demo.toml", *place, "--live"])
     assert isinstance(nobody.exception, Unreachable)

@@ -1,5 +1,6 @@
 """The side branch of a retraction: what a run would be that never saw the groups, bit for bit, also after kills."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,46 @@ def test_work_of_other_owners_is_not_continued_and_results_in_use_stay(policy_fo
         retracting.result(learner, first)
     retracting.remove_done(learner, ("another",))
     assert not (learner / retracting.WORK).exists()
+
+
+def test_the_embedded_policy_is_warm_started_before_the_replay(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path, policy_folder, {"kept_checkpoints": 0}, {})
+    trained(config)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": "embedded"})})
+    warmed: list[int] = []
+
+    def warm(crew: Crew, _progress: object) -> None:
+        warmed.append(crew.policy.update)
+
+    monkeypatch.setattr(Crew, "warm_start", warm)  # a warm start takes a minute
+    made = branch(config, KeptState(0, is_start=True))
+    assert warmed == [0]
+    made.train(UNEQUAL)
+    made.save()
+    assert branch(config, KeptState(0, is_start=True)).update == 1
+    assert warmed == [0], "the checkpoint has it"
+
+
+def test_work_whose_removal_was_killed_is_not_continued(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path, policy_folder, {}, {})
+    trained(config)
+    made = branch(config, KeptState(2))
+
+    def killed(folder: Path, *_: object, **_more: object) -> None:
+        remove(folder / "checkpoints")
+        raise KeyboardInterrupt
+
+    remove = shutil.rmtree
+    with monkeypatch.context() as context:
+        context.setattr(shutil, "rmtree", killed)  # the process is gone in the middle of it
+        with pytest.raises(KeyboardInterrupt):
+            made.remove()
+    assert retracting.begun(tmp_path / "learner", OWNERS) is None
+    assert branch(config, KeptState(2)).update == 2
 
 
 KILLED = """

@@ -4,7 +4,7 @@
     learner/retracted/    <root>/<update>/               the state that the learner goes on from
 
 - It begins with a second name of one of the learner's checkpoints, or with the starting policy, which it warm-starts as
-  the learner did. It trains with the learner's own code and settings, and saves its state again and again: after a kill,
+  the learner did. It trains with the learner's own code and settings, and saves its state again and again; after a kill
   it continues from there.
 - An update without a group that is left is not made: the policy stays as it is.
 - The result has two parts: a policy folder for the order that publishes it, and a checkpoint with the optimizer, under
@@ -34,6 +34,9 @@ BEGUN = "begun.json"
 
 SAVE_EVERY_S = 60.0
 """Seconds between two checkpoints: the most that a kill costs, beside one update."""
+
+SHORT_SAVE_S = 6.0
+"""The time of a save up to which checkpoints are made so often; the longer saves are, the rarer they get."""
 
 ROOT_CHARS = 16
 """Digits of the root in a result's name."""
@@ -107,6 +110,8 @@ class SideBranch:
         self.before = str((self._crew.resumed or {}).get("before", "")) or self._crew.rooting()()
         """The root of the state that it began with."""
         self._saved_s = time.monotonic()
+        self.last_save_s = 0.0
+        """The time of the last save."""
         self.longest_s = 0.0
         """The longest time of an update so far."""
 
@@ -123,13 +128,15 @@ class SideBranch:
         else:
             self._crew.policy.update += 1
         self.longest_s = max(self.longest_s, time.monotonic() - began)
-        if time.monotonic() - self._saved_s >= save_every_s:
+        if time.monotonic() - self._saved_s >= save_every_s * max(1.0, self.last_save_s / SHORT_SAVE_S):
             self.save()
 
     def save(self) -> None:
         """Write a checkpoint, from which a later process continues."""
+        began = time.monotonic()
         self._crew.save(before=self.before)
         self._saved_s = time.monotonic()
+        self.last_save_s = self._saved_s - began
 
     def finish(self, policy_folder: Path, *, in_use: str = "") -> str:
         """Write the policy to a folder and the state beside the learner's; return the root of the state.

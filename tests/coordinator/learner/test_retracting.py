@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from coordinator.commands.retract import require_room
 from coordinator.config import Config
-from coordinator.learner import checkpoint, retracting
+from coordinator.learner import checkpoint, preflight, retracting
 from coordinator.learner.crew import Crew
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
@@ -192,6 +193,32 @@ def test_work_whose_removal_was_killed_is_not_continued(
             made.remove()
     assert retracting.begun(tmp_path / "learner", OWNERS) is None
     assert branch(config, KeptState(2)).update == 2
+
+
+def test_checkpoints_take_a_tenth_of_the_time_however_large_they_are(policy_folder: Path, tmp_path: Path) -> None:
+    config = config_of(tmp_path, policy_folder, {}, {})
+    trained(config)
+    made = branch(config, KeptState(2))
+    saved = tmp_path / "learner" / retracting.WORK / "checkpoints"
+    for last_save_s, wanted in ((1e9, "000000002"), (0.0, "000000004")):
+        made.last_save_s = last_save_s
+        made.train(UNEQUAL, save_every_s=1e-6)
+        newest = checkpoint.newest(saved)
+        assert newest is not None
+        assert newest.name == wanted
+
+
+def test_a_replay_that_does_not_fit_beside_the_learner_is_refused(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(config: Config, *, auditor: bool) -> None:
+        assert (config.learner.kept_checkpoints, auditor) == (0, False)
+        raise ConfigInvalid("The learner does not fit: backward on each card needs 90.0 GiB, and 50.0 GiB are free.")
+
+    monkeypatch.setattr(preflight, "require_fits", refuse)  # the machines of the tests have room
+    with pytest.raises(ConfigInvalid, match="needs 90") as refused:
+        require_room(config_of(tmp_path, policy_folder, {}, {}))
+    assert "Stop the round" in str(refused.value.hint)
 
 
 KILLED = """

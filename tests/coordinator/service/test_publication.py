@@ -215,8 +215,11 @@ async def test_a_retraction_whose_weights_are_those_of_the_newest_version_is_pub
     }  # fmt: skip
     monkeypatch.setattr(retractions, "require_current", lambda *_, **__: None)  # no batch was formed here
     for changed in (True, False):
-        wanted = {"action": "retract", "retraction": made, "stage": staged(served, SECOND)}
-        assert await ordered(served, **wanted) == {"version": 3, "changed": changed}
+        stage = staged(served, SECOND)
+        assert await ordered(served, action="retract", retraction=made, stage=stage) == {
+            "version": 3,
+            "changed": changed,
+        }
     told = await state(served)
     assert (told.replacement, told.retracted) == (3, "9" * 64)
 

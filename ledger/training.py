@@ -76,6 +76,8 @@ class TrainingChain:
     """The entry that each update had when it could be drawn: its settings say how many are kept."""
     retractions: dict[int, RetractionEntry] = field(default_factory=dict)
     """The retractions by the version that has the result."""
+    _due: dict[int, int] = field(default_factory=dict)
+    """The version of the retraction that each batch was formed after, if it ends with the update before."""
     _batches: dict[int, FormedBatch] = field(default_factory=dict)
     _versions: int = 0
     _repeated: int = 0
@@ -88,6 +90,8 @@ class TrainingChain:
             self._versions = entry.version
         elif isinstance(entry, FormedBatch):
             self._batches[entry.number], self.formed[entry.number] = entry, index
+            ending = [each.version for each in self.retractions.values() if each.last == entry.number - 1]
+            self._due[entry.number] = max(ending, default=0)
             if (made := self.updates.get(entry.number - LATER)) is not None:
                 self.promised[made.update] = made
         elif isinstance(entry, RetractionEntry):
@@ -117,6 +121,8 @@ class TrainingChain:
             is_first=not self.updates,
             versions=self._versions,
             retraction=self.retractions.get(entry.replaced_by),
+            due=self._due.get(entry.update, 0),
+            loaded=max(self._replaced, default=0),
         )
 
     def _retraction_problem(self, entry: RetractionEntry) -> str:
@@ -124,6 +130,7 @@ class TrainingChain:
         return retraction_problem(
             entry,
             previous=self.updates.get(entry.first - 1),
+            replaced=self.updates.get(entry.first),
             earlier=tuple(self.retractions.values()),
             version=self._versions,
             batch=self._batches.get(entry.last),
@@ -152,17 +159,24 @@ def link_problem(
     is_first: bool,
     versions: int,
     retraction: RetractionEntry | None = None,
+    due: int = 0,
+    loaded: int = 0,
 ) -> str:
     """Return why an entry does not follow from those before it; empty if it does.
 
     `last` is the last attempt at this update, `previous` at the one before; `versions` is the last published version,
-    and `retraction` the one whose result is the version that `entry` begins with.
+    and `retraction` the one whose result is the version that `entry` begins with. `due` is the version of the last
+    retraction that ends with the update before and has its entry before this update's batch. `loaded` is the last
+    version that an earlier entry begins with. Both are 0 if there is none.
     """
     if entry.attempt != (last.attempt if last else 0) + 1:
         return f"it is attempt {entry.attempt}, and attempt {(last.attempt if last else 0) + 1} would be the next."
     if retraction is not None and entry.update != retraction.last + 1:
         return f"it begins with version {entry.replaced_by}, whose retraction ends with update {retraction.last}."
-    if previous is None and last is None and retraction is None and not is_first:
+    if entry.replaced_by < due and loaded <= due:
+        return f"it does not begin with version {due}, the result of a retraction up to update {entry.update - 1}."
+    is_after_retraction = retraction is not None or 0 < due <= entry.replaced_by
+    if previous is None and last is None and not is_after_retraction and not is_first:
         return f"update {entry.update - 1} is not in the log: an update was skipped."
     if entry.replaced_by > versions:
         return f"it begins with version {entry.replaced_by}, which is not in the log."
@@ -191,14 +205,15 @@ def retraction_problem(
     entry: RetractionEntry,
     *,
     previous: UpdateEntry | None,
+    replaced: UpdateEntry | None,
     earlier: Iterable[RetractionEntry],
     version: int,
     batch: FormedBatch | None,
 ) -> str:
     """Return why a retraction does not follow from the entries before it; empty if it does.
 
-    `previous` is the last attempt at the update before its first, `earlier` are the retractions before it, `version` is
-    the last published version, and `batch` the batch of its last update.
+    `previous` is the last attempt at the update before its first, `replaced` at its first, `earlier` are the
+    retractions before it, `version` is the last published version, and `batch` the batch of its last update.
     """
     if entry.version != version:
         return f"the last version in the log is {version}."
@@ -207,6 +222,8 @@ def retraction_problem(
     if batch is None:
         return f"batch {entry.last} was never formed."
     states = {each.after for each in earlier if each.last == entry.first - 1}
-    if previous is not None and entry.before not in states | {previous.after}:
+    states |= {previous.after} if previous else set()
+    states |= {replaced.before} if replaced else set()
+    if states and entry.before not in states:
         return f"it begins with the state {entry.before[:16]}…, which is none after update {entry.first - 1}."
     return ""

@@ -90,6 +90,7 @@ def retract(
         if dry_run:
             return
         with _alone(config):
+            require_room(config)
             version = _carry_out(config, archive, wanted, found, reason, say)
     _print(
         {"changed": True, "version": version, **described},
@@ -236,6 +237,20 @@ def _alone(config: Config) -> Iterator[None]:
         except BlockingIOError:
             raise OutOfOrder("A retraction of this round is under way.", hint="Wait until it has ended.") from None
         yield
+
+
+def require_room(config: Config) -> None:
+    """Refuse a replay for which this machine lacks memory or disk beside what runs on it, the learner included."""
+    from coordinator.learner import preflight
+
+    learner = config.learner.model_copy(update={"kept_checkpoints": 0})
+    try:
+        preflight.require_fits(config.model_copy(update={"learner": learner}), auditor=False)
+    except ConfigInvalid as error:
+        raise ConfigInvalid(
+            f"The replay does not fit beside what runs on this machine. {error}",
+            hint="Stop the round, and repeat the command: it works without the coordinator. For the disk, free space.",
+        ) from None
 
 
 def _carry_out(

@@ -197,8 +197,7 @@ class Learner:
         batch = self._client.batch(number, self._check)
         self._began, self._away_s = time.monotonic(), self._client.away_s
         self._look()
-        if self._policy.update >= number:
-            self._pass_over(number)
+        if self._policy.update != number - 1:
             return
         step = self._crew.train(batch.groups)
         self._commitments.add(batch.groups)
@@ -229,6 +228,7 @@ class Learner:
         state = self._stand()
         self._version = state.newest_version
         if state.replacement > self._taken:
+            before = self._policy.update
             if state.retracted:
                 self._commitments.finish()
                 self._crew.restore(retracting.result(self._folder, state.retracted))
@@ -242,6 +242,7 @@ class Learner:
             self._taken = state.replacement
             self._commitments.replaced(self._taken, state.retracted)
             log.info("took version=%d update=%d", self._taken, self._policy.update)
+            self._pass_over(before + 1)
         return state
 
     def _pass_over(self, first: int) -> None:

@@ -3,8 +3,9 @@
     learner/retracting/   begun.json · checkpoints/      the work, which a kill interrupts anywhere
     learner/retracted/    <root>/<update>/               the state that the learner goes on from
 
-- It begins with a second name of one of the learner's checkpoints, or with the starting policy. It trains with the
-  learner's own code and settings, and saves its state again and again: after a kill, it continues from there.
+- It begins with a second name of one of the learner's checkpoints, or with the starting policy, which it warm-starts as
+  the learner did. It trains with the learner's own code and settings, and saves its state again and again; after a kill
+  it continues from there.
 - An update without a group that is left is not made: the policy stays as it is.
 - The result has two parts: a policy folder for the order that publishes it, and a checkpoint with the optimizer, under
   the root of its state. The learner loads that in place of its own.
@@ -22,6 +23,7 @@ from coordinator.config import Config
 from coordinator.learner import checkpoint
 from coordinator.learner.crew import Crew
 from coordinator.learner.ranks import Ranks
+from coordinator.learner.start import EMBEDDED
 from coordinator.rules.retraction import KeptState
 from protocol.errors import ConfigInvalid, NotFound
 from protocol.work.learning import TrainingGroup
@@ -32,6 +34,9 @@ BEGUN = "begun.json"
 
 SAVE_EVERY_S = 60.0
 """Seconds between two checkpoints: the most that a kill costs, beside one update."""
+
+SHORT_SAVE_S = 6.0
+"""The time of a save up to which checkpoints are made so often; the longer saves are, the rarer they get."""
 
 ROOT_CHARS = 16
 """Digits of the root in a result's name."""
@@ -63,7 +68,15 @@ def begun(learner_folder: Path, owners: tuple[str, ...]) -> KeptState | None:
 def remove_done(learner_folder: Path, owners: tuple[str, ...]) -> None:
     """Remove the work without these owners, whose result was published before the process was killed."""
     if begun(learner_folder, owners) is not None:
-        shutil.rmtree(learner_folder / WORK)
+        _remove(learner_folder / WORK)
+
+
+def _remove(work: Path) -> None:
+    """Remove the work, first the file that says that it was begun: what a kill leaves of the rest is not continued."""
+    (work / BEGUN).unlink(missing_ok=True)
+    if work.is_dir():
+        sync(work)
+        shutil.rmtree(work)
 
 
 def result(learner_folder: Path, root: str) -> Path:
@@ -77,6 +90,10 @@ def result(learner_folder: Path, root: str) -> Path:
     return found
 
 
+def _silent(_fraction: float, _text: str) -> None:
+    """Report nothing of a warm start."""
+
+
 class SideBranch:
     """Training made again from a kept state, in a folder of its own."""
 
@@ -88,9 +105,13 @@ class SideBranch:
         if not self.continues:
             self._begin(start, owners)
         self._crew = Crew(config, ranks, self._folder / "checkpoints")
+        if self._crew.resumed is None and config.model.path == EMBEDDED:
+            self._crew.warm_start(_silent)
         self.before = str((self._crew.resumed or {}).get("before", "")) or self._crew.rooting()()
         """The root of the state that it began with."""
         self._saved_s = time.monotonic()
+        self.last_save_s = 0.0
+        """The time of the last save."""
         self.longest_s = 0.0
         """The longest time of an update so far."""
 
@@ -107,13 +128,15 @@ class SideBranch:
         else:
             self._crew.policy.update += 1
         self.longest_s = max(self.longest_s, time.monotonic() - began)
-        if time.monotonic() - self._saved_s >= save_every_s:
+        if time.monotonic() - self._saved_s >= save_every_s * max(1.0, self.last_save_s / SHORT_SAVE_S):
             self.save()
 
     def save(self) -> None:
         """Write a checkpoint, from which a later process continues."""
+        began = time.monotonic()
         self._crew.save(before=self.before)
         self._saved_s = time.monotonic()
+        self.last_save_s = self._saved_s - began
 
     def finish(self, policy_folder: Path, *, in_use: str = "") -> str:
         """Write the policy to a folder and the state beside the learner's; return the root of the state.
@@ -135,10 +158,10 @@ class SideBranch:
 
     def remove(self) -> None:
         """Remove the work, once its result is published."""
-        shutil.rmtree(self._folder)
+        _remove(self._folder)
 
     def _begin(self, start: KeptState, owners: tuple[str, ...]) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _remove(self._folder)
         (self._folder / "checkpoints").mkdir(parents=True)
         if not start.is_start:
             _second_name(self._learner / "checkpoints" / f"{start.update:09d}", self._folder / "checkpoints")

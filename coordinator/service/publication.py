@@ -13,7 +13,8 @@
   gets its number: a signed version, which nodes may have seen, is activated; an unsigned one is forgotten.
 - The result of a retraction is published in the same way. Its entry in the ledger is part of the transaction that
   activates the version, and no batch is formed from the order on until then.
-- An order for the weights of the newest version changes nothing, and the reply says so: an order can be repeated.
+- An order for the weights of the newest version changes nothing, and the reply says so: an order can be repeated. A
+  retraction with these weights is published unless it has been: the learner's state is another.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ from coordinator.reports import health, standby
 from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
 from coordinator.store.state import Database
 from coordinator.transactions import batches as batch_table
-from coordinator.transactions import broadcasts, evaluations, orders, policy_versions, retractions
+from coordinator.transactions import broadcasts, commitments, evaluations, orders, policy_versions, retractions
 from coordinator.transactions.evaluations import EvaluationTerms
 from coordinator.transactions.leases import latest_batch
 from coordinator.transactions.retractions import RetractionResult
@@ -162,7 +163,8 @@ class VersionPublication:
                 files = await asyncio.to_thread(_described, stage)
                 before = await asyncio.to_thread(self._publisher.manifest, newest)
                 named = {(file.path, file.digest) for file in files}
-                if before and {(entry.path, entry.digest) for entry in before.files} == named:
+                is_same = before is not None and {(entry.path, entry.digest) for entry in before.files} == named
+                if is_same and await self._database.read(_is_in_place, wanted.retraction, newest):
                     return {"version": newest, "changed": False}
                 if wanted.retraction:
                     await self._database.run(
@@ -238,6 +240,15 @@ class VersionPublication:
             differ = ", ".join(sorted(names ^ wanted_names))
             raise ConfigInvalid(f"The files differ from those of this round's versions: {differ[:300]}.")
         weights.require_finite(weights.weight_files(stage))
+
+
+def _is_in_place(connection: sa.Connection, retraction: RetractionResult | None, newest: int) -> bool:
+    """Return True if a learner that has the newest version's weights needs nothing else of an order.
+
+    The state that a retraction ends with has an optimizer, too, and the learner has made updates since that version.
+    """
+    done = commitments.retraction_to(connection, newest)
+    return retraction is None or (done is not None and done.after == retraction.after)
 
 
 def entered(connection: sa.Connection, version: int, now_ms: int) -> None:

@@ -27,6 +27,12 @@ from protocol.work.learning import KeptBatch, UpdateCommitment
 COMMITTED = Fact("committed_update", 0)
 """The fact with the last update that has an entry."""
 
+LOADED = Fact("loaded_version", 0)
+"""The last version that an update in the ledger begins with, in place of the learner's state."""
+
+RETRACTIONS = Fact[tuple[int, ...]]("retractions", ())
+"""The versions that are results of retractions."""
+
 DRAWN = Fact[Mapping[str, Any]]("drawn_updates", {"through": 0, "updates": ()})
 """The fact with the updates that were drawn to be kept, and the last one that was looked at."""
 
@@ -51,6 +57,8 @@ def record(connection: sa.Connection, commitment: UpdateCommitment, *, now_ms: i
         is_first=not get_fact(connection, COMMITTED),
         versions=policy_versions.newest_version(connection).version,
         retraction=retraction_to(connection, commitment.replaced_by),
+        due=_due(connection, formed),
+        loaded=get_fact(connection, LOADED),
     )
     if problem:
         raise OutOfOrder(
@@ -59,6 +67,7 @@ def record(connection: sa.Connection, commitment: UpdateCommitment, *, now_ms: i
         )
     store.append(connection, entry, now_ms)
     set_fact(connection, COMMITTED, commitment.update)
+    set_fact(connection, LOADED, max(get_fact(connection, LOADED), entry.replaced_by))
     set_fact(connection, _settings(entry.settings_digest), commitment.settings.decode())
     return True
 
@@ -67,6 +76,18 @@ def retraction_to(connection: sa.Connection, version: int) -> RetractionEntry | 
     """Return the retraction whose result is this version; None if there is none."""
     recorded = store.find(connection, f"retraction:{version}")
     return recorded.entry if recorded and isinstance(recorded.entry, RetractionEntry) else None
+
+
+def _due(connection: sa.Connection, formed: store.Recorded | None) -> int:
+    """Return the version of the last retraction that ends before a batch and was entered before it; 0 if none."""
+    if formed is None or not isinstance(formed.entry, FormedBatch):
+        return 0
+    due = 0
+    for version in get_fact(connection, RETRACTIONS):
+        recorded = store.find(connection, f"retraction:{version}")
+        if recorded and isinstance(recorded.entry, RetractionEntry) and recorded.index < formed.index:
+            due = version if recorded.entry.last == formed.entry.number - 1 else due
+    return due
 
 
 def last_attempt(connection: sa.Connection, update: int) -> UpdateEntry | None:

@@ -16,6 +16,7 @@ from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import batches, nodes, parts, rollouts
 from coordinator.transactions import batches as batch_table
 from coordinator.transactions import commitments
+from coordinator.transactions.commitments import RETRACTIONS
 from coordinator.transactions.leases import latest_batch
 from ledger import store
 from ledger.entry import FormedBatch, RetractionEntry
@@ -23,9 +24,6 @@ from ledger.training import retraction_problem
 from protocol import limits
 from protocol.errors import OutOfOrder
 from protocol.ids import Hex64, NodeId
-
-VERSIONS = Fact[tuple[int, ...]]("retractions", ())
-"""The versions that are results of retractions."""
 
 CHOSEN = Fact("chosen_version", 0)
 """The last version by which the operator replaced the policy, other than by a retraction."""
@@ -74,7 +72,7 @@ def owned_groups(connection: sa.Connection, owners: Collection[str]) -> list[Own
 
 def earlier_retractions(connection: sa.Connection) -> list[EarlierRetraction]:
     """Return the retractions that have an entry, in order."""
-    entries = [commitments.retraction_to(connection, version) for version in get_fact(connection, VERSIONS)]
+    entries = [commitments.retraction_to(connection, version) for version in get_fact(connection, RETRACTIONS)]
     return [EarlierRetraction(each.version, each.last, frozenset(each.owners)) for each in entries if each]
 
 
@@ -128,12 +126,12 @@ def require_current(connection: sa.Connection, result: RetractionResult, version
             hint="Repeat the command: it continues where it stopped.",
         )
     formed = store.find(connection, f"batch:{result.last}")
+    found = [commitments.retraction_to(connection, each) for each in get_fact(connection, RETRACTIONS)]
     problem = retraction_problem(
         result.entry(version),
         previous=commitments.last_attempt(connection, result.first - 1) if result.first > 1 else None,
-        earlier=[
-            entry for each in get_fact(connection, VERSIONS) if (entry := commitments.retraction_to(connection, each))
-        ],
+        replaced=commitments.last_attempt(connection, result.first),
+        earlier=[each for each in found if each],
         version=version,
         batch=formed.entry if formed and isinstance(formed.entry, FormedBatch) else None,
     )
@@ -148,5 +146,5 @@ def require_current(connection: sa.Connection, result: RetractionResult, version
 def record(connection: sa.Connection, result: RetractionResult, version: int, now_ms: int) -> None:
     """Enter a retraction in the ledger; call it in the transaction that activates the version, after its entry."""
     store.append(connection, result.entry(version), now_ms)
-    set_fact(connection, VERSIONS, (*get_fact(connection, VERSIONS), version))
+    set_fact(connection, RETRACTIONS, (*get_fact(connection, RETRACTIONS), version))
     batch_table.release(connection)

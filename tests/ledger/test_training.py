@@ -83,18 +83,46 @@ def test_an_update_after_a_retraction_begins_with_the_state_that_it_ended_with()
     ("entries", "said"),
     [
         ([trained(4, "9", "c", by=2)], "other weights were put in its place"),
-        ([trained(4, "b", "c")], "the weights or the optimizer were changed in between"),
+        ([trained(4, "b", "c")], "does not begin with version 2, the result of a retraction up to update 3"),
+        ([trained(4, "4", "c")], "does not begin with version 2, the result of a retraction up to update 3"),
+        ([version(3), retraction(3, 1, 4, "9", "e")], "which is none after update 0"),
         ([formed(5), trained(5, "b", "c", by=2)], "whose retraction ends with update 3"),
         ([version(3), retraction(3, 3, 4, "9", "e")], "which is none after update 2"),
         ([version(3), retraction(2, 3, 4, "3", "e")], "the last version in the log is 3"),
         ([version(3), retraction(3, 3, 9, "3", "e")], "batch 9 was never formed"),
         ([version(3), retraction(3, 3, 2, "3", "e")], "back to update 2"),
     ],
-    ids=["other weights", "unnamed", "another update", "another start", "another version", "no batch", "backwards"],
+    ids=[
+        "other weights",
+        "unnamed",
+        "not loaded",
+        "another starting policy",
+        "another update",
+        "another start",
+        "another version",
+        "no batch",
+        "backwards",
+    ],
 )
 def test_a_retraction_that_lies_is_refused(entries: list[Entry], said: str) -> None:
     with pytest.raises(ProofInvalid, match=said):
         chain([*RETRACTED, *entries])
+
+
+def test_a_rollback_may_follow_a_retraction_before_its_last_update_has_an_entry() -> None:
+    """A learner that was killed in its last update loads the result, passes over the batch, and then the rollback."""
+    killed: list[Entry] = [*THREE, version(2), retraction(2, 2, 3, "2", "b"), version(3), formed(4)]
+    assert chain([*killed, trained(4, "9", "c", by=3)]).summary.replaced == (3,)
+    with pytest.raises(ProofInvalid, match="does not begin with version 2"):
+        chain([*killed, trained(4, "9", "c")])
+    with pytest.raises(ProofInvalid, match="does not begin with version 2"):
+        chain([*killed, trained(4, "9", "c", by=1)])
+
+
+def test_a_learner_that_loads_a_later_version_before_the_retraction_is_repeated_without_it() -> None:
+    """A learner that resumes from an older checkpoint loads the rollback there, and makes the next updates again."""
+    again: list[Entry] = [version(3), trained(3, "9", "5", attempt=2, by=3), trained(4, "5", "6")]
+    assert chain([*RETRACTED, *again]).summary.last == 4
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9])

@@ -165,6 +165,8 @@ class Training {
   #updates = new Map(); // update → its last attempt
   #batches = new Map(); // batch → the root of its groups
   #retractions = new Map(); // version → the retraction whose result it is
+  #due = new Map(); // batch → the version of the retraction that it was formed after, if that ends with the update before
+  #loaded = 0; // the last version that an update begins with
   #firstBatch = Infinity;
   #version = 0;
   last = 0;
@@ -173,6 +175,8 @@ class Training {
     if (entry.kind === "version") this.#version = entry.version;
     if (entry.kind === "batch") {
       this.#batches.set(entry.number, entry.groups_root);
+      const ending = [...this.#retractions.values()].filter((each) => each.last === entry.number - 1);
+      this.#due.set(entry.number, Math.max(0, ...ending.map((each) => each.version)));
       this.#firstBatch = Math.min(this.#firstBatch, entry.number);
     }
     if (entry.kind === "retraction") {
@@ -184,6 +188,7 @@ class Training {
     const problem = this.#problem(entry);
     if (problem) return problem;
     this.#updates.set(entry.update, entry);
+    this.#loaded = Math.max(this.#loaded, entry.replaced_by);
     this.last = Math.max(this.last, entry.update);
     return "";
   }
@@ -193,7 +198,10 @@ class Training {
     const retraction = this.#retractions.get(entry.replaced_by);
     if (entry.attempt !== (earlier?.attempt ?? 0) + 1) return `attempt ${(earlier?.attempt ?? 0) + 1} would be the next.`;
     if (retraction && entry.update !== retraction.last + 1) return `the retraction that it begins with ends with update ${retraction.last}.`;
-    if (!before && !earlier && !retraction && this.#updates.size) return `update ${entry.update - 1} is not in the ledger.`;
+    const due = this.#due.get(entry.update) ?? 0;
+    if (entry.replaced_by < due && this.#loaded <= due) return `it does not begin with version ${due}, the result of a retraction.`;
+    const isAfterRetraction = retraction || (due > 0 && entry.replaced_by >= due);
+    if (!before && !earlier && !isAfterRetraction && this.#updates.size) return `update ${entry.update - 1} is not in the ledger.`;
     if (entry.replaced_by > this.#version) return "it begins with a version that is not in the ledger.";
     if (retraction && entry.before !== retraction.after) return "it does not begin with the state in which the retraction ended.";
     const state = before ? before.after : earlier ? earlier.before : entry.before;
@@ -210,6 +218,8 @@ class Training {
     if (entry.last < entry.first) return "it goes backwards.";
     if (!this.#batches.has(entry.last)) return "its last batch was never formed.";
     const states = [...this.#retractions.values()].filter((each) => each.last === entry.first - 1).map((each) => each.after);
-    return !before || [before.after, ...states].includes(entry.before) ? "" : "it begins with a state that is not in the ledger.";
+    if (before) states.push(before.after);
+    if (this.#updates.has(entry.first)) states.push(this.#updates.get(entry.first).before);
+    return !states.length || states.includes(entry.before) ? "" : "it begins with a state that is not in the ledger.";
   }
 }

@@ -1,12 +1,14 @@
 """The learner's loop: rounds that it may continue, and claims with impossible log-probabilities."""
 
 from math import inf, nan
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from coordinator.learner.loop import MISMATCH_NATS, follows, mismatched
+from coordinator.learner.loop import MISMATCH_NATS, Learner, follows, mismatched
 from protocol.errors import OutOfOrder
-from protocol.work.learning import LearnerState
+from protocol.work.learning import LearnerState, UpdateReport
 
 
 def at(version: int, ledger_size: int) -> LearnerState:
@@ -36,3 +38,41 @@ def test_a_policy_that_is_broken_makes_no_honest_claim_suspect() -> None:
     """Claims have finite numbers, so a distance of NaN comes from our own weights."""
     distances = {"near": 0.5, "ours": nan, "at": MISMATCH_NATS, "far": 10.0, "impossible": inf}
     assert mismatched(distances) == ("at", "far", "impossible")
+
+
+class Counting:
+    """A client, crew and commitments in one: a round whose retraction comes while an update is made again."""
+
+    policy = SimpleNamespace(update=2, before_change=None)
+    resumed = None
+
+    def __init__(self) -> None:
+        self.reported: list[int] = []
+
+    def report(self, report: UpdateReport) -> None:
+        self.reported.append(report.number)
+
+    def state(self) -> LearnerState:
+        return at(5, 100).model_copy(update={"replacement": 5, "retracted": "9" * 64})
+
+    def finish(self) -> None:
+        """Wait for nothing."""
+
+    def restore(self, _folder: Path) -> None:
+        self.policy.update = 4
+
+    def replaced(self, by: int, root: str) -> None:
+        assert (by, root) == (5, "9" * 64)
+
+
+def test_a_retraction_that_is_loaded_between_two_updates_passes_over_its_batches(tmp_path: Path) -> None:
+    """Batch 4 was formed before the learner was killed, and its claims must be settled."""
+    (tmp_path / "learner" / "retracted" / ("9" * 16) / "000000004").mkdir(parents=True)
+    round_ = Counting()
+    learner = Learner.__new__(Learner)
+    vars(learner).update(
+        _client=round_, _crew=round_, _commitments=round_, _policy=round_.policy, _seen=(0, 0), _taken=0, _last=10,
+        _sent=0, _folder=tmp_path / "learner",
+    )  # fmt: skip
+    learner._is_due()
+    assert round_.reported == [3, 4]

@@ -1,5 +1,6 @@
 """The side branch of a retraction: what a run would be that never saw the groups, bit for bit, also after kills."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from coordinator.commands.retract import require_room
 from coordinator.config import Config
-from coordinator.learner import checkpoint, retracting
+from coordinator.learner import checkpoint, preflight, retracting
 from coordinator.learner.crew import Crew
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
@@ -151,6 +153,72 @@ def test_work_of_other_owners_is_not_continued_and_results_in_use_stay(policy_fo
         retracting.result(learner, first)
     retracting.remove_done(learner, ("another",))
     assert not (learner / retracting.WORK).exists()
+
+
+def test_the_embedded_policy_is_warm_started_before_the_replay(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path, policy_folder, {"kept_checkpoints": 0}, {})
+    trained(config)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": "embedded"})})
+    warmed: list[int] = []
+
+    def warm(crew: Crew, _progress: object) -> None:
+        warmed.append(crew.policy.update)
+
+    monkeypatch.setattr(Crew, "warm_start", warm)  # a warm start takes a minute
+    made = branch(config, KeptState(0, is_start=True))
+    assert warmed == [0]
+    made.train(UNEQUAL)
+    made.save()
+    assert branch(config, KeptState(0, is_start=True)).update == 1
+    assert warmed == [0], "the checkpoint has it"
+
+
+def test_work_whose_removal_was_killed_is_not_continued(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path, policy_folder, {}, {})
+    trained(config)
+    made = branch(config, KeptState(2))
+
+    def killed(folder: Path, *_: object, **_more: object) -> None:
+        remove(folder / "checkpoints")
+        raise KeyboardInterrupt
+
+    remove = shutil.rmtree
+    with monkeypatch.context() as context:
+        context.setattr(shutil, "rmtree", killed)  # the process is gone in the middle of it
+        with pytest.raises(KeyboardInterrupt):
+            made.remove()
+    assert retracting.begun(tmp_path / "learner", OWNERS) is None
+    assert branch(config, KeptState(2)).update == 2
+
+
+def test_checkpoints_take_a_tenth_of_the_time_however_large_they_are(policy_folder: Path, tmp_path: Path) -> None:
+    config = config_of(tmp_path, policy_folder, {}, {})
+    trained(config)
+    made = branch(config, KeptState(2))
+    saved = tmp_path / "learner" / retracting.WORK / "checkpoints"
+    for last_save_s, wanted in ((1e9, "000000002"), (0.0, "000000004")):
+        made.last_save_s = last_save_s
+        made.train(UNEQUAL, save_every_s=1e-6)
+        newest = checkpoint.newest(saved)
+        assert newest is not None
+        assert newest.name == wanted
+
+
+def test_a_replay_that_does_not_fit_beside_the_learner_is_refused(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(config: Config, *, auditor: bool) -> None:
+        assert (config.learner.kept_checkpoints, auditor) == (0, False)
+        raise ConfigInvalid("The learner does not fit: backward on each card needs 90.0 GiB, and 50.0 GiB are free.")
+
+    monkeypatch.setattr(preflight, "require_fits", refuse)  # the machines of the tests have room
+    with pytest.raises(ConfigInvalid, match="needs 90") as refused:
+        require_room(config_of(tmp_path, policy_folder, {}, {}))
+    assert "Stop the round" in str(refused.value.hint)
 
 
 KILLED = """

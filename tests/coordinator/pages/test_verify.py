@@ -400,6 +400,7 @@ POOL: list[Entry] = [
     values.trained(2, "2", "4", groups="c"), values.trained(3, "9", "5", by=1),
     values.retraction(1, 1, 1, "1", "7"), values.retraction(1, 2, 2, "2", "8", owners=(1, 2)),
     values.trained(2, "7", "4", groups="c", by=1), values.trained(2, "7", "4", by=1),
+    values.version(2), values.retraction(2, 1, 2, "1", "6"), values.formed(3), values.trained(3, "6", "5", by=2),
 ]  # fmt: skip
 
 

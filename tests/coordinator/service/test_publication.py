@@ -17,7 +17,7 @@ from coordinator.service import publication
 from coordinator.service.publication import Replacement, newest_replacement
 from coordinator.store.facts import FINISHED, get_fact, set_fact
 from coordinator.store.tables import batches, versions
-from coordinator.transactions import orders
+from coordinator.transactions import orders, retractions
 from coordinator.transactions.leases import latest_batch
 from coordinator.transactions.policy_versions import newest_version
 from ledger import store
@@ -26,6 +26,7 @@ from protocol.policy.manifest import target_path
 from protocol.work.learning import LearnerState
 from tests.coordinator.policy_files import policy_files
 from tests.coordinator.served import Served, serve
+from tests.ledger.values import node
 from tests.safetensors_files import file_of, next_file, policy_file
 
 pytestmark = pytest.mark.asyncio
@@ -202,6 +203,25 @@ async def test_a_learner_that_merges_adapters_is_not_sent_back(tmp_path: Path) -
     async with serve(tmp_path, "learner.lora_rank=4", "learner.publish_adapters=false") as served:
         await served.publish(1, FIRST)
         assert (await rollback(served, 1, 422))["code"] == ConfigInvalid.code
+
+
+async def test_a_retraction_whose_weights_are_those_of_the_newest_version_is_published_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner's state differs from it: the updates since then are taken back."""
+    made = {
+        "owners": [node(1)], "first": 1, "last": 1, "before": "1" * 64, "after": "9" * 64, "left_out": 1,
+        "left_out_root": "c" * 64,
+    }  # fmt: skip
+    monkeypatch.setattr(retractions, "require_current", lambda *_, **__: None)  # no batch was formed here
+    for changed in (True, False):
+        stage = staged(served, SECOND)
+        assert await ordered(served, action="retract", retraction=made, stage=stage) == {
+            "version": 3,
+            "changed": changed,
+        }
+    told = await state(served)
+    assert (told.replacement, told.retracted) == (3, "9" * 64)
 
 
 class Killed(Exception):
